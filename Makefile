@@ -1,0 +1,36 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One stamp a set of requirements: the environment is made again when they change.
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint clean help
+
+help:
+	@echo "make demo       simulate a city and prepare it (runs/demo)"
+	@echo "make test       the tests"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make lint       ruff and mypy --strict"
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("mobatlas needs Python 3.11 or later; say make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[spark,dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/mobatlas demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs

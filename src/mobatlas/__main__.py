@@ -1,0 +1,5 @@
+"""`python -m mobatlas`."""
+
+from mobatlas.cli import main
+
+main()

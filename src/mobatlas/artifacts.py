@@ -1,0 +1,255 @@
+"""Folders on disk: they appear whole or not at all, and say in manifest.json what they hold and what made them.
+
+A folder is written as a hidden sibling and renamed when it is complete; a lock on that sibling keeps a second process out
+and ends with the process, so that what a killed one left behind is simply swept away by the next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mobatlas.errors import MobatlasError
+
+FORMAT = 1  # of the folders; a folder of another format is refused, not guessed at
+MANIFEST = "manifest.json"
+LIBRARIES = ("mobatlas", "duckdb", "ibis-framework", "numpy", "pyarrow")
+HASHED_ON_LOAD = 256 * 2**20  # larger files are checked by size alone when they are opened
+ROWS_PER_GROUP = 262_144
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder holds and what made it."""
+
+    kind: str
+    seed: int | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)  # what this kind of folder says of itself
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> {sha256, bytes}
+    versions: dict[str, str] = field(default_factory=dict)
+    format: int = FORMAT
+
+    @property
+    def content_hash(self) -> str:
+        """One hash of all files: the identity of the folder's content."""
+        lines = "\n".join(f"{name} {entry['sha256']}" for name, entry in sorted(self.files.items()))
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+
+@dataclass
+class NewFolder:
+    """A folder being written; `details` may be filled until it is complete."""
+
+    path: Path
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def scratch(self) -> Path:
+        """A place for intermediate files, gone when the folder appears."""
+        scratch = self.path / ".scratch"
+        scratch.mkdir(exist_ok=True)
+        return scratch
+
+
+@contextmanager
+def new_folder(
+    out: Path, kind: str, *, seed: int | None = None, config: dict[str, Any] | None = None, overwrite: bool = False
+) -> Iterator[NewFolder]:
+    """Write a folder: the caller fills `path`, and `out` appears when the block ends without an error."""
+    out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a symbolic link and replace its target)
+    _refuse_existing(out, overwrite)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MobatlasError(f"{out.parent}: the folder cannot be made ({error.strerror})") from None
+    partial = out.with_name(f".{out.name}.partial")
+    with _lock(out.with_name(f".{out.name}.lock"), out):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            folder = NewFolder(partial)
+            yield folder
+            shutil.rmtree(partial / ".scratch", ignore_errors=True)
+            _write_manifest(partial, Manifest(kind, seed, config or {}, folder.details))
+            _refuse_existing(out, overwrite)
+            _replace(partial, out)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_manifest(folder: Path, kind: str) -> Manifest:
+    """The manifest of a folder of that kind, after a check that its files are the ones it lists."""
+    if not folder.exists():
+        raise MobatlasError(f"{folder}: no such {kind} folder")
+    try:
+        values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise MobatlasError(f"{folder}: not a {kind} folder, it has no {MANIFEST}") from None
+    except (OSError, ValueError, RecursionError):
+        raise MobatlasError(f"{folder / MANIFEST}: not a valid manifest; make the folder again") from None
+    if not isinstance(values, dict) or not isinstance(values.get("files"), dict) or "format" not in values:
+        raise MobatlasError(f"{folder / MANIFEST}: not a valid manifest; make the folder again")
+    if values["format"] != FORMAT:
+        version = (
+            values.get("versions", {}).get("mobatlas", "unknown") if isinstance(values.get("versions"), dict) else "?"
+        )
+        raise MobatlasError(
+            f"{folder}: made by another version (mobatlas {version}, folder format {values['format']}; this one reads "
+            f"format {FORMAT}); make it again"
+        )
+    if values.get("kind") != kind:
+        raise MobatlasError(f"{folder}: holds a {values.get('kind')}, not a {kind}")
+    _check_files(folder, values["files"])
+    return Manifest(
+        kind=kind,
+        seed=values.get("seed"),
+        config=values.get("config") or {},
+        details=values.get("details") or {},
+        files=values["files"],
+        versions=values.get("versions") or {},
+    )
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Pretty, stable JSON, on disk before it has its name."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    _sync(partial)
+    partial.replace(path)
+
+
+def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
+    """Stream batches to Parquet in row groups of one size, so that equal rows give equal bytes however they came."""
+    rows = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for table in rechunk(batches, schema, ROWS_PER_GROUP):
+            writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+            rows += table.num_rows
+    return rows
+
+
+def rechunk(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
+    """The same rows in tables of exactly `rows`, the last one shorter."""
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        waiting.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            table = pa.Table.from_batches(waiting, schema)
+            whole = count - count % rows
+            for start in range(0, whole, rows):
+                yield table.slice(start, rows).combine_chunks()
+            waiting = table.slice(whole).to_batches()
+            count -= whole
+    if count:
+        yield pa.Table.from_batches(waiting, schema).combine_chunks()
+
+
+def library_versions() -> dict[str, str]:
+    """What made a folder or a figure."""
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES}
+
+
+def _refuse_existing(out: Path, overwrite: bool) -> None:
+    if not out.exists() and not out.is_symlink():
+        return
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise MobatlasError(f"{out}: exists already; choose another --out or pass --overwrite")
+    if not (out / MANIFEST).is_file():
+        raise MobatlasError(f"{out}: was not written by mobatlas (no {MANIFEST}), so --overwrite leaves it alone")
+
+
+@contextmanager
+def _lock(path: Path, out: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the process that held it may have removed the file between our open and our lock
+            if not path.exists() or path.stat().st_ino != os.fstat(handle.fileno()).st_ino:
+                raise BlockingIOError
+        except OSError:
+            raise MobatlasError(
+                f"{out}: another mobatlas process is writing it; wait for it or choose another --out"
+            ) from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _replace(partial: Path, out: Path) -> None:
+    """Rename into place; an old folder steps aside first and goes only when the new one is there."""
+    old = out.with_name(f".{out.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if out.exists():
+        out.rename(old)
+    partial.rename(out)
+    _sync(out.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    files = {}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        _sync(path)
+        files[path.relative_to(folder).as_posix()] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
+    write_json(
+        folder / MANIFEST,
+        {
+            "format": manifest.format,
+            "kind": manifest.kind,
+            "versions": library_versions(),
+            "seed": manifest.seed,
+            "config": manifest.config,
+            "details": manifest.details,
+            "files": files,
+        },
+    )
+
+
+def _check_files(folder: Path, files: dict[str, Any]) -> None:
+    for name, entry in files.items():
+        path = folder / name
+        if (
+            not isinstance(entry, dict)
+            or {"sha256", "bytes"} - entry.keys()
+            or ".." in Path(name).parts
+            or Path(name).is_absolute()
+        ):
+            raise MobatlasError(f"{folder / MANIFEST}: not a valid manifest; make the folder again")
+        if not path.is_file():
+            raise MobatlasError(f"{folder}: the file {name} is missing; make the folder again")
+        size = path.stat().st_size
+        if size != entry["bytes"] or (size <= HASHED_ON_LOAD and _sha256(path) != entry["sha256"]):
+            raise MobatlasError(
+                f"{path}: is not the file that {MANIFEST} lists (changed or cut short); make the folder again"
+            )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Visits to trajectories: schema, readers, pipeline, vocabulary, dataset, and the simulated city."""

@@ -1,0 +1,202 @@
+"""The simulated city: people with known groups and their visits, for the demo, the tests and the benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mobatlas.artifacts import new_folder, write_parquet
+from mobatlas.config import CityConfig
+from mobatlas.data.city_behaviour import Behaviour, build_behaviour, mean_pairwise_jsd
+from mobatlas.data.city_days import DAY_SLOTS, HOME, WORK, People, Rows, Tables, draw_people, live
+from mobatlas.data.city_places import CATEGORIES, Floats, Places, build_places, coordinates
+from mobatlas.errors import MobatlasError
+from mobatlas.groups import Groups
+from mobatlas.progress import SILENT, Tracker
+
+Progress = Callable[[int, int], None]  # people done, people in all
+
+# The number of people that are simulated together follows from the configuration alone, as do their random numbers.
+CHUNK_PEOPLE, CHUNK_SLOTS = 8_192, 3_000_000
+MAX_PAIRS_BY_POIS = 10**9  # work of one look at all pairs of groups
+PEOPLE_COLUMNS = {"user_id", "home_lat", "home_lon", "work_lat", "work_lon", "home_district"}
+
+VISITS_SCHEMA = pa.schema(
+    [
+        ("user_id", pa.string()),
+        ("poi_id", pa.string()),
+        ("lat", pa.float64()),
+        ("lon", pa.float64()),
+        ("category", pa.string()),
+        ("arrival", pa.timestamp("us")),
+        ("departure", pa.timestamp("us")),
+        ("is_home", pa.bool_()),
+        ("is_work", pa.bool_()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class City:
+    """The three canonical tables."""
+
+    visits: Any  # pyarrow.Table
+    people: Any  # pyarrow.Table, with the attributes
+    pois: Any  # pyarrow.Table
+
+
+@dataclass(frozen=True)
+class _Plan:
+    config: CityConfig
+    seed: int
+    places: Places
+    behaviour: Behaviour
+    people: People
+
+
+def simulate(config: CityConfig, seed: int, on_progress: Progress | None = None) -> City:
+    """The whole city in memory."""
+    plan = _plan(config, seed)
+    visits = pa.Table.from_batches(_visits(plan, on_progress), VISITS_SCHEMA)
+    return City(visits, _people_table(plan), _pois_table(plan))
+
+
+def simulate_visits(config: CityConfig, seed: int, on_progress: Progress | None = None) -> Iterator[Any]:
+    """The visits as record batches of some thousand people each, ordered by person and time."""
+    return _visits(_plan(config, seed), on_progress)
+
+
+def write_city(config: CityConfig, seed: int, folder: Path, on_progress: Progress | None = None) -> dict[str, Any]:
+    """Write visits.parquet, people.parquet and pois.parquet into an existing folder in bounded memory; what was written."""
+    if not folder.is_dir():
+        raise MobatlasError(f"{folder}: no such folder to write the simulated city to; create it first")
+    plan = _plan(config, seed)
+    for name, table in (("people", _people_table(plan)), ("pois", _pois_table(plan))):
+        write_parquet(folder / f"{name}.parquet", table.schema, table.to_batches())
+    visits = write_parquet(folder / "visits.parquet", VISITS_SCHEMA, _visits(plan, on_progress))
+    return {
+        "people": config.users,
+        "pois": config.pois,
+        "districts": config.districts,
+        "groups": len(plan.behaviour.expected),
+        "days": config.days,
+        "visits": visits,
+        "divergence": round(mean_pairwise_jsd(plan.behaviour.expected), 4),
+    }
+
+
+def write_city_folder(
+    out: Path, config: CityConfig, seed: int, *, overwrite: bool = False, tracker: Tracker = SILENT
+) -> dict[str, Any]:
+    """The same as a folder of its own, with a manifest, that appears whole or not at all."""
+    with new_folder(out, "city", seed=seed, config=config.model_dump(mode="json"), overwrite=overwrite) as folder:
+        facts = write_city(config, seed, folder.path, lambda done, _: tracker.step(done))
+        folder.details |= facts
+    return facts
+
+
+def expected_poi_distribution(config: CityConfig, seed: int) -> Floats:
+    """The expected distribution of POI visits of every group, (groups, pois): what `divergence` is measured on.
+
+    Groups come in the order of `Groups`, POIs in the order of the pois table.
+    """
+    return _plan(config, seed).behaviour.expected
+
+
+def _plan(config: CityConfig, seed: int) -> _Plan:
+    if seed < 0:
+        raise MobatlasError(f"seed is {seed}; a seed is zero or a positive whole number")
+    groups = Groups.of(config.attributes)
+    taken = PEOPLE_COLUMNS & set(groups.attribute_names)
+    if taken:
+        raise MobatlasError(f"simulate.attributes: '{min(taken)}' is already a column of people; choose another name")
+    if len(groups) ** 2 * config.pois > MAX_PAIRS_BY_POIS:
+        raise MobatlasError(
+            f"simulate: {len(groups)} groups and {config.pois} POIs are too much together; use fewer levels or POIs"
+        )
+    rng = _generator(seed, 0)
+    places = build_places(config, rng)
+    behaviour = build_behaviour(config, places, rng)
+    return _Plan(config, seed, places, behaviour, draw_people(config, places, behaviour, rng))
+
+
+def _generator(seed: int, *key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+def _visits(plan: _Plan, on_progress: Progress | None) -> Iterator[Any]:
+    config, total = plan.config, len(plan.people)
+    tables = Tables(plan.places, plan.behaviour)
+    size = int(np.clip(CHUNK_SLOTS // (config.days * DAY_SLOTS), 1, CHUNK_PEOPLE))
+    for chunk, begin in enumerate(range(0, total, size)):
+        end = min(begin + size, total)
+        people = plan.people.part(slice(begin, end))
+        rows = live(config, people, tables, _generator(plan.seed, 1, chunk))
+        yield _batch(plan, people, _user_ids(config, begin, end), rows)
+        if on_progress:
+            on_progress(end, total)
+
+
+def _batch(plan: _Plan, people: People, user_ids: list[str], rows: Rows) -> Any:
+    """Rows as they go to disk: every place of these people has an index among POIs, homes and works, in this order."""
+    pois, users = len(plan.places.pois), len(people)
+    at_home, at_work = rows.place == HOME, rows.place == WORK
+    index = np.where(at_home, pois + rows.person, np.where(at_work, pois + users + rows.person, rows.place))
+    ids = _poi_ids(pois) + [f"home:{user}" for user in user_ids] + [f"work:{user}" for user in user_ids]
+    lat, lon = coordinates(np.concatenate([plan.places.pois, people.home, people.work]))
+    kind = np.select([at_home, at_work], [len(CATEGORIES), len(CATEGORIES) + 1], plan.places.category[index % pois])
+    midnight = np.datetime64(plan.config.start, "us")
+    return pa.record_batch(
+        [
+            pa.array(user_ids).take(pa.array(rows.person)),
+            pa.array(ids).take(pa.array(index)),
+            lat[index],
+            lon[index],
+            pa.array([*CATEGORIES, "home", "work"]).take(pa.array(kind)),
+            midnight + rows.arrival.astype("timedelta64[s]"),
+            midnight + rows.departure.astype("timedelta64[s]"),
+            at_home,
+            at_work,
+        ],
+        schema=VISITS_SCHEMA,
+    )
+
+
+def _people_table(plan: _Plan) -> Any:
+    config, people = plan.config, plan.people
+    home_lat, home_lon = coordinates(people.home)
+    work_lat, work_lon = coordinates(people.work)
+    districts = [f"D{number + 1:0{max(2, len(str(config.districts)))}d}" for number in range(config.districts)]
+    columns = {
+        "user_id": pa.array(_user_ids(config, 0, config.users)),
+        "home_lat": home_lat,
+        "home_lon": home_lon,
+        "work_lat": pa.array(work_lat, mask=~people.employed),
+        "work_lon": pa.array(work_lon, mask=~people.employed),
+        "home_district": pa.array(districts).take(pa.array(people.district)),
+    }
+    groups = Groups.of(config.attributes)
+    for (name, levels), codes in zip(groups.attributes, groups.level_codes.T, strict=True):
+        columns[name] = pa.array(levels).take(pa.array(codes[people.group]))
+    return pa.table(columns)
+
+
+def _pois_table(plan: _Plan) -> Any:
+    lat, lon = coordinates(plan.places.pois)
+    category = pa.array(list(CATEGORIES)).take(pa.array(plan.places.category))
+    return pa.table({"poi_id": pa.array(_poi_ids(len(lat))), "lat": lat, "lon": lon, "category": category})
+
+
+def _user_ids(config: CityConfig, begin: int, end: int) -> list[str]:
+    width = max(6, len(str(config.users)))
+    return [f"u{number + 1:0{width}d}" for number in range(begin, end)]
+
+
+def _poi_ids(pois: int) -> list[str]:
+    width = max(5, len(str(pois)))
+    return [f"p{number + 1:0{width}d}" for number in range(pois)]

@@ -1,0 +1,32 @@
+"""What a column of any source says, as text, number or flag; the same on every engine."""
+
+from __future__ import annotations
+
+import ibis
+from ibis import ir
+
+TRUE_WORDS = ("true", "t", "yes", "y", "1", "1.0")
+NO_ANSWER = ("", "nan", "na", "none", "null")
+
+
+def as_text(column: ir.Value) -> ir.Value:
+    """Text; what is empty is null. (No `strip`: on Spark, Ibis 12 takes the letters v and f for white space.)"""
+    return column.cast("string").nullif("")
+
+
+def as_number(column: ir.Value) -> ir.Value:
+    """A float; null where it is none."""
+    value = column.try_cast("float64") if column.type().is_string() else column.cast("float64")
+    return ibis.ifelse(value.isnan(), ibis.null("float64"), value)
+
+
+def as_flag(column: ir.Value) -> ir.Value:
+    """A boolean from booleans, numbers or words."""
+    if column.type().is_boolean():
+        return column.fill_null(False)
+    return column.cast("string").lower().isin(TRUE_WORDS).fill_null(False)
+
+
+def nearest_whole(value: ir.Value) -> ir.Value:
+    """Rounded to an integer: engines differ in how they round, not in how they floor."""
+    return (value + 0.5).floor().cast("int64")

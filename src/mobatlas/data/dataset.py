@@ -1,0 +1,198 @@
+"""TrajectoryDataset: a prepared folder, memory-mapped; batches are a function of (seed, step)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mobatlas.artifacts import Manifest, read_manifest
+from mobatlas.config import SplitConfig, build
+from mobatlas.data.pipeline import split_thresholds
+from mobatlas.data.schema import ANCHORS
+from mobatlas.data.sequences import SEQUENCES, SPLITS
+from mobatlas.data.vocabulary import PAD, Vocabulary
+from mobatlas.errors import MobatlasError
+from mobatlas.groups import Groups
+
+KIND = "dataset"
+LABELS = "labels.parquet"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some trajectories, padded to the longest of them."""
+
+    indices: npt.NDArray[np.int64]  # (batch,) trajectories of the dataset
+    tokens: npt.NDArray[np.int32]  # (batch, length), PAD after the end
+    lengths: npt.NDArray[np.int64]  # (batch,)
+    anchors: npt.NDArray[np.float64]  # (batch, 4) home lat, lon, work lat, lon; NaN where unknown
+
+
+@dataclass(frozen=True)
+class TrajectoryDataset:
+    """Trajectories without labels; `labels()` is a separate door, for `strong`, controlled partitions and evaluation."""
+
+    path: Path
+    manifest: Manifest
+    vocabulary: Vocabulary
+    people: pa.Table  # user_id, anchors, region columns
+    person: npt.NDArray[np.int32]  # (trajectories,) row of people
+    window: npt.NDArray[np.int32]  # (trajectories,)
+    _tokens: tuple[npt.NDArray[np.int32], ...]  # one per record batch, memory-mapped
+    _starts: npt.NDArray[np.int64]  # (trajectories,) first token within its record batch
+    _lengths: npt.NDArray[np.int64]  # (trajectories,)
+    _bounds: npt.NDArray[np.int64]  # (record batches + 1,) first trajectory of each
+    _split_of_person: npt.NDArray[np.int64]  # (people,)
+
+    @classmethod
+    def open(cls, path: Path | str) -> TrajectoryDataset:
+        """Map a folder that `prepare` wrote; refuses one whose splits share a person."""
+        folder = Path(path)
+        manifest = read_manifest(folder, KIND)
+        people = pq.read_table(folder / "people.parquet", memory_map=True)
+        split_of_person = _checked_splits(folder, manifest, people)
+        batches = _map_sequences(folder / SEQUENCES)
+        offsets = [batch["tokens"].offsets.to_numpy() for batch in batches]
+        return cls(
+            path=folder,
+            manifest=manifest,
+            vocabulary=Vocabulary(pq.read_table(folder / "vocabulary.parquet")),
+            people=people,
+            person=np.concatenate([batch["person"].to_numpy() for batch in batches]),
+            window=np.concatenate([batch["window"].to_numpy() for batch in batches]),
+            _tokens=tuple(batch["tokens"].values.to_numpy() for batch in batches),
+            _starts=np.concatenate([offset[:-1] for offset in offsets]).astype(np.int64),
+            _lengths=np.concatenate([np.diff(offset) for offset in offsets]).astype(np.int64),
+            _bounds=np.cumsum([0, *(batch.num_rows for batch in batches)]),
+            _split_of_person=split_of_person,
+        )
+
+    def __len__(self) -> int:
+        return len(self.person)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each trajectory."""
+        return self._lengths
+
+    @cached_property
+    def groups(self) -> Groups | None:
+        """The groups that the labels span, None where there are none."""
+        attributes = self.manifest.details.get("attributes")
+        return Groups.of(attributes) if attributes else None
+
+    @property
+    def region_columns(self) -> tuple[str, ...]:
+        return tuple(self.manifest.details.get("regions", ()))
+
+    def split(self, name: str) -> npt.NDArray[np.int64]:
+        """The trajectories of `train`, `val` or `test` people."""
+        return np.flatnonzero(self._split_of_person[self.person] == _split_code(name))
+
+    def split_people(self, name: str) -> npt.NDArray[np.int64]:
+        """The rows of people in that split."""
+        return np.flatnonzero(self._split_of_person == _split_code(name))
+
+    def trajectory(self, index: int) -> npt.NDArray[np.int32]:
+        """The tokens of one trajectory, a view of the file."""
+        part = int(np.searchsorted(self._bounds, index, side="right")) - 1
+        start = self._starts[index]
+        return self._tokens[part][start : start + self._lengths[index]]
+
+    def gather(self, indices: Sequence[int] | npt.NDArray[np.int64], max_length: int | None = None) -> Batch:
+        """Trajectories by number, padded; those past `max_length` are truncated."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        lengths = self._lengths[chosen]
+        if max_length is not None:
+            lengths = np.minimum(lengths, max_length)
+        columns = np.arange(int(lengths.max(initial=0)))
+        valid = columns < lengths[:, None]  # (batch, length)
+        position = self._starts[chosen, None] + columns  # (batch, length) within the record batch
+        tokens = np.full(valid.shape, PAD, dtype=np.int32)
+        part = np.searchsorted(self._bounds, chosen, side="right") - 1
+        for number in np.unique(part):
+            here = valid & (part == number)[:, None]
+            tokens[here] = self._tokens[number][position[here]]
+        return Batch(chosen, tokens, lengths, self.anchors[self.person[chosen]])
+
+    def batch(self, split: str, size: int, seed: int, step: int, max_length: int | None = None) -> Batch:
+        """The batch of that step: every trajectory once an epoch, in an order that only the seed and the epoch decide."""
+        members = self.split(split)
+        if not len(members):
+            raise MobatlasError(f"{self.path}: no trajectory in split '{split}'")
+        places = step * size + np.arange(size)
+        epochs = places // len(members)
+        chosen = np.empty(size, dtype=np.int64)
+        for epoch in np.unique(epochs):
+            order = np.random.default_rng([seed, int(epoch)]).permutation(len(members))
+            here = epochs == epoch
+            chosen[here] = members[order[places[here] % len(members)]]
+        return self.gather(chosen, max_length)
+
+    @cached_property
+    def anchors(self) -> npt.NDArray[np.float64]:
+        """Home lat, lon, work lat, lon of each person; NaN where unknown."""
+        columns = [self.people[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS]
+        return np.stack(columns, axis=1)  # (people, 4)
+
+    def times(self) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+        """Arrivals and departures of every trajectory, in step with its tokens."""
+        table = pa.Table.from_batches(_map_sequences(self.path / SEQUENCES))
+        return table["arrivals"], table["departures"]
+
+    def labels(self) -> pa.Table | None:
+        """Attributes of people, row for row; None where the source knew none."""
+        path = self.path / LABELS
+        return pq.read_table(path) if path.exists() else None
+
+    def person_groups(self) -> npt.NDArray[np.int64]:
+        """The group of each person from the labels, -1 where it is unknown."""
+        labels = self.labels()
+        if labels is None or self.groups is None:
+            raise MobatlasError(f"{self.path}: this dataset has no labels")
+        return self.groups.codes({name: labels[name].to_pylist() for name in self.groups.attribute_names})
+
+
+def split_by_hash(user_ids: Sequence[str], config: SplitConfig) -> npt.NDArray[np.int64]:
+    """The split of each user id: 0 train, 1 val, 2 test."""
+    val, test = split_thresholds(config)
+    digests = np.array(
+        [hashlib.md5(f"{config.salt}:{user}".encode(), usedforsecurity=False).hexdigest()[:8] for user in user_ids],
+        dtype="U8",
+    )
+    return (digests >= val).astype(np.int64) + (digests >= test).astype(np.int64)
+
+
+def _split_code(name: str) -> int:
+    if name not in SPLITS:
+        raise MobatlasError(f"--split {name} does not exist (known: {', '.join(SPLITS)})")
+    return SPLITS.index(name)
+
+
+def _checked_splits(folder: Path, manifest: Manifest, people: pa.Table) -> npt.NDArray[np.int64]:
+    splits = pq.read_table(folder / "splits.parquet")
+    users = splits["user_id"].to_pylist()
+    stored = np.array([SPLITS.index(name) for name in splits["split"].to_pylist()], dtype=np.int64)
+    config = build(SplitConfig, manifest.config.get("prepare", {}).get("split", {}), f"{folder}: manifest")
+    if len(set(users)) != len(users) or users != people["user_id"].to_pylist():
+        raise MobatlasError(
+            f"{folder / 'splits.parquet'}: a person is in two splits or in none; prepare the dataset again"
+        )
+    if not np.array_equal(stored, split_by_hash(users, config)):
+        raise MobatlasError(
+            f"{folder / 'splits.parquet'}: is not the split of these user ids; prepare the dataset again"
+        )
+    return stored
+
+
+def _map_sequences(path: Path) -> list[pa.RecordBatch]:
+    reader = pa.ipc.open_file(pa.memory_map(str(path)))
+    return [reader.get_batch(number) for number in range(reader.num_record_batches)]

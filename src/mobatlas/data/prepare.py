@@ -1,0 +1,250 @@
+"""Preparation: a reader's visits through the pipeline into a dataset folder, with a summary of what was kept and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ibis
+import pyarrow as pa
+from ibis import ir
+
+from mobatlas.artifacts import new_folder, write_json, write_parquet
+from mobatlas.config import PRESETS, PrepareConfig, build, merge
+from mobatlas.data import pipeline
+from mobatlas.data.canonical import RowCounts, canonical_visits, check_rows
+from mobatlas.data.columns import as_number, as_text
+from mobatlas.data.dataset import KIND, LABELS
+from mobatlas.data.engine import Engine, one, open_engine
+from mobatlas.data.people import (
+    PeopleColumns,
+    anchors_from_visits,
+    canonical_people,
+    find_groups,
+    join_people,
+    sort_columns,
+)
+from mobatlas.data.readers import Source, reader_named
+from mobatlas.data.schema import ANCHORS, POIS_REQUIRED, require_columns
+from mobatlas.data.sequences import write_sequences
+from mobatlas.data.summary import Summary, WindowCounts
+from mobatlas.data.vocabulary import SCHEMA as VOCABULARY_SCHEMA
+from mobatlas.data.vocabulary import build_vocabulary, count_places, most_frequent
+from mobatlas.errors import MobatlasError
+from mobatlas.groups import Groups
+from mobatlas.progress import SILENT, Tracker
+
+STEPS = 7
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """What the first half of the preparation knows."""
+
+    visits: ir.Table
+    users: ir.Table  # with anchors, columns of people, and who is eligible
+    counts: RowCounts
+    duplicates: int
+    inferred: tuple[str, ...]
+
+
+def prepare_config(format: str, values: Mapping[str, Any] | None = None, where: str = "prepare") -> PrepareConfig:  # noqa: A002
+    """Defaults, then what suits the source, then what the user wants."""
+    return build(PrepareConfig, merge(reader_named(format).suggests, values or {}), where)
+
+
+def prepare(
+    source: Path | str,
+    out: Path | str,
+    *,
+    format: str = "plain",  # noqa: A002
+    preset: str | None = None,
+    values: Mapping[str, Any] | None = None,
+    engine: str = "duckdb",
+    overwrite: bool = False,
+    tracker: Tracker = SILENT,
+) -> Summary:
+    """Prepare `source` into the dataset folder `out`; `values` are fields of PrepareConfig."""
+    layers = merge(PRESETS[preset]["prepare"] if preset else {}, values or {})
+    config = prepare_config(format, layers)
+    reader = reader_named(format)
+    recorded = {"format": format, "prepare": config.model_dump(mode="json", exclude={"memory_limit"})}
+    with new_folder(Path(out), KIND, config=recorded, overwrite=overwrite) as folder:
+        running = open_engine(engine, folder.scratch(), config.memory_limit)
+        try:
+            tracker.step(0, "reading")
+            opened = reader.open(Path(source), running, config.reader)
+            summary, details = _run(opened, running, config, folder.path, tracker)
+        finally:
+            running.close()
+        folder.details.update(details)
+        write_json(folder.path / "summary.json", summary.as_dict())
+    tracker.step(STEPS, "done")
+    return summary
+
+
+def _run(
+    source: Source, engine: Engine, config: PrepareConfig, folder: Path, tracker: Tracker
+) -> tuple[Summary, dict[str, Any]]:
+    columns = sort_columns(source, config)
+    observed = _observe(source, engine, config, columns, tracker)
+
+    tracker.step(3, "vocabulary")
+    vocabulary, pois = _vocabulary(observed, source, engine, config, folder)
+
+    tracker.step(4, "days and runs")
+    tokens = pipeline.tokenise(observed.visits, vocabulary)
+    runs = engine.stage(pipeline.collapse_runs(pipeline.split_at_midnights(tokens)), "runs")
+
+    tracker.step(5, "windows")
+    days = engine.stage(pipeline.judge_days(runs, config), "days")
+    per_user = config.window.origin == "user"
+    origins = engine.stage(days.group_by("user").aggregate(origin=days.day.min()), "origins") if per_user else None
+    judged = pipeline.judge_windows(pipeline.in_windows(days, origins, config.window), observed.users, config)
+    windows = engine.stage(judged, "windows")
+    counts = _count_windows(windows, engine)
+    if not counts.kept:
+        raise MobatlasError(_nothing_kept(source, observed, counts, config, engine))
+
+    tracker.step(6, "trajectories")
+    people, groups = _write_people(windows, observed.users, engine, config, columns, folder)
+    long_form = pipeline.assemble(pipeline.in_windows(runs, origins, config.window), windows)
+    batches = engine.sorted_batches(long_form, ["user", "window", "position"])
+    splits = write_sequences(folder, batches, people)
+    summary = Summary(
+        rows=observed.counts,
+        duplicates=observed.duplicates,
+        users=one(engine, observed.users.aggregate(n=observed.users.count()))["n"],
+        windows=counts,
+        pois=pois,
+        splits=splits,
+        inferred=observed.inferred,
+        columns={"attributes": columns.attributes, "regions": columns.regions, "others": columns.others},
+        notes=source.notes,
+    )
+    return summary, {"attributes": groups.as_dict() if groups else None, "regions": list(columns.regions)}
+
+
+def _observe(
+    source: Source, engine: Engine, config: PrepareConfig, columns: PeopleColumns, tracker: Tracker
+) -> _Observed:
+    """Clean, numbered, de-duplicated visits with their home and work flags, and everybody who made them."""
+    tracker.step(0, "checking rows")
+    clean, counts = check_rows(canonical_visits(source), source, engine, config)
+    tracker.step(1, "people")
+    people = canonical_people(source, columns, engine)
+    numbered = engine.stage(pipeline.number_users(clean, config.split), "users")
+    tracker.step(2, "visits in order")
+    marked = engine.stage(pipeline.observe(pipeline.fill_departures(clean, config), numbered), "visits")
+    facts = one(
+        engine,
+        marked.aggregate(
+            rows=marked.count(), repeated=marked.repeated.sum(), home=marked.home.any(), work=marked.work.any()
+        ),
+    )
+    if not facts["rows"]:
+        raise MobatlasError(
+            f"{source.where}: no row is left of {counts.rows:,} ({counts.missing_coordinates:,} without coordinates, "
+            f"{counts.not_poi:,} not at a POI, {counts.invalid:,} invalid)"
+        )
+    visits = marked.filter(~marked.repeated).drop("repeated")
+    lacking = tuple(
+        place
+        for place in ("home", "work")
+        if config.anchors.infer == "always" or (config.anchors.infer == "auto" and not facts[place])
+    )
+    if lacking:
+        anchors = engine.stage(pipeline.infer_anchors(visits, config.anchors), "anchors")
+        visits = engine.stage(pipeline.flag_anchors(visits, anchors, lacking), "flagged")
+    users = join_people(numbered, anchors_from_visits(visits), people, config)
+    return _Observed(visits, engine.stage(users, "people"), counts, int(facts["repeated"] or 0), lacking)
+
+
+def _vocabulary(
+    observed: _Observed, source: Source, engine: Engine, config: PrepareConfig, folder: Path
+) -> tuple[ir.Table, int]:
+    users = observed.users
+    training = users.select("user", train=(users.split == "train") & users.eligible)
+    places = engine.stage(count_places(observed.visits.join(training, "user")), "places")
+    frequent = most_frequent(places, config.vocabulary_size)
+    if source.pois is not None:
+        frequent = _described_by(frequent, source.pois, engine)
+    frequent = frequent.order_by([frequent.visits.desc(), frequent.poi_id])
+    vocabulary = build_vocabulary(engine.collect(frequent))
+    path = folder / "vocabulary.parquet"
+    write_parquet(path, VOCABULARY_SCHEMA, vocabulary.table.to_batches())
+    table = engine.read(path)
+    return table.filter(table.visits.notnull()), int(one(engine, places.aggregate(n=places.count()))["n"])
+
+
+def _described_by(places: ir.Table, pois: ir.Table, engine: Engine) -> ir.Table:
+    """Coordinates and category from the source's own table of POIs, where it has them."""
+    require_columns("pois", pois.columns, POIS_REQUIRED)
+    category = as_text(pois.category) if "category" in pois.columns else ibis.null("string")
+    described = pois.select(
+        poi_id=as_text(pois.poi_id), poi_lat=as_number(pois.lat), poi_lon=as_number(pois.lon), poi_category=category
+    )
+    counts = one(engine, described.aggregate(rows=described.count(), distinct=described.poi_id.nunique()))
+    if counts["rows"] != counts["distinct"]:
+        raise MobatlasError("pois: column 'poi_id' is empty or repeated in some rows; give each POI one row")
+    joined = places.left_join(described, "poi_id")
+    return joined.select(
+        "poi_id",
+        "visits",
+        category=ibis.coalesce(joined.poi_category, joined.category),
+        lat=ibis.coalesce(joined.poi_lat, joined.lat),
+        lon=ibis.coalesce(joined.poi_lon, joined.lon),
+    )
+
+
+def _count_windows(windows: ir.Table, engine: Engine) -> WindowCounts:
+    counted = windows.group_by("reason").aggregate(n=windows.count())
+    by_reason = {row["reason"]: int(row["n"]) for row in engine.collect(counted).to_pylist()}
+    return WindowCounts(kept=by_reason.pop(None, 0), fell={name: by_reason.get(name, 0) for name in pipeline.REASONS})
+
+
+def _nothing_kept(
+    source: Source, observed: _Observed, counts: WindowCounts, config: PrepareConfig, engine: Engine
+) -> str:
+    visits = observed.visits
+    instants = bool(one(engine, visits.aggregate(all_instants=(visits.end == visits.start).all()))["all_instants"])
+    fell = counts.fell
+    worst = max(fell, key=lambda name: fell[name]) if any(fell.values()) else ""
+    advice = {
+        "coverage": "the source has no departures: set quality.min_coverage=0, or missing_departure=until_next"
+        if instants
+        else "lower quality.min_coverage or quality.min_high_quality, or take shorter windows (window.days)",
+        "unreliable": "raise quality.max_day_km or quality.max_unreliable",
+        "short": "lower quality.min_tokens",
+        "anchors": "set anchors.require_both=false to keep people without a known home and work",
+        "": "window.origin lies after the last visit",
+    }[worst]
+    return (
+        f"{source.where}: no window passed the quality rule: {sum(fell.values()):,} windows of {config.window.days} days, "
+        f"{fell['unreliable']:,} with too many unreliable days, {fell['coverage']:,} with too few well-covered days, "
+        f"{fell['short']:,} too short, {fell['anchors']:,} of people without home and work; {advice}"
+    )
+
+
+def _write_people(
+    windows: ir.Table, users: ir.Table, engine: Engine, config: PrepareConfig, columns: PeopleColumns, folder: Path
+) -> tuple[pa.Table, Groups | None]:
+    """people.parquet, splits.parquet and, where the source knows attributes, labels.parquet: those with a trajectory."""
+    kept = windows.filter(windows.reason.isnull()).select("user").distinct()
+    people = engine.collect(users.semi_join(kept, "user").order_by("user"))
+    groups = find_groups(people, config, columns)
+    files = {
+        "people.parquet": [
+            *((name, pa.float64()) for name in ANCHORS),
+            *((name, pa.string()) for name in columns.regions),
+        ],
+        "splits.parquet": [("split", pa.string())],
+    }
+    if columns.attributes or columns.others:
+        files[LABELS] = [(name, pa.string()) for name in (*columns.attributes, *columns.others)]
+    for name, fields in files.items():
+        schema = pa.schema([("user_id", pa.string()), *fields])
+        write_parquet(folder / name, schema, people.select(schema.names).cast(schema).to_batches())
+    return people, groups

@@ -1,0 +1,192 @@
+"""`veraset`: the Visits product of Veraset as distributed through Dewey, one file or a folder of many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ibis
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ibis import ir
+from pydantic import Field
+
+from mobatlas.config import Section
+from mobatlas.data.columns import as_number, as_text, nearest_whole
+from mobatlas.data.engine import Engine
+from mobatlas.data.geohash import centre
+from mobatlas.data.readers.base import Reader, Source
+from mobatlas.data.readers.plain import open_table, require_path
+from mobatlas.data.schema import require_columns
+from mobatlas.errors import MobatlasError
+
+PLACE_KEYS = ("placekey", "safegraph_place_id")
+CBG_DIGITS = 12
+NAICS_DIGITS = 4  # the industry group, about as fine as TOP_CATEGORY
+
+
+class VerasetOptions(Section):
+    """What the Visits product leaves open."""
+
+    places: Path | None = None  # a SafeGraph Places table: placekey or safegraph_place_id, latitude, longitude
+    naics_digits: int | None = Field(None, ge=2, le=6)  # category by NAICS prefix; None: TOP_CATEGORY, else four digits
+
+
+def read(path: Path, engine: Engine, options: VerasetOptions) -> Source:
+    where = str(path)
+    table = _open(require_path(path), engine)
+    require_columns(where, table.columns, ("caid", "local_timestamp"))
+    if not set(PLACE_KEYS) & set(table.columns):
+        raise MobatlasError(f"{where}: columns 'placekey' and 'safegraph_place_id' are missing; one must name the POI")
+    table, notes = _locate(table, where, engine, options)
+
+    place_id, placekey = (_text(table, name).lower() for name in ("safegraph_place_id", "placekey"))
+    name = _text(table, "location_name").lower()
+
+    def at(kind: str) -> ir.Value:
+        # a shop may be called "Home", but then it has a place id
+        marked = (place_id == kind) | (placekey == kind) | ((name == kind) & place_id.isnull())
+        return marked.fill_null(False)
+
+    is_home, is_work = at("home"), at("work")
+    poi_id = ibis.coalesce(_text(table, "placekey"), _text(table, "safegraph_place_id"))
+    start = _local_time(table.local_timestamp)
+    arrival = start
+    if table.local_timestamp.type().is_string():
+        # what is not a time stays as it is, so that the door can show it
+        arrival = ibis.coalesce(start.strftime("%Y-%m-%d %H:%M:%S"), table.local_timestamp)
+    visits = {
+        "user_id": table.caid,
+        "poi_id": ibis.ifelse(is_home | is_work, ibis.null("string"), poi_id),
+        "lat": table.lat,
+        "lon": table.lon,
+        "category": _category(table, options.naics_digits),
+        "arrival": arrival,
+        "is_home": is_home,
+        "is_work": is_work,
+    }
+    if "minimum_dwell" in table.columns:
+        dwell = nearest_whole(as_number(table.minimum_dwell) * 60)
+        visits["departure"] = (start.epoch_seconds().cast("int64") + dwell).as_timestamp("s")
+    people = None
+    if "census_block_group" in table.columns:
+        people = _home_regions(table.filter(is_home))
+    return Source(where=where, visits=table.select(**visits), people=people, notes=tuple(notes))
+
+
+def _open(path: Path, engine: Engine) -> ir.Table:
+    if path.is_file():
+        return _lower(open_table(path, engine))
+    parquet = any(path.rglob("*.parquet"))
+    csv = sorted(file for file in path.rglob("*") if file.name.lower().endswith((".csv", ".csv.gz")))
+    if parquet and csv:
+        raise MobatlasError(f"{path}: holds both Parquet and CSV files; keep one kind of the visits in it")
+    if not parquet and not csv:
+        raise MobatlasError(f"{path}: holds no .parquet, .csv or .csv.gz file")
+    if parquet:
+        return _lower(open_table(path, engine))
+    tables = [_lower(open_table(file, engine)) for file in csv]
+    columns = tables[0].columns
+    for file, table in zip(csv, tables, strict=True):
+        require_columns(str(file), table.columns, columns)
+    return tables[0] if len(tables) == 1 else ibis.union(*(table.select(*columns) for table in tables))
+
+
+def _lower(table: ir.Table) -> ir.Table:
+    return table.rename({name.lower(): name for name in table.columns})
+
+
+def _text(table: ir.Table, name: str) -> ir.Value:
+    return as_text(table[name]) if name in table.columns else ibis.null("string")
+
+
+def _local_time(column: ir.Value) -> ir.Value:
+    """A naive timestamp from seconds, a timestamp, or ISO text (whose offset is left out: the clock is local)."""
+    kind = column.type()
+    if kind.is_timestamp():
+        # through seconds, because a cast would move a column marked UTC by the zone of the session
+        return column.epoch_seconds().as_timestamp("s")
+    if kind.is_string():
+        seconds = column.try_cast("int64")
+        return ibis.ifelse(seconds.notnull(), seconds.as_timestamp("s"), column.substr(0, 19).try_cast("timestamp"))
+    return column.cast("int64").as_timestamp("s")
+
+
+def _category(table: ir.Table, digits: int | None) -> ir.Value:
+    naics = _text(table, "naics_code").substr(0, digits or NAICS_DIGITS)
+    return naics if digits else ibis.coalesce(_text(table, "top_category"), naics)
+
+
+def _locate(table: ir.Table, where: str, engine: Engine, options: VerasetOptions) -> tuple[ir.Table, list[str]]:
+    """The table with lat and lon: the delivery's own, else of the places table, else the centre of the geohash cell."""
+    if {"latitude", "longitude"} <= set(table.columns):
+        return table.rename(lat="latitude", lon="longitude"), []
+    if options.places is None and "geohash_5" not in table.columns:
+        raise MobatlasError(
+            f"{where}: columns 'latitude' and 'longitude' are missing, and so is 'geohash_5'; "
+            "give the reader option places, a table of placekey, latitude and longitude"
+        )
+    origins, notes = [], []
+    if options.places is not None:
+        table = _join_places(table, where, engine, options.places)
+        origins.append("place")
+        notes.append(f"coordinates come from {options.places}")
+    if "geohash_5" in table.columns:
+        table = _join_cells(table, engine)
+        origins.append("cell")
+        rest = "for rows without a match there, homes among them, " if options.places else ""
+        notes.append(f"{rest}coordinates are centres of GEOHASH_5 cells, up to about 2.4 km off either way")
+    lat, lon = (ibis.coalesce(*(table[f"{origin}_{axis}"] for origin in origins)) for axis in ("lat", "lon"))
+    return table.mutate(lat=lat, lon=lon), notes
+
+
+def _join_places(table: ir.Table, where: str, engine: Engine, path: Path) -> ir.Table:
+    places = _lower(open_table(path, engine))
+    require_columns(str(path), places.columns, ("latitude", "longitude"))
+    key = next((key for key in PLACE_KEYS if key in table.columns and key in places.columns), None)
+    if key is None:
+        raise MobatlasError(f"{path}: shares neither 'placekey' nor 'safegraph_place_id' with {where}; add one")
+    named = places.select(place=as_text(places[key]), lat=as_number(places.latitude), lon=as_number(places.longitude))
+    # a places table may hold several releases of the same place, a few metres apart
+    once = named.group_by("place").agg(place_lat=named.lat.max(), place_lon=named.lon.max())
+    return table.left_join(once, as_text(table[key]) == once.place)
+
+
+def _join_cells(table: ir.Table, engine: Engine) -> ir.Table:
+    found = engine.collect(table.select(cell=as_text(table.geohash_5)).distinct())["cell"].to_pylist()
+    centres = {cell: middle for cell in found if cell and (middle := centre(cell))}
+    cells = {
+        "cell": pa.array(list(centres), pa.string()),
+        "cell_lat": pa.array([lat for lat, _ in centres.values()], pa.float64()),
+        "cell_lon": pa.array([lon for _, lon in centres.values()], pa.float64()),
+    }
+    path = engine.work / "source_cells.parquet"
+    pq.write_table(pa.table(cells), path)
+    decoded = engine.read(path)
+    return table.left_join(decoded, as_text(table.geohash_5) == decoded.cell)
+
+
+def _home_regions(homes: ir.Table) -> ir.Table:
+    """The block group of most of a device's home visits; the smallest id where several tie."""
+    named = homes.select(user_id=homes.caid, home_cbg=_block_group(homes.census_block_group))
+    named = named.filter(named.home_cbg.notnull())
+    counted = named.group_by("user_id", "home_cbg").agg(n=named.count())
+    order = [counted.n.desc(), counted.home_cbg]
+    ranked = counted.mutate(place=ibis.row_number().over(group_by="user_id", order_by=order))
+    return ranked.filter(ranked.place == 0).select("user_id", "home_cbg")
+
+
+def _block_group(column: ir.Value) -> ir.Value:
+    if column.type().is_numeric():
+        column = column.cast("int64")
+    digits = as_text(as_text(column).re_replace(r"\.0$", ""))  # a column that once was a float
+    return ibis.ifelse(digits.length() < CBG_DIGITS, digits.lpad(CBG_DIGITS, "0"), digits)
+
+
+READER = Reader(
+    name="veraset",
+    description="Veraset Visits, as distributed through Dewey",
+    read=read,
+    options=VerasetOptions,
+    # MINIMUM_DWELL is a lower bound, so coverage means nothing; and homes are marked, but seldom workplaces.
+    suggests={"quality": {"min_coverage": 0.0}, "anchors": {"require_both": False}},
+)

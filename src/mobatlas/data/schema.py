@@ -1,0 +1,56 @@
+"""The canonical tables visits, people and pois, and the checks they pass where they enter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mobatlas.errors import MobatlasError, suggestion
+
+# Times are naive local and counted in whole seconds; departure, category and the flags may be absent.
+VISITS = {
+    "user_id": "string",
+    "poi_id": "string",
+    "lat": "float64",
+    "lon": "float64",
+    "category": "string",
+    "arrival": "timestamp",
+    "departure": "timestamp",
+    "is_home": "boolean",
+    "is_work": "boolean",
+}
+VISITS_REQUIRED = ("user_id", "poi_id", "lat", "lon", "arrival")
+POIS_REQUIRED = ("poi_id", "lat", "lon")
+PEOPLE_REQUIRED = ("user_id",)
+ANCHORS = ("home_lat", "home_lon", "work_lat", "work_lon")
+
+# Columns of people that are taken for attributes or regions when the configuration names none. What is neither stays with
+# the labels: a column that might describe the person must not reach the models by accident.
+ATTRIBUTE_NAMES = ("age", "age_group", "age_bin", "gender", "sex")
+REGION_NAMES = (
+    "region",
+    "district",
+    "zone",
+    "comuna",
+    "county",
+    "tract",
+    "cbg",
+    "census_block_group",
+    "zip",
+    "zipcode",
+)
+REGION_PREFIXES = ("home_", "region_")
+
+
+def require_columns(where: str, columns: Iterable[str], required: Iterable[str]) -> None:
+    """Refuse a table that lacks a column, naming the nearest one it has."""
+    columns = list(columns)
+    for name in required:
+        if name not in columns:
+            hint = suggestion(name, columns)
+            raise MobatlasError(f"{where}: column '{name}' is missing{hint} (columns: {', '.join(columns) or 'none'})")
+
+
+def looks_like_region(column: str) -> bool:
+    """Whether a column of people is a region when nobody said so."""
+    name = column.lower()
+    return name in REGION_NAMES or (name.startswith(REGION_PREFIXES) and name not in ANCHORS)

@@ -1,0 +1,1 @@
+"""Reports: what people look at."""

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mobatlas.data.engine import DuckDBEngine, Engine
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The real data that the tests read in place."""
+    folder = os.environ.get("MOBATLAS_DATA")
+    if not folder:
+        pytest.skip("MOBATLAS_DATA is unset: no real data to test on")
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def spark_session() -> Iterator[Any]:
+    """One local Spark session for all tests that need it; its zone has daylight saving, to show that it does not matter."""
+    if shutil.which("java") is None:
+        pytest.skip("Spark needs Java, and there is none here")
+    pyspark = pytest.importorskip("pyspark.sql")
+    session = (
+        pyspark.SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "America/New_York")
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    source = tmp_path / "it's a source"  # a quote in the path must not reach any SQL
+    source.mkdir()
+    return source
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    opened = DuckDBEngine(tmp_path / "wo'rk")
+    yield opened
+    opened.close()

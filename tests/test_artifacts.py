@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mobatlas import MobatlasError
+from mobatlas.artifacts import new_folder, read_manifest, rechunk
+
+
+def write(out: Path, text: str = "hello", overwrite: bool = False) -> None:
+    with new_folder(out, "thing", seed=7, config={"a": 1}, overwrite=overwrite) as folder:
+        (folder.path / "file.txt").write_text(text)
+        (folder.scratch() / "heavy.tmp").write_text("gone in the end")
+        folder.details["answer"] = 42
+
+
+def test_a_folder_appears_with_its_manifest_and_without_scratch(tmp_path: Path) -> None:
+    write(tmp_path / "out")
+    manifest = read_manifest(tmp_path / "out", "thing")
+    assert (manifest.seed, manifest.config, manifest.details) == (7, {"a": 1}, {"answer": 42})
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["file.txt", "manifest.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "out", "thing") as folder:
+        (folder.path / "file.txt").write_text("half")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_content_has_the_same_manifest(tmp_path: Path) -> None:
+    write(tmp_path / "one")
+    write(tmp_path / "two")
+    assert (tmp_path / "one" / "manifest.json").read_bytes() == (tmp_path / "two" / "manifest.json").read_bytes()
+
+
+def test_an_existing_folder_needs_overwrite(tmp_path: Path) -> None:
+    write(tmp_path / "out", "old")
+    with pytest.raises(MobatlasError, match=r"exists already.*--overwrite"):
+        write(tmp_path / "out", "new")
+    assert (tmp_path / "out" / "file.txt").read_text() == "old"
+    write(tmp_path / "out", "new", overwrite=True)
+    assert (tmp_path / "out" / "file.txt").read_text() == "new"
+
+
+def test_overwrite_never_deletes_what_mobatlas_did_not_write(tmp_path: Path) -> None:
+    precious = tmp_path / "home" / "thesis.tex"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    with pytest.raises(MobatlasError, match="not written by mobatlas"):
+        write(tmp_path / "home", overwrite=True)
+    assert precious.read_text() == "years of work"
+
+
+def test_an_error_during_overwrite_keeps_the_old_folder(tmp_path: Path) -> None:
+    write(tmp_path / "out", "old")
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "out", "thing", overwrite=True):
+        raise ZeroDivisionError
+    assert (tmp_path / "out" / "file.txt").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "it has no manifest.json"),
+        ("{", "not a valid manifest"),
+        ("[1, 2]", "not a valid manifest"),
+        ('{"format": 1, "kind": "thing", "files": {"../escape": {"sha256": "", "bytes": 0}}}', "not a valid manifest"),
+        (
+            '{"format": 99, "kind": "thing", "files": {}, "versions": {"mobatlas": "9.0"}}',
+            "another version .mobatlas 9.0",
+        ),
+        ('{"format": 1, "kind": "model", "files": {}}', "holds a model, not a thing"),
+        ('{"format": 1, "kind": "thing", "files": {"gone.txt": {"sha256": "", "bytes": 0}}}', "gone.txt is missing"),
+    ],
+)
+def test_a_folder_without_a_valid_manifest_is_refused(tmp_path: Path, content: str | None, sentence: str) -> None:
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(MobatlasError, match=sentence):
+        read_manifest(tmp_path, "thing")
+
+
+def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path / "out", "hello")
+    (tmp_path / "out" / "file.txt").write_text("hallo")
+    with pytest.raises(MobatlasError, match=r"file\.txt: is not the file"):
+        read_manifest(tmp_path / "out", "thing")
+
+
+SLOW_WRITER = """
+import sys, time
+from pathlib import Path
+from mobatlas.artifacts import new_folder
+with new_folder(Path(sys.argv[1]), "thing") as folder:
+    (folder.path / "file.txt").write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+def slow_writer(out: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", SLOW_WRITER, str(out)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "writing\n"
+    return process
+
+
+def test_a_second_writer_is_refused_and_a_killed_one_leaves_no_obstacle(tmp_path: Path) -> None:
+    process = slow_writer(tmp_path / "out")
+    try:
+        with pytest.raises(MobatlasError, match="another mobatlas process is writing it"):
+            write(tmp_path / "out")
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert not (tmp_path / "out").exists()
+    deadline = time.monotonic() + 10
+    while (tmp_path / "out").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    write(tmp_path / "out", "whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_manifests_hold_no_time_and_no_path(tmp_path: Path) -> None:
+    write(tmp_path / "out")
+    text = (tmp_path / "out" / "manifest.json").read_text()
+    assert str(tmp_path) not in text
+    assert set(json.loads(text)) == {"format", "kind", "versions", "seed", "config", "details", "files"}
+
+
+@given(sizes=st.lists(st.integers(0, 9), max_size=12), rows=st.integers(1, 7))
+def test_rechunking_keeps_the_rows_and_gives_equal_pieces(sizes: list[int], rows: int) -> None:
+    schema = pa.schema([("n", pa.int64())])
+    values = list(range(sum(sizes)))
+    batches, start = [], 0
+    for size in sizes:
+        batches.append(pa.record_batch([pa.array(values[start : start + size], pa.int64())], schema=schema))
+        start += size
+    tables = list(rechunk(batches, schema, rows))
+    assert [value for table in tables for value in table["n"].to_pylist()] == values
+    assert all(table.num_rows == rows for table in tables[:-1])
+    assert all(0 < table.num_rows <= rows for table in tables)

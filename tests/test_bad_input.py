@@ -1,0 +1,231 @@
+"""Bad input gets one sentence that names the file, column or option; exit code 2; nothing is written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mobatlas import MobatlasError, prepare
+from tests.logs import VISITS, Visit, write_visits
+
+VALUES: dict[str, Any] = {
+    "window": {"days": 1, "stride": 1},
+    "quality": {"min_coverage": 0.0},
+    "anchors": {"infer": "never", "require_both": False},
+}
+HEADER = "user_id,poi_id,lat,lon,arrival,departure"
+GOOD = "a,p,40.0,-74.0,2024-03-04 08:00:00,2024-03-04 09:00:00"
+
+
+def refused(tmp_path: Path, lines: list[str], header: str = HEADER, **changes: Any) -> str:
+    """The sentence with which a CSV file is refused, after a check that nothing was written."""
+    source = tmp_path / "visits.csv"
+    source.write_text("\n".join([header, *lines]) + "\n")
+    with pytest.raises(MobatlasError) as caught:
+        prepare(source, tmp_path / "dataset", values=VALUES | changes)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["visits.csv"]
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(MobatlasError, match=r"nowhere\.parquet: no such file or folder"):
+        prepare(tmp_path / "nowhere.parquet", tmp_path / "dataset")
+
+
+def test_a_folder_without_visits(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    with pytest.raises(MobatlasError, match=r"holds no visits\.parquet or visits\.csv"):
+        prepare(tmp_path / "raw", tmp_path / "dataset")
+
+
+def test_a_missing_column_names_the_nearest(tmp_path: Path) -> None:
+    sentence = refused(tmp_path, [GOOD], header=HEADER.replace("poi_id", "poiid"))
+    assert "visits.csv: column 'poi_id' is missing; did you mean 'poiid'?" in sentence
+
+
+@pytest.mark.parametrize(
+    "time", ["yesterday", "2024-02-30 10:00:00", "2024-03-04 08:00:00Z", "04/03/2024", "1709539200"]
+)
+def test_an_unparsable_time_is_shown(tmp_path: Path, time: str) -> None:
+    sentence = refused(tmp_path, [GOOD, f"b,p,40.0,-74.0,{time},"])
+    assert "'arrival'" in sentence
+    assert f"arrival '{time}'" in sentence
+    assert "1 of 2 rows" in sentence
+
+
+def test_latitude_95(tmp_path: Path) -> None:
+    sentence = refused(tmp_path, [GOOD, "b,p,95,-74.0,2024-03-04 08:00:00,"])
+    assert "column 'lat' is outside -90..90" in sentence
+    assert "lat '95'" in sentence
+
+
+def test_an_infinite_longitude(tmp_path: Path) -> None:
+    assert "column 'lon' is outside" in refused(tmp_path, [GOOD, "b,p,40,inf,2024-03-04 08:00:00,"])
+
+
+def test_a_coordinate_that_is_a_word(tmp_path: Path) -> None:
+    assert "'lat' and 'lon' must be numbers" in refused(tmp_path, [GOOD, "b,p,north,-74,2024-03-04 08:00:00,"])
+
+
+def test_a_departure_before_arrival(tmp_path: Path) -> None:
+    sentence = refused(tmp_path, [GOOD, "b,p,40,-74,2024-03-04 08:00:00,2024-03-04 07:59:59"])
+    assert "column 'departure' is before 'arrival'" in sentence
+    assert "user_id 'b'" in sentence
+
+
+def test_a_stay_of_a_thousand_years(tmp_path: Path) -> None:
+    assert "longer than max_stay_days = 60" in refused(tmp_path, ["b,p,40,-74,2024-03-04 08:00:00,3024-03-04 08:00:00"])
+
+
+def test_a_row_without_a_user_or_a_time(tmp_path: Path) -> None:
+    assert "column 'user_id' is empty" in refused(tmp_path, [GOOD, ",p,40,-74,2024-03-04 08:00:00,"])
+    assert "column 'arrival' is empty" in refused(tmp_path, [GOOD, "b,p,40,-74,,"])
+
+
+def test_coordinates_missing_above_a_share(tmp_path: Path) -> None:
+    missing = ["b,p,nan,-74,2024-03-04 08:00:00,", "b,p,40,,2024-03-04 08:00:00,"]
+    sentence = refused(tmp_path, [GOOD, *missing])
+    assert "missing in 2 of 3 rows" in sentence
+    assert "max_missing_coordinates = 0.2" in sentence
+
+
+def test_coordinates_missing_below_the_share_are_dropped_and_counted(tmp_path: Path) -> None:
+    rows = [Visit("a", "p", f"2024-03-{day:02d} 08:00", lat=float("nan") if day == 9 else 40.0) for day in range(1, 11)]
+    summary = prepare(write_visits(tmp_path / "raw", rows), tmp_path / "dataset", values=VALUES)
+    assert summary.rows.missing_coordinates == 1
+    assert summary.windows.kept == 9
+
+
+def test_invalid_rows_can_be_dropped_and_counted(tmp_path: Path) -> None:
+    source = tmp_path / "visits.csv"
+    source.write_text("\n".join([HEADER, GOOD, "b,p,95,-74,2024-03-04 08:00:00,", "b,p,40,-74,noon,"]) + "\n")
+    summary = prepare(source, tmp_path / "dataset", values=VALUES | {"invalid_rows": "drop"})
+    assert (summary.rows.invalid, summary.windows.kept) == (2, 1)
+
+
+def test_rows_that_are_not_pois_are_dropped_and_counted(tmp_path: Path) -> None:
+    source = tmp_path / "visits.csv"
+    source.write_text("\n".join([HEADER, GOOD, "b,,40,-74,2024-03-04 08:00:00,"]) + "\n")
+    summary = prepare(source, tmp_path / "dataset", values=VALUES)
+    assert summary.rows.not_poi == 1
+
+
+def test_an_empty_result_says_why_with_counts_and_what_to_do(tmp_path: Path) -> None:
+    sentence = refused(tmp_path, [GOOD], quality={})
+    assert "no window passed the quality rule: 1 windows of 1 days" in sentence
+    assert "1 with too few well-covered days" in sentence
+    assert "lower quality.min_coverage" in sentence
+    check_ins = refused(tmp_path, ["a,p,40.0,-74.0,2024-03-04 08:00:00,"], quality={})
+    assert "the source has no departures: set quality.min_coverage=0" in check_ins
+    lonely = refused(tmp_path, [GOOD], anchors={"infer": "never"})
+    assert "anchors.require_both=false" in lonely
+
+
+def test_an_empty_table(tmp_path: Path) -> None:
+    assert "visits.csv: the table has no rows" in refused(tmp_path, [])
+
+
+def test_a_time_zone_is_refused(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "user_id": ["a"],
+            "poi_id": ["p"],
+            "lat": [1.0],
+            "lon": [1.0],
+            "arrival": pa.array([datetime(2024, 3, 4)], pa.timestamp("us", "UTC")),
+        }
+    )
+    pq.write_table(table, tmp_path / "visits.parquet")
+    with pytest.raises(MobatlasError, match="'arrival' carries the time zone UTC; convert it to naive local time"):
+        prepare(tmp_path / "visits.parquet", tmp_path / "dataset", values=VALUES)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"), [(b"", "the file is empty"), (b"PAR1 not really", "not a readable Parquet file")]
+)
+def test_a_file_that_is_not_parquet(tmp_path: Path, content: bytes, sentence: str) -> None:
+    (tmp_path / "visits.parquet").write_bytes(content)
+    with pytest.raises(MobatlasError, match=sentence):
+        prepare(tmp_path / "visits.parquet", tmp_path / "dataset", values=VALUES)
+
+
+def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
+    raw = write_visits(tmp_path / "raw", [Visit(user, "p", "2024-03-04 08:00") for user in ("a", "b")])
+    pq.write_table(pa.table(people), raw / "people.parquet")
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("people", "changes", "sentence"),
+    [
+        ({"id": ["a"]}, {}, "people: column 'user_id' is missing"),
+        ({"user_id": ["a", "a"]}, {}, "'user_id' is empty or repeated"),
+        ({"user_id": ["a"], "home_lat": [95.0]}, {}, "column 'home_lat' is outside the globe"),
+        ({"user_id": ["a"], "age": ["<30"]}, {"attributes": ["agee"]}, "no column 'agee'; did you mean 'age'"),
+        ({"user_id": ["a"], "age": ["<30"]}, {"attributes": {"age": ["young"]}}, "holds '<30', which is not among"),
+        ({"user_id": ["a"], "age": [None]}, {"attributes": ["age"]}, "attribute column 'age' is empty"),
+        ({"user_id": ["a"], "age": ["x"]}, {"attributes": ["age"], "regions": ["age"]}, "both as an attribute and"),
+    ],
+)
+def test_a_wrong_people_table(tmp_path: Path, people: dict[str, Any], changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(MobatlasError, match=sentence):
+        prepare(with_people(tmp_path, people), tmp_path / "dataset", values=VALUES | changes)
+    assert not (tmp_path / "dataset").exists()
+
+
+def test_columns_that_nobody_declared_stay_with_the_labels(tmp_path: Path) -> None:
+    people: dict[str, list[Any]] = {
+        "user_id": ["a", "b"],
+        "age": ["<30", None],
+        "income": ["low", "high"],
+        "home_zone": [1, 2],
+    }
+    summary = prepare(with_people(tmp_path, people), tmp_path / "dataset", values=VALUES)
+    assert summary.columns == {"attributes": ("age",), "regions": ("home_zone",), "others": ("income",)}
+    assert "income" not in pq.read_schema(tmp_path / "dataset" / "people.parquet").names
+    assert "income" in pq.read_schema(tmp_path / "dataset" / "labels.parquet").names
+
+
+def mobatlas(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mobatlas", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_the_command_line_answers_with_one_sentence_and_code_2(tmp_path: Path) -> None:
+    rows = [Visit("a", "p", "2024-03-04 08:00").row()]
+    pq.write_table(pa.Table.from_pylist(rows, VISITS), tmp_path / "visits.parquet")
+    options = ("--set", "window.days=1", "--set", "quality.min_coverage=0", "--set", "anchors.require_both=false")
+    done = mobatlas("prepare", "visits.parquet", "--out", "ds", "--json", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["windows"]["kept"] == 1
+
+    again = mobatlas("prepare", "visits.parquet", "--out", "ds", *options, cwd=tmp_path)
+    assert again.returncode == 2
+    assert (
+        again.stderr.strip().splitlines()[-1].endswith("ds: exists already; choose another --out or pass --overwrite")
+    )
+
+    wrong = mobatlas("prepare", "visits.parquet", "--out", "x", "--format", "foursqare", cwd=tmp_path)
+    assert (wrong.returncode, "did you mean 'foursquare'?" in wrong.stderr) == (2, True)
+    assert "Traceback" not in wrong.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_dataset_of_another_version_is_refused(tmp_path: Path) -> None:
+    from mobatlas import TrajectoryDataset
+
+    prepare(write_visits(tmp_path / "raw", [Visit("a", "p", "2024-03-04 08:00")]), tmp_path / "dataset", values=VALUES)
+    manifest = json.loads((tmp_path / "dataset" / "manifest.json").read_text())
+    (tmp_path / "dataset" / "manifest.json").write_text(json.dumps(manifest | {"format": 0}))
+    with pytest.raises(MobatlasError, match="made by another version"):
+        TrajectoryDataset.open(tmp_path / "dataset")

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
+from mobatlas.artifacts import _write_manifest, read_manifest
+from mobatlas.config import SplitConfig
+from mobatlas.data.dataset import split_by_hash
+from mobatlas.data.sequences import ENGINE, whole_trajectories
+from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("city")
+    write_city_folder(root / "city", CityConfig(users=400, days=14), seed=1)
+    prepare(root / "city", root / "dataset", preset="small")
+    return root / "dataset"
+
+
+@pytest.fixture(scope="module")
+def dataset(folder: Path) -> TrajectoryDataset:
+    return TrajectoryDataset.open(folder)
+
+
+def test_sequences_are_the_long_table(dataset: TrajectoryDataset, folder: Path) -> None:
+    rows = pq.read_table(folder / "trajectories.parquet").to_pylist()
+    users = dataset.people["user_id"].to_pylist()
+    expected: dict[tuple[str, int], list[int]] = {}
+    for row in rows:
+        expected.setdefault((row["user_id"], row["window"]), []).append(row["token"])
+    found = {
+        (users[dataset.person[i]], int(dataset.window[i])): dataset.trajectory(i).tolist() for i in range(len(dataset))
+    }
+    assert found == expected
+    assert len(dataset) > 500
+
+
+def test_no_person_is_in_two_splits(dataset: TrajectoryDataset) -> None:
+    people = [set(dataset.person[dataset.split(name)].tolist()) for name in ("train", "val", "test")]
+    assert not people[0] & people[1]
+    assert not people[0] & people[2]
+    assert not people[1] & people[2]
+    assert sum(map(len, people)) == dataset.people.num_rows
+
+
+def test_the_split_is_a_stable_function_of_the_user_id() -> None:
+    """md5sum of "mobatlas:bob" begins 62f0dcf4, of mallory d7771d8e, of zoe e7071a26; the borders are cccccccd, e6666666."""
+    codes = split_by_hash([f"u{number:06d}" for number in range(20_000)], SplitConfig())
+    shares = np.bincount(codes) / len(codes)
+    assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
+    assert split_by_hash(["bob", "mallory", "zoe"], SplitConfig()).tolist() == [0, 1, 2]
+
+
+def test_batches_are_a_function_of_seed_and_step(dataset: TrajectoryDataset, folder: Path) -> None:
+    later = TrajectoryDataset.open(folder)
+    one = dataset.batch("train", 32, seed=3, step=11)
+    for step in range(5):
+        later.batch("train", 32, seed=3, step=step)
+    two = later.batch("train", 32, seed=3, step=11)
+    assert np.array_equal(one.indices, two.indices)
+    assert np.array_equal(one.tokens, two.tokens)
+    assert not np.array_equal(one.indices, dataset.batch("train", 32, seed=4, step=11).indices)
+    assert not np.array_equal(one.indices, dataset.batch("train", 32, seed=3, step=12).indices)
+
+
+def test_an_epoch_shows_every_trajectory_once(dataset: TrajectoryDataset) -> None:
+    members = dataset.split("val")
+    size = 7
+    steps = -(-2 * len(members) // size)
+    seen = np.concatenate([dataset.batch("val", size, seed=0, step=step).indices for step in range(steps)])
+    assert sorted(seen[: len(members)].tolist()) == members.tolist()
+    assert sorted(seen[len(members) : 2 * len(members)].tolist()) == members.tolist()
+
+
+def test_a_batch_is_padded_after_the_end_and_truncated_on_request(dataset: TrajectoryDataset) -> None:
+    batch = dataset.gather([0, 5, 3])
+    for row, index in enumerate((0, 5, 3)):
+        tokens = dataset.trajectory(index)
+        assert batch.tokens[row, : len(tokens)].tolist() == tokens.tolist()
+        assert (batch.tokens[row, len(tokens) :] == PAD).all()
+    short = dataset.gather([0, 5, 3], max_length=2)
+    assert short.tokens.shape[1] <= 2
+    assert short.lengths.tolist() == [min(2, int(dataset.lengths[i])) for i in (0, 5, 3)]
+
+
+def test_people_hold_no_attribute_and_labels_are_apart(dataset: TrajectoryDataset, folder: Path) -> None:
+    assert set(pq.read_schema(folder / "people.parquet").names) == {
+        "user_id", "home_lat", "home_lon", "work_lat", "work_lon", "home_district",
+    }  # fmt: skip
+    labels = dataset.labels()
+    assert labels is not None
+    assert set(labels.column_names) == {"user_id", "age", "gender"}
+    assert labels["user_id"].to_pylist() == dataset.people["user_id"].to_pylist()
+    assert set(np.unique(dataset.person_groups())) == set(range(8))
+
+
+def test_the_vocabulary_comes_from_training_people(dataset: TrajectoryDataset, folder: Path) -> None:
+    visits = pq.read_table(folder.parent / "city" / "visits.parquet").to_pandas()
+    people = dataset.people["user_id"].to_pylist()
+    everybody = sorted(set(visits["user_id"]))
+    train = {user for user, code in zip(everybody, split_by_hash(everybody, SplitConfig()), strict=True) if code == 0}
+    worker = {
+        row["user_id"]
+        for row in pq.read_table(folder.parent / "city" / "people.parquet").to_pylist()
+        if row["work_lat"]
+    }
+    assert set(people) <= worker
+    pois = visits[visits["user_id"].isin(train & worker) & ~visits["is_home"] & ~visits["is_work"]]
+    counts = pois["poi_id"].value_counts()
+    table = dataset.vocabulary.table.to_pandas().iloc[FIRST_POI:]
+    assert table["visits"].tolist() == [int(counts[poi]) for poi in table["poi_id"]]
+    assert table["visits"].is_monotonic_decreasing
+    assert np.isnan(dataset.vocabulary.coordinates[HOME]).all()
+
+
+def test_the_sequences_are_memory_mapped(dataset: TrajectoryDataset) -> None:
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("this system does not list its maps")
+    _ = dataset.trajectory(0)
+    assert "sequences.arrow" in maps.read_text()
+
+
+def tampered(folder: Path, tmp_path: Path, change: str) -> Path:
+    """A folder whose manifest is right and whose splits are wrong: only the check at load can notice."""
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    splits = pq.read_table(copy / "splits.parquet").to_pandas()
+    if change == "moved":
+        splits.loc[0, "split"] = "test" if splits.loc[0, "split"] == "train" else "train"
+    else:
+        splits.loc[1, "user_id"] = splits.loc[0, "user_id"]
+    pq.write_table(pa.Table.from_pandas(splits, preserve_index=False), copy / "splits.parquet")
+    manifest = read_manifest(folder, "dataset")
+    (copy / "manifest.json").unlink()
+    _write_manifest(copy, manifest)
+    return copy
+
+
+@pytest.mark.parametrize("change", ["moved", "doubled"])
+def test_a_person_in_the_wrong_split_is_noticed_at_load(folder: Path, tmp_path: Path, change: str) -> None:
+    with pytest.raises(MobatlasError, match="prepare the dataset again"):
+        TrajectoryDataset.open(tampered(folder, tmp_path, change))
+
+
+def test_the_summary_is_stored_and_adds_up(dataset: TrajectoryDataset, folder: Path) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (
+        sum(split["trajectories"] for split in summary["splits"].values()) == len(dataset) == summary["windows"]["kept"]
+    )
+    lengths = dataset.lengths[dataset.split("train")]
+    train = summary["splits"]["train"]
+    assert train["length_median"] == np.quantile(lengths, 0.5, method="inverted_cdf")
+    assert train["length_p95"] == np.quantile(lengths, 0.95, method="inverted_cdf")
+    tokens = np.concatenate([dataset.trajectory(i) for i in dataset.split("train")])
+    pois = tokens[tokens >= 6]
+    assert train["vocabulary_coverage"] == pytest.approx((pois > 6).mean())
+
+
+def test_rows_are_cut_only_between_trajectories() -> None:
+    users = [0, 0, 0, 1, 1, 2, 2, 2, 2]
+    windows = [0, 0, 1, 0, 0, 0, 0, 0, 0]
+    columns = [users, windows, *([0] * 9 for _ in range(4))]
+    table = pa.table(
+        [pa.array(values, field.type) for values, field in zip(columns, ENGINE, strict=True)], schema=ENGINE
+    )
+    pieces = list(whole_trajectories(table.slice(start, 2) for start in range(0, 9, 2)))
+    keys = [set(zip(piece["user"].to_pylist(), piece["window"].to_pylist(), strict=True)) for piece in pieces]
+    assert pa.concat_tables(pieces).equals(table)
+    assert sum(map(len, keys)) == 4
+
+
+def test_times_go_in_step_with_tokens(dataset: TrajectoryDataset) -> None:
+    arrivals, departures = dataset.times()
+    assert [len(times) for times in arrivals.to_pylist()] == dataset.lengths.tolist()
+    first, last = arrivals[0].as_py(), departures[0].as_py()
+    assert all(start <= end for start, end in zip(first, last, strict=True))
+    assert first == sorted(first)
