@@ -102,6 +102,18 @@ def test_people_hold_no_attribute_and_labels_are_apart(dataset: TrajectoryDatase
     assert set(np.unique(dataset.person_groups())) == set(range(8))
 
 
+def test_a_dataset_without_its_labels_is_the_same_dataset(
+    dataset: TrajectoryDataset, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "labels.parquet").unlink()
+    bare = TrajectoryDataset.open(tmp_path / "copy")
+    assert bare.manifest.content_hash == dataset.manifest.content_hash
+    assert bare.labels() is None
+    with pytest.raises(MobatlasError, match="has no labels"):
+        bare.person_groups()
+
+
 def test_the_vocabulary_comes_from_training_people(dataset: TrajectoryDataset, folder: Path) -> None:
     visits = pq.read_table(folder.parent / "city" / "visits.parquet").to_pandas()
     people = dataset.people["user_id"].to_pylist()
@@ -141,7 +153,7 @@ def tampered(folder: Path, tmp_path: Path, change: str) -> Path:
     pq.write_table(pa.Table.from_pandas(splits, preserve_index=False), copy / "splits.parquet")
     manifest = read_manifest(folder, "dataset")
     (copy / "manifest.json").unlink()
-    _write_manifest(copy, manifest)
+    _write_manifest(copy, manifest, {"labels.parquet"})
     return copy
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from importlib.metadata import version
 
 from mobatlas.config import CityConfig, PrepareConfig, RunConfig, load_run
-from mobatlas.data.city import City, simulate
+from mobatlas.data.city import City, simulate, write_city_folder
 from mobatlas.data.dataset import Batch, TrajectoryDataset
 from mobatlas.data.prepare import prepare
-from mobatlas.data.simulation import write_city_folder
 from mobatlas.data.summary import Summary
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -56,6 +56,7 @@ class NewFolder:
 
     path: Path
     details: dict[str, Any] = field(default_factory=dict)
+    unlisted: set[str] = field(default_factory=set)  # files that may change or go without making the folder another one
 
     def scratch(self) -> Path:
         """A place for intermediate files, gone when the folder appears."""
@@ -83,7 +84,7 @@ def new_folder(
             folder = NewFolder(partial)
             yield folder
             shutil.rmtree(partial / ".scratch", ignore_errors=True)
-            _write_manifest(partial, Manifest(kind, seed, config or {}, folder.details))
+            _write_manifest(partial, Manifest(kind, seed, config or {}, folder.details), folder.unlisted)
             _refuse_existing(out, overwrite)
             _replace(partial, out)
         finally:
@@ -204,11 +205,13 @@ def _replace(partial: Path, out: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
+def _write_manifest(folder: Path, manifest: Manifest, unlisted: Collection[str] = ()) -> None:
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         _sync(path)
-        files[path.relative_to(folder).as_posix()] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
+        name = path.relative_to(folder).as_posix()
+        if name not in unlisted:
+            files[name] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
     write_json(
         folder / MANIFEST,
         {

@@ -16,8 +16,8 @@ from rich.console import Console
 import mobatlas
 from mobatlas.benchmark import speed as speed_benchmark
 from mobatlas.config import CityConfig, build, load_run, merge, parse_assignments, run_values
+from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare import STEPS, prepare
-from mobatlas.data.simulation import write_city_folder
 from mobatlas.demo import run_demo
 from mobatlas.errors import MobatlasError
 from mobatlas.progress import track

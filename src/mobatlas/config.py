@@ -32,8 +32,8 @@ class CityConfig(Section):
     days: int = Field(28, ge=1, le=3_650)
     start: date = date(2024, 3, 4)  # a Monday, so that weeks and windows begin together
     attributes: dict[str, tuple[str, ...]] = {"age": ("<30", "30-40", "40-50", ">50"), "gender": ("M", "F")}
-    # Mean pairwise JSD (bits) of the groups' expected POI visits. Realised visits differ by more, the more so the fewer of them
-    # there are to a POI: the presets are set so that all realised pairs lie in the paper's band of 0.40 to 0.54.
+    # Mean pairwise JSD (bits) of the groups' expected POI visits. Realised visits differ by more, the more the fewer
+    # there are to a POI: the presets are set so that all realised pairs lie in the paper's band, 0.40 to 0.54.
     divergence: float = Field(0.44, ge=0, lt=0.9)
     segregation: float = Field(1.0, ge=0, le=10)  # how much the districts' compositions differ; 0 is not at all
     activity: float = Field(1.0, gt=0, le=5)  # outings a day, relative to the default

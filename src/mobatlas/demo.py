@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from mobatlas.config import load_run
+from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare import STEPS, prepare
-from mobatlas.data.simulation import write_city_folder
 from mobatlas.progress import track
 from mobatlas.report.text import city_table, summary_table
 

@@ -17,15 +17,15 @@ import duckdb
 
 from mobatlas.artifacts import library_versions, new_folder, write_json
 from mobatlas.config import CityConfig
+from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare import prepare
-from mobatlas.data.simulation import write_city_folder
 from mobatlas.errors import MobatlasError
 from mobatlas.progress import SILENT, Tracker
 
 STEPS = 3
 MEMORY_LIMIT = "2GB"  # of DuckDB, for the reference as for us
 PROFILES = {"quick": 1_000_000, "full": 10_000_000}  # visits, about
-VISITS_PER_USER = 105.0  # of the default city in 28 days; the table says how many there really were
+VISITS_PER_USER = 67.0  # of the default city in 28 days; the table says how many there really were
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -98,8 +97,6 @@ class SparkEngine:
         work.mkdir(parents=True, exist_ok=True)
         active = SparkSession.getActiveSession()
         builder = SparkSession.builder.appName("mobatlas").config("spark.ui.showConsoleProgress", "false")
-        if active is None and "MASTER" not in os.environ and "SPARK_MASTER" not in os.environ:
-            builder = builder.config("spark.ui.enabled", "false")
         self._session = active or builder.getOrCreate()
         self._owned = active is None
         # Naive local times must not be moved by the session's zone; nanosecond files are read as integers and rescaled.
@@ -110,9 +107,9 @@ class SparkEngine:
     def read(self, path: Path) -> ir.Table:
         if is_csv(path):
             return self._backend.read_csv(
-                str(path), header=True, inferSchema=False, multiLine=True, quote='"', escape='"', mode="PERMISSIVE"
+                _local(path), header=True, inferSchema=False, multiLine=True, quote='"', escape='"', mode="PERMISSIVE"
             )
-        table = self._backend.read_parquet(str(path), recursiveFileLookup="true")
+        table = self._backend.read_parquet(_local(path), recursiveFileLookup="true")
         nanoseconds = {
             field.name: (table[field.name] // 1_000_000_000).as_timestamp("s")
             for field in parquet_schema(path)
@@ -122,15 +119,15 @@ class SparkEngine:
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
         path = self.work / f"{name}.parquet"
-        self._backend.to_parquet(expression, str(path), mode="overwrite")
-        return self._backend.read_parquet(str(path))
+        self._backend.to_parquet(expression, _local(path), mode="overwrite")
+        return self._backend.read_parquet(_local(path))
 
     def collect(self, expression: ir.Table) -> pa.Table:
         return self._backend.to_pyarrow(expression)
 
     def sorted_batches(self, expression: ir.Table, by: Sequence[str]) -> Iterator[pa.RecordBatch]:
         path = self.work / "sorted.parquet"
-        self._backend.to_parquet(expression.order_by(list(by)), str(path), mode="overwrite")
+        self._backend.to_parquet(expression.order_by(list(by)), _local(path), mode="overwrite")
         # orderBy partitions by range, and the parts are numbered in that order
         for part in sorted(path.glob("part-*.parquet")):
             yield from pq.ParquetFile(part).iter_batches(BATCH_ROWS)
@@ -150,6 +147,11 @@ def open_engine(name: str, work: Path, memory_limit: str = "2GB") -> Engine:
     if name == "spark":
         return SparkEngine(work)
     raise MobatlasError(f"--engine {name} does not exist (known: {', '.join(ENGINES)})")
+
+
+def _local(path: Path) -> str:
+    """A path that Spark does not look for on the cluster's own file system."""
+    return f"file://{path.absolute()}"
 
 
 def is_csv(path: Path) -> bool:

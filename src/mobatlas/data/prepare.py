@@ -80,6 +80,7 @@ def prepare(
         finally:
             running.close()
         folder.details.update(details)
+        folder.unlisted.add(LABELS)  # a dataset without its labels, or with others, is the same dataset
         write_json(folder.path / "summary.json", summary.as_dict())
     tracker.step(STEPS, "done")
     return summary

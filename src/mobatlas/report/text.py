@@ -22,7 +22,7 @@ def summary_table(summary: Mapping[str, Any], out: Path) -> RenderableType:
     """What a preparation kept, per split, and why the rest fell."""
     table = Table(title=f"{out}", title_justify="left")
     table.add_column("split")
-    for name in ("users", "trajectories", "tokens", "length median", "length p95", "vocabulary coverage"):
+    for name in ("users", "trajectories", "tokens", "median length", "p95", "named POIs"):
         table.add_column(name, justify="right")
     for split, counts in summary["splits"].items():
         coverage = counts["vocabulary_coverage"]

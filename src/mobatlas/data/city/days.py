@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mobatlas.config import CityConfig
-from mobatlas.data.city_behaviour import (
+from mobatlas.data.city.behaviour import (
     ACTIVITY_SPREAD,
     ATTENDANCE,
     MIDDAY,
@@ -25,7 +25,7 @@ from mobatlas.data.city_behaviour import (
     slot_rates,
     weekdays,
 )
-from mobatlas.data.city_places import CATEGORIES, Floats, Ints, Places, scatter
+from mobatlas.data.city.places import CATEGORIES, Floats, Ints, Places, scatter
 
 Draws = NDArray[np.float32]
 

@@ -1,4 +1,4 @@
-"""The simulated city: people with known groups and their visits, for the demo, the tests and the benchmarks."""
+"""From a configuration and a seed to the three canonical tables of a city, a chunk of people at a time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mobatlas.artifacts import new_folder, write_parquet
+from mobatlas.artifacts import write_parquet
 from mobatlas.config import CityConfig
-from mobatlas.data.city_behaviour import Behaviour, build_behaviour, mean_pairwise_jsd
-from mobatlas.data.city_days import DAY_SLOTS, HOME, WORK, People, Rows, Tables, draw_people, live
-from mobatlas.data.city_places import CATEGORIES, Floats, Places, build_places, coordinates
+from mobatlas.data.city.behaviour import Behaviour, build_behaviour, mean_pairwise_jsd
+from mobatlas.data.city.days import DAY_SLOTS, HOME, WORK, People, Rows, Tables, draw_people, live
+from mobatlas.data.city.places import CATEGORIES, Floats, Places, build_places, coordinates
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
-from mobatlas.progress import SILENT, Tracker
 
 Progress = Callable[[int, int], None]  # people done, people in all
 
@@ -88,16 +87,6 @@ def write_city(config: CityConfig, seed: int, folder: Path, on_progress: Progres
         "visits": visits,
         "divergence": round(mean_pairwise_jsd(plan.behaviour.expected), 4),
     }
-
-
-def write_city_folder(
-    out: Path, config: CityConfig, seed: int, *, overwrite: bool = False, tracker: Tracker = SILENT
-) -> dict[str, Any]:
-    """The same as a folder of its own, with a manifest, that appears whole or not at all."""
-    with new_folder(out, "city", seed=seed, config=config.model_dump(mode="json"), overwrite=overwrite) as folder:
-        facts = write_city(config, seed, folder.path, lambda done, _: tracker.step(done))
-        folder.details |= facts
-    return facts
 
 
 def expected_poi_distribution(config: CityConfig, seed: int) -> Floats:

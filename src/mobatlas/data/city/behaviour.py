@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mobatlas.config import CityConfig
-from mobatlas.data.city_places import CATEGORIES, Floats, Ints, Places, distance
+from mobatlas.data.city.places import CATEGORIES, Floats, Ints, Places, distance
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 
@@ -57,7 +57,9 @@ EVEN_ENOUGH, EVEN_OUT_ROUNDS, EVEN_OUT_GROUPS = 0.01, 12, 24
 # the paper's pairwise JSDs, 0.40 to 0.54 bits, are all large, and differ by a tenth from their mean.
 ORDERED_SHARE, BINARY_SHARE = 0.12, 0.01
 ARC = 2 * np.pi / 3
-CATEGORY_SHARE = 0.2  # of each preference factor, common to the POIs of a category
+# Share of a preference factor that the POIs of a category have in common: more of what attributes share than of what is a
+# group's own, so that categories tell a story of attributes.
+SHARED_BY_CATEGORY, OWN_BY_CATEGORY = 0.6, 0.1
 # How the first ordered attribute (age, by default) turns from one category to another.
 LIFE_COURSE = {
     "nightlife": 1.5,
@@ -229,11 +231,16 @@ class _Taste:
         if life_course is not None:
             kinds[:, life_course] = [LIFE_COURSE[name] for name in CATEGORIES]
         own = rng.standard_normal((len(visits), factors))
-        raw = np.sqrt(CATEGORY_SHARE) * kinds[places.category] + np.sqrt(1 - CATEGORY_SHARE) * own  # (pois, factors)
+        common = np.full(factors, OWN_BY_CATEGORY)
+        common[: self.shared.shape[1]] = SHARED_BY_CATEGORY
+        raw = np.sqrt(common) * kinds[places.category] + np.sqrt(1 - common) * own  # (pois, factors)
         raw -= visits @ raw
         root = np.sqrt(visits)[:, None]
         # Orthonormal under the visits, so that loadings decide how far apart two groups are, whatever the seed.
-        self.factors = np.linalg.qr(raw * root)[0] / root if factors < len(visits) else raw  # (pois, factors)
+        self.factors = raw  # (pois, factors)
+        if factors < len(visits):
+            orthonormal, triangle = np.linalg.qr(raw * root)
+            self.factors = orthonormal * np.sign(np.diag(triangle)) / root
 
     @property
     def likeness(self) -> Floats:
@@ -316,14 +323,15 @@ def _calibrate(config: CityConfig, visits: _Expectation, liking: Floats) -> floa
             f"simulate.divergence: {config.divergence:g} bits cannot be reached with {config.pois} POIs; "
             f"ask for at most {above + config.divergence:.2f}, or for more POIs"
         )
-    scale, now = high, above
-    while abs(now) > TOLERANCE:
-        # The Illinois form of false position: each evaluation goes over all cells and POIs, and bisection needs thrice as many.
+    # False position in its Illinois form: an evaluation goes over all cells and POIs, and bisection takes twice as many.
+    scale, now, before = high, above, 0.0
+    while abs(now) > TOLERANCE and high - low > 1e-9:
         scale = high - above * (high - low) / (above - below)
         now = excess(scale)
         if now < 0:
-            low, below, above = scale, now, above / 2
+            low, below, above = scale, now, above / 2 if before < 0 else above
         else:
-            high, above, below = scale, now, below / 2
+            high, above, below = scale, now, below / 2 if before > 0 else below
+        before = now
     # Rounded, so that the last bits of a linear algebra library do not change the visits.
     return round(scale, 4)

@@ -1,0 +1,54 @@
+"""The documentation is true: its Python runs, it names everything public, and it holds no path of a machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import mobatlas
+from mobatlas.data.readers import READERS
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), flags=re.DOTALL)
+    assert len(blocks) >= 4
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "tutorial.md", "exec"), scope)
+
+
+def test_everything_public_is_in_the_api_page() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert [name for name in mobatlas.__all__ if f"`{name}" not in page] == []
+
+
+def test_every_reader_is_in_the_how_to() -> None:
+    page = (ROOT / "docs" / "how-to.md").read_text()
+    assert [name for name in READERS if f"| `{name}` |" not in page] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_no_file_names_a_path_of_a_machine() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not listed:
+        pytest.skip("not a git checkout")
+    machine = re.compile(r"(?<![\w.])/(?:work|root|home/\w+|Users/\w+)/")
+    guilty = [
+        name for name in listed
+        if Path(name).suffix in {".py", ".md", ".toml", ".yaml", ".json", ".txt"}
+        and (ROOT / name).exists()
+        and machine.search((ROOT / name).read_text(encoding="utf-8"))
+    ]  # fmt: skip
+    assert guilty == []
