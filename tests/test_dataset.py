@@ -13,7 +13,7 @@ from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, writ
 from mobatlas.artifacts import _write_manifest, read_manifest
 from mobatlas.config import SplitConfig
 from mobatlas.data.dataset import split_by_hash
-from mobatlas.data.sequences import ENGINE, whole_trajectories
+from mobatlas.data.sequences import PIECES, whole_trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD
 
 
@@ -180,9 +180,9 @@ def test_the_summary_is_stored_and_adds_up(dataset: TrajectoryDataset, folder: P
 def test_rows_are_cut_only_between_trajectories() -> None:
     users = [0, 0, 0, 1, 1, 2, 2, 2, 2]
     windows = [0, 0, 1, 0, 0, 0, 0, 0, 0]
-    columns = [users, windows, *([0] * 9 for _ in range(4))]
+    columns = [users, windows, *([0] * 9 for _ in range(3))]
     table = pa.table(
-        [pa.array(values, field.type) for values, field in zip(columns, ENGINE, strict=True)], schema=ENGINE
+        [pa.array(values, field.type) for values, field in zip(columns, PIECES, strict=True)], schema=PIECES
     )
     pieces = list(whole_trajectories(table.slice(start, 2) for start in range(0, 9, 2)))
     keys = [set(zip(piece["user"].to_pylist(), piece["window"].to_pylist(), strict=True)) for piece in pieces]

@@ -58,6 +58,7 @@ class DuckDBEngine:
         self._backend = ibis.duckdb.connect(
             temp_directory=str(spill), preserve_insertion_order=False, memory_limit=memory_limit
         )
+        self._backend.con.execute("SET enable_progress_bar = false")  # ours is enough
 
     def read(self, path: Path) -> ir.Table:
         if path.is_dir():

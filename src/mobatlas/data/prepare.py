@@ -31,7 +31,7 @@ from mobatlas.data.schema import ANCHORS, POIS_REQUIRED, require_columns
 from mobatlas.data.sequences import write_sequences
 from mobatlas.data.summary import Summary, WindowCounts
 from mobatlas.data.vocabulary import SCHEMA as VOCABULARY_SCHEMA
-from mobatlas.data.vocabulary import build_vocabulary, count_places, most_frequent
+from mobatlas.data.vocabulary import build_vocabulary, modal_categories, most_frequent
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
@@ -43,8 +43,10 @@ STEPS = 7
 class _Observed:
     """What the first half of the preparation knows."""
 
-    visits: ir.Table
+    rows: ir.Table  # every usable row as the source has it
+    visits: ir.Table  # distinct and in numbers, with home and work flags
     users: ir.Table  # with anchors, columns of people, and who is eligible
+    places: ir.Table
     counts: RowCounts
     duplicates: int
     inferred: tuple[str, ...]
@@ -93,14 +95,14 @@ def _run(
     observed = _observe(source, engine, config, columns, tracker)
 
     tracker.step(3, "vocabulary")
-    vocabulary, pois = _vocabulary(observed, source, engine, config, folder)
+    tokens = _vocabulary(observed, source, engine, config, folder)
 
-    tracker.step(4, "days and runs")
-    tokens = pipeline.tokenise(observed.visits, vocabulary)
-    runs = engine.stage(pipeline.collapse_runs(pipeline.split_at_midnights(tokens)), "runs")
+    tracker.step(4, "days")
+    split = pipeline.split_at_midnights(pipeline.tokenise(observed.visits, tokens))
+    pieces = engine.stage(pipeline.compare_neighbours(split), "pieces")
+    days = engine.stage(pipeline.judge_days(pieces, config), "days")
 
     tracker.step(5, "windows")
-    days = engine.stage(pipeline.judge_days(runs, config), "days")
     per_user = config.window.origin == "user"
     origins = engine.stage(days.group_by("user").aggregate(origin=days.day.min()), "origins") if per_user else None
     judged = pipeline.judge_windows(pipeline.in_windows(days, origins, config.window), observed.users, config)
@@ -111,15 +113,15 @@ def _run(
 
     tracker.step(6, "trajectories")
     people, groups = _write_people(windows, observed.users, engine, config, columns, folder)
-    long_form = pipeline.assemble(pipeline.in_windows(runs, origins, config.window), windows)
-    batches = engine.sorted_batches(long_form, ["user", "window", "position"])
+    long_form = pipeline.assemble(pipeline.in_windows(pieces, origins, config.window), windows)
+    batches = engine.sorted_batches(long_form, pipeline.IN_ORDER)
     splits = write_sequences(folder, batches, people)
     summary = Summary(
         rows=observed.counts,
         duplicates=observed.duplicates,
         users=one(engine, observed.users.aggregate(n=observed.users.count()))["n"],
         windows=counts,
-        pois=pois,
+        pois=one(engine, observed.places.aggregate(n=observed.places.count()))["n"],
         splits=splits,
         inferred=observed.inferred,
         columns={"attributes": columns.attributes, "regions": columns.regions, "others": columns.others},
@@ -134,23 +136,20 @@ def _observe(
     """Clean, numbered, de-duplicated visits with their home and work flags, and everybody who made them."""
     tracker.step(0, "checking rows")
     clean, counts = check_rows(canonical_visits(source), source, engine, config)
-    tracker.step(1, "people")
+    tracker.step(1, "people and places")
     people = canonical_people(source, columns, engine)
     numbered = engine.stage(pipeline.number_users(clean, config.split), "users")
-    tracker.step(2, "visits in order")
-    marked = engine.stage(pipeline.observe(pipeline.fill_departures(clean, config), numbered), "visits")
-    facts = one(
-        engine,
-        marked.aggregate(
-            rows=marked.count(), repeated=marked.repeated.sum(), home=marked.home.any(), work=marked.work.any()
-        ),
-    )
+    places = engine.stage(pipeline.number_places(clean), "places")
+    tracker.step(2, "visits")
+    usable = counts.rows - counts.missing_coordinates - counts.not_poi - counts.invalid
+    encoded = engine.stage(pipeline.encode(clean, numbered, places), "visits")
+    facts = one(engine, encoded.aggregate(rows=encoded.count(), home=encoded.home.any(), work=encoded.work.any()))
     if not facts["rows"]:
         raise MobatlasError(
             f"{source.where}: no row is left of {counts.rows:,} ({counts.missing_coordinates:,} without coordinates, "
             f"{counts.not_poi:,} not at a POI, {counts.invalid:,} invalid)"
         )
-    visits = marked.filter(~marked.repeated).drop("repeated")
+    visits = pipeline.fill_departures(encoded, config)
     lacking = tuple(
         place
         for place in ("home", "work")
@@ -159,25 +158,25 @@ def _observe(
     if lacking:
         anchors = engine.stage(pipeline.infer_anchors(visits, config.anchors), "anchors")
         visits = engine.stage(pipeline.flag_anchors(visits, anchors, lacking), "flagged")
-    users = join_people(numbered, anchors_from_visits(visits), people, config)
-    return _Observed(visits, engine.stage(users, "people"), counts, int(facts["repeated"] or 0), lacking)
+    users = engine.stage(join_people(numbered, anchors_from_visits(visits), people, config), "people")
+    return _Observed(clean, visits, users, places, counts, usable - int(facts["rows"]), lacking)
 
 
-def _vocabulary(
-    observed: _Observed, source: Source, engine: Engine, config: PrepareConfig, folder: Path
-) -> tuple[ir.Table, int]:
+def _vocabulary(observed: _Observed, source: Source, engine: Engine, config: PrepareConfig, folder: Path) -> ir.Table:
+    """Write vocabulary.parquet; returns the token of each POI's number."""
     users = observed.users
     training = users.select("user", train=(users.split == "train") & users.eligible)
-    places = engine.stage(count_places(observed.visits.join(training, "user")), "places")
-    frequent = most_frequent(places, config.vocabulary_size)
+    with_split = observed.visits.join(training, "user")
+    frequent = engine.stage(most_frequent(with_split, observed.places, config.vocabulary_size), "frequent")
+    categories = modal_categories(observed.rows, frequent)
+    described = frequent.left_join(categories, "poi_id").select("poi_id", "visits", "lat", "lon", categories.category)
     if source.pois is not None:
-        frequent = _described_by(frequent, source.pois, engine)
-    frequent = frequent.order_by([frequent.visits.desc(), frequent.poi_id])
-    vocabulary = build_vocabulary(engine.collect(frequent))
+        described = _described_by(described, source.pois, engine)
+    vocabulary = build_vocabulary(engine.collect(described.order_by([described.visits.desc(), described.poi_id])))
     path = folder / "vocabulary.parquet"
     write_parquet(path, VOCABULARY_SCHEMA, vocabulary.table.to_batches())
     table = engine.read(path)
-    return table.filter(table.visits.notnull()), int(one(engine, places.aggregate(n=places.count()))["n"])
+    return table.join(frequent.select("poi", "poi_id"), "poi_id").select("poi", "token")
 
 
 def _described_by(places: ir.Table, pois: ir.Table, engine: Engine) -> ir.Table:

@@ -75,7 +75,7 @@ class Summary:
     duplicates: int
     users: int  # who had a usable visit
     windows: WindowCounts
-    pois: int  # distinct POIs of training people
+    pois: int  # distinct places, homes and workplaces with an id among them
     splits: Mapping[str, SplitCounts]
     inferred: tuple[str, ...] = ()  # anchors that the source lacked
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of people: what each was taken for

@@ -67,34 +67,26 @@ class Vocabulary:
         return list(self.table["category"].to_pylist())
 
 
-def count_places(visits: ir.Table) -> ir.Table:
-    """Visits of training people to each POI, its mean coordinates and its most frequent category."""
-    pois = visits.filter(visits.train & ~visits.home & ~visits.work)
-    places = pois.group_by("poi_id").aggregate(
-        visits=pois.count(), lat_sum=whole(pois.lat).sum(), lon_sum=whole(pois.lon).sum()
-    )
-    named = pois.filter(pois.category.notnull()).group_by(["poi_id", "category"]).aggregate(n=lambda t: t.count())
-    order = ibis.window(group_by="poi_id", order_by=[named.n.desc(), named.category])
-    modal = (
-        named.mutate(rank=ibis.row_number().over(order)).filter(lambda t: t["rank"] == 0).select("poi_id", "category")
-    )
-    return places.left_join(modal, "poi_id").select(
-        "poi_id",
-        "visits",
-        "category",
-        lat=places.lat_sum.cast("float64") / places.visits / DEGREES,
-        lon=places.lon_sum.cast("float64") / places.visits / DEGREES,
-    )
+def most_frequent(visits: ir.Table, places: ir.Table, size: int) -> ir.Table:
+    """The POIs that training people visit most, with their coordinates; ties are settled by the id."""
+    of_pois = visits.filter(visits.train & ~visits.home & ~visits.work)
+    counted = of_pois.group_by("poi").aggregate(visits=of_pois.count())
+    frequent = counted.order_by([counted.visits.desc(), counted.poi]).limit(size)
+    return frequent.join(places, "poi").select("poi", "poi_id", "visits", "lat", "lon")
+
+
+def modal_categories(visits: ir.Table, frequent: ir.Table) -> ir.Table:
+    """The most frequent category of each of these POIs; ties are settled by name."""
+    named = visits.filter(visits.category.notnull()).semi_join(frequent, "poi_id")
+    counted = named.group_by(["poi_id", "category"]).aggregate(n=lambda t: t.count())
+    order = ibis.window(group_by="poi_id", order_by=[counted.n.desc(), counted.category])
+    ranked = counted.mutate(rank=ibis.row_number().over(order))
+    return ranked.filter(ranked["rank"] == 0).select("poi_id", "category")
 
 
 def whole(degrees: ir.Value) -> ir.Value:
     """Whole 1e-7 degrees."""
     return nearest_whole(degrees * DEGREES)
-
-
-def most_frequent(places: ir.Table, size: int) -> ir.Table:
-    """The rows of the vocabulary; ties in frequency are settled by the id."""
-    return places.order_by([places.visits.desc(), places.poi_id]).limit(size)
 
 
 def build_vocabulary(places: pa.Table) -> Vocabulary:
