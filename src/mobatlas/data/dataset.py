@@ -107,6 +107,10 @@ class TrajectoryDataset:
         start = self._starts[index]
         return self._tokens[part][start : start + self._lengths[index]]
 
+    def all_tokens(self) -> npt.NDArray[np.int32]:
+        """The tokens of all trajectories, end to end."""
+        return np.concatenate(self._tokens)
+
     def gather(self, indices: Sequence[int] | npt.NDArray[np.int64], max_length: int | None = None) -> Batch:
         """Trajectories by number, padded; those past `max_length` are truncated."""
         chosen = np.asarray(indices, dtype=np.int64)

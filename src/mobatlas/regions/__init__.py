@@ -1,0 +1,1 @@
+"""Regions: composition P and aggregates V, what they can tell, and the group means recovered from them."""
