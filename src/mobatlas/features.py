@@ -99,7 +99,7 @@ class TokenFeature:
         return _count(trajectories, trajectories.owner, self.bin_of_token[trajectories.tokens], len(self.bins))
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
-        return _matmul(trajectories.tokens.sum(1), _one_hot(self.bin_of_token, len(self.bins)))
+        return _expected(trajectories, self.bin_of_token, len(self.bins))
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,8 @@ class TransitionFeature:
         return _count(trajectories, owner[:-1], np.where(valid, pair, -1), len(self.bins))
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
-        category = _matmul(
-            trajectories.tokens, _one_hot(self.bin_of_token, self.categories)
-        )  # (batch, length, categories)
+        one_hot = self.bin_of_token[:, None] == np.arange(self.categories)  # (vocabulary, categories)
+        category = _matmul(trajectories.tokens, one_hot)  # (batch, length, categories)
         pairs = category[:, :-1].swapaxes(1, 2) @ category[:, 1:]  # (batch, categories, categories)
         return pairs.reshape(len(pairs), -1)
 
@@ -133,25 +132,23 @@ class DistanceFeature:
     name: str
     bins: tuple[str, ...]
     coordinates: npt.NDArray[np.float64]  # (vocabulary, 2)
+    counted: npt.NDArray[np.bool_]  # (vocabulary,)
     edges: npt.NDArray[np.float64]  # km
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
         owner = trajectories.owner
         anchors = trajectories.anchors[owner]  # (tokens, 4)
         places = np.where((trajectories.tokens == WORK)[:, None], anchors[:, 2:], self.coordinates[trajectories.tokens])
-        band = self._band(haversine_km(anchors[:, :2], places))
-        band = np.where(trajectories.tokens == HOME, -1, band)
+        km = haversine_km(anchors[:, :2], places)
+        band = np.where(self.counted[trajectories.tokens], self._band(km), -1)
         return _count(trajectories, owner, band, len(self.bins))
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
-        tokens, anchors = trajectories.tokens, trajectories.anchors
+        anchors = trajectories.anchors
         places = np.repeat(self.coordinates[None], len(anchors), axis=0)  # (batch, vocabulary, 2)
         places[:, WORK] = anchors[:, 2:]
-        band = self._band(haversine_km(anchors[:, None, :2], places))  # (batch, vocabulary)
-        band[:, HOME] = -1
-        visits = tokens.sum(1)  # (batch, vocabulary)
-        in_band = (band[:, None] == np.arange(len(self.bins))[:, None]).astype(np.float64)  # (batch, bins, vocabulary)
-        return (_like(in_band, tokens) * visits[:, None]).sum(-1)
+        km = haversine_km(anchors[:, None, :2], places)  # (batch, vocabulary)
+        return _expected(trajectories, np.where(self.counted, self._band(km), -1), len(self.bins))
 
     def _band(self, km: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         return np.where(np.isnan(km), -1, np.searchsorted(self.edges, km, side="right"))
@@ -163,16 +160,19 @@ class HourFeature:
 
     name: str
     bins: tuple[str, ...]
+    counted: npt.NDArray[np.bool_]  # (vocabulary,)
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
         if trajectories.hours is None:
             raise MobatlasError("feature 'hour': these trajectories carry no times; choose another feature")
-        return _count(trajectories, trajectories.owner, trajectories.hours, len(self.bins))
+        hours = np.where(self.counted[trajectories.tokens], trajectories.hours, -1)
+        return _count(trajectories, trajectories.owner, hours, len(self.bins))
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
         if trajectories.hours is None:
             raise MobatlasError("feature 'hour': this generator does not tell when; choose another feature")
-        return trajectories.hours.sum(1)
+        visited = _matmul(trajectories.tokens, self.counted)  # (batch, length)
+        return (trajectories.hours * visited[..., None]).sum(1)
 
 
 Builder = Callable[[Vocabulary, Sequence[str]], FeatureMap]
@@ -188,7 +188,8 @@ def _category(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
 
 def _transitions(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     single = _by_token("category", _category_names(vocabulary), vocabulary, mask)
-    names = [name.removeprefix("category:") for name in single.bins]
+    # Categories may hold the sign between them ("Food>Bar"): escaped, so that no two pairs share a name.
+    names = [name.removeprefix("category:").replace("\\", r"\\").replace(">", r"\>") for name in single.bins]
     bins = tuple(f"transitions:{first}>{second}" for first in names for second in names)
     return TransitionFeature("transitions", bins, single.bin_of_token, len(names))
 
@@ -196,13 +197,13 @@ def _transitions(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
 def _distance(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     edges = [0.0, *BAND_EDGES_KM]
     bands = [f"{low:g}-{high:g}" for low, high in pairwise(edges)] + [f"{edges[-1]:g}+"]
-    coordinates = vocabulary.coordinates.copy()
     bins = tuple(f"distance:{band}" for band in bands)
-    return DistanceFeature("distance", bins, coordinates, np.array(BAND_EDGES_KM))
+    counted = _counted(vocabulary, [*mask, SPECIALS[HOME]])
+    return DistanceFeature("distance", bins, vocabulary.coordinates, counted, np.array(BAND_EDGES_KM))
 
 
 def _hour(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
-    return HourFeature("hour", tuple(f"hour:{hour:02d}" for hour in range(24)))
+    return HourFeature("hour", tuple(f"hour:{hour:02d}" for hour in range(24)), _counted(vocabulary, mask))
 
 
 BUILDERS: dict[str, Builder] = {
@@ -247,8 +248,14 @@ def _category_names(vocabulary: Vocabulary) -> list[str]:
     return [name if name is not None else "unknown" for name in vocabulary.categories]
 
 
+def _counted(vocabulary: Vocabulary, mask: Sequence[str]) -> npt.NDArray[np.bool_]:
+    counted = np.arange(len(vocabulary)) >= HOME  # (vocabulary,)
+    counted[[SPECIALS.index(word) for word in mask]] = False
+    return counted
+
+
 def _by_token(name: str, labels: Sequence[str], vocabulary: Vocabulary, mask: Sequence[str]) -> TokenFeature:
-    counted = [token for token in range(HOME, len(vocabulary)) if token >= len(SPECIALS) or SPECIALS[token] not in mask]
+    counted = np.flatnonzero(_counted(vocabulary, mask)).tolist()
     order = list(dict.fromkeys(labels[token] for token in counted))
     position = {label: number for number, label in enumerate(order)}
     bin_of_token = np.full(len(vocabulary), -1, dtype=np.int64)
@@ -266,13 +273,22 @@ def _count(
     return counts
 
 
-def _one_hot(bin_of_token: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.float64]:
-    return (bin_of_token[:, None] == np.arange(n)).astype(np.float64)  # (vocabulary, bins)
+def _expected(trajectories: SoftTrajectories, bins: npt.NDArray[np.int64], n: int) -> Tensor:
+    """Expected counts from the bin of each token, (vocabulary,) or (batch, vocabulary).
+
+    Scattered, not multiplied: one-hot weights of 7,000 POIs would take 392 MB.
+    """
+    visits = trajectories.tokens.sum(1)  # (batch, vocabulary)
+    column = np.where(bins < 0, n, bins)  # what is not counted goes to a column past the last
+    if hasattr(visits, "new_zeros"):
+        import torch  # only where a tensor came in: counting alone does not wait for it
+
+        index = torch.from_numpy(column).to(visits.device).expand(visits.shape)
+        return visits.new_zeros(len(visits), n + 1).scatter_add(1, index, visits)[:, :n]
+    place = np.arange(len(visits))[:, None] * (n + 1) + column  # (batch, vocabulary)
+    sums = np.bincount(place.ravel(), visits.ravel(), minlength=len(visits) * (n + 1))
+    return sums.reshape(len(visits), n + 1)[:, :n]
 
 
-def _matmul(tokens: Tensor, weights: npt.NDArray[np.float64]) -> Tensor:
-    return tokens @ _like(weights, tokens)
-
-
-def _like(values: npt.NDArray[np.float64], other: Tensor) -> Tensor:
-    return other.new_tensor(values) if hasattr(other, "new_tensor") else values
+def _matmul(tokens: Tensor, weights: npt.NDArray[np.bool_]) -> Tensor:
+    return tokens @ (tokens.new_tensor(weights) if hasattr(tokens, "new_tensor") else weights.astype(tokens.dtype))

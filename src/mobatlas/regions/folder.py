@@ -1,0 +1,397 @@
+"""The REGIONS folder: composition and aggregates of the same regions, made in one of three ways, and read back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mobatlas.artifacts import new_folder, read_manifest
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.features import BUILDERS, FeatureMap, build_feature
+from mobatlas.groups import Groups
+from mobatlas.regions.aggregates import aggregates_from_dataset, load_aggregates, read_aggregates, write_aggregates
+from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
+from mobatlas.regions.partitions import assign, nominal_partition
+from mobatlas.regions.table import Aggregates, Composition, Regions
+
+KIND = "regions"
+MIN_PEOPLE = 2  # on either side: one person is no region, and has no spread
+SEEDS = {"halves": 1, "shuffle": 2, "train": 3, "val": 4}  # one stream of random numbers each
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Regions before they are written."""
+
+    composition: Composition
+    aggregates: Aggregates
+    randomised: bool
+    details: dict[str, Any]
+    validation: Aggregates | None = None
+    region_of_person: npt.NDArray[np.int64] | None = None  # (people,) of train and val people, -1: none
+    notes: list[str] = field(default_factory=list)
+
+
+def build_regions(
+    dataset_path: Path | str,
+    out: Path | str,
+    *,
+    partition: str | None = None,
+    by: str | None = None,
+    composition: Path | str | None = None,
+    aggregates: Path | str | None = None,
+    features: Sequence[str] | None = None,
+    mask: Sequence[str] = (),
+    shuffle_regions: bool = False,
+    same_people: bool = False,
+    straddle: str = "refuse",
+    seed: int = 0,
+    overwrite: bool = False,
+) -> Regions:
+    """Write (P, V) of a dataset: a controlled `partition`, real regions `by` a column of people, or two published tables.
+
+    `features` default to `poi` for a partition, and to `category` for real regions, where places lie near homes.
+    """
+    _choose_one(partition, by, composition, aggregates, same_people)
+    dataset = TrajectoryDataset.open(dataset_path)
+    with new_folder(Path(out), KIND, seed=seed, overwrite=overwrite) as folder:
+        if partition is not None:
+            maps = [build_feature(name, dataset.vocabulary, mask) for name in features or ("poi",)]
+            made = _from_partition(dataset, partition, maps, shuffle_regions, seed)
+        elif by is not None:
+            maps = [build_feature(name, dataset.vocabulary, mask) for name in features or ("category",)]
+            made = _from_column(dataset, by, composition, maps, shuffle_regions, same_people, straddle, seed)
+        else:
+            assert composition is not None
+            assert aggregates is not None
+            made = _from_tables(
+                dataset, Path(composition), Path(aggregates), features, mask, shuffle_regions, straddle, seed
+            )
+        folder.details |= _details(dataset, Path(out), made, mask, shuffle_regions)
+        _write(folder.path, dataset, made)
+    return load_regions(out)
+
+
+def load_regions(path: Path | str) -> Regions:
+    """P and V of a folder, as they were written."""
+    folder = Path(path)
+    details = read_manifest(folder, KIND).details
+    groups = Groups.of(details["groups"])
+    table = pq.read_table(folder / "composition.parquet")
+    regions = tuple(table["region"].unique().to_pylist())
+    shares = table["share"].to_numpy().reshape(len(regions), len(groups))
+    composition = Composition(groups, regions, shares, table["n"].to_numpy()[:: len(groups)])
+    values = load_aggregates(folder / "aggregates.parquet")
+    spread = pq.read_table(folder / "spread.parquet")
+    variance, noise = (None if spread[name].null_count else spread[name].to_numpy() for name in ("variance", "noise"))
+    aggregates = replace(values, spread=variance, noise=noise, pooled=details["pooled"])
+    return Regions(composition, aggregates, details["randomised"], details)
+
+
+def load_validation(path: Path | str) -> Aggregates | None:
+    """V of validation people, for those regions that have any; None where no people are known."""
+    folder = Path(path)
+    read_manifest(folder, KIND)
+    file = folder / "validation.parquet"
+    return load_aggregates(file) if file.exists() else None
+
+
+def load_assignment(path: Path | str) -> dict[str, str] | None:
+    """The region of each training and validation person by user id; None where no people are known."""
+    folder = Path(path)
+    read_manifest(folder, KIND)
+    file = folder / "assignment.parquet"
+    if not file.exists():
+        return None
+    table = pq.read_table(file)
+    return dict(zip(table["user_id"].to_pylist(), table["region"].to_pylist(), strict=True))
+
+
+def _choose_one(partition: Any, by: Any, composition: Any, aggregates: Any, same_people: bool) -> None:
+    published = composition is not None and aggregates is not None and by is None and partition is None
+    controlled = partition is not None and by is None and composition is None and aggregates is None
+    real = by is not None and partition is None and aggregates is None
+    if not (published or controlled or real):
+        raise MobatlasError(
+            "choose one of --partition NAME, --by COLUMN (with --composition FILE for a census), or --composition FILE with "
+            "--aggregates FILE"
+        )
+    if same_people and (not real or composition is not None):
+        raise MobatlasError("--same-people goes with --by COLUMN alone; leave it out")
+
+
+def _from_partition(dataset: TrajectoryDataset, name: str, maps: list[FeatureMap], shuffle: bool, seed: int) -> _Made:
+    groups, labels = _labels(dataset, f"--partition {name}", "")
+    nominal = nominal_partition(name, groups, seed)
+    region = np.full(len(labels), -1, dtype=np.int64)
+    notes = []
+    for split in ("train", "val"):
+        members = np.intersect1d(dataset.split_people(split), dataset.person)
+        try:
+            region[members] = assign(labels[members], nominal, _stream(seed, split))
+        except MobatlasError as error:
+            if split == "train":
+                raise MobatlasError(str(error).replace("--partition", f"--partition {name}", 1)) from None
+            notes.append(f"no validation twin: of {len(members):,} validation people no such regions can be made")
+    if shuffle:
+        region = _shuffled(dataset, region, seed)
+    counted = _only(region, dataset.split_people("train"))
+    assigned = int(np.count_nonzero(counted >= 0))
+    labelled = int(np.count_nonzero(labels[dataset.split_people("train")] >= 0))
+    return _Made(
+        composition_from_labels(labels, counted, groups, nominal.regions),
+        aggregates_from_dataset(dataset, maps, counted, "train", nominal.regions),
+        randomised=True,
+        details={
+            "way": "partition",
+            "partition": name if Path(name).suffix == "" else Path(name).name,
+            "separation": "controlled partition",
+            "nominal": {"regions": list(nominal.regions), "shares": nominal.shares.tolist()},
+            "people": {"assigned": assigned, "surplus": labelled - assigned},
+        },
+        validation=_validation(dataset, maps, region, nominal.regions),
+        region_of_person=region,
+        notes=notes,
+    )
+
+
+def _from_column(
+    dataset: TrajectoryDataset,
+    by: str,
+    census: Path | str | None,
+    maps: list[FeatureMap],
+    shuffle: bool,
+    same_people: bool,
+    straddle: str,
+    seed: int,
+) -> _Made:
+    if by not in dataset.region_columns:
+        known = ", ".join(dataset.region_columns) or "none"
+        raise MobatlasError(
+            f"--by {by}: is no region column of {dataset.path}{suggestion(by, dataset.region_columns)} (known: {known})"
+        )
+    region, names = region_codes(dataset.people[by].to_pylist())
+    region = _only(region, dataset.person)
+    if shuffle:
+        region = _shuffled(dataset, region, seed)
+    train = _only(region, dataset.split_people("train"))
+    notes: list[str] = []
+    if census is not None:
+        separation, with_phi = "census file", train
+        published = read_composition(census, dataset.groups, straddle=straddle, notes=notes)
+        row = _matched(names, published.regions)  # (regions,) of the census, -1: not in it
+        counted = row >= 0
+    else:
+        groups, labels = _labels(dataset, f"--by {by}", "; pass --composition FILE with a census instead")
+        separation = "same people" if same_people else "disjoint halves"
+        with_labels = with_phi = _only(train, np.flatnonzero(labels >= 0))
+        if not same_people:
+            first = _first_half(dataset, seed)
+            with_labels, with_phi = _only(with_labels, np.flatnonzero(first)), _only(train, np.flatnonzero(~first))
+        counted = _sizes(with_labels, len(names)) >= MIN_PEOPLE
+    keep = np.flatnonzero(counted & (_sizes(with_phi, len(names)) >= MIN_PEOPLE))
+    if not len(keep):
+        where = f"in common with {census}" if census is not None else f"with {MIN_PEOPLE} people on either side"
+        raise MobatlasError(f"--by {by}: no region {where}; choose a coarser column or check its ids")
+    kept, number = _renumbered(names, keep)
+    if census is not None:
+        composition = Composition(published.groups, kept, published.shares[row[keep]], published.n[row[keep]])
+    else:
+        composition = composition_from_labels(labels, number[with_labels], groups, kept)
+    return _Made(
+        composition,
+        aggregates_from_dataset(dataset, maps, number[with_phi], "train", kept),
+        randomised=False,
+        details={
+            "way": "by",
+            "by": by,
+            "separation": separation,
+            "census": Path(census).name if census is not None else None,
+            "dropped_regions": len(names) - len(kept),
+        },
+        validation=_validation(dataset, maps, number[region], kept),
+        region_of_person=number[region],
+        notes=notes,
+    )
+
+
+def _from_tables(
+    dataset: TrajectoryDataset,
+    composition: Path,
+    aggregates: Path,
+    features: Sequence[str] | None,
+    mask: Sequence[str],
+    shuffle: bool,
+    straddle: str,
+    seed: int,
+) -> _Made:
+    notes: list[str] = []
+    p = read_composition(composition, dataset.groups, straddle=straddle, notes=notes)
+    vocabulary = dataset.vocabulary
+    known = {name for each in BUILDERS for name in build_feature(each, vocabulary).bins}
+    v = read_aggregates(aggregates, known, notes)
+    chosen = features or tuple(dict.fromkeys(name.partition(":")[0] for name in v.features))
+    wanted = {name for each in chosen for name in build_feature(each, vocabulary, mask).bins}
+    columns = np.flatnonzero([name in wanted for name in v.features])
+    if not len(columns):
+        raise MobatlasError(f"{aggregates}: has no feature of {', '.join(chosen)}; choose another --feature")
+    row = _matched(v.regions, p.regions)
+    keep = np.flatnonzero(row >= 0)
+    if not len(keep):
+        raise MobatlasError(
+            f"{composition} and {aggregates}: no region in common ('{p.regions[0]}' in one, '{v.regions[0]}' in the other); "
+            "give both the same ids"
+        )
+    regions, _ = _renumbered(v.regions, keep)
+    rows = row[keep]
+    if shuffle:
+        rows = np.random.default_rng(_stream(seed, "shuffle")).permutation(rows)
+    return _Made(
+        Composition(p.groups, regions, p.shares[rows], p.n[rows]),
+        replace(
+            v,
+            regions=regions,
+            features=tuple(v.features[number] for number in columns.tolist()),
+            values=v.values[np.ix_(keep, columns)],
+            n=v.n[keep],
+            noise=None if v.noise is None else v.noise[columns],
+        ),
+        randomised=False,
+        details={
+            "way": "tables",
+            "separation": "published tables",
+            "census": composition.name,
+            "aggregates": aggregates.name,
+            "only_in_composition": len(p.regions) - len(keep),
+            "only_in_aggregates": len(v.regions) - len(keep),
+        },
+        notes=notes,
+    )
+
+
+def _labels(dataset: TrajectoryDataset, option: str, advice: str) -> tuple[Groups, npt.NDArray[np.int64]]:
+    if dataset.groups is None or dataset.labels() is None:
+        raise MobatlasError(f"{option}: {dataset.path} has no labels to count groups from{advice}")
+    return dataset.groups, dataset.person_groups()
+
+
+def _stream(seed: int, what: str) -> int:
+    """A seed of its own for each use, so that one does not follow from another."""
+    return int(np.random.SeedSequence([seed, SEEDS[what]]).generate_state(1)[0])
+
+
+def _first_half(dataset: TrajectoryDataset, seed: int) -> npt.NDArray[np.bool_]:
+    """A random half of people that depends on each user id alone."""
+    salt = f"{_stream(seed, 'halves')}:"
+    digests = (
+        hashlib.md5(f"{salt}{user}".encode(), usedforsecurity=False) for user in dataset.people["user_id"].to_pylist()
+    )
+    return np.array([digest.digest()[0] < 128 for digest in digests])  # (people,)
+
+
+def _shuffled(dataset: TrajectoryDataset, region: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64]:
+    """The same region sizes with other people in them, split by split."""
+    rng = np.random.default_rng(_stream(seed, "shuffle"))
+    shuffled = region.copy()
+    for split in ("train", "val"):
+        members = dataset.split_people(split)
+        members = members[region[members] >= 0]
+        shuffled[members] = rng.permutation(region[members])
+    return shuffled
+
+
+def _only(region: npt.NDArray[np.int64], people: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+    """The regions of these people, -1 for all others."""
+    kept = np.full(len(region), -1, dtype=np.int64)
+    kept[people] = region[people]
+    return kept
+
+
+def _renumbered(
+    names: Sequence[str], keep: npt.NDArray[np.integer[Any]]
+) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
+    """The kept regions, and the new number of each old one; -1 for the rest, and for people without one (-1, the last)."""
+    number = np.full(len(names) + 1, -1, dtype=np.int64)
+    number[keep] = np.arange(len(keep))
+    return tuple(names[code] for code in keep.tolist()), number
+
+
+def _sizes(region: npt.NDArray[np.int64], regions: int) -> npt.NDArray[np.int64]:
+    return np.bincount(region[region >= 0], minlength=regions)
+
+
+def _matched(regions: Sequence[str], others: Sequence[str]) -> npt.NDArray[np.int64]:
+    """For each region its row among others, -1 for none; `1400000US01001020100` is `01001020100`."""
+    plain = [re.sub(r"^\d{7}US", "", name) for name in others]
+    row = {name: number for names in (plain, others) for number, name in enumerate(names)}
+    found = [row.get(name, row.get(re.sub(r"^\d{7}US", "", name), -1)) for name in regions]
+    return np.array(found, dtype=np.int64)
+
+
+def _validation(
+    dataset: TrajectoryDataset, maps: list[FeatureMap], region: npt.NDArray[np.int64], regions: Sequence[str]
+) -> Aggregates | None:
+    """The twin of V from validation people, for the regions that have any."""
+    of_val = _only(region, dataset.split_people("val"))
+    present = np.flatnonzero(_sizes(of_val, len(regions)))
+    if not len(present):
+        return None
+    names, number = _renumbered(regions, present)
+    return aggregates_from_dataset(dataset, maps, number[of_val], "val", names)
+
+
+def _details(dataset: TrajectoryDataset, out: Path, made: _Made, mask: Sequence[str], shuffled: bool) -> dict[str, Any]:
+    maps = dict.fromkeys(name.partition(":")[0] for name in made.aggregates.features)
+    return {
+        "dataset": {
+            "name": dataset.path.absolute().name,
+            "path": os.path.relpath(dataset.path, out),
+            "content_hash": dataset.manifest.content_hash,
+        },
+        "groups": made.composition.groups.as_dict(),
+        "features": list(maps),
+        "mask": list(mask),
+        "randomised": made.randomised,
+        "shuffled": shuffled,
+        "pooled": made.aggregates.pooled,
+        **made.details,
+        "notes": made.notes,
+    }
+
+
+def _write(folder: Path, dataset: TrajectoryDataset, made: _Made) -> None:
+    p, v = made.composition, made.aggregates
+    rows = {
+        "region": [name for name in p.regions for _ in p.groups.names],
+        "group": list(p.groups.names) * len(p.regions),
+        "share": p.shares.ravel(),
+        "n": np.repeat(p.n, len(p.groups)),
+    }
+    pq.write_table(pa.table(rows), folder / "composition.parquet")
+    write_aggregates(folder / "aggregates.parquet", v)
+    if made.validation is not None:
+        write_aggregates(folder / "validation.parquet", made.validation)
+    unknown = pa.nulls(len(v.features), pa.float64())
+    spread = {
+        "feature": list(v.features),
+        "variance": unknown if v.spread is None else v.spread,
+        "noise": unknown if v.noise is None else v.noise,
+    }
+    pq.write_table(pa.table(spread), folder / "spread.parquet")
+    if made.region_of_person is not None:
+        in_use = np.union1d(dataset.split_people("train"), dataset.split_people("val"))
+        people = in_use[made.region_of_person[in_use] >= 0]
+        ids = dataset.people["user_id"].take(pa.array(people))
+        names = pa.array([p.regions[code] for code in made.region_of_person[people]], pa.string())
+        pq.write_table(pa.table({"user_id": ids, "region": names}), folder / "assignment.parquet")

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
+from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.regions.composition import read_composition
+from mobatlas.regions.folder import build_regions, load_assignment, load_regions, load_validation
+from mobatlas.regions.table import Regions
+
+DIARY: dict[str, Any] = {
+    "window": {"days": 1, "stride": 1},
+    "quality": {"min_coverage": 0},
+    "anchors": {"require_both": False},
+    "vocabulary_size": 500,
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("city")
+    write_city_folder(root / "city", CityConfig(users=900, pois=40, days=6, districts=6), seed=1)
+    prepare(root / "city", root / "dataset", preset="small")
+    return root / "dataset"
+
+
+@pytest.fixture(scope="module")
+def santiago(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> Path:
+    out = tmp_path_factory.mktemp("santiago") / "dataset"
+    prepare(data_folder / "santiago", out, values=DIARY)
+    return out
+
+
+def files(tmp_path: Path, regions: list[str], rest: str = "category:home") -> dict[str, Any]:
+    """Two published tables: in region number i, i + 1 women to one man, and i + 1 visits a person."""
+    composition, aggregates = tmp_path / "p.csv", tmp_path / "v.csv"
+    pd.DataFrame(
+        {
+            "region": np.repeat(regions, 2),
+            "group": ["<30, M", "<30, F"] * len(regions),
+            "count": [count for number in range(len(regions)) for count in (1, number + 1)],
+        }
+    ).to_csv(composition, index=False)
+    values = [number + 1 for number in range(len(regions))]
+    pd.DataFrame({"region": regions[::-1], "feature": rest, "value": values[::-1], "n": 50}).to_csv(
+        aggregates, index=False
+    )
+    return {"composition": composition, "aggregates": aggregates}
+
+
+def test_a_controlled_partition_counts_the_people_it_assigned(path: Path, tmp_path: Path) -> None:
+    regions = build_regions(path, tmp_path / "regions", partition="messy", seed=3)
+    dataset = TrajectoryDataset.open(path)
+    assignment = load_assignment(tmp_path / "regions")
+    assert assignment is not None
+    ids, labels = dataset.people["user_id"].to_pylist(), dataset.person_groups()
+    split = {ids[row]: name for name in ("train", "val", "test") for row in dataset.split_people(name).tolist()}
+    assert {split[user] for user in assignment} == {"train", "val"}
+    counts = np.zeros((8, 8))
+    for user, group in zip(ids, labels, strict=True):
+        if user in assignment and split[user] == "train":
+            counts[regions.composition.regions.index(assignment[user]), group] += 1
+    assert regions.composition.n.tolist() == regions.aggregates.n.tolist() == counts.sum(1).tolist()
+    assert regions.composition.shares == pytest.approx(counts / counts.sum(1, keepdims=True))
+    nominal = np.array(regions.details["nominal"]["shares"])
+    assert np.abs(regions.composition.shares - nominal).max() < 1 / counts.sum(1).min()
+    assert regions.randomised
+    assert regions.details["features"] == ["poi"]
+    assert regions.details["separation"] == "controlled partition"
+    people = regions.details["people"]
+    assert people["assigned"] == counts.sum()
+    assert people["assigned"] + people["surplus"] == len(dataset.split_people("train"))
+
+
+def test_demogroups_are_the_groups_themselves(path: Path, tmp_path: Path) -> None:
+    regions = build_regions(path, tmp_path / "regions", partition="demogroups", features=("category", "hour"))
+    assert np.array_equal(regions.composition.shares, np.eye(8))
+    assert regions.details["features"] == ["category", "hour"]
+    validation = load_validation(tmp_path / "regions")
+    assert validation is not None
+    assert validation.features == regions.aggregates.features
+    assert validation.n.sum() < regions.aggregates.n.sum() / 4
+
+
+def test_what_is_written_is_what_is_read(path: Path, tmp_path: Path) -> None:
+    built = build_regions(path, tmp_path / "here" / "regions", partition="hot16", mask=("HOME",))
+    loaded = load_regions(tmp_path / "here" / "regions")
+    assert np.array_equal(built.aggregates.values, loaded.aggregates.values)
+    assert loaded.aggregates.spread is not None
+    assert (loaded.aggregates.spread >= 0).all()
+    assert "poi:HOME" not in loaded.aggregates.features
+    assert loaded.details["mask"] == ["HOME"]
+    manifest = json.loads((tmp_path / "here" / "regions" / "manifest.json").read_text())
+    assert str(tmp_path) not in json.dumps(manifest)
+    assert (tmp_path / "here" / "regions" / loaded.details["dataset"]["path"]).resolve() == path.resolve()
+    assert loaded.details["dataset"]["content_hash"] == TrajectoryDataset.open(path).manifest.content_hash
+    table = pq.read_table(tmp_path / "here" / "regions" / "composition.parquet")
+    assert table.column_names == ["region", "group", "share", "n"]
+    again = read_composition(tmp_path / "here" / "regions" / "composition.parquet")
+    assert again.groups == DEFAULT_GROUPS
+    assert again.shares == pytest.approx(loaded.composition.shares)
+    assert again.n.tolist() == loaded.composition.n.tolist()
+
+
+def test_the_same_seed_makes_the_same_folder(path: Path, tmp_path: Path) -> None:
+    def content(name: str, **options: Any) -> list[bytes]:
+        build_regions(path, tmp_path / name, **options)
+        return [file.read_bytes() for file in sorted((tmp_path / name).glob("*.parquet"))]
+
+    for number, options in enumerate(({"partition": "messy"}, {"by": "home_district"})):
+        one = content(f"one{number}", seed=1, **options)
+        assert one == content(f"two{number}", seed=1, **options)
+        assert one != content(f"three{number}", seed=2, **options)
+
+
+def test_real_regions_count_composition_and_aggregates_on_different_people(path: Path, tmp_path: Path) -> None:
+    regions = build_regions(path, tmp_path / "regions", by="home_district")
+    dataset = TrajectoryDataset.open(path)
+    assert regions.details["separation"] == "disjoint halves"
+    assert regions.details["features"] == ["category"]
+    assert not regions.randomised
+    district = np.array(dataset.people["home_district"].to_pylist())[dataset.split_people("train")]
+    for name, labelled, counted in zip(
+        regions.composition.regions, regions.composition.n, regions.aggregates.n, strict=True
+    ):
+        assert labelled + counted == np.count_nonzero(district == name)
+    share = regions.composition.n.sum() / len(district)
+    assert 0.4 < share < 0.6
+    together = build_regions(path, tmp_path / "same", by="home_district", same_people=True)
+    assert together.details["separation"] == "same people"
+    assert together.composition.n.tolist() == together.aggregates.n.tolist()
+    assert together.composition.n.sum() == len(district)
+
+
+def test_half_of_the_people_is_a_matter_of_their_ids(path: Path, tmp_path: Path) -> None:
+    """Labels decide nothing about who is in which half: aggregates stay when labels are shuffled."""
+    shutil.copytree(path, tmp_path / "copy")
+    labels = pq.read_table(path / "labels.parquet").to_pandas()
+    labels["gender"] = labels["gender"].to_numpy()[::-1]
+    labels.to_parquet(tmp_path / "copy" / "labels.parquet", index=False)
+    one = build_regions(path, tmp_path / "one", by="home_district")
+    two = build_regions(tmp_path / "copy", tmp_path / "two", by="home_district")
+    assert np.array_equal(one.aggregates.values, two.aggregates.values)
+    assert not np.array_equal(one.composition.shares, two.composition.shares)
+
+
+def test_shuffled_people_keep_region_sizes_and_lose_their_composition(path: Path, tmp_path: Path) -> None:
+    real = build_regions(path, tmp_path / "real", by="home_district")
+    control = build_regions(path, tmp_path / "control", by="home_district", shuffle_regions=True)
+    assert control.details["shuffled"]
+    assert not real.details["shuffled"]
+    assert (real.composition.n + real.aggregates.n).tolist() == (control.composition.n + control.aggregates.n).tolist()
+
+    def excess(regions: Regions) -> float:
+        """Chi-squared of the compositions against their mean, a degree of freedom: 1 where regions are alike."""
+        shares, n = regions.composition.shares, regions.composition.n[:, None]
+        mean = (n * shares).sum(0) / n.sum()
+        return float((n * (shares - mean) ** 2 / mean).sum() / ((len(n) - 1) * (shares.shape[1] - 1)))
+
+    assert excess(real) > 2 * excess(control)
+    assert excess(control) < 2
+
+
+def test_a_census_gives_the_composition_and_everybody_the_aggregates(path: Path, tmp_path: Path) -> None:
+    dataset = TrajectoryDataset.open(path)
+    districts = dataset.people["home_district"].to_pylist()
+    census = files(tmp_path, [*sorted(set(districts))[1:], "elsewhere"])["composition"]
+    shutil.copytree(path, tmp_path / "unlabelled")
+    (tmp_path / "unlabelled" / "labels.parquet").unlink()
+    regions = build_regions(tmp_path / "unlabelled", tmp_path / "regions", by="home_district", composition=census)
+    assert regions.details["separation"] == "census file"
+    assert regions.details["dropped_regions"] == 1
+    assert regions.composition.n.tolist() == [2, 3, 4, 5, 6]
+    train = [districts[row] for row in dataset.split_people("train").tolist()]
+    assert regions.aggregates.n.tolist() == [train.count(name) for name in regions.aggregates.regions]
+
+
+def test_two_published_tables_meet_by_region(path: Path, tmp_path: Path) -> None:
+    tables = files(tmp_path, ["a", "b", "c"])
+    extra = pd.read_csv(tables["composition"])
+    nowhere = pd.DataFrame({"region": ["nowhere"], "group": ["<30, F"], "count": [9]})
+    pd.concat([extra, nowhere]).to_csv(tables["composition"], index=False)
+    regions = build_regions(path, tmp_path / "regions", **tables)
+    assert regions.composition.regions == ("c", "b", "a")
+    assert regions.composition.shares[:, 1].tolist() == pytest.approx([3 / 4, 2 / 3, 1 / 2])
+    assert regions.aggregates.values.ravel().tolist() == [3, 2, 1]
+    assert regions.aggregates.n.tolist() == [50, 50, 50]
+    assert regions.aggregates.spread is None
+    assert regions.details["only_in_composition"] == 1
+    assert regions.details["features"] == ["category"]
+    assert load_assignment(tmp_path / "regions") is None
+    assert load_validation(tmp_path / "regions") is None
+    shuffled = build_regions(path, tmp_path / "shuffled", **tables, shuffle_regions=True, seed=1)
+    assert sorted(shuffled.composition.n.tolist()) == [2, 3, 4]
+    assert shuffled.aggregates.values.ravel().tolist() == [3, 2, 1]
+    assert shuffled.composition.n.tolist() != regions.composition.n.tolist()
+
+
+def test_census_ids_meet_plain_ones(path: Path, tmp_path: Path) -> None:
+    composition = files(tmp_path, ["1400000US01001020100", "1400000US01001020200"])["composition"]
+    (tmp_path / "other").mkdir()
+    aggregates = files(tmp_path / "other", ["01001020100", "01001020200"])["aggregates"]
+    regions = build_regions(path, tmp_path / "regions", composition=composition, aggregates=aggregates)
+    assert regions.composition.regions == ("01001020200", "01001020100")
+    assert regions.composition.n.tolist() == [3, 2]
+
+
+def test_a_table_without_devices_is_marked_as_pooled(path: Path, tmp_path: Path) -> None:
+    tables = files(tmp_path, ["a", "b"])
+    pd.read_csv(tables["aggregates"]).drop(columns="n").to_csv(tables["aggregates"], index=False)
+    regions = build_regions(path, tmp_path / "regions", **tables)
+    assert regions.aggregates.pooled
+    assert "only shares of visits are known" in regions.details["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "choose one of --partition"),
+        ({"partition": "messy", "by": "home_district"}, "choose one of --partition"),
+        ({"composition": "p.csv"}, "choose one of --partition"),
+        ({"by": "home_district", "composition": "p.csv", "aggregates": "v.csv"}, "choose one of --partition"),
+        ({"partition": "messy", "same_people": True}, "--same-people goes with --by"),
+        ({"by": "home_distrikt"}, "--by home_distrikt: is no region column .*did you mean 'home_district'"),
+        ({"partition": "mesy"}, "--partition mesy does not exist"),
+        ({"partition": "messy", "features": ("pois",)}, "--feature pois does not exist"),
+        ({"partition": "dirichlet:900:1"}, "--partition dirichlet:900:1: .* too few"),
+    ],
+)
+def test_bad_options_are_refused_and_leave_nothing(
+    path: Path, tmp_path: Path, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(MobatlasError, match=sentence):
+        build_regions(path, tmp_path / "regions", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dataset_without_labels_cannot_count_groups(path: Path, tmp_path: Path) -> None:
+    shutil.copytree(path, tmp_path / "unlabelled")
+    (tmp_path / "unlabelled" / "labels.parquet").unlink()
+    with pytest.raises(MobatlasError, match=r"--partition messy: .* has no labels"):
+        build_regions(tmp_path / "unlabelled", tmp_path / "regions", partition="messy")
+    with pytest.raises(MobatlasError, match=r"--by home_district: .* has no labels .*pass --composition FILE"):
+        build_regions(tmp_path / "unlabelled", tmp_path / "regions", by="home_district")
+
+
+def test_published_tables_that_do_not_meet_are_refused(path: Path, tmp_path: Path) -> None:
+    composition = files(tmp_path, ["a", "b"])["composition"]
+    (tmp_path / "other").mkdir()
+    aggregates = files(tmp_path / "other", ["c", "d"])["aggregates"]
+    with pytest.raises(MobatlasError, match="no region in common"):
+        build_regions(path, tmp_path / "regions", composition=composition, aggregates=aggregates)
+    strange = files(tmp_path, ["a", "b"], rest="category:hom")
+    with pytest.raises(MobatlasError, match=r"'category:hom' is not in the vocabulary .*'category:home'"):
+        build_regions(path, tmp_path / "regions", **strange)
+    with pytest.raises(MobatlasError, match="has no feature of poi"):
+        build_regions(path, tmp_path / "regions", **files(tmp_path, ["a", "b"]), features=("poi",))
+
+
+def test_comunas_of_santiago_by_survey_and_by_census(santiago: Path, data_folder: Path, tmp_path: Path) -> None:
+    by_survey = build_regions(santiago, tmp_path / "survey", by="home_comuna")
+    assert len(by_survey.composition.regions) == 45
+    assert by_survey.details["dropped_regions"] == 0
+    census = data_folder / "santiago" / "census_comuna.parquet"
+    with pytest.raises(MobatlasError, match="'25-64' straddles '25-44' and '45-64'"):
+        build_regions(santiago, tmp_path / "census", by="home_comuna", composition=census)
+    by_census = build_regions(santiago, tmp_path / "census", by="home_comuna", composition=census, straddle="uniform")
+    assert by_census.composition.regions == by_survey.composition.regions
+    assert "spread evenly over its years" in by_census.details["notes"][0]
+    assert by_census.aggregates.n.sum() > 1.8 * by_survey.aggregates.n.sum()
+    gender = by_survey.groups.level_codes[:, 1]
+    women = [regions.composition.shares[:, gender == 1].sum(1) for regions in (by_survey, by_census)]
+    assert np.abs(np.median(women[0]) - np.median(women[1])) < 0.05
+
+
+def test_zones_of_santiago_too_small_for_two_halves_are_dropped_and_counted(santiago: Path, tmp_path: Path) -> None:
+    regions = build_regions(santiago, tmp_path / "zones", by="home_zone")
+    zones = set(TrajectoryDataset.open(santiago).people["home_zone"].to_pylist())
+    assert regions.details["dropped_regions"] + len(regions.composition.regions) == len(zones)
+    assert min(regions.composition.n.min(), regions.aggregates.n.min()) >= 2
