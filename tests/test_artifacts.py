@@ -63,6 +63,44 @@ def test_overwrite_never_deletes_what_mobatlas_did_not_write(tmp_path: Path) -> 
     assert precious.read_text() == "years of work"
 
 
+def test_overwrite_leaves_another_programs_manifest_alone(tmp_path: Path) -> None:
+    (tmp_path / "webapp").mkdir()
+    (tmp_path / "webapp" / "manifest.json").write_text('{"name": "my web app"}')
+    with pytest.raises(MobatlasError, match="not written by mobatlas"):
+        write(tmp_path / "webapp", overwrite=True)
+
+
+def test_overwrite_leaves_a_folder_of_another_kind_or_with_other_files_alone(tmp_path: Path) -> None:
+    write(tmp_path / "out")
+    with (
+        pytest.raises(MobatlasError, match="holds a thing, not a model"),
+        new_folder(tmp_path / "out", "model", overwrite=True),
+    ):
+        pass
+    (tmp_path / "out" / "notes.md").write_text("mine")
+    with pytest.raises(MobatlasError, match=r"holds notes\.md, which mobatlas did not write"):
+        write(tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "notes.md").read_text() == "mine"
+
+
+def test_the_folder_one_stands_in_and_a_link_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(MobatlasError, match="the folder you are in"):
+        write(Path())
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(MobatlasError, match="symbolic link"):
+        write(tmp_path / "link")
+
+
+def test_a_failure_takes_new_parent_folders_away_again(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "new" / "deep" / "out", "thing"):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    write(tmp_path / "new" / "deep" / "out")
+    assert (tmp_path / "new" / "deep" / "out" / "file.txt").exists()
+
+
 def test_an_error_during_overwrite_keeps_the_old_folder(tmp_path: Path) -> None:
     write(tmp_path / "out", "old")
     with pytest.raises(ZeroDivisionError), new_folder(tmp_path / "out", "thing", overwrite=True):
@@ -137,7 +175,7 @@ def test_manifests_hold_no_time_and_no_path(tmp_path: Path) -> None:
     write(tmp_path / "out")
     text = (tmp_path / "out" / "manifest.json").read_text()
     assert str(tmp_path) not in text
-    assert set(json.loads(text)) == {"format", "kind", "versions", "seed", "config", "details", "files"}
+    assert set(json.loads(text)) == {"format", "kind", "versions", "seed", "config", "details", "files", "unlisted"}
 
 
 @given(sizes=st.lists(st.integers(0, 9), max_size=12), rows=st.integers(1, 7))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,86 @@ def test_an_empty_result_says_why_with_counts_and_what_to_do(tmp_path: Path) -> 
     assert "anchors.require_both=false" in lonely
 
 
+def test_every_row_is_counted_once(tmp_path: Path) -> None:
+    rows = [GOOD, GOOD, "b,p,north,-74,2024-03-04 08:00:00,", "b,,40,-74,2024-03-04 08:00:00,2024-03-04 07:00:00"]
+    rows += ["b,p,,-74,2024-03-04 08:00:00,", "b,,40,-74,2024-03-04 08:00:00,"]
+    source = tmp_path / "visits.csv"
+    source.write_text("\n".join([HEADER, *rows]) + "\n")
+    summary = prepare(source, tmp_path / "dataset", values=VALUES | {"invalid_rows": "drop"})
+    counted = summary.rows
+    assert (counted.rows, counted.invalid, counted.missing_coordinates, counted.not_poi) == (6, 2, 1, 1)
+    assert summary.duplicates == 1
+
+
+@pytest.mark.parametrize("word", ["HOME", "OTHER", "<pad>"])
+def test_a_place_may_not_be_called_like_a_token(tmp_path: Path, word: str) -> None:
+    assert "'poi_id' uses a reserved word" in refused(tmp_path, [GOOD, f"b,{word},40,-74,2024-03-04 08:00:00,"])
+
+
+def test_a_flag_that_is_neither_true_nor_false(tmp_path: Path) -> None:
+    sentence = refused(tmp_path, [f"{GOOD},oui"], header=f"{HEADER},is_home")
+    assert "'is_home' and 'is_work' must be true or false" in sentence
+    assert "is_home 'oui'" in sentence
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_csv_is_read_alike_however_it_is_separated_and_wherever_it_is_quoted(tmp_path: Path, separator: str) -> None:
+    lines = [separator.join(HEADER.split(","))]
+    lines += [separator.join(f"a,p,40,-74,2024-03-{day:02d} 08:00:00,".split(",")) for day in range(1, 29)] * 100
+    lines.append(separator.join(["a", f'"caf\u00e9{separator} ""bar"""', "40", "-74", "2024-03-29 08:00:00", ""]))
+    source = tmp_path / "visits.csv"
+    source.write_bytes(("\ufeff" + "\r\n".join(lines) + "\r\n").encode())
+    prepare(source, tmp_path / "dataset", values=VALUES | {"split": {"train": 1, "val": 0, "test": 0}})
+    names = pq.read_table(tmp_path / "dataset" / "vocabulary.parquet")["poi_id"].to_pylist()
+    assert names[7:] == ["p", f'caf\u00e9{separator} "bar"']
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (f"{HEADER}\n{GOOD}\na,p,40\n".encode(), "not a readable CSV file.*Line: 3"),
+        (f"{HEADER}\n{GOOD}\nb,caf\u00e9,40,-74,2024-03-04,\n".encode("latin-1"), "not a readable CSV file in UTF-8"),
+        (f"{HEADER}\n{GOOD}\n".encode("utf-16"), "not a readable CSV file in UTF-8"),
+        (b"\n", "the first line names no columns"),
+        (b"user_id,user_id\n", "two columns have the same name"),
+    ],
+)
+def test_a_broken_csv_is_named(tmp_path: Path, content: bytes, sentence: str) -> None:
+    (tmp_path / "visits.csv").write_bytes(content)
+    with pytest.raises(MobatlasError, match=rf"visits\.csv: .*{sentence}"):
+        prepare(tmp_path / "visits.csv", tmp_path / "dataset", values=VALUES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"anchors": {"night": [30, 6]}}, "less than or equal to 24"),
+        ({"quality": {"max_day_km": float("inf")}}, "finite number"),
+        ({"memory_limit": "1MB"}, "memory_limit '1MB' is too little"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(MobatlasError, match=sentence):
+        prepare(
+            write_visits(tmp_path / "raw", [Visit("a", "p", "2024-03-04 08:00")]),
+            tmp_path / "ds",
+            values=VALUES | changes,
+        )
+
+
+def test_a_preset_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(MobatlasError, match="did you mean 'small'"):
+        prepare(tmp_path, tmp_path / "ds", preset="smal")
+
+
+def test_the_source_is_never_written_over(tmp_path: Path) -> None:
+    raw = write_visits(tmp_path / "raw", [Visit("a", "p", "2024-03-04 08:00")])
+    for source, out in ((raw, raw), (raw / "visits.parquet", raw), (raw, raw / "inside")):
+        with pytest.raises(MobatlasError, match="lies over the source"):
+            prepare(source, out, values=VALUES, overwrite=True)
+    assert (raw / "visits.parquet").exists()
+
+
 def test_an_empty_table(tmp_path: Path) -> None:
     assert "visits.csv: the table has no rows" in refused(tmp_path, [])
 
@@ -168,7 +250,9 @@ def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
 @pytest.mark.parametrize(
     ("people", "changes", "sentence"),
     [
-        ({"id": ["a"]}, {}, "people: column 'user_id' is missing"),
+        ({"id": ["a"]}, {}, "column 'user_id' is missing"),
+        ({"user_id": ["A", "B"], "age": ["<30", "<30"]}, {}, "no user_id of .* is in it .there 'a', here 'A'"),
+        ({"user_id": ["a"], "home_lat": ["n/a"]}, {}, "column 'home_lat' is no number in 1 rows"),
         ({"user_id": ["a", "a"]}, {}, "'user_id' is empty or repeated"),
         ({"user_id": ["a"], "home_lat": [95.0]}, {}, "column 'home_lat' is outside the globe"),
         ({"user_id": ["a"], "age": ["<30"]}, {"attributes": ["agee"]}, "no column 'agee'; did you mean 'age'"),
@@ -219,6 +303,28 @@ def test_the_command_line_answers_with_one_sentence_and_code_2(tmp_path: Path) -
     assert (wrong.returncode, "did you mean 'foursquare'?" in wrong.stderr) == (2, True)
     assert "Traceback" not in wrong.stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_a_misspelt_section_is_refused_by_prepare_too(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("prepar: {window: {days: 1}}\n")
+    done = mobatlas("prepare", "visits.csv", "--out", "ds", "--config", "run.yaml", cwd=tmp_path)
+    assert (done.returncode, "did you mean 'prepare'?" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupt_tidies_up_and_says_so(tmp_path: Path, number: int, code: int) -> None:
+    command = [sys.executable, "-m", "mobatlas", "simulate", "--out", "city", "--users", "2000000", "--quiet"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / ".city.partial" / "people.parquet").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.strip().splitlines()[-1]) == (
+        code,
+        "mobatlas: stopped; nothing was left half-written",
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dataset_of_another_version_is_refused(tmp_path: Path) -> None:

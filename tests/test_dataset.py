@@ -114,6 +114,26 @@ def test_a_dataset_without_its_labels_is_the_same_dataset(
         bare.person_groups()
 
 
+def test_labels_belong_to_people_in_whatever_order_they_are_stored(
+    dataset: TrajectoryDataset, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    labels = pq.read_table(folder / "labels.parquet")
+    pq.write_table(labels.sort_by("age").slice(100), tmp_path / "copy" / "labels.parquet")
+    groups = TrajectoryDataset.open(tmp_path / "copy").person_groups()
+    assert np.count_nonzero(groups == -1) == 100
+    assert np.array_equal(groups[groups >= 0], dataset.person_groups()[groups >= 0])
+
+
+def test_trajectories_count_from_the_end_too_and_no_further(dataset: TrajectoryDataset) -> None:
+    assert dataset.trajectory(-1).tolist() == dataset.trajectory(len(dataset) - 1).tolist()
+    for index in (len(dataset), -len(dataset) - 1):
+        with pytest.raises(IndexError):
+            dataset.trajectory(index)
+    with pytest.raises(IndexError):
+        dataset.gather([-1])
+
+
 def test_the_vocabulary_comes_from_training_people(dataset: TrajectoryDataset, folder: Path) -> None:
     visits = pq.read_table(folder.parent / "city" / "visits.parquet").to_pandas()
     people = dataset.people["user_id"].to_pylist()
@@ -153,7 +173,7 @@ def tampered(folder: Path, tmp_path: Path, change: str) -> Path:
     pq.write_table(pa.Table.from_pandas(splits, preserve_index=False), copy / "splits.parquet")
     manifest = read_manifest(folder, "dataset")
     (copy / "manifest.json").unlink()
-    _write_manifest(copy, manifest, {"labels.parquet"})
+    _write_manifest(copy, manifest)
     return copy
 
 

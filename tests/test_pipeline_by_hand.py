@@ -6,11 +6,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from mobatlas import MobatlasError, prepare
-from tests.logs import Visit, read_sequences, write_visits
+from tests.logs import VISITS, Visit, read_sequences, write_visits
 
 ONE_DAY: dict[str, Any] = {
     "window": {"days": 1, "stride": 1},
@@ -20,9 +21,9 @@ ONE_DAY: dict[str, Any] = {
 }
 
 
-def prepared(tmp_path: Path, visits: list[Visit], **changes: Any) -> Path:
+def prepared(tmp_path: Path, visits: list[Visit], overwrite: bool = False, **changes: Any) -> Path:
     out = tmp_path / "dataset"
-    prepare(write_visits(tmp_path / "raw", visits), out, values=ONE_DAY | changes)
+    prepare(write_visits(tmp_path / "raw", visits), out, values=ONE_DAY | changes, overwrite=overwrite)
     return out
 
 
@@ -252,3 +253,86 @@ def test_a_fixed_origin_counts_windows_from_that_day_for_everybody(tmp_path: Pat
     window = {"days": 7, "stride": 7, "origin": "2024-03-04"}
     out = prepared(tmp_path, visits, window=window, quality={"min_coverage": 0.0})
     assert set(read_sequences(out)) == {("a", 0), ("b", 1)}
+
+
+def test_of_two_arrivals_at_one_moment_both_last_until_the_next_later_one(tmp_path: Path) -> None:
+    visits = [
+        Visit("a", "x", "2024-03-04 08:00"),
+        Visit("a", "x", "2024-03-04 08:00", "2024-03-04 08:10"),
+        Visit("a", "y", "2024-03-04 08:00"),
+        Visit("a", "z", "2024-03-04 12:00"),
+    ]
+    for order in (visits, visits[::-1]):
+        out = prepared(tmp_path, order, missing_departure="until_next", overwrite=True)
+        rows = pq.read_table(out / "trajectories.parquet").to_pylist()
+        assert [(row["arrival"].hour, row["departure"].hour) for row in rows] == [(8, 12), (8, 12), (12, 0)]
+
+
+def with_people(tmp_path: Path, visits: list[Visit], people: dict[str, list[Any]], **changes: Any) -> Path:
+    raw = write_visits(tmp_path / "raw", visits)
+    pq.write_table(pa.table(people), raw / "people.parquet")
+    prepare(raw, tmp_path / "dataset", values=ONE_DAY | changes)
+    return tmp_path / "dataset"
+
+
+def test_a_half_given_anchor_is_not_mixed_with_the_seen_one(tmp_path: Path) -> None:
+    visits = [Visit("a", "home", "2024-03-04 00:00", "2024-03-04 08:00", lat=10.0, lon=20.0)]
+    out = with_people(tmp_path, visits, {"user_id": ["a"], "home_lat": [50.0], "home_lon": [None]})
+    person = pq.read_table(out / "people.parquet").to_pylist()[0]
+    assert (person["home_lat"], person["home_lon"]) == (10.0, 20.0)
+
+
+def test_visits_near_a_given_home_are_at_home_and_a_hotel_is_not(tmp_path: Path) -> None:
+    """0.001 degrees of latitude are 111 m."""
+    visits = [
+        Visit("a", "hotel", f"2024-03-{day:02d} 22:00", f"2024-03-{day:02d} 23:00", lat=54.9, lon=37.0)
+        for day in (4, 5, 6)
+    ]
+    visits.append(Visit("a", "flat", "2024-03-06 23:30", "2024-03-06 23:50", lat=55.001, lon=37.0))
+    people = {"user_id": ["a"], "home_lat": [55.0], "home_lon": [37.0]}
+    out = with_people(tmp_path, visits, people, anchors={"require_both": False, "min_days": 1})
+    assert read_sequences(out)["a", 2] == ["hotel", "HOME"]
+
+
+def test_a_night_worker_with_a_flagged_home_works_where_the_nights_are_spent(tmp_path: Path) -> None:
+    visits = []
+    for day in (4, 5, 6, 7):
+        visits += [
+            Visit("a", "home", f"2024-03-{day:02d} 16:00", f"2024-03-{day:02d} 20:00"),
+            Visit("a", "hospital", f"2024-03-{day:02d} 21:00", f"2024-03-{day + 1:02d} 10:00"),
+        ]
+    out = prepared(tmp_path, visits, anchors={"require_both": True}, **days_with(5, min_coverage=0.0))
+    assert read_sequences(out) == {("a", 0): ["HOME", "WORK"] * 4}
+
+
+def test_a_home_without_a_place_id_stays_home_when_anchors_are_inferred_always(tmp_path: Path) -> None:
+    raw = write_visits(tmp_path / "raw", [])
+    rows = [Visit("a", "home", f"2024-03-{day:02d} 00:00", f"2024-03-{day:02d} 08:00").row() for day in (4, 5, 6)]
+    rows = [row | {"poi_id": None} for row in rows]
+    pq.write_table(pa.Table.from_pylist(rows, VISITS), raw / "visits.parquet")
+    prepare(raw, tmp_path / "dataset", values=ONE_DAY | {"anchors": {"infer": "always", "require_both": False}})
+    assert set(map(tuple, read_sequences(tmp_path / "dataset").values())) == {("HOME",)}
+
+
+def test_columns_of_people_may_be_called_like_ours(tmp_path: Path) -> None:
+    people = {"user_id": ["a"], "split": ["secret"], "user": ["x"], "Eligible": ["y"], "age": ["<30"]}
+    out = with_people(tmp_path, [Visit("a", "p", "2024-03-04 08:00")], people, regions=["user"])
+    assert pq.read_table(out / "labels.parquet").to_pylist() == [
+        {"user_id": "a", "age": "<30", "split": "secret", "Eligible": "y"}
+    ]
+    assert pq.read_table(out / "people.parquet")["user"].to_pylist() == ["x"]
+
+
+def test_what_describes_a_home_is_not_taken_for_a_region(tmp_path: Path) -> None:
+    people = {"user_id": ["a"], "home_language": ["es"], "home_income": ["low"], "home_zone": ["7"]}
+    out = with_people(tmp_path, [Visit("a", "p", "2024-03-04 08:00")], people)
+    assert set(pq.read_schema(out / "people.parquet").names) >= {"home_zone"}
+    assert not {"home_language", "home_income"} & set(pq.read_schema(out / "people.parquet").names)
+
+
+def test_a_folder_of_parts_is_one_table_of_visits(tmp_path: Path) -> None:
+    for number, user in enumerate("ab"):
+        part = write_visits(tmp_path / "parts", [Visit(user, "p", "2024-03-04 08:00")])
+        (part / "visits.parquet").rename(part / f"part-{number}.parquet")
+    prepare(tmp_path / "parts", tmp_path / "dataset", values=ONE_DAY)
+    assert set(read_sequences(tmp_path / "dataset")) == {("a", 0), ("b", 0)}

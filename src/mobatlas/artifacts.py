@@ -12,8 +12,8 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -41,7 +41,7 @@ class Manifest:
     details: dict[str, Any] = field(default_factory=dict)  # what this kind of folder says of itself
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> {sha256, bytes}
     versions: dict[str, str] = field(default_factory=dict)
-    format: int = FORMAT
+    unlisted: tuple[str, ...] = ()  # files that may change or go without making the folder another one
 
     @property
     def content_hash(self) -> str:
@@ -56,7 +56,7 @@ class NewFolder:
 
     path: Path
     details: dict[str, Any] = field(default_factory=dict)
-    unlisted: set[str] = field(default_factory=set)  # files that may change or go without making the folder another one
+    unlisted: set[str] = field(default_factory=set)
 
     def scratch(self) -> Path:
         """A place for intermediate files, gone when the folder appears."""
@@ -71,24 +71,28 @@ def new_folder(
 ) -> Iterator[NewFolder]:
     """Write a folder: the caller fills `path`, and `out` appears when the block ends without an error."""
     out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a symbolic link and replace its target)
-    _refuse_existing(out, overwrite)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise MobatlasError(f"{out.parent}: the folder cannot be made ({error.strerror})") from None
-    partial = out.with_name(f".{out.name}.partial")
-    with _lock(out.with_name(f".{out.name}.lock"), out):
+    _refuse_existing(out, kind, overwrite)
+    with _parents(out), _lock(out.with_name(f".{out.name}.lock"), out):
+        partial = out.with_name(f".{out.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
             folder = NewFolder(partial)
             yield folder
             shutil.rmtree(partial / ".scratch", ignore_errors=True)
-            _write_manifest(partial, Manifest(kind, seed, config or {}, folder.details), folder.unlisted)
-            _refuse_existing(out, overwrite)
+            manifest = Manifest(kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted)))
+            _write_manifest(partial, manifest)
+            _refuse_existing(out, kind, overwrite)
             _replace(partial, out)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def refuse_overlap(source: Path, out: Path) -> None:
+    """Refuse to write over what is being read."""
+    read, written = source.resolve(), out.resolve()
+    if read == written or written in read.parents or read in written.parents:
+        raise MobatlasError(f"{out}: lies over the source {source}; choose an --out apart from it")
 
 
 def read_manifest(folder: Path, kind: str) -> Manifest:
@@ -121,13 +125,16 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
         details=values.get("details") or {},
         files=values["files"],
         versions=values.get("versions") or {},
+        unlisted=tuple(values.get("unlisted") or ()),
     )
 
 
 def write_json(path: Path, value: Any) -> None:
     """Pretty, stable JSON, on disk before it has its name."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    partial.write_text(
+        json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n", encoding="utf-8"
+    )
     _sync(partial)
     partial.replace(path)
 
@@ -165,20 +172,55 @@ def library_versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES}
 
 
-def _refuse_existing(out: Path, overwrite: bool) -> None:
-    if not out.exists() and not out.is_symlink():
-        return
-    if out.is_dir() and not any(out.iterdir()):
+def _refuse_existing(out: Path, kind: str, overwrite: bool) -> None:
+    """What is there stays, unless it is a folder of this kind that we wrote and nobody added to."""
+    if out.is_symlink():
+        raise MobatlasError(f"{out}: is a symbolic link; give the folder itself as --out")
+    if Path.cwd() == out or out in Path.cwd().parents:
+        raise MobatlasError(f"{out}: is the folder you are in, or above it; choose another --out")
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
         raise MobatlasError(f"{out}: exists already; choose another --out or pass --overwrite")
-    if not (out / MANIFEST).is_file():
-        raise MobatlasError(f"{out}: was not written by mobatlas (no {MANIFEST}), so --overwrite leaves it alone")
+    try:
+        old = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+        ours = isinstance(old, dict) and isinstance(old["files"], dict) and isinstance(old["format"], int)
+        known = {MANIFEST, *old["files"], *old.get("unlisted", ())}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        ours, old, known = False, {}, set()
+    if not ours:
+        raise MobatlasError(f"{out}: was not written by mobatlas, so --overwrite leaves it alone")
+    if old.get("kind") != kind:
+        raise MobatlasError(f"{out}: holds a {old.get('kind')}, not a {kind}, so --overwrite leaves it alone")
+    added = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
+    foreign = [name for name in added if name not in known]
+    if foreign:
+        raise MobatlasError(f"{out}: holds {foreign[0]}, which mobatlas did not write; move it before you --overwrite")
+
+
+@contextmanager
+def _parents(out: Path) -> Iterator[None]:
+    """Make the folders above; take the new ones away again if nothing comes of it."""
+    missing = [parent for parent in out.parents if not parent.exists()]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MobatlasError(f"--out {out}: {out.parent} cannot be made ({error.strerror})") from None
+    try:
+        yield
+    finally:
+        for parent in missing:
+            with suppress(OSError):  # not empty: something came of it
+                parent.rmdir()
 
 
 @contextmanager
 def _lock(path: Path, out: Path) -> Iterator[None]:
-    with path.open("w") as handle:
+    try:
+        handle = path.open("w")
+    except OSError as error:
+        raise MobatlasError(f"--out {out}: cannot be written there ({error.strerror})") from None
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # the process that held it may have removed the file between our open and our lock
@@ -196,32 +238,32 @@ def _lock(path: Path, out: Path) -> Iterator[None]:
 
 def _replace(partial: Path, out: Path) -> None:
     """Rename into place; an old folder steps aside first and goes only when the new one is there."""
-    old = out.with_name(f".{out.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
+    aside = out.with_name(f".{out.name}.replaced-{os.getpid()}")
     if out.exists():
-        out.rename(old)
+        out.rename(aside)
     partial.rename(out)
     _sync(out.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_manifest(folder: Path, manifest: Manifest, unlisted: Collection[str] = ()) -> None:
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         _sync(path)
         name = path.relative_to(folder).as_posix()
-        if name not in unlisted:
+        if name not in manifest.unlisted:
             files[name] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
     write_json(
         folder / MANIFEST,
         {
-            "format": manifest.format,
+            "format": FORMAT,
             "kind": manifest.kind,
             "versions": library_versions(),
             "seed": manifest.seed,
             "config": manifest.config,
             "details": manifest.details,
             "files": files,
+            "unlisted": list(manifest.unlisted),
         },
     )
 

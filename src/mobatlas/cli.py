@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as jsonlib
 import logging
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -15,7 +16,7 @@ from rich.console import Console
 
 import mobatlas
 from mobatlas.benchmark import speed as speed_benchmark
-from mobatlas.config import CityConfig, build, load_run, merge, parse_assignments, run_values
+from mobatlas.config import CityConfig, build, load_run, load_values, merge, parse_assignments
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare import STEPS, prepare
 from mobatlas.demo import run_demo
@@ -105,9 +106,7 @@ def prepare_command(
     quiet: Quiet = False,
 ) -> None:
     """Turn raw visits into trajectories: a dataset folder."""
-    values: dict[str, Any] = run_values(config, preset)["prepare"] if config or preset else {}
-    if not isinstance(values, dict):
-        raise MobatlasError(f"{config}: 'prepare' is a mapping of names to values")
+    values = load_values(config, preset).get("prepare", {})
     with track("preparing", STEPS, quiet) as tracker:
         summary = prepare(
             source,
@@ -158,19 +157,35 @@ def main() -> None:
     """Run a command; errors become one sentence and an exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("mobatlas").setLevel(logging.INFO)
+    stopped = _watch_signals()
     try:
         app()
     except MobatlasError as error:
         _fail(str(error), 2)
-    except KeyboardInterrupt:
-        _fail("interrupted; nothing was left half-written", 130)
-    except OSError as error:
-        _fail(f"{error.filename or 'the disk'}: {error.strerror or error}", 1)
-    except Exception as error:  # the last door: a person gets a sentence, a developer asks for the rest
+    except BaseException as error:  # the last door: a person gets a sentence, a developer asks for the rest
+        if stopped:  # engines turn an interrupt into errors of their own
+            _fail("stopped; nothing was left half-written", 128 + stopped[0])
+        if isinstance(error, SystemExit):
+            raise
         if os.environ.get("MOBATLAS_DEBUG"):
             traceback.print_exc()
+        if isinstance(error, OSError):
+            _fail(f"{error.filename or 'the disk'}: {error.strerror or error}", 1)
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else "no further word"
         _fail(f"unexpected {type(error).__name__}: {first_line} (set MOBATLAS_DEBUG=1 for the traceback)", 1)
+
+
+def _watch_signals() -> list[int]:
+    """Ctrl-C and a polite kill stop the work where it is and let it tidy up; which of them came is in the list."""
+    received: list[int] = []
+
+    def stop(number: int, _: Any) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    return received
 
 
 def _fail(sentence: str, code: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -20,7 +20,7 @@ from mobatlas.errors import MobatlasError, suggestion
 class Section(BaseModel):
     """A part of the configuration: immutable, and closed to unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True, allow_inf_nan=False)
 
 
 class CityConfig(Section):
@@ -59,12 +59,18 @@ class QualityConfig(Section):
     min_tokens: int = Field(1, ge=1)  # shorter trajectories are left out
 
 
+Hour = Annotated[int, Field(ge=0, le=24)]
+
+
 class AnchorConfig(Section):
     """Home and work: given by the source, or inferred as the modal place at night and in working hours."""
 
-    infer: Literal["auto", "always", "never"] = "auto"  # auto: where the source has neither flags nor anchors
-    night: tuple[int, int] = (22, 6)  # hours, may wrap around midnight
-    working_hours: tuple[int, int] = (9, 17)  # on weekdays
+    infer: Literal["auto", "always", "never"] = "auto"  # auto: for people with neither flagged visits nor given anchors
+    radius_metres: float = Field(
+        250.0, gt=0
+    )  # visits this near to a given anchor are at it, where the source has no flags
+    night: tuple[Hour, Hour] = (22, 6)  # may wrap around midnight
+    working_hours: tuple[Hour, Hour] = (9, 17)  # on weekdays
     min_days: int = Field(3, ge=1)  # on fewer distinct days a place is neither home nor work
     require_both: bool = True  # keep only people with a home and a work location
 
@@ -115,7 +121,7 @@ class PrepareConfig(Section):
 class RunConfig(Section):
     """A whole run."""
 
-    preset: Literal["small", "paper"] = "small"
+    preset: Literal["small", "paper"] | None = None
     seed: int = Field(0, ge=0, lt=2**63)
     simulate: CityConfig = CityConfig()
     prepare: PrepareConfig = PrepareConfig()
@@ -212,15 +218,24 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def run_values(path: Path | None, preset: str | None = None) -> dict[str, Any]:
-    """The values of a run before validation: preset, then file."""
+def preset_values(preset: str | None) -> dict[str, Any]:
+    """The sections of a preset; nothing for none."""
+    if preset is None:
+        return {}
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise MobatlasError(f"preset '{preset}' does not exist{suggestion(str(preset), PRESETS)} (known: small, paper)")
+    return PRESETS[preset]
+
+
+def load_values(path: Path | None = None, preset: str | None = None) -> dict[str, Any]:
+    """The values of a run: a preset (the one asked for, else the file's), then the file; refused if they do not validate."""
     values = read_yaml(path) if path else {}
-    chosen = preset or values.get("preset", "small")
-    if not isinstance(chosen, str) or chosen not in PRESETS:
-        raise MobatlasError(f"preset '{chosen}' does not exist{suggestion(str(chosen), PRESETS)} (known: small, paper)")
-    return merge({"preset": chosen}, PRESETS[chosen], values, {"preset": chosen})
+    chosen = preset or values.get("preset")
+    merged = merge(preset_values(chosen), values, {"preset": chosen})
+    build(RunConfig, merged, str(path) if path else f"preset {chosen}")
+    return merged
 
 
 def load_run(path: Path | None = None, preset: str | None = None) -> RunConfig:
     """A validated run from a YAML file, on top of a preset."""
-    return build(RunConfig, run_values(path, preset), str(path) if path else f"preset {preset or 'small'}")
+    return RunConfig.model_validate(load_values(path, preset))

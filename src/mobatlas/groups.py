@@ -39,7 +39,9 @@ class Groups:
                 )
             for level in levels:
                 if SEPARATOR.strip() in level or not level.strip():
-                    raise MobatlasError(f"attribute '{name}': level '{level}' may not be empty or contain a comma")
+                    raise MobatlasError(
+                        f"attribute '{name}': level '{level}' may not be empty or contain a comma; rename it"
+                    )
 
     @classmethod
     def of(cls, attributes: Mapping[str, Sequence[str]]) -> Groups:

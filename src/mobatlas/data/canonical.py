@@ -8,15 +8,17 @@ import ibis
 from ibis import ir
 
 from mobatlas.config import PrepareConfig
-from mobatlas.data.columns import NO_ANSWER, as_flag, as_number, as_text
+from mobatlas.data.columns import FALSE_WORDS, NO_ANSWER, TRUE_WORDS, as_flag, as_number, as_text, is_word
 from mobatlas.data.engine import Engine, one
 from mobatlas.data.readers.base import Source
 from mobatlas.data.schema import VISITS_REQUIRED, require_columns
+from mobatlas.data.vocabulary import SPECIALS
 from mobatlas.errors import MobatlasError
 
 DAY = 86_400  # seconds
 ISO_LOCAL = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?)?$"
-RAW = ("raw_arrival", "raw_departure", "raw_lat", "raw_lon")  # as given, to tell what is absent from what is wrong
+# Columns as given, to tell what is absent from what is wrong.
+RAW = ("raw_arrival", "raw_departure", "raw_lat", "raw_lon", "raw_is_home", "raw_is_work")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ def canonical_visits(source: Source) -> ir.Table:
         return table[name] if name in table.columns else otherwise
 
     departure = optional("departure", ibis.null("timestamp"))
+    home, work = (optional(name, ibis.literal(False)) for name in ("is_home", "is_work"))
     return table.select(
         user_id=as_text(table.user_id),
         poi_id=as_text(table.poi_id),
@@ -59,26 +62,27 @@ def canonical_visits(source: Source) -> ir.Table:
         category=as_text(optional("category", ibis.null("string"))),
         start=_as_seconds(table.arrival),
         end=_as_seconds(departure),
-        home=as_flag(optional("is_home", ibis.literal(False))),
-        work=as_flag(optional("is_work", ibis.literal(False))),
-        **dict(zip(RAW, (table.arrival, departure, table.lat, table.lon), strict=True)),
+        home=as_flag(home),
+        work=as_flag(work),
+        **dict(zip(RAW, (table.arrival, departure, table.lat, table.lon, home, work), strict=True)),
     )
 
 
 def check_rows(visits: ir.Table, source: Source, engine: Engine, config: PrepareConfig) -> tuple[ir.Table, RowCounts]:
     """Count what is wrong; refuse, or leave only the rows that can be used."""
     faults = _faults(visits, config)
-    missing = visits.lat.isnull() | visits.lon.isnull()
-    not_poi = visits.poi_id.isnull() & ~visits.home & ~visits.work
     invalid = faults[0].rows
     for fault in faults[1:]:
         invalid = invalid | fault.rows
+    # a row is counted once: as invalid, else as missing, else as no POI
+    missing = ~invalid & (visits.lat.isnull() | visits.lon.isnull())
+    not_poi = ~invalid & ~missing & visits.poi_id.isnull() & ~visits.home & ~visits.work
     counts = one(
         engine,
         visits.aggregate(
             n=visits.count(),
-            n_missing=missing.fill_null(True).sum(),
-            n_not_poi=(~missing & not_poi).sum(),
+            n_missing=missing.sum(),
+            n_not_poi=not_poi.sum(),
             n_invalid=invalid.sum(),
             **{fault.name: fault.rows.sum() for fault in faults},
         ),
@@ -103,8 +107,11 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> list[_Fault]:
     unparsed = (visits.start.isnull() & _is_given(visits.raw_arrival)) | (
         visits.end.isnull() & _is_given(visits.raw_departure)
     )
-    words = (visits.lat.isnull() & _is_word(visits.raw_lat)) | (visits.lon.isnull() & _is_word(visits.raw_lon))
+    words = (visits.lat.isnull() & is_word(visits.raw_lat)) | (visits.lon.isnull() & is_word(visits.raw_lon))
     times = ("raw_arrival", "raw_departure")
+    flags = (*TRUE_WORDS, *FALSE_WORDS, *NO_ANSWER)
+    unclear = is_word(visits.raw_is_home, flags) | is_word(visits.raw_is_work, flags)
+    reserved = visits.poi_id.isin(SPECIALS).fill_null(False) & ~visits.home & ~visits.work
     return [
         _Fault("no_user", visits.user_id.isnull(), ("poi_id", "raw_arrival"), "column 'user_id' is empty"),
         _Fault(
@@ -117,6 +124,15 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> list[_Fault]:
         _Fault("bad_number", words, ("raw_lat", "raw_lon"), "columns 'lat' and 'lon' must be numbers, and are not"),
         _Fault("bad_lat", (visits.lat.abs() > 90).fill_null(False), ("raw_lat",), "column 'lat' is outside -90..90"),
         _Fault("bad_lon", (visits.lon.abs() > 180).fill_null(False), ("raw_lon",), "column 'lon' is outside -180..180"),
+        _Fault(
+            "bad_flag", unclear, ("raw_is_home", "raw_is_work"), "columns 'is_home' and 'is_work' must be true or false"
+        ),
+        _Fault(
+            "reserved",
+            reserved,
+            ("poi_id",),
+            "column 'poi_id' uses a reserved word; flag the row as is_home or is_work, or rename the place;",
+        ),
         _Fault(
             "reversed", (visits.end < visits.start).fill_null(False), times, "column 'departure' is before 'arrival'"
         ),
@@ -163,9 +179,3 @@ def _as_seconds(column: ir.Value) -> ir.Value:
 
 def _is_given(raw: ir.Value) -> ir.Value:
     return (raw != "").fill_null(False) if raw.type().is_string() else raw.notnull()
-
-
-def _is_word(raw: ir.Value) -> ir.Value:
-    if not raw.type().is_string():
-        return ibis.literal(False)
-    return (~raw.lower().isin(NO_ANSWER)).fill_null(False)

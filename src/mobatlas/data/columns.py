@@ -6,6 +6,7 @@ import ibis
 from ibis import ir
 
 TRUE_WORDS = ("true", "t", "yes", "y", "1", "1.0")
+FALSE_WORDS = ("false", "f", "no", "n", "0", "0.0")
 NO_ANSWER = ("", "nan", "na", "none", "null")
 
 
@@ -25,6 +26,13 @@ def as_flag(column: ir.Value) -> ir.Value:
     if column.type().is_boolean():
         return column.fill_null(False)
     return column.cast("string").lower().isin(TRUE_WORDS).fill_null(False)
+
+
+def is_word(raw: ir.Value, known: tuple[str, ...] = NO_ANSWER) -> ir.Value:
+    """Whether a column of text says something, and none of these words."""
+    if not raw.type().is_string():
+        return raw.isnull() & raw.notnull()  # false, row for row
+    return (~raw.lower().isin(known)).fill_null(False)
 
 
 def nearest_whole(value: ir.Value) -> ir.Value:

@@ -103,6 +103,7 @@ class TrajectoryDataset:
 
     def trajectory(self, index: int) -> npt.NDArray[np.int32]:
         """The tokens of one trajectory, a view of the file."""
+        index = range(len(self))[index]
         part = int(np.searchsorted(self._bounds, index, side="right")) - 1
         start = self._starts[index]
         return self._tokens[part][start : start + self._lengths[index]]
@@ -114,6 +115,8 @@ class TrajectoryDataset:
     def gather(self, indices: Sequence[int] | npt.NDArray[np.int64], max_length: int | None = None) -> Batch:
         """Trajectories by number, padded; those past `max_length` are truncated."""
         chosen = np.asarray(indices, dtype=np.int64)
+        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
+            raise IndexError(f"trajectories are numbered 0 to {len(self) - 1}")
         lengths = self._lengths[chosen]
         if max_length is not None:
             lengths = np.minimum(lengths, max_length)
@@ -153,9 +156,15 @@ class TrajectoryDataset:
         return table["arrivals"], table["departures"]
 
     def labels(self) -> pa.Table | None:
-        """Attributes of people, row for row; None where the source knew none."""
+        """Attributes of people, row for row, null for people without any; None where the source knew none."""
         path = self.path / LABELS
-        return pq.read_table(path) if path.exists() else None
+        if not path.exists():
+            return None
+        table = pq.read_table(path)
+        row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
+        users = self.people["user_id"].to_pylist()
+        aligned = table.take(pa.array([row.get(user) for user in users], pa.int64()))
+        return aligned.set_column(aligned.schema.get_field_index("user_id"), "user_id", pa.array(users, pa.string()))
 
     def person_groups(self) -> npt.NDArray[np.int64]:
         """The group of each person from the labels, -1 where it is unknown."""
@@ -184,7 +193,8 @@ def _split_code(name: str) -> int:
 def _checked_splits(folder: Path, manifest: Manifest, people: pa.Table) -> npt.NDArray[np.int64]:
     splits = pq.read_table(folder / "splits.parquet")
     users = splits["user_id"].to_pylist()
-    stored = np.array([SPLITS.index(name) for name in splits["split"].to_pylist()], dtype=np.int64)
+    codes = {name: code for code, name in enumerate(SPLITS)}
+    stored = np.array([codes.get(name, -1) for name in splits["split"].to_pylist()], dtype=np.int64)
     config = build(SplitConfig, manifest.config.get("prepare", {}).get("split", {}), f"{folder}: manifest")
     if len(set(users)) != len(users) or users != people["user_id"].to_pylist():
         raise MobatlasError(

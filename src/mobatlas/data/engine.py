@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +29,7 @@ class Engine(Protocol):
     work: Path
 
     def read(self, path: Path) -> ir.Table:
-        """A Parquet file or folder, or a CSV file (every column a string)."""
+        """A Parquet file or folder, or a CSV file (every column text)."""
         ...
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
@@ -63,9 +66,7 @@ class DuckDBEngine:
     def read(self, path: Path) -> ir.Table:
         if path.is_dir():
             return self._backend.read_parquet(str(path / "**" / "*.parquet"), hive_partitioning=False)
-        if is_csv(path):
-            return self._backend.read_csv(str(path), all_varchar=True, header=True, sample_size=1000)
-        return self._backend.read_parquet(str(path))
+        return self._backend.read_parquet(str(parquet_of(path, self.work)))
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
         path = self.work / f"{name}.parquet"
@@ -106,10 +107,7 @@ class SparkEngine:
         self._backend = ibis.pyspark.connect(self._session)
 
     def read(self, path: Path) -> ir.Table:
-        if is_csv(path):
-            return self._backend.read_csv(
-                _local(path), header=True, inferSchema=False, multiLine=True, quote='"', escape='"', mode="PERMISSIVE"
-            )
+        path = parquet_of(path, self.work)
         table = self._backend.read_parquet(_local(path), recursiveFileLookup="true")
         nanoseconds = {
             field.name: (table[field.name] // 1_000_000_000).as_timestamp("s")
@@ -160,12 +158,56 @@ def is_csv(path: Path) -> bool:
     return path.name.lower().endswith((".csv", ".csv.gz", ".txt", ".tsv"))
 
 
+def parquet_of(path: Path, work: Path) -> Path:
+    """The path itself, or for CSV a copy as Parquet, every column text: one parser, whatever the engine."""
+    if path.is_dir() or not is_csv(path):
+        return path
+    names, delimiter = csv_header(path)
+    digest = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]
+    copy = work / f"{path.name.split('.')[0]}-{digest}.parquet"
+    columns = ", ".join(f"{_sql(name)}: 'VARCHAR'" for name in names)
+    options = f"auto_detect=false, header=true, delim={_sql(delimiter)}, quote='\"', escape='\"', columns={{{columns}}}"
+    try:
+        with duckdb.connect(config={"temp_directory": str(work / "spill"), "memory_limit": "1GB"}) as connection:
+            connection.execute("SET enable_progress_bar = false")
+            connection.execute(
+                f"COPY (SELECT * FROM read_csv({_sql(path)}, {options})) TO {_sql(copy)} (FORMAT parquet)"
+            )
+    except duckdb.Error as error:
+        said = " ".join(str(error).split("Possible")[0].split())[:200]
+        raise MobatlasError(f"{path}: not a readable CSV file in UTF-8: {said}") from None
+    return copy
+
+
+def csv_header(path: Path) -> tuple[list[str], str]:
+    """The column names of a CSV file and what separates them."""
+    open_text = gzip.open if path.suffix == ".gz" else Path.open
+    try:
+        with open_text(path, "rt", encoding="utf-8-sig") as lines:
+            first = str(lines.readline())
+    except (OSError, EOFError, UnicodeError) as error:
+        raise MobatlasError(f"{path}: not a readable CSV file in UTF-8 ({error})") from None
+    delimiter = max(",;\t|", key=first.count)
+    names = next(csv.reader([first.rstrip("\r\n")], delimiter=delimiter), [])
+    if not any(name.strip() for name in names):
+        raise MobatlasError(f"{path}: the first line names no columns")
+    if len(set(names)) != len(names):
+        raise MobatlasError(f"{path}: two columns have the same name in the first line")
+    return names, delimiter
+
+
+def _sql(value: object) -> str:
+    return "'" + str(value).replace("'", "''") + "'"
+
+
 def parquet_schema(path: Path) -> pa.Schema:
     """The Arrow schema of a Parquet file or folder."""
     try:
         return pads.dataset(path, format="parquet").schema if path.is_dir() else pq.read_schema(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise MobatlasError(f"{path}: not a readable Parquet file ({str(error).splitlines()[0]})") from None
+        raise MobatlasError(
+            f"{path}: not a readable Parquet file; give .parquet or .csv ({str(error).splitlines()[0]})"
+        ) from None
 
 
 def one(engine: Engine, expression: ir.Table) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import ibis
@@ -9,7 +10,7 @@ import pyarrow as pa
 from ibis import ir
 
 from mobatlas.config import PrepareConfig
-from mobatlas.data.columns import as_number, as_text
+from mobatlas.data.columns import as_number, as_text, is_word
 from mobatlas.data.engine import Engine, one
 from mobatlas.data.readers.base import Source
 from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, PEOPLE_REQUIRED, looks_like_region, require_columns
@@ -26,6 +27,13 @@ class PeopleColumns:
     regions: tuple[str, ...] = ()
     others: tuple[str, ...] = ()  # neither: kept with the labels
 
+    @property
+    def inside(self) -> dict[str, str]:
+        """For each column, a name that cannot meet one of the pipeline's own."""
+        return {
+            name: f"described_{number}" for number, name in enumerate((*self.attributes, *self.regions, *self.others))
+        }
+
 
 def sort_columns(source: Source, config: PrepareConfig) -> PeopleColumns:
     """Attributes and regions as configured, or by their names."""
@@ -35,11 +43,11 @@ def sort_columns(source: Source, config: PrepareConfig) -> PeopleColumns:
                 raise MobatlasError(f"{source.where}: the source has no people table, so '{key}' cannot be given")
         return PeopleColumns()
     columns = [name for name in source.people.columns if name != "user_id" and name not in ANCHORS]
-    require_columns("people", source.people.columns, PEOPLE_REQUIRED)
+    require_columns(source.people_where, source.people.columns, PEOPLE_REQUIRED)
     for key, names in (("attributes", config.attributes or ()), ("regions", config.regions or ())):
         for name in names:
             if name not in columns:
-                raise MobatlasError(f"{key}: people has no column '{name}'{suggestion(name, columns)}")
+                raise MobatlasError(f"{key}: {source.people_where} has no column '{name}'{suggestion(name, columns)}")
     attributes = (
         tuple(config.attributes)
         if config.attributes is not None
@@ -52,7 +60,9 @@ def sort_columns(source: Source, config: PrepareConfig) -> PeopleColumns:
     )
     both = set(attributes) & set(regions)
     if both:
-        raise MobatlasError(f"people: column '{min(both)}' is named both as an attribute and as a region")
+        raise MobatlasError(
+            f"{source.people_where}: column '{min(both)}' is named both as an attribute and as a region"
+        )
     others = tuple(name for name in columns if name not in attributes and name not in regions)
     return PeopleColumns(attributes, regions, others)
 
@@ -62,21 +72,51 @@ def canonical_people(source: Source, columns: PeopleColumns, engine: Engine) -> 
     table = source.people
     if table is None:
         return None
-    anchors = {name: as_number(table[name]) if name in table.columns else ibis.null("float64") for name in ANCHORS}
-    described = (*columns.attributes, *columns.regions, *columns.others)
-    people = table.select(
-        user_id=as_text(table.user_id), **anchors, **{name: as_text(table[name]) for name in described}
+    where = source.people_where
+    given = [name for name in ANCHORS if name in table.columns]
+    everything = table.select(
+        user_id=as_text(table.user_id),
+        **{name: as_number(table[name]) if name in given else ibis.null("float64") for name in ANCHORS},
+        **{f"raw_{name}": table[name] for name in given},
+        **{inside: as_text(table[name]) for name, inside in columns.inside.items()},
     )
-    bad = {
-        name: (people[name].abs() > (90 if name.endswith("lat") else 180)).fill_null(False).sum() for name in ANCHORS
+    outside = {
+        name: (everything[name].abs() > (90 if name.endswith("lat") else 180)).fill_null(False) for name in ANCHORS
     }
-    counts = one(engine, people.aggregate(rows=people.count(), distinct=people.user_id.nunique(), **bad))
+    words = {f"word_{name}": everything[name].isnull() & is_word(everything[f"raw_{name}"]) for name in given}
+    counts = one(
+        engine,
+        everything.aggregate(
+            rows=everything.count(),
+            distinct=everything.user_id.nunique(),
+            **{name: rows.sum() for name, rows in (outside | words).items()},
+        ),
+    )
     if counts["rows"] != counts["distinct"]:
-        raise MobatlasError("people: column 'user_id' is empty or repeated in some rows; give each person one row")
+        raise MobatlasError(f"{where}: column 'user_id' is empty or repeated in some rows; give each person one row")
     for name in ANCHORS:
         if counts[name]:
-            raise MobatlasError(f"people: column '{name}' is outside the globe in {counts[name]:,} rows; mend them")
-    return people
+            raise MobatlasError(f"{where}: column '{name}' is outside the globe in {counts[name]:,} rows; mend them")
+        if counts.get(f"word_{name}"):
+            raise MobatlasError(
+                f"{where}: column '{name}' is no number in {counts[f'word_{name}']:,} rows; leave them empty"
+            )
+    return everything.drop(*(f"raw_{name}" for name in given))
+
+
+def require_known_people(users: ir.Table, people: ir.Table, source: Source, engine: Engine) -> int:
+    """How many of those who made visits are in people; none at all is a mistake in the ids."""
+    known = int(one(engine, users.semi_join(people, "user_id").aggregate(n=lambda t: t.count()))["n"])
+    if not known:
+        examples = [
+            engine.collect(table.select("user_id").order_by("user_id").limit(1))["user_id"][0].as_py()
+            for table in (users, people)
+        ]
+        raise MobatlasError(
+            f"{source.people_where}: no user_id of {source.where} is in it (there '{examples[0]}', here '{examples[1]}'); "
+            "write the ids the same way in both"
+        )
+    return known
 
 
 def anchors_from_visits(visits: ir.Table) -> ir.Table:
@@ -106,7 +146,11 @@ def join_people(users: ir.Table, seen: ir.Table, people: ir.Table | None, config
     joined = users.left_join(seen, "user").drop("user_right")
     if people is not None:
         joined = joined.left_join(people, "user_id").drop("user_id_right")
-        anchors = {name: ibis.coalesce(joined[name], joined[f"seen_{name}"]) for name in ANCHORS}
+        # a place is a pair of coordinates: never one of each
+        given = {
+            place: joined[f"{place}_lat"].notnull() & joined[f"{place}_lon"].notnull() for place in ("home", "work")
+        }
+        anchors = {name: ibis.ifelse(given[name[:4]], joined[name], joined[f"seen_{name}"]) for name in ANCHORS}
     else:
         anchors = {name: joined[f"seen_{name}"] for name in ANCHORS}
     joined = joined.mutate(**anchors).drop(*(f"seen_{name}" for name in ANCHORS))
@@ -117,7 +161,7 @@ def join_people(users: ir.Table, seen: ir.Table, people: ir.Table | None, config
     return joined.mutate(eligible=complete)
 
 
-def find_groups(labels: pa.Table, config: PrepareConfig, columns: PeopleColumns) -> Groups | None:
+def find_groups(labels: Mapping[str, pa.ChunkedArray], config: PrepareConfig, columns: PeopleColumns) -> Groups | None:
     """The groups that the attribute columns span."""
     if not columns.attributes:
         return None

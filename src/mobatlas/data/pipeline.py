@@ -66,10 +66,13 @@ def fill_departures(visits: ir.Table, config: PrepareConfig) -> ir.Table:
     """A visit without departure is an instant, or lasts until the next arrival, at most `max_gap_hours`."""
     if config.missing_departure == "instant":
         return visits.mutate(end=ibis.coalesce(visits.end, visits.start))
-    order = ibis.window(group_by="user", order_by=["start", "poi"])
-    cap = visits.start + int(config.max_gap_hours * HOUR)
-    following = visits.start.lead().over(order)
-    return visits.mutate(end=ibis.coalesce(visits.end, ibis.least(ibis.coalesce(following, cap), cap)))
+    moments = visits.select("user", "start").distinct()
+    later = moments.start.lead().over(ibis.window(group_by="user", order_by="start"))
+    joined = visits.join(moments.mutate(following=later), ["user", "start"])
+    cap = joined.start + int(config.max_gap_hours * HOUR)
+    return joined.mutate(end=ibis.coalesce(joined.end, ibis.least(ibis.coalesce(joined.following, cap), cap))).drop(
+        "following"
+    )
 
 
 def split_at_midnights(visits: ir.Table) -> ir.Table:
@@ -81,20 +84,22 @@ def split_at_midnights(visits: ir.Table) -> ir.Table:
     return days.mutate(piece_start=ibis.greatest(days.start, midnight), piece_end=ibis.least(days.end, midnight + DAY))
 
 
-def infer_anchors(visits: ir.Table, config: AnchorConfig) -> ir.Table:
-    """Home and work of each user: the modal place at night, and another one in working hours on weekdays.
+def infer_anchors(visits: ir.Table, config: AnchorConfig, which: tuple[str, ...]) -> ir.Table:
+    """`which` of home and work of each user: the modal place at night, and another one in working hours on weekdays.
 
     Places are ranked by seconds observed in those hours, then by days, then by id, so that check-ins without
-    departures are ranked by days.
+    departures are ranked by days. What the source flags as home is not taken for work.
     """
     pieces = split_at_midnights(visits.filter(visits.poi.notnull()))
     since_midnight = pieces.piece_start - pieces.day * DAY
     until = pieces.piece_end - pieces.day * DAY
-    weekday = (pieces.day + 3) % 7 < 5  # day 0 was a Thursday
     night_seconds, night = _overlap(since_midnight, until, config.night)
+    homes = pieces.filter(night if "home" in which else ibis.literal(False)).mutate(seconds=night_seconds)
+    home = _modal_place(homes, config.min_days).rename(home_poi="poi")
     work_seconds, working = _overlap(since_midnight, until, config.working_hours)
-    home = _modal_place(pieces.filter(night).mutate(seconds=night_seconds), config.min_days).rename(home_poi="poi")
-    office = pieces.filter(working & weekday).mutate(seconds=work_seconds)
+    weekday = (pieces.day + 3) % 7 < 5  # day 0 was a Thursday
+    wanted = working & weekday if "work" in which else ibis.literal(False)
+    office = pieces.filter(wanted if "home" in which else wanted & ~pieces.home).mutate(seconds=work_seconds)
     away = office.left_join(home, "user").filter(lambda t: t.home_poi.isnull() | (t.home_poi != t.poi))
     work = _modal_place(away, config.min_days).rename(work_poi="poi")
     joined = home.outer_join(work, "user")
@@ -121,11 +126,30 @@ def _modal_place(pieces: ir.Table, min_days: int) -> ir.Table:
     return ranked.filter(ranked["rank"] == 0).select("user", "poi")
 
 
-def flag_anchors(visits: ir.Table, anchors: ir.Table, which: tuple[str, ...]) -> ir.Table:
-    """Visits to an inferred place carry its flag; `which` of home and work were asked for."""
-    joined = visits.left_join(anchors, "user")
-    flags = {place: (joined.poi == joined[f"{place}_poi"]).fill_null(False) for place in which}
+def flag_anchors(
+    visits: ir.Table, anchors: ir.Table, given: ir.Table | None, which: tuple[str, ...], config: AnchorConfig
+) -> ir.Table:
+    """Flags where the source has none: near a given anchor, else at the inferred place; a flag without a place id stays."""
+    joined = visits.left_join(anchors, "user").drop("user_right")
+    if given is not None:
+        joined = joined.left_join(given, "user").drop("user_right")
+    flags = {}
+    for place in which:
+        inferred = (joined.poi == joined[f"{place}_poi"]).fill_null(False)
+        if given is not None:
+            lat, lon = joined[f"{place}_lat"], joined[f"{place}_lon"]
+            near = (_flat_metres(joined.lat, joined.lon, lat, lon) <= config.radius_metres).fill_null(False)
+            inferred = ibis.ifelse(lat.notnull() & lon.notnull(), near, inferred)
+        flags[place] = inferred | (joined[place] & joined.poi.isnull())
     return joined.select(*[name for name in visits.columns if name not in which], **flags)
+
+
+def _flat_metres(lat: ir.Value, lon: ir.Value, other_lat: ir.Value, other_lon: ir.Value) -> ir.Value:
+    """Distance over a few hundred metres, where the earth is flat."""
+    degree = EARTH_KM * 1000 * math.pi / 180
+    north = (lat - other_lat) * degree
+    east = (lon - other_lon) * degree * other_lat.radians().cos()
+    return (north * north + east * east).sqrt()
 
 
 def tokenise(visits: ir.Table, tokens: ir.Table) -> ir.Table:

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import ibis
 import pyarrow as pa
 from ibis import ir
 
-from mobatlas.artifacts import new_folder, write_json, write_parquet
-from mobatlas.config import PRESETS, PrepareConfig, build, merge
+from mobatlas.artifacts import new_folder, refuse_overlap, write_json, write_parquet
+from mobatlas.config import PrepareConfig, build, merge, preset_values
 from mobatlas.data import pipeline
 from mobatlas.data.canonical import RowCounts, canonical_visits, check_rows
-from mobatlas.data.columns import as_number, as_text
+from mobatlas.data.columns import as_number, as_text, is_word
 from mobatlas.data.dataset import KIND, LABELS
 from mobatlas.data.engine import Engine, one, open_engine
 from mobatlas.data.people import (
@@ -24,19 +25,21 @@ from mobatlas.data.people import (
     canonical_people,
     find_groups,
     join_people,
+    require_known_people,
     sort_columns,
 )
 from mobatlas.data.readers import Source, reader_named
 from mobatlas.data.schema import ANCHORS, POIS_REQUIRED, require_columns
 from mobatlas.data.sequences import write_sequences
 from mobatlas.data.summary import Summary, WindowCounts
+from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary, modal_categories, most_frequent
 from mobatlas.data.vocabulary import SCHEMA as VOCABULARY_SCHEMA
-from mobatlas.data.vocabulary import build_vocabulary, modal_categories, most_frequent
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 
 STEPS = 7
+FEW_LEVELS = 12
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class _Observed:
     counts: RowCounts
     duplicates: int
     inferred: tuple[str, ...]
+    in_people: int | None  # users with visits whom the people table knows
 
 
 def prepare_config(format: str, values: Mapping[str, Any] | None = None, where: str = "prepare") -> PrepareConfig:  # noqa: A002
@@ -69,8 +73,8 @@ def prepare(
     tracker: Tracker = SILENT,
 ) -> Summary:
     """Prepare `source` into the dataset folder `out`; `values` are fields of PrepareConfig."""
-    layers = merge(PRESETS[preset]["prepare"] if preset else {}, values or {})
-    config = prepare_config(format, layers)
+    config = prepare_config(format, merge(preset_values(preset).get("prepare", {}), values or {}))
+    refuse_overlap(Path(source), Path(out))
     reader = reader_named(format)
     recorded = {"format": format, "prepare": config.model_dump(mode="json", exclude={"memory_limit"})}
     with new_folder(Path(out), KIND, config=recorded, overwrite=overwrite) as folder:
@@ -79,6 +83,8 @@ def prepare(
             tracker.step(0, "reading")
             opened = reader.open(Path(source), running, config.reader)
             summary, details = _run(opened, running, config, folder.path, tracker)
+        except duckdb.OutOfMemoryException:
+            raise MobatlasError(f"memory_limit '{config.memory_limit}' is too little for {source}; raise it") from None
         finally:
             running.close()
         folder.details.update(details)
@@ -121,11 +127,12 @@ def _run(
         duplicates=observed.duplicates,
         users=one(engine, observed.users.aggregate(n=observed.users.count()))["n"],
         windows=counts,
-        pois=one(engine, observed.places.aggregate(n=observed.places.count()))["n"],
+        pois=_count_pois(observed.visits, engine),
         splits=splits,
         inferred=observed.inferred,
         columns={"attributes": columns.attributes, "regions": columns.regions, "others": columns.others},
-        notes=source.notes,
+        users_in_people=observed.in_people,
+        notes=(*source.notes, *_many_levels(groups)),
     )
     return summary, {"attributes": groups.as_dict() if groups else None, "regions": list(columns.regions)}
 
@@ -139,6 +146,7 @@ def _observe(
     tracker.step(1, "people and places")
     people = canonical_people(source, columns, engine)
     numbered = engine.stage(pipeline.number_users(clean, config.split), "users")
+    known = None if people is None else require_known_people(numbered, people, source, engine)
     places = engine.stage(pipeline.number_places(clean), "places")
     tracker.step(2, "visits")
     usable = counts.rows - counts.missing_coordinates - counts.not_poi - counts.invalid
@@ -156,10 +164,11 @@ def _observe(
         if config.anchors.infer == "always" or (config.anchors.infer == "auto" and not facts[place])
     )
     if lacking:
-        anchors = engine.stage(pipeline.infer_anchors(visits, config.anchors), "anchors")
-        visits = engine.stage(pipeline.flag_anchors(visits, anchors, lacking), "flagged")
+        given = None if people is None else numbered.join(people, "user_id").select("user", *ANCHORS)
+        anchors = engine.stage(pipeline.infer_anchors(visits, config.anchors, lacking), "anchors")
+        visits = engine.stage(pipeline.flag_anchors(visits, anchors, given, lacking, config.anchors), "flagged")
     users = engine.stage(join_people(numbered, anchors_from_visits(visits), people, config), "people")
-    return _Observed(clean, visits, users, places, counts, usable - int(facts["rows"]), lacking)
+    return _Observed(clean, visits, users, places, counts, usable - int(facts["rows"]), lacking, known)
 
 
 def _vocabulary(observed: _Observed, source: Source, engine: Engine, config: PrepareConfig, folder: Path) -> ir.Table:
@@ -171,24 +180,44 @@ def _vocabulary(observed: _Observed, source: Source, engine: Engine, config: Pre
     categories = modal_categories(observed.rows, frequent)
     described = frequent.left_join(categories, "poi_id").select("poi_id", "visits", "lat", "lon", categories.category)
     if source.pois is not None:
-        described = _described_by(described, source.pois, engine)
+        described = _described_by(described, source.pois, source.pois_where, engine)
     vocabulary = build_vocabulary(engine.collect(described.order_by([described.visits.desc(), described.poi_id])))
     path = folder / "vocabulary.parquet"
     write_parquet(path, VOCABULARY_SCHEMA, vocabulary.table.to_batches())
     table = engine.read(path)
-    return table.join(frequent.select("poi", "poi_id"), "poi_id").select("poi", "token")
+    own = table.filter(table.token >= FIRST_POI)
+    return own.join(frequent.select("poi", "poi_id"), "poi_id").select("poi", "token")
 
 
-def _described_by(places: ir.Table, pois: ir.Table, engine: Engine) -> ir.Table:
+def _described_by(places: ir.Table, pois: ir.Table, where: str, engine: Engine) -> ir.Table:
     """Coordinates and category from the source's own table of POIs, where it has them."""
-    require_columns("pois", pois.columns, POIS_REQUIRED)
+    require_columns(where, pois.columns, POIS_REQUIRED)
     category = as_text(pois.category) if "category" in pois.columns else ibis.null("string")
-    described = pois.select(
-        poi_id=as_text(pois.poi_id), poi_lat=as_number(pois.lat), poi_lon=as_number(pois.lon), poi_category=category
+    everything = pois.select(
+        poi_id=as_text(pois.poi_id),
+        poi_lat=as_number(pois.lat),
+        poi_lon=as_number(pois.lon),
+        poi_category=category,
+        raw_lat=pois.lat,
+        raw_lon=pois.lon,
     )
-    counts = one(engine, described.aggregate(rows=described.count(), distinct=described.poi_id.nunique()))
+    words = (everything.poi_lat.isnull() & is_word(everything.raw_lat)) | (
+        everything.poi_lon.isnull() & is_word(everything.raw_lon)
+    )
+    outside = ((everything.poi_lat.abs() > 90) | (everything.poi_lon.abs() > 180)).fill_null(False)
+    counts = one(
+        engine,
+        everything.aggregate(
+            rows=everything.count(), distinct=everything.poi_id.nunique(), wrong=(words | outside).sum()
+        ),
+    )
     if counts["rows"] != counts["distinct"]:
-        raise MobatlasError("pois: column 'poi_id' is empty or repeated in some rows; give each POI one row")
+        raise MobatlasError(f"{where}: column 'poi_id' is empty or repeated in some rows; give each POI one row")
+    if counts["wrong"]:
+        raise MobatlasError(
+            f"{where}: columns 'lat' and 'lon' are no place on the globe in {counts['wrong']:,} rows; mend them"
+        )
+    described = everything.drop("raw_lat", "raw_lon")
     joined = places.left_join(described, "poi_id")
     return joined.select(
         "poi_id",
@@ -197,6 +226,19 @@ def _described_by(places: ir.Table, pois: ir.Table, engine: Engine) -> ir.Table:
         lat=ibis.coalesce(joined.poi_lat, joined.lat),
         lon=ibis.coalesce(joined.poi_lon, joined.lon),
     )
+
+
+def _many_levels(groups: Groups | None) -> list[str]:
+    return [
+        f"attribute '{name}' has {len(levels)} levels; bin it if these are not the groups you want"
+        for name, levels in (groups.attributes if groups else ())
+        if len(levels) > FEW_LEVELS
+    ]
+
+
+def _count_pois(visits: ir.Table, engine: Engine) -> int:
+    elsewhere = visits.filter(~visits.home & ~visits.work)
+    return int(one(engine, elsewhere.aggregate(n=elsewhere.poi.nunique()))["n"])
 
 
 def _count_windows(windows: ir.Table, engine: Engine) -> WindowCounts:
@@ -234,17 +276,15 @@ def _write_people(
     """people.parquet, splits.parquet and, where the source knows attributes, labels.parquet: those with a trajectory."""
     kept = windows.filter(windows.reason.isnull()).select("user").distinct()
     people = engine.collect(users.semi_join(kept, "user").order_by("user"))
-    groups = find_groups(people, config, columns)
+    described = {name: people[inside].cast(pa.string()) for name, inside in columns.inside.items()}
+    user_id = {"user_id": people["user_id"].cast(pa.string())}
+    labels = {name: described[name] for name in (*columns.attributes, *columns.others)}
     files = {
-        "people.parquet": [
-            *((name, pa.float64()) for name in ANCHORS),
-            *((name, pa.string()) for name in columns.regions),
-        ],
-        "splits.parquet": [("split", pa.string())],
-    }
-    if columns.attributes or columns.others:
-        files[LABELS] = [(name, pa.string()) for name in (*columns.attributes, *columns.others)]
-    for name, fields in files.items():
-        schema = pa.schema([("user_id", pa.string()), *fields])
-        write_parquet(folder / name, schema, people.select(schema.names).cast(schema).to_batches())
-    return people, groups
+        "people.parquet": {name: people[name].cast(pa.float64()) for name in ANCHORS}
+        | {name: described[name] for name in columns.regions},
+        "splits.parquet": {"split": people["split"].cast(pa.string())},
+    } | ({LABELS: labels} if labels else {})
+    for name, values in files.items():
+        table = pa.table(user_id | values)
+        write_parquet(folder / name, table.schema, table.to_batches())
+    return people, find_groups(labels, config, columns)

@@ -27,18 +27,10 @@ ANCHORS = ("home_lat", "home_lon", "work_lat", "work_lon")
 # the labels: a column that might describe the person must not reach the models by accident.
 ATTRIBUTE_NAMES = ("age", "age_group", "age_bin", "gender", "sex")
 REGION_NAMES = (
-    "region",
-    "district",
-    "zone",
-    "comuna",
-    "county",
-    "tract",
-    "cbg",
-    "census_block_group",
-    "zip",
-    "zipcode",
+    *("region", "district", "zone", "comuna", "commune", "municipality", "county", "province", "state", "tract", "cbg"),
+    *("block_group", "census_block_group", "zip", "zipcode", "zip_code", "postcode", "postal_code", "ward", "borough"),
+    *("neighborhood", "neighbourhood", "msa"),
 )
-REGION_PREFIXES = ("home_", "region_")
 
 
 def require_columns(where: str, columns: Iterable[str], required: Iterable[str]) -> None:
@@ -51,6 +43,5 @@ def require_columns(where: str, columns: Iterable[str], required: Iterable[str])
 
 
 def looks_like_region(column: str) -> bool:
-    """Whether a column of people is a region when nobody said so."""
-    name = column.lower()
-    return name in REGION_NAMES or (name.startswith(REGION_PREFIXES) and name not in ANCHORS)
+    """Whether a column of people is a region when nobody said so: a word of the list, with or without `home_` before it."""
+    return column.lower().removeprefix("home_") in REGION_NAMES

@@ -75,10 +75,11 @@ class Summary:
     duplicates: int
     users: int  # who had a usable visit
     windows: WindowCounts
-    pois: int  # distinct places, homes and workplaces with an id among them
+    pois: int  # distinct places that are nobody's home or work at the time
     splits: Mapping[str, SplitCounts]
     inferred: tuple[str, ...] = ()  # anchors that the source lacked
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of people: what each was taken for
+    users_in_people: int | None = None  # of those with a usable visit; None: there is no people table
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,6 +87,7 @@ class Summary:
         return {
             "visits": asdict(self.rows) | {"duplicates": self.duplicates},
             "users": self.users,
+            "users_in_people": self.users_in_people,
             "pois": self.pois,
             "windows": {"kept": self.windows.kept, "fell": self.windows.fell},
             "splits": {name: counts.as_dict() for name, counts in self.splits.items()},

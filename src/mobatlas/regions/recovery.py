@@ -13,20 +13,20 @@ the regions do not identify stays at the population mean, and the posterior cova
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import linalg, optimize, stats
+from scipy import optimize, stats
 
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
+from mobatlas.regions.gaussian import Doubt, Fit, Problem, nonnegative
 from mobatlas.regions.least_squares import pseudo_inverse, simplex_least_squares
 from mobatlas.regions.table import Aggregates, Composition, Floats, Regions
 
-FIT_CELLS = 200_000  # regions x bins on which the variances are fitted; the most frequent bins, at least 64
+FIT_CELLS, FIT_BINS = 200_000, 64  # the variances are fitted on so many regions x bins, but at least on so many bins
 BAND = 4.0  # bins whose frequencies lie within this factor share a prior variance
 # Log variance of an attribute relative to what is a group's own, a priori: mean and standard deviation. In the paper's
 # Figure "Pairwise JSD" all pairs of groups are nearly equally far apart, so what groups of one age or gender share is small.
@@ -35,6 +35,10 @@ STRATUM_SPREAD = 3.0  # prior standard deviation of the log scale of a stratum a
 HETEROSCEDASTIC = (0.2, 10.0)  # bounds of a group's noise variance relative to the population's: it grows with the mean
 EFFECT_PRIOR = (np.log(0.1), 2.0)  # of log omega
 SCALE_PRIOR = (np.log(0.02), 3.0)  # of log lambda: groups differ by about a seventh of a person's standard deviation
+# Where people chose their regions, aggregates also follow composition because places with other people are other places. Such
+# contextual slopes are not group differences, and only their size tells: groups explain at most so much of the variance
+# between people (age and sex in travel surveys), and a slope beyond it is believed in that proportion.
+GROUPS_EXPLAIN = 0.1
 BOUNDS = (-14.0, 6.0)  # of the logarithms
 METHODS = ("bayes", "least-squares", "simplex")
 
@@ -88,8 +92,8 @@ def recover(
         return _least_squares(composition, aggregates, on_simplex=method == "simplex")
     exact = regions.randomised if exact_composition is None else exact_composition
     effects = not regions.randomised if region_effects is None else region_effects
-    shares, certainty = (composition.shares, None) if exact else calibrate_composition(composition)
-    return _bayes(composition.groups, shares, certainty, aggregates, effects)
+    shares, doubt = (composition.shares, None) if exact else calibrate_composition(composition)
+    return _bayes(composition.groups, shares, doubt, aggregates, effects)
 
 
 def population(shares: Floats, aggregates: Aggregates) -> tuple[Floats, Floats]:
@@ -101,164 +105,105 @@ def population(shares: Floats, aggregates: Aggregates) -> tuple[Floats, Floats]:
     return weight @ shares, mean
 
 
-def calibrate_composition(composition: Composition) -> tuple[Floats, Floats]:
-    """Regression calibration of a composition counted on n people: E[p | counts] and how many people that is worth.
+def calibrate_composition(composition: Composition) -> tuple[Floats, Doubt | None]:
+    """Regression calibration of a composition counted on n people: E[p | counts], and what is left of its variance.
 
-    True shares vary between regions like Dirichlet(a w); `a` comes from how much more the counted ones vary than n explains.
-    Plugging in the counted shares would attenuate every group difference.
+    True shares vary between regions with a covariance that is estimated from how much more the counted ones vary than n
+    explains, direction by direction: ages may differ much between regions where sexes do not. Plugging in the counted
+    shares would attenuate every group difference.
     """
     shares, n = composition.shares, composition.n
-    finite = np.isfinite(n)
-    if not finite.any():
-        return shares, np.full(len(n), np.inf)
-    weight = np.where(finite, n, n[finite].max()) / np.where(finite, n, n[finite].max()).sum()
+    sampling = np.where(np.isfinite(n), 1 / np.maximum(n, 1), 0.0)  # (regions,) in units of one person's variance
+    if not sampling.any():
+        return shares, None
+    weight = 1 / (sampling + 1 / len(n))
+    weight = weight / weight.sum()
     centre = weight @ shares  # (groups,)
-    spread = ((shares - centre) ** 2).sum(1) / max(1 - (centre**2).sum(), 1e-12)  # (regions,) in units of one person's
-    sampling = np.where(finite, 1 / np.maximum(n, 1), 0)
-    between = float(weight @ (spread - sampling)) / max(float(weight @ (1 - sampling)), 1e-12)
-    if between <= 0:
-        return np.tile(centre, (len(n), 1)), np.full(len(n), 1e12)
-    a = max(1 / min(between, 1) - 1, 0.0)
-    counted = np.where(finite, n, 1e12)
-    return (counted[:, None] * shares + a * centre) / (counted + a)[:, None], np.where(finite, counted + a, np.inf)
+    values, vectors = np.linalg.eigh(np.diag(centre) - np.outer(centre, centre))  # the covariance of one person's group
+    spans = values > 1e-9
+    axes = vectors[:, spans] * np.sqrt(values[spans])  # (groups, directions)
+    whitened = (shares - centre) @ (vectors[:, spans] / np.sqrt(values[spans]))  # (regions, directions)
+    freedom = max(1 - float(weight @ weight), 1e-12)
+    between = (whitened * weight[:, None]).T @ whitened / freedom - float(weight @ sampling) * np.eye(len(axes.T))
+    trust = len(n) / (len(n) + len(axes.T))  # few regions do not tell directions apart
+    between = trust * between + (1 - trust) * np.trace(between) / max(len(axes.T), 1) * np.eye(len(axes.T))
+    variance, turn = np.linalg.eigh(between)
+    variance = np.maximum(variance, 0)  # (directions,)
+    reliability = variance / np.maximum(variance + sampling[:, None], 1e-300)  # (regions, directions)
+    calibrated = centre + ((whitened @ turn) * reliability) @ (axes @ turn).T
+    return calibrated, Doubt(axes @ turn, variance * (1 - reliability))
 
 
-@dataclass(frozen=True)
-class _Problem:
-    """Everything about the regions that does not depend on the bin."""
-
-    shares: Floats  # P (regions, groups)
-    n: Floats  # (regions,)
-    certainty: Floats | None  # (regions,) people that the composition is worth; None: exact
-    factors: tuple[Floats, ...]  # one (groups, groups) matrix an attribute, then the identity
-    centring: Floats  # C (groups, groups)
-
-    def prior(self, rho: Floats) -> Floats:
-        """F with S = F F', trace of S equal to the number of groups."""
-        inner = sum(weight * factor for weight, factor in zip(rho, self.factors, strict=True))
-        root = self.centring @ linalg.cholesky(inner, lower=True)
-        size = np.sqrt(max((root**2).sum() / len(root), 1e-12))
-        return np.asarray(root / size)
-
-    def noise(self, root: Floats, scale: float, effect: float, published: float) -> Floats:
-        """d (regions,): the variance of a regional mean that group means do not explain."""
-        noise = 1 / self.n + scale * effect + published
-        if self.certainty is not None:
-            covariance = root @ root.T
-            own = self.shares @ np.diag(covariance) - np.einsum("gk,kl,gl->g", self.shares, covariance, self.shares)
-            noise = noise + scale * np.maximum(own, 0) / (self.certainty + 1)
-        return noise
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """The algebra of one set of variances, all of it groups x groups (Woodbury)."""
-
-    weight: Floats  # 1/d (regions,)
-    lift: Floats  # sqrt(lambda) F (groups, groups)
-    inner: Any  # Cholesky factor of A = I + B' D^-1 B
-    ones: Floats  # B' D^-1 1 (groups,)
-    flat: float  # 1' Sigma^-1 1
-    log_determinant: float
-
-    @classmethod
-    def of(cls, problem: _Problem, root: Floats, scale: float, effect: float, published: float) -> _Fit:
-        noise = problem.noise(root, scale, effect, published)
-        weight = 1 / noise
-        lift = np.sqrt(scale) * root
-        design = problem.shares @ lift  # B (regions, groups)
-        weighted = design * weight[:, None]
-        inner = linalg.cho_factor(np.eye(design.shape[1]) + design.T @ weighted, lower=True)
-        ones = weighted.sum(0)
-        flat = float(weight.sum() - ones @ linalg.cho_solve(inner, ones))
-        log_determinant = float(np.log(noise).sum() + 2 * np.log(np.diag(inner[0])).sum())
-        return cls(weight, lift, inner, ones, max(flat, 1e-300), log_determinant)
-
-    def project(self, problem: _Problem, y: Floats) -> tuple[Floats, Floats, Floats]:
-        """B' D^-1 y (groups, bins), 1' Sigma^-1 y (bins,), y' D^-1 y (bins,)."""
-        weighted = y * self.weight[:, None]
-        z = self.lift.T @ (problem.shares.T @ weighted)
-        total = weighted.sum(0) - self.ones @ linalg.cho_solve(self.inner, z)
-        return z, total, np.einsum("gj,gj->j", weighted, y)
-
-    def deviance(self, problem: _Problem, y: Floats) -> Floats:
-        """-2 log restricted likelihood of each bin (bins,)."""
-        z, total, squares = self.project(problem, y)
-        quadratic = squares - (z * linalg.cho_solve(self.inner, z)).sum(0) - total**2 / self.flat
-        return np.asarray(self.log_determinant + np.log(self.flat) + quadratic)
-
-    def means(self, problem: _Problem, y: Floats) -> Floats:
-        """Posterior means 1 alpha + b (groups, bins)."""
-        z, total, _ = self.project(problem, y)
-        alpha = total / self.flat
-        return np.asarray(alpha + self.lift @ linalg.cho_solve(self.inner, z - np.outer(self.ones, alpha)))
-
-    def sampling_variance(self, problem: _Problem) -> Floats:
-        """The part of each group's posterior variance that is the noise of the regional means (groups,)."""
-        lifted = self.lift @ linalg.cho_solve(self.inner, self.lift.T @ (problem.shares * self.weight[:, None]).T)
-        shift = 1 - self.lift @ linalg.cho_solve(self.inner, self.ones)
-        against = self.weight - (problem.shares @ self.lift @ linalg.cho_solve(self.inner, self.ones)) * self.weight
-        gain = lifted + np.outer(shift, against) / self.flat  # (groups, regions): the means are gain @ y
-        return np.asarray((gain**2 / self.weight).sum(1))
-
-    def covariance(self) -> Floats:
-        """Posterior covariance of the means of one bin (groups, groups)."""
-        own = self.lift @ linalg.cho_solve(self.inner, self.lift.T)
-        shift = 1 - self.lift @ linalg.cho_solve(self.inner, self.ones)
-        return np.asarray(own + np.outer(shift, shift) / self.flat)
-
-
-def _bayes(groups: Groups, shares: Floats, certainty: Floats | None, aggregates: Aggregates, effects: bool) -> Recovery:
+def _bayes(groups: Groups, shares: Floats, doubt: Doubt | None, aggregates: Aggregates, effects: bool) -> Recovery:
     w, mu0 = population(shares, aggregates)
     scale = _person_sd(aggregates, mu0)
-    same = [(codes[:, None] == codes[None]).astype(np.float64) for codes in groups.level_codes.T]
-    useful = [factor for factor in same if 1 < np.linalg.matrix_rank(factor) < len(groups)]
-    factors = (*useful, np.eye(len(groups)))
+    names, factors = _factors(groups)
     centring = np.eye(len(groups)) - np.outer(np.ones(len(groups)), w)
-    problem = _Problem(shares, aggregates.n, certainty, factors, centring)
+    problem = Problem(shares, aggregates.n, doubt, factors, centring)
     y = (aggregates.values - mu0) / scale  # (regions, features)
     published = np.zeros(len(mu0)) if aggregates.noise is None else aggregates.noise / scale**2
-    complete = np.asarray(~np.isnan(y).any(0))
-    enough = max(FIT_CELLS // len(y), 64)
-    frequent = np.argsort(-mu0 * complete, kind="stable")[: min(enough, int(complete.sum()))]
-    ratios, effect, overall = _fit_variances(problem, y[:, frequent], float(published.mean()), effects)
+    ratios, effect, overall = _fit_variances(_most_telling(problem, y, mu0), float(published.mean()), effects)
     root = problem.prior(ratios)
     stratum = _strata(mu0 / scale)
-    means = np.empty((len(groups), len(mu0)))
-    covariance = np.empty((len(mu0), len(groups), len(groups)))
-    prior = np.empty(len(mu0))
+    # What no region tells about stays as the prior has it.
+    means = np.tile(mu0 / scale, (len(groups), 1)).T  # (features, groups)
+    covariance = np.repeat((overall * root @ root.T)[None], len(mu0), axis=0)
+    prior = np.full(len(mu0), overall)
     for number in range(int(stratum.max()) + 1):
         members = np.flatnonzero(stratum == number)
-        known = members[complete[members]]
-        noise = float(published[members].mean())
-        centre = _fit_scale(problem, root, y[:, known], effect, noise, overall) if len(known) else overall
-        prior[members] = centre
-        for part, rows in [(known, slice(None)), *_by_missing(y, members[~complete[members]])]:
-            if len(part):
-                held, steepness = _subset(problem, rows), scale[part] / np.maximum(mu0[part], 1e-300)
-                found = _posterior(held, root, y[rows][:, part], (centre, effect, noise), steepness)
-                means[:, part], covariance[part] = found
-    factor_names = [name for name, factor in zip(groups.attribute_names, same, strict=True) if _among(factor, useful)]
-    variances = {f"share_{name}": float(r) for name, r in zip((*factor_names, "group"), ratios, strict=True)}
-    variances |= {"region_effect": effect, "group_scale": overall}
+        parts, noise = _parts(problem, y, members), float(published[members].mean())
+        slope = _fit_scale(parts, root, effect, noise, overall)
+        believed = min(1, GROUPS_EXPLAIN / slope) if effects else 1.0
+        prior[members] = believed * slope
+        for part in parts:
+            fit = Fit.of(part.problem, root, slope, effect, noise)
+            means[part.bins], covariance[part.bins] = _posterior(part, fit, means[part.bins], believed)
     return Recovery(
         groups=groups,
         features=aggregates.features,
-        means=np.maximum(mu0 + scale * means, 0),
+        means=means.T * scale,
         covariance=covariance * (scale**2)[:, None, None],
         prior=np.outer((root**2).sum(1), prior * scale**2),
         baseline=mu0,
         shares=w,
-        variances=variances,
+        variances={f"share_{name}": float(share) for name, share in zip((*names, "group"), ratios, strict=True)}
+        | {"region_effect": effect, "group_scale": overall},
     )
 
 
-def _among(factor: Floats, useful: list[Floats]) -> bool:
-    return any(factor is candidate for candidate in useful)
+def _posterior(part: _Part, fit: Fit, baseline: Floats, believed: float) -> tuple[Floats, Floats]:
+    """Means (bins, groups) and covariances (bins, groups, groups) in units of the bins.
+
+    `believed` is the share of the slopes' variance that is due to people, the rest being due to where they live. Noise grows
+    with the mean: a group that goes somewhere more than the population is less certain.
+    """
+    own = 1 / part.problem.n.sum()  # variance of the population mean itself
+    slopes = fit.means(part.problem, part.y).T  # (bins, groups)
+    left = believed**2 * fit.covariance() + believed * (1 - believed) * fit.lift @ fit.lift.T
+    means, covariance = nonnegative(baseline + believed * slopes, left)
+    relative = np.clip(means / np.maximum(baseline, 1e-300), *HETEROSCEDASTIC)  # (bins, groups)
+    sampling = np.minimum(believed**2 * fit.sampling_variance(part.problem), np.diagonal(covariance, axis1=1, axis2=2))
+    group = np.arange(means.shape[1])
+    covariance[:, group, group] += (relative - 1) * (sampling + own)
+    return means, covariance + own
 
 
-def _fit_variances(problem: _Problem, y: Floats, published: float, effects: bool) -> tuple[Floats, float, float]:
+def _factors(groups: Groups) -> tuple[list[str], tuple[Floats, ...]]:
+    """[same level of attribute a] for every attribute that is neither constant nor the group itself, then the identity."""
+    same = {
+        name: groups.level_codes[:, [a]] == groups.level_codes[:, a] for a, name in enumerate(groups.attribute_names)
+    }
+    useful = {
+        name: factor.astype(np.float64)
+        for name, factor in same.items()
+        if not factor.all() and factor.sum() > len(groups)
+    }
+    return list(useful), (*useful.values(), np.eye(len(groups)))
+
+
+def _fit_variances(parts: Sequence[_Part], published: float, effects: bool) -> tuple[Floats, float, float]:
     """Shares of the attributes in the variance between groups, the region effect relative to it, and its scale."""
+    problem = parts[0].problem
     attributes = len(problem.factors) - 1
 
     def unpack(x: Floats) -> tuple[Floats, float, float]:
@@ -272,9 +217,7 @@ def _fit_variances(problem: _Problem, y: Floats, published: float, effects: bool
         penalty += ((x[0] - SCALE_PRIOR[0]) / SCALE_PRIOR[1]) ** 2
         if effects:
             penalty += ((x[-1] - EFFECT_PRIOR[0]) / EFFECT_PRIOR[1]) ** 2
-        return _Fit.of(problem, problem.prior(rho), scale, effect, published).deviance(problem, y).sum() + float(
-            penalty
-        )
+        return float(penalty) + _deviance(parts, problem.prior(rho), scale, effect, published)
 
     start = np.concatenate(
         ([SCALE_PRIOR[0]], np.full(attributes, RATIO_PRIOR[0]), [EFFECT_PRIOR[0]] if effects else [])
@@ -284,12 +227,12 @@ def _fit_variances(problem: _Problem, y: Floats, published: float, effects: bool
     return unpack(found.x)
 
 
-def _fit_scale(problem: _Problem, root: Floats, y: Floats, effect: float, published: float, overall: float) -> float:
+def _fit_scale(parts: Sequence[_Part], root: Floats, effect: float, published: float, overall: float) -> float:
     """Frequent bins differ more between groups, in units of noise, than rare ones: each stratum has its own scale."""
 
     def objective(x: float) -> float:
         prior = ((x - np.log(overall)) / STRATUM_SPREAD) ** 2
-        return _Fit.of(problem, root, float(np.exp(x)), effect, published).deviance(problem, y).sum() + float(prior)
+        return float(prior) + _deviance(parts, root, float(np.exp(x)), effect, published)
 
     found = optimize.minimize_scalar(
         objective, bounds=(np.log(overall) - 6, np.log(overall) + 4), method="bounded", options={"xatol": 0.02}
@@ -297,20 +240,9 @@ def _fit_scale(problem: _Problem, root: Floats, y: Floats, effect: float, publis
     return float(np.exp(found.x))
 
 
-def _posterior(
-    problem: _Problem, root: Floats, y: Floats, variances: tuple[float, float, float], steepness: Floats
-) -> tuple[Floats, Floats]:
-    """Means (groups, bins) and covariances (bins, groups, groups) in units of the bins.
-
-    `steepness` is a bin's standard deviation over its mean: noise grows with the mean, so a group above it is less certain.
-    """
-    fit = _Fit.of(problem, root, *variances)
-    means = fit.means(problem, y)
-    relative = np.clip(1 + steepness * means, *HETEROSCEDASTIC)  # (groups, bins)
-    covariance = np.repeat(fit.covariance()[None], y.shape[1], axis=0)
-    groups = np.arange(len(means))
-    covariance[:, groups, groups] += ((relative - 1) * fit.sampling_variance(problem)[:, None]).T
-    return means, covariance
+def _deviance(parts: Sequence[_Part], root: Floats, scale: float, effect: float, published: float) -> float:
+    fits = ((part, Fit.of(part.problem, root, scale, effect, published)) for part in parts)
+    return float(sum(fit.deviance(part.problem, part.y).sum() for part, fit in fits))
 
 
 def _strata(frequency: Floats) -> npt.NDArray[np.int64]:
@@ -325,20 +257,38 @@ def _person_sd(aggregates: Aggregates, mu0: Floats) -> Floats:
     return np.sqrt(np.maximum(variance, 1 / aggregates.n.sum()))
 
 
-def _by_missing(y: Floats, members: npt.NDArray[np.int64]) -> Iterator[tuple[Any, Any]]:
-    """Bins with suppressed cells, grouped by which regions are left."""
-    if not len(members):
-        return
-    patterns, which = np.unique(~np.isnan(y[:, members]), axis=1, return_inverse=True)
-    for number in range(patterns.shape[1]):
-        rows = np.flatnonzero(patterns[:, number])
+@dataclass(frozen=True)
+class _Part:
+    """Bins that are known in the same regions."""
+
+    bins: npt.NDArray[np.int64]
+    problem: Problem
+    y: Floats  # (known regions, bins)
+
+
+def _parts(problem: Problem, y: Floats, members: npt.NDArray[np.int64]) -> list[_Part]:
+    """Bins by the regions that tell about them: a suppressed cell is a region less for that bin."""
+    known = ~np.isnan(y[:, members])
+    if known.all():
+        return [_Part(members, problem, y[:, members])]
+    patterns, which = np.unique(known, axis=1, return_inverse=True)
+    found = []
+    for number, rows in enumerate(map(np.flatnonzero, patterns.T)):
+        bins = members[which.ravel() == number]
         if len(rows):
-            yield members[which.ravel() == number], rows
+            found.append(_Part(bins, problem.of_regions(rows), y[np.ix_(rows, bins)]))
+    return found
 
 
-def _subset(problem: _Problem, rows: Any) -> _Problem:
-    certainty = None if problem.certainty is None else problem.certainty[rows]
-    return _Problem(problem.shares[rows], problem.n[rows], certainty, problem.factors, problem.centring)
+def _most_telling(problem: Problem, y: Floats, mu0: Floats) -> list[_Part]:
+    """The most frequent bins, those without suppressed cells first."""
+    enough = max(FIT_CELLS // len(y), FIT_BINS)
+    complete = ~np.isnan(y).any(0)
+    order = np.argsort(-mu0, kind="stable")
+    chosen = order[complete[order]][:enough]
+    if len(chosen) < FIT_BINS:
+        chosen = np.concatenate([chosen, order[~complete[order]][: FIT_BINS - len(chosen)]])
+    return _parts(problem, y, chosen)
 
 
 def _least_squares(composition: Composition, aggregates: Aggregates, on_simplex: bool) -> Recovery:

@@ -48,8 +48,12 @@ def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
     }
     said = ", ".join(f"{count:,} {name}" for name, count in dropped.items() if count) or "none"
     fell = ", ".join(f"{count:,} {REASON_WORDS[name]}" for name, count in windows["fell"].items() if count) or "none"
+    kept = sum(counts["users"] for counts in summary["splits"].values())
+    known = summary["users_in_people"]
+    in_people = "" if known is None else f"; {known:,} are in people"
     lines = [
-        f"visits: {visits['rows']:,} read, dropped: {said}; users: {summary['users']:,}; POIs: {summary['pois']:,}",
+        f"visits: {visits['rows']:,} read, dropped: {said}; POIs: {summary['pois']:,}",
+        f"users: {summary['users']:,}, {kept:,} of them with a trajectory{in_people}",
         f"windows: {windows['kept']:,} kept; fell: {fell}",
     ]
     columns = {key: names for key, names in summary["people_columns"].items() if names}

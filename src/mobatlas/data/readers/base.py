@@ -23,6 +23,8 @@ class Source:
     people: ir.Table | None = None
     pois: ir.Table | None = None
     notes: tuple[str, ...] = ()  # what the user should know of how it was read
+    people_where: str = "people"
+    pois_where: str = "pois"
 
 
 class NoOptions(Section):

@@ -43,10 +43,19 @@ def read(path: Path, engine: Engine, options: NoOptions) -> Source:
     if require_path(path).is_file():
         return Source(where=str(path), visits=open_table(path, engine))
     found = {name: find_table(path, name) for name in ("visits", "people", "pois")}
+    if not any(found.values()) and any(path.glob("*.parquet")):
+        found["visits"] = path  # the parts of one table, as Spark writes them
     if found["visits"] is None:
         raise MobatlasError(f"{path}: holds no visits.parquet or visits.csv")
     tables = {name: open_table(file, engine) if file else None for name, file in found.items()}
-    return Source(str(found["visits"]), tables["visits"], people=tables["people"], pois=tables["pois"])
+    return Source(
+        str(found["visits"]),
+        tables["visits"],
+        people=tables["people"],
+        pois=tables["pois"],
+        people_where=str(found["people"]),
+        pois_where=str(found["pois"]),
+    )
 
 
 READER = Reader(name="plain", description="the canonical tables as Parquet or CSV", read=read)

@@ -1,0 +1,142 @@
+"""The Gaussian model behind recovery: its likelihood and posterior in groups x groups (Woodbury), and positivity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import linalg
+
+from mobatlas.regions.table import Floats
+
+SWEEPS = 1_000  # of Hildreth's method; a few dozen are enough unless groups are all but confounded
+HALF_NORMAL = 2 / np.pi  # of its variance a Gaussian loses when it is cut at its mean
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """What is not known of a composition: its covariance in region g is axes diag(variance_g) axes'."""
+
+    axes: Floats  # (groups, directions)
+    variance: Floats  # (regions, directions)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything about the regions that does not depend on the bin."""
+
+    shares: Floats  # P (regions, groups)
+    n: Floats  # (regions,)
+    doubt: Doubt | None  # of the composition; None: exact
+    factors: tuple[Floats, ...]  # one (groups, groups) matrix an attribute, then the identity
+    centring: Floats  # C (groups, groups)
+
+    def of_regions(self, rows: npt.NDArray[np.int64]) -> Problem:
+        """The same with these regions alone."""
+        doubt = None if self.doubt is None else Doubt(self.doubt.axes, self.doubt.variance[rows])
+        return Problem(self.shares[rows], self.n[rows], doubt, self.factors, self.centring)
+
+    def prior(self, rho: Floats) -> Floats:
+        """F with S = F F', trace of S equal to the number of groups."""
+        inner = sum(weight * factor for weight, factor in zip(rho, self.factors, strict=True))
+        root = self.centring @ linalg.cholesky(inner, lower=True)
+        size = np.sqrt(max((root**2).sum() / len(root), 1e-12))
+        return np.asarray(root / size)
+
+    def noise(self, root: Floats, scale: float, effect: float, published: float) -> Floats:
+        """d (regions,): the variance of a regional mean that group means do not explain."""
+        noise = 1 / self.n + scale * effect + published
+        if self.doubt is not None:
+            noise = noise + scale * self.doubt.variance @ ((root.T @ self.doubt.axes) ** 2).sum(0)
+        return noise
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The algebra of one set of variances, all of it groups x groups (Woodbury)."""
+
+    weight: Floats  # 1/d (regions,)
+    lift: Floats  # sqrt(lambda) F (groups, groups)
+    inner: Any  # Cholesky factor of A = I + B' D^-1 B
+    ones: Floats  # B' D^-1 1 (groups,)
+    flat: float  # 1' Sigma^-1 1
+    log_determinant: float
+
+    @classmethod
+    def of(cls, problem: Problem, root: Floats, scale: float, effect: float, published: float) -> Fit:
+        noise = problem.noise(root, scale, effect, published)
+        weight = 1 / noise
+        lift = np.sqrt(scale) * root
+        design = problem.shares @ lift  # B (regions, groups)
+        weighted = design * weight[:, None]
+        inner = linalg.cho_factor(np.eye(design.shape[1]) + design.T @ weighted, lower=True)
+        ones = weighted.sum(0)
+        flat = float(weight.sum() - ones @ linalg.cho_solve(inner, ones))
+        log_determinant = float(np.log(noise).sum() + 2 * np.log(np.diag(inner[0])).sum())
+        return cls(weight, lift, inner, ones, max(flat, 1e-300), log_determinant)
+
+    def project(self, problem: Problem, y: Floats) -> tuple[Floats, Floats, Floats]:
+        """B' D^-1 y (groups, bins), 1' Sigma^-1 y (bins,), y' D^-1 y (bins,)."""
+        weighted = y * self.weight[:, None]
+        z = self.lift.T @ (problem.shares.T @ weighted)
+        total = weighted.sum(0) - self.ones @ linalg.cho_solve(self.inner, z)
+        return z, total, np.einsum("gj,gj->j", weighted, y)
+
+    def deviance(self, problem: Problem, y: Floats) -> Floats:
+        """-2 log restricted likelihood of each bin (bins,)."""
+        z, total, squares = self.project(problem, y)
+        quadratic = squares - (z * linalg.cho_solve(self.inner, z)).sum(0) - total**2 / self.flat
+        return np.asarray(self.log_determinant + np.log(self.flat) + quadratic)
+
+    def means(self, problem: Problem, y: Floats) -> Floats:
+        """Posterior means of b (groups, bins): deviations from the population mean."""
+        z, total, _ = self.project(problem, y)
+        alpha = total / self.flat
+        return np.asarray(self.lift @ linalg.cho_solve(self.inner, z - np.outer(self.ones, alpha)))
+
+    def covariance(self) -> Floats:
+        """Posterior covariance of b for one bin (groups, groups)."""
+        own = self.lift @ linalg.cho_solve(self.inner, self.lift.T)
+        shift = self.lift @ linalg.cho_solve(self.inner, self.ones)
+        return np.asarray(own + np.outer(shift, shift) / self.flat)
+
+    def sampling_variance(self, problem: Problem) -> Floats:
+        """The part of each group's posterior variance that is the noise of the regional means (groups,)."""
+        lifted = self.lift @ linalg.cho_solve(self.inner, self.lift.T @ (problem.shares * self.weight[:, None]).T)
+        shift = self.lift @ linalg.cho_solve(self.inner, self.ones)
+        against = self.weight - (problem.shares @ shift) * self.weight  # Sigma^-1 1 (regions,)
+        gain = lifted - np.outer(shift, against) / self.flat  # (groups, regions): the means are gain @ y
+        return np.asarray((gain**2 / self.weight).sum(1))
+
+
+def nonnegative(means: Floats, covariance: Floats) -> tuple[Floats, Floats]:
+    """The likeliest points without negative entries of Gaussians with these means (bins, groups) and one covariance.
+
+    Nobody visits a place less than never, which also tells about the groups that one is confounded with: min |M - means| in
+    the metric of the covariance, M >= 0, by coordinate ascent on its multipliers (Hildreth 1957). The covariances
+    (bins, groups, groups) lose what half a Gaussian has less than a whole one, along the groups that are held at zero.
+    """
+    likeliest = means.copy()
+    multipliers = np.zeros_like(means)
+    variance = np.diag(covariance)
+    moving = np.flatnonzero((means < 0).any(1))
+    for _ in range(SWEEPS):
+        if not len(moving):
+            break
+        largest = np.zeros(len(moving))
+        for group in np.flatnonzero(variance > 1e-12 * variance.max(initial=0)):
+            old = multipliers[moving, group]
+            new = np.maximum(old - likeliest[moving, group] / variance[group], 0)
+            likeliest[moving] += np.outer(new - old, covariance[group])
+            multipliers[moving, group] = new
+            largest = np.maximum(largest, np.abs(new - old) * np.sqrt(variance[group]))
+        moving = moving[largest > 1e-9]
+    each = np.repeat(covariance[None], len(means), axis=0)
+    patterns, which = np.unique(multipliers > 0, axis=0, return_inverse=True)
+    for number, held in enumerate(map(np.flatnonzero, patterns)):
+        if len(held):
+            known = covariance[:, held] @ linalg.pinvh(covariance[np.ix_(held, held)]) @ covariance[held]
+            each[which.ravel() == number] -= HALF_NORMAL * known
+    return np.maximum(likeliest, 0), each

@@ -1,0 +1,101 @@
+"""Tilt: the I-projection of weighted rows onto given feature means, w(x) ~ exp(<lambda, phi(x)>), by its convex dual
+(Theorem "Exponential-tilt characterization of the I-projection")."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize, sparse, special
+
+from mobatlas.errors import MobatlasError
+from mobatlas.regions.table import Floats
+
+TOLERANCE = 1e-10  # of the gradient of the dual, in scaled coordinates
+STEPS = 2_000
+
+
+@dataclass(frozen=True)
+class Tilt:
+    """Weights of rows, and how they were found."""
+
+    coefficients: Floats  # lambda (features,)
+    weights: Floats  # (rows,) sum to 1
+    effective_sample_size: float  # 1 / sum of squared weights
+    unmet: Floats  # (features,) target minus reached mean
+    dual: float  # value at the end: log-partition less <lambda, target>, and the ridge
+    converged: bool
+
+    @property
+    def relative_size(self) -> float:
+        """The effective sample size as a share of the rows."""
+        return self.effective_sample_size / len(self.weights)
+
+
+def fit_tilt(
+    phi: sparse.csr_array,
+    target: Floats,
+    ridge: float = 1e-3,
+    *,
+    prior: Floats | None = None,
+    start: Floats | None = None,
+    steps: int = STEPS,
+) -> Tilt:
+    """The weights nearest to `prior` (uniform by default, in Kullback-Leibler) whose mean of `phi` is the target.
+
+    Minimises log sum_x prior(x) exp(<lambda, phi(x)>) - <lambda, target> + ridge/2 |lambda|^2 with features scaled by the root
+    of their mean, in which counts are about equally noisy. The ridge leaves moments unmet that would cost much: unmet = ridge
+    lambda there; without it and with a target outside the hull of the rows there is no solution, and `converged` says so.
+    """
+    _refuse_unusable(phi, target, ridge, prior)
+    weight = np.full(phi.shape[0], 1 / phi.shape[0]) if prior is None else prior / prior.sum()
+    with np.errstate(divide="ignore"):
+        log_prior = np.log(weight)  # -inf: rows that may not be used
+    mean = np.asarray(phi.T @ weight)  # (features,)
+    scale = np.sqrt(np.maximum(mean, 1 / phi.shape[0]))
+    scaled = sparse.csr_array(phi @ sparse.diags_array(1 / scale))  # (rows, features)
+    transposed = sparse.csr_array(scaled.T)
+    wanted = target / scale
+
+    def tilted(x: Floats) -> tuple[Floats, float]:
+        logits = log_prior + scaled @ x
+        partition = float(special.logsumexp(logits))
+        return np.exp(logits - partition), partition
+
+    def dual(x: Floats) -> tuple[float, Floats]:
+        weights, partition = tilted(x)
+        return partition - x @ wanted + ridge / 2 * (x @ x), transposed @ weights - wanted + ridge * x
+
+    found = optimize.minimize(
+        dual,
+        np.zeros(phi.shape[1]) if start is None else start * scale,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": steps, "maxfun": 2 * steps, "ftol": 0.0, "gtol": TOLERANCE, "maxcor": 20},
+    )
+    weights, _ = tilted(found.x)
+    weights = weights / weights.sum()
+    reached = np.asarray(phi.T @ weights)
+    slope = float(np.abs(dual(found.x)[1]).max(initial=0))
+    return Tilt(
+        coefficients=found.x / scale,
+        weights=weights,
+        effective_sample_size=float(1 / (weights**2).sum()),
+        unmet=target - reached,
+        dual=float(found.fun),
+        converged=slope < 1e-6,
+    )
+
+
+def _refuse_unusable(phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats | None) -> None:
+    rows, features = phi.shape
+    if not rows:
+        raise MobatlasError("tilt: there are no rows to weigh")
+    if target.shape != (features,):
+        raise MobatlasError(f"tilt: {features} features but a target of {target.size}; give one mean per feature")
+    if not np.isfinite(target).all():
+        raise MobatlasError("tilt: the target holds NaN; recover the means of suppressed features first, or leave them out")
+    if not ridge >= 0:
+        raise MobatlasError(f"tilt: the ridge is {ridge:g}; give zero or more")
+    if prior is not None and (prior.shape != (rows,) or not (prior >= 0).all() or not 0 < prior.sum() < np.inf):
+        raise MobatlasError(f"tilt: prior weights must be {rows:,} numbers, none negative, not all zero")
