@@ -289,7 +289,7 @@ def test_visits_near_a_given_home_are_at_home_and_a_hotel_is_not(tmp_path: Path)
         for day in (4, 5, 6)
     ]
     visits.append(Visit("a", "flat", "2024-03-06 23:30", "2024-03-06 23:50", lat=55.001, lon=37.0))
-    people = {"user_id": ["a"], "home_lat": [55.0], "home_lon": [37.0]}
+    people: dict[str, list[Any]] = {"user_id": ["a"], "home_lat": [55.0], "home_lon": [37.0]}
     out = with_people(tmp_path, visits, people, anchors={"require_both": False, "min_days": 1})
     assert read_sequences(out)["a", 2] == ["hotel", "HOME"]
 

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 import mobatlas
+from mobatlas.benchmark import recovery as recovery_benchmark
 from mobatlas.benchmark import speed as speed_benchmark
 from mobatlas.config import CityConfig, build, load_run, load_values, merge, parse_assignments
 from mobatlas.data.city import write_city_folder
@@ -22,7 +23,11 @@ from mobatlas.data.prepare import STEPS, prepare
 from mobatlas.demo import run_demo
 from mobatlas.errors import MobatlasError
 from mobatlas.progress import track
-from mobatlas.report.text import city_table, speed_table, summary_table
+from mobatlas.regions.composition import read_composition
+from mobatlas.regions.folder import build_regions, load_regions
+from mobatlas.regions.identifiability import diagnose as run_diagnosis
+from mobatlas.report.figures import diagnosis_figure
+from mobatlas.report.text import city_table, diagnosis_table, recovery_table, regions_table, speed_table, summary_table
 
 app = typer.Typer(
     name="mobatlas",
@@ -129,6 +134,100 @@ def demo(
     """A simulated city, prepared: the whole way as far as it goes today."""
     for table in run_demo(out, seed, quiet):
         Console().print(table)
+
+
+@app.command()
+def regions(
+    dataset: Annotated[Path, typer.Argument(help="A dataset folder.")],
+    out: Out,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="demogroups, fullrank, rankdef, messy, hot16, dirichlet:G:alpha, or a table of P."),
+    ] = None,
+    by: Annotated[str | None, typer.Option(help="A region column of people.")] = None,
+    composition: Annotated[Path | None, typer.Option(help="A census table: region, group, count or share.")] = None,
+    aggregates: Annotated[Path | None, typer.Option(help="A published table: region, feature, value, n.")] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option("--feature", help="poi, category, transitions, distance or hour; may be repeated."),
+    ] = None,
+    mask: Annotated[list[str] | None, typer.Option("--mask", help="HOME, WORK or OTHER, to leave out.")] = None,
+    shuffle_regions: Annotated[bool, typer.Option("--shuffle-regions", help="The negative control.")] = False,
+    same_people: Annotated[
+        bool, typer.Option("--same-people", help="Composition from the people of the aggregates: gives labels away.")
+    ] = False,
+    split_ages: Annotated[
+        bool,
+        typer.Option("--split-ages", help="Spread a census age range that straddles two groups evenly over its years."),
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of assignment, halves and shuffling.")] = 0,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Composition P and aggregates V: a controlled partition, real regions, or published tables."""
+    made = build_regions(
+        dataset,
+        out,
+        partition=partition,
+        by=by,
+        composition=composition,
+        aggregates=aggregates,
+        features=feature,
+        mask=mask or (),
+        shuffle_regions=shuffle_regions,
+        same_people=same_people,
+        straddle="uniform" if split_ages else "refuse",
+        seed=seed,
+        overwrite=overwrite,
+    )
+    found = run_diagnosis(made.composition, aggregates=made.aggregates, randomised=made.randomised)
+    _show(made.details | {"diagnosis": found.as_dict()}, json, regions_table(made, found, out))
+
+
+@app.command()
+def diagnose(
+    folder: Annotated[Path | None, typer.Argument(metavar="REGIONS", help="A regions folder.")] = None,
+    composition: Annotated[Path | None, typer.Option(help="A bare census table, before any dataset exists.")] = None,
+    n: Annotated[float | None, typer.Option("--n", help="People per region, with --composition.")] = None,
+    split_ages: Annotated[
+        bool, typer.Option("--split-ages", help="Spread age ranges that straddle two groups.")
+    ] = False,
+    min_region: Annotated[float, typer.Option(help="People that a region should have at least.")] = 50.0,
+    figure: Annotated[Path | None, typer.Option(help="Also draw it, as a PNG file.")] = None,
+    json: Json = False,
+) -> None:
+    """Can these regions tell the groups apart, and how well?"""
+    if (folder is None) == (composition is None):
+        raise MobatlasError("diagnose: give either a regions folder or --composition FILE")
+    if folder is not None:
+        if n is not None:
+            raise MobatlasError("--n goes with --composition; a regions folder knows its people")
+        made = load_regions(folder)
+        known, found = (
+            made.composition,
+            run_diagnosis(made.composition, aggregates=made.aggregates, min_region=min_region),
+        )
+    else:
+        assert composition is not None
+        known = read_composition(composition, n=n, straddle="uniform" if split_ages else "refuse")
+        found = run_diagnosis(known, n, min_region=min_region)
+    if figure is not None:
+        diagnosis_figure(found, known, figure)
+    _show(found.as_dict(), json, diagnosis_table(found))
+
+
+@benchmark_app.command("recovery")
+def recovery(
+    out: Out,
+    seeds: Annotated[int, typer.Option(help="Simulated cities.")] = 20,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """How near recovered group means come to the truth, and whether their error bars say so."""
+    with track("recovering", seeds, quiet) as tracker:
+        result = recovery_benchmark.run(out, seeds, overwrite=overwrite, tracker=tracker)
+    _show(result, json, recovery_table(result))
 
 
 @benchmark_app.command("speed")

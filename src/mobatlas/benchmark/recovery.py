@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse, stats
+from scipy import sparse, special
 
 from mobatlas.artifacts import library_versions, new_folder, write_json
 from mobatlas.config import CityConfig
@@ -170,7 +170,7 @@ def recovery_error(means: Floats, truth: Truth) -> float:
 
 def coverage(recovered: Recovery, truth: Truth) -> float:
     """The share of true means inside their intervals, bins weighted by their mean; the truth is a sample too."""
-    reach = stats.norm.ppf(0.5 + LEVEL / 2) * np.hypot(recovered.sd, truth.standard_error)
+    reach = special.ndtri(0.5 + LEVEL / 2) * np.hypot(recovered.sd, truth.standard_error)
     inside = np.abs(recovered.means - truth.means) <= reach  # (groups, bins)
     return float(np.average(inside.mean(0), weights=truth.means.mean(0)))
 

@@ -28,7 +28,10 @@ from mobatlas.supervision.tilt import fit_tilt
 
 MASK = ("HOME", "WORK", "OTHER")
 METRICS = ("poi", "travel_distance", "category", "transitions")
-DISTANCE_BINS, DISTANCE_QUANTILE = 50, 0.99  # equal widths up to that quantile of real trajectories, then one for the rest
+DISTANCE_BINS, DISTANCE_QUANTILE = (
+    50,
+    0.99,
+)  # equal widths up to that quantile of real trajectories, then one for the rest
 RIDGE = 3e-3  # chosen on validation people of the Santiago survey
 DIARY: dict[str, Any] = {
     "window": {"days": 1, "stride": 1},
@@ -109,7 +112,11 @@ def reweight(
         if not len(theirs):
             raise MobatlasError(f"{dataset.path}: nobody of group '{name}' in split '{split}' to compare with")
         tilt = fit_tilt(phi, recovered.means[number], ridge)
-        samples = {"tilted": (train, tilt.weights), "baseline": (train, None), "labelled": (train[group[train] == number], None)}
+        samples = {
+            "tilted": (train, tilt.weights),
+            "baseline": (train, None),
+            "labelled": (train[group[train] == number], None),
+        }
         row: dict[str, Any] = {"group": name, "effective_sample_size": tilt.effective_sample_size}
         for metric in METRICS:
             real = seen.distribution(metric, theirs)
@@ -119,7 +126,9 @@ def reweight(
         found.append(row)
     metrics = {}
     for metric in METRICS:
-        mean = {kind: float(np.mean([row[metric][kind] for row in found])) for kind in ("tilted", "baseline", "labelled")}
+        mean = {
+            kind: float(np.mean([row[metric][kind] for row in found])) for kind in ("tilted", "baseline", "labelled")
+        }
         gap = 1 - (mean["tilted"] - mean["labelled"]) / (mean["baseline"] - mean["labelled"])
         metrics[metric] = mean | {"gap_closed": gap}
     size = float(np.mean([row["effective_sample_size"] for row in found]))

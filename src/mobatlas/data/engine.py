@@ -165,13 +165,15 @@ def parquet_of(path: Path, work: Path) -> Path:
     names, delimiter = csv_header(path)
     digest = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]
     copy = work / f"{path.name.split('.')[0]}-{digest}.parquet"
-    columns = ", ".join(f"{_sql(name)}: 'VARCHAR'" for name in names)
-    options = f"auto_detect=false, header=true, delim={_sql(delimiter)}, quote='\"', escape='\"', columns={{{columns}}}"
+    columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in names)
+    options = (
+        f"auto_detect=false, header=true, delim={literal(delimiter)}, quote='\"', escape='\"', columns={{{columns}}}"
+    )
     try:
         with duckdb.connect(config={"temp_directory": str(work / "spill"), "memory_limit": "1GB"}) as connection:
             connection.execute("SET enable_progress_bar = false")
             connection.execute(
-                f"COPY (SELECT * FROM read_csv({_sql(path)}, {options})) TO {_sql(copy)} (FORMAT parquet)"
+                f"COPY (SELECT * FROM read_csv({literal(path)}, {options})) TO {literal(copy)} (FORMAT parquet)"
             )
     except duckdb.Error as error:
         said = " ".join(str(error).split("Possible")[0].split())[:200]
@@ -196,7 +198,8 @@ def csv_header(path: Path) -> tuple[list[str], str]:
     return names, delimiter
 
 
-def _sql(value: object) -> str:
+def literal(value: object) -> str:
+    """A value as SQL text."""
     return "'" + str(value).replace("'", "''") + "'"
 
 

@@ -15,6 +15,8 @@ import pandas as pd
 from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, require_columns
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import DEFAULT_GROUPS, SEPARATOR, Groups, order_levels
+from mobatlas.regions.ages import age_ranges, parse_age
+from mobatlas.regions.reading import keys, numbers, read_table, region_column
 from mobatlas.regions.table import Composition, Floats
 
 STRADDLE = ("refuse", "uniform")
@@ -105,68 +107,6 @@ def region_codes(
     names = tuple(regions) if regions is not None else tuple(sorted({name for name in ids if name is not None}))
     position: dict[str | None, int] = {name: code for code, name in enumerate(names)}
     return np.array([position.get(name, -1) for name in ids], dtype=np.int64), names
-
-
-def read_table(path: Path) -> pd.DataFrame:
-    """A Parquet or CSV table; CSV as text, so that region ids keep their zeros."""
-    if not path.is_file():
-        raise MobatlasError(f"{path}: no such file")
-    try:
-        if path.suffix.lower() in (".parquet", ".pq"):
-            table = pd.read_parquet(path)
-        else:
-            separator = "\t" if ".tsv" in path.suffixes else ","
-            table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", sep=separator)
-    except (ValueError, OSError) as error:  # of pyarrow and of pandas' parser
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise MobatlasError(
-            f"{path}: cannot be read as Parquet or CSV ({reason}); quote names that hold a comma"
-        ) from None
-    if not isinstance(table.index, pd.RangeIndex):
-        raise MobatlasError(f"{path}: rows have more fields than the header; quote group names, they hold a comma")
-    if table.empty:
-        raise MobatlasError(f"{path}: the table has no rows")
-    return table.rename(columns=lambda name: str(name).strip())
-
-
-def keys(path: Path, table: pd.DataFrame, column: str) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """A text column as numbers and distinct names, in order of appearance; spaces around commas do not matter."""
-    codes, values = pd.factorize(np.asarray(table[column], dtype=object))
-    texts = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
-    texts = [SEPARATOR.join(part.strip() for part in text.split(SEPARATOR.strip())) for text in texts]
-    distinct = tuple(dict.fromkeys(texts))
-    position = {text: code for code, text in enumerate(distinct)}
-    merged = np.array([*(position[text] for text in texts), -1])[codes]  # the last is for code -1, a missing value
-    missing = (merged < 0) | np.array([not text for text in distinct] + [False])[merged]
-    if missing.any():
-        raise MobatlasError(f"{path}: column '{column}' is empty in row {int(np.argmax(missing)) + 1}; fill it")
-    return merged.astype(np.int64), distinct
-
-
-def numbers(path: Path, table: pd.DataFrame, column: str, missing: bool = False) -> Floats:
-    """A column of finite numbers; `missing` allows empty cells as NaN."""
-    raw = table[column]
-    values = np.asarray(pd.to_numeric(raw, errors="coerce"), dtype=np.float64)
-    empty = np.asarray(raw.isna())
-    if not pd.api.types.is_numeric_dtype(raw):
-        empty = empty | np.asarray(raw.astype(str).str.strip() == "")
-    bad = ~np.isfinite(values) & ~(missing & empty)
-    if column == "n":  # our own tables write exact shares as known from infinitely many people
-        bad &= ~np.isposinf(values)
-    if bad.any():
-        row = int(np.argmax(bad))
-        raise MobatlasError(f"{path}: column '{column}' is empty or not a number in row {row + 1} ({raw.iloc[row]!r})")
-    return values
-
-
-def region_column(path: Path, columns: Sequence[str]) -> str:
-    """Which column names the region: `region`, a census GEO_ID, or one that looks like it."""
-    for accepts in (lambda c: c == "region", lambda c: c in ("geo_id", "geoid"), looks_like_region):
-        for column in columns:
-            if accepts(column.lower()):
-                return column
-    require_columns(str(path), columns, ("region",))
-    raise AssertionError
 
 
 def _acs(path: Path, table: pd.DataFrame) -> _Cells | None:
@@ -357,7 +297,7 @@ def _no_such_group(path: Path, group: str, groups: Groups) -> MobatlasError:
 
 
 def _all_ages(levels: Sequence[str]) -> bool:
-    return all(map(_parse_age, levels))
+    return all(map(parse_age, levels))
 
 
 def _all_genders(levels: Sequence[str]) -> bool:
@@ -392,43 +332,3 @@ def _parts(
         ending = f" (taken to end at {OLDEST})" if np.isinf(years[1]) else ""
         notes.append(f"{path.name}: people of age range '{own}'{ending} are spread evenly over its years to {both}")
     return overlap
-
-
-def age_ranges(levels: Sequence[str]) -> list[tuple[int, float]] | None:
-    """Completed years [first, end) of each level; None if one of them is no age range.
-
-    `30-40` ends before 40 where another level starts at 40, and after 40 elsewhere (`25-44`, `45-64`).
-    """
-    parsed = [_parse_age(level) for level in levels]
-    found = [age for age in parsed if age is not None]
-    if len(found) < len(parsed):
-        return None
-    starts = {low for low, _, form in found if form in ("closed", "open", "year")}
-    over = {low for low, _, form in found if form == "over"}
-    ends = {high for _, high, form in found if form == "closed"}
-    meets, follows = bool(ends & starts), bool({end + 1 for end in ends} & starts)
-    exclusive = meets or (not follows and bool(ends & over))  # `30-50` beside `>50` alone tells nothing else
-    closed = {end if exclusive else end + 1 for end in ends} | {high for _, high, form in found if form == "below"}
-    ranges: list[tuple[int, float]] = []
-    for low, high, form in found:
-        if form == "over":
-            ranges.append((low if low in closed else low + 1, np.inf))
-        else:
-            ranges.append((low, high + 1 if form == "closed" and not exclusive else high))
-    return ranges
-
-
-def _parse_age(level: str) -> tuple[int, float, str] | None:
-    text = re.sub(r"\byears?\b|\bold\b|\bage[ds]?\b", "", level.lower()).replace("\u2013", "-")
-    text = " ".join(text.split())
-    if match := re.fullmatch(r"(?:<|under|below|less than) ?(\d+)", text):
-        return 0, float(match[1]), "below"
-    if match := re.fullmatch(r"(?:>|over|more than) ?(\d+)", text):
-        return int(match[1]), np.inf, "over"
-    if match := re.fullmatch(r"(?:>=|\u2265) ?(\d+)|(\d+) ?(?:\+|(?:and|or) (?:over|older|more|above))", text):
-        return int(match[1] or match[2]), np.inf, "open"
-    if match := re.fullmatch(r"(\d+) ?(?:-|to|and) ?(\d+)", text):
-        return (int(match[1]), float(match[2]), "closed") if int(match[1]) < int(match[2]) else None
-    if match := re.fullmatch(r"(\d+)", text):
-        return int(match[1]), float(match[1]) + 1, "year"
-    return None

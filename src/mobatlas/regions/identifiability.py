@@ -97,10 +97,14 @@ def diagnose(
     n: Floats | float | None = None,
     aggregates: Aggregates | None = None,
     *,
+    randomised: bool = False,
     delta: float = 0.05,
     min_region: float = 50.0,
 ) -> Diagnosis:
-    """Diagnose a composition; `n` are the people behind the aggregates, where there are any yet."""
+    """Diagnose a composition; `n` are the people behind the aggregates, where there are any yet.
+
+    `randomised`: people were assigned to regions, so that geography cannot pass for demography.
+    """
     people = _people(composition, n, aggregates)
     shares = composition.shares
     singular = np.linalg.svd(shares, compute_uv=False)  # (min(regions, groups),)
@@ -120,7 +124,7 @@ def diagnose(
         contrasts=tuple(_contrasts(composition.groups, shares, people, _share_unit(aggregates))),
         bounds=bounds,
         proposals=tuple(_proposals(composition, people, min_region)),
-        warnings=tuple(_warnings(composition, people, aggregates, rank)),
+        warnings=tuple(_warnings(composition, aggregates, rank, randomised)),
     )
 
 
@@ -271,7 +275,7 @@ def _people(composition: Composition, n: Floats | float | None, aggregates: Aggr
     return np.where(np.isfinite(people), people, 1e9)
 
 
-def _warnings(composition: Composition, n: Floats, aggregates: Aggregates | None, rank: int) -> list[str]:
+def _warnings(composition: Composition, aggregates: Aggregates | None, rank: int, randomised: bool) -> list[str]:
     regions, groups = composition.shares.shape
     said = []
     if groups == 1:
@@ -288,7 +292,8 @@ def _warnings(composition: Composition, n: Floats, aggregates: Aggregates | None
         said.append(f"{twins} regions repeat the composition of another: they add people, not directions")
     if aggregates is not None and aggregates.pooled:
         said.append("the aggregates are shares without device counts: groups that go out more weigh more in them")
-    if aggregates is not None and any(name.startswith(("poi:", "distance:")) for name in aggregates.features):
+    features = () if aggregates is None or randomised else aggregates.features
+    if any(name.startswith(("poi:", "distance:")) for name in features):
         said.append(
             "with real home regions, places and distances are confounded with geography; prefer category or transitions"
         )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
@@ -63,7 +63,7 @@ class Recovery:
 
     def interval(self, level: float = 0.9) -> tuple[Floats, Floats]:
         """Posterior intervals; counts are not negative."""
-        z = stats.norm.ppf(0.5 + level / 2)
+        z = special.ndtri(0.5 + level / 2)
         return np.maximum(self.means - z * self.sd, 0), np.maximum(self.means + z * self.sd, 0)
 
     def information(self) -> Floats:
@@ -123,13 +123,15 @@ def calibrate_composition(composition: Composition) -> tuple[Floats, Doubt | Non
     spans = values > 1e-9
     axes = vectors[:, spans] * np.sqrt(values[spans])  # (groups, directions)
     whitened = (shares - centre) @ (vectors[:, spans] / np.sqrt(values[spans]))  # (regions, directions)
-    freedom = max(1 - float(weight @ weight), 1e-12)
-    between = (whitened * weight[:, None]).T @ whitened / freedom - float(weight @ sampling) * np.eye(len(axes.T))
-    trust = len(n) / (len(n) + len(axes.T))  # few regions do not tell directions apart
-    between = trust * between + (1 - trust) * np.trace(between) / max(len(axes.T), 1) * np.eye(len(axes.T))
-    variance, turn = np.linalg.eigh(between)
-    variance = np.maximum(variance, 0)  # (directions,)
-    reliability = variance / np.maximum(variance + sampling[:, None], 1e-300)  # (regions, directions)
+    observed = (whitened * weight[:, None]).T @ whitened / max(1 - float(weight @ weight), 1e-12)
+    one, expected = np.eye(len(axes.T)), float(weight @ sampling)
+    trust = len(n) / (len(n) + len(one))  # few regions do not tell directions apart
+    observed = trust * observed + (1 - trust) * np.trace(observed) / max(len(one), 1) * one
+    # Within a region people vary the less the more regions differ: observed = between + (1 - between) / n.
+    variance, turn = np.linalg.eigh((observed - expected * one) / max(1 - expected, 1e-12))
+    variance = np.clip(variance, 0, 1)  # (directions,) between regions
+    counting = (1 - variance) * sampling[:, None]  # (regions, directions)
+    reliability = variance / np.maximum(variance + counting, 1e-300)
     calibrated = centre + ((whitened @ turn) * reliability) @ (axes @ turn).T
     return calibrated, Doubt(axes @ turn, variance * (1 - reliability))
 
@@ -157,7 +159,7 @@ def _bayes(groups: Groups, shares: Floats, doubt: Doubt | None, aggregates: Aggr
         prior[members] = believed * slope
         for part in parts:
             fit = Fit.of(part.problem, root, slope, effect, noise)
-            means[part.bins], covariance[part.bins] = _posterior(part, fit, means[part.bins], believed)
+            means[part.bins], covariance[part.bins] = _posterior(part, fit, means[part.bins], noise, believed)
     return Recovery(
         groups=groups,
         features=aggregates.features,
@@ -171,13 +173,14 @@ def _bayes(groups: Groups, shares: Floats, doubt: Doubt | None, aggregates: Aggr
     )
 
 
-def _posterior(part: _Part, fit: Fit, baseline: Floats, believed: float) -> tuple[Floats, Floats]:
+def _posterior(part: _Part, fit: Fit, baseline: Floats, published: float, believed: float) -> tuple[Floats, Floats]:
     """Means (bins, groups) and covariances (bins, groups, groups) in units of the bins.
 
     `believed` is the share of the slopes' variance that is due to people, the rest being due to where they live. Noise grows
     with the mean: a group that goes somewhere more than the population is less certain.
     """
-    own = 1 / part.problem.n.sum()  # variance of the population mean itself
+    weight = part.problem.n / part.problem.n.sum()
+    own = float(weight**2 @ (1 / part.problem.n + published))  # variance of the population mean itself
     slopes = fit.means(part.problem, part.y).T  # (bins, groups)
     left = believed**2 * fit.covariance() + believed * (1 - believed) * fit.lift @ fit.lift.T
     means, covariance = nonnegative(baseline + believed * slopes, left)

@@ -10,6 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mobatlas.regions.identifiability import Diagnosis
+from mobatlas.regions.table import Regions
+
 REASON_WORDS = {
     "unreliable": "too many days above max_day_km",
     "coverage": "too few well-covered days",
@@ -70,6 +73,57 @@ def city_table(facts: Mapping[str, Any], out: Path) -> RenderableType:
     table = Table(title=f"{out}", title_justify="left", show_header=False)
     for name, value in facts.items():
         table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+    return table
+
+
+def diagnosis_table(found: Diagnosis) -> RenderableType:
+    """What regions can tell, in words and numbers."""
+    smallest, median, largest = found.people
+    facts = Table(show_header=False)
+    facts.add_row("regions, groups", f"{found.regions:,}, {len(found.groups)}")
+    facts.add_row("people in a region", f"{smallest:,.0f} to {largest:,.0f}, median {median:,.0f}")
+    facts.add_row("rank, effective rank", f"{found.rank}, {found.effective_rank} of {len(found.groups)}")
+    facts.add_row("smallest singular value", f"{found.sigma_min:.3g}")
+    facts.add_row("condition number", f"{found.condition_number:.3g}")
+    bound = found.bounds.finite_sample
+    facts.add_row(
+        "the paper's bound on |M - M*|",
+        f"{bound:.3g} (shares, 95 %)" if bound < float("inf") else "none: rank deficient",
+    )
+    contrasts = Table(title="what is known of the groups", title_justify="left", show_header=False)
+    for contrast in found.contrasts:
+        name, _, verdict = contrast.sentence().rpartition(": ")
+        contrasts.add_row(name, verdict)
+    help_ = Table(title="what would help", title_justify="left")
+    for name in ("", "smallest singular value", "effective rank"):
+        help_.add_column(name, justify="left" if not name else "right")
+    for proposal in found.proposals:
+        help_.add_row(proposal.action, f"{proposal.sigma_min:.3g}", str(proposal.effective_rank))
+    return Group(facts, contrasts, help_, Text("\n".join(f"warning: {warning}" for warning in found.warnings)))
+
+
+def regions_table(made: Regions, found: Diagnosis, out: Path) -> RenderableType:
+    """What a regions folder holds."""
+    details = made.details
+    lines = [
+        f"{out}: {found.regions:,} regions, {len(made.aggregates.features):,} features",
+        f"composition and aggregates: {details['separation']}",
+        f"rank {found.rank}, effective rank {found.effective_rank} of {len(found.groups)}; see mobatlas diagnose {out}",
+    ]
+    lines += ["regions were shuffled: this is the negative control"] if details.get("shuffled") else []
+    lines += [f"note: {note}" for note in details.get("notes", ())]
+    lines += [f"warning: {warning}" for warning in found.warnings]
+    return Text("\n".join(lines))
+
+
+def recovery_table(result: Mapping[str, Any]) -> RenderableType:
+    """The rows of `benchmark recovery`."""
+    rows = result["rows"]
+    table = Table(title="recovery", title_justify="left")
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
     return table
 
 

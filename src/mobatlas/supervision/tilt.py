@@ -94,7 +94,9 @@ def _refuse_unusable(phi: sparse.csr_array, target: Floats, ridge: float, prior:
     if target.shape != (features,):
         raise MobatlasError(f"tilt: {features} features but a target of {target.size}; give one mean per feature")
     if not np.isfinite(target).all():
-        raise MobatlasError("tilt: the target holds NaN; recover the means of suppressed features first, or leave them out")
+        raise MobatlasError(
+            "tilt: the target holds NaN; recover the means of suppressed features first, or leave them out"
+        )
     if not ridge >= 0:
         raise MobatlasError(f"tilt: the ridge is {ridge:g}; give zero or more")
     if prior is not None and (prior.shape != (rows,) or not (prior >= 0).all() or not 0 < prior.sum() < np.inf):

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import duckdb
 
-
-def literal(value: object) -> str:
-    """A value as SQL text."""
-    return "'" + str(value).replace("'", "''") + "'"
+from mobatlas.data.engine import literal
 
 
 def convert(query: str, target: Path) -> None:

@@ -9,9 +9,9 @@ import duckdb
 from pydantic import Field
 
 from mobatlas.config import Section
-from mobatlas.data.engine import Engine
+from mobatlas.data.engine import Engine, literal
 from mobatlas.data.readers.base import Reader, Source
-from mobatlas.data.readers.conversion import convert, literal
+from mobatlas.data.readers.conversion import convert
 from mobatlas.data.readers.plain import require_path
 from mobatlas.errors import MobatlasError
 

@@ -15,9 +15,9 @@ import duckdb
 from pydantic import field_validator
 
 from mobatlas.config import Section
-from mobatlas.data.engine import Engine
+from mobatlas.data.engine import Engine, literal
 from mobatlas.data.readers.base import Reader, Source
-from mobatlas.data.readers.conversion import convert, literal
+from mobatlas.data.readers.conversion import convert
 from mobatlas.data.readers.plain import require_path
 from mobatlas.data.schema import require_columns
 from mobatlas.errors import MobatlasError

@@ -1,0 +1,340 @@
+"""Recovery does what its model says, against dense textbook formulas and simulations that are built here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize
+
+from mobatlas import MobatlasError
+from mobatlas.groups import DEFAULT_GROUPS, Groups
+from mobatlas.regions.gaussian import nonnegative
+from mobatlas.regions.partitions import nominal_partition
+from mobatlas.regions.recovery import METHODS, Recovery, calibrate_composition, population, recover
+from mobatlas.regions.table import Aggregates, Composition, Floats, Regions
+
+TWO = Groups.of({"sex": ("M", "F")})
+THREE = Groups.of({"age": ("young", "middle", "old")})
+FOUR = Groups.of({"age": ("young", "old"), "sex": ("M", "F")})
+
+
+def regions_of(
+    shares: Floats,
+    values: Floats,
+    n: Floats | float = 1_000.0,
+    groups: Groups = DEFAULT_GROUPS,
+    *,
+    counted: Floats | float = np.inf,
+    spread: Floats | None = None,
+    noise: Floats | None = None,
+    randomised: bool = True,
+) -> Regions:
+    names = tuple(f"R{number}" for number in range(len(shares)))
+    each = np.broadcast_to(np.asarray(n, dtype=np.float64), (len(shares),)).copy()
+    people = np.broadcast_to(np.asarray(counted, dtype=np.float64), (len(shares),)).copy()
+    bins = tuple(f"category:{number}" for number in range(values.shape[1]))
+    aggregates = Aggregates(names, bins, values, each, spread=spread, noise=noise)
+    return Regions(Composition(groups, names, shares, people), aggregates, randomised)
+
+
+def simulate(
+    shares: Floats, n: Floats | float, seed: int, groups: Groups = DEFAULT_GROUPS, bins: int = 30, scale: float = 0.1
+) -> tuple[Regions, Floats]:
+    """Means of groups around 5 visits with a person's variance of 1; and the regions that show them."""
+    rng = np.random.default_rng(seed)
+    means = 5 + rng.normal(0, np.sqrt(scale), (len(groups), bins))  # M
+    each = np.broadcast_to(np.asarray(n, dtype=np.float64), (len(shares),))
+    values = shares @ means + rng.normal(0, 1, (len(shares), bins)) / np.sqrt(each)[:, None]
+    return regions_of(shares, values, each, groups, spread=np.ones(bins)), means
+
+
+def error(means: Floats, truth: Floats) -> float:
+    return float(np.sqrt(((means - truth) ** 2).mean()))
+
+
+def dirichlet(regions: int, groups: int, alpha: float = 0.5, seed: int = 0) -> Floats:
+    return np.asarray(np.random.default_rng(seed).dirichlet(np.full(groups, alpha), regions))
+
+
+def dense_posterior(regions: Regions, found: Recovery, bin_: int, known: Floats) -> tuple[Floats, Floats]:
+    """The textbook: y = 1 alpha + P b + e, alpha flat, by (regions x regions) matrices; sd of a person is 1 here."""
+    groups, v = regions.groups, regions.aggregates
+    rows = np.flatnonzero(known)
+    p, n = regions.composition.shares[rows], v.n[rows]
+    inner = found.variances["share_group"] * np.eye(len(groups))
+    for number, name in enumerate(groups.attribute_names):
+        same = groups.level_codes[:, [number]] == groups.level_codes[:, number]
+        inner = inner + found.variances.get(f"share_{name}", 0.0) * same
+    centring = np.eye(len(groups)) - np.outer(np.ones(len(groups)), found.shares)
+    s = centring @ inner @ centring.T
+    s *= len(groups) / np.trace(s)
+    s *= found.prior[0, bin_] / s[0, 0]  # the scale of this bin, as it was fitted
+    scale = found.prior[:, bin_].sum() / len(groups)
+    noise = np.diag(1 / n + scale * found.variances["region_effect"])
+    sigma = np.linalg.inv(p @ s @ p.T + noise)
+    one = np.ones(len(rows))
+    q = sigma - np.outer(sigma @ one, sigma @ one) / (one @ sigma @ one)  # alpha integrated out
+    mean = found.baseline[bin_] + s @ p.T @ q @ (v.values[rows, bin_] - found.baseline[bin_])
+    covariance = s - s @ p.T @ q @ p @ s + 1 / n.sum()
+    gain = s @ p.T @ q
+    relative = mean / found.baseline[bin_]  # noise grows with the mean
+    covariance += np.diag((relative - 1) * (np.diag(gain @ noise @ gain.T) + 1 / n.sum()))
+    return mean, covariance
+
+
+@pytest.mark.parametrize("randomised", [True, False])
+@pytest.mark.parametrize("groups", [TWO, THREE, FOUR])
+def test_the_posterior_is_the_textbook_one(groups: Groups, randomised: bool) -> None:
+    shares = dirichlet(12, len(groups), seed=1)
+    n = np.random.default_rng(2).integers(50, 500, 12).astype(float)
+    made, _ = simulate(shares, n, 3, groups, bins=5, scale=0.02)
+    made = Regions(made.composition, made.aggregates, randomised)
+    found = recover(made)
+    for bin_ in range(5):
+        mean, covariance = dense_posterior(made, found, bin_, np.ones(12))
+        assert found.means[:, bin_] == pytest.approx(mean, abs=1e-8)
+        assert found.covariance[bin_] == pytest.approx(covariance, abs=1e-9)
+
+
+def test_a_suppressed_cell_is_one_region_less_for_that_bin_alone() -> None:
+    made, _ = simulate(dirichlet(14, 4), 300.0, 5, FOUR, bins=6)
+    holes = made.aggregates.values.copy()
+    holes[[2, 7], 1] = np.nan
+    holes[7, 4] = np.nan
+    made = regions_of(made.composition.shares, holes, 300.0, FOUR, spread=np.ones(6))
+    found = recover(made)
+    for bin_ in range(6):
+        mean, covariance = dense_posterior(made, found, bin_, ~np.isnan(holes[:, bin_]))
+        assert found.means[:, bin_] == pytest.approx(mean, abs=1e-8)
+        assert found.covariance[bin_] == pytest.approx(covariance, abs=1e-9)
+
+
+def test_variances_are_fitted_even_where_every_bin_has_a_suppressed_cell() -> None:
+    made, means = simulate(dirichlet(30, 8), 500.0, 6, bins=40)
+    holes = made.aggregates.values.copy()
+    holes[np.arange(40) % 30, np.arange(40)] = np.nan
+    found = recover(regions_of(made.composition.shares, holes, 500.0, spread=np.ones(40)))
+    assert found.variances["group_scale"] == pytest.approx(0.1, rel=0.5)
+    assert error(found.means, means) < 0.5 * error(np.tile(found.baseline, (8, 1)), means)
+
+
+def test_a_bin_that_every_region_suppressed_stays_at_the_prior() -> None:
+    made, _ = simulate(dirichlet(10, 8), 500.0, 6, bins=4)
+    holes = made.aggregates.values.copy()
+    holes[:, 2] = np.nan
+    found = recover(regions_of(made.composition.shares, holes, 500.0, spread=np.ones(4)))
+    assert np.isfinite(found.means).all()
+    assert np.ptp(found.means[:, 2]) == 0
+    assert found.sd[:, 2].min() > 0
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**31), regions=st.integers(1, 20), groups=st.sampled_from([TWO, THREE, FOUR]))
+def test_the_groups_together_are_the_population(seed: int, regions: int, groups: Groups) -> None:
+    n = np.random.default_rng(seed).integers(20, 2_000, regions).astype(float)
+    for randomised in (True, False):
+        made, _ = simulate(dirichlet(regions, len(groups), seed=seed), n, seed, groups, bins=4, scale=0.01)
+        found = recover(Regions(made.composition, made.aggregates, randomised))
+        w, mu0 = population(made.composition.shares, made.aggregates)
+        assert w @ found.means == pytest.approx(mu0, abs=1e-9)
+
+
+def test_positivity_keeps_the_population_mean_and_uses_what_it_knows() -> None:
+    """Two groups that only their sum is known of: where one would be negative, the other takes all of it."""
+    covariance = np.array([[1.0, -1.0], [-1.0, 1.0]])
+    means, left = nonnegative(np.array([[-0.3, 1.3], [0.4, 0.6]]), covariance)
+    assert means == pytest.approx(np.array([[0.0, 1.0], [0.4, 0.6]]), abs=1e-9)
+    assert left[1] == pytest.approx(covariance)
+    assert left[0, 1, 1] == pytest.approx(1 - 2 / np.pi)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_positivity_finds_the_nearest_point_in_the_metric_of_the_covariance(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    root = rng.normal(size=(4, 4)) + np.eye(4)
+    covariance, mean = root @ root.T + 0.1 * np.eye(4), rng.normal(0.3, 1, 4)
+    half = np.linalg.cholesky(np.linalg.inv(covariance)).T
+    expected, _ = optimize.nnls(half, half @ mean)
+    assert nonnegative(mean[None], covariance)[0][0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_no_region_tells_apart_stays_at_the_baseline() -> None:
+    """Regions that differ in age only: men and women of an age come out alike, and their error bar says why."""
+    ages = dirichlet(12, 4, seed=4)
+    made, _ = simulate(np.repeat(ages, 2, axis=1) / 2, 2_000.0, 8)
+    found = recover(made)
+    assert found.means[::2] == pytest.approx(found.means[1::2], abs=1e-8)
+    gap = np.array([1, -1, 0, 0, 0, 0, 0, 0.0])
+    age = np.array([1, 1, 0, 0, 0, 0, -1, -1.0]) / 2
+    unknown, known = (np.sqrt(np.einsum("i,jik,k->j", c, found.covariance, c)).mean() for c in (gap, age))
+    assert unknown > 4 * known
+
+
+@pytest.mark.parametrize("name", ["demogroups", "fullrank", "rankdef", "messy", "hot16", "dirichlet:24:0.5"])
+def test_recovery_beats_the_population_mean_and_says_how_sure_it_is(name: str) -> None:
+    shares = nominal_partition(name, DEFAULT_GROUPS).shares
+    inside, won = [], []
+    for seed in range(5):
+        made, means = simulate(shares, 400.0, seed)
+        found = recover(made)
+        low, high = found.interval(0.9)
+        inside.append(((low <= means) & (means <= high)).mean())
+        won.append(error(found.means, means) < error(np.tile(found.baseline, (8, 1)), means))
+    assert all(won)
+    assert (
+        0.85 <= np.mean(inside) <= 0.98
+    )  # a prior for attributes that these groups do not share makes fullrank careful
+
+
+def test_one_region_says_nothing_about_groups() -> None:
+    made, _ = simulate(np.full((1, 8), 1 / 8), 500.0, 0)
+    found = recover(made)
+    assert found.means == pytest.approx(np.tile(made.aggregates.values, (8, 1)))
+    assert found.information() == pytest.approx(np.zeros(8), abs=0.01)
+
+
+def test_one_group_is_the_population() -> None:
+    alone = Groups.of({"everybody": ("all",)})
+    made, _ = simulate(np.ones((5, 1)), 500.0, 0, alone)
+    found = recover(made)
+    assert found.means[0] == pytest.approx(found.baseline)
+    assert found.sd == pytest.approx(np.full((1, 30), np.sqrt(1 / 2_500)), rel=1e-6)
+
+
+def test_a_duplicated_region_counts_as_its_people() -> None:
+    shares = dirichlet(10, 8)
+    made, _ = simulate(shares, 300.0, 1)
+    doubled = regions_of(
+        np.vstack([shares, shares]), np.vstack([made.aggregates.values] * 2), 150.0, spread=np.ones(30)
+    )
+    one, two = recover(made), recover(doubled)
+    assert two.means == pytest.approx(one.means, abs=0.02)
+    assert np.isfinite(two.covariance).all()
+
+
+def test_fewer_regions_than_groups_recover_what_they_can() -> None:
+    shares = dirichlet(3, 8, seed=2)
+    made, means = simulate(shares, 2_000.0, 2)
+    found = recover(made)
+    assert np.isfinite(found.means).all()
+    assert error(shares @ found.means, shares @ means) < 0.05
+    assert error(found.means, means) < error(np.tile(found.baseline, (8, 1)), means)
+
+
+def test_a_group_that_lives_nowhere_stays_where_the_others_put_it() -> None:
+    shares = np.hstack([dirichlet(12, 7, seed=3), np.zeros((12, 1))])
+    made, _ = simulate(shares, 2_000.0, 3)
+    found = recover(made)
+    assert np.isfinite(found.means).all()
+    assert found.sd[7].mean() > 2 * found.sd[:7].mean()
+    assert found.information()[7] < 0.5 < found.information()[:7].min()
+
+
+def test_published_noise_makes_regions_tell_less_and_is_allowed_for() -> None:
+    shares = dirichlet(30, 8)
+    made, means = simulate(shares, 1_000.0, 4)
+    values = made.aggregates.values + np.random.default_rng(1).normal(0, 0.2, (30, 30))
+    noisy = recover(regions_of(shares, values, 1_000.0, spread=np.ones(30), noise=np.full(30, 0.04)))
+    assert noisy.sd.mean() > 1.5 * recover(made).sd.mean()
+    low, high = noisy.interval(0.9)
+    assert 0.85 < ((low <= means) & (means <= high)).mean() < 0.98
+
+
+def counted(shares: Floats, n: int, rng: np.random.Generator) -> Floats:
+    return np.stack([rng.multinomial(n, row) for row in shares]) / n
+
+
+def test_a_composition_counted_on_few_people_does_not_attenuate_differences() -> None:
+    """The slope of recovered on true contrasts: about n / (n + a) by plugging counts in, about one when calibrated."""
+    slopes: dict[bool, list[float]] = {True: [], False: []}
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        truth = rng.dirichlet(np.full(4, 5.0), 400)  # a = 20
+        made, means = simulate(truth, 400.0, seed, FOUR, bins=20)
+        few = regions_of(
+            counted(truth, 20, rng),
+            made.aggregates.values,
+            400.0,
+            FOUR,
+            counted=20,
+            spread=np.ones(20),
+            randomised=False,
+        )
+        for exact in slopes:
+            found = recover(few, exact_composition=exact)
+            wanted, got = means - means.mean(0), found.means - found.means.mean(0)
+            slopes[exact].append(float((wanted * got).sum() / (wanted**2).sum()))
+    assert np.mean(slopes[True]) < 0.65
+    assert 0.85 < np.mean(slopes[False]) < 1.1
+
+
+def test_calibration_finds_the_expected_composition() -> None:
+    """Dirichlet(a w) regions: E[p | counts] is (counts + a w) / (n + a), the conjugate posterior."""
+    rng = np.random.default_rng(1)
+    w, a, n = np.array([0.1, 0.2, 0.3, 0.4]), 30.0, 25
+    observed = counted(rng.dirichlet(a * w, 4_000), n, rng)
+    composition = Composition(FOUR, tuple(map(str, range(4_000))), observed, np.full(4_000, float(n)))
+    calibrated, doubt = calibrate_composition(composition)
+    assert calibrated == pytest.approx((n * observed + a * w) / (n + a), abs=0.02)
+    assert calibrated.sum(1) == pytest.approx(np.ones(4_000))
+    assert doubt is not None
+
+
+def test_an_exact_composition_needs_no_calibration() -> None:
+    shares = dirichlet(6, 4)
+    calibrated, doubt = calibrate_composition(Composition(FOUR, tuple("abcdef"), shares, np.full(6, np.inf)))
+    assert calibrated is shares
+    assert doubt is None
+
+
+def test_regions_that_do_not_differ_calibrate_to_the_population() -> None:
+    rng = np.random.default_rng(0)
+    observed = counted(np.tile([0.4, 0.3, 0.2, 0.1], (300, 1)), 15, rng)
+    calibrated, _ = calibrate_composition(Composition(FOUR, tuple(map(str, range(300))), observed, np.full(300, 15.0)))
+    assert calibrated.std(0).max() < 0.25 * observed.std(0).max()
+
+
+def test_slopes_too_steep_for_people_are_mostly_ascribed_to_places() -> None:
+    """Regions with older people are other places: a slope of ten standard deviations cannot be their age."""
+    rng = np.random.default_rng(3)
+    shares = rng.dirichlet(np.full(4, 5.0), 60)
+    places = 20 + 10 * rng.normal(size=(4, 10))
+    values = shares @ places + rng.normal(0, 0.05, (60, 10))
+    found = recover(regions_of(shares, values, 400.0, FOUR, spread=np.ones(10), randomised=False))
+    assert np.abs(found.means - found.baseline).max() < 2
+    assert found.sd.min() > 0.1
+
+
+@pytest.mark.parametrize(("regions", "bins", "groups"), [(1_000, 2_000, 8), (10_000, 50, 8)])
+def test_many_regions_and_bins_are_recovered(regions: int, bins: int, groups: int) -> None:
+    made, means = simulate(dirichlet(regions, groups), 200.0, 0, bins=bins)
+    found = recover(made)
+    assert error(found.means, means) < 0.2 * error(np.tile(found.baseline, (groups, 1)), means)
+
+
+def test_least_squares_recover_exactly_where_there_is_no_noise() -> None:
+    shares, means = dirichlet(12, 8), np.random.default_rng(0).dirichlet(np.ones(6), 8) * 3
+    made = regions_of(shares, shares @ means)
+    assert recover(made, "least-squares").means == pytest.approx(means, abs=1e-8)
+    assert recover(made, "simplex").means == pytest.approx(means, abs=1e-3)
+    assert recover(made, "simplex").means.sum(1) == pytest.approx(np.full(8, 3.0))
+
+
+def test_bad_input_is_said_in_a_sentence() -> None:
+    made, _ = simulate(dirichlet(4, 8), 100.0, 0)
+    with pytest.raises(MobatlasError, match=f"'magic' does not exist.*{METHODS[0]}"):
+        recover(made, "magic")
+    shares, values = made.composition.shares, made.aggregates.values
+    with pytest.raises(MobatlasError, match="region 'R2' has no people; leave it out"):
+        recover(regions_of(shares, values, np.array([5, 5, 0, 5.0])))
+    with pytest.raises(MobatlasError, match="nothing to recover from"):
+        recover(regions_of(shares, np.full_like(values, np.nan)))
+    with pytest.raises(MobatlasError, match="no feature is left"):
+        recover(regions_of(shares, values[:, :0]))
+    with pytest.raises(MobatlasError, match="some shares are NaN"):
+        recover(regions_of(np.where(shares > 0.9, np.nan, shares) * np.nan, values))
+    with pytest.raises(MobatlasError, match="different regions"):
+        Regions(made.composition, simulate(dirichlet(5, 8), 9.0, 0)[0].aggregates, True)

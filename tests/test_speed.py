@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mobatlas import MobatlasError
+from mobatlas.benchmark import speed
+
+
+def test_speed_is_a_ratio_measured_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(speed.PROFILES, "quick", 20_000)
+    result = speed.run(tmp_path / "speed", "quick", seed=1)
+    assert json.loads((tmp_path / "speed" / "speed.json").read_text()) == result
+    simulated, prepared = result["rows"]
+    assert simulated["visits_per_second"] == round(
+        int(simulated["size"].split()[0].replace(",", "")) / simulated["seconds"]
+    )
+    assert prepared["ratio"] == prepared["seconds"] / prepared["reference_seconds"]
+    assert 0.05 < prepared["peak_gb"] < 3
+    assert sorted(path.name for path in (tmp_path / "speed").iterdir()) == ["manifest.json", "speed.json"]
+
+
+def test_a_profile_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(MobatlasError, match="--profile huge does not exist"):
+        speed.run(tmp_path / "speed", "huge")
