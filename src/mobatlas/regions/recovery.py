@@ -1,14 +1,15 @@
 """Group feature means from (P, V, n): factor-structured empirical Bayes, and the least squares it is compared with.
 
-For every bin, in units of its standard deviation between people, y = P (1 alpha + b) + e:
+For every bin, in units of its standard deviation between people, with the population mean mu0 taken off, y = 1 alpha + P b + e:
 
     b ~ N(0, lambda S),  S = C (sum_a rho_a [same level of attribute a] + rho_0 I) C',  C = I - 1 w'
-    e_g ~ N(0, 1 / n_g + lambda omega + lambda c_g)
+    e_g ~ N(0, 1 / n_g + lambda omega + lambda tr(S D_g))
 
-alpha is the population mean (flat prior; rows of P sum to 1, so it is a shift of all groups), w are the population shares,
-lambda omega is a region effect that composition does not explain (0 where people were assigned at random), and lambda c_g is
-what an uncertain composition adds. The variances are fitted by restricted likelihood with weak priors on their ratios; what
-the regions do not identify stays at the population mean, and the posterior covariance says how far that may be off.
+w are the population shares, so that the groups together stay the population; alpha has a flat prior and is what regions have
+in common beyond mu0; lambda omega is a region effect that composition does not explain (0 where people were assigned at
+random), and D_g is the covariance of an uncertain composition. The variances are fitted by restricted likelihood with weak
+priors on their ratios; what the regions do not identify stays at the population mean, and the posterior covariance says how
+far that may be off. Means are not negative.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ HETEROSCEDASTIC = (0.2, 10.0)  # bounds of a group's noise variance relative to 
 EFFECT_PRIOR = (np.log(0.1), 2.0)  # of log omega
 SCALE_PRIOR = (np.log(0.02), 3.0)  # of log lambda: groups differ by about a seventh of a person's standard deviation
 # Where people chose their regions, aggregates also follow composition because places with other people are other places. Such
-# contextual slopes are not group differences, and only their size tells: groups explain at most so much of the variance
-# between people (age and sex in travel surveys), and a slope beyond it is believed in that proportion.
+# contextual slopes are not group differences, and only their size tells: groups are assumed to explain at most so much of the
+# variance between people (categories by age and sex in the Santiago survey: 0.05), and a slope beyond it is believed in that
+# proportion.
 GROUPS_EXPLAIN = 0.1
 BOUNDS = (-14.0, 6.0)  # of the logarithms
 METHODS = ("bayes", "least-squares", "simplex")
@@ -286,7 +288,7 @@ def _parts(problem: Problem, y: Floats, members: npt.NDArray[np.int64]) -> list[
 def _most_telling(problem: Problem, y: Floats, mu0: Floats) -> list[_Part]:
     """The most frequent bins, those without suppressed cells first."""
     enough = max(FIT_CELLS // len(y), FIT_BINS)
-    complete = ~np.isnan(y).any(0)
+    complete = np.asarray(~np.isnan(y).any(0))
     order = np.argsort(-mu0, kind="stable")
     chosen = order[complete[order]][:enough]
     if len(chosen) < FIT_BINS:

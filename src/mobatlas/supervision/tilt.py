@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import optimize, sparse, special
+from scipy.sparse import linalg
 
 from mobatlas.errors import MobatlasError
 from mobatlas.regions.table import Floats
 
 TOLERANCE = 1e-10  # of the gradient of the dual, in scaled coordinates
-STEPS = 2_000
+STEPS, NEWTON_STEPS = 2_000, 5
+NEAR, CONVERGED = 1e-4, 1e-6
 
 
 @dataclass(frozen=True)
@@ -71,20 +74,48 @@ def fit_tilt(
         np.zeros(phi.shape[1]) if start is None else start * scale,
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": steps, "maxfun": 2 * steps, "ftol": 0.0, "gtol": TOLERANCE, "maxcor": 20},
+        options={"maxiter": steps, "maxfun": 2 * steps, "ftol": 1e-15, "gtol": TOLERANCE, "maxcor": 20},
     )
-    weights, _ = tilted(found.x)
+
+    def curvature(x: Floats) -> linalg.LinearOperator:
+        weights, _ = tilted(x)
+        centre = transposed @ weights
+        return linalg.LinearOperator(
+            (len(x), len(x)),
+            matvec=lambda v: (
+                transposed @ (weights * (scaled @ v.ravel())) - centre * (centre @ v.ravel()) + ridge * v.ravel()
+            ),
+            dtype=np.float64,
+        )
+
+    x, slope = _polished(found.x, dual, curvature)
+    weights, _ = tilted(x)
     weights = weights / weights.sum()
     reached = np.asarray(phi.T @ weights)
-    slope = float(np.abs(dual(found.x)[1]).max(initial=0))
     return Tilt(
-        coefficients=found.x / scale,
+        coefficients=x / scale,
         weights=weights,
         effective_sample_size=float(1 / (weights**2).sum()),
         unmet=target - reached,
-        dual=float(found.fun),
-        converged=slope < 1e-6,
+        dual=dual(x)[0],
+        converged=slope < CONVERGED,
     )
+
+
+def _polished(
+    x: Floats, dual: Callable[[Floats], tuple[float, Floats]], curvature: Callable[[Floats], linalg.LinearOperator]
+) -> tuple[Floats, float]:
+    """A few Newton steps: the value of the dual alone cannot tell gradients below 1e-8 from zero. Also the largest slope."""
+    gradient = dual(x)[1]
+    for _ in range(NEWTON_STEPS):
+        if not TOLERANCE <= np.abs(gradient).max(initial=0) < NEAR:  # done, or without a solution to step to
+            break
+        step, _ = linalg.cg(curvature(x), -gradient, rtol=1e-4, maxiter=100)
+        ahead = dual(x + step)[1]
+        if not np.abs(ahead).max() < np.abs(gradient).max():
+            break
+        x, gradient = x + step, ahead
+    return x, float(np.abs(gradient).max(initial=0))
 
 
 def _refuse_unusable(phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats | None) -> None:

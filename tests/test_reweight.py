@@ -1,0 +1,105 @@
+"""Benchmarks of recovery: their measures counted by hand, and what must hold on the real survey."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from scipy import sparse
+
+from mobatlas import MobatlasError, TrajectoryDataset, prepare
+from mobatlas.benchmark import recovery
+from mobatlas.benchmark.reweight import (
+    CONTROLLED_FEATURES,
+    DIARY,
+    METRICS,
+    REAL_FEATURES,
+    Behaviour,
+    behaviour,
+    reweight,
+    travel_distance,
+)
+from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, SCHEMA, SPECIALS, WORK, Vocabulary
+from mobatlas.features import Trajectories
+from mobatlas.groups import Groups
+from mobatlas.regions.folder import build_regions
+
+SEX = Groups.of({"sex": ("M", "F")})
+
+
+def test_travel_distance_goes_from_place_to_place_and_skips_unknown_ones() -> None:
+    rows: list[tuple[object, ...]] = [(token, name, None, None, None, 0) for token, name in enumerate(SPECIALS)]
+    rows.append((FIRST_POI, "park", 40.0, 10.0, "leisure", 5))
+    vocabulary = Vocabulary(pa.Table.from_arrays([pa.array(c) for c in zip(*rows, strict=True)], schema=SCHEMA))
+    anchors = np.array([[41.0, 10.0, np.nan, np.nan], [41.0, 10.0, 40.0, 10.0]])
+    tokens = np.array([HOME, OTHER, FIRST_POI, HOME, HOME, WORK], dtype=np.int32)
+    found = travel_distance(Trajectories(tokens, np.array([0, 4, 6]), anchors), vocabulary)
+    assert found == pytest.approx([2 * 111.195, 111.195], rel=1e-4)  # a degree of latitude is 111.195 km
+
+
+def test_a_distribution_counts_people_by_their_weight() -> None:
+    seen = Behaviour({"poi": sparse.csr_array(np.array([[2.0, 0.0], [0.0, 1.0], [5.0, 5.0]]))})
+    assert seen.distribution("poi", np.array([0, 1])).tolist() == pytest.approx([2 / 3, 1 / 3])
+    assert seen.distribution("poi", np.array([0, 1]), np.array([0.2, 0.8])).tolist() == pytest.approx([1 / 3, 2 / 3])
+
+
+def test_the_truth_of_groups_is_their_mean_with_its_standard_error() -> None:
+    phi = sparse.csr_array(np.array([[1.0], [3.0], [5.0], [2.0], [2.0]]))
+    truth = recovery.group_truth(phi, np.array([0, 0, 0, 1, 1]), SEX)
+    assert truth.means.ravel().tolist() == [3.0, 2.0]
+    assert truth.standard_error.ravel() == pytest.approx([2 / np.sqrt(3), 0.0])
+    assert recovery.recovery_error(np.array([[4.0], [2.0]]), truth) == pytest.approx(np.sqrt(1 / 2.5 / 2))
+
+
+def test_a_study_counts_wins_and_averages_over_seeds() -> None:
+    row = {"partition": "x", "feature": "poi", "baseline": 1.0, "pseudo_inverse": 3.0, "simplex": 2.0, "coverage": 0.9}
+    (found,) = recovery.summarise([row | {"error": 0.5}, row | {"error": 1.5}])
+    assert (found["wins"], found["seeds"], found["ratio"], found["worst_ratio"]) == (1, 2, 1.0, 1.5)
+
+
+@dataclass(frozen=True)
+class Survey:
+    dataset: TrajectoryDataset
+    seen: Behaviour
+    scratch: Path
+
+
+@pytest.fixture(scope="module")
+def survey(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Survey:
+    scratch = tmp_path_factory.mktemp("santiago")
+    prepare(data_folder / "santiago", scratch / "dataset", values=DIARY)
+    dataset = TrajectoryDataset.open(scratch / "dataset")
+    return Survey(dataset, behaviour(dataset), scratch)
+
+
+def test_reweighted_people_of_santiago_look_like_their_group(survey: Survey) -> None:
+    path = survey.dataset.path
+    regions = build_regions(path, survey.scratch / "groups", partition="demogroups", features=CONTROLLED_FEATURES)
+    found = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
+    assert found["poi"]["gap_closed"] > 0.9
+    assert min(found[metric]["gap_closed"] for metric in METRICS) > 0.8
+
+
+@pytest.mark.parametrize("column", ["home_comuna", "home_zone"])
+def test_real_regions_of_santiago_help_more_than_they_harm(survey: Survey, column: str) -> None:
+    """Composition and aggregates from other people, over three ways to halve them; shuffled regions neither help nor harm."""
+    gaps: dict[bool, list[list[float]]] = {False: [], True: []}
+    for shuffled, seeds in ((False, (0, 1, 2)), (True, (0,))):
+        for seed in seeds:
+            out = survey.scratch / f"{column}-{shuffled}-{seed}"
+            regions = build_regions(
+                survey.dataset.path, out, by=column, features=REAL_FEATURES, shuffle_regions=shuffled, seed=seed
+            )
+            found = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
+            gaps[shuffled].append([found[metric]["gap_closed"] for metric in METRICS])
+    assert np.mean(gaps[False], axis=0).min() > 0
+    assert np.abs(gaps[True]).max() < 0.05
+
+
+def test_a_split_without_a_group_is_refused(survey: Survey) -> None:
+    regions = build_regions(survey.dataset.path, survey.scratch / "few", partition="hot16", features=("category",))
+    with pytest.raises(MobatlasError, match="--split nobody does not exist"):
+        reweight(survey.dataset, regions, seen=survey.seen, split="nobody")
