@@ -152,6 +152,17 @@ def test_half_of_the_people_is_a_matter_of_their_ids(path: Path, tmp_path: Path)
     assert not np.array_equal(one.composition.shares, two.composition.shares)
 
 
+def test_a_shuffled_partition_keeps_its_composition_and_loses_the_groups(path: Path, tmp_path: Path) -> None:
+    """Under demogroups a region is a group: shuffled, its aggregates are everybody, its composition still the group."""
+    real = build_regions(path, tmp_path / "real", partition="demogroups", mask=("HOME", "WORK", "OTHER"))
+    control = build_regions(
+        path, tmp_path / "control", partition="demogroups", mask=("HOME", "WORK", "OTHER"), shuffle_regions=True
+    )
+    assert np.array_equal(control.composition.shares, real.composition.shares)
+    apart, together = (regions.aggregates.values.std(0).mean() for regions in (real, control))
+    assert together < 0.7 * apart
+
+
 def test_shuffled_people_keep_region_sizes_and_lose_their_composition(path: Path, tmp_path: Path) -> None:
     real = build_regions(path, tmp_path / "real", by="home_district")
     control = build_regions(path, tmp_path / "control", by="home_district", shuffle_regions=True)

@@ -144,13 +144,14 @@ def _from_partition(dataset: TrajectoryDataset, name: str, maps: list[FeatureMap
             if split == "train":
                 raise MobatlasError(str(error).replace("--partition", f"--partition {name}", 1)) from None
             notes.append(f"no validation twin: of {len(members):,} validation people no such regions can be made")
-    if shuffle:
+    dealt = _only(region, dataset.split_people("train"))
+    if shuffle:  # only the aggregates: a composition counted on the shuffled people would be true of them
         region = _shuffled(dataset, region, seed)
     counted = _only(region, dataset.split_people("train"))
     assigned = int(np.count_nonzero(counted >= 0))
     labelled = int(np.count_nonzero(labels[dataset.split_people("train")] >= 0))
     return _Made(
-        composition_from_labels(labels, counted, groups, nominal.regions),
+        composition_from_labels(labels, dealt, groups, nominal.regions),
         aggregates_from_dataset(dataset, maps, counted, "train", nominal.regions),
         randomised=True,
         details={
