@@ -16,6 +16,7 @@ from rich.console import Console
 
 import mobatlas
 from mobatlas.benchmark import recovery as recovery_benchmark
+from mobatlas.benchmark import reweight as reweight_benchmark
 from mobatlas.benchmark import speed as speed_benchmark
 from mobatlas.config import CityConfig, build, load_run, load_values, merge, parse_assignments
 from mobatlas.data.city import write_city_folder
@@ -27,7 +28,7 @@ from mobatlas.regions.composition import read_composition
 from mobatlas.regions.folder import build_regions, load_regions
 from mobatlas.regions.identifiability import diagnose as run_diagnosis
 from mobatlas.report.figures import diagnosis_figure
-from mobatlas.report.text import city_table, diagnosis_table, recovery_table, regions_table, speed_table, summary_table
+from mobatlas.report.text import city_table, diagnosis_table, regions_table, rows_table, speed_table, summary_table
 
 app = typer.Typer(
     name="mobatlas",
@@ -220,14 +221,30 @@ def diagnose(
 def recovery(
     out: Out,
     seeds: Annotated[int, typer.Option(help="Simulated cities.")] = 20,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """How near recovered group means come to the truth, and whether their error bars say so."""
     with track("recovering", seeds, quiet) as tracker:
-        result = recovery_benchmark.run(out, seeds, overwrite=overwrite, tracker=tracker)
-    _show(result, json, recovery_table(result))
+        result = recovery_benchmark.run(out, seeds, first_seed, overwrite=overwrite, tracker=tracker)
+    _show(result, json, rows_table(result["rows"], "recovery"))
+
+
+@benchmark_app.command("reweight")
+def reweight(
+    data: Annotated[Path, typer.Option("--data", help="A labelled one-day survey in the canonical tables.")],
+    out: Out,
+    seeds: Annotated[int, typer.Option(help="Ways to deal or halve the people.")] = 3,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Real training people weighed by recovered group means, against test people of the groups; no generator."""
+    with track("reweighting", reweight_benchmark.STEPS, quiet) as tracker:
+        result = reweight_benchmark.run(data, out, seeds, overwrite=overwrite, tracker=tracker)
+    _show(result, json, rows_table(reweight_benchmark.gaps(result), "gap closed"))
 
 
 @benchmark_app.command("speed")

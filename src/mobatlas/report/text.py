@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +116,9 @@ def regions_table(made: Regions, found: Diagnosis, out: Path) -> RenderableType:
     return Text("\n".join(lines))
 
 
-def recovery_table(result: Mapping[str, Any]) -> RenderableType:
-    """The rows of `benchmark recovery`."""
-    rows = result["rows"]
-    table = Table(title="recovery", title_justify="left")
+def rows_table(rows: Sequence[Mapping[str, Any]], title: str) -> RenderableType:
+    """Rows of one shape, as a benchmark gives them."""
+    table = Table(title=title, title_justify="left")
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right")
     for row in rows:
