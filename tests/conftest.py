@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from mobatlas.data.engine import DuckDBEngine, Engine
+
+settings.register_profile("mobatlas", deadline=None)  # a busy machine is not a bug
+settings.load_profile("mobatlas")
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,12 @@ REASONS = ("unreliable", "coverage", "short", "anchors")
 
 
 def split_thresholds(config: SplitConfig) -> tuple[str, str]:
-    """The hexadecimal hashes at which validation and test people begin."""
-    return tuple(f"{min(round(share * 16**8), 16**8 - 1):08x}" for share in (config.train, config.train + config.val))  # type: ignore[return-value]
+    """The hexadecimal hashes at which validation and test people begin; `g` is above every hash."""
+
+    def border(share: float) -> str:
+        return f"{round(share * 16**8):08x}" if share < 1 else "g"
+
+    return border(config.train), border(round(config.train + config.val, 9))
 
 
 def number_users(visits: ir.Table, config: SplitConfig) -> ir.Table:
@@ -33,11 +37,7 @@ def number_users(visits: ir.Table, config: SplitConfig) -> ir.Table:
     users = visits.select("user_id").distinct()
     digest = (ibis.literal(f"{config.salt}:") + users.user_id).hexdigest("md5").substr(0, 8)
     val, test = split_thresholds(config)
-    split = (
-        ibis.cases((digest < val, "train"), else_="test")
-        if val == test
-        else ibis.cases((digest < val, "train"), (digest < test, "val"), else_="test")
-    )
+    split = ibis.cases((digest < val, "train"), (digest < test, "val"), else_="test")
     return users.mutate(user=ibis.row_number().over(order_by=users.user_id), split=split)
 
 
