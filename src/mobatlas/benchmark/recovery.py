@@ -77,9 +77,10 @@ def run(
             with tempfile.TemporaryDirectory(dir=folder.scratch()) as scratch:
                 people = simulate_people(Path(scratch), CityConfig(users=users), seed)
             found += one_city(people, panel, seed)
-        arguments = f"Path({out.name!r}), seeds={seeds}, first_seed={first_seed}, users={users}, panel={panel}"
         result = {
-            "command": f"mobatlas.benchmark.recovery.run({arguments})",
+            "command": f"mobatlas benchmark recovery --seeds {seeds} --first-seed {first_seed} --out {out.name}",
+            "users": users,
+            "panel": panel,
             "seed": first_seed,
             "versions": library_versions(),
             "error": "root of the mean over groups of sum_j (difference_j^2 / mean_j)",

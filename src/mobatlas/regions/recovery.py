@@ -29,8 +29,9 @@ from mobatlas.regions.table import Aggregates, Composition, Floats, Regions
 
 FIT_CELLS, FIT_BINS = 200_000, 64  # the variances are fitted on so many regions x bins, but at least on so many bins
 BAND = 4.0  # bins whose frequencies lie within this factor share a prior variance
-# Log variance of an attribute relative to what is a group's own, a priori: mean and standard deviation. In the paper's
-# Figure "Pairwise JSD" all pairs of groups are nearly equally far apart, so what groups of one age or gender share is small.
+# Log variance of an attribute relative to what is a group's own, a priori: mean and standard deviation. Lowered from equal
+# shares because intervals were too wide in simulated cities, whose groups share little by construction; the paper's Figure
+# "Pairwise JSD" (all pairs nearly equally far apart) speaks for the same, but is not where the number comes from.
 RATIO_PRIOR = (np.log(0.15), 1.0)
 STRATUM_SPREAD = 3.0  # prior standard deviation of the log scale of a stratum around the overall one
 HETEROSCEDASTIC = (0.2, 10.0)  # bounds of a group's noise variance relative to the population's: it grows with the mean
