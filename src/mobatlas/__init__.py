@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
 from mobatlas.config import CityConfig, PrepareConfig, RunConfig, load_run
 from mobatlas.data.city import City, simulate, write_city_folder
@@ -19,7 +21,37 @@ from mobatlas.regions.identifiability import Diagnosis, diagnose
 from mobatlas.regions.recovery import Recovery, recover
 from mobatlas.regions.table import Aggregates, Composition, Regions
 
+if TYPE_CHECKING:
+    from mobatlas.evaluation.comparison import compare, evaluate_groups, sampling_floor
+    from mobatlas.evaluation.metrics import Yardstick
+    from mobatlas.generation import generate, read_synthetic
+    from mobatlas.generators.base import Generator, register_generator
+    from mobatlas.generators.folder import load_model
+    from mobatlas.training import supervise, train
+
 __version__ = version("mobatlas")
+
+# What needs torch is imported when it is first used: it takes seconds, and most commands do without it.
+_LATER = {
+    "Generator": "mobatlas.generators.base",
+    "Yardstick": "mobatlas.evaluation.metrics",
+    "compare": "mobatlas.evaluation.comparison",
+    "evaluate_groups": "mobatlas.evaluation.comparison",
+    "generate": "mobatlas.generation",
+    "load_model": "mobatlas.generators.folder",
+    "read_synthetic": "mobatlas.generation",
+    "register_generator": "mobatlas.generators.base",
+    "sampling_floor": "mobatlas.evaluation.comparison",
+    "supervise": "mobatlas.training",
+    "train": "mobatlas.training",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'mobatlas' has no attribute '{name}'")
+    return getattr(import_module(_LATER[name]), name)
+
 
 __all__ = [
     "DEFAULT_GROUPS",
@@ -29,6 +61,7 @@ __all__ = [
     "CityConfig",
     "Composition",
     "Diagnosis",
+    "Generator",
     "Groups",
     "MobatlasError",
     "PrepareConfig",
@@ -39,16 +72,26 @@ __all__ = [
     "Trajectories",
     "TrajectoryDataset",
     "Vocabulary",
+    "Yardstick",
     "__version__",
     "build_feature",
     "build_regions",
+    "compare",
     "diagnose",
+    "evaluate_groups",
+    "generate",
+    "load_model",
     "load_regions",
     "load_run",
     "prepare",
     "read_composition",
+    "read_synthetic",
     "recover",
     "register_feature",
+    "register_generator",
+    "sampling_floor",
     "simulate",
+    "supervise",
+    "train",
     "write_city_folder",
 ]

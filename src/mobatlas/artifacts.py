@@ -26,7 +26,8 @@ from mobatlas.errors import MobatlasError
 
 FORMAT = 1  # of the folders; a folder of another format is refused, not guessed at
 MANIFEST = "manifest.json"
-LIBRARIES = ("mobatlas", "duckdb", "ibis-framework", "numpy", "pyarrow")
+BEGUN = "begun.json"  # marks a folder that a process of ours began to fill
+LIBRARIES = ("mobatlas", "diffusers", "duckdb", "ibis-framework", "numpy", "pyarrow", "torch", "transformers")
 HASHED_ON_LOAD = 256 * 2**20  # larger files are checked by size alone when they are opened
 ROWS_PER_GROUP = 262_144
 
@@ -86,6 +87,56 @@ def new_folder(
             _replace(partial, out)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def resumable_folder(
+    out: Path,
+    kind: str,
+    *,
+    seed: int | None = None,
+    config: dict[str, Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+) -> Iterator[NewFolder]:
+    """A folder that is filled in full view, by several processes one after the other; its manifest makes it one of its kind.
+
+    What lies in `unfinished(out)` is for going on, and goes when the block ends without an error. With `overwrite` what was
+    there goes before the work begins.
+    """
+    out = Path(os.path.abspath(out))  # noqa: PTH100 (as in new_folder)
+    with _parents(out), _lock(out.with_name(f".{out.name}.lock"), out):
+        begun = (unfinished(out) / BEGUN).is_file()
+        if begun and overwrite and not resume:
+            shutil.rmtree(out)
+        elif begun and not resume:
+            raise MobatlasError(
+                f"{out}: was begun and not finished; pass --resume to go on or --overwrite to start anew"
+            )
+        elif not begun:
+            _refuse_existing(out, kind, overwrite)
+            shutil.rmtree(out, ignore_errors=True)
+        unfinished(out).mkdir(parents=True, exist_ok=True)
+        write_json(unfinished(out) / BEGUN, {"kind": kind})
+        folder = NewFolder(out)
+        yield folder
+        manifest = Manifest(kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted)))
+        _write_manifest(out, manifest, beside=unfinished(out))
+        shutil.rmtree(unfinished(out))
+
+
+def unfinished(out: Path) -> Path:
+    """Where a resumable folder keeps what it needs to go on."""
+    return out / "training"
+
+
+def is_complete(out: Path) -> bool:
+    """Whether a resumable folder was filled to the end; sweeps up what a process killed at the very end left."""
+    if not (out / MANIFEST).is_file():
+        return False
+    if (unfinished(out) / BEGUN).is_file():
+        shutil.rmtree(unfinished(out))
+    return True
 
 
 def refuse_overlap(source: Path, out: Path) -> None:
@@ -246,9 +297,9 @@ def _replace(partial: Path, out: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
+def _write_manifest(folder: Path, manifest: Manifest, beside: Path | None = None) -> None:
     files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and beside not in path.parents):
         _sync(path)
         name = path.relative_to(folder).as_posix()
         if name not in manifest.unlisted:

@@ -28,7 +28,17 @@ from mobatlas.regions.composition import read_composition
 from mobatlas.regions.folder import build_regions, load_regions
 from mobatlas.regions.identifiability import diagnose as run_diagnosis
 from mobatlas.report.figures import diagnosis_figure
-from mobatlas.report.text import city_table, diagnosis_table, regions_table, rows_table, speed_table, summary_table
+from mobatlas.report.text import (
+    city_table,
+    diagnosis_table,
+    generated_table,
+    phase1_table,
+    regions_table,
+    rows_table,
+    speed_table,
+    summary_table,
+    training_table,
+)
 
 app = typer.Typer(
     name="mobatlas",
@@ -49,6 +59,13 @@ Assignments = Annotated[
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a folder that mobatlas wrote.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on where an earlier run stopped.")]
+Accelerator = Annotated[str, typer.Option("--accelerator", help="auto, cpu, cuda or mps.")]
+Devices = Annotated[int, typer.Option("--devices", help="Processes, one to a device.")]
+Precision = Annotated[str, typer.Option("--precision", help="auto, 32-true or bf16-mixed.")]
+CheckpointSeconds = Annotated[float, typer.Option(help="Between checkpoints, at most.")]
+TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the model's folder.")]
+DatasetOverride = Annotated[Path | None, typer.Option("--dataset", help="The model's dataset, if it has moved.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Log lines instead of a progress bar.")]
 
 
@@ -132,7 +149,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Same seed, same demo.")] = 0,
     quiet: Quiet = False,
 ) -> None:
-    """A simulated city, prepared: the whole way as far as it goes today."""
+    """A simulated city, a generator with and without labels, and how good both are: the whole way as far as it goes today."""
     for table in run_demo(out, seed, quiet):
         Console().print(table)
 
@@ -217,6 +234,135 @@ def diagnose(
     _show(found.as_dict(), json, diagnosis_table(found))
 
 
+@app.command()
+def train(
+    dataset: Annotated[Path, typer.Argument(help="A dataset folder.")],
+    out: Out,
+    generator: Annotated[str | None, typer.Option("--generator", help="latent-diffusion.")] = None,
+    preset: Preset = None,
+    config: Config = None,
+    assignments: Assignments = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same machine: same weights.")] = None,
+    resume: Resume = False,
+    accelerator: Accelerator = "auto",
+    devices: Devices = 1,
+    precision: Precision = "auto",
+    checkpoint_seconds: CheckpointSeconds = 30.0,
+    tensorboard: TensorBoard = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Phase 1: fit a generator of trajectories without demographics."""
+    from mobatlas.training import Hardware  # torch takes seconds to import, and other commands do without it
+    from mobatlas.training import train as run_training
+
+    run = load_run(config, preset)
+    report = run_training(
+        dataset,
+        out,
+        generator=generator or run.train.generator,
+        preset=preset or run.preset,
+        values=merge(run.train.options, parse_assignments(assignments or [])),
+        seed=run.seed if seed is None else seed,
+        resume=resume,
+        overwrite=overwrite,
+        hardware=Hardware(accelerator, devices, precision, checkpoint_seconds),
+        tensorboard=tensorboard,
+        quiet=quiet,
+    )
+    _show(report, json, training_table(report, out))
+
+
+@app.command()
+def supervise(
+    model: Annotated[Path, typer.Argument(help="A model folder of phase 1.")],
+    out: Out,
+    strategy: Annotated[str, typer.Option("--strategy", help="strong: learn from labels, the upper bound.")],
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="strong: train the conditional part anew, not on from phase 1.")
+    ] = False,
+    dataset: DatasetOverride = None,
+    assignments: Assignments = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same machine: same weights.")] = 0,
+    resume: Resume = False,
+    accelerator: Accelerator = "auto",
+    devices: Devices = 1,
+    precision: Precision = "auto",
+    checkpoint_seconds: CheckpointSeconds = 30.0,
+    tensorboard: TensorBoard = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Give a model of phase 1 groups."""
+    from mobatlas.training import Hardware
+    from mobatlas.training import supervise as run_supervision
+
+    report = run_supervision(
+        model,
+        out,
+        strategy=strategy,
+        from_scratch=from_scratch,
+        values=parse_assignments(assignments or []),
+        dataset=dataset,
+        seed=seed,
+        resume=resume,
+        overwrite=overwrite,
+        hardware=Hardware(accelerator, devices, precision, checkpoint_seconds),
+        tensorboard=tensorboard,
+        quiet=quiet,
+    )
+    _show(report, json, training_table(report, out))
+
+
+@app.command()
+def generate(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    out: Annotated[Path, typer.Option("--out", help="The Parquet file to write; it appears whole or not at all.")],
+    n: Annotated[
+        int | None, typer.Option("--n", help="Trajectories; with --anchors, as many as its rows if left out.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help='A group, e.g. "30-40, F".')] = None,
+    region: Annotated[
+        str | None, typer.Option(help="Groups and anchors as the people of this region have them.")
+    ] = None,
+    regions: Annotated[Path | None, typer.Option(help="The regions folder that knows --region.")] = None,
+    anchors: Annotated[
+        Path | None, typer.Option(help="A table of home_lat, home_lon, work_lat, work_lon, perhaps group.")
+    ] = None,
+    lengths: Annotated[str, typer.Option(help="model, or empirical: from all training trajectories.")] = "model",
+    coarsen: Annotated[
+        float | None, typer.Option(metavar="KM", help="Displace anchors at random within this radius.")
+    ] = None,
+    dataset: DatasetOverride = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same machine: same file.")] = 0,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Sample trajectories into a Parquet file."""
+    from mobatlas.generation import generate as run_generation
+
+    with track("generating", n or 0, quiet) as tracker:
+        made = run_generation(
+            model,
+            out,
+            n,
+            group=group,
+            region=region,
+            regions=regions,
+            anchors=anchors,
+            dataset=dataset,
+            lengths=lengths,
+            coarsen=coarsen,
+            seed=seed,
+            overwrite=overwrite,
+            tracker=tracker,
+        )
+    _show(made.as_dict(), json, generated_table(made.as_dict()))
+
+
 @benchmark_app.command("recovery")
 def recovery(
     out: Out,
@@ -230,6 +376,32 @@ def recovery(
     with track("recovering", seeds, quiet) as tracker:
         result = recovery_benchmark.run(out, seeds, first_seed, overwrite=overwrite, tracker=tracker)
     _show(result, json, rows_table(result["rows"], "recovery"))
+
+
+@benchmark_app.command("phase1")
+def phase1(
+    out: Out,
+    seeds: Annotated[int, typer.Option(help="Simulated cities, each with its own models.")] = 1,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Also train strong anew.")] = False,
+    assignments: Assignments = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Is the generator as good as real training people, and does conditioning bite when labels are given?"""
+    from mobatlas.benchmark import phase1 as phase1_benchmark
+
+    result = phase1_benchmark.run(
+        out,
+        seeds,
+        first_seed,
+        values=parse_assignments(assignments or []),
+        from_scratch=from_scratch,
+        overwrite=overwrite,
+        quiet=quiet,
+    )
+    _show(result, json, phase1_table(result))
 
 
 @benchmark_app.command("reweight")
@@ -277,7 +449,8 @@ def main() -> None:
     try:
         app()
     except MobatlasError as error:
-        _fail(str(error), 2)
+        told = getattr(error, "signal", None)  # training that was stopped says so itself, because it knows how to go on
+        _fail(str(error), 2 if told is None else 128 + told)
     except BaseException as error:  # the last door: a person gets a sentence, a developer asks for the rest
         if stopped:  # engines turn an interrupt into errors of their own
             _fail("stopped; nothing was left half-written", 128 + stopped[0])

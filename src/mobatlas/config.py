@@ -118,6 +118,13 @@ class PrepareConfig(Section):
         return value
 
 
+class TrainConfig(Section):
+    """Phase 1: which family of generators, and what it is told; the family knows its own options and presets."""
+
+    generator: str = "latent-diffusion"
+    options: dict[str, Any] = {}
+
+
 class RunConfig(Section):
     """A whole run."""
 
@@ -125,6 +132,7 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, lt=2**63)
     simulate: CityConfig = CityConfig()
     prepare: PrepareConfig = PrepareConfig()
+    train: TrainConfig = TrainConfig()
 
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +132,10 @@ class TrajectoryDataset:
 
     def batch(self, split: str, size: int, seed: int, step: int, max_length: int | None = None) -> Batch:
         """The batch of that step: every trajectory once an epoch, in an order that only the seed and the epoch decide."""
+        return self.gather(self.order(split, size, seed, step), max_length)
+
+    def order(self, split: str, size: int, seed: int, step: int) -> npt.NDArray[np.int64]:
+        """Which trajectories the batch of that step holds."""
         members = self.split(split)
         if not len(members):
             raise MobatlasError(f"{self.path}: no trajectory in split '{split}'")
@@ -139,10 +143,18 @@ class TrajectoryDataset:
         epochs = places // len(members)
         chosen = np.empty(size, dtype=np.int64)
         for epoch in np.unique(epochs):
-            order = np.random.default_rng([seed, int(epoch)]).permutation(len(members))
+            order = _permutation(len(members), seed, int(epoch))
             here = epochs == epoch
             chosen[here] = members[order[places[here] % len(members)]]
-        return self.gather(chosen, max_length)
+        return chosen
+
+    def order_by_length(self, split: str, size: int, seed: int, step: int, among: int = 8) -> npt.NDArray[np.int64]:
+        """As `order`, but `among` batches in a row are dealt anew by length, for less padding."""
+        block, place = divmod(step, among)
+        chosen = self.order(split, size * among, seed, block)
+        chosen = chosen[np.argsort(self._lengths[chosen], kind="stable")]
+        which = np.random.default_rng([seed, block, among]).permutation(among)[place]
+        return chosen[which * size : (which + 1) * size]
 
     @cached_property
     def anchors(self) -> npt.NDArray[np.float64]:
@@ -172,6 +184,11 @@ class TrajectoryDataset:
         if labels is None or self.groups is None:
             raise MobatlasError(f"{self.path}: this dataset has no labels")
         return self.groups.codes({name: labels[name].to_pylist() for name in self.groups.attribute_names})
+
+
+@lru_cache(maxsize=4)
+def _permutation(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng([seed, epoch]).permutation(n)
 
 
 def split_by_hash(user_ids: Sequence[str], config: SplitConfig) -> npt.NDArray[np.int64]:

@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from mobatlas.evaluation.comparison import Scores
+from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
 from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.table import Regions
 
@@ -143,6 +145,54 @@ def speed_table(result: Mapping[str, Any]) -> RenderableType:
             f"{row['peak_gb']:.2f} GB",
         )
     return table
+
+
+def training_table(report: Mapping[str, Any], out: Path) -> RenderableType:
+    """What training came to."""
+    lines = [f"{out}: trained, {report['peak_gb']:.2f} GB at most"]
+    for stage, values in report.items():
+        if isinstance(values, Mapping):
+            lines.append(f"{stage}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+    if report.get("truncated"):
+        lines.append(f"{report['truncated']:,} trajectories were longer than the model's length and were truncated")
+    return Text("\n".join(lines))
+
+
+def scores_table(scores: Mapping[str, Scores]) -> RenderableType:
+    """Models side by side on the paper's metrics, averaged over groups."""
+    table = Table(title="JSD to held-out people of the group, bits, mean over groups", title_justify="left")
+    table.add_column("metric")
+    for label in scores:
+        table.add_column(label, justify="right")
+    for metric in METRICS:
+        if metric.name in PAPER_METRICS:
+            table.add_row(metric.title, *(f"{found.average[metric.name]:.4f}" for found in scores.values()))
+    return table
+
+
+def phase1_table(result: Mapping[str, Any]) -> RenderableType:
+    """The figures of `benchmark phase1`, seed by seed."""
+    tables: list[RenderableType] = []
+    for row in result["rows"]:
+        everybody, groups = row["everybody"], row["groups"]
+        rows = [
+            {"metric": name}
+            | {key: everybody[key][name] for key in ("baseline", "floor")}
+            | {f"groups: {label}": values[name] for label, values in groups["jsd"].items()}
+            for name in everybody["baseline"]
+        ]
+        seconds = ", ".join(f"{name} {value:.0f} s" for name, value in row["training_seconds"].items())
+        title = f"seed {row['seed']}: {100 * row['reconstruction']:.1f} % reconstructed; {seconds}"
+        tables.append(rows_table(rows, title))
+    return Group(*tables)
+
+
+def generated_table(made: Mapping[str, Any]) -> RenderableType:
+    """What a file of samples holds."""
+    return Text(
+        f"{made['path']}: {made['n']:,} trajectories, {made['tokens']:,} tokens, {made['seconds']:.1f} s "
+        f"({made['trajectories_per_second']:,.0f} a second), {made['peak_gb']:.2f} GB at most"
+    )
 
 
 def _or_dash(value: int | None) -> str:

@@ -1,0 +1,133 @@
+"""Phase 1: is the generator as good as real training people, and does conditioning bite when labels are given?"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mobatlas.artifacts import library_versions, new_folder, write_json
+from mobatlas.config import load_run
+from mobatlas.data.city import write_city_folder
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.prepare import prepare
+from mobatlas.evaluation.comparison import floor_closed, sampling_floor
+from mobatlas.evaluation.metrics import Yardstick
+from mobatlas.evaluation.models import FLOOR, score_everybody, score_groups
+from mobatlas.generators.base import Generator
+from mobatlas.generators.folder import load_model
+from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
+from mobatlas.progress import SILENT, Tracker
+from mobatlas.training import Hardware, supervise, train
+
+POOLED = ("spatial", "poi", "travel_distance", "trip", "length")  # must be near the floor, everybody together
+RATIO, MARGIN = 1.2, 0.02  # how near: times the floor, or bits above it, whichever is larger
+SOLVERS = (("dpm++", 5), ("dpm++", 10), ("dpm++", 20), ("ddim", 50))
+
+
+def run(
+    out: Path,
+    seeds: int = 1,
+    first_seed: int = 0,
+    *,
+    values: Mapping[str, Any] | None = None,
+    from_scratch: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    tracker: Tracker = SILENT,
+) -> dict[str, Any]:
+    """Train baseline and strong on simulated cities with preset `small`, measure both, write phase1.json."""
+    with new_folder(out, "benchmark", seed=first_seed, config={"seeds": seeds}, overwrite=overwrite) as folder:
+        rows = []
+        for number in range(seeds):
+            tracker.step(number, f"seed {first_seed + number}")
+            place = folder.scratch() / str(number)
+            rows.append(_one(place, first_seed + number, values or {}, from_scratch, quiet))
+        scratch = " --from-scratch" if from_scratch else ""
+        command = f"mobatlas benchmark phase1 --seeds {seeds} --first-seed {first_seed}{scratch} --out {out.name}"
+        result = {
+            "command": command,
+            "seed": first_seed,
+            "versions": library_versions(),
+            "measure": "JSD in bits against test people at equal sizes; floor: training people against test people",
+            "rows": rows,
+        }
+        write_json(folder.path / "phase1.json", result)
+    tracker.step(seeds, "done")
+    return result
+
+
+def _one(place: Path, seed: int, values: Mapping[str, Any], from_scratch: bool, quiet: bool) -> dict[str, Any]:
+    write_city_folder(place / "city", load_run(preset="small").simulate, seed)
+    prepare(place / "city", place / "dataset", preset="small")
+    dataset = TrajectoryDataset.open(place / "dataset")
+    common: dict[str, Any] = {"values": values, "seed": seed, "quiet": quiet, "hardware": Hardware()}
+    times: dict[str, float] = {}
+    models: dict[str, Generator] = {}
+    start = time.perf_counter()
+    report = train(dataset.path, place / "baseline", preset="small", **common)
+    times["baseline"] = time.perf_counter() - start
+    models["baseline"] = load_model(place / "baseline").generator
+    for name in ("strong", *(["strong_from_scratch"] if from_scratch else [])):
+        start = time.perf_counter()
+        supervise(place / "baseline", place / name, from_scratch=name != "strong", **common)
+        times[name] = time.perf_counter() - start
+        models[name] = load_model(place / name).generator
+    baseline = models["baseline"]
+    assert isinstance(baseline, LatentDiffusion)
+    stages = [json.loads(line) for line in (place / "baseline" / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "seed": seed,
+        "reconstruction": report["autoencoder"]["reconstruction"],
+        "truncated": report["truncated"],
+        "training_seconds": {name: round(value, 1) for name, value in times.items()},
+        "stage_seconds": {line["stage"]: line["seconds"] for line in stages},
+        "training_peak_gb": report["peak_gb"],
+        "everybody": pooled(dataset, models["baseline"], seed),
+        "groups": by_group(dataset, models, seed),
+        "solvers": solvers(dataset, baseline, seed),
+    }
+
+
+def pooled(dataset: TrajectoryDataset, model: Generator, seed: int) -> dict[str, Any]:
+    """All groups together: baseline and floor on every metric, and whether the baseline is near enough."""
+    yardstick = Yardstick.of(dataset)
+    found = score_everybody(dataset, yardstick, model, seed).average
+    floor = sampling_floor(dataset, yardstick, seed=seed).everybody.average
+    limits = {name: max(RATIO * floor[name], floor[name] + MARGIN) for name in POOLED}
+    return {
+        "baseline": _rounded(found),
+        "floor": _rounded(floor),
+        "limit": _rounded(limits),
+        "within": {name: found[name] <= limit for name, limit in limits.items()},
+    }
+
+
+def by_group(dataset: TrajectoryDataset, models: Mapping[str, Generator], seed: int) -> dict[str, Any]:
+    """Averages over groups of every model and the floor, and the share of baseline to floor that the others close."""
+    scores = score_groups(dataset, Yardstick.of(dataset), models, seed)
+    average = {label: found.average for label, found in scores.items()}
+    baseline, floor = average["baseline"], average[FLOOR]
+    closed = {
+        label: {metric: floor_closed(value, baseline[metric], floor[metric]) for metric, value in values.items()}
+        for label, values in average.items()
+        if label not in ("baseline", FLOOR)
+    }
+    return {"jsd": {label: _rounded(values) for label, values in average.items()}, "closed": closed}
+
+
+def solvers(dataset: TrajectoryDataset, model: LatentDiffusion, seed: int) -> list[dict[str, Any]]:
+    """What each solver costs and reaches, on validation people, because the default is chosen by it."""
+    yardstick, rows = Yardstick.of(dataset), []
+    for solver, steps in SOLVERS:
+        start = time.perf_counter()
+        found = score_everybody(dataset, yardstick, model.with_solver(solver, steps), seed, "val").average
+        seconds = round(time.perf_counter() - start, 2)
+        rows.append({"solver": solver, "steps": steps, "seconds": seconds, **_rounded({m: found[m] for m in POOLED})})
+    return rows
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in values.items()}

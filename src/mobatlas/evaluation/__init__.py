@@ -1,0 +1,1 @@
+"""Evaluation: how close synthetic trajectories come to real people, group by group."""

@@ -1,0 +1,343 @@
+"""Samples on disk: trajectories of people of a group, of a region or of a table, streamed to one Parquet file.
+
+Whom sample number i is of is a function of (seed, i), as the generator's tokens are: neither how many are asked for nor the
+chunks in which they are made change a row. No label is read here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mobatlas.artifacts import _lock, _parents, _sync, library_versions, refuse_overlap, write_parquet
+from mobatlas.data.engine import parquet_schema
+from mobatlas.data.schema import ANCHORS, require_columns
+from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
+from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.features import EARTH_KM, Trajectories
+from mobatlas.generators.base import UNKNOWN, Floats, Ints
+from mobatlas.generators.folder import Model, load_model
+from mobatlas.progress import SILENT, Tracker
+from mobatlas.regions.reading import keys, numbers, read_table
+from mobatlas.training import peak_gb
+
+log = logging.getLogger("mobatlas")
+TEXT, NUMBER = pa.string(), pa.float64()
+SCHEMA = pa.schema(  # HOME and WORK are at the anchors, OTHER is nowhere; what is unknown is null
+    [("trajectory", pa.int64()), ("position", pa.int32()), ("poi_id", TEXT), ("lat", NUMBER), ("lon", NUMBER)]
+    + [("category", TEXT), ("group", TEXT), ("region", TEXT)]
+    + [(name, NUMBER) for name in ANCHORS]
+)
+READ = ("trajectory", "position", "poi_id", "group", "region", *ANCHORS)
+METADATA = b"mobatlas"
+PER_CHUNK = 4_096  # trajectories, about
+LENGTHS = ("model", "empirical")
+DRAWS, DISPLACEMENTS = 1, 2  # streams of random numbers
+MARGIN, MARGIN_DEGREES = 0.5, 0.5  # homes lie outside the box of places: by half its size, or about 50 km
+Names = npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was written, and how fast."""
+
+    path: str
+    n: int
+    tokens: int
+    seconds: float  # of sampling and writing; loading comes on top
+    trajectories_per_second: float
+    peak_gb: float  # of this process
+
+    def as_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _People:
+    """Whom to sample: rows of anchors, and a group for each row or shares to draw it by."""
+
+    anchors: Floats  # (rows, 4) home lat, lon, work lat, lon; NaN where unknown
+    names: tuple[str, ...] = ()  # of groups
+    shares: Floats | None = None  # (groups,)
+    groups: Ints | None = None  # (rows,) places in `names`
+    in_order: bool = False  # each row in its turn, then from the first again; else rows are drawn
+
+    def conditions(self, draws: Floats, first: int) -> tuple[Ints, Floats]:
+        """Groups (n,) and anchors (n, 4) of samples from `first` on, each by its row of draws."""
+        numbers = first + np.arange(len(draws)) if self.in_order else (draws[:, 0] * len(self.anchors)).astype(np.int64)
+        rows = numbers % len(self.anchors)  # (n,)
+        if self.groups is not None:
+            return self.groups[rows], self.anchors[rows]
+        unknown = np.full(len(rows), UNKNOWN, dtype=np.int64)
+        return unknown if self.shares is None else _pick(self.shares, draws[:, 1]), self.anchors[rows]
+
+
+def generate(
+    model: Path | str,
+    out: Path | str,
+    n: int | None = None,
+    *,
+    group: str | None = None,
+    region: str | None = None,
+    regions: Path | str | None = None,
+    anchors: Path | str | None = None,
+    dataset: Path | str | None = None,
+    lengths: str = "model",
+    coarsen: float | None = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    chunk: int | None = None,
+    tracker: Tracker = SILENT,
+) -> Generated:
+    """Sample n trajectories into `out`; `chunk` is how many tiles of the generator are made at a time.
+
+    People are those of the table `anchors` in their order (all of them for n = None), or drawn from the training people of a
+    `region`, or from all training people; with `coarsen` they live and work somewhere within so many km.
+    """
+    _check_options(n, region, regions, anchors, lengths, coarsen, seed)
+    table, folder, override = (Path(path) if path is not None else None for path in (anchors, regions, dataset))
+    with _new_file(Path(out), overwrite) as partial:
+        loaded = load_model(model, override)
+        for source in (loaded.path, loaded.dataset, folder, table):
+            if source is not None:
+                refuse_overlap(source, Path(out))
+        people = _people(loaded, group, region, folder, table)
+        if coarsen:
+            people = replace(people, anchors=_displaced(people.anchors, coarsen, seed))
+        n = len(people.anchors) if n is None else n
+        facts = {"model": loaded.manifest.content_hash, "seed": seed, "n": n, "group": group, "region": region}
+        facts |= {"lengths": lengths, "coarsen": coarsen, "versions": library_versions()}
+        facts["anchors"] = hashlib.sha256(table.read_bytes()).hexdigest() if table is not None else None
+        schema = SCHEMA.with_metadata({METADATA: json.dumps(facts, sort_keys=True)})
+        tile = loaded.generator.tile
+        step = tile * (chunk or max(1, PER_CHUNK // tile))
+        start = time.perf_counter()
+        batches = _batches(loaded, people, n, step, lengths, seed, region, tracker)
+        tokens = write_parquet(partial, schema, batches)
+        seconds = time.perf_counter() - start
+    return Generated(str(out), n, tokens, seconds, n / seconds, peak_gb())
+
+
+def _check_options(
+    n: int | None, region: Any, regions: Any, anchors: Any, lengths: str, coarsen: float | None, seed: int
+) -> None:
+    missing = n is None and anchors is None
+    known = ", ".join(LENGTHS)
+    far = coarsen is not None and not (math.isfinite(coarsen) and coarsen >= 0)
+    for wrong, sentence in (
+        (missing, "--n is missing: say how many trajectories, or give --anchors to have one for each of its rows"),
+        (n is not None and n <= 0, f"--n {n}: ask for at least 1 trajectory"),
+        (not 0 <= seed < 2**63, f"--seed {seed}: give a whole number from 0 to 2^63 - 1"),
+        (region and anchors, "--anchors and --region each say where people live; give one of them"),
+        (regions and region is None, "--regions goes with --region ID; say which of its regions"),
+        (
+            lengths not in LENGTHS,
+            f"--lengths {lengths} does not exist{suggestion(lengths, LENGTHS)} (known: {known})",
+        ),
+        (far, f"--coarsen {coarsen}: give a radius of 0 km or more"),
+    ):
+        if wrong:
+            raise MobatlasError(sentence)
+
+
+def _people(model: Model, group: str | None, region: str | None, regions: Path | None, anchors: Path | None) -> _People:
+    groups = model.generator.groups
+    if group is not None and groups is None:
+        raise MobatlasError(f"{model.path}: knows no groups, it is of phase 1; supervise it first")
+    one = None if group is None or groups is None else np.eye(len(groups))[groups.index(group)]  # (groups,)
+    if anchors is not None:
+        return _people_of_table(anchors, model, one)
+    names = groups.names if groups is not None else ()
+    if region is not None:
+        homes, shares = model.region(region, regions)
+        return _People(homes, names, shares if one is None else one)
+    dataset = model.open_dataset()
+    return _People(dataset.anchors[dataset.split_people("train")], names, one)
+
+
+def _people_of_table(path: Path, model: Model, one: Floats | None) -> _People:
+    groups, table = model.generator.groups, read_table(path)
+    require_columns(str(path), table.columns, ANCHORS)
+    anchors = np.stack([numbers(path, table, name, missing=True) for name in ANCHORS], axis=1)  # (rows, 4)
+    _check_anchors(path, anchors, model)
+    if "group" not in table.columns:
+        return _People(anchors, groups.names if groups is not None else (), one, in_order=True)
+    if one is not None:
+        raise MobatlasError(f"--group: {path} has a column 'group' already; leave one of them out")
+    codes, names = keys(path, table, "group")
+    if groups is None:  # a baseline, on the same people as the models that it is compared with
+        log.warning("%s: knows no groups, so column 'group' of %s is copied but changes no sample", model.path, path)
+        return _People(anchors, names, groups=codes, in_order=True)
+    try:
+        number = np.array([groups.index(name) for name in names])
+    except MobatlasError as error:
+        raise MobatlasError(f"{path}: column 'group': {error}") from None
+    return _People(anchors, groups.names, groups=number[codes], in_order=True)
+
+
+def _check_anchors(path: Path, anchors: Floats, model: Model) -> None:
+    """Refuse what is no place on the globe, half a place, or far from every place that the model knows."""
+    known = model.generator.vocabulary.coordinates
+    low, high = np.nanmin(known, axis=0), np.nanmax(known, axis=0)  # (2,) each
+    margin = np.maximum(MARGIN * (high - low), MARGIN_DEGREES)
+    box = f"lat {low[0]:.3f} to {high[0]:.3f}, lon {low[1]:.3f} to {high[1]:.3f}"
+    for place, two in (("home", anchors[:, :2]), ("work", anchors[:, 2:])):
+        both = f"'{place}_lat' and '{place}_lon'"
+        for wrong, what in (
+            (np.abs(two) > (90, 180), f"{both} are outside -90..90 and -180..180"),
+            (np.isnan(two) != np.isnan(two[:, ::-1]), f"only one of {both} is given; give both or none"),
+            ((two < low - margin) | (two > high + margin), f"{both} are far from all places of {model.path} ({box})"),
+        ):
+            row = _first(wrong.any(1))
+            if row is not None:
+                raise MobatlasError(f"{path}: in row {row + 1} ({two[row, 0]:g}, {two[row, 1]:g}) {what}")
+
+
+def _batches(
+    model: Model, people: _People, n: int, step: int, lengths: str, seed: int, region: str | None, tracker: Tracker
+) -> Iterator[pa.RecordBatch]:
+    """The rows of all samples, a chunk at a time."""
+    generator = model.generator
+    for start in range(0, n, step):
+        draws = _uniform(seed, DRAWS, start, min(n, start + step))  # (chunk, 4)
+        groups, anchors = people.conditions(draws, start)
+        told = None if generator.groups is None else groups
+        ends = _pick(model.lengths, draws[:, 2]) if lengths == "empirical" else None
+        made = generator.sample(len(draws), told, anchors, seed, first=start, lengths=ends)
+        names = pa.array([people.names[code] if code != UNKNOWN else None for code in groups], pa.string())
+        yield _rows(made, start, names, region, generator.vocabulary)
+        tracker.step(start + len(draws))
+
+
+def _rows(
+    made: Trajectories, first: int, groups: pa.Array, region: str | None, vocabulary: Vocabulary
+) -> pa.RecordBatch:
+    owner, tokens = made.owner, made.tokens
+    anchors = made.anchors[owner]  # (tokens, 4)
+    places = np.where((tokens == HOME)[:, None], anchors[:, :2], vocabulary.coordinates[tokens])
+    places = np.where((tokens == WORK)[:, None], anchors[:, 2:], places)  # (tokens, 2)
+    degrees = [pa.array(column, from_pandas=True) for column in (*places.T, *anchors.T)]  # NaN becomes null
+    poi_id, category = (
+        vocabulary.table[name].combine_chunks().take(pa.array(tokens)) for name in ("poi_id", "category")
+    )
+    regions = pa.nulls(len(tokens), TEXT) if region is None else pa.repeat(pa.scalar(region), len(tokens))
+    position = (np.arange(len(tokens)) - made.offsets[owner]).astype(np.int32)
+    where = [*degrees[:2], category, groups.take(pa.array(owner)), regions, *degrees[2:]]
+    return pa.RecordBatch.from_arrays([pa.array(first + owner), pa.array(position), poi_id, *where], schema=SCHEMA)
+
+
+def _uniform(seed: int, stream: int, start: int, stop: int) -> Floats:
+    """Four numbers in [0, 1) for each of `start` to `stop`, (n, 4): Philox makes four at a time and can begin anywhere."""
+    bits = np.random.Philox(np.random.SeedSequence([seed, stream, 1])).advance(start)
+    return np.random.Generator(bits).random((stop - start, 4))
+
+
+def _pick(weights: Floats | Ints, uniform: Floats) -> Ints:
+    """Numbers of weights, drawn in proportion to them."""
+    cumulative = np.cumsum(weights, dtype=np.float64)
+    return np.searchsorted(cumulative / cumulative[-1], uniform, side="right")
+
+
+def _displaced(anchors: Floats, km: float, seed: int) -> Floats:
+    """Homes and workplaces at random points of the discs around them.
+
+    A row moves once, however often it is used: samples of one person must not average to where the person lives.
+    """
+    uniform = _uniform(seed, DISPLACEMENTS, 0, len(anchors))  # (rows, 4)
+    moved = []
+    for k in (0, 2):
+        (lat, lon), angle = np.radians(anchors[:, k : k + 2]).T, 2 * np.pi * uniform[:, k + 1]
+        way = km / EARTH_KM * np.sqrt(uniform[:, k])  # the root makes it uniform over the area
+        to_lat = np.arcsin(np.sin(lat) * np.cos(way) + np.cos(lat) * np.sin(way) * np.cos(angle))
+        turn = np.arctan2(np.sin(angle) * np.sin(way) * np.cos(lat), np.cos(way) - np.sin(lat) * np.sin(to_lat))
+        moved += [np.degrees(to_lat), (np.degrees(lon + turn) + 180) % 360 - 180]
+    return np.stack(moved, axis=1)  # (rows, 4)
+
+
+def read_synthetic(path: Path | str, vocabulary: Vocabulary) -> tuple[Trajectories, Names, Names]:
+    """Trajectories of a file that `generate` wrote, with the group and the region of each, None where unknown."""
+    file = Path(path)
+    if not file.is_file():
+        raise MobatlasError(f"{file}: no such file")
+    require_columns(str(file), parquet_schema(file).names, READ)
+    table = pq.read_table(file, columns=list(READ))
+    for name in READ[:3]:
+        if table[name].null_count or not table.num_rows:
+            raise MobatlasError(f"{file}: column '{name}' is empty{' in some rows' if table.num_rows else ''}")
+    number, position = (table[name].to_numpy() for name in READ[:2])
+    order = np.lexsort((position, number))
+    same = np.diff(number[order]) == 0  # (rows - 1,)
+    twice = _first(same & (np.diff(position[order]) == 0))
+    if twice is not None:
+        raise MobatlasError(
+            f"{file}: trajectory {number[order][twice]} has position {position[order][twice]} twice; number trajectories "
+            "anew when you put files together"
+        )
+    starts = np.concatenate(([0], np.flatnonzero(~same) + 1))  # (trajectories,)
+    firsts = table.take(pa.array(order[starts]))
+    anchors = np.stack([firsts[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS], axis=1)
+    tokens = _tokens(file, table["poi_id"], vocabulary)[order]
+    groups, regions = (np.array(firsts[name].to_pylist(), dtype=object) for name in ("group", "region"))
+    return Trajectories(tokens, np.append(starts, len(order)), anchors), groups, regions
+
+
+def _tokens(file: Path, poi_ids: pa.ChunkedArray, vocabulary: Vocabulary) -> npt.NDArray[np.int32]:
+    coded = poi_ids.cast(pa.string()).combine_chunks().dictionary_encode()
+    token_of = {name: token for token, name in reversed(list(enumerate(vocabulary.poi_ids))) if token >= HOME}
+    for name in coded.dictionary.to_pylist():
+        if name not in token_of:
+            raise MobatlasError(
+                f"{file}: poi_id '{name}' is no place of the vocabulary; was it made for another dataset?"
+            )
+    return np.array([token_of[name] for name in coded.dictionary.to_pylist()], dtype=np.int32)[coded.indices.to_numpy()]
+
+
+def _first(wrong: Any) -> int | None:
+    """The first row that is, None if there is none."""
+    return int(np.argmax(wrong)) if wrong.any() else None
+
+
+@contextmanager
+def _new_file(out: Path, overwrite: bool) -> Iterator[Path]:
+    """Write a file: the caller fills a hidden sibling, and `out` appears when the block ends without an error."""
+    out = Path(os.path.abspath(out))  # noqa: PTH100 (as in new_folder)
+    _refuse_existing(out, overwrite)
+    with _parents(out), _lock(out.with_name(f".{out.name}.lock"), out):
+        partial = out.with_name(f".{out.name}.partial")
+        try:
+            yield partial
+            _sync(partial)
+            _refuse_existing(out, overwrite)
+            partial.replace(out)
+            _sync(out.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _refuse_existing(out: Path, overwrite: bool) -> None:
+    """What is there stays, unless it is a file of samples."""
+    if out.is_dir():
+        raise MobatlasError(f"{out}: is a folder; give a file, such as {out / 'samples.parquet'}, as --out")
+    if out.exists() and not overwrite:
+        raise MobatlasError(f"{out}: exists already; choose another --out or pass --overwrite")
+    try:
+        ours = not out.exists() or METADATA in (pq.read_metadata(out).metadata or {})
+    except (OSError, pa.ArrowInvalid):
+        ours = False
+    if not ours:
+        raise MobatlasError(f"{out}: was not written by mobatlas, so --overwrite leaves it alone")

@@ -1,0 +1,1 @@
+"""Generators: one protocol, several families."""

@@ -1,0 +1,112 @@
+"""Where models run: devices and processes, precision, signals; bf16 only where the hardware multiplies it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mobatlas.errors import MobatlasError
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+log = logging.getLogger("mobatlas")
+
+
+def fast_bf16(device: torch.device) -> bool:
+    """Whether matrices are multiplied faster in bf16 there; a CPU without units for it takes a hundred times as long."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        tests = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+        return any(bool(getattr(torch.cpu, test, lambda: False)()) for test in tests)
+    return False
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """Mixed precision for inference, where it is faster."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=fast_bf16(device))
+
+
+def fabric_on(accelerator: str, devices: int, precision: str) -> Fabric:
+    """Fabric on the devices asked for, its processes running."""
+    from lightning_fabric import Fabric  # takes seconds to import, and sampling does without it
+
+    there = {
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+        "cpu": os.cpu_count() or 1,
+    }
+    kind = next(name for name, count in there.items() if count) if accelerator == "auto" else accelerator
+    if kind not in there:
+        raise MobatlasError(f"--accelerator {kind} does not exist (known: auto, {', '.join(there)})")
+    if not there[kind]:
+        raise MobatlasError(f"--accelerator {kind}: there is no such device here; pass --accelerator auto")
+    if devices < 1 or (kind != "cpu" and devices > there[kind]):  # processes may share a core
+        raise MobatlasError(f"--devices {devices}: {kind} has 1 to {there[kind]} here")
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # each process announces itself otherwise
+    fabric = Fabric(
+        accelerator=kind,
+        devices=devices,
+        strategy="ddp" if devices > 1 else "auto",
+        precision=_precision(precision, kind),
+    )
+    fabric.launch()
+    return fabric
+
+
+def _precision(asked: str, kind: str) -> Any:
+    """bf16 where the hardware multiplies it; elsewhere it is slower than 32 bits, by minutes a product on some CPUs."""
+    if asked not in ("auto", "32-true", "bf16-mixed"):
+        raise MobatlasError(f"--precision {asked} does not exist (known: auto, 32-true, bf16-mixed)")
+    if asked != "auto":
+        return asked
+    return "bf16-mixed" if fast_bf16(torch.device(kind)) else "32-true"
+
+
+@contextmanager
+def signals_wait(wanted: bool) -> Iterator[list[int]]:
+    """Ctrl-C and a polite kill wait for the end of the step; a second one does not."""
+    received: list[int] = []
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+        restore()
+        log.warning("stopping after this step; a second signal stops at once")
+
+    if wanted and threading.current_thread() is threading.main_thread():
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: old for number, old in handlers.items() if old not in (None, signal.SIG_IGN)}
+        for number in before:
+            signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        restore()
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Sums in one order where there is a choice, as equal bytes need it."""
+    switches: Any = torch.utils.deterministic
+    mode, fill = torch.get_deterministic_debug_mode(), switches.fill_uninitialized_memory
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS wants to be told as well
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    switches.fill_uninitialized_memory = False  # it is a debugging aid that costs time
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        switches.fill_uninitialized_memory = fill

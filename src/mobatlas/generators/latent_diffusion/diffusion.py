@@ -1,0 +1,56 @@
+"""Noise and the way back: the cosine schedule, and the solvers of `diffusers` with x0 prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler
+from torch import Tensor
+
+from mobatlas.generators.latent_diffusion.config import DiffusionConfig
+
+Denoiser = Callable[[Tensor, Tensor], Tensor]  # (x_t, t) -> x0
+COSINE = "squaredcos_cap_v2"
+LAMBDA_MIN = -5.1  # the half log-SNR below which the cosine schedule is numerically noise alone (diffusers' advice)
+
+
+def noise_schedule(config: DiffusionConfig) -> DDPMScheduler:
+    """The forward process."""
+    return DDPMScheduler(config.train_steps, beta_schedule=COSINE, prediction_type="sample", clip_sample=False)
+
+
+def solver(config: DiffusionConfig) -> DDIMScheduler | DPMSolverMultistepScheduler:
+    """The reverse process: DDIM with eta 0 (the paper's protocol), or DPM-Solver++ of second order, which needs fewer steps."""
+    if config.solver == "ddim":
+        scheduler = DDIMScheduler(
+            config.train_steps,
+            beta_schedule=COSINE,
+            prediction_type="sample",
+            clip_sample=False,
+            timestep_spacing="trailing",
+        )
+    else:
+        scheduler = DPMSolverMultistepScheduler(
+            config.train_steps,
+            beta_schedule=COSINE,
+            prediction_type="sample",
+            algorithm_type="dpmsolver++",
+            solver_order=2,
+            lambda_min_clipped=LAMBDA_MIN,
+            timestep_spacing="trailing",
+            final_sigmas_type="zero",
+        )
+    scheduler.set_timesteps(config.steps)
+    return scheduler
+
+
+def rollout(denoise: Denoiser, noise: Tensor, config: DiffusionConfig, differentiable: int = 0) -> Tensor:
+    """From noise to clean latents; the gradient flows through the last `differentiable` steps only."""
+    scheduler = solver(config)
+    x = noise
+    for number, t in enumerate(scheduler.timesteps):
+        with torch.set_grad_enabled(len(scheduler.timesteps) - number <= differentiable):
+            x0 = denoise(x, t.expand(len(x)).to(x.device))
+            x = scheduler.step(x0, t, x).prev_sample
+    return x

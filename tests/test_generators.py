@@ -1,0 +1,198 @@
+"""The contract that every family of generators keeps."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.vocabulary import HOME
+from mobatlas.errors import MobatlasError
+from mobatlas.features import Trajectories, build_feature
+from mobatlas.generators.base import UNKNOWN, Generator, family_of, generator_names, register_generator, unlabelled
+from mobatlas.generators.training import Trainer
+from mobatlas.generators.weights import WEIGHTS
+from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.supervision.strong import labelled, teach_labels
+from tests.tiny import fitted, fresh, small_city
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
+    return small_city(tmp_path_factory.mktemp("city"))
+
+
+@pytest.fixture(scope="module", params=generator_names())
+def model(request: pytest.FixtureRequest, dataset: TrajectoryDataset) -> Generator:
+    return fitted(request.param, dataset)
+
+
+@pytest.fixture(scope="module")
+def taught(model: Generator, dataset: TrajectoryDataset) -> Generator:
+    return teach_labels(model, dataset, Trainer(None, quiet=True))[0]
+
+
+def _anchors(dataset: TrajectoryDataset, n: int) -> np.ndarray:
+    return dataset.anchors[dataset.person[dataset.split("train")[:n]]]
+
+
+def _same(a: Trajectories, b: Trajectories) -> bool:
+    return bool(np.array_equal(a.tokens, b.tokens) and np.array_equal(a.offsets, b.offsets))
+
+
+def test_samples_are_trajectories_of_the_vocabulary(model: Generator, dataset: TrajectoryDataset) -> None:
+    made = model.sample(100, anchors=_anchors(dataset, 100))
+    assert len(made) == 100
+    lengths = np.diff(made.offsets)
+    assert lengths.min() >= 1 and lengths.max() <= model.max_length
+    assert made.tokens.min() >= HOME and made.tokens.max() < len(dataset.vocabulary)
+
+
+def test_same_seed_same_samples_and_another_seed_others(model: Generator) -> None:
+    assert _same(model.sample(50, seed=1), model.sample(50, seed=1))
+    assert not _same(model.sample(50, seed=1), model.sample(50, seed=2))
+
+
+def test_a_sample_does_not_depend_on_how_many_are_asked_for(model: Generator, dataset: TrajectoryDataset) -> None:
+    n = model.tile + 40
+    anchors = _anchors(dataset, n)
+    whole = model.sample(n, anchors=anchors, seed=4)
+    few = model.sample(30, anchors=anchors[:30], seed=4)
+    middle = model.sample(50, anchors=anchors[model.tile - 20 : model.tile + 30], seed=4, first=model.tile - 20)
+    assert np.array_equal(whole.tokens[: few.offsets[-1]], few.tokens)
+    start, stop = whole.offsets[model.tile - 20], whole.offsets[model.tile + 30]
+    assert np.array_equal(whole.tokens[start:stop], middle.tokens)
+
+
+def test_lengths_can_be_forced(model: Generator) -> None:
+    lengths = np.array([1, 5, model.max_length, 3])
+    assert np.array_equal(np.diff(model.sample(4, lengths=lengths).offsets), lengths)
+
+
+def test_a_model_of_phase_1_refuses_groups(model: Generator) -> None:
+    assert model.groups is None
+    with pytest.raises(MobatlasError, match="not conditioned on groups"):
+        model.sample(3, groups=np.zeros(3, dtype=np.int64))
+
+
+def test_a_model_given_groups_begins_where_it_was(model: Generator, dataset: TrajectoryDataset) -> None:
+    grouped = model.with_groups(DEFAULT_GROUPS, seed=1)
+    anchors = _anchors(dataset, 40)
+    assert _same(grouped.sample(40, anchors=anchors), model.sample(40, anchors=anchors))
+    with pytest.raises(MobatlasError, match="already"):
+        grouped.with_groups(DEFAULT_GROUPS, seed=1)
+
+
+def test_groups_change_what_is_sampled(taught: Generator, dataset: TrajectoryDataset) -> None:
+    anchors = _anchors(dataset, 64)
+    first = taught.sample(64, np.zeros(64, dtype=np.int64), anchors)
+    last = taught.sample(64, np.full(64, len(DEFAULT_GROUPS) - 1), anchors)
+    assert not _same(first, last)
+
+
+def test_soft_samples_say_what_samples_do(taught: Generator, dataset: TrajectoryDataset) -> None:
+    """The likeliest token of the soft sample is the token of the sample, place for place."""
+    groups, anchors = np.arange(40) % len(DEFAULT_GROUPS), _anchors(dataset, 40)
+    made = taught.sample(40, groups, anchors, seed=9)
+    soft = taught.soft_sample(groups, anchors, seed=9)
+    likeliest = soft.tokens.argmax(-1).numpy()
+    for row in range(40):
+        tokens = made.tokens[made.offsets[row] : made.offsets[row + 1]]
+        assert np.mean(likeliest[row, : len(tokens)] == tokens) >= 0.9
+    assert soft.tokens.sum(-1).max() <= 1 + 1e-5
+
+
+def test_soft_samples_teach_the_network(taught: Generator, dataset: TrajectoryDataset) -> None:
+    feature = build_feature("poi", dataset.vocabulary)
+    soft = taught.soft_sample(np.arange(16) % len(DEFAULT_GROUPS), _anchors(dataset, 16), seed=2)
+    feature.soft(soft)[:, 3].sum().backward()
+    gradients = [p.grad for p in taught.network.parameters() if p.grad is not None]
+    assert any(float(gradient.abs().sum()) > 0 for gradient in gradients)
+    taught.network.zero_grad()
+
+
+def test_what_was_saved_samples_the_same(taught: Generator, dataset: TrajectoryDataset, tmp_path: Path) -> None:
+    taught.save(tmp_path)
+    name = next(name for name in generator_names() if isinstance(taught.config, family_of(name).config))
+    again = family_of(name).load(tmp_path, taught.config, dataset.vocabulary, taught.groups)
+    groups = np.arange(30) % len(DEFAULT_GROUPS)
+    assert _same(again.sample(30, groups, seed=3), taught.sample(30, groups, seed=3))
+
+
+def test_weights_of_another_configuration_are_refused(
+    model: Generator, dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
+    model.save(tmp_path)
+    name = next(name for name in generator_names() if isinstance(model.config, family_of(name).config))
+    with pytest.raises(MobatlasError, match=r"not those of config\.json"):
+        family_of(name).load(tmp_path, model.config, dataset.vocabulary, DEFAULT_GROUPS)
+
+
+@pytest.mark.parametrize("content", [b"", b"cut", b"\x80\x04cposix\nsystem\n"])
+def test_a_file_that_is_not_safetensors_is_refused(
+    model: Generator, dataset: TrajectoryDataset, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / WEIGHTS).write_bytes(content)
+    name = next(name for name in generator_names() if isinstance(model.config, family_of(name).config))
+    with pytest.raises(MobatlasError, match="not a readable safetensors file"):
+        family_of(name).load(tmp_path, model.config, dataset.vocabulary, None)
+
+
+@pytest.mark.parametrize("name", generator_names())
+def test_phase_1_never_sees_a_label(name: str, dataset: TrajectoryDataset, tmp_path: Path) -> None:
+    """Identical weights with labels, with shuffled ones and with none."""
+    found = []
+    for change in ("kept", "shuffled", "deleted"):
+        copy = tmp_path / change
+        shutil.copytree(dataset.path, copy)
+        labels = pq.read_table(copy / "labels.parquet")
+        if change == "shuffled":
+            order = np.random.default_rng(0).permutation(labels.num_rows)
+            mixed = labels.take(order).set_column(0, "user_id", labels["user_id"])
+            pq.write_table(mixed, copy / "labels.parquet")
+        if change == "deleted":
+            (copy / "labels.parquet").unlink()
+        other = TrajectoryDataset.open(copy)
+        (tmp_path / f"{change}.model").mkdir()
+        fitted(name, other).save(tmp_path / f"{change}.model")
+        found.append((tmp_path / f"{change}.model" / WEIGHTS).read_bytes())
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("name", generator_names())
+def test_the_seed_decides_the_weights(name: str, dataset: TrajectoryDataset) -> None:
+    one, two = (fresh(name, dataset, seed) for seed in (0, 1))
+    pairs = list(zip(one.network.state_dict().values(), two.network.state_dict().values(), strict=True))
+    assert any(not torch.equal(a, b) for a, b in pairs)
+
+
+def test_strong_draws_pairs_of_a_trajectory_and_its_group(dataset: TrajectoryDataset) -> None:
+    draw = labelled(dataset, seed=5)
+    examples = draw(64, 7)
+    assert np.array_equal(examples.groups, dataset.person_groups()[dataset.person[examples.indices]])
+    assert np.array_equal(draw(64, 7).indices, examples.indices)
+    assert set(unlabelled(dataset, 5)(64, 7).groups) == {UNKNOWN}
+
+
+def test_strong_can_begin_anew(model: Generator, dataset: TrajectoryDataset) -> None:
+    anew, _ = teach_labels(model, dataset, Trainer(None, quiet=True), from_scratch=True)
+    assert not _same(anew.sample(20), model.sample(20))
+
+
+def test_strong_without_labels_says_so(model: Generator, dataset: TrajectoryDataset, tmp_path: Path) -> None:
+    shutil.copytree(dataset.path, tmp_path / "bare")
+    (tmp_path / "bare" / "labels.parquet").unlink()
+    with pytest.raises(MobatlasError, match="no labels"):
+        teach_labels(model, TrajectoryDataset.open(tmp_path / "bare"), Trainer(None, quiet=True))
+
+
+def test_a_family_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    with pytest.raises(MobatlasError, match="latent-diffusion"):
+        family_of("latent-difusion")
+    with pytest.raises(MobatlasError, match="exists already"):
+        register_generator("latent-diffusion", lambda: family_of("latent-diffusion"))

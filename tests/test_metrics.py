@@ -1,0 +1,515 @@
+"""The metrics against a slow count in plain loops, their mathematics, and what an evaluation by group promises."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tracemalloc
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import FrozenInstanceError, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import sparse
+from scipy.spatial.distance import jensenshannon
+
+from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
+from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, WORK, build_vocabulary
+from mobatlas.evaluation.comparison import (
+    EVERYBODY,
+    bootstrap,
+    compare,
+    evaluate_groups,
+    floor_closed,
+    gap_closed,
+    group_members,
+    sampling_floor,
+    take,
+)
+from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS, Yardstick, jsd, travel_distance
+from mobatlas.features import Trajectories
+
+Floats = npt.NDArray[np.float64]
+Place = tuple[float, float]
+PARK, CAFE, SHOP = FIRST_POI, FIRST_POI + 1, FIRST_POI + 2
+NAMES = [metric.name for metric in METRICS]
+DEGREE_KM = 6371.0088 * math.pi / 180
+ANCHORS = (0.5, 0.5, 1.5, 1.5)
+UNKNOWN = (math.nan,) * 4
+# A town of 2 x 2 degrees: the park in the south-west corner, the cafe in the north-east, the shop in the north-west.
+TOWN = Yardstick(
+    vocabulary=build_vocabulary(
+        pa.table(
+            {
+                "poi_id": ["park", "cafe", "shop"],
+                "lat": [0.0, 2.0, 2.0],
+                "lon": [0.0, 2.0, 0.0],
+                "category": ["leisure", "food", "food"],
+                "visits": [1, 1, 1],
+            }
+        )
+    ),
+    cells=2,
+    box=(0.0, 0.0, 2.0, 2.0),
+    travel_edges=(100.0, 200.0, 300.0),
+    daily_edges=(10.0, 150.0),
+    longest=4,
+    days=2,
+)
+SOUTH_WEST, SOUTH_EAST, NORTH_WEST, NORTH_EAST, OUTSIDE = range(5)
+
+
+def walks(*tokens: Sequence[int], anchors: Sequence[Sequence[float]] | None = None) -> Trajectories:
+    return Trajectories(
+        tokens=np.array([token for walk in tokens for token in walk], dtype=np.int32),
+        offsets=np.cumsum([0, *map(len, tokens)]),
+        anchors=np.array([ANCHORS] * len(tokens) if anchors is None else anchors, dtype=np.float64).reshape(-1, 4),
+    )
+
+
+def counted(trajectories: Trajectories, metric: str, yardstick: Yardstick = TOWN) -> dict[int, float]:
+    row = yardstick.histograms(trajectories)[metric]
+    return dict(zip(row.indices.tolist(), row.data.tolist(), strict=True))
+
+
+anybody = st.sampled_from([ANCHORS, UNKNOWN, (*ANCHORS[:2], math.nan, math.nan), (9.0, 9.0, 1.9, 0.1)])
+somewhere = st.lists(st.sampled_from([HOME, WORK, OTHER, PARK, CAFE, SHOP]), max_size=7)
+samples = st.lists(st.tuples(somewhere, anybody), min_size=1, max_size=8).map(
+    lambda rows: walks(*(walk for walk, _ in rows), anchors=[anchors for _, anchors in rows])
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
+    root = tmp_path_factory.mktemp("city")
+    write_city_folder(root / "city", CityConfig(users=600, days=14), seed=1)
+    prepare(root / "city", root / "dataset", preset="small")
+    return TrajectoryDataset.open(root / "dataset")
+
+
+@pytest.fixture(scope="module")
+def yardstick(dataset: TrajectoryDataset) -> Yardstick:
+    return Yardstick.of(dataset, cells=12)
+
+
+@pytest.fixture(scope="module")
+def by_group(dataset: TrajectoryDataset) -> dict[str, dict[str, Trajectories]]:
+    return {
+        split: {name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()}
+        for split in ("train", "test")
+    }
+
+
+def slow_km(a: Place, b: Place) -> float:
+    (lat_a, lon_a), (lat_b, lon_b) = (tuple(map(math.radians, place)) for place in (a, b))
+    h = math.sin((lat_b - lat_a) / 2) ** 2 + math.cos(lat_a) * math.cos(lat_b) * math.sin((lon_b - lon_a) / 2) ** 2
+    return 2 * 6371.0088 * math.atan2(math.sqrt(h), math.sqrt(1 - h))
+
+
+def slow_places(yardstick: Yardstick, tokens: Sequence[int], anchors: Sequence[float]) -> list[Place]:
+    found = []
+    for token in tokens:
+        if token == HOME:
+            place = (anchors[0], anchors[1])
+        elif token == WORK:
+            place = (anchors[2], anchors[3])
+        else:
+            row = yardstick.vocabulary.table.slice(token, 1).to_pylist()[0]
+            place = (math.nan, math.nan) if row["lat"] is None else (row["lat"], row["lon"])
+        if not any(map(math.isnan, place)):
+            found.append(place)
+    return found
+
+
+def slow_cell(yardstick: Yardstick, place: Place) -> Hashable:
+    south, west, north, east = yardstick.box
+    if not (south <= place[0] <= north and west <= place[1] <= east):
+        return "outside"
+    row = int((place[0] - south) / (north - south) * yardstick.cells)
+    column = int((place[1] - west) / (east - west) * yardstick.cells)
+    return min(row, yardstick.cells - 1), min(column, yardstick.cells - 1)
+
+
+def slow_counts(yardstick: Yardstick, trajectories: Trajectories) -> dict[str, Counter[Hashable]]:
+    counts: dict[str, Counter[Hashable]] = {name: Counter() for name in [*NAMES, "origins", "destinations"]}
+    categories = yardstick.vocabulary.categories
+    for number, (start, end) in enumerate(pairwise(trajectories.offsets.tolist())):
+        tokens = trajectories.tokens[start:end].tolist()
+        places = slow_places(yardstick, tokens, trajectories.anchors[number].tolist())
+        cells = [slow_cell(yardstick, place) for place in places]
+        km = sum(slow_km(a, b) for a, b in pairwise(places))
+        counts["spatial"].update(cells)
+        counts["trip"].update(pairwise(cells))
+        counts["origins"].update(cells[:-1])
+        counts["destinations"].update(cells[1:])
+        counts["travel_distance"][bisect_right(yardstick.travel_edges, km)] += 1
+        counts["daily_distance"][bisect_right(yardstick.daily_edges, km / yardstick.days)] += 1
+        counts["length"]["longer" if len(tokens) > yardstick.longest else len(tokens)] += 1
+        counts["poi"].update(token for token in tokens if token >= FIRST_POI)
+        counts["poi_all"].update(tokens)
+        counts["category"].update(categories[token] for token in tokens)
+        counts["transitions"].update((categories[a], categories[b]) for a, b in pairwise(tokens))
+    return counts
+
+
+def slow_jsd(a: Counter[Hashable], b: Counter[Hashable]) -> float:
+    total = 0.0
+    for key in a.keys() | b.keys():
+        p, q = a[key] / a.total(), b[key] / b.total()
+        total += sum(x / 2 * math.log2(2 * x / (p + q)) for x in (p, q) if x)
+    return total
+
+
+def random_walks(dataset: TrajectoryDataset, n: int = 150) -> Trajectories:
+    """Trajectories that no person makes: too long, empty, without anchors, or with anchors outside the box."""
+    rng = np.random.default_rng(5)
+    tokens = [rng.integers(HOME, len(dataset.vocabulary), size=size).tolist() for size in rng.integers(0, 40, size=n)]
+    anchors = dataset.anchors[rng.integers(len(dataset.anchors), size=n)].copy()
+    anchors[::5, :2] = np.nan
+    anchors[1::7] += 3.0
+    return walks(*tokens, anchors=anchors.tolist())
+
+
+def test_every_metric_is_what_a_slow_count_finds(dataset: TrajectoryDataset, yardstick: Yardstick) -> None:
+    real, synthetic = Trajectories.of(dataset, dataset.split("test")), random_walks(dataset)
+    slow = [slow_counts(yardstick, sample) for sample in (real, synthetic)]
+    for sample, expected in zip((real, synthetic), slow, strict=True):
+        for name, row in yardstick.histograms(sample).items():
+            both = [expected[name]] if name != "trip_marginals" else [expected["origins"], expected["destinations"]]
+            assert sorted(row.data.tolist()) == sorted(n for part in both for n in part.values()), name
+    found = compare(yardstick, real, synthetic)
+    expected_jsd = {name: slow_jsd(slow[0][name], slow[1][name]) for name in NAMES if name != "trip_marginals"}
+    expected_jsd["trip_marginals"] = sum(slow_jsd(slow[0][x], slow[1][x]) for x in ("origins", "destinations")) / 2
+    assert found == pytest.approx(expected_jsd, abs=1e-9)
+    assert min(found.values()) > 0.01
+
+
+def test_the_yardstick_is_laid_by_training_people(dataset: TrajectoryDataset, yardstick: Yardstick) -> None:
+    train = dataset.split("train")
+    points = [(row["lat"], row["lon"]) for row in dataset.vocabulary.table.to_pylist() if row["lat"] is not None]
+    for person in set(dataset.person[train].tolist()):
+        points += [tuple(dataset.anchors[person, part].tolist()) for part in (slice(0, 2), slice(2, 4))]
+    lat, lon = ([x for x in axis if not math.isnan(x)] for axis in zip(*points, strict=True))
+    assert yardstick.box == (min(lat), min(lon), max(lat), max(lon))
+    km = [
+        sum(slow_km(a, b) for a, b in pairwise(slow_places(yardstick, dataset.trajectory(i).tolist(), anchors)))
+        for i, anchors in zip(train.tolist(), dataset.anchors[dataset.person[train]].tolist(), strict=True)
+    ]
+    assert yardstick.travel_edges[-1] == pytest.approx(np.quantile(km, 0.99))
+    assert np.diff(yardstick.travel_edges) == pytest.approx(yardstick.travel_edges[0])
+    assert yardstick.daily_edges == pytest.approx(np.quantile(km, np.arange(1, 20) / 20) / 3)
+    assert (yardstick.longest, yardstick.days) == (max(dataset.lengths[train]), 3)
+
+
+def test_the_four_of_the_paper_are_among_the_metrics() -> None:
+    assert PAPER_METRICS == ("spatial", "travel_distance", "trip", "poi")
+    assert set(PAPER_METRICS) < set(NAMES)
+    assert len(set(NAMES)) == len(METRICS)
+    assert all(metric.title and metric.description and metric.lower < metric.upper for metric in METRICS)
+
+
+def test_home_and_work_are_where_the_person_lives_and_works() -> None:
+    assert counted(walks([HOME, WORK], [HOME], anchors=[ANCHORS, (0.5, 1.5, 0, 0)]), "spatial") == {
+        SOUTH_WEST: 1,
+        SOUTH_EAST: 1,
+        NORTH_EAST: 1,
+    }
+
+
+def test_a_point_outside_the_box_counts_as_outside() -> None:
+    away = (-0.1, 0.5, 0.5, 2.1)
+    assert counted(walks([HOME, PARK, WORK], anchors=[away]), "spatial") == {OUTSIDE: 2, SOUTH_WEST: 1}
+    trips = {OUTSIDE * 5 + SOUTH_WEST: 1, SOUTH_WEST * 5 + OUTSIDE: 1}
+    assert counted(walks([HOME, PARK, WORK], anchors=[away]), "trip") == trips
+
+
+def test_the_outermost_points_are_inside() -> None:
+    assert counted(walks([PARK, CAFE, SHOP]), "spatial") == {SOUTH_WEST: 1, NORTH_EAST: 1, NORTH_WEST: 1}
+
+
+@pytest.mark.parametrize("nowhere", [OTHER, HOME])
+def test_a_place_without_coordinates_is_skipped_in_geometry(nowhere: int) -> None:
+    with_it, without = walks([PARK, nowhere, SHOP], anchors=[UNKNOWN]), walks([PARK, SHOP])
+    for metric in ("spatial", "trip", "trip_marginals", "travel_distance", "daily_distance", "poi"):
+        assert counted(with_it, metric) == counted(without, metric)
+    assert counted(with_it, "length") == {3: 1}
+    assert sum(counted(with_it, "poi_all").values()) == 3
+
+
+def test_trips_do_not_lead_from_one_trajectory_into_the_next() -> None:
+    assert counted(walks([PARK, SHOP], [CAFE]), "trip") == {SOUTH_WEST * 5 + NORTH_WEST: 1}
+
+
+def test_trip_marginals_hold_origins_beside_destinations() -> None:
+    found = counted(walks([PARK, SHOP, CAFE]), "trip_marginals")
+    assert found == {SOUTH_WEST: 1, NORTH_WEST: 1, 5 + NORTH_WEST: 1, 5 + NORTH_EAST: 1}
+
+
+def test_every_trajectory_has_a_distance_and_a_length() -> None:
+    nothing_to_see = walks([], [OTHER], [PARK], [PARK, SHOP], [PARK] * 9)
+    assert travel_distance(nothing_to_see, TOWN.vocabulary) == pytest.approx([0, 0, 0, 2 * DEGREE_KM, 0])
+    assert counted(nothing_to_see, "travel_distance") == {0: 4, 2: 1}
+    assert counted(nothing_to_see, "daily_distance") == {0: 4, 1: 1}
+    assert counted(nothing_to_see, "length") == {0: 1, 1: 2, 2: 1, TOWN.longest + 1: 1}
+
+
+def test_an_edge_belongs_to_the_bin_above_it() -> None:
+    from_zero = replace(TOWN, travel_edges=(0.0, 1.0), daily_edges=(0.0, 1.0))
+    for metric in ("travel_distance", "daily_distance"):
+        assert counted(walks([PARK]), metric, from_zero) == {1: 1}
+
+
+def test_a_box_without_a_width_is_one_cell() -> None:
+    point = Yardstick(TOWN.vocabulary, 3, (2.0, 0.0, 2.0, 0.0), (1.0,), (1.0,), 4, 1)
+    assert point.cell(np.array([[2.0, 0.0], [2.0, 0.1]])).tolist() == [0, 9]
+
+
+@given(sample=samples)
+def test_histograms_are_the_column_sums_of_the_counts(sample: Trajectories) -> None:
+    histograms = TOWN.histograms(sample)
+    for name, table in TOWN.counts(sample).items():
+        assert table.shape[0] == len(sample)
+        assert histograms[name].toarray()[0].tolist() == table.toarray().sum(0).tolist()
+
+
+def test_trips_are_never_laid_out(dataset: TrajectoryDataset) -> None:
+    fine = Yardstick.of(dataset, cells=300)  # 8e9 possible trips
+    real = Trajectories.of(dataset, dataset.split("test"))
+    tracemalloc.start()
+    compare(fine, real, real)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50e6
+
+
+def test_synthetic_data_do_not_move_the_grid(dataset: TrajectoryDataset, yardstick: Yardstick) -> None:
+    real = Trajectories.of(dataset, dataset.split("test"))
+    before, ruler = yardstick.histograms(real)["spatial"].toarray()[0], json.dumps(yardstick.as_dict())
+    far = Trajectories(real.tokens, real.offsets, real.anchors + 40)
+    moved = yardstick.histograms(far)["spatial"].toarray()[0]
+    anchored = np.isin(real.tokens, [HOME, WORK]).sum()
+    assert moved[-1] == anchored
+    assert (moved[:-1] <= before[:-1]).all()
+    assert json.dumps(yardstick.as_dict()) == ruler
+    with pytest.raises(FrozenInstanceError):
+        yardstick.cells = 100  # type: ignore[misc]
+
+
+def test_a_report_can_print_the_yardstick(yardstick: Yardstick) -> None:
+    printed = json.loads(json.dumps(yardstick.as_dict(), allow_nan=False))
+    assert (printed["cells"], printed["days"]) == (12, 3)
+    assert len(printed["travel_edges_km"]) == 50
+    height, width = TOWN.as_dict()["cell_km"]
+    assert (height, width) == pytest.approx((DEGREE_KM, DEGREE_KM * math.cos(math.radians(1))), abs=1e-3)
+
+
+def test_a_yardstick_needs_cells_and_people(dataset: TrajectoryDataset) -> None:
+    with pytest.raises(MobatlasError, match="at least 1"):
+        Yardstick.of(dataset, cells=0)
+    with pytest.raises(MobatlasError, match="split"):
+        Yardstick.of(dataset, split="tests")
+
+
+histograms = st.integers(1, 12).flatmap(
+    lambda bins: st.tuples(
+        *(st.lists(st.sampled_from([0, 0, 1, 2, 50, 10**6]), min_size=bins, max_size=bins).filter(sum),) * 2
+    )
+)
+
+
+@given(pair=histograms)
+def test_jsd_is_the_square_of_scipys_distance_in_bits(pair: tuple[list[int], list[int]]) -> None:
+    a, b = (np.array(values, dtype=np.float64) for values in pair)
+    expected = pytest.approx(jensenshannon(a, b, base=2) ** 2, abs=1e-7)
+    assert jsd(a, b) == expected
+    assert jsd(sparse.csr_array(a[None]), sparse.csr_array(b[None])) == expected
+    assert jsd(sparse.csr_array(a[None]), b) == expected
+
+
+def test_what_counted_nothing_has_nothing_in_common() -> None:
+    some, none = np.array([1.0, 2.0]), np.zeros(2)
+    assert (jsd(some, none), jsd(none, some), jsd(none, none)) == (1, 1, 0)
+
+
+def test_histograms_of_different_bins_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 and 3 bins"):
+        jsd(np.ones(2), np.ones(3))
+
+
+@given(sample=samples)
+def test_identical_samples_give_zero(sample: Trajectories) -> None:
+    assert compare(TOWN, sample, sample) == pytest.approx(dict.fromkeys(NAMES, 0.0), abs=1e-12)
+
+
+def test_disjoint_samples_give_one() -> None:
+    here = walks([PARK, PARK], [PARK, PARK], anchors=[UNKNOWN, UNKNOWN])
+    there = walks([CAFE, SHOP, CAFE], [CAFE, SHOP, CAFE])
+    assert compare(TOWN, here, there) == pytest.approx(dict.fromkeys(NAMES, 1.0))
+
+
+@given(a=samples, b=samples)
+def test_both_sides_count_alike(a: Trajectories, b: Trajectories) -> None:
+    found = compare(TOWN, a, b)
+    assert compare(TOWN, b, a) == pytest.approx(found)
+    assert all(metric.lower <= found[metric.name] <= metric.upper + 1e-12 for metric in METRICS)
+
+
+@given(a=samples, b=samples, seed=st.integers(0, 99))
+def test_the_order_of_trajectories_does_not_matter(a: Trajectories, b: Trajectories, seed: int) -> None:
+    shuffled = take(a, np.random.default_rng(seed).permutation(len(a)))
+    assert compare(TOWN, shuffled, b) == compare(TOWN, a, b)
+
+
+def test_real_and_synthetic_sizes_are_equal_in_every_group(
+    yardstick: Yardstick, by_group: dict[str, dict[str, Trajectories]]
+) -> None:
+    real, synthetic = by_group["test"], by_group["train"]
+    scores = evaluate_groups(yardstick, real, synthetic, seed=3)
+    assert scores.sizes == {name: min(len(real[name]), len(synthetic[name])) for name in real}
+    for metric in NAMES:
+        assert scores.average[metric] == pytest.approx(np.mean([scores.groups[name][metric] for name in real]))
+    capped = evaluate_groups(yardstick, real, synthetic, size=10).sizes
+    assert set(capped.values()) == {10}
+    assert evaluate_groups(yardstick, real, synthetic, size=dict.fromkeys(real, 7) | {"x": 1}).sizes["<30, M"] == 7
+    assert json.loads(json.dumps(scores.as_dict()))["sizes"] == scores.sizes
+
+
+def test_the_seed_alone_decides_who_is_compared(
+    yardstick: Yardstick, by_group: dict[str, dict[str, Trajectories]]
+) -> None:
+    real, synthetic = by_group["test"], by_group["train"]
+    scores = evaluate_groups(yardstick, real, synthetic, seed=3)
+    assert evaluate_groups(yardstick, real, dict(reversed(synthetic.items())), seed=3) == scores
+    assert evaluate_groups(yardstick, real, synthetic, seed=4) != scores
+    alone = {"<30, M": real["<30, M"]}
+    only = evaluate_groups(yardstick, alone, {"<30, M": synthetic["<30, M"]}, seed=3)
+    assert only.groups["<30, M"] == scores.groups["<30, M"]
+
+
+def test_models_of_one_size_meet_the_same_real_trajectories() -> None:
+    rng = np.random.default_rng(0)
+    real = walks(*([HOME] * 2 + [PARK] * int(n) for n in rng.integers(0, 3, size=60)))
+    first, second = walks(*[[PARK]] * 20), walks(*[[SHOP]] * 20)
+    lengths = [evaluate_groups(TOWN, {"x": real}, {"x": sample}).groups["x"]["length"] for sample in (first, second)]
+    assert lengths[0] == lengths[1]
+
+
+def test_an_evaluation_of_other_groups_is_refused() -> None:
+    some = walks([PARK])
+    with pytest.raises(MobatlasError, match="group 'b' has no synthetic trajectories"):
+        evaluate_groups(TOWN, {"a": some, "b": some}, {"a": some})
+    with pytest.raises(MobatlasError, match="group 'b' has no real trajectories"):
+        evaluate_groups(TOWN, {"a": some}, {"a": some, "b": some})
+    with pytest.raises(MobatlasError, match="group 'a': 0 real trajectories against 1"):
+        evaluate_groups(TOWN, {"a": walks()}, {"a": some})
+    with pytest.raises(MobatlasError, match="at size 0"):
+        evaluate_groups(TOWN, {"a": some}, {"a": some}, size=0)
+    with pytest.raises(MobatlasError, match="no group"):
+        evaluate_groups(TOWN, {}, {})
+
+
+def test_the_floor_compares_training_people_with_test_people(
+    dataset: TrajectoryDataset, yardstick: Yardstick, by_group: dict[str, dict[str, Trajectories]]
+) -> None:
+    floor = sampling_floor(dataset, yardstick, seed=2)
+    assert floor.groups == evaluate_groups(yardstick, by_group["test"], by_group["train"], seed=2)
+    assert floor.everybody.sizes == {EVERYBODY: len(dataset.split("test"))}
+
+
+def test_the_floor_is_above_zero_and_sinks_with_more_people(dataset: TrajectoryDataset, yardstick: Yardstick) -> None:
+    few, more, all_of_them = (sampling_floor(dataset, yardstick, size=size).everybody.average for size in (20, 80, 320))
+    for metric in NAMES:
+        assert few[metric] > more[metric] > all_of_them[metric] > 0
+    groups = sampling_floor(dataset, yardstick).groups
+    assert groups is not None
+    assert all(groups.average[metric] > all_of_them[metric] for metric in NAMES)
+
+
+def test_a_dataset_without_labels_has_a_floor_for_everybody(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+    shutil.copytree(dataset.path, tmp_path / "unlabelled")
+    (tmp_path / "unlabelled" / "labels.parquet").unlink()
+    floor = sampling_floor(TrajectoryDataset.open(tmp_path / "unlabelled"))
+    assert floor.groups is None
+    assert floor.everybody == sampling_floor(dataset).everybody
+
+
+@pytest.mark.parametrize(("model", "expected"), [(0.5, 0.0), (0.1, 1.0), (0.3, 0.5), (0.7, -0.5), (0.0, 1.25)], ids=str)
+def test_the_gap_closed_is_zero_at_the_baseline_and_one_at_strong(model: float, expected: float) -> None:
+    assert gap_closed(model, baseline=0.5, strong=0.1) == pytest.approx(expected)
+    assert floor_closed(model, baseline=0.5, floor=0.1) == pytest.approx(expected)
+
+
+def test_there_is_no_gap_to_close_where_strong_is_no_better() -> None:
+    assert gap_closed(0.2, baseline=0.3, strong=0.3) is None
+    assert gap_closed(0.2, baseline=0.2, strong=0.3) is None
+    assert floor_closed(0.2, baseline=0.2, floor=0.3) is None
+    assert gap_closed(0.2, baseline=0.31, strong=0.3, spread=0.02) is None
+    assert gap_closed(0.2, baseline=0.5, strong=0.25, spread=0.25) == pytest.approx(1.2)
+    assert gap_closed(math.nan, baseline=0.5, strong=0.1) is None
+    assert gap_closed(0.2, baseline=math.nan, strong=0.1) is None
+
+
+def test_the_interval_lies_around_the_average_of_the_evaluation(
+    dataset: TrajectoryDataset, yardstick: Yardstick, by_group: dict[str, dict[str, Trajectories]]
+) -> None:
+    people = {name: dataset.person[rows] for name, rows in group_members(dataset, "test").items()}
+    sides = by_group["test"], by_group["train"]
+    found = bootstrap(yardstick, *sides, people, size=40, seed=3, resamples=50)
+    assert {name: one.estimate for name, one in found.items()} == pytest.approx(
+        evaluate_groups(yardstick, *sides, size=40, seed=3).average
+    )
+    for one in found.values():
+        assert 0 <= one.low < one.estimate < one.high <= 1
+        assert 0 < one.spread < one.high - one.low
+    assert bootstrap(yardstick, *sides, people, size=40, seed=3, resamples=50) == found
+
+
+def test_resamples_are_what_a_loop_over_people_draws() -> None:
+    """Three people of one window or two: the spread over all 27 equally likely draws."""
+    real, synthetic = walks([PARK], [PARK, SHOP], [SHOP], [CAFE]), walks(*[[PARK, SHOP]] * 4)
+    person = np.array([7, 7, 3, 9])
+    draws = []
+    for drawn in np.ndindex(3, 3, 3):
+        rows = [row for number in drawn for row in np.flatnonzero(person == np.unique(person)[number])]
+        draws.append(compare(TOWN, take(real, np.array(rows)), synthetic)["poi"])
+    found = bootstrap(TOWN, {"x": real}, {"x": synthetic}, {"x": person}, resamples=20_000)["poi"]
+    assert found.spread == pytest.approx(np.std(draws), rel=0.02)
+
+
+def test_windows_of_one_person_are_drawn_together() -> None:
+    real, synthetic = walks([PARK, SHOP], [PARK], [SHOP, CAFE]), walks(*[[PARK]] * 3)
+    one = bootstrap(TOWN, {"x": real}, {"x": synthetic}, {"x": np.zeros(3, dtype=np.int64)}, resamples=20)
+    assert all(interval.spread == pytest.approx(0, abs=1e-12) for interval in one.values())
+    three = bootstrap(TOWN, {"x": real}, {"x": synthetic}, {"x": np.arange(3)}, resamples=20)
+    assert three["poi"].spread > 0.01
+
+
+def test_more_people_narrow_the_interval(dataset: TrajectoryDataset, yardstick: Yardstick) -> None:
+    rows, other = dataset.split("train"), dataset.split("test")
+    real, synthetic = ({"x": Trajectories.of(dataset, index)} for index in (rows, other))
+    few, many = (
+        bootstrap(yardstick, real, synthetic, {"x": dataset.person[rows]}, size=size, resamples=60)
+        for size in (20, 320)
+    )
+    # Not the trips: those of few people have nothing in common, draw after draw.
+    unsaturated = ("travel_distance", "poi_all", "category", "transitions", "daily_distance")
+    assert all(few[name].spread > 1.5 * many[name].spread for name in unsaturated)
+
+
+def test_an_average_over_groups_is_surer_than_one_of_them() -> None:
+    real, synthetic, person = walks(*[[PARK], [SHOP, CAFE]] * 20), walks(*[[PARK, SHOP]] * 40), np.arange(40)
+    one, four = (
+        bootstrap(TOWN, dict.fromkeys(names, real), dict.fromkeys(names, synthetic), dict.fromkeys(names, person))
+        for names in ("a", "abcd")
+    )
+    assert one["poi"].estimate == pytest.approx(four["poi"].estimate)
+    assert four["poi"].spread == pytest.approx(one["poi"].spread / 2, rel=0.25)

@@ -1,0 +1,44 @@
+"""A small city and generators so small that they train in seconds, for tests of everything but quality."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mobatlas.config import CityConfig, build
+from mobatlas.data.city import write_city_folder
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.prepare import prepare
+from mobatlas.generators.base import Generator, family_of
+from mobatlas.generators.training import Trainer
+
+BRIEF = {"steps": 120, "batch": 64, "learning_rate": 3e-3, "warmup": 10}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "latent-diffusion": {
+        "length": 12,
+        "autoencoder": {"encoder_layers": 1, "width": 32, "feedforward": 64, "latent": 8} | BRIEF,
+        "denoiser": {"depth": 2, "width": 32, "heads": 2, "embedding": 8} | BRIEF,
+        "teaching": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
+        "diffusion": {"steps": 4},
+    }
+}
+
+
+def small_city(folder: Path, users: int = 250, pois: int = 40) -> TrajectoryDataset:
+    """A prepared city in that folder."""
+    write_city_folder(folder / "city", CityConfig(users=users, pois=pois, districts=4, days=15), seed=3)
+    prepare(folder / "city", folder / "dataset", preset="small")
+    return TrajectoryDataset.open(folder / "dataset")
+
+
+def fresh(name: str, dataset: TrajectoryDataset, seed: int = 0, **options: Any) -> Generator:
+    """A generator that has seen nothing."""
+    family = family_of(name)
+    return family.create(build(family.config, OPTIONS[name] | options, name), dataset, seed)
+
+
+def fitted(name: str, dataset: TrajectoryDataset, seed: int = 0, **options: Any) -> Generator:
+    """A generator after phase 1."""
+    model = fresh(name, dataset, seed, **options)
+    model.fit(dataset, Trainer(None, seed=seed, quiet=True))
+    return model
