@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: demo test test-slow lint clean help
 
 help:
-	@echo "make demo       simulate a city and prepare it (runs/demo)"
+	@echo "make demo       simulate a city, train on it, show how good it is (runs/demo)"
 	@echo "make test       the tests"
 	@echo "make test-slow  the tests that take minutes"
 	@echo "make lint       ruff and mypy --strict"

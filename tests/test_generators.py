@@ -69,6 +69,10 @@ def test_a_sample_does_not_depend_on_how_many_are_asked_for(model: Generator, da
     assert np.array_equal(whole.tokens[start:stop], middle.tokens)
 
 
+def test_none_can_be_asked_for(model: Generator) -> None:
+    assert len(model.sample(0)) == 0
+
+
 def test_lengths_can_be_forced(model: Generator) -> None:
     lengths = np.array([1, 5, model.max_length, 3])
     assert np.array_equal(np.diff(model.sample(4, lengths=lengths).offsets), lengths)

@@ -7,13 +7,20 @@ import pytest
 
 from mobatlas import MobatlasError
 from mobatlas.benchmark import speed
+from tests.tiny import OPTIONS
 
 
 def test_speed_is_a_ratio_measured_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(speed.PROFILES, "quick", 20_000)
+    tiny = speed.Profile(20_000, OPTIONS["latent-diffusion"], 32)
+    monkeypatch.setitem(speed.PROFILES, "quick", tiny)
     result = speed.run(tmp_path / "speed", "quick", seed=1)
     assert json.loads((tmp_path / "speed" / "speed.json").read_text()) == result
-    simulated, prepared = result["rows"]
+    simulated, prepared, sampled, trained, _ = result["rows"]
+    for row in (sampled, trained):
+        assert row["ratio"] == pytest.approx(row["seconds"] / row["reference_seconds"])
+        assert 0 < row["share_of_matmul_peak"] < 1.5
+    assert sampled["speedup"] == pytest.approx(1 / sampled["ratio"])
+    assert set(sampled["jsd"]) == set(sampled["reference_jsd"])
     assert simulated["visits_per_second"] == round(
         int(simulated["size"].split()[0].replace(",", "")) / simulated["seconds"]
     )

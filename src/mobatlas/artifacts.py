@@ -26,6 +26,7 @@ from mobatlas.errors import MobatlasError
 
 FORMAT = 1  # of the folders; a folder of another format is refused, not guessed at
 MANIFEST = "manifest.json"
+METADATA = b"mobatlas"  # the key under which a Parquet file of ours says what made it
 BEGUN = "begun.json"  # marks a folder that a process of ours began to fill
 LIBRARIES = ("mobatlas", "diffusers", "duckdb", "ibis-framework", "numpy", "pyarrow", "torch", "transformers")
 HASHED_ON_LOAD = 256 * 2**20  # larger files are checked by size alone when they are opened
@@ -123,6 +124,23 @@ def resumable_folder(
         manifest = Manifest(kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted)))
         _write_manifest(out, manifest, beside=unfinished(out))
         shutil.rmtree(unfinished(out))
+
+
+@contextmanager
+def new_file(out: Path, overwrite: bool) -> Iterator[Path]:
+    """Write a Parquet file: the caller fills a hidden sibling, and `out` appears when the block ends without an error."""
+    out = Path(os.path.abspath(out))  # noqa: PTH100 (as in new_folder)
+    _refuse_existing_file(out, overwrite)
+    with _parents(out), _lock(out.with_name(f".{out.name}.lock"), out):
+        partial = out.with_name(f".{out.name}.partial")
+        try:
+            yield partial
+            _sync(partial)
+            _refuse_existing_file(out, overwrite)
+            partial.replace(out)
+            _sync(out.parent)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def unfinished(out: Path) -> Path:
@@ -249,6 +267,20 @@ def _refuse_existing(out: Path, kind: str, overwrite: bool) -> None:
         raise MobatlasError(f"{out}: holds {foreign[0]}, which mobatlas did not write; move it before you --overwrite")
 
 
+def _refuse_existing_file(out: Path, overwrite: bool) -> None:
+    """What is there stays, unless it is a file with our metadata."""
+    if out.is_dir():
+        raise MobatlasError(f"{out}: is a folder; give a file, such as {out / 'samples.parquet'}, as --out")
+    if out.exists() and not overwrite:
+        raise MobatlasError(f"{out}: exists already; choose another --out or pass --overwrite")
+    try:
+        ours = not out.exists() or METADATA in (pq.read_metadata(out).metadata or {})
+    except (OSError, pa.ArrowInvalid):
+        ours = False
+    if not ours:
+        raise MobatlasError(f"{out}: was not written by mobatlas, so --overwrite leaves it alone")
+
+
 @contextmanager
 def _parents(out: Path) -> Iterator[None]:
     """Make the folders above; take the new ones away again if nothing comes of it."""
@@ -303,7 +335,7 @@ def _write_manifest(folder: Path, manifest: Manifest, beside: Path | None = None
         _sync(path)
         name = path.relative_to(folder).as_posix()
         if name not in manifest.unlisted:
-            files[name] = {"sha256": _sha256(path), "bytes": path.stat().st_size}
+            files[name] = {"sha256": file_hash(path), "bytes": path.stat().st_size}
     write_json(
         folder / MANIFEST,
         {
@@ -332,13 +364,14 @@ def _check_files(folder: Path, files: dict[str, Any]) -> None:
         if not path.is_file():
             raise MobatlasError(f"{folder}: the file {name} is missing; make the folder again")
         size = path.stat().st_size
-        if size != entry["bytes"] or (size <= HASHED_ON_LOAD and _sha256(path) != entry["sha256"]):
+        if size != entry["bytes"] or (size <= HASHED_ON_LOAD and file_hash(path) != entry["sha256"]):
             raise MobatlasError(
                 f"{path}: is not the file that {MANIFEST} lists (changed or cut short); make the folder again"
             )
 
 
-def _sha256(path: Path) -> str:
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 

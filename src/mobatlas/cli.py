@@ -57,7 +57,7 @@ Assignments = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="A value of the configuration, e.g. window.days=1."),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a folder that mobatlas wrote.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what mobatlas wrote.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where an earlier run stopped.")]
 Accelerator = Annotated[str, typer.Option("--accelerator", help="auto, cpu, cuda or mps.")]
@@ -337,6 +337,7 @@ def generate(
     ] = None,
     dataset: DatasetOverride = None,
     seed: Annotated[int, typer.Option(help="Same seed, same machine: same file.")] = 0,
+    accelerator: Accelerator = "auto",
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -344,7 +345,7 @@ def generate(
     """Sample trajectories into a Parquet file."""
     from mobatlas.generation import generate as run_generation
 
-    with track("generating", n or 0, quiet) as tracker:
+    with track("generating", n or 1, quiet) as tracker:
         made = run_generation(
             model,
             out,
@@ -357,6 +358,7 @@ def generate(
             lengths=lengths,
             coarsen=coarsen,
             seed=seed,
+            accelerator=accelerator,
             overwrite=overwrite,
             tracker=tracker,
         )

@@ -15,6 +15,9 @@ from mobatlas.data.prepare import STEPS, prepare
 from mobatlas.progress import track
 from mobatlas.report.text import city_table, scores_table, summary_table, training_table
 
+# Shorter than the preset `small`: the demo shows the way in minutes, `benchmark phase1` how good the preset is.
+OPTIONS: dict[str, Any] = {"denoiser": {"steps": 1_500}, "teaching": {"steps": 800}}
+
 
 def run_demo(
     out: Path,
@@ -36,7 +39,8 @@ def run_demo(
         facts = write_city_folder(out / "city", simulated, seed, overwrite=True, tracker=tracker)
     with track("preparing its visits", STEPS, quiet) as tracker:
         summary = prepare(out / "city", out / "dataset", preset="small", overwrite=True, tracker=tracker)
-    common: dict[str, Any] = {"values": options or {}, "seed": seed, "overwrite": True, "quiet": quiet}
+    values = OPTIONS if options is None else options
+    common: dict[str, Any] = {"values": values, "seed": seed, "overwrite": True, "quiet": quiet}
     report = train(out / "dataset", out / "baseline", preset="small", **common)
     supervise(out / "baseline", out / "strong", strategy="strong", **common)
     dataset = TrajectoryDataset.open(out / "dataset")

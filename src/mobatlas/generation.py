@@ -6,14 +6,11 @@ chunks in which they are made change a row. No label is read here.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,17 +20,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import _lock, _parents, _sync, library_versions, refuse_overlap, write_parquet
+from mobatlas.artifacts import METADATA, file_hash, library_versions, new_file, refuse_overlap, write_parquet
 from mobatlas.data.engine import parquet_schema
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import EARTH_KM, Trajectories
 from mobatlas.generators.base import UNKNOWN, Floats, Ints
+from mobatlas.generators.devices import find_device
 from mobatlas.generators.folder import Model, load_model
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.reading import keys, numbers, read_table
-from mobatlas.training import peak_gb
+from mobatlas.resources import peak_gb
 
 log = logging.getLogger("mobatlas")
 TEXT, NUMBER = pa.string(), pa.float64()
@@ -43,7 +41,6 @@ SCHEMA = pa.schema(  # HOME and WORK are at the anchors, OTHER is nowhere; what 
     + [(name, NUMBER) for name in ANCHORS]
 )
 READ = ("trajectory", "position", "poi_id", "group", "region", *ANCHORS)
-METADATA = b"mobatlas"
 PER_CHUNK = 4_096  # trajectories, about
 LENGTHS = ("model", "empirical")
 DRAWS, DISPLACEMENTS = 1, 2  # streams of random numbers
@@ -100,6 +97,7 @@ def generate(
     lengths: str = "model",
     coarsen: float | None = None,
     seed: int = 0,
+    accelerator: str = "auto",
     overwrite: bool = False,
     chunk: int | None = None,
     tracker: Tracker = SILENT,
@@ -111,18 +109,18 @@ def generate(
     """
     _check_options(n, region, regions, anchors, lengths, coarsen, seed)
     table, folder, override = (Path(path) if path is not None else None for path in (anchors, regions, dataset))
-    with _new_file(Path(out), overwrite) as partial:
+    with new_file(Path(out), overwrite) as partial:
         loaded = load_model(model, override)
-        for source in (loaded.path, loaded.dataset, folder, table):
-            if source is not None:
-                refuse_overlap(source, Path(out))
+        loaded.generator.to(find_device(accelerator)[0])
+        for source in filter(None, (loaded.path, loaded.dataset, folder, table)):
+            refuse_overlap(source, Path(out))
         people = _people(loaded, group, region, folder, table)
         if coarsen:
             people = replace(people, anchors=_displaced(people.anchors, coarsen, seed))
         n = len(people.anchors) if n is None else n
         facts = {"model": loaded.manifest.content_hash, "seed": seed, "n": n, "group": group, "region": region}
         facts |= {"lengths": lengths, "coarsen": coarsen, "versions": library_versions()}
-        facts["anchors"] = hashlib.sha256(table.read_bytes()).hexdigest() if table is not None else None
+        facts["anchors"] = file_hash(table) if table is not None else None
         schema = SCHEMA.with_metadata({METADATA: json.dumps(facts, sort_keys=True)})
         tile = loaded.generator.tile
         step = tile * (chunk or max(1, PER_CHUNK // tile))
@@ -137,7 +135,7 @@ def _check_options(
     n: int | None, region: Any, regions: Any, anchors: Any, lengths: str, coarsen: float | None, seed: int
 ) -> None:
     missing = n is None and anchors is None
-    known = ", ".join(LENGTHS)
+    word = f"--lengths {lengths} does not exist{suggestion(lengths, LENGTHS)} (known: {', '.join(LENGTHS)})"
     far = coarsen is not None and not (math.isfinite(coarsen) and coarsen >= 0)
     for wrong, sentence in (
         (missing, "--n is missing: say how many trajectories, or give --anchors to have one for each of its rows"),
@@ -145,10 +143,7 @@ def _check_options(
         (not 0 <= seed < 2**63, f"--seed {seed}: give a whole number from 0 to 2^63 - 1"),
         (region and anchors, "--anchors and --region each say where people live; give one of them"),
         (regions and region is None, "--regions goes with --region ID; say which of its regions"),
-        (
-            lengths not in LENGTHS,
-            f"--lengths {lengths} does not exist{suggestion(lengths, LENGTHS)} (known: {known})",
-        ),
+        (lengths not in LENGTHS, word),
         (far, f"--coarsen {coarsen}: give a radius of 0 km or more"),
     ):
         if wrong:
@@ -198,10 +193,11 @@ def _check_anchors(path: Path, anchors: Floats, model: Model) -> None:
     box = f"lat {low[0]:.3f} to {high[0]:.3f}, lon {low[1]:.3f} to {high[1]:.3f}"
     for place, two in (("home", anchors[:, :2]), ("work", anchors[:, 2:])):
         both = f"'{place}_lat' and '{place}_lon'"
+        far = f"{both} are far from all places of {model.path} ({box}); give anchors of that area"
         for wrong, what in (
             (np.abs(two) > (90, 180), f"{both} are outside -90..90 and -180..180"),
             (np.isnan(two) != np.isnan(two[:, ::-1]), f"only one of {both} is given; give both or none"),
-            ((two < low - margin) | (two > high + margin), f"{both} are far from all places of {model.path} ({box})"),
+            ((two < low - margin) | (two > high + margin), far),
         ):
             row = _first(wrong.any(1))
             if row is not None:
@@ -275,7 +271,11 @@ def read_synthetic(path: Path | str, vocabulary: Vocabulary) -> tuple[Trajectori
     if not file.is_file():
         raise MobatlasError(f"{file}: no such file")
     require_columns(str(file), parquet_schema(file).names, READ)
-    table = pq.read_table(file, columns=list(READ))
+    try:
+        table = pq.read_table(file, columns=list(READ)).cast(pa.schema([SCHEMA.field(name) for name in READ]))
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise MobatlasError(f"{file}: is cut short, or a column is not as mobatlas writes it ({reason})") from None
     for name in READ[:3]:
         if table[name].null_count or not table.num_rows:
             raise MobatlasError(f"{file}: column '{name}' is empty{' in some rows' if table.num_rows else ''}")
@@ -297,47 +297,17 @@ def read_synthetic(path: Path | str, vocabulary: Vocabulary) -> tuple[Trajectori
 
 
 def _tokens(file: Path, poi_ids: pa.ChunkedArray, vocabulary: Vocabulary) -> npt.NDArray[np.int32]:
-    coded = poi_ids.cast(pa.string()).combine_chunks().dictionary_encode()
+    coded = poi_ids.combine_chunks().dictionary_encode()
     token_of = {name: token for token, name in reversed(list(enumerate(vocabulary.poi_ids))) if token >= HOME}
     for name in coded.dictionary.to_pylist():
         if name not in token_of:
             raise MobatlasError(
                 f"{file}: poi_id '{name}' is no place of the vocabulary; was it made for another dataset?"
             )
-    return np.array([token_of[name] for name in coded.dictionary.to_pylist()], dtype=np.int32)[coded.indices.to_numpy()]
+    tokens = np.array([token_of[name] for name in coded.dictionary.to_pylist()], dtype=np.int32)  # (distinct,)
+    return tokens[coded.indices.to_numpy()]
 
 
 def _first(wrong: Any) -> int | None:
     """The first row that is, None if there is none."""
     return int(np.argmax(wrong)) if wrong.any() else None
-
-
-@contextmanager
-def _new_file(out: Path, overwrite: bool) -> Iterator[Path]:
-    """Write a file: the caller fills a hidden sibling, and `out` appears when the block ends without an error."""
-    out = Path(os.path.abspath(out))  # noqa: PTH100 (as in new_folder)
-    _refuse_existing(out, overwrite)
-    with _parents(out), _lock(out.with_name(f".{out.name}.lock"), out):
-        partial = out.with_name(f".{out.name}.partial")
-        try:
-            yield partial
-            _sync(partial)
-            _refuse_existing(out, overwrite)
-            partial.replace(out)
-            _sync(out.parent)
-        finally:
-            partial.unlink(missing_ok=True)
-
-
-def _refuse_existing(out: Path, overwrite: bool) -> None:
-    """What is there stays, unless it is a file of samples."""
-    if out.is_dir():
-        raise MobatlasError(f"{out}: is a folder; give a file, such as {out / 'samples.parquet'}, as --out")
-    if out.exists() and not overwrite:
-        raise MobatlasError(f"{out}: exists already; choose another --out or pass --overwrite")
-    try:
-        ours = not out.exists() or METADATA in (pq.read_metadata(out).metadata or {})
-    except (OSError, pa.ArrowInvalid):
-        ours = False
-    if not ours:
-        raise MobatlasError(f"{out}: was not written by mobatlas, so --overwrite leaves it alone")

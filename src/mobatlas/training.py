@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Generator, family_of
 from mobatlas.generators.folder import KIND, load_model, save_model
 from mobatlas.generators.training import Trainer
+from mobatlas.resources import peak_gb
 from mobatlas.supervision.strong import teach_labels
 
 STRATEGIES = ("strong",)
@@ -165,8 +164,3 @@ def _finished(out: Path, identity: dict[str, Any], seed: int) -> dict[str, Any]:
         )
     report: dict[str, Any] = manifest.details["report"]
     return report
-
-
-def peak_gb() -> float:
-    """The most memory that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9

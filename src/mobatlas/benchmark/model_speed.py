@@ -4,7 +4,7 @@ fp32 without our savings, each in the same run, and the share of the machine's m
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from mobatlas.benchmark.phase1 import POOLED
-from mobatlas.config import build, load_run
+from mobatlas.config import build, load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
@@ -27,30 +27,25 @@ from mobatlas.generators.devices import fast_bf16
 from mobatlas.generators.latent_diffusion.config import LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.training import Share, Trainer
-from mobatlas.training import peak_gb
+from mobatlas.resources import peak_gb
 
-PROFILES: dict[str, dict[str, Any]] = {
-    "quick": {"autoencoder": {"steps": 250}, "denoiser": {"steps": 250}},
-    "full": {},
-}
 # The arrangement of the published code; the widths stay ours, so that nothing but the arrangement is compared.
 PUBLISHED: dict[str, Any] = {"length": 64, "diffusion": {"solver": "ddim", "steps": 50}}
 BEAMS = 4
 PUBLISHED_BATCH = 64
-COMPARED = 512  # samples of each, for their JSD
 REPEATS = 3
 
 
-def rows(scratch: Path, profile: str, seed: int) -> list[dict[str, Any]]:
+def rows(scratch: Path, options: Mapping[str, Any], samples: int, seed: int) -> list[dict[str, Any]]:
     """Train both arrangements on the small city for equally many steps and measure them; meant for a process of its own."""
     write_city_folder(scratch / "small-city", load_run(preset="small").simulate, seed)
     prepare(scratch / "small-city", scratch / "small-dataset", preset="small")
     dataset = TrajectoryDataset.open(scratch / "small-dataset")
-    ours = _trained(dataset, PROFILES[profile], seed)
-    published = _trained(dataset, PROFILES[profile] | PUBLISHED, seed)
+    ours = _trained(dataset, options, seed)
+    published = _trained(dataset, merge(options, PUBLISHED), seed)
     peak = matmul_peak(torch.bfloat16 if fast_bf16(ours.device) else torch.float32)
     return [
-        _sampling_row(dataset, ours, published, peak, seed),
+        _sampling_row(dataset, ours, published, samples, peak, seed),
         _training_row(dataset, ours, peak, seed),
         {
             "what": "matmul peak",
@@ -62,34 +57,34 @@ def rows(scratch: Path, profile: str, seed: int) -> list[dict[str, Any]]:
     ]
 
 
-def _trained(dataset: TrajectoryDataset, values: dict[str, Any], seed: int) -> LatentDiffusion:
+def _trained(dataset: TrajectoryDataset, values: Mapping[str, Any], seed: int) -> LatentDiffusion:
     model = LatentDiffusion(build(LatentDiffusionConfig, values, "speed"), dataset.vocabulary, seed=seed)
     model.fit(dataset, Trainer(None, seed=seed, quiet=True))
     return model
 
 
 def _sampling_row(
-    dataset: TrajectoryDataset, ours: LatentDiffusion, published: LatentDiffusion, peak: float, seed: int
+    dataset: TrajectoryDataset, ours: LatentDiffusion, published: LatentDiffusion, samples: int, peak: float, seed: int
 ) -> dict[str, Any]:
-    anchors = _anchors(dataset, COMPARED, seed)
+    anchors = _anchors(dataset, samples, seed)
     timed = {}
     start = time.perf_counter()
     slow = sample_as_published(published, anchors, seed)
-    timed["published"] = COMPARED / (time.perf_counter() - start)
+    timed["published"] = samples / (time.perf_counter() - start)
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        fast = ours.sample(COMPARED, anchors=anchors, seed=seed)
+        fast = ours.sample(samples, anchors=anchors, seed=seed)
         seconds.append(time.perf_counter() - start)
-    timed["ours"] = COMPARED / min(seconds)
+    timed["ours"] = samples / min(seconds)
     flops = _flops(lambda: ours.sample(ours.tile, anchors=anchors[: ours.tile], seed=seed))
     reached = flops / (ours.tile / timed["ours"]) / peak
     return {
         "what": "sample",
-        "size": f"{COMPARED} trajectories",
-        "seconds": COMPARED / timed["ours"],
+        "size": f"{samples} trajectories",
+        "seconds": samples / timed["ours"],
         "reference": f"64 places, fp32, 50 DDIM steps, {BEAMS} beams, no cache; same widths and training steps",
-        "reference_seconds": COMPARED / timed["published"],
+        "reference_seconds": samples / timed["published"],
         "ratio": timed["published"] / timed["ours"],
         "speedup": timed["ours"] / timed["published"],
         "trajectories_per_second": round(timed["ours"], 1),

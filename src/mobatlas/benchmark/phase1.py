@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mobatlas.artifacts import library_versions, new_folder, write_json
 from mobatlas.config import load_run
 from mobatlas.data.city import write_city_folder
@@ -80,6 +82,7 @@ def _one(place: Path, seed: int, values: Mapping[str, Any], from_scratch: bool, 
     stages = [json.loads(line) for line in (place / "baseline" / "metrics.jsonl").read_text().splitlines()]
     return {
         "seed": seed,
+        "threads": torch.get_num_threads(),
         "reconstruction": report["autoencoder"]["reconstruction"],
         "truncated": report["truncated"],
         "training_seconds": {name: round(value, 1) for name, value in times.items()},

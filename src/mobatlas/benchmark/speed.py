@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,11 +19,24 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare import prepare
 from mobatlas.errors import MobatlasError
 from mobatlas.progress import SILENT, Tracker
+from mobatlas.resources import peak_gb
 
-STEPS = 3
+STEPS = 4
 MEMORY_LIMIT = "2GB"  # of DuckDB, for the reference as for us
-PROFILES = {"quick": 1_000_000, "full": 10_000_000}  # visits, about
 VISITS_PER_USER = 67.0  # of the default city in 28 days; the table says how many there really were
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much is measured."""
+
+    visits: int  # about
+    options: dict[str, Any]  # of the generator
+    samples: int
+
+
+BRIEF = {"autoencoder": {"steps": 250}, "denoiser": {"steps": 250}}
+PROFILES = {"quick": Profile(1_000_000, BRIEF, 128), "full": Profile(10_000_000, {}, 512)}
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,9 @@ def run(
         raise MobatlasError(f"--profile {profile} does not exist (known: {', '.join(PROFILES)})")
     with new_folder(out, "benchmark", seed=seed, config={"profile": profile}, overwrite=overwrite) as folder:
         with tempfile.TemporaryDirectory(dir=folder.scratch()) as scratch:
-            rows = _data_rows(Path(scratch), PROFILES[profile], seed, tracker)
+            rows = _data_rows(Path(scratch), PROFILES[profile].visits, seed, tracker)
+            tracker.step(3, "training and sampling")
+            rows += measure(_model_rows, Path(scratch), PROFILES[profile], seed).value
         result = {
             "command": f"mobatlas benchmark speed --profile {profile} --seed {seed} --out {out.name}",
             "profile": profile,
@@ -99,8 +112,7 @@ def _timed(work: Callable[..., Any], *arguments: Any) -> Measured:
     start = time.perf_counter()
     value = work(*arguments)
     seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return Measured(seconds, peak / 1e9, value)
+    return Measured(seconds, peak_gb(), value)
 
 
 def _simulate(folder: Path, config: CityConfig, seed: int) -> int:
@@ -114,6 +126,12 @@ def _bare_copy(source: Path, target: Path) -> None:
     ) as connection:
         table = connection.read_parquet(str(source)).order("user_id, arrival")
         table.write_parquet(str(target))
+
+
+def _model_rows(scratch: Path, profile: Profile, seed: int) -> list[dict[str, Any]]:
+    from mobatlas.benchmark import model_speed  # torch only in the process that needs it
+
+    return model_speed.rows(scratch, profile.options, profile.samples, seed)
 
 
 def _prepare(source: Path, out: Path) -> int:

@@ -107,6 +107,10 @@ class Generator(Protocol):
         """Distributions over tokens that `sample` would take the likeliest of, differentiable in `network`."""
         ...
 
+    def to(self, device: str) -> None:
+        """Move the networks: "cpu", "cuda" or "mps"."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write the weights into a folder that exists."""
         ...

@@ -35,10 +35,8 @@ def autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=fast_bf16(device))
 
 
-def fabric_on(accelerator: str, devices: int, precision: str) -> Fabric:
-    """Fabric on the devices asked for, its processes running."""
-    from lightning_fabric import Fabric  # takes seconds to import, and sampling does without it
-
+def find_device(accelerator: str) -> tuple[str, int]:
+    """The kind of device that was asked for, or the best there is, and how many there are."""
     there = {
         "cuda": torch.cuda.device_count(),
         "mps": int(torch.backends.mps.is_available()),
@@ -49,8 +47,16 @@ def fabric_on(accelerator: str, devices: int, precision: str) -> Fabric:
         raise MobatlasError(f"--accelerator {kind} does not exist (known: auto, {', '.join(there)})")
     if not there[kind]:
         raise MobatlasError(f"--accelerator {kind}: there is no such device here; pass --accelerator auto")
-    if devices < 1 or (kind != "cpu" and devices > there[kind]):  # processes may share a core
-        raise MobatlasError(f"--devices {devices}: {kind} has 1 to {there[kind]} here")
+    return kind, there[kind]
+
+
+def fabric_on(accelerator: str, devices: int, precision: str) -> Fabric:
+    """Fabric on the devices asked for, its processes running."""
+    from lightning_fabric import Fabric  # takes seconds to import, and sampling does without it
+
+    kind, there = find_device(accelerator)
+    if devices < 1 or (kind != "cpu" and devices > there):  # processes may share a core
+        raise MobatlasError(f"--devices {devices}: {kind} has 1 to {there} here")
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # each process announces itself otherwise
     fabric = Fabric(
         accelerator=kind,

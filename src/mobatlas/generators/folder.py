@@ -23,6 +23,7 @@ from mobatlas.data.vocabulary import FIRST_POI, SCHEMA, SPECIALS, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Floats, Generator, Ints, family_of, generator_names
 from mobatlas.groups import Groups
+from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import load_assignment
 
 log = logging.getLogger("mobatlas")
@@ -107,7 +108,7 @@ class Model:
             log.warning("%s: holds its own regions, so --regions %s is not read", self.path, regions)
         assignment = {} if own else load_assignment(folder)  # checks the folder, before anything is read from it
         shares = self._shares(name, folder)
-        anchors = self._kept_anchors(name) if own else self._anchors_of(name, assignment or {})
+        anchors = self._kept_anchors(name) if own else self._anchors_of(name, folder, assignment or {})
         if not len(anchors):
             raise MobatlasError(
                 f"--region {name}: {folder} knows no training person who lives there; pass --anchors with a table of homes "
@@ -134,8 +135,10 @@ class Model:
         table = pq.read_table(self.path / REGION_ANCHORS, filters=[("region", "==", region)])
         return np.stack([table[name].to_numpy(zero_copy_only=False) for name in ANCHORS], axis=1)
 
-    def _anchors_of(self, region: str, assignment: Mapping[str, str]) -> Floats:
+    def _anchors_of(self, region: str, regions: Path, assignment: Mapping[str, str]) -> Floats:
         dataset = self.open_dataset()
+        if read_manifest(regions, REGIONS).details["dataset"]["content_hash"] != dataset.manifest.content_hash:
+            log.warning("%s: was made of another dataset than %s; people are matched by user_id", regions, dataset.path)
         train, users = dataset.split_people("train"), dataset.people["user_id"].to_pylist()
         lives = np.array([assignment.get(users[person]) == region for person in train.tolist()], dtype=bool)
         return dataset.anchors[train[lives]]

@@ -18,7 +18,7 @@ class AutoencoderConfig(Section):
     width: int = Field(96, ge=8, le=4_096)
     feedforward: int = Field(384, ge=8)
     heads: int = Field(4, ge=1)
-    latent: int = Field(16, ge=1, le=4_096)  # dimensions of a latent
+    latent: int = Field(8, ge=1, le=4_096)  # dimensions of a latent
     activation: Literal["relu", "gelu"] = "relu"  # gelu takes a sixth of a training step on a CPU
     dropout: float = Field(0.0, ge=0, lt=1)
     masked: float = Field(0.1, ge=0, lt=1)  # share of tokens hidden in spans while it learns to reconstruct
@@ -41,18 +41,20 @@ class AutoencoderConfig(Section):
 class DenoiserConfig(Section):
     """The diffusion transformer."""
 
-    depth: int = Field(6, ge=1, le=64)
-    width: int = Field(128, ge=8, le=4_096)
+    depth: int = Field(4, ge=1, le=64)
+    width: int = Field(96, ge=8, le=4_096)
     heads: int = Field(4, ge=1)
     expansion: int = Field(4, ge=1, le=16)  # of the feed-forward layers
     activation: Literal["relu", "gelu"] = "relu"
     embedding: int = Field(64, ge=1, le=4_096)  # of one demographic attribute
     # the network also sees its own last estimate of x0 (Chen et al. 2023): latents of tokens are nearly discrete
     self_conditioning: bool = True
+    # Timesteps are drawn with density t^(emphasis - 1): more than 1 learns whole days better, less learns places better.
+    emphasis: float = Field(0.75, gt=0, le=10)
     ema: float = Field(0.999, ge=0, lt=1)
-    steps: int = Field(2_500, ge=1)
-    batch: int = Field(256, ge=1)
-    learning_rate: float = Field(1e-3, gt=0)
+    steps: int = Field(4_000, ge=1)
+    batch: int = Field(128, ge=1)
+    learning_rate: float = Field(2e-3, gt=0)
     warmup: int = Field(100, ge=0)
     decay: Literal["none", "linear", "cosine"] = "cosine"
 
@@ -66,8 +68,8 @@ class DenoiserConfig(Section):
 class TeachingConfig(Section):
     """Going on from phase 1 with groups: `strong`, and what phase 2 teaches."""
 
-    steps: int = Field(1_500, ge=1)
-    learning_rate: float = Field(5e-4, gt=0)
+    steps: int = Field(2_000, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
     warmup: int = Field(100, ge=0)
     null: float = Field(
         0.1, ge=0, le=1
@@ -125,6 +127,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
             "heads": 4,
             "activation": "gelu",
             "self_conditioning": False,
+            "emphasis": 1.0,
             "embedding": 256,
             "ema": 0.9999,
             "steps": 100_000,

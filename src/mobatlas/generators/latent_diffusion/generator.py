@@ -179,7 +179,10 @@ class LatentDiffusion:
         def loss(network: nn.Module, step: int, share: Share) -> Tensor:
             # every process draws for the whole batch, then takes its rows
             noise, rows = torch.randn(shape), share.rows(size)
-            t = ((torch.arange(size) + torch.rand(size)) / size * levels).long()  # one in each of as many equal parts
+            parts = (
+                torch.arange(size) + torch.rand(size)
+            ) / size  # one number in each of as many equal parts of 0 to 1
+            t = (parts ** (1 / self.config.denoiser.emphasis) * levels).long().clamp(max=levels - 1)
             examples = draw(size, step)
             groups = np.where(torch.rand(size).numpy() < hidden, UNKNOWN, examples.groups)
             chosen = examples.indices[rows]
@@ -220,15 +223,11 @@ class LatentDiffusion:
         """Trajectories number `first` to `first + n`, tile by tile."""
         groups = np.full(n, UNKNOWN, dtype=np.int64) if groups is None else groups
         anchors = np.full((n, 4), np.nan) if anchors is None else anchors
-        tokens = []
+        made = np.full((n, self.max_length), PAD)
         for number, rows, places in _tiles(first, n):
             ends = None if lengths is None else _spread(lengths[rows], places)
-            tokens.append(
-                self._sample_tile(number, _spread(groups[rows], places), _spread(anchors[rows], places), seed, ends)[
-                    places
-                ]
-            )
-        made = torch.cat(tokens).numpy()  # (n, length)
+            told, where = _spread(groups[rows], places), _spread(anchors[rows], places)
+            made[rows] = self._sample_tile(number, told, where, seed, ends)[places].numpy()
         valid = made != PAD
         offsets = np.concatenate(([0], np.cumsum(valid.sum(1))))
         return Trajectories(made[valid].astype(np.int32), offsets, anchors)
@@ -273,6 +272,10 @@ class LatentDiffusion:
             probabilities = self.autoencoder.logits(restored, written).softmax(-1)  # (batch, length, vocabulary)
             parts.append(probabilities * (written != PAD)[..., None])
         return SoftTrajectories(torch.cat(parts), anchors)
+
+    def to(self, device: str) -> None:
+        self.autoencoder.to(device)
+        self.network.to(device)
 
     def save(self, folder: Path) -> None:
         save_weights(folder, self._networks())
