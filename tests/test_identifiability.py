@@ -21,7 +21,7 @@ from mobatlas.regions.identifiability import (
 )
 from mobatlas.regions.least_squares import pseudo_inverse
 from mobatlas.regions.partitions import PAPER, nominal_partition
-from mobatlas.regions.table import Aggregates, Composition, Floats
+from mobatlas.regions.table import Aggregates, Composition, Floats, Population
 
 SEX = Groups.of({"sex": ("M", "F")})
 
@@ -244,3 +244,18 @@ def test_the_papers_rankdef_hides_the_middle_ages_altogether() -> None:
     _, singular, right = np.linalg.svd(np.sqrt(1_000) * np.array(PAPER["rankdef"]))
     inner_ages = np.array([-1, -1, 1, 1, 1, 1, -1, -1]) / 4
     assert np.abs(right[singular > 1] @ inner_ages).max() < 1e-3
+
+
+def test_the_rest_of_the_population_is_said_beside_the_regions() -> None:
+    """1,000 people a region of rankdef, out of twice as many of working age as others: those left over show what it hides."""
+    composition = composition_of(np.array(PAPER["rankdef"]))
+    n = np.full(8, 1_000.0)
+    aggregates = Aggregates(composition.regions, ("category:a",), np.ones((8, 1)), n)
+    everybody = Population(np.array([1, 1, 2, 2, 2, 2, 1, 1]) / 12, np.ones(1), 18_000.0)
+    alone = diagnose(composition, aggregates=aggregates, randomised=True)
+    known = diagnose(composition, aggregates=aggregates, randomised=True, population=everybody)
+    assert (alone.effective_rank, alone.effective_rank_with_rest) == (5, None)
+    assert (known.effective_rank, known.effective_rank_with_rest) == (5, 6)
+    assert known.as_dict()["effective_rank_with_rest"] == 6
+    assert known.singular_values == alone.singular_values
+    assert diagnose(composition, aggregates=aggregates, population=everybody).effective_rank_with_rest is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,8 +14,9 @@ from mobatlas import MobatlasError
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.gaussian import nonnegative
 from mobatlas.regions.partitions import nominal_partition
+from mobatlas.regions.population import with_rest
 from mobatlas.regions.recovery import METHODS, Recovery, calibrate_composition, population, recover
-from mobatlas.regions.table import Aggregates, Composition, Floats, Regions
+from mobatlas.regions.table import Aggregates, Composition, Floats, Population, Regions
 
 TWO = Groups.of({"sex": ("M", "F")})
 THREE = Groups.of({"age": ("young", "middle", "old")})
@@ -139,6 +142,66 @@ def test_the_groups_together_are_the_population(seed: int, regions: int, groups:
         found = recover(Regions(made.composition, made.aggregates, randomised))
         w, mu0 = population(made.composition.shares, made.aggregates)
         assert w @ found.means == pytest.approx(mu0, abs=1e-9)
+
+
+def test_the_population_less_its_regions_is_one_region_more() -> None:
+    """Of 60 men who go out once and 40 women who go twice, a region has 20 and 30."""
+    made = regions_of(np.array([[0.4, 0.6]]), np.array([[1.6]]), 50.0, TWO, spread=np.ones(1))
+    found = with_rest(replace(made, population=Population(np.array([0.6, 0.4]), np.array([1.4]), 100.0)))
+    assert found.composition.regions == ("R0", "rest")
+    assert found.composition.shares[1] == pytest.approx([0.8, 0.2])
+    assert found.aggregates.values[1] == pytest.approx([1.2])
+    assert found.aggregates.n.tolist() == [50, 50]
+
+
+def test_the_rest_has_nobody_less_than_nobody() -> None:
+    """Rounded shares: 50.5 women in the regions of a population that has 50."""
+    made = regions_of(np.array([[0.495, 0.505]]), np.array([[1.01, 0.5]]), 100.0, TWO)
+    found = with_rest(replace(made, population=Population(np.array([0.75, 0.25]), np.array([0.5, 0.5]), 200.0)))
+    assert found.composition.shares[1].tolist() == [1, 0]
+    assert found.aggregates.values[1].tolist() == [0, 0.5]
+
+
+def test_a_rest_that_cannot_be_known_or_hardly_exists_is_left_alone() -> None:
+    made = regions_of(np.array([[0.4, 0.6]]), np.array([[1.6]]), 5_000.0, TWO)
+    everybody = Population(np.array([0.6, 0.4]), np.array([1.4]), 10_000.0)
+    assert len(with_rest(replace(made, population=everybody)).composition.regions) == 2
+    few = [replace(made, population=replace(everybody, n=n)) for n in (4_000.0, 5_000.0, 5_029.0, 5_050.0)]
+    published = replace(made.aggregates, noise=np.ones(1))
+    shares_only = replace(made.aggregates, pooled=True)
+    unknown = [replace(made, aggregates=v, population=everybody) for v in (published, shares_only)]
+    for regions in (made, *few, *unknown, replace(made, randomised=False, population=everybody)):
+        assert with_rest(regions) is regions
+
+
+def test_what_a_region_suppresses_is_unknown_of_the_rest_too() -> None:
+    made = regions_of(np.eye(2), np.array([[1.0, np.nan], [2.0, 3.0]]), 50.0, TWO)
+    found = with_rest(replace(made, population=Population(np.full(2, 0.5), np.array([1.5, 3.0]), 200.0)))
+    assert np.isnan(found.aggregates.values[2]).tolist() == [False, True]
+
+
+def test_who_is_left_over_tells_what_the_regions_hide() -> None:
+    """Regions of half men, half women show no difference; the rest of the population, mostly women, does."""
+    rng = np.random.default_rng(0)
+    means = 5 + rng.normal(0, 0.3, (2, 20))
+    shares, n = np.full((4, 2), 0.5), np.full(4, 500.0)
+    rest, left = np.array([0.1, 0.9]), 2_000.0
+    values = np.vstack([shares, rest]) @ means + rng.normal(0, 1, (5, 20)) / np.sqrt(np.append(n, left))[:, None]
+    total = n.sum() + left
+    w = (n @ shares + left * rest) / total
+    mu0 = (n @ values[:4] + left * values[4]) / total
+    alone = regions_of(shares, values[:4], n, TWO, spread=np.ones(20))
+    known = replace(alone, population=Population(w, mu0, float(total)))
+    for method in METHODS:
+        found = recover(known, method)
+        assert found.shares == pytest.approx(w)
+        assert found.baseline == pytest.approx(mu0)
+    found, poor = recover(known), recover(alone)
+    assert poor.shares == pytest.approx([0.5, 0.5])
+    assert w @ found.means == pytest.approx(mu0)
+    assert error(found.means, means) < 0.5 * error(poor.means, means)
+    low, high = found.interval(0.9)
+    assert ((low <= means) & (means <= high)).mean() > 0.75
 
 
 def test_positivity_keeps_the_population_mean_and_uses_what_it_knows() -> None:
@@ -336,5 +399,9 @@ def test_bad_input_is_said_in_a_sentence() -> None:
         recover(regions_of(shares, values[:, :0]))
     with pytest.raises(MobatlasError, match="some shares are NaN"):
         recover(regions_of(np.where(shares > 0.9, np.nan, shares) * np.nan, values))
+    with pytest.raises(
+        MobatlasError, match=r"population: has \(groups, features\) \(2, 30\), but the regions have \(8, 30\)"
+    ):
+        replace(made, population=Population(np.full(2, 0.5), np.ones(30), 500.0))
     with pytest.raises(MobatlasError, match="different regions"):
         Regions(made.composition, simulate(dirichlet(5, 8), 9.0, 0)[0].aggregates, True)

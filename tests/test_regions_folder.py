@@ -11,9 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
+from mobatlas.features import build_feature
 from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.regions.aggregates import aggregates_from_dataset
 from mobatlas.regions.composition import read_composition
 from mobatlas.regions.folder import build_regions, load_assignment, load_regions, load_validation
+from mobatlas.regions.population import with_rest
 from mobatlas.regions.table import Regions
 
 DIARY: dict[str, Any] = {
@@ -78,6 +81,43 @@ def test_a_controlled_partition_counts_the_people_it_assigned(path: Path, tmp_pa
     people = regions.details["people"]
     assert people["assigned"] == counts.sum()
     assert people["assigned"] + people["surplus"] == len(dataset.split_people("train"))
+
+
+def test_a_controlled_partition_knows_the_population_it_was_dealt_from(path: Path, tmp_path: Path) -> None:
+    regions = build_regions(path, tmp_path / "regions", partition="messy", features=("category",), seed=3)
+    dataset = TrajectoryDataset.open(path)
+    train = dataset.split_people("train")
+    known = regions.population
+    assert known is not None
+    assert known.n == len(train) == sum(regions.details["people"].values())
+    assert known.shares == pytest.approx(np.bincount(dataset.person_groups()[train], minlength=8) / len(train))
+    everybody = build_regions(path, tmp_path / "groups", partition="demogroups", features=("category",))
+    people = everybody.aggregates.n  # demogroups leave nobody over
+    assert known.values == pytest.approx(people @ everybody.aggregates.values / people.sum())
+    table = pq.read_table(tmp_path / "regions" / "population.parquet")
+    assert table.column_names == ["of", "name", "value", "n"]
+    assert table["name"].to_pylist() == [*regions.groups.names, *regions.aggregates.features]
+
+
+def test_those_left_over_are_what_the_population_has_more(path: Path, tmp_path: Path) -> None:
+    regions = build_regions(path, tmp_path / "regions", partition="messy", features=("category",))
+    dataset, assignment = TrajectoryDataset.open(path), load_assignment(tmp_path / "regions")
+    assert assignment is not None
+    ids, labels = dataset.people["user_id"].to_pylist(), dataset.person_groups()
+    over = [row for row in dataset.split_people("train").tolist() if ids[row] not in assignment]
+    codes = np.full(len(ids), -1)
+    codes[over] = 0
+    counted = aggregates_from_dataset(dataset, [build_feature("category", dataset.vocabulary)], codes, "train", ("x",))
+    found = with_rest(regions)
+    assert found.aggregates.n[-1] == len(over)
+    assert found.composition.shares[-1] == pytest.approx(np.bincount(labels[over], minlength=8) / len(over))
+    assert found.aggregates.values[-1] == pytest.approx(counted.values[0], abs=1e-9)
+
+
+def test_real_regions_and_published_tables_cover_their_population(path: Path, tmp_path: Path) -> None:
+    for name, options in {"by": {"by": "home_district"}, "tables": files(tmp_path, ["a", "b"])}.items():
+        assert build_regions(path, tmp_path / name, **options).population is None
+        assert not (tmp_path / name / "population.parquet").exists()
 
 
 def test_demogroups_are_the_groups_themselves(path: Path, tmp_path: Path) -> None:
@@ -161,6 +201,21 @@ def test_a_shuffled_partition_keeps_its_composition_and_loses_the_groups(path: P
     assert np.array_equal(control.composition.shares, real.composition.shares)
     apart, together = (regions.aggregates.values.std(0).mean() for regions in (real, control))
     assert together < 0.7 * apart
+
+
+def test_a_shuffled_partition_exchanges_people_with_those_left_over(path: Path, tmp_path: Path) -> None:
+    """The population stays true, so whoever is left over must be anybody too, or the rest would tell."""
+    real = build_regions(path, tmp_path / "real", partition="messy")
+    control = build_regions(path, tmp_path / "control", partition="messy", shuffle_regions=True)
+    assert control.population is not None
+    assert real.population is not None
+    assert np.array_equal(control.population.values, real.population.values)
+    assert np.array_equal(control.aggregates.n, real.aggregates.n)
+    dealt, shuffled = (load_assignment(tmp_path / name) for name in ("real", "control"))
+    assert dealt is not None
+    assert shuffled is not None
+    assert len(dealt) == len(shuffled)
+    assert dealt.keys() != shuffled.keys()
 
 
 def test_shuffled_people_keep_region_sizes_and_lose_their_composition(path: Path, tmp_path: Path) -> None:

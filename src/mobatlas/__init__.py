@@ -19,7 +19,7 @@ from mobatlas.regions.composition import read_composition
 from mobatlas.regions.folder import build_regions, load_regions
 from mobatlas.regions.identifiability import Diagnosis, diagnose
 from mobatlas.regions.recovery import Recovery, recover
-from mobatlas.regions.table import Aggregates, Composition, Regions
+from mobatlas.regions.table import Aggregates, Composition, Population, Regions
 
 if TYPE_CHECKING:
     from mobatlas.evaluation.comparison import compare, evaluate_groups, sampling_floor
@@ -64,6 +64,7 @@ __all__ = [
     "Generator",
     "Groups",
     "MobatlasError",
+    "Population",
     "PrepareConfig",
     "Recovery",
     "Regions",

@@ -198,7 +198,9 @@ def regions(
         seed=seed,
         overwrite=overwrite,
     )
-    found = run_diagnosis(made.composition, aggregates=made.aggregates, randomised=made.randomised)
+    found = run_diagnosis(
+        made.composition, aggregates=made.aggregates, randomised=made.randomised, population=made.population
+    )
     _show(made.details | {"diagnosis": found.as_dict()}, json, regions_table(made, found, out))
 
 
@@ -221,9 +223,13 @@ def diagnose(
         if n is not None:
             raise MobatlasError("--n goes with --composition; a regions folder knows its people")
         made = load_regions(folder)
-        known, found = (
-            made.composition,
-            run_diagnosis(made.composition, aggregates=made.aggregates, min_region=min_region),
+        known = made.composition
+        found = run_diagnosis(
+            known,
+            aggregates=made.aggregates,
+            min_region=min_region,
+            randomised=made.randomised,
+            population=made.population,
         )
     else:
         assert composition is not None

@@ -77,8 +77,8 @@ def _sampling_row(
         fast = ours.sample(samples, anchors=anchors, seed=seed)
         seconds.append(time.perf_counter() - start)
     timed["ours"] = samples / min(seconds)
-    flops = _flops(lambda: ours.sample(ours.tile, anchors=anchors[: ours.tile], seed=seed))
-    reached = flops / (ours.tile / timed["ours"]) / peak
+    flops = _flops(lambda: ours.sample(samples, anchors=anchors, seed=seed))
+    reached = flops / min(seconds) / peak
     return {
         "what": "sample",
         "size": f"{samples} trajectories",

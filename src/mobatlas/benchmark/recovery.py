@@ -209,7 +209,7 @@ def _regions(
     names: Sequence[str],
     randomised: bool,
 ) -> Regions:
-    """P from those counted, V from those observed."""
+    """P from those counted, V from those observed; without the population, so that regions alone are measured."""
     composition = composition_from_labels(people.group[members], counted, people.groups, names)
     return Regions(composition, aggregate(phi, observed, names), randomised)
 

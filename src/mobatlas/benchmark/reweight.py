@@ -22,7 +22,7 @@ from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.folder import build_regions
 from mobatlas.regions.recovery import recover
-from mobatlas.regions.table import Composition, Floats, Regions
+from mobatlas.regions.table import Floats, Regions
 from mobatlas.supervision.tilt import fit_tilt
 
 MASK = ("HOME", "WORK", "OTHER")
@@ -41,10 +41,10 @@ REAL = ("home_zone", "home_comuna")
 # Rare places borrow what they do not tell from the category that they share. Real regions are confounded with the places
 # near them, so there places are not named.
 CONTROLLED_FEATURES, REAL_FEATURES = ("poi", "category"), ("category",)
-# Partitions that leave people over: there the population as a whole tells more than the regions do, see `with_population`.
+# These leave people over, whom recovery knows as the rest of the population: measured with and without them.
 LEAVING = CONTROLLED[1:]
-REST = "rest"
-STEPS = len(CONTROLLED) + len(LEAVING) + 2 * len(REAL)
+ALONE = "regions_alone"
+STEPS = len(CONTROLLED) + 2 * len(LEAVING) + 2 * len(REAL)
 Ints = npt.NDArray[np.int64]
 
 
@@ -56,7 +56,8 @@ def run(
     A seed deals people to the regions of a partition, or halves them into those whose labels and those whose visits count.
     """
     cases: list[dict[str, Any]] = [{"partition": name, "features": CONTROLLED_FEATURES} for name in CONTROLLED]
-    cases += [{"partition": name, "features": CONTROLLED_FEATURES, "population": True} for name in LEAVING]
+    cases += [{"partition": name, "features": CONTROLLED_FEATURES, ALONE: True} for name in LEAVING]
+    cases += [{"partition": name, "features": CONTROLLED_FEATURES, "shuffle_regions": True} for name in LEAVING]
     cases += [{"by": name, "features": REAL_FEATURES} for name in REAL]
     cases += [{"by": name, "features": REAL_FEATURES, "shuffle_regions": True} for name in REAL]
     config = {"seeds": seeds, "first_seed": first_seed, "ridge": RIDGE, "prepare": DIARY}
@@ -70,9 +71,11 @@ def run(
             tracker.step(number, str(case.get("partition", case.get("by"))))
             found = []
             for seed in range(first_seed, first_seed + seeds):
-                made = {key: value for key, value in case.items() if key != "population"}
-                regions = build_regions(dataset.path, scratch / f"{number}-{seed}", seed=seed, **made)
-                found.append(reweight(dataset, regions, seen=seen, population=case.get("population", False)))
+                options = {key: value for key, value in case.items() if key != ALONE}
+                regions = build_regions(dataset.path, scratch / f"{number}-{seed}", seed=seed, **options)
+                if case.get(ALONE):
+                    regions = replace(regions, population=None)
+                found.append(reweight(dataset, regions, seen=seen))
             rows.append(_row(case, found))
         result = {
             "command": f"mobatlas benchmark reweight --data {source.name} --seeds {seeds} --out {out.name}",
@@ -88,7 +91,7 @@ def run(
 
 def gaps(result: dict[str, Any]) -> list[dict[str, Any]]:
     """The gap closed of every case on every metric."""
-    notes = {"shuffle_regions": " (shuffled)", "population": " (population known)"}
+    notes = {"shuffle_regions": " (shuffled)", ALONE: " (regions alone)"}
     return [
         {"regions": row.get("partition", row.get("by", "")) + "".join(notes[key] for key in notes if row.get(key))}
         | {metric: row[metric]["gap_closed"] for metric in METRICS}
@@ -157,23 +160,17 @@ def reweight(
     seen: Behaviour | None = None,
     split: str = "test",
     ridge: float = RIDGE,
-    population: bool = False,
 ) -> dict[str, Any]:
     """Recover group means, tilt training people to them, and compare with people of `split` by JSD in bits.
 
     Baseline are unweighted training people, labelled the training people of the group; gap closed is 1 - (tilted - labelled) /
-    (baseline - labelled), of divergences averaged over groups. Labels serve to compare, and for nothing else, unless
-    `population` adds the composition of all training people to that of the regions.
+    (baseline - labelled), of divergences averaged over groups. Labels serve to compare, and for nothing else.
     """
     seen = behaviour(dataset) if seen is None else seen
     train, others = (np.intersect1d(dataset.split_people(name), dataset.person) for name in ("train", split))
     group = dataset.person_groups()
-    every_phi = person_features(dataset, regions)
-    if population:
-        labelled = train[group[train] >= 0]
-        regions = with_population(regions, every_phi[labelled], group[labelled])
     recovered = recover(regions)
-    phi = every_phi[train]
+    phi = person_features(dataset, regions)[train]
     found = []
     for number, name in enumerate(regions.groups.names):
         theirs = others[group[others] == number]
@@ -201,27 +198,6 @@ def reweight(
         metrics[metric] = mean | {"gap_closed": gap}
     size = float(np.mean([row["effective_sample_size"] for row in found]))
     return {"metrics": metrics, "effective_sample_size": size, "groups": found, "variances": recovered.variances}
-
-
-def with_population(regions: Regions, phi: sparse.csr_array, group: Ints) -> Regions:
-    """The regions of a controlled partition and, as one more, the people whom it left over.
-
-    The composition of a whole population is known where that of its regions is, and its mean is that of unlabelled people;
-    both less the regions are those of the rest, who are a random part of their groups as everybody else is. This identifies
-    contrasts that the partition alone does not (rankdef: effective rank 6 instead of 5), so it is a case of its own.
-    """
-    p, v = regions.composition, regions.aggregates
-    n = float(len(group) - v.n.sum())
-    if not regions.randomised or n < 1:
-        return regions
-    people = np.maximum(np.bincount(group, minlength=len(p.groups)) - v.n @ p.shares, 0)  # (groups,)
-    values = np.maximum(np.asarray(phi.sum(0)).ravel() - v.n @ v.values, 0) / n  # (features,)
-    names = (*p.regions, REST)
-    return replace(
-        regions,
-        composition=Composition(p.groups, names, np.vstack([p.shares, people / people.sum()]), np.append(p.n, n)),
-        aggregates=replace(v, regions=names, values=np.vstack([v.values, values]), n=np.append(v.n, n)),
-    )
 
 
 def person_features(dataset: TrajectoryDataset, regions: Regions) -> sparse.csr_array:

@@ -23,7 +23,8 @@ from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import aggregates_from_dataset, load_aggregates, read_aggregates, write_aggregates
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
 from mobatlas.regions.partitions import assign, nominal_partition
-from mobatlas.regions.table import Aggregates, Composition, Regions
+from mobatlas.regions.population import load_population, population_from_labels, write_population
+from mobatlas.regions.table import Aggregates, Composition, Population, Regions
 
 KIND = "regions"
 MIN_PEOPLE = 2  # on either side: one person is no region, and has no spread
@@ -38,6 +39,7 @@ class _Made:
     aggregates: Aggregates
     randomised: bool
     details: dict[str, Any]
+    population: Population | None = None
     validation: Aggregates | None = None
     region_of_person: npt.NDArray[np.int64] | None = None  # (people,) of train and val people, -1: none
     notes: list[str] = field(default_factory=list)
@@ -61,7 +63,9 @@ def build_regions(
 ) -> Regions:
     """Write (P, V) of a dataset: a controlled `partition`, real regions `by` a column of people, or two published tables.
 
-    `features` default to `poi` for a partition, and to `category` for real regions, where places lie near homes.
+    `features` default to `poi` for a partition, and to `category` for real regions, where places lie near homes. A partition
+    leaves people over, so it also writes the population; real regions cover theirs, and an intercept takes up where a census
+    and a panel differ.
     """
     _choose_one(partition, by, composition, aggregates, same_people)
     dataset = TrajectoryDataset.open(dataset_path)
@@ -96,7 +100,8 @@ def load_regions(path: Path | str) -> Regions:
     spread = pq.read_table(folder / "spread.parquet")
     variance, noise = (None if spread[name].null_count else spread[name].to_numpy() for name in ("variance", "noise"))
     aggregates = replace(values, spread=variance, noise=noise, pooled=details["pooled"])
-    return Regions(composition, aggregates, details["randomised"], details)
+    population = load_population(folder / "population.parquet")
+    return Regions(composition, aggregates, details["randomised"], details, population)
 
 
 def load_validation(path: Path | str) -> Aggregates | None:
@@ -136,8 +141,8 @@ def _from_partition(dataset: TrajectoryDataset, name: str, maps: list[FeatureMap
     nominal = nominal_partition(name, groups, seed)
     region = np.full(len(labels), -1, dtype=np.int64)
     notes = []
-    for split in ("train", "val"):
-        members = np.intersect1d(dataset.split_people(split), dataset.person)
+    of_split = {split: np.intersect1d(dataset.split_people(split), dataset.person) for split in ("train", "val")}
+    for split, members in of_split.items():
         try:
             region[members] = assign(labels[members], nominal, _stream(seed, split))
         except MobatlasError as error:
@@ -146,10 +151,12 @@ def _from_partition(dataset: TrajectoryDataset, name: str, maps: list[FeatureMap
             notes.append(f"no validation twin: of {len(members):,} validation people no such regions can be made")
     dealt = _only(region, dataset.split_people("train"))
     if shuffle:  # only the aggregates: a composition counted on the shuffled people would be true of them
-        region = _shuffled(dataset, region, seed)
+        # Among those left over too: the population less the shuffled regions must be anybody, as the regions are.
+        labelled = [members[labels[members] >= 0] for members in of_split.values()]
+        region = _shuffled(region, labelled, seed)
     counted = _only(region, dataset.split_people("train"))
     assigned = int(np.count_nonzero(counted >= 0))
-    labelled = int(np.count_nonzero(labels[dataset.split_people("train")] >= 0))
+    population = population_from_labels(dataset, maps, labels, groups, of_split["train"])
     return _Made(
         composition_from_labels(labels, dealt, groups, nominal.regions),
         aggregates_from_dataset(dataset, maps, counted, "train", nominal.regions),
@@ -159,8 +166,9 @@ def _from_partition(dataset: TrajectoryDataset, name: str, maps: list[FeatureMap
             "partition": name if Path(name).suffix == "" else Path(name).name,
             "separation": "controlled partition",
             "nominal": {"regions": list(nominal.regions), "shares": nominal.shares.tolist()},
-            "people": {"assigned": assigned, "surplus": labelled - assigned},
+            "people": {"assigned": assigned, "surplus": round(population.n) - assigned},
         },
+        population=population,
         validation=_validation(dataset, maps, region, nominal.regions),
         region_of_person=region,
         notes=notes,
@@ -185,7 +193,8 @@ def _from_column(
     region, names = region_codes(dataset.people[by].to_pylist())
     region = _only(region, dataset.person)
     if shuffle:
-        region = _shuffled(dataset, region, seed)
+        placed = np.flatnonzero(region >= 0)
+        region = _shuffled(region, [np.intersect1d(dataset.split_people(s), placed) for s in ("train", "val")], seed)
     train = _only(region, dataset.split_people("train"))
     notes: list[str] = []
     if census is not None:
@@ -301,13 +310,13 @@ def _first_half(dataset: TrajectoryDataset, seed: int) -> npt.NDArray[np.bool_]:
     return np.array([digest.digest()[0] < 128 for digest in digests])  # (people,)
 
 
-def _shuffled(dataset: TrajectoryDataset, region: npt.NDArray[np.int64], seed: int) -> npt.NDArray[np.int64]:
+def _shuffled(
+    region: npt.NDArray[np.int64], splits: Sequence[npt.NDArray[np.integer[Any]]], seed: int
+) -> npt.NDArray[np.int64]:
     """The same region sizes with other people in them, split by split."""
     rng = np.random.default_rng(_stream(seed, "shuffle"))
     shuffled = region.copy()
-    for split in ("train", "val"):
-        members = dataset.split_people(split)
-        members = members[region[members] >= 0]
+    for members in splits:
         shuffled[members] = rng.permutation(region[members])
     return shuffled
 
@@ -381,6 +390,8 @@ def _write(folder: Path, dataset: TrajectoryDataset, made: _Made) -> None:
     }
     pq.write_table(pa.table(rows), folder / "composition.parquet")
     write_aggregates(folder / "aggregates.parquet", v)
+    if made.population is not None:
+        write_population(folder / "population.parquet", made.population, p.groups, v.features)
     if made.validation is not None:
         write_aggregates(folder / "validation.parquet", made.validation)
     unknown = pa.nulls(len(v.features), pa.float64())

@@ -10,7 +10,8 @@ import numpy as np
 
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
-from mobatlas.regions.table import Aggregates, Composition, Floats
+from mobatlas.regions.population import with_rest
+from mobatlas.regions.table import Aggregates, Composition, Floats, Population, Regions
 
 RANK_TOLERANCE = 1e-6  # of the largest singular value: published shares have six decimals
 IDENTIFIED, PARTLY = 0.9, 0.5  # share of a contrast's square that lies where regions speak louder than noise
@@ -84,6 +85,7 @@ class Diagnosis:
     bounds: Bounds
     proposals: tuple[Proposal, ...]
     warnings: tuple[str, ...]
+    effective_rank_with_rest: int | None = None  # with the people whom no region counts; None: there are no such
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
@@ -98,12 +100,14 @@ def diagnose(
     aggregates: Aggregates | None = None,
     *,
     randomised: bool = False,
+    population: Population | None = None,
     delta: float = 0.05,
     min_region: float = 50.0,
 ) -> Diagnosis:
     """Diagnose a composition; `n` are the people behind the aggregates, where there are any yet.
 
-    `randomised`: people were assigned to regions, so that geography cannot pass for demography.
+    `randomised`: people were assigned to regions, so that geography cannot pass for demography. Everything is about the regions
+    alone, but for `effective_rank_with_rest`, which is what recovery has where it also knows the `population`.
     """
     people = _people(composition, n, aggregates)
     shares = composition.shares
@@ -125,6 +129,7 @@ def diagnose(
         bounds=bounds,
         proposals=tuple(_proposals(composition, people, min_region)),
         warnings=tuple(_warnings(composition, aggregates, rank, randomised)),
+        effective_rank_with_rest=_rank_with_rest(composition, aggregates, randomised, population),
     )
 
 
@@ -181,6 +186,16 @@ def _contrasts(groups: Groups, shares: Floats, n: Floats, unit: float) -> list[C
             error = float("inf")
         contrasts.append(Contrast(name, kind, verdict, share, error, error * unit))
     return contrasts
+
+
+def _rank_with_rest(
+    composition: Composition, aggregates: Aggregates | None, randomised: bool, population: Population | None
+) -> int | None:
+    if aggregates is None or population is None:
+        return None
+    regions = Regions(composition, aggregates, randomised, population=population)
+    whole = with_rest(regions)
+    return None if whole is regions else effective_rank(whole.composition.shares, whole.aggregates.n)
 
 
 def _share_unit(aggregates: Aggregates | None) -> float:

@@ -9,7 +9,8 @@ w are the population shares, so that the groups together stay the population; al
 in common beyond mu0; lambda omega is a region effect that composition does not explain (0 where people were assigned at
 random), and D_g is the covariance of an uncertain composition. The variances are fitted by restricted likelihood with weak
 priors on their ratios; what the regions do not identify stays at the population mean, and the posterior covariance says how
-far that may be off. Means are not negative.
+far that may be off. Means are not negative. Where the population is larger than the people dealt to regions, w and mu0 are
+the population's, and the rest of it is one more region.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.regions.gaussian import Doubt, Fit, Problem, nonnegative
 from mobatlas.regions.least_squares import pseudo_inverse, simplex_least_squares
+from mobatlas.regions.population import with_rest
 from mobatlas.regions.table import Aggregates, Composition, Floats, Regions
 
 FIT_CELLS, FIT_BINS = 200_000, 64  # the variances are fitted on so many regions x bins, but at least on so many bins
@@ -82,15 +84,16 @@ def recover(
     region_effects: bool | None = None,
     exact_composition: bool | None = None,
 ) -> Recovery:
-    """Group means from regions.
+    """Group means from regions, and from the rest of the population where it is known (`with_rest`), whatever the method.
 
     `region_effects` defaults to whether people chose their regions; `exact_composition` to whether the composition was counted
     on the very people of the aggregates.
     """
     if method not in METHODS:
         raise MobatlasError(f"recovery method '{method}' does not exist (known: {', '.join(METHODS)})")
+    _refuse_unusable(regions.composition, regions.aggregates)
+    regions = with_rest(regions)
     composition, aggregates = regions.composition, regions.aggregates
-    _refuse_unusable(composition, aggregates)
     if method != "bayes":
         return _least_squares(composition, aggregates, on_simplex=method == "simplex")
     exact = regions.randomised if exact_composition is None else exact_composition

@@ -38,6 +38,15 @@ class Aggregates:
 
 
 @dataclass(frozen=True)
+class Population:
+    """Everybody whom the regions were drawn from, whether a region counts them or not."""
+
+    shares: Floats  # w (groups,), sum to 1
+    values: Floats  # mu0 (features,): the mean over people of the counts in a window
+    n: float  # people
+
+
+@dataclass(frozen=True)
 class Regions:
     """Both, aligned region by region."""
 
@@ -45,10 +54,16 @@ class Regions:
     aggregates: Aggregates
     randomised: bool  # people were assigned to regions at random given their group: no region effect of its own
     details: dict[str, Any] = field(default_factory=dict)  # how they were made, for manifests and reports
+    population: Population | None = None  # None: not known, or the regions are all of it
 
     def __post_init__(self) -> None:
         if self.composition.regions != self.aggregates.regions:
             raise MobatlasError("composition and aggregates list different regions, or in another order")
+        if self.population is not None:
+            theirs = len(self.population.shares), len(self.population.values)
+            ours = len(self.groups), len(self.aggregates.features)
+            if theirs != ours:
+                raise MobatlasError(f"population: has (groups, features) {theirs}, but the regions have {ours}")
 
     @property
     def groups(self) -> Groups:

@@ -85,6 +85,8 @@ def diagnosis_table(found: Diagnosis) -> RenderableType:
     facts.add_row("regions, groups", f"{found.regions:,}, {len(found.groups)}")
     facts.add_row("people in a region", f"{smallest:,.0f} to {largest:,.0f}, median {median:,.0f}")
     facts.add_row("rank, effective rank", f"{found.rank}, {found.effective_rank} of {len(found.groups)}")
+    if found.effective_rank_with_rest is not None:
+        facts.add_row("with the people of no region", f"effective rank {found.effective_rank_with_rest}")
     facts.add_row("smallest singular value", f"{found.sigma_min:.3g}")
     facts.add_row("condition number", f"{found.condition_number:.3g}")
     bound = found.bounds.finite_sample
