@@ -104,7 +104,7 @@ class Generator(Protocol):
         ...
 
     def soft_sample(self, groups: Ints, anchors: Floats, seed: int) -> SoftTrajectories:
-        """Distributions over tokens that `sample` would take the likeliest of, differentiable in `network`."""
+        """Distributions over tokens behind those that `sample` writes for that seed, differentiable in `network`."""
         ...
 
     def to(self, device: str) -> None:

@@ -77,16 +77,26 @@ class Autoencoder(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), ignore_index=PAD, reduction="sum")
 
     @torch.no_grad()
-    def decode(self, latents: Tensor, lengths: Tensor | None = None, beams: int = 1, cache: bool = True) -> Tensor:
-        """The likeliest tokens (batch, length), PAD after the end; `lengths` (batch,) says where that is."""
-        banned = [PAD, BOS, MASK]
+    def decode(
+        self,
+        latents: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        noise: torch.Generator | None = None,
+        beams: int = 1,
+        cache: bool = True,
+    ) -> Tensor:
+        """Tokens (batch, length), PAD after the end: the likeliest, or with `noise` drawn from the decoder's distribution.
+
+        `lengths` (batch,) says where the end is.
+        """
         out = self.bart.generate(
             encoder_outputs=self._memory(latents),
             max_new_tokens=self.length,
             num_beams=beams,
             do_sample=False,
             use_cache=cache,
-            logits_processor=[_Forced(lengths, banned)],
+            logits_processor=[_Choice(lengths, noise)],
         )[:, 1:]  # (batch, longest)
         out = torch.where((out == EOS).cumsum(1) > 0, PAD, out)
         return F.pad(out, (0, self.length - out.shape[1]), value=PAD)
@@ -125,15 +135,22 @@ class Autoencoder(nn.Module):
         return BaseModelOutput(last_hidden_state=self.from_latent(latents) + self.places)
 
 
-class _Forced:
-    """Bans tokens that no trajectory holds, an end before the first token, and ends elsewhere than at the lengths given."""
+class _Choice:
+    """Bans tokens that no trajectory holds, an end before the first token, and ends elsewhere than at the lengths given.
 
-    def __init__(self, lengths: Tensor | None, banned: list[int]) -> None:
-        self.lengths, self.banned = lengths, banned
+    With `noise` the largest score is a draw: Gumbel noise from a generator of its own, as much at every step whoever has ended,
+    so that a row depends on its place in the batch alone.
+    """
+
+    def __init__(self, lengths: Tensor | None, noise: torch.Generator | None) -> None:
+        self.lengths, self.noise = lengths, noise
 
     def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
         done = tokens.shape[1] - 1  # tokens so far, without BOS
-        scores[:, self.banned] = -torch.inf
+        if self.noise is not None:
+            exponential = torch.empty(scores.shape).exponential_(generator=self.noise)
+            scores = scores - exponential.log().to(scores.device)
+        scores[:, [PAD, BOS, MASK]] = -torch.inf
         if done == 0:
             scores[:, EOS] = -torch.inf
         if self.lengths is not None:

@@ -80,6 +80,9 @@ class DiffusionConfig(Section):
     """The noise, and the way back from it."""
 
     train_steps: int = Field(1_000, ge=2)  # of the cosine schedule
+    # Tokens are drawn from the decoder's distribution, or the likeliest are taken, which makes frequent places too frequent:
+    # what denoising leaves between two tokens always becomes the more frequent one.
+    decoding: Literal["draw", "likeliest"] = "draw"
     solver: Literal["dpm++", "ddim"] = "dpm++"
     steps: int = Field(10, ge=1)  # of the solver
 
@@ -137,6 +140,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
             "decay": "none",
         },
         "teaching": {"steps": 30_000, "learning_rate": 1e-5, "warmup": 1_000},
-        "diffusion": {"solver": "ddim", "steps": 50},
+        "diffusion": {"solver": "ddim", "steps": 50, "decoding": "likeliest"},
     },
 }

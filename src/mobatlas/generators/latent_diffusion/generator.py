@@ -34,6 +34,7 @@ TILE = 256
 ENOUGH = 0.95  # of held-out tokens reconstructed
 VALIDATED = 2_048  # trajectories
 LATENTS = "latents.npy"
+LATENT, TOKENS = 0, 1  # streams of random numbers
 
 
 class LatentDiffusion:
@@ -236,12 +237,16 @@ class LatentDiffusion:
         ends = None if lengths is None else torch.from_numpy(lengths).to(self.device)
         with autocast(self.device):
             latents = self.roll_out(self._noise(number, seed), groups, anchors, ends)
-            return self.autoencoder.decode(self.autoencoder.restore(latents), ends).cpu()
+            return self._write(self.autoencoder.restore(latents), number, seed, ends).cpu()
+
+    def _write(self, latents: Tensor, number: int, seed: int, lengths: Tensor | None = None) -> Tensor:
+        """Tokens of a tile."""
+        noise = _generator(seed, number, TOKENS) if self.config.diffusion.decoding == "draw" else None
+        return self.autoencoder.decode(latents, lengths, noise=noise)
 
     def _noise(self, number: int, seed: int) -> Tensor:
-        state = np.random.SeedSequence([seed, number]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(state[0] >> 1))
-        return torch.randn(TILE, self.max_length, self.config.autoencoder.latent, generator=generator).to(self.device)
+        shape = (TILE, self.max_length, self.config.autoencoder.latent)
+        return torch.randn(shape, generator=_generator(seed, number, LATENT)).to(self.device)
 
     def roll_out(
         self, noise: Tensor, groups: Ints, anchors: Floats, lengths: Tensor | None = None, differentiable: int = 0
@@ -261,15 +266,17 @@ class LatentDiffusion:
         return rollout(denoise, noise, self.config.diffusion, differentiable)
 
     def soft_sample(self, groups: Ints, anchors: Floats, seed: int, *, differentiable: int = 1) -> SoftTrajectories:
-        """Roll out, decode, then ask the decoder for the distribution behind each token that it wrote."""
+        """Roll out, write tokens as `sample` does, then ask the decoder for the distribution behind each of them."""
         parts = []
         for number, rows, places in _tiles(0, len(groups)):
-            noise = self._noise(number, seed)[places]
-            latents = self.roll_out(noise, groups[rows], anchors[rows], differentiable=differentiable)
+            told, where = _spread(groups[rows], places), _spread(anchors[rows], places)
+            latents = self.roll_out(self._noise(number, seed), told, where, differentiable=differentiable)
             restored = self.autoencoder.restore(latents)
-            tokens = self.autoencoder.decode(restored.detach())  # (batch, length)
+            tokens = self._write(restored.detach(), number, seed)[places]  # (batch, length)
             written = with_end(tokens, self.max_length)
-            probabilities = self.autoencoder.logits(restored, written).softmax(-1)  # (batch, length, vocabulary)
+            probabilities = self.autoencoder.logits(restored[places], written).softmax(
+                -1
+            )  # (batch, length, vocabulary)
             parts.append(probabilities * (written != PAD)[..., None])
         return SoftTrajectories(torch.cat(parts), anchors)
 
@@ -282,6 +289,12 @@ class LatentDiffusion:
 
     def _networks(self) -> dict[str, nn.Module]:
         return {"autoencoder": self.autoencoder, "denoiser": self.network}
+
+
+def _generator(seed: int, number: int, stream: int) -> torch.Generator:
+    """Random numbers of a tile."""
+    state = np.random.SeedSequence([seed, number, stream]).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0] >> 1))
 
 
 def _tiles(first: int, n: int) -> Iterator[tuple[int, slice, slice]]:
