@@ -31,9 +31,9 @@ from mobatlas.generators.latent_diffusion.diffusion import noise_schedule, rollo
 from mobatlas.generators.latent_diffusion.dit import Block, DiT
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.latent_diffusion.latents import encode_split, set_statistics
-from mobatlas.generators.training import Stage, Trainer
+from mobatlas.generators.training import Share, Stage, Trainer
 from mobatlas.groups import DEFAULT_GROUPS
-from tests.tiny import fresh, small_city
+from tests.tiny import OPTIONS, fresh, small_city
 
 VOCABULARY, LENGTH, LATENT = 30, 12, 8
 DDIM, DPM = DiffusionConfig(solver="ddim", steps=50), DiffusionConfig(solver="dpm++", steps=10)
@@ -186,7 +186,7 @@ def test_decoding_takes_what_teacher_forcing_finds_likeliest(autoencoder: Autoen
 @pytest.mark.parametrize("beams", [1, 3])
 def test_forced_lengths_are_kept(autoencoder: Autoencoder, latents: Tensor, beams: int) -> None:
     lengths = torch.arange(64) % LENGTH + 1
-    assert torch.equal(check_trajectories(autoencoder.decode(latents, lengths, beams)), lengths)
+    assert torch.equal(check_trajectories(autoencoder.decode(latents, lengths, beams=beams)), lengths)
 
 
 def test_nothing_but_trajectories_is_written_even_by_a_decoder_that_would_rather_not(
@@ -215,7 +215,7 @@ def log_likelihood(autoencoder: Autoencoder, latents: Tensor, tokens: Tensor) ->
 
 def test_beams_find_trajectories_at_least_as_likely(autoencoder: Autoencoder, latents: Tensor) -> None:
     lengths = torch.full((64,), 6)  # of one length, so that likelihoods compare
-    greedy, beams = (autoencoder.decode(latents, lengths, beams) for beams in (1, 6))
+    greedy, beams = (autoencoder.decode(latents, lengths, beams=beams) for beams in (1, 6))
     check_trajectories(beams)
     gain = log_likelihood(autoencoder, latents, beams) - log_likelihood(autoencoder, latents, greedy)
     assert float(gain.mean()) > 0
@@ -584,6 +584,31 @@ def test_the_papers_optimisers_are_adamw_and_adam_with_gradients_clipped_at_1(
         ("strong", "adam", 1.0),
     ]
     assert not any(parameter.requires_grad for parameter in model.autoencoder.parameters()), "it is frozen by then"
+
+
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [(0, {"noise": 0.0}), (0, {"noise": 0.3}), (1, {})],
+    ids=["autoencoder", "autoencoder with noise", "denoiser"],
+)
+def test_the_losses_of_two_processes_have_the_loss_of_one_as_their_mean(
+    dataset: TrajectoryDataset, number: int, options: dict[str, float]
+) -> None:
+    """Each draws what the whole batch needs and takes its rows of it."""
+    model = fresh("latent-diffusion", dataset, autoencoder=OPTIONS["latent-diffusion"]["autoencoder"] | options)
+    watcher = Watcher()
+    model.fit(dataset, cast(Trainer, watcher))
+    stage = watcher.stages[number]
+    stirred(stage.network.train())
+
+    def loss(step: int, share: Share) -> float:
+        torch.manual_seed(step)
+        return float(stage.loss(stage.network, step, share))
+
+    for step in range(4):  # with and without a first estimate
+        halves = [loss(step, Share(rank, 2)) for rank in range(2)]
+        assert np.mean(halves) == pytest.approx(loss(step, Share()), rel=1e-5)
+        assert halves[0] != pytest.approx(halves[1], rel=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -48,9 +48,9 @@ def solver(config: DiffusionConfig) -> DDIMScheduler | DPMSolverMultistepSchedul
 def rollout(denoise: Denoiser, noise: Tensor, config: DiffusionConfig, differentiable: int = 0) -> Tensor:
     """From noise to clean latents; the gradient flows through the last `differentiable` steps only."""
     scheduler = solver(config)
-    x = noise
+    x = x0 = noise
     for number, t in enumerate(scheduler.timesteps):
         with torch.set_grad_enabled(len(scheduler.timesteps) - number <= differentiable):
             x0 = denoise(x, t.expand(len(x)).to(x.device))
             x = scheduler.step(x0, t, x).prev_sample
-    return x
+    return x0  # not x: a number of steps that does not divide the schedule leaves DDIM with noise

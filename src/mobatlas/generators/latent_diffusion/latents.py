@@ -62,8 +62,8 @@ def encode_split(autoencoder: Autoencoder, dataset: TrajectoryDataset, split: st
     offsets = np.concatenate(([0], np.cumsum(taken)))
     shape = (int(offsets[-1]), autoencoder.config.latent)
     padding, length = autoencoder.padding.cpu().numpy(), autoencoder.length
-    if path is not None and path.exists():
-        return Latents(np.load(path, mmap_mode="r", allow_pickle=False), offsets, padding, length)
+    if path is not None and (found := _whole(path, shape)) is not None:
+        return Latents(found, offsets, padding, length)
     if path is None:
         values = np.empty(shape, np.float16)
         _fill(values, autoencoder, dataset, members, offsets)
@@ -74,6 +74,15 @@ def encode_split(autoencoder: Autoencoder, dataset: TrajectoryDataset, split: st
     mapped.flush()
     partial.replace(path)
     return Latents(np.load(path, mmap_mode="r", allow_pickle=False), offsets, padding, length)
+
+
+def _whole(path: Path, shape: tuple[int, int]) -> npt.NDArray[np.float16] | None:
+    """The latents of a file; None if it is not there, or not what was written, and they must be encoded again."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if found.shape == shape and found.dtype == np.float16 else None
 
 
 def _fill(
