@@ -68,11 +68,12 @@ class Autoencoder(nn.Module):
         out = self.bart(encoder_outputs=self._memory(latents), decoder_input_ids=before, use_cache=False)
         return out.logits
 
-    def forward(self, seen: Tensor, tokens: Tensor) -> Tensor:
-        """Sum over a batch of the cross-entropy of `tokens`, after encoding what is `seen` of them."""
-        latents = self.all_places(self.encode(seen))
-        if self.training and self.config.noise:
-            latents = latents + self.config.noise * torch.randn_like(latents)
+    def forward(self, seen: Tensor, tokens: Tensor, noise: Tensor) -> Tensor:
+        """Sum over a batch of the cross-entropy of `tokens`, after encoding what is `seen` of them.
+
+        `noise` (batch, length, latent) is added to the latents, as much of it as the configuration says.
+        """
+        latents = self.all_places(self.encode(seen)) + self.config.noise * noise
         logits = self.logits(latents, tokens)
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), ignore_index=PAD, reduction="sum")
 

@@ -115,8 +115,9 @@ class LatentDiffusion:
             chosen = dataset.order_by_length("train", config.batch, seed, step)
             tokens = with_end(torch.from_numpy(dataset.gather(chosen, length).tokens).long(), length)
             seen = hide_spans(tokens, config.masked, config.span)
+            noise = torch.randn(len(tokens), length, config.latent)  # of the whole batch, like all that is drawn
             rows, whole = share.rows(len(tokens)), (tokens != PAD).sum()
-            total: Tensor = network(seen[rows].to(self.device), tokens[rows].to(self.device))
+            total: Tensor = network(*(part[rows].to(self.device) for part in (seen, tokens, noise)))
             return total * share.world / whole
 
         def validate(network: nn.Module) -> dict[str, float]:
