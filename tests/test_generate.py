@@ -496,4 +496,4 @@ def test_memory_does_not_grow_with_the_number_of_samples(world: World, tmp_path:
         command, check=True, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
     before, after = map(float, done.stdout.split())  # the peak of a process never falls
-    assert after < 1 and after < before + 0.25
+    assert after < 2 and after < before + 0.4

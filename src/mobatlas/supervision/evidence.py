@@ -1,0 +1,295 @@
+"""Evidence: what regions tell about groups, counted as the dataset counts, and how sure it is; no label is read here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from mobatlas.artifacts import read_manifest
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.vocabulary import Vocabulary
+from mobatlas.divergences import js, normalise
+from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.features import FeatureMap, Trajectories, build_feature
+from mobatlas.groups import Groups
+from mobatlas.regions.aggregates import person_means
+from mobatlas.regions.folder import KIND, load_assignment, load_regions, load_validation
+from mobatlas.regions.identifiability import diagnose
+from mobatlas.regions.recovery import Recovery, calibrate_composition, recover
+from mobatlas.regions.table import Aggregates, Floats, Regions
+
+log = logging.getLogger("mobatlas")
+MOSTLY_PRIOR = 0.5  # of the prior variance removed by the regions
+SAME_LEVEL = 1.5  # factor between visits of the aggregates and of the dataset that is no surprise
+TIMES = "hour"  # the one map that counts when, which no generator tells yet
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Phi:
+    """The bins of aggregates, of one feature map or of several, as counts in trajectories."""
+
+    features: tuple[str, ...]  # `map:bin`
+    mask: tuple[str, ...]
+    maps: tuple[FeatureMap, ...]
+    columns: Ints  # (features,) among the bins of all maps
+
+    @classmethod
+    def of(cls, features: Sequence[str], vocabulary: Vocabulary, mask: Sequence[str] = ()) -> Phi:
+        """Built from the names of the bins; refuses bins that the vocabulary does not have."""
+        maps = tuple(build_feature(name, vocabulary, mask) for name in _maps(features))
+        position = {name: number for number, name in enumerate(name for each in maps for name in each.bins)}
+        for name in features:
+            if name not in position:
+                raise MobatlasError(f"feature '{name}' is not in the vocabulary{suggestion(name, position)}")
+        return cls(tuple(features), tuple(mask), maps, np.array([position[name] for name in features], dtype=np.int64))
+
+    def counts(self, trajectories: Trajectories) -> sparse.csr_array:
+        """phi of each trajectory, (trajectories, features)."""
+        counted = sparse.hstack([each.counts(trajectories) for each in self.maps], format="csr")
+        return sparse.csr_array(counted[:, self.columns])
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Regions, the group means recovered from them, and the training people they are about."""
+
+    source: Path
+    content_hash: str  # of the folder
+    regions: Regions
+    phi: Phi
+    recovery: Recovery
+    validation: Aggregates | None  # V of validation people, where some are known
+    training_mean: Floats  # (features,) of phi over training people
+    people: Ints  # (people,) training people who have windows, as rows of the dataset's people
+    anchors: Floats  # (people, 4)
+    region: Ints | None  # (people,) number of the region, -1: none; None where no people are known
+    warnings: tuple[str, ...]
+
+    @property
+    def groups(self) -> Groups:
+        return self.regions.groups
+
+    @property
+    def means(self) -> Floats:
+        """What each group should do, (groups, features)."""
+        return self.recovery.means
+
+    @property
+    def scale(self) -> Floats:
+        """sqrt(mu0) (features,), in which counts are about equally noisy."""
+        return np.sqrt(np.maximum(self.recovery.baseline, 1 / len(self.people)))
+
+    def information(self) -> dict[str, float]:
+        """Per group the share of prior variance that the regions removed: 0 is all prior, 1 is all data."""
+        return dict(zip(self.groups.names, self.recovery.information().tolist(), strict=True))
+
+    def anchors_of(self, region: str) -> Floats:
+        """Where training people of a region live and work, (people, 4); of all of them where no assignment is known."""
+        if self.region is None:
+            return self.anchors
+        return self.anchors[self.region == self.regions.composition.regions.index(region)]
+
+    def membership(self) -> Floats:
+        """p(d|g) of the region that each training person lives in, (people, groups); the population's where it is unknown."""
+        if self.region is None:
+            raise MobatlasError(f"--membership: {self.source} does not say who lives in which region; leave it out")
+        composition = self.regions.composition
+        shares = composition.shares if self.regions.randomised else calibrate_composition(composition)[0]
+        known = np.vstack([np.maximum(shares, 0), self.recovery.shares])
+        return np.asarray(known[self.region])  # -1 is the last row
+
+    def distance(self, means: Floats, target: Floats) -> dict[str, float]:
+        """Between two means of phi: norm in scaled coordinates, and JSD in bits of shares within each map, averaged."""
+        names = np.array([name.partition(":")[0] for name in self.phi.features])
+        parts = [names == name for name in _maps(self.phi.features)]
+        shares = [(normalise(np.maximum(means[part], 0)), normalise(target[part])) for part in parts]
+        return {
+            "scaled": float(np.linalg.norm((means - target) / self.scale)),
+            "js": float(np.mean([js(*pair) for pair in shares])),
+        }
+
+    def against_validation(self, means: Floats) -> dict[str, float] | None:
+        """P M (groups, features) against V of validation people, averaged over people; None where there is no such V."""
+        seen = self.validation
+        if seen is None:
+            return None
+        place = {name: number for number, name in enumerate(self.regions.composition.regions)}
+        mixed = self.regions.composition.shares[[place[name] for name in seen.regions]] @ means  # (regions, features)
+        found = [self.distance(ours, theirs) for ours, theirs in zip(mixed, seen.values, strict=True)]
+        return {kind: float(np.average([each[kind] for each in found], weights=seen.n)) for kind in ("scaled", "js")}
+
+    def without(self, name: str) -> Evidence:
+        """The same without one feature map."""
+        keep = np.flatnonzero([feature.partition(":")[0] != name for feature in self.phi.features])
+        features, known = tuple(self.phi.features[k] for k in keep.tolist()), self.recovery
+        if not len(keep):
+            raise MobatlasError(f"{self.source}: has no feature but '{name}', which samples do not show; add another")
+        maps = tuple(each for each in self.phi.maps if each.name != name)
+        position = {bin_: k for k, bin_ in enumerate(bin_ for each in maps for bin_ in each.bins)}
+        return replace(
+            self,
+            regions=_columns(self.regions, keep),
+            phi=Phi(features, self.phi.mask, maps, np.array([position[feature] for feature in features])),
+            recovery=replace(
+                known,
+                features=features,
+                means=known.means[:, keep],
+                covariance=known.covariance[keep],
+                prior=known.prior[:, keep],
+                baseline=known.baseline[keep],
+            ),
+            validation=None if self.validation is None else _chosen(self.validation, keep),
+            training_mean=self.training_mean[keep],
+        )
+
+
+def gather_evidence(dataset: TrajectoryDataset, regions_folder: Path | str) -> Evidence:
+    """Read a REGIONS folder for phase 2 on this dataset; what it cannot tell is logged, what cannot be used is refused."""
+    folder = Path(regions_folder)
+    regions, manifest = load_regions(folder), read_manifest(folder, KIND)
+    _refuse_unusable(folder, regions)
+    known = np.flatnonzero(~np.isnan(regions.aggregates.values).all(0))
+    warnings = []
+    if len(known) < len(regions.aggregates.features):
+        hidden = len(regions.aggregates.features) - len(known)
+        warnings.append(f"{hidden} features are suppressed in every region and left out")
+        regions = _columns(regions, known)
+    phi, of_others = _matched_phi(dataset, folder, regions)
+    warnings += of_others
+    people = np.intersect1d(dataset.split_people("train"), dataset.person)
+    training_mean = _training_mean(dataset, phi, people)
+    recovery = recover(regions)
+    if regions.aggregates.pooled:
+        recovery = _as_counts(recovery, training_mean)
+    warnings += _warnings(regions, recovery, training_mean)
+    for sentence in warnings:
+        log.warning("%s: %s", folder, sentence)
+    validation = load_validation(folder)
+    return Evidence(
+        source=folder,
+        content_hash=manifest.content_hash,
+        regions=regions,
+        phi=phi,
+        recovery=recovery,
+        # Of shares without device counts there is no validation twin: they come with published tables.
+        validation=None if validation is None else _chosen(validation, known),
+        training_mean=training_mean,
+        people=people,
+        anchors=dataset.anchors[people],
+        region=_region_of(dataset, people, load_assignment(folder), regions.composition.regions),
+        warnings=tuple(warnings),
+    )
+
+
+def _refuse_unusable(folder: Path, regions: Regions) -> None:
+    values, shares = regions.aggregates.values, regions.composition.shares
+    if np.isnan(values).all():
+        raise MobatlasError(f"{folder}: every value of the aggregates is suppressed; there is nothing to learn from")
+    if not np.nansum(np.abs(values)):
+        raise MobatlasError(
+            f"{folder}: every value of the aggregates is zero; there is nothing to learn from, make them anew"
+        )
+    never = [name for name, total in zip(regions.groups.names, shares.sum(0), strict=True) if not total > 0]
+    if never:
+        raise MobatlasError(
+            f"{folder}: no region has anybody of group '{never[0]}'; merge it with another group or add regions where it lives"
+        )
+
+
+def _matched_phi(dataset: TrajectoryDataset, folder: Path, regions: Regions) -> tuple[Phi, list[str]]:
+    """phi in the words of the dataset; regions of another dataset pass, with a warning, if they count the very same bins."""
+    features, details = regions.aggregates.features, regions.details
+    try:
+        phi = Phi.of(features, dataset.vocabulary, details.get("mask", ()))
+    except MobatlasError as error:
+        raise MobatlasError(
+            f"{folder}: was made of another dataset than {dataset.path} ({error}); make the regions of this one"
+        ) from None
+    if details.get("dataset", {}).get("content_hash") == dataset.manifest.content_hash:
+        return phi, []
+    all_bins = {name for each in phi.maps for name in each.bins}
+    if details.get("way") != "tables" and all_bins != set(load_regions(folder).aggregates.features):
+        raise MobatlasError(
+            f"{folder}: was made of another dataset than {dataset.path}, whose places are others; make the regions of this one"
+        )
+    return phi, [f"was made of another dataset than {dataset.path}; people are matched by user_id"]
+
+
+def _training_mean(dataset: TrajectoryDataset, phi: Phi, people: Ints) -> Floats:
+    indices = dataset.split("train")
+    counts = phi.counts(Trajectories.of(dataset, indices))
+    mean = person_means(counts, dataset.person[indices], dataset.people.num_rows)[people]
+    return np.asarray(mean.mean(0)).ravel()
+
+
+def _as_counts(recovery: Recovery, training_mean: Floats) -> Recovery:
+    """Shares as counts, as if every group went out as much as training people do: nothing published says otherwise."""
+    names = np.array([name.partition(":")[0] for name in recovery.features])
+    level = np.ones(len(names))  # (features,)
+    for name in np.unique(names):
+        level[names == name] = training_mean[names == name].sum() / max(recovery.baseline[names == name].sum(), 1e-300)
+    return replace(
+        recovery,
+        means=recovery.means * level,
+        covariance=recovery.covariance * (level**2)[:, None, None],
+        prior=recovery.prior * level**2,
+        baseline=recovery.baseline * level,
+    )
+
+
+def _warnings(regions: Regions, recovery: Recovery, training_mean: Floats) -> list[str]:
+    composition, aggregates = regions.composition, regions.aggregates
+    diagnosis = diagnose(composition, aggregates=aggregates, randomised=regions.randomised)
+    said = list(diagnosis.warnings)
+    said += [each.sentence() for each in diagnosis.contrasts if each.kind == "attribute" and not each.identified]
+    told = zip(recovery.groups.names, recovery.information().tolist(), strict=True)
+    vague = [f"{name} ({share:.0%})" for name, share in told if share < MOSTLY_PRIOR]
+    if vague:
+        said.append(f"mostly prior, and so near the population, is what the regions tell of {'; '.join(vague)}")
+    visits, ours = float(recovery.baseline.sum()), float(training_mean.sum())
+    if not 1 / SAME_LEVEL < visits / max(ours, 1e-300) < SAME_LEVEL:
+        said.append(
+            f"people make {visits:.3g} visits a window in the aggregates, {ours:.3g} in the dataset: are the windows alike?"
+        )
+    return said
+
+
+def _region_of(
+    dataset: TrajectoryDataset, people: Ints, assignment: dict[str, str] | None, regions: Sequence[str]
+) -> Ints | None:
+    if assignment is None:
+        return None
+    users, place = dataset.people["user_id"].to_pylist(), {name: number for number, name in enumerate(regions)}
+    found = [place.get(assignment.get(users[person], ""), -1) for person in people.tolist()]
+    return np.array(found, dtype=np.int64)
+
+
+def _maps(features: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(name.partition(":")[0] for name in features))
+
+
+def _columns(regions: Regions, keep: npt.NDArray[np.integer[Any]]) -> Regions:
+    population = regions.population
+    return replace(
+        regions,
+        aggregates=_chosen(regions.aggregates, keep),
+        population=None if population is None else replace(population, values=population.values[keep]),
+    )
+
+
+def _chosen(aggregates: Aggregates, keep: npt.NDArray[np.integer[Any]]) -> Aggregates:
+    return replace(
+        aggregates,
+        features=tuple(aggregates.features[k] for k in keep.tolist()),
+        values=aggregates.values[:, keep],
+        spread=None if aggregates.spread is None else aggregates.spread[keep],
+        noise=None if aggregates.noise is None else aggregates.noise[keep],
+    )

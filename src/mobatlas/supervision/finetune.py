@@ -1,0 +1,339 @@
+"""Finetune, the paper's phase 2: simulated aggregates of regions are pulled to the observed ones (Section "Model Training").
+
+A step simulates one region g and goes down dist(sum_d p(d|g) E[phi(x) | d, z], nu(g)), together with the loss of phase 1 on
+unlabelled trajectories, which keeps the model plausible. No label is read.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field, field_validator
+from scipy import sparse
+from torch import Tensor, nn
+
+from mobatlas.config import Section
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.vocabulary import Vocabulary
+from mobatlas.divergences import divergence_named, normalise, tv
+from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.features import FeatureMap, SoftTrajectories, build_feature
+from mobatlas.generators.base import Floats, Generator, Ints, unlabelled
+from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
+from mobatlas.generators.training import Share, Trainer
+from mobatlas.groups import Groups
+from mobatlas.regions.folder import load_assignment, load_regions, load_validation
+from mobatlas.regions.table import Aggregates, Regions
+
+log = logging.getLogger("mobatlas")
+PARTS = ("groups", "anchors", "weights")  # of simulated people
+
+
+class FinetuneConfig(Section):
+    """How to finetune; the defaults are the preset `small`."""
+
+    steps: int = Field(600, ge=1)
+    batch: int = Field(128, ge=1)  # simulated trajectories a step, all of one region: more make its mean less noisy
+    learning_rate: float = Field(1e-4, gt=0)  # ten times the paper's, for a fiftieth of its steps
+    warmup: int = Field(50, ge=0)  # the first moments of Adam know a few regions only
+    rollout_steps: int | None = Field(5, ge=1)  # of the sampler in training, most of a step; None: all
+    differentiable: int = Field(1, ge=1)  # K, the last steps of the rollout that the gradient passes; each takes memory
+    divergence: str = "js"  # smooth at its minimum, where tv is not; the paper tries both
+    weight: float = Field(1.0, ge=0)  # lambda_agg, of the divergence beside the loss of phase 1
+    coordinate_dropout: float = Field(0.0, ge=0, le=1)  # share of simulated people whose home and work are hidden
+    mask: tuple[str, ...] = ()  # HOME, WORK, OTHER: bins to leave out of the divergence, beside the mask of the regions
+    ema: float | None = Field(0.99, ge=0, lt=1)  # of the weights: a step sees one region, a hundred of them see all
+    validate_every: int = Field(100, ge=1)  # steps; the weights of the best validation are kept
+    validation_samples: int = Field(256, ge=1)  # of a region
+    validation_regions: int = Field(32, ge=1)  # at most, chosen once: a thousand would take longer than the training
+
+    @field_validator("divergence")
+    @classmethod
+    def _known_divergence(cls, value: str) -> str:
+        divergence_named(value)
+        return value
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "small": {},
+    "paper": {
+        "steps": 30_000,
+        "batch": 512,
+        "learning_rate": 1e-5,
+        "warmup": 1_000,
+        "rollout_steps": 50,
+        "ema": None,
+        "validate_every": 1_000,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What one feature map should come to in each region."""
+
+    feature: FeatureMap
+    columns: Ints  # (told,) bins of the map that the aggregates tell
+    values: Floats  # nu (regions, told), NaN where unknown
+
+    def divergence(self, name: str, simulated: Any, region: int) -> Any:
+        """Between the aggregate and a simulated one (bins,), array or tensor, as shares of the bins that are known."""
+        known = ~np.isnan(self.values[region])  # (told,)
+        ours, theirs = simulated[self.columns[known]], self.values[region, known]
+        target = ours.new_tensor(theirs) if isinstance(ours, Tensor) else theirs
+        # The aggregate is the first: its KL from the model is finite, the model's from it is not where nobody was seen.
+        return divergence_named(name)(normalise(target), normalise(ours))
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """People to simulate, so that the weighted sum of their features estimates the aggregate of a region."""
+
+    groups: Ints  # (n,)
+    anchors: Floats  # (n, 4)
+    weights: Floats  # (n,) p(d|g) over the number of samples of group d
+
+
+@dataclass(frozen=True)
+class Target:
+    """The regions as the people of one split tell them."""
+
+    split: str
+    goals: list[Goal]
+    divergence: str
+    shares: Floats  # p(d|g) (regions, groups)
+    anchors: list[Floats]  # (people, 4) of each region
+    usable: Ints  # regions of which any aggregate is known
+
+    def people(self, region: int, n: int, rng: np.random.Generator, hidden: float = 0.0) -> Simulated:
+        """Groups in fixed proportions, stratified: expects what groups drawn at random do, with less noise. Homes at random."""
+        counts = allocate(self.shares[region], n)  # (groups,)
+        groups = np.repeat(np.arange(len(counts)), counts)
+        anchors = rng.choice(self.anchors[region], n)
+        anchors[rng.random(n) < hidden] = np.nan
+        return Simulated(groups, anchors, (self.shares[region] / np.maximum(counts, 1))[groups])
+
+    def loss(self, simulated: Sequence[Any], region: int) -> Any:
+        """The sum over feature maps, each normalised on its own."""
+        pairs = zip(self.goals, simulated, strict=True)
+        return sum(goal.divergence(self.divergence, each, region) for goal, each in pairs)
+
+    def score(self, model: Generator, people: Mapping[int, Simulated], seed: int) -> float:
+        """The mean loss of regions whose people are sampled as a user would and counted exactly."""
+        groups, anchors, weights = (np.concatenate([getattr(each, name) for each in people.values()]) for name in PARTS)
+        rows = np.repeat(np.arange(len(people)), [len(each.groups) for each in people.values()])
+        mixing = sparse.csr_array((weights, (rows, np.arange(len(rows)))))  # (regions, samples)
+        made = model.sample(len(groups), groups, anchors, seed)
+        found = [(mixing @ goal.feature.counts(made)).toarray() for goal in self.goals]  # (regions, bins) each
+        return float(np.mean([self.loss([each[row] for each in found], region) for row, region in enumerate(people)]))
+
+
+def allocate(shares: Floats, n: int) -> Ints:
+    """Samples of each group, (groups,): one for every group that is there, the rest in proportion by largest remainders."""
+    counts = (shares > 0).astype(np.int64)
+    ideal = shares / shares.sum() * (n - counts.sum())
+    counts += np.floor(ideal).astype(np.int64)
+    largest = np.argsort(np.floor(ideal) - ideal, kind="stable")
+    counts[largest[: n - counts.sum()]] += 1
+    return counts
+
+
+def finetune(
+    model: Generator,
+    dataset: TrajectoryDataset,
+    regions_folder: Path | str,
+    trainer: Trainer,
+    config: FinetuneConfig = FinetuneConfig(),  # noqa: B008 (it is immutable)
+    *,
+    start_from_tilted: bool = False,
+    on_validation: Callable[[Generator], dict[str, float]] | None = None,
+) -> tuple[Generator, dict[str, Any]]:
+    """A copy of the model, taught by the aggregates, as it was at its best validation; and the learning curve.
+
+    `on_validation` may add numbers to each point of the curve, of the model as it is then; nothing here depends on them.
+    """
+    if trainer.share.world > 1:
+        raise MobatlasError("finetune needs whole regions in one process; pass --devices 1")
+    regions = load_regions(regions_folder)
+    student = _student(model, regions.groups, trainer.seed, start_from_tilted)
+    task = _Task(Path(regions_folder), regions, dataset, student.vocabulary, config)
+    target = task.target(regions.aggregates, "train")
+    held_out = task.held_out(target)
+    rng = np.random.default_rng([trainer.seed, 0, 1])  # no step draws from it
+    chosen = rng.permutation(held_out.usable)[: config.validation_regions].tolist()
+    exam = {region: held_out.people(region, config.validation_samples, rng) for region in chosen}
+    phase1 = student.teaching(dataset, unlabelled(dataset, trainer.seed), "finetune", trainer)
+    kept = _Kept(student.network).to(trainer.device)
+
+    def loss(network: nn.Module, step: int, share: Share) -> Tensor:
+        rng = np.random.default_rng([trainer.seed, step])
+        region = int(rng.choice(target.usable))
+        people = target.people(region, config.batch, rng, config.coordinate_dropout)
+        with trainer.fabric.autocast():
+            soft = _soft_sample(student, people, int(rng.integers(2**62)), config)
+        weights = soft.tokens.new_tensor(people.weights)  # (n,)
+        divergence = target.loss([weights @ goal.feature.soft(soft) for goal in target.goals], region)
+        kept.since += torch.stack((divergence.detach(), torch.ones_like(divergence)))
+        return phase1.loss(network, step, share) + config.weight * divergence
+
+    def validate(network: nn.Module) -> dict[str, float]:
+        found = {"validation": held_out.score(student, exam, trainer.seed)}
+        found |= on_validation(student) if on_validation else {}
+        kept.add(found, rows=2 + (config.steps - 1) // config.validate_every)
+        return found
+
+    validate(kept)
+    own = config.model_dump(include={"steps", "learning_rate", "warmup", "ema", "validate_every"})
+    constant: dict[str, Any] = {"decay": "none", "clip": 1.0, "examples_per_step": config.batch}
+    trainer.run(replace(phase1, network=kept, loss=loss, validate=validate, **own, **constant))
+    student.network.load_state_dict(kept.best.state_dict())
+    curve = kept.rows(config)
+    return student, {
+        "left_out": np.delete(np.array(regions.composition.regions), target.usable).tolist(),
+        "validated_on": held_out.split,
+        "best": min(curve, key=lambda row: float(row["validation"])),
+        "soft_gap": soft_gap(student, target.goals, exam[chosen[0]], trainer.seed),
+        "curve": curve,
+    }
+
+
+def soft_gap(model: Generator, goals: Sequence[Goal], people: Simulated, seed: int) -> dict[str, float]:
+    """For each feature map the total variation between what the gradient sees and what is sampled from the same noise."""
+    soft = model.soft_sample(people.groups, people.anchors, seed)
+    made = model.sample(len(people.groups), people.groups, people.anchors, seed)
+    gap = {}
+    for goal in goals:
+        both = goal.feature.soft(soft).detach().cpu().numpy(), goal.feature.counts(made)  # (n, bins)
+        gap[goal.feature.name] = float(tv(*(normalise((people.weights @ each)[goal.columns]) for each in both)))
+    return gap
+
+
+class _Kept(nn.Module):
+    """A network in training with what must outlive a kill beside its weights: the best ones so far and the learning curve."""
+
+    curve: Tensor
+    filled: Tensor
+    since: Tensor
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.best = network, copy.deepcopy(network).requires_grad_(False)
+        self.register_buffer("filled", torch.zeros((), dtype=torch.int64))  # rows of the curve
+        self.register_buffer("since", torch.zeros(2))  # the last row: sum and number of losses
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return self.network(*inputs, **options)
+
+    def add(self, found: Mapping[str, float], rows: int) -> None:
+        """Another row of the curve, which will have so many; the weights are kept if none before them did better."""
+        row = int(self.filled)
+        if not row:
+            self.columns = ("train", *found)
+            self.register_buffer("curve", self.since.new_full((rows, len(self.columns)), math.nan))
+        values = {"train": float(self.since[0] / self.since[1]), **found}
+        self.curve[row] = self.curve.new_tensor([values.get(name, math.nan) for name in self.columns])
+        if self.curve[: row + 1, 1].argmin() == row:
+            self.best.load_state_dict(self.network.state_dict())
+        self.since.zero_()
+        self.filled += 1
+
+    def rows(self, config: FinetuneConfig) -> list[dict[str, Any]]:
+        """Step, mean loss of the steps since the row before, what was found at that validation; None where there is none."""
+        values = [[None if math.isnan(x) else x for x in row] for row in self.curve[: int(self.filled)].tolist()]
+        steps = [min(number * config.validate_every, config.steps) for number in range(len(values))]
+        return [{"step": n, **dict(zip(self.columns, row, strict=True))} for n, row in zip(steps, values, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is asked for, checked as it is put together."""
+
+    folder: Path
+    regions: Regions
+    dataset: TrajectoryDataset
+    vocabulary: Vocabulary
+    config: FinetuneConfig
+
+    def held_out(self, training: Target) -> Target:
+        """Of validation people, their aggregates and their homes; of training people where none are known."""
+        aggregates, names = load_validation(self.folder), self.regions.composition.regions
+        if aggregates is None:
+            log.warning("%s: knows no validation people, so training people choose the best weights", self.folder)
+            return training
+        values = np.full((len(names), len(aggregates.features)), np.nan)
+        values[[names.index(name) for name in aggregates.regions]] = aggregates.values
+        return self.target(replace(aggregates, values=values), "val")
+
+    def target(self, aggregates: Aggregates, split: str) -> Target:
+        """The goals of these aggregates, with people of that split to take homes from."""
+        goals, anchors, config = self._goals(aggregates), self._anchors(split), self.config
+        names, shares = self.regions.composition.regions, self.regions.composition.shares
+        usable = np.flatnonzero(np.any([~np.isnan(goal.values).all(1) for goal in goals], axis=0))
+        if not len(usable):
+            raise MobatlasError(f"{self.folder}: all aggregates are zero, masked or suppressed; choose others")
+        empty = [names[region] for region in usable.tolist() if not len(anchors[region])]
+        if empty:
+            raise MobatlasError(
+                f"{self.folder}: region '{empty[0]}' has no {split} people; make regions of this dataset"
+            )
+        present = (shares[usable] > 0).sum(1).max()
+        if min(config.batch, config.validation_samples) < present:
+            raise MobatlasError(f"finetune: a region has {present} groups; raise batch and validation_samples to it")
+        return Target(split, goals, config.divergence, shares, anchors, usable)
+
+    def _goals(self, aggregates: Aggregates) -> list[Goal]:
+        """One for each feature map; a masked word takes away its bins on both sides, and never part of a bin."""
+        goals, mask, features = [], self.regions.details["mask"], aggregates.features
+        for name in dict.fromkeys(each.partition(":")[0] for each in features):
+            feature = build_feature(name, self.vocabulary, mask)
+            position = {each: n for n, each in enumerate(feature.bins)}
+            unknown = [each for each in features if each.partition(":")[0] == name and each not in position]
+            if unknown:
+                near = suggestion(unknown[0], position) or "; make the regions of its dataset"
+                raise MobatlasError(f"{self.folder}: the model has no feature '{unknown[0]}'{near}")
+            shown = set(build_feature(name, self.vocabulary, [*mask, *self.config.mask]).bins)
+            told = [n for n, each in enumerate(features) if each in shown]
+            columns = np.array([position[features[n]] for n in told], dtype=np.int64)
+            values = aggregates.values[:, told]  # (regions, told)
+            goals.append(Goal(feature, columns, np.where(np.nansum(values, 1, keepdims=True) > 0, values, np.nan)))
+        return goals
+
+    def _anchors(self, split: str) -> list[Floats]:
+        """Where people of each region live and work; everybody where it is not known who lives in which."""
+        dataset, names = self.dataset, self.regions.composition.regions
+        people = np.intersect1d(dataset.split_people(split), dataset.person)  # aggregates are of people with a window
+        assignment = load_assignment(self.folder)
+        if assignment is None:
+            return [dataset.anchors[people]] * len(names)
+        users = dataset.people["user_id"].to_pylist()
+        region = np.array([assignment.get(users[person], "") for person in people.tolist()])
+        return [dataset.anchors[people[region == name]] for name in names]
+
+
+def _student(model: Generator, groups: Groups, seed: int, start_from_tilted: bool) -> Generator:
+    """A copy that knows the groups: a baseline is given them, a tilted model has them."""
+    if (model.groups is None) == start_from_tilted:
+        raise MobatlasError("finetune: give a model of phase 1, which knows no groups, or a tilted one and say so")
+    if model.groups is None:
+        return model.with_groups(groups, seed)
+    if model.groups != groups:
+        raise MobatlasError(f"finetune: the model knows the groups {model.groups.names}, the regions {groups.names}")
+    return copy.deepcopy(model)
+
+
+def _soft_sample(model: Generator, people: Simulated, seed: int, config: FinetuneConfig) -> SoftTrajectories:
+    """`soft_sample` with a rollout of its own length, of families that roll out."""
+    if isinstance(model, LatentDiffusion):
+        diffusion = model.config.diffusion
+        rolling = model.with_solver(diffusion.solver, config.rollout_steps or diffusion.steps)
+        rolling.autoencoder.requires_grad_(False)
+        return rolling.soft_sample(people.groups, people.anchors, seed, differentiable=config.differentiable)
+    return model.soft_sample(people.groups, people.anchors, seed)

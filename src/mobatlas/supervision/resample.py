@@ -1,0 +1,235 @@
+"""Resample: the training-free strategy, samples of a baseline chosen by calibrated tilts; and how any samples are chosen so.
+
+What is chosen is a function of (seed, number of the candidate), so neither how many are asked for nor the chunks in which they
+are made change it, and no candidate is given away twice. No label is read here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from mobatlas.artifacts import write_json
+from mobatlas.errors import MobatlasError
+from mobatlas.features import Trajectories
+from mobatlas.generators.base import Generator
+from mobatlas.generators.checkpoints import write_whole
+from mobatlas.groups import Groups
+from mobatlas.progress import SILENT, Tracker
+from mobatlas.regions.table import Floats
+from mobatlas.supervision.calibration import CANDIDATES, POOL, RIDGE, Calibration, fit_calibration
+from mobatlas.supervision.evidence import Evidence, Ints, Phi
+
+FILES = ("calibration.json", "calibration.safetensors")
+BLOCK = 4_096  # candidates drawn at a time, at most
+PATIENCE = 10  # times as many candidates as expected are drawn before giving up
+POPULATION, GIVEN = 21, 22  # streams of random numbers
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Samples of one group, and what they cost."""
+
+    trajectories: Trajectories
+    numbers: Ints  # (n,) of the candidates, ascending
+    following: int  # the candidate to go on from
+    drawn: int  # candidates that were looked at
+
+    @property
+    def rate(self) -> float:
+        """The share of candidates that were accepted."""
+        return len(self.numbers) / self.drawn
+
+
+class Sampler(Protocol):
+    """Samples of groups, whatever stands behind them."""
+
+    @property
+    def groups(self) -> Groups: ...
+
+    def sample(self, n: int, group: int, seed: int = 0, *, first: int = 0) -> Accepted:
+        """n samples of a group with anchors of the population, from candidate `first` on."""
+        ...
+
+    def sample_given(self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0) -> Trajectories:
+        """Samples number `first` and on, one for each group and each row of anchors."""
+        ...
+
+
+@dataclass(frozen=True)
+class CalibratedSampler:
+    """A generator whose candidates are chosen by a calibration: of a taught model, or of a baseline, which is `resample`."""
+
+    model: Generator
+    calibration: Calibration
+    anchors: Floats  # (rows, 4) of the population: those of training people
+    phi: Phi
+
+    @classmethod
+    def of(cls, model: Generator, calibration: Calibration, anchors: Floats) -> CalibratedSampler:
+        """Refuses a calibration of another kind of model, or in other words than the model's."""
+        if calibration.told != (model.groups is not None):
+            known = "knows groups" if model.groups is not None else "knows no groups"
+            raise MobatlasError(f"calibration: was fitted on another model than this one, which {known}; fit it again")
+        if model.groups is not None and model.groups.names != calibration.groups.names:
+            raise MobatlasError("calibration: its groups are not those of the model; fit it again")
+        if not len(anchors):
+            raise MobatlasError("calibration: there are no anchors to draw samples for")
+        return cls(model, calibration, anchors, Phi.of(calibration.features, model.vocabulary, calibration.mask))
+
+    @property
+    def groups(self) -> Groups:
+        return self.calibration.groups
+
+    def sample(
+        self, n: int, group: int, seed: int = 0, *, first: int = 0, most: int | None = None, block: int = BLOCK
+    ) -> Accepted:
+        """Form `population`: candidates from number `first` on, each accepted or not, until there are n.
+
+        To go on, pass `following` as `first`. `most` candidates are drawn before it gives up; by default ten times as many as
+        the calibration expects. `block` is how many are made at a time, and changes nothing else.
+        """
+        if n < 1 or not 0 <= group < len(self.groups):
+            raise MobatlasError(f"ask for at least 1 sample of one of {len(self.groups)} groups, not {n} of {group}")
+        expected, tile = self.calibration.population[group].acceptance, self.model.tile
+        most = int(PATIENCE * n / expected) + tile if most is None else most
+        found: list[tuple[Trajectories, Ints]] = []
+        count, place = 0, first
+        while count < n:
+            if place - first >= most:
+                raise MobatlasError(
+                    f"group '{self.groups.names[group]}': {count} of {place - first:,} candidates were accepted where "
+                    f"{expected:.0%} were expected, and {n:,} are wanted; fit the calibration anew, on a larger pool"
+                )
+            stop = (
+                -(-(place + min(block, int((n - count) / expected))) // tile) * tile
+            )  # whole tiles cost as much as parts
+            size = min(stop, first + most) - place
+            found.append(self._accepted(place, size, group, seed, n - count))
+            count, place = count + len(found[-1][1]), place + size
+        numbers = np.concatenate([each for _, each in found])
+        following = int(numbers[-1]) + 1
+        return Accepted(_joined([each for each, _ in found]), numbers, following, following - first)
+
+    def _accepted(self, first: int, size: int, group: int, seed: int, most: int) -> tuple[Trajectories, Ints]:
+        """Which of the candidates from `first` on are accepted, `most` of them at most."""
+        weighting, own = self.calibration.population[group], _stream(seed, POPULATION, group)
+        uniform = uniforms(own, first, first + size)  # (size, 4)
+        anchors = self.anchors[(uniform[:, 0] * len(self.anchors)).astype(np.int64)]
+        groups = np.full(size, group, dtype=np.int64) if self.calibration.told else None
+        made = self.model.sample(size, groups, anchors, own, first=first)
+        logits = self.phi.counts(made) @ weighting.coefficients - weighting.offset - np.log(weighting.cap)
+        chosen = np.flatnonzero(uniform[:, 1] < np.exp(np.minimum(logits, 0)))[:most]  # w(x) / cap
+        return _taken(made, chosen), first + chosen
+
+    def sample_given(self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0) -> Trajectories:
+        """Form `given`: of K candidates for each row one, by the weights of its group; all alike where it is UNKNOWN."""
+        k, own = self.calibration.candidates, _stream(seed, GIVEN, 0)
+        told = np.repeat(groups, k) if self.calibration.told else None
+        made = self.model.sample(k * len(groups), told, np.repeat(anchors, k, axis=0), own, first=k * first)
+        table = np.vstack([*(each.coefficients for each in self.calibration.given), np.zeros(len(self.phi.features))])
+        each = self.phi.counts(made) @ table.T  # (candidates, groups + 1); UNKNOWN is the last column
+        logits = each[np.arange(len(each)), np.repeat(groups, k)].reshape(-1, k)  # (n, K)
+        weights = np.cumsum(np.exp(logits - logits.max(1, keepdims=True)), axis=1)
+        uniform = uniforms(own, first, first + len(groups))[:, 0]
+        which = (weights <= uniform[:, None] * weights[:, -1:]).sum(1)  # (n,)
+        return _taken(made, k * np.arange(len(groups)) + which)
+
+
+def resample(
+    model: Generator,
+    evidence: Evidence,
+    anchors: Floats | None = None,
+    seed: int = 0,
+    *,
+    pool: int = 2 * POOL,
+    candidates: int = CANDIDATES,
+    ridge: float = RIDGE,
+    tracker: Tracker = SILENT,
+) -> Calibration:
+    """The whole of `resample`: calibrate a model that knows no groups, on one pool that all groups share."""
+    if model.groups is not None:
+        raise MobatlasError(
+            "resample: this model is conditioned on groups already; calibrate it, or give that of phase 1"
+        )
+    options: dict[str, Any] = {"pool": pool, "candidates": candidates, "ridge": ridge, "tracker": tracker}
+    return fit_calibration(model, evidence, anchors, seed, **options)
+
+
+def save_calibration(folder: Path, calibration: Calibration) -> None:
+    """Write it into a folder that exists."""
+    write_json(folder / FILES[0], calibration.as_dict())
+    write_whole(folder / FILES[1], save(calibration.tensors()))
+
+
+def load_calibration(folder: Path) -> Calibration | None:
+    """What `save_calibration` wrote, None where nothing was."""
+    if not (folder / FILES[0]).exists():
+        return None
+    try:
+        values = json.loads((folder / FILES[0]).read_text(encoding="utf-8"))
+        return Calibration.of(values, load_file(folder / FILES[1]))
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError, MobatlasError):
+        raise MobatlasError(
+            f"{folder / FILES[0]}: is not a calibration as mobatlas writes it, or its tensors are of another; fit it again"
+        ) from None
+
+
+def diversity(made: Trajectories, training: Trajectories, held_out: Trajectories | None = None) -> dict[str, Any]:
+    """The share of distinct trajectories, and of copies of training ones; the same of real held-out ones at equal size.
+
+    Real trajectories are cut to the longest that was made, as the generator saw them.
+    """
+    longest = int(np.diff(made.offsets).max(initial=0))
+    known = set(_words(training, longest))
+    n = len(made) if held_out is None else min(len(made), len(held_out))
+    found: dict[str, Any] = _variety(_words(made, longest), known, n)
+    if held_out is not None:
+        found["held_out"] = _variety(_words(held_out, longest), known, n)
+    return found
+
+
+def uniforms(seed: int, start: int, stop: int) -> Floats:
+    """Four numbers in [0, 1) for each of `start` to `stop`, (n, 4): Philox makes four at a time and can begin anywhere."""
+    bits = np.random.Philox(np.random.SeedSequence([seed, 0, 1])).advance(start)
+    return np.random.Generator(bits).random((stop - start, 4))
+
+
+def _stream(seed: int, stream: int, group: int) -> int:
+    """A seed of its own for each form and group: no candidate serves two of them."""
+    return int(np.random.SeedSequence([seed, stream, group]).generate_state(1, np.uint64)[0] >> 1)
+
+
+def _words(trajectories: Trajectories, longest: int) -> list[bytes]:
+    starts, lengths = trajectories.offsets[:-1].tolist(), np.minimum(np.diff(trajectories.offsets), longest).tolist()
+    return [trajectories.tokens[a : a + n].tobytes() for a, n in zip(starts, lengths, strict=True)]
+
+
+def _variety(words: Sequence[bytes], known: set[bytes], n: int) -> dict[str, Any]:
+    """Of n evenly spaced ones: people's windows follow each other."""
+    chosen = [words[place] for place in np.linspace(0, len(words) - 1, n).astype(np.int64).tolist()]
+    copies = sum(word in known for word in chosen)
+    return {"n": n, "distinct": len(set(chosen)) / max(n, 1), "copies": copies / max(n, 1)}
+
+
+def _taken(trajectories: Trajectories, chosen: Ints) -> Trajectories:
+    lengths = np.diff(trajectories.offsets)[chosen]
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    places = np.repeat(trajectories.offsets[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
+    return Trajectories(trajectories.tokens[places], offsets, trajectories.anchors[chosen])
+
+
+def _joined(parts: Sequence[Trajectories]) -> Trajectories:
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    return Trajectories(
+        tokens=np.concatenate([part.tokens for part in parts]),
+        offsets=np.concatenate(([0], np.cumsum(lengths))),
+        anchors=np.concatenate([part.anchors for part in parts]),
+    )

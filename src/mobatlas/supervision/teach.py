@@ -1,0 +1,208 @@
+"""Teach: training trajectories weighed to the recovered means of each group, and a generator that goes on training on them
+(steps 2 and 3 of the tilt; Theorem "Exponential-tilt characterization of the I-projection")."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import sparse, special
+
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.features import Trajectories
+from mobatlas.generators.base import Draw, Examples, Generator
+from mobatlas.generators.training import Trainer
+from mobatlas.groups import Groups
+from mobatlas.regions.aggregates import person_means
+from mobatlas.regions.table import Floats
+from mobatlas.supervision.evidence import Evidence, Ints
+from mobatlas.supervision.tilt import Tilt, fit_tilt
+
+log = logging.getLogger("mobatlas")
+UNITS = ("trajectory", "person")
+RIDGE = 3e-3
+
+
+@dataclass(frozen=True)
+class GroupTilts:
+    """w_d: one distribution over the training trajectories for each group."""
+
+    groups: Groups
+    indices: Ints  # (trajectories,) of the dataset
+    base: Floats  # (trajectories,) everybody alike: 1 / (people * windows of the person)
+    weights: Floats  # (groups, trajectories), rows sum to 1
+    tilts: tuple[Tilt, ...]  # one a group, over units
+    gaps: Floats  # (groups,) primal less dual value, zero at the solution
+    unit: str
+    ridge: float
+    membership: bool
+
+    @property
+    def effective_sample_sizes(self) -> Floats:
+        """In units: trajectories or people (groups,)."""
+        return np.array([tilt.effective_sample_size for tilt in self.tilts])
+
+    @property
+    def unmet(self) -> Floats:
+        """Recovered means less those that the weights reach (groups, features)."""
+        return np.stack([tilt.unmet for tilt in self.tilts])
+
+    def report(self, evidence: Evidence) -> dict[str, Any]:
+        """What to say of the tilts, for JSON."""
+        told, features = evidence.information(), evidence.phi.features
+        groups = {}
+        for number, (name, tilt) in enumerate(zip(self.groups.names, self.tilts, strict=True)):
+            unmet, sd = np.abs(tilt.unmet) / evidence.scale, evidence.recovery.sd[number]
+            groups[name] = {
+                "effective_sample_size": round(tilt.effective_sample_size, 1),
+                "relative_size": round(tilt.relative_size, 4),
+                "converged": bool(tilt.converged),
+                "dual": float(tilt.dual),
+                "gap": float(self.gaps[number]),
+                "unmet": {"scaled": float(np.linalg.norm(unmet)), "bin": features[int(np.argmax(unmet))]},
+                "information": round(told[name], 4),
+                "posterior_sd": {
+                    "relative": float(sd.sum() / max(evidence.means[number].sum(), 1e-300)),
+                    "bin": features[int(np.argmax(sd / evidence.scale))],
+                },
+            }
+        reached = evidence.means - self.unmet
+        baseline = np.tile(evidence.recovery.baseline, (len(reached), 1))
+        return {
+            "unit": self.unit,
+            "ridge": self.ridge,
+            "membership": self.membership,
+            "units": len(self.tilts[0].weights),
+            "groups": groups,
+            "validation": evidence.against_validation(reached),
+            "validation_baseline": evidence.against_validation(baseline),
+            "warnings": list(evidence.warnings),
+        }
+
+
+def fit_group_tilts(
+    evidence: Evidence,
+    dataset: TrajectoryDataset,
+    *,
+    unit: str = "trajectory",
+    ridge: float = RIDGE,
+    membership: bool = False,
+) -> GroupTilts:
+    """Weigh unlabelled training trajectories so that their mean of phi is each group's recovered one.
+
+    With the person as the unit all windows of a person share its weight. `membership` begins from p(d|g) of the region that
+    each person lives in instead of from everybody alike.
+    """
+    if unit not in UNITS:
+        raise MobatlasError(
+            f"tilt: the unit '{unit}' does not exist{suggestion(unit, UNITS)} (known: {', '.join(UNITS)})"
+        )
+    indices = dataset.split("train")
+    phi = evidence.phi.counts(Trajectories.of(dataset, indices))  # (trajectories, features)
+    row = np.searchsorted(evidence.people, dataset.person[indices])  # (trajectories,) places in evidence.people
+    people, windows = len(evidence.people), np.bincount(row, minlength=len(evidence.people))
+    base = 1 / (people * windows[row])  # (trajectories,)
+    belongs = evidence.membership() if membership else np.ones((people, len(evidence.groups)))
+    if membership:
+        _say_membership(evidence)
+    of_person = unit == "person"
+    rows = person_means(phi, row, people) if of_person else phi  # (units, features)
+    tilts, gaps = [], []
+    for group, name in enumerate(evidence.groups.names):
+        prior = belongs[:, group] / people if of_person else base * belongs[row, group]  # (units,)
+        if not prior.sum() > 0:
+            raise MobatlasError(f"--membership: no training person lives in a region with anybody of group '{name}'")
+        tilt = fit_tilt(rows, evidence.means[group], ridge, prior=prior)
+        if not tilt.converged:
+            log.warning("group '%s': its means lie outside of what training people do; the nearest is taken", name)
+        tilts.append(tilt)
+        gaps.append(_duality_gap(tilt, rows, evidence.means[group], ridge, prior / prior.sum()))
+    each = [tilt.weights[row] / windows[row] if of_person else tilt.weights for tilt in tilts]
+    return GroupTilts(
+        groups=evidence.groups,
+        indices=indices,
+        base=base,
+        weights=np.stack(each),
+        tilts=tuple(tilts),
+        gaps=np.array(gaps),
+        unit=unit,
+        ridge=ridge,
+        membership=membership,
+    )
+
+
+def tilted_draw(tilts: GroupTilts, seed: int, shares: Floats | None = None) -> Draw:
+    """Batches of (x, z, d): d by `shares`, x by w_d, and z are the anchors of x's person.
+
+    Groups are drawn equally often unless shares say otherwise: what is learnt is the distribution given d, every group is
+    evaluated alike, and by shares of the population a small group would be seen a tenth as often as a large one. Both draws
+    are stratified, one point in each of as many equal parts of the cumulative weights, so that a batch strays little from them.
+    """
+    shares = np.ones(len(tilts.groups)) if shares is None else shares
+    if shares.shape != (len(tilts.groups),) or not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
+        raise MobatlasError(f"tilt: shares must be {len(tilts.groups)} numbers, none negative, not all zero")
+    of_groups, of_rows = _cumulative(shares), [_cumulative(weights) for weights in tilts.weights]
+
+    def draw(size: int, step: int) -> Examples:
+        rng = np.random.default_rng([seed, step])
+        groups = np.searchsorted(of_groups, _strata(size, rng), side="right")  # (batch,) ascending
+        indices = np.empty(size, dtype=np.int64)
+        for group in np.unique(groups):
+            here = groups == group
+            rows = np.searchsorted(of_rows[group], _strata(int(here.sum()), rng), side="right")
+            indices[here] = tilts.indices[rows]
+        order = rng.permutation(size)  # a stage may tell noise levels by the place in the batch
+        return Examples(indices[order], groups[order])
+
+    return draw
+
+
+def teach_tilts(
+    model: Generator,
+    dataset: TrajectoryDataset,
+    evidence: Evidence,
+    trainer: Trainer,
+    *,
+    unit: str = "trajectory",
+    ridge: float = RIDGE,
+    membership: bool = False,
+    shares: Floats | None = None,
+    from_scratch: bool = False,
+) -> tuple[Generator, dict[str, Any]]:
+    """The model after phase 2: told groups, and continued on trajectories drawn by their tilts; and what to report."""
+    tilts = fit_group_tilts(evidence, dataset, unit=unit, ridge=ridge, membership=membership)
+    taught = model.with_groups(evidence.groups, trainer.seed, from_scratch)
+    draw = tilted_draw(tilts, trainer.seed, shares)
+    metrics = trainer.run(taught.teaching(dataset, draw, "tilt", trainer, fresh=from_scratch))
+    return taught, {"tilt": metrics, **tilts.report(evidence)}
+
+
+def _say_membership(evidence: Evidence) -> None:
+    log.warning("%s: weights begin from the region that each person lives in (--membership)", evidence.source)
+    if evidence.regions.randomised:
+        log.warning(
+            "%s: --membership under a controlled partition can be the label itself; do not compare it with runs without",
+            evidence.source,
+        )
+
+
+def _duality_gap(tilt: Tilt, phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats) -> float:
+    """KL(w | prior) + |unmet|^2 / (2 ridge), in scaled coordinates, less the dual value; without a ridge KL alone."""
+    scale = np.sqrt(np.maximum(phi.T @ prior, 1 / phi.shape[0]))
+    primal = float(special.rel_entr(tilt.weights, prior).sum())
+    if ridge > 0:
+        primal += float(((tilt.unmet / scale) ** 2).sum()) / (2 * ridge)
+    return primal + tilt.dual
+
+
+def _cumulative(weights: Floats) -> Floats:
+    total = np.cumsum(weights)
+    return total / total[-1]
+
+
+def _strata(n: int, rng: np.random.Generator) -> Floats:
+    """One point in each of n equal parts of [0, 1)."""
+    return np.minimum((np.arange(n) + rng.random(n)) / n, np.nextafter(1, 0))

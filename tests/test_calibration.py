@@ -1,0 +1,333 @@
+"""Calibrated samples: nearer to the recovered means, the same whatever the chunks, and never told a label."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, sparse, special
+
+from mobatlas import MobatlasError, TrajectoryDataset, build_regions
+from mobatlas.features import Trajectories
+from mobatlas.generators.base import UNKNOWN, Generator
+from mobatlas.groups import Groups
+from mobatlas.regions.table import Floats
+from mobatlas.supervision.calibration import Calibration, fit_calibration, fit_capped_tilt, fit_given_tilt
+from mobatlas.supervision.evidence import Evidence, gather_evidence
+from mobatlas.supervision.resample import (
+    CalibratedSampler,
+    Sampler,
+    diversity,
+    load_calibration,
+    resample,
+    save_calibration,
+    uniforms,
+)
+from mobatlas.supervision.tilt import fit_tilt
+from tests.tiny import OPTIONS, fitted, small_city
+
+SIX = 5  # a group, "40-50, F"
+POOL = 1_024
+BRIEF: dict[str, Any] = {
+    "autoencoder": OPTIONS["latent-diffusion"]["autoencoder"] | {"steps": 80, "learning_rate": 5e-3},
+    "denoiser": OPTIONS["latent-diffusion"]["denoiser"] | {"steps": 60},
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """A city, a baseline, and what regions tell of its groups."""
+
+    dataset: TrajectoryDataset
+    regions: Path
+    evidence: Evidence
+    model: Generator  # of phase 1
+    resampled: Calibration
+
+    @property
+    def sampler(self) -> CalibratedSampler:
+        return CalibratedSampler.of(self.model, self.resampled, self.evidence.anchors)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    root = tmp_path_factory.mktemp("city")
+    dataset = small_city(root)
+    build_regions(dataset.path, root / "regions", partition="demogroups", features=("category",))
+    evidence = gather_evidence(dataset, root / "regions")
+    model = fitted("latent-diffusion", dataset, **BRIEF)
+    return World(dataset, root / "regions", evidence, model, resample(model, evidence, pool=POOL))
+
+
+@pytest.fixture(scope="module")
+def grouped(world: World) -> tuple[Generator, Calibration]:
+    """A model that is told groups, and its calibration."""
+    model = world.model.with_groups(world.evidence.groups, seed=1)
+    return model, fit_calibration(model, world.evidence, pool=256, candidates=4)
+
+
+def counts(seed: int, rows: int = 60, features: int = 3) -> tuple[sparse.csr_array, Floats]:
+    """Rows of counts, and a target near their mean."""
+    rng = np.random.default_rng(seed)
+    phi = rng.poisson(1.5, (rows, features)).astype(float)
+    return sparse.csr_array(phi), rng.dirichlet(np.full(rows, 6.0)) @ phi
+
+
+def same(a: Trajectories, b: Trajectories) -> bool:
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("tokens", "offsets", "anchors"))
+
+
+def distance(world: World, made: Trajectories, group: int) -> float:
+    means = np.asarray(world.evidence.phi.counts(made).mean(0)).ravel()
+    return world.evidence.distance(means, world.evidence.means[group])["scaled"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**31), cap=st.sampled_from([2.0, 5.0]))
+def test_a_capped_tilt_has_mean_one_and_meets_the_target_below_its_cap(seed: int, cap: float) -> None:
+    phi, target = counts(seed)
+    coefficients, offset, converged = fit_capped_tilt(phi, target, cap, ridge=0)
+    weights = np.exp(np.minimum(phi @ coefficients - offset, np.log(cap)))
+    assert converged and weights.max() <= cap * (1 + 1e-12)
+    assert weights.mean() == pytest.approx(1, abs=1e-8)
+    assert phi.T @ weights / len(weights) == pytest.approx(target, abs=1e-7)
+
+
+def test_a_capped_tilt_is_the_nearest_distribution_below_its_cap() -> None:
+    """min KL(w | uniform) subject to the moments and w <= cap, by SLSQP over the weights themselves."""
+    phi, target = counts(3, rows=12, features=2)
+    dense, cap = phi.toarray(), 1.08
+    minimise: Any = optimize.minimize
+    solved = minimise(
+        lambda w: float(np.sum(w * np.log(np.maximum(w, 1e-300) * 12))),
+        np.full(12, 1 / 12),
+        jac=lambda w: np.log(np.maximum(w, 1e-300) * 12) + 1,
+        bounds=[(1e-12, cap / 12)] * 12,
+        constraints=[
+            {"type": "eq", "fun": lambda w: w.sum() - 1},
+            {"type": "eq", "fun": lambda w: dense.T @ w - target},
+        ],
+        method="SLSQP",
+        options={"maxiter": 1_000, "ftol": 1e-14},
+    )
+    assert solved.success
+    coefficients, offset, _ = fit_capped_tilt(phi, target, cap, ridge=0)
+    weights = np.exp(np.minimum(phi @ coefficients - offset, np.log(cap))) / 12
+    assert (weights > cap / 12 - 1e-9).any()  # the cap matters here
+    assert weights == pytest.approx(solved.x, abs=1e-5)
+
+
+def test_a_cap_that_nothing_reaches_leaves_the_plain_tilt_and_a_cap_of_one_none() -> None:
+    phi, target = counts(5)
+    plain = fit_tilt(phi, target, ridge=0.02)
+    coefficients, offset, _ = fit_capped_tilt(phi, target, 1e6, ridge=0.02)
+    assert coefficients == pytest.approx(plain.coefficients, abs=1e-6)
+    assert np.exp(phi @ coefficients - offset) / 60 == pytest.approx(plain.weights, abs=1e-8)
+    assert not fit_capped_tilt(phi, target, 1.0)[0].any()
+
+
+@settings(max_examples=10, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_the_dual_with_a_partition_for_each_anchor_agrees_with_brute_force(seed: int) -> None:
+    phi, target = counts(seed, rows=40)
+    k, ridge = 4, 0.05
+    coefficients, offset, converged = fit_given_tilt(phi, target, k, ridge)
+    dense = phi.toarray().reshape(-1, k, 3)  # (anchors, K, features)
+    scale = np.sqrt(phi.toarray().mean(0))
+
+    def objective(x: Floats) -> float:
+        partition = special.logsumexp(dense @ x, axis=1) - np.log(k)
+        return float(partition.mean() - x @ target + ridge / 2 * ((x * scale) ** 2).sum())
+
+    minimise: Any = optimize.minimize
+    solved = minimise(
+        objective, np.zeros(3), method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-14, "maxiter": 9_999}
+    )
+    assert converged and offset == 0
+    assert objective(coefficients) <= solved.fun + 1e-12
+    assert coefficients == pytest.approx(solved.x, abs=1e-5)
+    weights = special.softmax(dense @ coefficients, axis=1)  # (anchors, K)
+    reached = np.einsum("ak,akf->f", weights, dense) / len(dense)
+    assert target - reached == pytest.approx(ridge * scale**2 * coefficients, abs=1e-7)
+
+
+def test_accepted_samples_are_nearer_to_their_group_than_the_models_own(world: World) -> None:
+    own = world.model.sample(256, anchors=world.evidence.anchors[np.arange(256) % len(world.evidence.anchors)], seed=77)
+    for group in (0, SIX):
+        made = world.sampler.sample(256, group, seed=1)
+        fit = world.resampled.population[group]
+        assert distance(world, made.trajectories, group) < 0.5 * distance(world, own, group)
+        assert fit.after["scaled"] < fit.before["scaled"] and fit.after["js"] < fit.before["js"]
+        assert made.rate == pytest.approx(fit.acceptance, rel=0.25)
+        assert len(made.trajectories) == len(made.numbers) == len(set(made.numbers.tolist())) == 256
+
+
+def test_of_given_anchors_too_the_chosen_samples_are_nearer(world: World) -> None:
+    anchors = world.evidence.anchors[np.arange(256) % len(world.evidence.anchors)]
+    own = world.model.sample(256, anchors=anchors, seed=77)
+    for group in (0, SIX):
+        made = world.sampler.sample_given(np.full(256, group), anchors, seed=1)
+        assert np.array_equal(made.anchors, anchors, equal_nan=True)
+        assert distance(world, made, group) < 0.5 * distance(world, own, group)
+
+
+def test_a_model_that_is_told_groups_is_calibrated_group_by_group(
+    world: World, grouped: tuple[Generator, Calibration]
+) -> None:
+    model, calibration = grouped
+    sampler: Sampler = CalibratedSampler.of(model, calibration, world.evidence.anchors)
+    assert calibration.told and not world.resampled.told
+    assert len({each.before["js"] for each in calibration.population}) == 8  # each has a pool of its own
+    made = sampler.sample(256, SIX, seed=2)
+    own = model.sample(256, np.full(256, SIX), made.trajectories.anchors, seed=3)
+    assert distance(world, made.trajectories, SIX) < distance(world, own, SIX)
+
+
+def test_the_output_does_not_depend_on_chunks(world: World) -> None:
+    sampler = world.sampler
+    whole = sampler.sample(120, SIX, seed=4)
+    assert same(whole.trajectories, sampler.sample(120, SIX, seed=4, block=150).trajectories)
+    first = sampler.sample(50, SIX, seed=4)
+    rest = sampler.sample(70, SIX, seed=4, first=first.following)
+    assert np.array_equal(whole.numbers, np.concatenate([first.numbers, rest.numbers]))
+    assert np.array_equal(whole.trajectories.tokens, np.concatenate([p.trajectories.tokens for p in (first, rest)]))
+    assert (first.following, first.drawn + rest.drawn) == (first.numbers[-1] + 1, whole.drawn)
+    groups, anchors = np.arange(60) % 8, world.evidence.anchors[:60]
+    given = sampler.sample_given(groups, anchors, seed=4)
+    parts = [sampler.sample_given(groups[a:b], anchors[a:b], seed=4, first=a) for a, b in ((0, 17), (17, 60))]
+    assert np.array_equal(given.tokens, np.concatenate([part.tokens for part in parts]))
+
+
+def test_seeds_and_groups_have_candidates_of_their_own(world: World) -> None:
+    sampler = world.sampler
+    one, again, seed, group = (sampler.sample(40, g, seed=s).trajectories for g, s in ((1, 0), (1, 0), (1, 9), (2, 0)))
+    assert same(one, again) and not same(one, seed) and not same(one, group)
+
+
+@given(st.integers(0, 2**62), st.integers(0, 10**12), st.integers(0, 9), st.integers(0, 9))
+def test_random_numbers_can_begin_anywhere(seed: int, start: int, some: int, more: int) -> None:
+    whole = uniforms(seed, start, start + some + more)
+    assert np.array_equal(uniforms(seed, start + some, start + some + more), whole[some:])
+
+
+def test_without_a_tilt_everything_is_accepted_and_any_candidate_will_do(world: World) -> None:
+    none = [
+        replace(each, coefficients=0 * each.coefficients, offset=0.0, cap=1.0) for each in world.resampled.population
+    ]
+    sampler = replace(world.sampler, calibration=replace(world.resampled, population=tuple(none)))
+    assert sampler.sample(30, 0).numbers.tolist() == list(range(30))
+    unknown = world.sampler.sample_given(np.full(30, UNKNOWN), world.evidence.anchors[:30])
+    assert len(unknown) == 30
+
+
+def test_a_pool_too_small_for_its_features_does_no_harm(world: World) -> None:
+    """Means of 32 samples are noise, and a tilt to noise is chosen only if it helps samples it was not fitted on."""
+    found = fit_calibration(world.model, world.evidence, pool=32, candidates=2)
+    for each in (*found.population, *found.given):
+        assert each.after["scaled"] <= each.before["scaled"] + 1e-9
+
+
+def test_what_is_written_is_what_is_read(world: World, tmp_path: Path) -> None:
+    assert load_calibration(tmp_path) is None
+    save_calibration(tmp_path, world.resampled)
+    read = load_calibration(tmp_path)
+    assert read is not None
+    assert json.dumps(read.as_dict(), allow_nan=False) == json.dumps(world.resampled.as_dict())
+    assert all(np.array_equal(read.tensors()[name], table) for name, table in world.resampled.tensors().items())
+    ours, theirs = (CalibratedSampler.of(world.model, each, world.evidence.anchors) for each in (read, world.resampled))
+    assert same(ours.sample(20, SIX).trajectories, theirs.sample(20, SIX).trajectories)
+    report = json.loads(json.dumps(read.report(), allow_nan=False))
+    assert report["groups"]["40-50, F"]["population"]["cap"] == read.population[SIX].cap
+    (tmp_path / "calibration.safetensors").write_bytes(b"cut")
+    with pytest.raises(MobatlasError, match=r"calibration\.json: is not a calibration"):
+        load_calibration(tmp_path)
+    save_calibration(tmp_path, world.resampled)
+    values = json.loads((tmp_path / "calibration.json").read_text()) | {"features": ["category:home"]}
+    (tmp_path / "calibration.json").write_text(json.dumps(values))
+    with pytest.raises(MobatlasError, match="its tensors are of another"):
+        load_calibration(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["shuffled", "deleted"])
+def test_labels_change_nothing_after_the_regions_were_built(world: World, tmp_path: Path, change: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(world.dataset.path, copy)
+    labels = pq.read_table(copy / "labels.parquet")
+    (copy / "labels.parquet").unlink()
+    if change == "shuffled":
+        order = np.random.default_rng(0).permutation(labels.num_rows)
+        pq.write_table(labels.take(order).set_column(0, "user_id", labels["user_id"]), copy / "labels.parquet")
+    evidence = gather_evidence(TrajectoryDataset.open(copy), world.regions)
+    again = resample(world.model, evidence, pool=POOL)
+    assert json.dumps(again.as_dict()) == json.dumps(world.resampled.as_dict())
+    assert all(again.tensors()[name].tobytes() == t.tobytes() for name, t in world.resampled.tensors().items())
+    sampler = CalibratedSampler.of(world.model, again, evidence.anchors)
+    assert same(sampler.sample(50, 2).trajectories, world.sampler.sample(50, 2).trajectories)
+    groups, anchors = np.arange(20) % 8, evidence.anchors[:20]
+    assert same(sampler.sample_given(groups, anchors), world.sampler.sample_given(groups, anchors))
+
+
+def test_what_samples_do_not_show_is_left_out_and_said(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_regions(world.dataset.path, tmp_path / "r", partition="demogroups", features=("category", "hour"))
+    found = resample(world.model, gather_evidence(world.dataset, tmp_path / "r"), pool=64, candidates=2)
+    assert not any(name.startswith("hour:") for name in found.features)
+    assert "samples do not tell when" in caplog.text
+
+
+def test_giving_up_is_said_in_a_sentence(world: World) -> None:
+    far = replace(world.resampled.population[SIX], offset=50.0, cap=8.0)
+    population = (*world.resampled.population[:SIX], far, *world.resampled.population[SIX + 1 :])
+    sampler = replace(world.sampler, calibration=replace(world.resampled, population=population))
+    with pytest.raises(
+        MobatlasError, match="group '40-50, F': 0 of 256 candidates were accepted where 12% were expected"
+    ):
+        sampler.sample(10, SIX, most=256)
+
+
+def test_bad_input_is_refused_in_a_sentence(world: World, grouped: tuple[Generator, Calibration]) -> None:
+    model, evidence = world.model, world.evidence
+    with pytest.raises(MobatlasError, match="a pool of 10 samples, 8 for each anchor, is too small"):
+        fit_calibration(model, evidence, pool=10)
+    with pytest.raises(MobatlasError, match="no anchors"):
+        fit_calibration(model, evidence, np.zeros((0, 4)))
+    others = world.model.with_groups(Groups.of({"sex": ("M", "F")}), seed=0)
+    with pytest.raises(MobatlasError, match=r"the model's groups \(M; F\) are not those of"):
+        fit_calibration(others, evidence, pool=64)
+    with pytest.raises(MobatlasError, match="conditioned on groups already"):
+        resample(grouped[0], evidence)
+    with pytest.raises(MobatlasError, match="another model than this one, which knows no groups"):
+        CalibratedSampler.of(model, grouped[1], evidence.anchors)
+    with pytest.raises(MobatlasError, match="its groups are not those of the model"):
+        CalibratedSampler.of(others, grouped[1], evidence.anchors)
+    with pytest.raises(MobatlasError, match="not 5 of -1"):
+        world.sampler.sample(5, UNKNOWN)
+
+
+def test_diversity_counts_distinct_trajectories_and_copies(world: World) -> None:
+    def made(*rows: list[int]) -> Trajectories:
+        offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows])))
+        return Trajectories(np.concatenate(rows).astype(np.int32), offsets, np.zeros((len(rows), 4)))
+
+    training = made([7, 8, 9], [8, 9], [7, 8, 9, 9])
+    found = diversity(made([7, 8, 9], [7, 8, 9], [9, 8], [8]), training, made([8, 9], [9, 9], [9]))
+    assert found == {
+        "n": 3,
+        "distinct": 2 / 3,
+        "copies": 2 / 3,
+        "held_out": {"n": 3, "distinct": 1.0, "copies": 1 / 3},
+    }
+    whole = diversity(made([7, 8, 9], [7, 8, 9], [9, 8], [8]), training)
+    assert whole == {"n": 4, "distinct": 0.75, "copies": 0.5}
+    samples = world.sampler.sample(100, SIX).trajectories
+    real = [Trajectories.of(world.dataset, world.dataset.split(name)) for name in ("train", "test")]
+    assert 0 < diversity(samples, *real)["distinct"] <= 1

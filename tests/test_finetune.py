@@ -1,0 +1,386 @@
+"""Finetune: the estimate of a region counted by hand, the gap to what is sampled, and that no kill and no label changes it."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mobatlas import MobatlasError
+from mobatlas.config import build
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.divergences import DIVERGENCES, js
+from mobatlas.features import TokenFeature, build_feature
+from mobatlas.generators.base import Generator
+from mobatlas.generators.training import Share, Trainer
+from mobatlas.groups import DEFAULT_GROUPS, Groups
+from mobatlas.regions.folder import build_regions, load_assignment, load_regions
+from mobatlas.supervision.finetune import (
+    PRESETS,
+    FinetuneConfig,
+    Goal,
+    Target,
+    allocate,
+    finetune,
+    soft_gap,
+)
+from tests.tiny import OPTIONS, fitted, small_city
+
+BRIEF: dict[str, Any] = {
+    "steps": 4,
+    "batch": 16,
+    "learning_rate": 1e-3,
+    "warmup": 0,
+    "rollout_steps": 2,
+    "validate_every": 2,
+    "validation_samples": 16,
+}
+FINAL = "finetune-final.safetensors"
+
+
+class Crash(Exception):  # noqa: N818 (a test raises it)
+    """The process dies here, as far as the trainer can tell."""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
+    return small_city(tmp_path_factory.mktemp("city"), users=200, pois=12)
+
+
+@pytest.fixture(scope="module")
+def model(dataset: TrajectoryDataset) -> Generator:
+    """Its autoencoder is good, as that of any model worth tuning; its denoiser has just begun."""
+    family = OPTIONS["latent-diffusion"]
+    longer = family["autoencoder"] | {"steps": 200}
+    return fitted("latent-diffusion", dataset, autoencoder=longer, denoiser=family["denoiser"] | {"steps": 60})
+
+
+@pytest.fixture(scope="module")
+def regions(dataset: TrajectoryDataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("regions") / "districts"
+    build_regions(dataset.path, folder, by="home_district", features=("poi", "category"))
+    return folder
+
+
+def tuned(
+    model: Generator, dataset: TrajectoryDataset, regions: Path, trainer: Trainer | None = None, **changes: Any
+) -> tuple[Generator, dict[str, Any]]:
+    hook: Any = {name: changes.pop(name) for name in ("on_validation", "start_from_tilted") if name in changes}
+    config = build(FinetuneConfig, BRIEF | changes, "finetune")
+    return finetune(model, dataset, regions, trainer or quiet(), config, **hook)
+
+
+def quiet(folder: Path | None = None, **options: Any) -> Trainer:
+    common: dict[str, Any] = {"seed": 5, "quiet": True, "accelerator": "cpu"}
+    return Trainer(folder, **(common | options))
+
+
+def weights(model: Generator) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in model.network.state_dict().values()]
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def a_target(shares: list[list[float]], values: list[np.ndarray[Any, Any]]) -> Target:
+    """Feature maps over as many tokens as they have bins."""
+    goals = []
+    for number, each in enumerate(values):
+        bins = np.arange(each.shape[1])
+        goals.append(Goal(TokenFeature(f"map{number}", tuple(map(str, bins)), bins), bins, each))
+    homes = [np.arange(40.0).reshape(10, 4) for _ in shares]
+    return Target("train", goals, "js", np.array(shares), homes, np.arange(len(shares)))
+
+
+# ---- the estimate of a region
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda shares: sum(shares) > 0.1), st.integers(9, 600))
+def test_every_group_of_a_region_has_samples_in_proportion(shares: list[float], n: int) -> None:
+    p = np.array(shares) / sum(shares)
+    counts = allocate(p, n)
+    present = p > 0
+    assert counts.sum() == n
+    assert (counts[present] >= 1).all() and not counts[~present].any()
+    assert (np.abs(counts - (present + p * (n - present.sum()))) < 1).all()
+
+
+def test_stratified_groups_expect_what_drawn_ones_do_with_less_noise() -> None:
+    """Groups that differ much, people that differ a little: fixed proportions take away the noise of who was drawn."""
+    rng, n, repeats = np.random.default_rng(0), 32, 4_000
+    shares, means = np.array([0.5, 0.3, 0.15, 0.05, 0.0]), np.array([0.0, 1.0, 4.0, 9.0, 50.0])
+    target = a_target([shares.tolist()], [np.ones((1, 2))])
+    stratified, drawn = np.empty(repeats), np.empty(repeats)
+    for repeat in range(repeats):
+        people = target.people(0, n, rng)
+        stratified[repeat] = people.weights @ rng.normal(means[people.groups], 0.5)
+        drawn[repeat] = rng.normal(means[rng.choice(5, n, p=shares)], 0.5).mean()
+    truth = shares @ means
+    error = np.array([stratified.std(), drawn.std()]) / math.sqrt(repeats)
+    assert stratified.mean() == pytest.approx(truth, abs=4 * error[0])
+    assert drawn.mean() == pytest.approx(truth, abs=4 * error[1])
+    assert stratified.var() < drawn.var() / 10
+
+
+def test_counts_mix_before_they_become_shares() -> None:
+    """Half the people go out once to the one place, half nine times to the other: nine visits in ten are there."""
+    target = a_target([[0.5, 0.5]], [np.array([[0.5, 4.5]])])
+    people = target.people(0, 10, np.random.default_rng(0))
+    counts = np.array([[1.0, 0.0], [0.0, 9.0]])[people.groups]
+    assert target.loss([people.weights @ counts], 0) == pytest.approx(0)
+    assert target.loss([np.array([0.5, 0.5])], 0) == pytest.approx(js(np.array([0.1, 0.9]), np.array([0.5, 0.5])))
+
+
+@pytest.mark.parametrize("divergence", DIVERGENCES)
+def test_the_loss_is_a_sum_over_maps_of_known_bins_in_arrays_and_tensors_alike(divergence: str) -> None:
+    values = [np.array([[1.0, 3.0, np.nan]]), np.array([[20.0, 20.0]]), np.array([[np.nan, np.nan]])]
+    target = replace(a_target([[1.0]], values), divergence=divergence)
+    found = [np.array([2.0, 2.0, 99.0]), np.array([30.0, 10.0]), np.array([1.0, 2.0])]
+    measure = DIVERGENCES[divergence]
+    expected = measure(np.array([0.25, 0.75]), np.array([0.5, 0.5])) + measure(
+        np.array([0.5, 0.5]), np.array([0.75, 0.25])
+    )
+    assert target.loss(found, 0) == pytest.approx(expected)
+    assert float(target.loss([torch.from_numpy(each) for each in found], 0)) == pytest.approx(expected)
+
+
+def test_hidden_coordinates_are_a_share_of_the_simulated_people() -> None:
+    target = a_target([[1.0]], [np.ones((1, 2))])
+    people = target.people(0, 2_000, np.random.default_rng(0), hidden=0.25)
+    assert np.isnan(people.anchors).all(1).mean() == pytest.approx(0.25, abs=0.04)
+    assert np.isfinite(target.people(0, 100, np.random.default_rng(0)).anchors).all()
+
+
+# ---- the gap of the published code
+
+
+def by_group(dataset: TrajectoryDataset, folder: Path) -> Target:
+    """The groups themselves as regions, with everybody's homes."""
+    table, feature = load_regions(folder), build_feature("poi", dataset.vocabulary)
+    assert table.aggregates.features == feature.bins
+    goal = Goal(feature, np.arange(len(feature.bins)), table.aggregates.values)
+    homes = [dataset.anchors[dataset.split_people("train")]] * len(DEFAULT_GROUPS)
+    return Target("train", [goal], "js", table.composition.shares, homes, np.arange(len(homes)))
+
+
+def test_what_the_gradient_sees_is_near_what_is_sampled(
+    model: Generator, dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
+    """Expected counts against exact ones of the same noise, which differ by how unsure the decoder is, in every group."""
+    build_regions(dataset.path, tmp_path / "groups", partition="demogroups")
+    target, student = by_group(dataset, tmp_path / "groups"), model.with_groups(DEFAULT_GROUPS, seed=5)
+    for group in range(len(DEFAULT_GROUPS)):
+        people = target.people(group, 64, np.random.default_rng(group))
+        gap = soft_gap(student, target.goals, people, seed=group)["poi"]
+        assert gap < 0.1, f"{DEFAULT_GROUPS.names[group]}: total variation {gap:.3f}"
+
+
+def test_steps_go_down_the_aggregate_loss(model: Generator, dataset: TrajectoryDataset, tmp_path: Path) -> None:
+    """The loss of the same people and the same noise, before and after, as the gradient sees it and as it is sampled."""
+    build_regions(dataset.path, tmp_path / "groups", partition="demogroups")
+    target = by_group(dataset, tmp_path / "groups")
+    people = {group: target.people(group, 64, np.random.default_rng(group)) for group in range(len(DEFAULT_GROUPS))}
+
+    def losses(model: Generator) -> tuple[float, float]:
+        soft = []
+        for group, own in people.items():
+            counts = (
+                target.goals[0].feature.soft(model.soft_sample(own.groups, own.anchors, seed=group)).detach().numpy()
+            )
+            soft.append(target.loss([own.weights @ counts], group))
+        return float(np.mean(soft)), target.score(model, people, seed=0)
+
+    changes: dict[str, Any] = {"batch": 64, "ema": None, "rollout_steps": None, "validation_samples": 64}
+    found, report = tuned(model, dataset, tmp_path / "groups", steps=16, validate_every=16, **changes)
+    assert report["validated_on"] == "train"  # too few validation people for eight regions
+    assert report["best"]["step"] == 16
+    before, after = losses(model.with_groups(DEFAULT_GROUPS, seed=5)), losses(found)
+    assert after[0] < 0.9 * before[0]
+    assert after[1] < before[1]
+
+
+# ---- what a run comes to
+
+
+def test_the_learning_curve_tells_both_losses_and_what_the_hook_found(
+    model: Generator, dataset: TrajectoryDataset, regions: Path
+) -> None:
+    seen: list[bool] = []
+
+    def hook(now: Generator) -> dict[str, float]:
+        seen.append(now.groups == DEFAULT_GROUPS and not now.network.training)
+        return {"jsd": len(seen) / 8}
+
+    _, report = tuned(model, dataset, regions, steps=5, on_validation=hook)
+    curve = report["curve"]
+    assert [row["step"] for row in curve] == [0, 2, 4, 5]
+    assert [row["jsd"] for row in curve] == [1 / 8, 2 / 8, 3 / 8, 4 / 8]
+    assert [row["train"] is None for row in curve] == [True, False, False, False]
+    assert all(0 < row["validation"] < 2 for row in curve) and all(seen)
+    best = min(curve, key=lambda row: row["validation"])
+    assert report["best"] == best
+    assert report["validated_on"] == "val"
+    assert report["left_out"] == []
+    json.dumps(report)
+
+
+def test_weights_that_got_worse_are_not_kept(model: Generator, dataset: TrajectoryDataset, regions: Path) -> None:
+    found, report = tuned(model, dataset, regions, learning_rate=0.3, steps=2, validate_every=1, ema=None)
+    assert report["best"]["step"] == 0
+    assert same(weights(found), weights(model.with_groups(DEFAULT_GROUPS, seed=5)))
+
+
+def test_a_tilted_model_is_gone_on_from_and_left_as_it_was(
+    model: Generator, dataset: TrajectoryDataset, regions: Path
+) -> None:
+    tilted = model.with_groups(DEFAULT_GROUPS, seed=9)
+    before = weights(tilted)
+    found, _ = tuned(tilted, dataset, regions, start_from_tilted=True, learning_rate=1e-9, steps=1)
+    assert same(before, weights(tilted))
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(before, weights(found), strict=True))
+    for start, said in ((tilted, False), (model, True)):
+        with pytest.raises(MobatlasError, match="a tilted one and say so"):
+            tuned(start, dataset, regions, start_from_tilted=said)
+    with pytest.raises(MobatlasError, match="knows the groups"):
+        tuned(model.with_groups(Groups.of({"sex": ("M", "F")}), 0), dataset, regions, start_from_tilted=True)
+
+
+def test_a_masked_word_is_left_out_on_both_sides(model: Generator, dataset: TrajectoryDataset, regions: Path) -> None:
+    stages: list[Any] = []
+
+    class Watching(Trainer):
+        def run(self, stage: Any) -> dict[str, float]:
+            stages.append(stage)
+            return super().run(stage)
+
+    def first_loss(**changes: Any) -> float:
+        tuned(model, dataset, regions, Watching(None, seed=5, quiet=True, accelerator="cpu"), steps=1, **changes)
+        return float(stages[-1].network.curve[-1, 0])
+
+    assert first_loss(mask=("HOME", "WORK")) != first_loss()
+    with pytest.raises(MobatlasError, match="did you mean 'HOME'"):
+        tuned(model, dataset, regions, mask=("HOEM",))
+
+
+def test_a_run_that_was_killed_ends_in_the_same_bytes(
+    model: Generator, dataset: TrajectoryDataset, regions: Path, tmp_path: Path
+) -> None:
+    whole, killed = tmp_path / "whole" / "training", tmp_path / "killed" / "training"
+    changes: dict[str, Any] = {"steps": 7, "validate_every": 2}
+    _, expected = tuned(model, dataset, regions, quiet(whole), **changes)
+    validations = 0
+
+    def crash(now: Generator) -> dict[str, float]:
+        nonlocal validations
+        validations += 1
+        if validations == 4:  # at step 6; the last checkpoint is of step 5
+            raise Crash
+        return {}
+
+    with pytest.raises(Crash):
+        tuned(model, dataset, regions, quiet(killed, checkpoint_steps=1), on_validation=crash, **changes)
+    assert (killed / "finetune-00000005.safetensors").exists()
+    for _ in range(2):  # goes on, then reads what it came to
+        _, report = tuned(model, dataset, regions, quiet(killed, resume=True), **changes)
+        assert report == expected
+        assert (killed / FINAL).read_bytes() == (whole / FINAL).read_bytes()
+
+
+@pytest.mark.parametrize("change", ["shuffled", "deleted"])
+def test_no_label_is_read(
+    model: Generator, dataset: TrajectoryDataset, regions: Path, tmp_path: Path, change: str
+) -> None:
+    shutil.copytree(dataset.path, tmp_path / "copy")
+    path = tmp_path / "copy" / "labels.parquet"
+    labels = pq.read_table(path)
+    path.unlink()
+    if change == "shuffled":
+        order = np.random.default_rng(0).permutation(labels.num_rows)
+        pq.write_table(labels.take(order).set_column(0, "user_id", labels["user_id"]), path)
+    with_labels, report = tuned(model, dataset, regions)
+    without, other = tuned(model, TrajectoryDataset.open(tmp_path / "copy"), regions)
+    assert same(weights(with_labels), weights(without))
+    assert report == other
+
+
+# ---- bad input
+
+
+def test_a_divergence_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    with pytest.raises(MobatlasError, match=r"--divergence helinger does not exist; did you mean 'hellinger'"):
+        build(FinetuneConfig, {"divergence": "helinger"}, "finetune")
+    for name in PRESETS:
+        build(FinetuneConfig, PRESETS[name], name)
+
+
+def test_a_batch_smaller_than_the_groups_is_refused(
+    model: Generator, dataset: TrajectoryDataset, regions: Path
+) -> None:
+    with pytest.raises(MobatlasError, match=r"a region has \d groups; raise batch"):
+        tuned(model, dataset, regions, batch=1)
+
+
+def test_regions_that_tell_nothing_are_left_out_and_refused_if_all_do(
+    model: Generator, dataset: TrajectoryDataset, regions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = load_regions(regions)
+    table = replace(table, aggregates=replace(table.aggregates, values=table.aggregates.values.copy()))
+    table.aggregates.values[0] = np.nan
+    monkeypatch.setattr("mobatlas.supervision.finetune.load_regions", lambda _: table)
+    assert tuned(model, dataset, regions, steps=1)[1]["left_out"] == [table.composition.regions[0]]
+    table.aggregates.values[1:] = 0
+    with pytest.raises(MobatlasError, match="all aggregates are zero, masked or suppressed"):
+        tuned(model, dataset, regions)
+
+
+def test_a_region_without_people_is_named(
+    model: Generator, dataset: TrajectoryDataset, regions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = load_regions(regions).composition.regions[1]
+    elsewhere = {user: region for user, region in (load_assignment(regions) or {}).items() if region != name}
+    monkeypatch.setattr("mobatlas.supervision.finetune.load_assignment", lambda _: elsewhere)
+    with pytest.raises(MobatlasError, match=f"region '{name}' has no train people"):
+        tuned(model, dataset, regions)
+
+
+def test_features_of_another_vocabulary_are_refused(
+    model: Generator, dataset: TrajectoryDataset, regions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = load_regions(regions)
+    names = tuple(name.replace("poi:HOME", "poi:HUME") for name in table.aggregates.features)
+    other = replace(table, aggregates=replace(table.aggregates, features=names))
+    monkeypatch.setattr("mobatlas.supervision.finetune.load_regions", lambda _: other)
+    with pytest.raises(MobatlasError, match=r"no feature 'poi:HUME'; did you mean 'poi:HOME'"):
+        tuned(model, dataset, regions)
+
+
+def test_of_published_tables_homes_are_everybodys_and_training_aggregates_choose(
+    model: Generator, dataset: TrajectoryDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some categories of two regions, one cell suppressed, and nobody known to live there."""
+    (tmp_path / "p.csv").write_text('region,group,count\nA,"<30, M",3\nA,"<30, F",1\nB,"<30, F",2\n')
+    (tmp_path / "v.csv").write_text(
+        "region,feature,value,n\nA,category:home,2,50\nA,category:work,<5,50\nB,category:home,1,50\nB,category:work,1,50\n"
+    )
+    build_regions(dataset.path, tmp_path / "published", composition=tmp_path / "p.csv", aggregates=tmp_path / "v.csv")
+    _, report = tuned(model, dataset, tmp_path / "published", steps=1)
+    assert (report["validated_on"], report["left_out"]) == ("train", [])
+    assert "training people choose the best weights" in caplog.text
+
+
+def test_several_processes_are_refused(model: Generator, dataset: TrajectoryDataset, regions: Path) -> None:
+    trainer = quiet()
+    trainer.share = Share(0, 2)
+    with pytest.raises(MobatlasError, match="--devices 1"):
+        tuned(model, dataset, regions, trainer)

@@ -1,0 +1,385 @@
+"""Tilted training trajectories: exact where the paper's Example 2 holds, drawn as weighed, and never told a label."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from scipy import sparse
+
+from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
+from mobatlas.artifacts import MANIFEST, new_folder
+from mobatlas.features import Trajectories
+from mobatlas.generators.training import Trainer
+from mobatlas.generators.weights import WEIGHTS
+from mobatlas.regions.table import Floats
+from mobatlas.supervision.evidence import Evidence, gather_evidence
+from mobatlas.supervision.teach import GroupTilts, fit_group_tilts, teach_tilts, tilted_draw
+from mobatlas.supervision.tilt import fit_tilt
+from tests.tiny import fresh, small_city
+
+DIARY: dict[str, Any] = {
+    "window": {"days": 1, "stride": 1},
+    "quality": {"min_coverage": 0},
+    "anchors": {"require_both": False},
+    "vocabulary_size": 20,
+}
+GROUPS = ("<30, M", "<30, F", ">50, M", ">50, F")
+
+
+@dataclass(frozen=True)
+class World:
+    """A city, its groups as regions, and its districts as regions."""
+
+    dataset: TrajectoryDataset
+    groups: Path
+    districts: Path
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    root = tmp_path_factory.mktemp("city")
+    dataset = small_city(root, users=600)
+    build_regions(dataset.path, root / "groups", partition="demogroups", features=("poi", "category"))
+    build_regions(dataset.path, root / "districts", by="home_district", features=("category", "hour"))
+    return World(dataset, root / "groups", root / "districts")
+
+
+@pytest.fixture(scope="module")
+def evidence(world: World) -> Evidence:
+    return gather_evidence(world.dataset, world.groups)
+
+
+@pytest.fixture(scope="module")
+def tilts(world: World, evidence: Evidence) -> GroupTilts:
+    return fit_group_tilts(evidence, world.dataset)
+
+
+def remade(source: Path, out: Path, name: str, change: Callable[[pa.Table], pa.Table]) -> Path:
+    """A REGIONS folder one of whose tables was changed before its manifest was written."""
+    manifest = json.loads((source / MANIFEST).read_text())
+    with new_folder(out, manifest["kind"]) as folder:
+        shutil.copytree(source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        folder.details |= manifest["details"]
+        pq.write_table(change(pq.read_table(source / name)), folder.path / name)
+    return out
+
+
+def redetailed(source: Path, out: Path, **details: Any) -> Path:
+    """A REGIONS folder that says something else of itself."""
+    shutil.copytree(source, out)
+    manifest = json.loads((out / MANIFEST).read_text())
+    manifest["details"] |= details
+    (out / MANIFEST).write_text(json.dumps(manifest))
+    return out
+
+
+def with_column(name: str, change: Callable[[pd.DataFrame], Any]) -> Callable[[pa.Table], pa.Table]:
+    def apply(table: pa.Table) -> pa.Table:
+        values = pa.array(np.asarray(change(table.to_pandas()), dtype=np.float64))
+        return table.set_column(table.schema.get_field_index(name), name, values)
+
+    return apply
+
+
+@dataclass(frozen=True)
+class Example2:
+    """P(x|d) ~ P(x) prod_t delta(x_t, d) over all sequences of two to four of five places, none twice in a row."""
+
+    sequences: tuple[tuple[int, ...], ...]
+    counts: Floats  # (sequences, places)
+    base: Floats  # P(x) (sequences,)
+    factors: Floats  # log delta (groups, places)
+
+    @classmethod
+    def make(cls) -> Example2:
+        rng = np.random.default_rng(4)
+        every = itertools.chain.from_iterable(itertools.product(range(5), repeat=length) for length in (2, 3, 4))
+        kept = tuple(x for x in every if all(a != b for a, b in itertools.pairwise(x)))
+        counts = np.array([np.bincount(x, minlength=5) for x in kept], dtype=np.float64)
+        return cls(kept, counts, rng.dirichlet(np.full(len(kept), 0.8)), rng.normal(0, 0.5, (len(GROUPS), 5)))
+
+    def of(self, group: int) -> Floats:
+        weights = self.base * np.exp(self.counts @ self.factors[group])
+        return np.asarray(weights / weights.sum())
+
+
+def test_example_2_is_recovered_exactly_from_its_means() -> None:
+    """All sequences weighed by P(x): the tilt to the means of P(x|d) is P(x|d)."""
+    world = Example2.make()
+    for group in range(len(GROUPS)):
+        target = world.counts.T @ world.of(group)
+        tilt = fit_tilt(sparse.csr_array(world.counts), target, ridge=0, prior=world.base)
+        assert tilt.unmet == pytest.approx(np.zeros(5), abs=1e-8)
+        assert tilt.weights == pytest.approx(world.of(group), abs=1e-8)
+        assert tilt.coefficients == pytest.approx(world.factors[group], abs=1e-5)
+
+
+def test_example_2_is_recovered_from_sampled_people_within_sampling_error(tmp_path: Path) -> None:
+    world, people = Example2.make(), 5_000
+    drawn = np.random.default_rng(0).choice(len(world.base), people, p=world.base)
+    rows = [
+        (f"u{person}", f"p{place}", 40 + place / 100, 10.0, pd.Timestamp("2024-01-01") + pd.Timedelta(hours=6 + 2 * at))
+        for person, number in enumerate(drawn.tolist())
+        for at, place in enumerate(world.sequences[number])
+    ]
+    (tmp_path / "source").mkdir()
+    visits = pd.DataFrame(rows, columns=["user_id", "poi_id", "lat", "lon", "arrival"])
+    visits.to_parquet(tmp_path / "source" / "visits.parquet", index=False)
+    prepare(tmp_path / "source", tmp_path / "dataset", format="plain", values=DIARY)
+    dataset = TrajectoryDataset.open(tmp_path / "dataset")
+    truth = np.stack([world.counts.T @ world.of(group) for group in range(len(GROUPS))])  # (groups, places)
+    names = [f"poi:p{place}" for place in range(5)]
+    regions = [f"r{group}" for group in range(len(GROUPS))]
+    composition = {"region": regions, "group": GROUPS, "count": 1_000}
+    pd.DataFrame(composition).to_csv(tmp_path / "p.csv", index=False)
+    aggregates = {"region": np.repeat(regions, 5), "feature": names * len(GROUPS), "value": truth.ravel(), "n": 1_000}
+    pd.DataFrame(aggregates).to_csv(tmp_path / "v.csv", index=False)
+    build_regions(dataset.path, tmp_path / "r", composition=tmp_path / "p.csv", aggregates=tmp_path / "v.csv")
+    found = gather_evidence(dataset, tmp_path / "r")
+    assert found.groups.names == GROUPS and found.region is None
+    exact = replace(found, recovery=replace(found.recovery, means=truth))
+    tilts = fit_group_tilts(exact, dataset, ridge=0)
+    place = {tuple(f"p{token}" for token in x): number for number, x in enumerate(world.sequences)}
+    poi = dataset.vocabulary.poi_ids
+    which = [place[tuple(poi[token] for token in dataset.trajectory(index))] for index in tilts.indices.tolist()]
+    for group in range(len(GROUPS)):
+        reached = np.bincount(which, weights=tilts.weights[group], minlength=len(world.base))  # (sequences,)
+        error = world.of(group) / np.sqrt(len(which) * world.base)  # standard error of the weight of each sequence
+        z = (reached - world.of(group)) / error
+        assert np.abs(reached - world.of(group)).sum() < 1.15 * np.sqrt(2 / np.pi) * error.sum()
+        assert np.mean(z**2) < 1.3
+        assert tilts.tilts[group].coefficients == pytest.approx(world.factors[group], abs=0.12)
+
+
+def test_weights_are_distributions_that_reach_the_recovered_means(
+    world: World, evidence: Evidence, tilts: GroupTilts
+) -> None:
+    phi = evidence.phi.counts(Trajectories.of(world.dataset, tilts.indices))
+    assert tilts.weights.shape == (8, len(world.dataset.split("train")))
+    assert tilts.weights.sum(1) == pytest.approx(np.ones(8)) and (tilts.weights >= 0).all()
+    assert tilts.weights @ phi == pytest.approx(evidence.means - tilts.unmet)
+    assert all(tilt.converged for tilt in tilts.tilts)
+    assert tilts.gaps == pytest.approx(np.zeros(8), abs=1e-9)
+    assert (tilts.effective_sample_sizes < len(tilts.indices)).all()
+
+
+def test_the_mean_of_the_base_weights_is_the_population_mean(
+    world: World, evidence: Evidence, tilts: GroupTilts
+) -> None:
+    """Windows are many for some people and few for others, and V is a mean over people."""
+    assert len(np.unique(tilts.base)) > 1
+    phi = evidence.phi.counts(Trajectories.of(world.dataset, tilts.indices))
+    assert phi.T @ tilts.base == pytest.approx(evidence.recovery.baseline, rel=1e-12)
+    assert evidence.training_mean == pytest.approx(evidence.recovery.baseline, rel=1e-12)
+    everybody = np.tile(evidence.training_mean, (8, 1))
+    level = replace(evidence, recovery=replace(evidence.recovery, means=everybody))
+    for unit in ("trajectory", "person"):
+        found = fit_group_tilts(level, world.dataset, unit=unit).weights
+        assert found == pytest.approx(np.tile(tilts.base, (8, 1)), rel=1e-6)
+
+
+def test_with_the_person_as_the_unit_windows_of_a_person_share_its_weight(world: World, evidence: Evidence) -> None:
+    tilts = fit_group_tilts(evidence, world.dataset, unit="person")
+    person = world.dataset.person[tilts.indices]
+    for weights in tilts.weights:
+        windows, total = np.bincount(person), np.bincount(person, weights)
+        assert weights == pytest.approx(total[person] / windows[person])
+    assert tilts.weights.sum(1) == pytest.approx(np.ones(8))
+    assert len(tilts.tilts[0].weights) == len(evidence.people) == tilts.report(evidence)["units"]
+
+
+def test_membership_under_demogroups_leaves_no_weight_outside_the_region(
+    world: World, evidence: Evidence, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert evidence.region is not None
+    for unit in ("trajectory", "person"):
+        tilts = fit_group_tilts(evidence, world.dataset, unit=unit, membership=True)
+        region = evidence.region[np.searchsorted(evidence.people, world.dataset.person[tilts.indices])]
+        for group, weights in enumerate(tilts.weights):
+            assert not weights[region != group].any() and weights[region == group].all()
+    assert "can be the label itself" in caplog.text
+    assert tilts.report(evidence)["membership"] is True
+
+
+def test_people_without_a_region_belong_to_groups_as_the_population_does(world: World, evidence: Evidence) -> None:
+    assert evidence.region is not None
+    unknown = replace(evidence, region=np.where(np.arange(len(evidence.people)) == 3, -1, evidence.region))
+    assert unknown.membership()[3] == pytest.approx(evidence.recovery.shares)
+    assert np.delete(unknown.membership(), 3, 0) == pytest.approx(np.delete(evidence.membership(), 3, 0))
+
+
+def test_draws_are_a_function_of_seed_and_step(tilts: GroupTilts) -> None:
+    draw, again, other = tilted_draw(tilts, 3), tilted_draw(tilts, 3), tilted_draw(tilts, 4)
+    one = draw(64, 7)
+    draw(64, 8)
+    assert np.array_equal(one.indices, again(64, 7).indices) and np.array_equal(one.groups, again(64, 7).groups)
+    assert not np.array_equal(one.indices, draw(64, 8).indices)
+    assert not np.array_equal(one.indices, other(64, 7).indices)
+    assert np.array_equal(np.bincount(one.groups), np.full(8, 8))
+    assert len(np.unique(one.groups[:16])) > 4  # not group by group: a stage may tell noise levels by the place
+
+
+def test_draws_follow_the_weights(tilts: GroupTilts) -> None:
+    draw, steps, size = tilted_draw(tilts, 0), 400, 256
+    drawn = [draw(size, step) for step in range(steps)]
+    indices, groups = (np.concatenate([getattr(each, name) for each in drawn]) for name in ("indices", "groups"))
+    place = np.searchsorted(tilts.indices, indices)
+    for group, weights in enumerate(tilts.weights):
+        n = int((groups == group).sum())
+        assert n == steps * size / 8
+        counts = np.bincount(place[groups == group], minlength=len(weights))
+        assert not counts[weights == 0].any()
+        z = (counts - n * weights) / np.sqrt(np.maximum(n * weights, 1e-9))
+        assert np.mean(z[n * weights > 1] ** 2) < 1.1  # stratified: less than the 1 of independent draws
+
+
+def test_groups_can_be_drawn_by_shares(tilts: GroupTilts) -> None:
+    shares = np.arange(8.0)
+    groups = np.concatenate([tilted_draw(tilts, 0, shares)(100, step).groups for step in range(50)])
+    assert np.bincount(groups, minlength=8) / 5_000 == pytest.approx(shares / shares.sum(), abs=0.01)
+
+
+def test_several_maps_and_the_validation_twin_are_read(world: World, evidence: Evidence) -> None:
+    assert [each.name for each in evidence.phi.maps] == ["poi", "category"]
+    assert evidence.validation is not None and evidence.validation.features == evidence.phi.features
+    ours, baseline = (
+        evidence.against_validation(means) for means in (evidence.means, np.tile(evidence.recovery.baseline, (8, 1)))
+    )
+    assert ours is not None and baseline is not None and ours["js"] < baseline["js"]
+    assert evidence.distance(evidence.means[0], evidence.means[0]) == {"scaled": 0.0, "js": 0.0}
+    assert sum(len(evidence.anchors_of(name)) for name in evidence.regions.composition.regions) == len(evidence.people)
+    assert np.isin(evidence.anchors_of("R1"), evidence.anchors).all()
+
+
+def test_a_map_can_be_left_out(world: World) -> None:
+    both = gather_evidence(world.dataset, world.districts)
+    one = both.without("hour")
+    assert {name.partition(":")[0] for name in one.phi.features} == {"category"}
+    real = Trajectories.of(world.dataset, world.dataset.split("train")[:50])
+    assert np.array_equal(one.phi.counts(real).toarray(), both.phi.counts(real).toarray()[:, : len(one.phi.features)])
+    assert one.means == pytest.approx(both.means[:, : len(one.phi.features)])
+    assert one.recovery.information().shape == (8,)
+    with pytest.raises(MobatlasError, match="no feature but 'category'"):
+        one.without("category")
+
+
+def test_the_report_is_json_and_says_how_sure_it_is(evidence: Evidence, tilts: GroupTilts) -> None:
+    report = json.loads(json.dumps(tilts.report(evidence), allow_nan=False))
+    row = report["groups"]["30-40, F"]
+    assert row["information"] == pytest.approx(evidence.information()["30-40, F"], abs=1e-3)
+    assert 0 < row["relative_size"] < 1 and row["unmet"]["bin"] in evidence.phi.features and row["converged"]
+    assert row["posterior_sd"]["relative"] > 0
+    assert report["validation"]["js"] < report["validation_baseline"]["js"]
+
+
+@pytest.mark.parametrize("change", ["shuffled", "deleted"])
+def test_labels_change_nothing_after_the_regions_were_built(world: World, tmp_path: Path, change: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(world.dataset.path, copy)
+    labels = pq.read_table(copy / "labels.parquet")
+    (copy / "labels.parquet").unlink()
+    if change == "shuffled":
+        order = np.random.default_rng(0).permutation(labels.num_rows)
+        pq.write_table(labels.take(order).set_column(0, "user_id", labels["user_id"]), copy / "labels.parquet")
+    weights, drawn, saved = [], [], []
+    for number, dataset in enumerate((world.dataset, TrajectoryDataset.open(copy))):
+        evidence = gather_evidence(dataset, world.groups)
+        tilts = fit_group_tilts(evidence, dataset)
+        weights.append(tilts.weights.tobytes())
+        drawn.append(tilted_draw(tilts, 1)(128, 3).indices.tobytes())
+        model = fresh("latent-diffusion", dataset, teaching={"steps": 2, "warmup": 1})
+        taught, _ = teach_tilts(model, dataset, evidence, Trainer(None, quiet=True))
+        (tmp_path / f"{number}").mkdir()
+        taught.save(tmp_path / f"{number}")
+        saved.append((tmp_path / f"{number}" / WEIGHTS).read_bytes())
+    assert weights[0] == weights[1] and drawn[0] == drawn[1] and saved[0] == saved[1]
+
+
+def test_what_the_regions_cannot_tell_is_said(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    few = world.groups
+    for name in ("composition.parquet", "aggregates.parquet"):
+        few = remade(few, tmp_path / name, name, lambda t: t.filter(pc.is_in(t["region"], pa.array(["R1", "R2"]))))
+    mixed = with_column("share", lambda rows: np.full(len(rows), 1 / 8))
+    gather_evidence(world.dataset, remade(few, tmp_path / "mixed", "composition.parquet", mixed))
+    assert "2 regions for 8 groups" in caplog.text
+    assert "not identified by these regions" in caplog.text
+    assert "mostly prior, and so near the population, is what the regions tell of <30, M (" in caplog.text
+
+
+def test_a_feature_that_every_region_suppresses_is_left_out(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hide = with_column("value", lambda rows: rows["value"].mask(rows["feature"] == "poi:HOME"))
+    found = gather_evidence(world.dataset, remade(world.groups, tmp_path / "r", "aggregates.parquet", hide))
+    assert "poi:HOME" not in found.phi.features and "1 features are suppressed in every region" in caplog.text
+    assert found.validation is not None and found.validation.features == found.phi.features
+    assert found.means.shape[1] == len(found.phi.features) == len(found.training_mean)
+
+
+def test_regions_of_another_dataset_pass_if_they_count_the_same_places(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = redetailed(world.groups, tmp_path / "r", dataset={"content_hash": "another"})
+    assert np.array_equal(
+        gather_evidence(world.dataset, other).means, gather_evidence(world.dataset, world.groups).means
+    )
+    assert "was made of another dataset" in caplog.text
+    fewer = remade(
+        redetailed(world.districts, tmp_path / "d", dataset={"content_hash": "another"}),
+        tmp_path / "fewer",
+        "aggregates.parquet",
+        lambda t: t.filter(pc.not_equal(t["feature"], "hour:23")),
+    )
+    with pytest.raises(MobatlasError, match="whose places are others"):
+        gather_evidence(world.dataset, fewer)
+
+
+def test_regions_that_cannot_be_used_are_refused_in_a_sentence(world: World, tmp_path: Path) -> None:
+    def broken(name: str, table: str, column: str, change: Callable[[pd.DataFrame], Any]) -> Path:
+        return remade(world.groups, tmp_path / name, table, with_column(column, change))
+
+    zero = broken("zero", "aggregates.parquet", "value", lambda rows: np.zeros(len(rows)))
+    with pytest.raises(MobatlasError, match="zero: every value of the aggregates is zero"):
+        gather_evidence(world.dataset, zero)
+    hidden = broken("hidden", "aggregates.parquet", "value", lambda rows: np.full(len(rows), np.nan))
+    with pytest.raises(MobatlasError, match="hidden: every value of the aggregates is suppressed"):
+        gather_evidence(world.dataset, hidden)
+    nobody = broken(
+        "nobody", "composition.parquet", "share", lambda rows: np.where(rows["group"] == "30-40, F", 0, rows["share"])
+    )
+    with pytest.raises(MobatlasError, match="no region has anybody of group '30-40, F'"):
+        gather_evidence(world.dataset, nobody)
+    masked = redetailed(world.groups, tmp_path / "masked", mask=["HOME"])
+    with pytest.raises(MobatlasError, match=r"another dataset .*feature 'poi:HOME' is not in the vocabulary"):
+        gather_evidence(world.dataset, masked)
+    with pytest.raises(MobatlasError, match="no such regions folder"):
+        gather_evidence(world.dataset, tmp_path / "nowhere")
+    with pytest.raises(MobatlasError, match="holds a dataset, not a regions"):
+        gather_evidence(world.dataset, world.dataset.path)
+
+
+def test_bad_options_are_refused_in_a_sentence(world: World, evidence: Evidence, tilts: GroupTilts) -> None:
+    with pytest.raises(MobatlasError, match="unit 'persons' does not exist; did you mean 'person'"):
+        fit_group_tilts(evidence, world.dataset, unit="persons")
+    with pytest.raises(MobatlasError, match="ridge is -1"):
+        fit_group_tilts(evidence, world.dataset, ridge=-1)
+    with pytest.raises(MobatlasError, match=r"--membership: .* does not say who lives in which region"):
+        fit_group_tilts(replace(evidence, region=None), world.dataset, membership=True)
+    with pytest.raises(MobatlasError, match="no training person lives in a region with anybody of group '<30, M'"):
+        lost = replace(evidence, region=np.ones(len(evidence.people), dtype=np.int64))
+        fit_group_tilts(lost, world.dataset, membership=True)
+    for shares in (np.ones(7), np.zeros(8), -np.ones(8)):
+        with pytest.raises(MobatlasError, match="shares must be 8 numbers"):
+            tilted_draw(tilts, 0, shares)
