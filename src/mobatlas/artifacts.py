@@ -120,7 +120,12 @@ def resumable_folder(
         unfinished(out).mkdir(parents=True, exist_ok=True)
         write_json(unfinished(out) / BEGUN, {"kind": kind})
         folder = NewFolder(out)
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            if [path for path in out.rglob("*") if path.is_file()] == [unfinished(out) / BEGUN]:
+                shutil.rmtree(out)  # nothing to go on from
+            raise
         manifest = Manifest(kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted)))
         _write_manifest(out, manifest, beside=unfinished(out))
         shutil.rmtree(unfinished(out))
