@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobatlas import MobatlasError
-from mobatlas.artifacts import new_folder, read_manifest, rechunk
+from mobatlas.artifacts import is_complete, new_folder, read_manifest, rechunk, resumable_folder, unfinished
 
 
 def write(out: Path, text: str = "hello", overwrite: bool = False) -> None:
@@ -108,6 +109,65 @@ def test_an_error_during_overwrite_keeps_the_old_folder(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file.txt").read_text() == "old"
 
 
+def fill(out: Path, text: str = "new", failure: BaseException | None = None, at: str = "", **manner: Any) -> None:
+    """Fill a folder that can be resumed, or fail after the checkpoint of that name."""
+    with resumable_folder(out, "thing", names=["file.txt"], **manner) as folder:
+        if at:
+            (unfinished(out) / at).write_text("for going on")
+        if failure:
+            raise failure
+        (folder.path / "file.txt").write_text(text)
+
+
+def test_what_was_to_be_overwritten_comes_back_if_nothing_came_of_it(tmp_path: Path) -> None:
+    fill(tmp_path / "out", "old")
+    for failure in (ZeroDivisionError(), KeyboardInterrupt()):
+        with pytest.raises(type(failure)):
+            fill(tmp_path / "out", failure=failure, at=".half.partial", overwrite=True)
+        assert (tmp_path / "out" / "file.txt").read_text() == "old"
+        assert is_complete(tmp_path / "out")
+        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    fill(tmp_path / "out", "new", overwrite=True)
+    assert (tmp_path / "out" / "file.txt").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_was_overwritten_goes_once_there_is_something_to_go_on_from(tmp_path: Path) -> None:
+    fill(tmp_path / "out", "old")
+    with pytest.raises(MobatlasError, match="stopped; continue with --resume"):
+        fill(tmp_path / "out", failure=KeyboardInterrupt(), at="step-1", overwrite=True)
+    assert not is_complete(tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["begun.json", "out", "step-1", "training"]
+    fill(tmp_path / "out", "new", resume=True)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file.txt", "manifest.json", "out"]
+
+
+def test_what_stepped_aside_before_a_kill_comes_back(tmp_path: Path) -> None:
+    fill(tmp_path / "out", "old")
+    (tmp_path / "out").rename(tmp_path / ".out.replaced")
+    with pytest.raises(MobatlasError, match="exists already"):
+        fill(tmp_path / "out")
+    assert (tmp_path / "out" / "file.txt").read_text() == "old"
+
+
+def test_a_file_of_somebody_else_in_a_begun_folder_is_no_part_of_it_and_never_goes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, notes = tmp_path / "out", tmp_path / "out" / "notes.md"
+    with pytest.raises(ZeroDivisionError):
+        fill(out, failure=ZeroDivisionError(), at="step-1")
+    notes.write_text("mine")
+    refused = pytest.raises(MobatlasError, match=r"holds notes\.md, which mobatlas did not write")
+    with refused:
+        fill(out, overwrite=True)
+    fill(out, resume=True)
+    assert "holds notes.md, which is no part of the thing" in caplog.text
+    assert list(read_manifest(out, "thing").files) == ["file.txt"]
+    with refused:
+        fill(out, overwrite=True)
+    assert notes.read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
@@ -140,6 +200,7 @@ def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
 SLOW_WRITER = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from mobatlas.artifacts import new_folder
 with new_folder(Path(sys.argv[1]), "thing") as folder:
     (folder.path / "file.txt").write_text("half")

@@ -87,7 +87,7 @@ def same(a: Trajectories, b: Trajectories) -> bool:
 
 def distance(world: World, made: Trajectories, group: int) -> float:
     means = np.asarray(world.evidence.phi.counts(made).mean(0)).ravel()
-    return world.evidence.distance(means, world.evidence.means[group])["scaled"]
+    return world.evidence.told.distance(means, world.evidence.means[group])["scaled"]
 
 
 @settings(max_examples=25, deadline=None)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.vocabulary import BOS, EOS, HOME, MASK, PAD
+from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, MASK, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.base import Draw, unlabelled
 from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, hide_spans, with_end
@@ -28,7 +28,7 @@ from mobatlas.generators.latent_diffusion.config import (
     LatentDiffusionConfig,
 )
 from mobatlas.generators.latent_diffusion.diffusion import noise_schedule, rollout
-from mobatlas.generators.latent_diffusion.dit import Block, DiT
+from mobatlas.generators.latent_diffusion.dit import Block, DiT, Estimate
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.latent_diffusion.latents import encode_split, set_statistics
 from mobatlas.generators.training import Share, Stage, Trainer
@@ -238,7 +238,8 @@ ANCHORS = torch.tensor([[40.1, -74.0, 40.3, -73.8], [40.2, -74.1, 40.0, -74.2], 
 
 def new_dit(**changes: Any) -> DiT:
     torch.manual_seed(1)
-    made = DiT(DENOISER, LATENT, LENGTH, **changes).eval()
+    made = DiT(DENOISER, LATENT, LENGTH, VOCABULARY, **changes).eval()
+    made.prototypes.copy_(torch.randn(VOCABULARY, LATENT, generator=chance(5)))
     made.centre_on(ANCHORS.double().numpy())
     return made
 
@@ -253,8 +254,24 @@ def test_a_new_block_is_the_identity() -> None:
     assert not torch.equal(stirred(Block(DENOISER))(x, condition), x)
 
 
-def test_a_new_denoiser_predicts_zero() -> None:
-    assert torch.equal(new_dit()(*inputs()), torch.zeros(3, LENGTH, LATENT))
+def test_a_new_denoiser_predicts_the_mean_of_all_tokens() -> None:
+    network = new_dit()
+    torch.testing.assert_close(network(*inputs()).clean, network.prototypes.mean(0).expand(3, LENGTH, LATENT))
+
+
+def test_without_cross_entropy_a_new_denoiser_predicts_zero() -> None:
+    plain = DiT(DENOISER.model_copy(update={"cross_entropy": 0.0}), LATENT, LENGTH, VOCABULARY)(*inputs())
+    assert torch.equal(plain.clean, torch.zeros(3, LENGTH, LATENT)) and plain.words is None
+
+
+def test_a_sure_denoiser_predicts_the_latent_of_the_token() -> None:
+    network = new_dit()
+    assert network.words is not None
+    with torch.no_grad():
+        network.words.bias[17] = 60.0
+    found = network(*inputs())
+    torch.testing.assert_close(found.clean, network.prototypes[17].expand(3, LENGTH, LATENT))
+    assert found.words is not None and bool((found.words.argmax(-1) == 17).all())
 
 
 def test_unknown_anchors_are_a_condition_of_their_own() -> None:
@@ -263,7 +280,7 @@ def test_unknown_anchors_are_a_condition_of_their_own() -> None:
     unknown = torch.full_like(known, torch.nan)
     half = torch.cat((known[:, :2], unknown[:, 2:]), 1)  # a home and no work
     centre = cast(DiT, network).centre.repeat(3, 2)  # zero after scaling, and yet known
-    outs = [network(x, t, anchors) for anchors in (known, half, centre, unknown)]
+    outs = [network(x, t, anchors).clean for anchors in (known, half, centre, unknown)]
     assert all(bool(out.isfinite().all()) for out in outs)
     for i, one in enumerate(outs):
         assert all(float((one - other).abs().max()) > 1e-3 for other in outs[:i])
@@ -274,7 +291,7 @@ def test_one_unknown_anchor_does_not_touch_the_others_of_the_batch() -> None:
     x, t, anchors = inputs()
     mixed = anchors.clone()
     mixed[1] = torch.nan
-    torch.testing.assert_close(network(x, t, mixed)[[0, 2]], network(x, t, anchors)[[0, 2]])
+    torch.testing.assert_close(network(x, t, mixed).clean[[0, 2]], network(x, t, anchors).clean[[0, 2]])
 
 
 def test_every_attribute_has_one_table_with_a_null_level() -> None:
@@ -294,14 +311,14 @@ def test_the_null_level_of_every_attribute_adds_exactly_nothing() -> None:
             cast(nn.Embedding, table).weight[0] = 0.0  # as it begins
     null = torch.zeros(3, 2, dtype=torch.int64)
     assert not any(part.any() for part in network.group(null))
-    assert torch.equal(network(*inputs(), null), network(*inputs()))
+    assert torch.equal(network(*inputs(), null).clean, network(*inputs()).clean)
 
 
 def test_each_attribute_is_heard_by_itself() -> None:
     network = stirred(new_dit(groups=DEFAULT_GROUPS))
     levels = torch.tensor([[0, 0], [1, 0], [2, 0], [0, 1], [0, 2], [1, 1], [4, 2]])
     x, t, anchors = (part[:1].expand(len(levels), *part.shape[1:]) for part in inputs())
-    out = network(x, t, anchors, levels)
+    out = network(x, t, anchors, levels).clean
     distances = torch.cdist(out.flatten(1), out.flatten(1)) + torch.eye(len(levels))
     assert float(distances.min()) > 1e-3
 
@@ -311,7 +328,7 @@ def test_a_model_given_groups_denoises_as_before_at_the_null_level(model: Latent
     grouped = model.with_groups(DEFAULT_GROUPS, seed=3)
     x = torch.randn(3, model.max_length, LATENT, generator=chance())
     t, null = torch.tensor([3, 500, 990]), torch.zeros(3, 2, dtype=torch.int64)
-    assert torch.equal(grouped.network(x, t, ANCHORS, null), model.network(x, t, ANCHORS))
+    assert torch.equal(grouped.network(x, t, ANCHORS, null).clean, model.network(x, t, ANCHORS).clean)
 
 
 # ---- noise and the way back
@@ -436,10 +453,10 @@ class Recorder(nn.Module):
 
     def forward(
         self, x: Tensor, t: Tensor, anchors: Tensor, levels: Tensor | None = None, estimate: Tensor | None = None
-    ) -> Tensor:
-        out: Tensor = self.network(x, t, anchors, levels, estimate)
+    ) -> Estimate:
+        out: Estimate = self.network(x, t, anchors, levels, estimate)
         self.told.append(estimate)
-        self.said.append(out)
+        self.said.append(out.clean)
         return out
 
 
@@ -463,10 +480,11 @@ def test_the_network_is_told_its_last_estimate(model: LatentDiffusion, forced: b
 
 def test_an_estimate_changes_the_answer_only_where_it_is_asked_for() -> None:
     estimate = torch.randn(3, LENGTH, LATENT, generator=chance(9))
-    aware, unaware = stirred(new_dit()), stirred(DiT(DENOISER.model_copy(update={"self_conditioning": False}), 8, 12))
-    assert not torch.equal(aware(*inputs(), None, estimate), aware(*inputs()))
-    assert torch.equal(aware(*inputs(), None, torch.zeros_like(estimate)), aware(*inputs()))
-    assert torch.equal(unaware(*inputs(), None, estimate), unaware(*inputs()))
+    changed = DENOISER.model_copy(update={"self_conditioning": False})
+    aware, unaware = stirred(new_dit()), stirred(DiT(changed, LATENT, LENGTH, VOCABULARY))
+    assert not torch.equal(aware(*inputs(), None, estimate).clean, aware(*inputs()).clean)
+    assert torch.equal(aware(*inputs(), None, torch.zeros_like(estimate)).clean, aware(*inputs()).clean)
+    assert torch.equal(unaware(*inputs(), None, estimate).clean, unaware(*inputs()).clean)
 
 
 # ---- latents of a dataset
@@ -513,6 +531,35 @@ def test_standardised_training_latents_have_mean_0_and_variance_1(
     values = encode_split(model.autoencoder, dataset, "train", None).values.astype(np.float64)
     assert np.abs(values.mean(0)).max() < 1e-3
     assert np.abs(values.std(0) - 1).max() < 1e-3
+
+
+def test_the_latent_of_a_token_is_the_mean_over_training_trajectories(
+    model: LatentDiffusion, dataset: TrajectoryDataset
+) -> None:
+    typical = set_statistics(model.autoencoder, dataset)
+    encoded = encode_split(model.autoencoder, dataset, "train", None).values.astype(np.float64)
+    members = [dataset.gather(np.array([index]), model.max_length).tokens[0] for index in dataset.split("train")]
+    ended = np.concatenate([with_end(torch.from_numpy(tokens[None]).long(), model.max_length)[0] for tokens in members])
+    tokens = ended[ended != PAD]
+    for token in (EOS, HOME, int(np.bincount(tokens)[FIRST_POI:].argmax()) + FIRST_POI):
+        np.testing.assert_allclose(typical[token], encoded[tokens == token].mean(0), atol=2e-3)
+    torch.testing.assert_close(typical[PAD], model.autoencoder.padding)
+    assert bool(typical.isfinite().all()), "also of tokens that no trajectory has"
+
+
+def test_the_denoiser_learns_which_tokens_the_latents_stand_for(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+    """A new denoiser thinks all tokens equally likely: the cross-entropy's part of the loss is the log of their number."""
+    found = {}
+    for share in (0.25, 0.5, 1.0):
+        options = OPTIONS["latent-diffusion"]["denoiser"] | {"cross_entropy": share, "self_conditioning": False}
+        model = cast(LatentDiffusion, fresh("latent-diffusion", dataset, denoiser=options))
+        model.network.prototypes.copy_(set_statistics(model.autoencoder, dataset))
+        trainer = Trainer(tmp_path, seed=0, config={})
+        stage = model.denoising(dataset, unlabelled(dataset, 0), "denoiser", trainer, fresh=True)
+        torch.manual_seed(4)
+        found[share] = stage.loss(model.network, 0, Share()).item()
+    assert found[1.0] == pytest.approx(np.log(len(dataset.vocabulary)), rel=1e-5)
+    assert found[1.0] - found[0.5] == pytest.approx((found[1.0] - found[0.25]) * 2 / 3, rel=1e-4)
 
 
 @pytest.mark.parametrize("what", ["cut short", "of another shape", "a pickle"])

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import sparse
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
@@ -24,7 +26,7 @@ from mobatlas.features import Trajectories
 from mobatlas.generators.training import Trainer
 from mobatlas.generators.weights import WEIGHTS
 from mobatlas.regions.table import Floats
-from mobatlas.supervision.evidence import Evidence, gather_evidence
+from mobatlas.supervision.evidence import Evidence, _tilted_to, gather_evidence
 from mobatlas.supervision.teach import GroupTilts, fit_group_tilts, teach_tilts, tilted_draw
 from mobatlas.supervision.tilt import fit_tilt
 from tests.tiny import fresh, small_city
@@ -147,7 +149,7 @@ def test_example_2_is_recovered_from_sampled_people_within_sampling_error(tmp_pa
     aggregates = {"region": np.repeat(regions, 5), "feature": names * len(GROUPS), "value": truth.ravel(), "n": 1_000}
     pd.DataFrame(aggregates).to_csv(tmp_path / "v.csv", index=False)
     build_regions(dataset.path, tmp_path / "r", composition=tmp_path / "p.csv", aggregates=tmp_path / "v.csv")
-    found = gather_evidence(dataset, tmp_path / "r")
+    found = gather_evidence(dataset, tmp_path / "r", visits=False)  # here a group does spread its visits otherwise
     assert found.groups.names == GROUPS and found.region is None
     exact = replace(found, recovery=replace(found.recovery, means=truth))
     tilts = fit_group_tilts(exact, dataset, ridge=0)
@@ -166,10 +168,10 @@ def test_example_2_is_recovered_from_sampled_people_within_sampling_error(tmp_pa
 def test_weights_are_distributions_that_reach_the_recovered_means(
     world: World, evidence: Evidence, tilts: GroupTilts
 ) -> None:
-    phi = evidence.phi.counts(Trajectories.of(world.dataset, tilts.indices))
+    phi = evidence.moments.phi.counts(Trajectories.of(world.dataset, tilts.indices))
     assert tilts.weights.shape == (8, len(world.dataset.split("train")))
     assert tilts.weights.sum(1) == pytest.approx(np.ones(8)) and (tilts.weights >= 0).all()
-    assert tilts.weights @ phi == pytest.approx(evidence.means - tilts.unmet)
+    assert tilts.weights @ phi == pytest.approx(evidence.moments.means - tilts.unmet)
     assert all(tilt.converged for tilt in tilts.tilts)
     assert tilts.gaps == pytest.approx(np.zeros(8), abs=1e-9)
     assert (tilts.effective_sample_sizes < len(tilts.indices)).all()
@@ -184,7 +186,7 @@ def test_the_mean_of_the_base_weights_is_the_population_mean(
     assert phi.T @ tilts.base == pytest.approx(evidence.recovery.baseline, rel=1e-12)
     assert evidence.training_mean == pytest.approx(evidence.recovery.baseline, rel=1e-12)
     everybody = np.tile(evidence.training_mean, (8, 1))
-    level = replace(evidence, recovery=replace(evidence.recovery, means=everybody))
+    level = replace(evidence, recovery=replace(evidence.recovery, means=everybody), visits=None)
     for unit in ("trajectory", "person"):
         found = fit_group_tilts(level, world.dataset, unit=unit).weights
         assert found == pytest.approx(np.tile(tilts.base, (8, 1)), rel=1e-6)
@@ -258,19 +260,55 @@ def test_several_maps_and_the_validation_twin_are_read(world: World, evidence: E
         evidence.against_validation(means) for means in (evidence.means, np.tile(evidence.recovery.baseline, (8, 1)))
     )
     assert ours is not None and baseline is not None and ours["js"] < baseline["js"]
-    assert evidence.distance(evidence.means[0], evidence.means[0]) == {"scaled": 0.0, "js": 0.0}
+    assert evidence.told.distance(evidence.means[0], evidence.means[0]) == {"scaled": 0.0, "js": 0.0}
     assert sum(len(evidence.anchors_of(name)) for name in evidence.regions.composition.regions) == len(evidence.people)
     assert np.isin(evidence.anchors_of("R1"), evidence.anchors).all()
 
 
+def test_tilts_keep_the_spread_of_the_number_of_visits(world: World, evidence: Evidence, tilts: GroupTilts) -> None:
+    """Counts alone take unusual trajectories: of many visits and of few."""
+    number = world.dataset.lengths[tilts.indices].astype(np.float64)
+
+    def spread(weights: Floats) -> Floats:
+        mean = weights @ number
+        return np.asarray(np.sqrt(weights @ number**2 - mean**2))
+
+    free = fit_group_tilts(gather_evidence(world.dataset, world.groups, visits=False), world.dataset)
+    usual = spread(tilts.base)
+    assert np.mean(np.abs(spread(tilts.weights) - usual)) < 0.5 * np.mean(np.abs(spread(free.weights) - usual))
+    assert evidence.visits is not None
+    told = np.array([name.startswith("poi:") for name in evidence.phi.features])
+    asked = evidence.means[:, told].sum(1)
+    rank = evidence.visits.means @ np.arange(len(evidence.visits.baseline))
+    assert (np.argsort(rank) == np.argsort(asked)).all(), "who makes more visits has them in later bins"
+    assert evidence.visits.means.sum(1) == pytest.approx(np.ones(8))
+
+
+@given(st.floats(0.6, 1.5), st.integers(0, 5))
+def test_a_number_of_visits_is_tilted_to_its_mean_and_no_further(level: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    number, weights = rng.poisson(8, 400).astype(np.float64), rng.dirichlet(np.ones(400))
+    found = _tilted_to(weights, number, level)
+    assert found.sum() == pytest.approx(1) and found @ number == pytest.approx(level * (weights @ number))
+    ratio = np.log(found / weights)
+    slope = np.polyfit(number, ratio, 1)
+    assert np.polyval(slope, number) == pytest.approx(ratio, abs=1e-6)  # an exponential tilt of the number alone
+
+
+def test_a_mean_number_of_visits_beyond_what_people_do_takes_the_steepest_tilt() -> None:
+    number = np.array([1.0, 2.0, 3.0])
+    assert _tilted_to(np.full(3, 1 / 3), number, 50.0) @ number > 2.8
+    assert _tilted_to(np.full(3, 1 / 3), number, 0.0) @ number < 1.2
+
+
 def test_a_map_can_be_left_out(world: World) -> None:
-    both = gather_evidence(world.dataset, world.districts)
-    one = both.without("hour")
+    both = gather_evidence(world.dataset, world.districts, visits=False)
+    one = both.moments.without("hour")
     assert {name.partition(":")[0] for name in one.phi.features} == {"category"}
     real = Trajectories.of(world.dataset, world.dataset.split("train")[:50])
     assert np.array_equal(one.phi.counts(real).toarray(), both.phi.counts(real).toarray()[:, : len(one.phi.features)])
     assert one.means == pytest.approx(both.means[:, : len(one.phi.features)])
-    assert one.recovery.information().shape == (8,)
+    assert one.scale == pytest.approx(both.told.scale[: len(one.phi.features)])
     with pytest.raises(MobatlasError, match="no feature but 'category'"):
         one.without("category")
 

@@ -600,6 +600,7 @@ from tests.test_training import Stopped, at_step, make_stage, make_trainer
 folder = Path(sys.argv[1])
 trainer = make_trainer(folder, devices=2, log_every=1)
 stage = make_stage(dropout=0.0, examples_per_step=16)
+trainer.path("cache.npy").touch()
 tell_one = at_step(6, lambda: trainer.share.rank == 1 and os.kill(os.getpid(), signal.SIGTERM))
 try:
     trainer.run(replace(stage, loss=tell_one))
@@ -622,6 +623,7 @@ def test_two_processes_go_down_the_same_losses_as_one(tmp_path: Path, folder: Pa
     assert run.returncode == 0, run.stderr
     said = "stopped at step 7 of 12 of the mlp; continue with --resume"
     assert [(folder / f"said-{rank}").read_text() for rank in range(2)] == [said, said]
+    assert sorted(path.name for path in folder.glob("*.npy")) == ["cache-1.npy", "cache.npy"], "each has its own"
     alone, together = lines(tmp_path / "one" / "training"), lines(folder)
     assert [(line["stage"], line["step"]) for line in together] == [(line["stage"], line["step"]) for line in alone]
     for key in ("loss", "grad_norm", "lr"):

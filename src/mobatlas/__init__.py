@@ -22,23 +22,28 @@ from mobatlas.regions.recovery import Recovery, recover
 from mobatlas.regions.table import Aggregates, Composition, Population, Regions
 
 if TYPE_CHECKING:
+    from mobatlas.atlas import Atlas, AtlasModel
     from mobatlas.evaluation.comparison import compare, evaluate_groups, sampling_floor
     from mobatlas.evaluation.metrics import Yardstick
     from mobatlas.generation import generate, read_synthetic
     from mobatlas.generators.base import Generator, register_generator
     from mobatlas.generators.folder import load_model
+    from mobatlas.supervision.kept import load_sampler
     from mobatlas.training import supervise, train
 
 __version__ = version("mobatlas")
 
 # What needs torch is imported when it is first used: it takes seconds, and most commands do without it.
 _LATER = {
+    "Atlas": "mobatlas.atlas",
+    "AtlasModel": "mobatlas.atlas",
     "Generator": "mobatlas.generators.base",
     "Yardstick": "mobatlas.evaluation.metrics",
     "compare": "mobatlas.evaluation.comparison",
     "evaluate_groups": "mobatlas.evaluation.comparison",
     "generate": "mobatlas.generation",
     "load_model": "mobatlas.generators.folder",
+    "load_sampler": "mobatlas.supervision.kept",
     "read_synthetic": "mobatlas.generation",
     "register_generator": "mobatlas.generators.base",
     "sampling_floor": "mobatlas.evaluation.comparison",
@@ -56,6 +61,8 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "DEFAULT_GROUPS",
     "Aggregates",
+    "Atlas",
+    "AtlasModel",
     "Batch",
     "City",
     "CityConfig",
@@ -84,6 +91,7 @@ __all__ = [
     "load_model",
     "load_regions",
     "load_run",
+    "load_sampler",
     "prepare",
     "read_composition",
     "read_synthetic",

@@ -1,7 +1,7 @@
 """Folders on disk: they appear whole or not at all, and say in manifest.json what they hold and what made them.
 
-A folder is written as a hidden sibling and renamed when it is complete; a lock on that sibling keeps a second process out
-and ends with the process, so that what a killed one left behind is simply swept away by the next.
+A folder is written as a hidden sibling and renamed when it is complete; a lock beside it keeps a second process out and
+ends with the process, so that what a killed one left behind is simply swept away by the next.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import platform
 import shutil
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 
 from mobatlas.errors import MobatlasError
 
+log = logging.getLogger("mobatlas")
 FORMAT = 1  # of the folders; a folder of another format is refused, not guessed at
 MANIFEST = "manifest.json"
 METADATA = b"mobatlas"  # the key under which a Parquet file of ours says what made it
@@ -72,10 +74,10 @@ def new_folder(
     out: Path, kind: str, *, seed: int | None = None, config: dict[str, Any] | None = None, overwrite: bool = False
 ) -> Iterator[NewFolder]:
     """Write a folder: the caller fills `path`, and `out` appears when the block ends without an error."""
-    out = Path(os.path.abspath(out))  # noqa: PTH100 (resolve() would follow a symbolic link and replace its target)
+    out = _absolute(out)
     _refuse_existing(out, kind, overwrite)
-    with _parents(out), _lock(out.with_name(f".{out.name}.lock"), out):
-        partial = out.with_name(f".{out.name}.partial")
+    with _parents(out), _lock(out):
+        partial = _beside(out, "partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
@@ -95,6 +97,7 @@ def resumable_folder(
     out: Path,
     kind: str,
     *,
+    names: Iterable[str] = (),
     seed: int | None = None,
     config: dict[str, Any] | None = None,
     resume: bool = False,
@@ -102,42 +105,48 @@ def resumable_folder(
 ) -> Iterator[NewFolder]:
     """A folder that is filled in full view, by several processes one after the other; its manifest makes it one of its kind.
 
-    What lies in `unfinished(out)` is for going on, and goes when the block ends without an error. With `overwrite` what was
-    there goes before the work begins.
+    `names` are the files and folders that it may hold; what else lies there is somebody else's. What lies in
+    `unfinished(out)` is for going on, and goes when the block ends without an error. An error that leaves nothing there takes
+    the folder away again, and what was overwritten comes back.
     """
-    out = Path(os.path.abspath(out))  # noqa: PTH100 (as in new_folder)
-    with _parents(out), _lock(out.with_name(f".{out.name}.lock"), out):
+    out, names = _absolute(out), frozenset(names)
+    with _parents(out), _lock(out):
+        _come_back(out)
         begun = (unfinished(out) / BEGUN).is_file()
-        if begun and overwrite and not resume:
-            shutil.rmtree(out)
-        elif begun and not resume:
-            raise MobatlasError(
-                f"{out}: was begun and not finished; pass --resume to go on or --overwrite to start anew"
-            )
+        if begun and not resume:
+            _refuse_begun(out, names, overwrite)
         elif not begun:
             _refuse_existing(out, kind, overwrite)
-            shutil.rmtree(out, ignore_errors=True)
-        unfinished(out).mkdir(parents=True, exist_ok=True)
-        write_json(unfinished(out) / BEGUN, {"kind": kind})
+        if not (begun and resume):
+            _step_aside(out)
         folder = NewFolder(out)
         try:
+            unfinished(out).mkdir(parents=True, exist_ok=True)
+            write_json(unfinished(out) / BEGUN, {"kind": kind})
             yield folder
-        except BaseException:
-            if [path for path in out.rglob("*") if path.is_file()] == [unfinished(out) / BEGUN]:
-                shutil.rmtree(out)  # nothing to go on from
+            for name in _foreign(out, names):
+                log.warning("%s: holds %s, which is no part of the %s and stays as it is", out, name, kind)
+            manifest = Manifest(kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted)))
+            _write_manifest(out, manifest, names)
+        except BaseException as error:
+            if _nothing_came_of(out, names):
+                shutil.rmtree(out, ignore_errors=True)
+                _come_back(out)
+                raise
+            shutil.rmtree(_beside(out, "replaced"), ignore_errors=True)
+            if isinstance(error, KeyboardInterrupt):
+                raise MobatlasError("stopped; continue with --resume") from None
             raise
-        manifest = Manifest(kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted)))
-        _write_manifest(out, manifest, beside=unfinished(out))
-        shutil.rmtree(unfinished(out))
+        _sweep(out)
 
 
 @contextmanager
 def new_file(out: Path, overwrite: bool) -> Iterator[Path]:
     """Write a Parquet file: the caller fills a hidden sibling, and `out` appears when the block ends without an error."""
-    out = Path(os.path.abspath(out))  # noqa: PTH100 (as in new_folder)
+    out = _absolute(out)
     _refuse_existing_file(out, overwrite)
-    with _parents(out), _lock(out.with_name(f".{out.name}.lock"), out):
-        partial = out.with_name(f".{out.name}.partial")
+    with _parents(out), _lock(out):
+        partial = _beside(out, "partial")
         try:
             yield partial
             _sync(partial)
@@ -155,10 +164,12 @@ def unfinished(out: Path) -> Path:
 
 def is_complete(out: Path) -> bool:
     """Whether a resumable folder was filled to the end; sweeps up what a process killed at the very end left."""
+    out = _absolute(out)
     if not (out / MANIFEST).is_file():
         return False
-    if (unfinished(out) / BEGUN).is_file():
-        shutil.rmtree(unfinished(out))
+    if any(path.exists() for path in (unfinished(out), _beside(out, "lock"), _beside(out, "replaced"))):
+        with _lock(out):
+            _sweep(out)
     return True
 
 
@@ -205,7 +216,7 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
 
 def write_json(path: Path, value: Any) -> None:
     """Pretty, stable JSON, on disk before it has its name."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = _beside(path, "partial")
     partial.write_text(
         json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n", encoding="utf-8"
     )
@@ -246,12 +257,50 @@ def library_versions() -> dict[str, str]:
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES}
 
 
-def _refuse_existing(out: Path, kind: str, overwrite: bool) -> None:
-    """What is there stays, unless it is a folder of this kind that we wrote and nobody added to."""
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow a symbolic link and replace its target)
+
+
+def _beside(path: Path, what: str) -> Path:
+    return path.with_name(f".{path.name}.{what}")
+
+
+def _refuse_place(out: Path) -> None:
     if out.is_symlink():
         raise MobatlasError(f"{out}: is a symbolic link; give the folder itself as --out")
     if Path.cwd() == out or out in Path.cwd().parents:
         raise MobatlasError(f"{out}: is the folder you are in, or above it; choose another --out")
+
+
+def _refuse_begun(out: Path, names: frozenset[str], overwrite: bool) -> None:
+    """What was begun stays, unless it is to be overwritten and nobody added to it."""
+    _refuse_place(out)
+    if not overwrite:
+        raise MobatlasError(f"{out}: was begun and not finished; pass --resume to go on or --overwrite to start anew")
+    _refuse_foreign(out, _foreign(out, names))
+
+
+def _refuse_foreign(out: Path, foreign: list[str]) -> None:
+    if foreign:
+        raise MobatlasError(f"{out}: holds {foreign[0]}, which mobatlas did not write; move it before you --overwrite")
+
+
+def _foreign(out: Path, names: frozenset[str]) -> list[str]:
+    """What a begun folder holds beside what it should, half-written or not."""
+    ours = names | {MANIFEST, unfinished(out).name}
+    ours |= {_beside(out / name, "partial").name for name in ours}
+    return sorted(path.name for path in out.iterdir() if path.name not in ours)
+
+
+def _nothing_came_of(out: Path, names: frozenset[str]) -> bool:
+    """Whether a begun folder holds nothing to go on from, and nothing of somebody else's."""
+    kept = unfinished(out).glob("[!.]*")  # hidden files are half-written
+    return all(path.name == BEGUN for path in kept) and not (out.exists() and _foreign(out, names))
+
+
+def _refuse_existing(out: Path, kind: str, overwrite: bool) -> None:
+    """What is there stays, unless it is a folder of this kind that we wrote and nobody added to."""
+    _refuse_place(out)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
@@ -267,9 +316,7 @@ def _refuse_existing(out: Path, kind: str, overwrite: bool) -> None:
     if old.get("kind") != kind:
         raise MobatlasError(f"{out}: holds a {old.get('kind')}, not a {kind}, so --overwrite leaves it alone")
     added = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
-    foreign = [name for name in added if name not in known]
-    if foreign:
-        raise MobatlasError(f"{out}: holds {foreign[0]}, which mobatlas did not write; move it before you --overwrite")
+    _refuse_foreign(out, [name for name in added if name not in known])
 
 
 def _refuse_existing_file(out: Path, overwrite: bool) -> None:
@@ -303,7 +350,8 @@ def _parents(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _lock(path: Path, out: Path) -> Iterator[None]:
+def _lock(out: Path) -> Iterator[None]:
+    path = _beside(out, "lock")
     try:
         handle = path.open("w")
     except OSError as error:
@@ -326,21 +374,49 @@ def _lock(path: Path, out: Path) -> Iterator[None]:
 
 def _replace(partial: Path, out: Path) -> None:
     """Rename into place; an old folder steps aside first and goes only when the new one is there."""
-    aside = out.with_name(f".{out.name}.replaced-{os.getpid()}")
-    if out.exists():
-        out.rename(aside)
+    _step_aside(out)
     partial.rename(out)
     _sync(out.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(_beside(out, "replaced"), ignore_errors=True)
 
 
-def _write_manifest(folder: Path, manifest: Manifest, beside: Path | None = None) -> None:
+def _step_aside(out: Path) -> None:
+    if out.exists():
+        shutil.rmtree(_beside(out, "replaced"), ignore_errors=True)  # of a killed process
+        out.rename(_beside(out, "replaced"))
+
+
+def _come_back(out: Path) -> None:
+    """Undo `_step_aside`, if nothing took the place."""
+    if _beside(out, "replaced").exists() and not out.exists():
+        _beside(out, "replaced").rename(out)
+
+
+def _sweep(out: Path) -> None:
+    """Remove what a finished folder does not need, the marker last: after a kill in between the next run knows it as ours."""
+    shutil.rmtree(_beside(out, "replaced"), ignore_errors=True)
+    folder = unfinished(out)
+    if (folder / BEGUN).is_file():
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != BEGUN:
+                path.unlink()
+        (folder / BEGUN).unlink()
+    with suppress(OSError):  # gone already, or not ours
+        folder.rmdir()
+
+
+def _write_manifest(folder: Path, manifest: Manifest, names: frozenset[str] | None = None) -> None:
+    """List the files of these names, or all there are."""
     files = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and beside not in path.parents):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder)
+        if names is not None and name.parts[0] not in names:
+            continue
         _sync(path)
-        name = path.relative_to(folder).as_posix()
-        if name not in manifest.unlisted:
-            files[name] = {"sha256": file_hash(path), "bytes": path.stat().st_size}
+        if name.as_posix() not in manifest.unlisted:
+            files[name.as_posix()] = {"sha256": file_hash(path), "bytes": path.stat().st_size}
     write_json(
         folder / MANIFEST,
         {

@@ -33,10 +33,12 @@ from mobatlas.report.text import (
     diagnosis_table,
     generated_table,
     phase1_table,
+    phase2_table,
     regions_table,
     rows_table,
     speed_table,
     summary_table,
+    supervised_table,
     training_table,
 )
 
@@ -282,12 +284,29 @@ def train(
 
 @app.command()
 def supervise(
-    model: Annotated[Path, typer.Argument(help="A model folder of phase 1.")],
+    model: Annotated[Path, typer.Argument(help="A model folder of phase 1; finetune also goes on from a tilted one.")],
     out: Out,
-    strategy: Annotated[str, typer.Option("--strategy", help="strong: learn from labels, the upper bound.")],
-    from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="strong: train the conditional part anew, not on from phase 1.")
+    regions: Annotated[
+        Path | None, typer.Argument(metavar="REGIONS", help="A regions folder; all but strong learn from it.")
+    ] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            "--strategy",
+            help="auto, tilt (weigh training people, teach, calibrate), resample (no training), finetune (the paper's), or "
+            "strong (labels, the upper bound).",
+        ),
+    ] = "auto",
+    divergence: Annotated[
+        str | None, typer.Option("--divergence", help="finetune: js, tv, kl or hellinger; js by default.")
+    ] = None,
+    membership: Annotated[
+        bool, typer.Option("--membership", help="tilt: weights begin from the composition of each person's region.")
     ] = False,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="strong, tilt: train the conditional part anew, not on from phase 1.")
+    ] = False,
+    preset: Annotated[str | None, typer.Option("--preset", help="finetune: small or paper.")] = None,
     dataset: DatasetOverride = None,
     assignments: Assignments = None,
     seed: Annotated[int, typer.Option(help="Same seed, same machine: same weights.")] = 0,
@@ -301,15 +320,19 @@ def supervise(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Give a model of phase 1 groups."""
+    """Phase 2: give a model groups, from what regions tell."""
     from mobatlas.training import Hardware
     from mobatlas.training import supervise as run_supervision
 
     report = run_supervision(
         model,
         out,
+        regions,
         strategy=strategy,
+        divergence=divergence,
+        membership=membership,
         from_scratch=from_scratch,
+        preset=preset,
         values=parse_assignments(assignments or []),
         dataset=dataset,
         seed=seed,
@@ -319,7 +342,7 @@ def supervise(
         tensorboard=tensorboard,
         quiet=quiet,
     )
-    _show(report, json, training_table(report, out))
+    _show(report, json, supervised_table(report, out))
 
 
 @app.command()
@@ -341,6 +364,9 @@ def generate(
     coarsen: Annotated[
         float | None, typer.Option(metavar="KM", help="Displace anchors at random within this radius.")
     ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Choose samples so that groups have the means that regions tell.")
+    ] = False,
     dataset: DatasetOverride = None,
     seed: Annotated[int, typer.Option(help="Same seed, same machine: same file.")] = 0,
     accelerator: Accelerator = "auto",
@@ -363,6 +389,7 @@ def generate(
             dataset=dataset,
             lengths=lengths,
             coarsen=coarsen,
+            calibrate=calibrate,
             seed=seed,
             accelerator=accelerator,
             overwrite=overwrite,
@@ -412,6 +439,24 @@ def phase1(
     _show(result, json, phase1_table(result))
 
 
+@benchmark_app.command("phase2")
+def phase2(
+    out: Annotated[Path, typer.Option("--out", help="Folder to fill; one that was begun is gone on with.")],
+    seeds: Annotated[int, typer.Option(help="Simulated cities, each with its own models.")] = 3,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    partition: Annotated[list[str] | None, typer.Option(help="How groups are mixed; may be repeated.")] = None,
+    assignments: Assignments = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What each strategy of phase 2 closes of the way from the baseline to the sampling floor."""
+    from mobatlas.benchmark import phase2 as phase2_benchmark
+
+    values = parse_assignments(assignments or [])
+    result = phase2_benchmark.run(out, seeds, first_seed, partitions=partition or (), values=values, quiet=quiet)
+    _show(result, json, phase2_table(result))
+
+
 @benchmark_app.command("reweight")
 def reweight(
     data: Annotated[Path, typer.Option("--data", help="A labelled one-day survey in the canonical tables.")],
@@ -443,6 +488,8 @@ def speed(
 
 
 def _show(values: dict[str, Any], as_json: bool, table: Any) -> None:
+    if os.environ.get("LOCAL_RANK", "0") != "0":  # the first process of several speaks for all
+        return
     if as_json:
         typer.echo(jsonlib.dumps(values, indent=2, ensure_ascii=False, default=str))
     else:
@@ -457,7 +504,8 @@ def main() -> None:
     try:
         app()
     except MobatlasError as error:
-        told = getattr(error, "signal", None)  # training that was stopped says so itself, because it knows how to go on
+        # training that was stopped says so itself, because it knows how to go on
+        told = getattr(error, "signal", stopped[0] if stopped else None)
         _fail(str(error), 2 if told is None else 128 + told)
     except BaseException as error:  # the last door: a person gets a sentence, a developer asks for the rest
         if stopped:  # engines turn an interrupt into errors of their own

@@ -21,6 +21,7 @@ from mobatlas.errors import MobatlasError, suggestion
 
 EARTH_KM = 6371.0088
 BAND_EDGES_KM = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
+VISITS_FROM = (*range(1, 13), 14, 16, 18, 20, 24, 28, 32, 40, 48, 64)  # the least of each bin
 Tensor = Any  # torch.Tensor, or a numpy array in its place
 
 
@@ -175,6 +176,35 @@ class HourFeature:
         return (trajectories.hours * visited[..., None]).sum(1)
 
 
+@dataclass(frozen=True)
+class VisitsFeature:
+    """How many visits a trajectory has: 1 in the bin of their number, nothing if there is none."""
+
+    name: str
+    bins: tuple[str, ...]
+    counted: npt.NDArray[np.bool_]  # (vocabulary,)
+
+    def numbers(self, trajectories: Trajectories) -> npt.NDArray[np.int64]:
+        """Visits of each trajectory."""
+        counted = trajectories.owner[self.counted[trajectories.tokens]]
+        return np.bincount(counted, minlength=len(trajectories))
+
+    def counts(self, trajectories: Trajectories) -> sparse.csr_array:
+        return _count(
+            trajectories, np.arange(len(trajectories)), _visits_bin(self.numbers(trajectories)), len(self.bins)
+        )
+
+    def soft(self, trajectories: SoftTrajectories) -> Tensor:
+        visited = _matmul(trajectories.tokens, self.counted)  # (batch, length)
+        number = np.arange(visited.shape[1] + 1)
+        none, one_more = number[None] == 0, number[:, None] + 1 == number
+        chance = _matmul(visited[:, :1] * 0 + 1, none)  # (batch, length + 1) of each number of visits so far
+        for place in range(visited.shape[1]):
+            here = visited[:, place : place + 1]
+            chance = chance * (1 - here) + _matmul(chance, one_more) * here
+        return _matmul(chance, _visits_bin(number)[:, None] == np.arange(len(self.bins)))
+
+
 Builder = Callable[[Vocabulary, Sequence[str]], FeatureMap]
 
 
@@ -206,12 +236,23 @@ def _hour(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     return HourFeature("hour", tuple(f"hour:{hour:02d}" for hour in range(24)), _counted(vocabulary, mask))
 
 
+def _visits(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
+    spans = [f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise(VISITS_FROM)]
+    bins = tuple(f"visits:{span}" for span in (*spans, f"{VISITS_FROM[-1]}+"))
+    return VisitsFeature("visits", bins, _counted(vocabulary, mask))
+
+
+def _visits_bin(number: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.searchsorted(np.array(VISITS_FROM), number, side="right") - 1
+
+
 BUILDERS: dict[str, Builder] = {
     "poi": _poi,
     "category": _category,
     "transitions": _transitions,
     "distance": _distance,
     "hour": _hour,
+    "visits": _visits,
 }
 
 

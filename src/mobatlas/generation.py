@@ -28,10 +28,12 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import EARTH_KM, Trajectories
 from mobatlas.generators.base import UNKNOWN, Floats, Ints
 from mobatlas.generators.devices import find_device
-from mobatlas.generators.folder import Model, load_model
+from mobatlas.generators.folder import SUPERVISION, Model, load_model
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.reading import keys, numbers, read_table
 from mobatlas.resources import peak_gb
+from mobatlas.supervision.kept import load_sampler
+from mobatlas.supervision.resample import CalibratedSampler
 
 log = logging.getLogger("mobatlas")
 TEXT, NUMBER = pa.string(), pa.float64()
@@ -58,6 +60,8 @@ class Generated:
     seconds: float  # of sampling and writing; loading comes on top
     trajectories_per_second: float
     peak_gb: float  # of this process
+    acceptance_rate: float | None = None  # of candidates, if samples were chosen by a calibration
+    calibration: dict[str, Any] | None = None  # its form, and how far each group's means were from the recovered ones
 
     def as_dict(self) -> dict[str, Any]:
         """For reports."""
@@ -96,6 +100,7 @@ def generate(
     dataset: Path | str | None = None,
     lengths: str = "model",
     coarsen: float | None = None,
+    calibrate: bool = False,
     seed: int = 0,
     accelerator: str = "auto",
     overwrite: bool = False,
@@ -105,7 +110,9 @@ def generate(
     """Sample n trajectories into `out`; `chunk` is how many tiles of the generator are made at a time.
 
     People are those of the table `anchors` in their order (all of them for n = None), or drawn from the training people of a
-    `region`, or from all training people; with `coarsen` they live and work somewhere within so many km.
+    `region`, or from all training people; with `coarsen` they live and work somewhere within so many km. With `calibrate`
+    samples of groups are chosen among candidates so that their means are the recovered ones, in one of two forms: anchors that
+    are drawn from everybody are chosen together with the trajectory, those of a table or a region stay as they are.
     """
     _check_options(n, region, regions, anchors, lengths, coarsen, seed)
     table, folder, override = (Path(path) if path is not None else None for path in (anchors, regions, dataset))
@@ -117,18 +124,37 @@ def generate(
         people = _people(loaded, group, region, folder, table)
         if coarsen:
             people = replace(people, anchors=_displaced(people.anchors, coarsen, seed))
+        if loaded.manifest.details.get(SUPERVISION, {}).get("membership"):
+            log.warning("%s: was supervised with --membership, the region that each person lives in", loaded.path)
+        form = _form(loaded, people, calibrate, lengths, given=region is not None or table is not None)
+        sampler = replace(load_sampler(loaded, _Calibrating(tracker)), anchors=people.anchors) if form else None
         n = len(people.anchors) if n is None else n
         facts = {"model": loaded.manifest.content_hash, "seed": seed, "n": n, "group": group, "region": region}
-        facts |= {"lengths": lengths, "coarsen": coarsen, "versions": library_versions()}
+        facts |= {"lengths": lengths, "coarsen": coarsen, "calibrated": form, "versions": library_versions()}
         facts["anchors"] = file_hash(table) if table is not None else None
         schema = SCHEMA.with_metadata({METADATA: json.dumps(facts, sort_keys=True)})
-        tile = loaded.generator.tile
-        step = tile * (chunk or max(1, PER_CHUNK // tile))
         start = time.perf_counter()
-        batches = _batches(loaded, people, n, step, lengths, seed, region, tracker)
+        chunks = _Chunks(loaded, people, sampler, form, n, lengths, seed, chunk)
+        batches = _batches(chunks, region, loaded.generator.vocabulary, tracker)
         tokens = write_parquet(partial, schema, batches)
         seconds = time.perf_counter() - start
-    return Generated(str(out), n, tokens, seconds, n / seconds, peak_gb())
+    made = Generated(str(out), n, tokens, seconds, n / seconds, peak_gb())
+    return made if sampler is None else replace(made, acceptance_rate=n / chunks.drawn, calibration=chunks.report())
+
+
+def _form(model: Model, people: _People, calibrate: bool, lengths: str, given: bool) -> str | None:
+    """Which form of the calibration applies, None if none does."""
+    of_groups = people.groups is not None or people.shares is not None
+    if calibrate and not of_groups:
+        raise MobatlasError(
+            "--calibrate chooses samples by their group; give --group, --region, or --anchors with a column 'group'"
+        )
+    only_way = model.groups is not None and model.generator.groups is None  # `resample`
+    if not of_groups or not (calibrate or only_way):
+        return None
+    if lengths == "empirical":
+        raise MobatlasError("--lengths empirical: calibrated samples are as long as the model makes them; leave it out")
+    return "given" if given else "population"
 
 
 def _check_options(
@@ -151,7 +177,7 @@ def _check_options(
 
 
 def _people(model: Model, group: str | None, region: str | None, regions: Path | None, anchors: Path | None) -> _People:
-    groups = model.generator.groups
+    groups = model.groups
     if group is not None and groups is None:
         raise MobatlasError(f"{model.path}: knows no groups, it is of phase 1; supervise it first")
     one = None if group is None or groups is None else np.eye(len(groups))[groups.index(group)]  # (groups,)
@@ -161,12 +187,11 @@ def _people(model: Model, group: str | None, region: str | None, regions: Path |
     if region is not None:
         homes, shares = model.region(region, regions)
         return _People(homes, names, shares if one is None else one)
-    dataset = model.open_dataset()
-    return _People(dataset.anchors[dataset.split_people("train")], names, one)
+    return _People(model.population(), names, one)
 
 
 def _people_of_table(path: Path, model: Model, one: Floats | None) -> _People:
-    groups, table = model.generator.groups, read_table(path)
+    groups, table = model.groups, read_table(path)
     require_columns(str(path), table.columns, ANCHORS)
     anchors = np.stack([numbers(path, table, name, missing=True) for name in ANCHORS], axis=1)  # (rows, 4)
     _check_anchors(path, anchors, model)
@@ -204,20 +229,74 @@ def _check_anchors(path: Path, anchors: Floats, model: Model) -> None:
                 raise MobatlasError(f"{path}: in row {row + 1} ({two[row, 0]:g}, {two[row, 1]:g}) {what}")
 
 
-def _batches(
-    model: Model, people: _People, n: int, step: int, lengths: str, seed: int, region: str | None, tracker: Tracker
-) -> Iterator[pa.RecordBatch]:
-    """The rows of all samples, a chunk at a time."""
-    generator = model.generator
-    for start in range(0, n, step):
-        draws = _uniform(seed, DRAWS, start, min(n, start + step))  # (chunk, 4)
-        groups, anchors = people.conditions(draws, start)
+class _Calibrating:
+    """Tells of a calibration before the samples begin."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+
+    def step(self, done: float, note: str = "") -> None:
+        self._tracker.step(0, f"calibrating, {int(done) // 10 * 10} %")
+
+
+@dataclass
+class _Chunks:
+    """All samples, a chunk at a time."""
+
+    model: Model
+    people: _People
+    sampler: CalibratedSampler | None
+    form: str | None
+    n: int
+    lengths: str
+    seed: int
+    tiles: int | None  # in a chunk
+    drawn: int = 0  # candidates so far
+
+    def __iter__(self) -> Iterator[tuple[int, Trajectories, Ints]]:
+        """Number of the first, trajectories and groups."""
+        tile = self.model.generator.tile
+        each = self.sampler.calibration.candidates if self.sampler and self.form == "given" else 1
+        step = tile * (self.tiles or max(1, PER_CHUNK // tile // each))
+        for start in range(0, self.n, step):
+            size = min(step, self.n - start)
+            yield start, *(self._population(size) if self.form == "population" else self._drawn(start, size))
+
+    def _population(self, size: int) -> tuple[Trajectories, Ints]:
+        assert self.sampler is not None and self.people.shares is not None
+        group = int(self.people.shares.argmax())  # one group was asked for
+        accepted = self.sampler.sample(size, group, self.seed, first=self.drawn)
+        self.drawn = accepted.following
+        return accepted.trajectories, np.full(size, group, dtype=np.int64)
+
+    def _drawn(self, start: int, size: int) -> tuple[Trajectories, Ints]:
+        draws, generator = _uniform(self.seed, DRAWS, start, start + size), self.model.generator  # (size, 4)
+        groups, anchors = self.people.conditions(draws, start)
+        if self.sampler is not None:
+            self.drawn += size * self.sampler.calibration.candidates
+            return self.sampler.sample_given(groups, anchors, self.seed, first=start), groups
         told = None if generator.groups is None else groups
-        ends = _pick(model.lengths, draws[:, 2]) if lengths == "empirical" else None
-        made = generator.sample(len(draws), told, anchors, seed, first=start, lengths=ends)
-        names = pa.array([people.names[code] if code != UNKNOWN else None for code in groups], pa.string())
-        yield _rows(made, start, names, region, generator.vocabulary)
-        tracker.step(start + len(draws))
+        ends = _pick(self.model.lengths, draws[:, 2]) if self.lengths == "empirical" else None
+        return generator.sample(size, told, anchors, self.seed, first=start, lengths=ends), groups
+
+    def report(self) -> dict[str, Any]:
+        """Of the groups that were asked for: how far they are from the recovered means, on the pool of the calibration."""
+        assert self.sampler is not None and self.form is not None
+        calibration, people = self.sampler.calibration, self.people
+        asked = np.flatnonzero(np.asarray(people.shares)) if people.groups is None else people.groups
+        rows = {calibration.groups.names[k]: getattr(calibration, self.form)[k] for k in np.unique(asked).tolist()}
+        return {
+            "form": self.form,
+            "groups": {name: {"before": row.before, "after": row.after} for name, row in rows.items()},
+        }
+
+
+def _batches(chunks: _Chunks, region: str | None, vocabulary: Vocabulary, tracker: Tracker) -> Iterator[pa.RecordBatch]:
+    """The rows of all samples."""
+    for start, made, groups in chunks:
+        names = pa.array([chunks.people.names[code] if code != UNKNOWN else None for code in groups], pa.string())
+        yield _rows(made, start, names, region, vocabulary)
+        tracker.step(start + len(made))
 
 
 def _rows(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 log = logging.getLogger("mobatlas")
 SECONDS_BETWEEN_LINES = 5.0
+SHARE_BETWEEN_LINES = 0.05  # of the time so far: a day's work is a few hundred lines
 
 
 class Tracker(Protocol):
@@ -37,14 +39,15 @@ class _Lines:
         self._title, self._total = title, total
         self._start = time.monotonic()
         self._last = -SECONDS_BETWEEN_LINES
-        self._note = ""
+        self._doing = ""
 
     def step(self, done: float, note: str = "") -> None:
         elapsed = time.monotonic() - self._start
-        changed = note != self._note
-        if not changed and done < self._total and elapsed - self._last < SECONDS_BETWEEN_LINES:
+        doing = re.split(r"\d", note, maxsplit=1)[0]  # "loss 0.51" is the same work as "loss 0.49"
+        waited = elapsed - self._last >= max(SECONDS_BETWEEN_LINES, elapsed * SHARE_BETWEEN_LINES)
+        if doing == self._doing and done < self._total and not waited:
             return
-        self._last, self._note = elapsed, note
+        self._last, self._doing = elapsed, doing
         eta = (
             f", about {elapsed / done * (self._total - done):.0f} s left"
             if 0 < done < self._total and elapsed > 1

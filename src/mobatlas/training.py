@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,12 +15,39 @@ from mobatlas.config import build, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Generator, family_of
-from mobatlas.generators.folder import KIND, load_model, save_model
-from mobatlas.generators.training import Trainer
+from mobatlas.generators.folder import (
+    COMPOSITION,
+    CONFIG,
+    KIND,
+    LENGTHS,
+    REGION_ANCHORS,
+    SUPERVISION,
+    VOCABULARY,
+    Model,
+    load_model,
+    save_model,
+)
+from mobatlas.generators.training import METRICS, Trainer
+from mobatlas.generators.weights import WEIGHTS
+from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.resources import peak_gb
-from mobatlas.supervision.strong import teach_labels
+from mobatlas.supervision.evidence import Evidence, gather_evidence
+from mobatlas.supervision.kept import CURVE, MEANS, keep_curve, keep_evidence
+from mobatlas.supervision.resample import FILES as CALIBRATION
+from mobatlas.supervision.resample import save_calibration
+from mobatlas.supervision.strategies import (
+    AUTO,
+    STRONG,
+    SuperviseConfig,
+    Supervised,
+    build_options,
+    choose_strategy,
+    strategy_named,
+)
 
-STRATEGIES = ("strong",)
+log = logging.getLogger("mobatlas")
+TRAINED = (CONFIG, LENGTHS, VOCABULARY, WEIGHTS, METRICS, "tensorboard")  # what a MODEL folder holds
+SUPERVISED = (COMPOSITION, REGION_ANCHORS, MEANS, CURVE, *CALIBRATION)  # and what one of phase 2 may hold beside
 
 
 @dataclass(frozen=True)
@@ -72,9 +100,13 @@ def train(
 def supervise(
     model: Path | str,
     out: Path | str,
+    regions: Path | str | None = None,
     *,
-    strategy: str = "strong",
+    strategy: str | None = None,
+    divergence: str | None = None,
+    membership: bool = False,
     from_scratch: bool = False,
+    preset: str | None = None,
     values: Mapping[str, Any] | None = None,
     dataset: Path | str | None = None,
     seed: int = 0,
@@ -84,31 +116,101 @@ def supervise(
     tensorboard: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Give a model of phase 1 groups; `strong` learns them from the dataset's labels, as an upper bound."""
-    if strategy not in STRATEGIES:
-        raise MobatlasError(
-            f"--strategy {strategy} does not exist{suggestion(strategy, STRATEGIES)} (known: {', '.join(STRATEGIES)})"
-        )
+    """Phase 2: give a model groups, as a REGIONS folder tells them; returns the report that the manifest keeps.
+
+    The strategy is `auto` where there are regions; without them it is `strong`, which learns labels, an upper bound. `values`
+    are those of the generator (`teaching.steps`) and of `SuperviseConfig` (`tilt`, `calibration`, `finetune`).
+    """
     source, target = Path(model), Path(out)
+    asked = strategy or (STRONG if regions is None else AUTO)
+    if asked != AUTO:
+        strategy_named(asked)
     refuse_overlap(source, target)
     loaded = load_model(source, Path(dataset) if dataset else None)
+    name, reason = choose_strategy(loaded.generator) if asked == AUTO else (asked, "it was asked for")
+    sections, rest = _divided(values or {})
+    given: dict[str, Any] = {"divergence": divergence, "membership": membership, "from_scratch": from_scratch}
+    options = build_options(name, sections, preset=preset, quiet=quiet, **given)
+    folder_of_regions = _regions_for(name, regions, target)
+    _refuse_labelled(loaded, name)
     opened = loaded.open_dataset()
     family = family_of(loaded.name)
-    config = build(family.config, merge(loaded.generator.config.model_dump(), values or {}), "supervise")
+    config = build(family.config, merge(loaded.generator.config.model_dump(), rest), "supervise")
     identity = {
         "generator": loaded.name,
         "dataset": opened.manifest.content_hash,
         "model": loaded.manifest.content_hash,
-        "strategy": strategy,
+        "strategy": name,
+        "regions": folder_of_regions and read_manifest(folder_of_regions, REGIONS).content_hash,
+        "membership": membership,
         "from_scratch": from_scratch,
+        "supervise": options.config.model_dump(mode="json"),
         **config.model_dump(mode="json"),
     }
     if resume and is_complete(target):
         return _finished(target, identity, seed)
+    if asked == AUTO:
+        log.info("strategy %s: %s", name, reason)
+    evidence = gather_evidence(opened, folder_of_regions, visits=options.config.visits) if folder_of_regions else None
     with _model_folder(target, identity, seed, resume, overwrite, hardware, tensorboard, quiet) as (folder, trainer):
         base = family.load(source, config, opened.vocabulary, loaded.generator.groups)
-        taught, report = teach_labels(base, opened, trainer, from_scratch=from_scratch)
-        return _keep(folder, taught, loaded.name, opened, trainer, {"strategy": strategy, "strong": report})
+        made = strategy_named(name).run(base, opened, evidence, trainer, options)
+        said = {"strategy": name, "reason": reason, **_told(evidence, membership)}
+        if folder is not None:
+            _keep_supervision(folder, made, evidence, said)
+        return _keep(folder, made.generator, loaded.name, opened, trainer, said | made.report)
+
+
+def _divided(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values of phase 2, and those of the generator."""
+    own = SuperviseConfig.model_fields
+    return {k: v for k, v in values.items() if k in own}, {k: v for k, v in values.items() if k not in own}
+
+
+def _regions_for(strategy: str, regions: Path | str | None, out: Path) -> Path | None:
+    """The folder to learn from, None for a strategy that needs none."""
+    if not strategy_named(strategy).needs_regions:
+        if regions is not None:
+            log.warning("--strategy %s learns from labels, so REGIONS %s is not read", strategy, regions)
+        return None
+    if regions is None:
+        raise MobatlasError(
+            f"--strategy {strategy} needs REGIONS, the folder that `mobatlas regions` wrote, after MODEL; give it"
+        )
+    refuse_overlap(Path(regions), out)
+    return Path(regions)
+
+
+def _refuse_labelled(model: Model, strategy: str) -> None:
+    """Finetuning may begin from a model of groups, unless labels of individuals taught it them."""
+    if strategy == "finetune" and model.generator.groups is not None and model.strategy not in ("tilt", "finetune"):
+        raise MobatlasError(
+            f"{model.path}: finetune goes on from a model of phase 1 or a tilted one, and this one learnt groups from labels"
+        )
+
+
+def _told(evidence: Evidence | None, membership: bool) -> dict[str, Any]:
+    """What there is to say of the regions."""
+    if evidence is None:
+        return {}
+    return {
+        "regions": {"path": str(evidence.source.resolve()), "hash": evidence.content_hash},
+        "membership": membership,
+        "information": {name: round(share, 4) for name, share in evidence.information().items()},
+        "warnings": list(evidence.warnings),
+    }
+
+
+def _keep_supervision(folder: Any, made: Supervised, evidence: Evidence | None, said: dict[str, Any]) -> None:
+    """What the folder holds beside the generator."""
+    folder.details[SUPERVISION] = said | made.facts
+    if evidence is not None:
+        keep_evidence(folder.path, evidence, made.tilt)
+        folder.details[SUPERVISION] |= {"groups": evidence.groups.as_dict(), "mask": list(evidence.phi.mask)}
+    if made.calibration is not None:
+        save_calibration(folder.path, made.calibration)
+    if made.curve is not None:
+        keep_curve(folder.path, made.curve)
 
 
 @contextmanager
@@ -124,7 +226,7 @@ def _model_folder(
 ) -> Iterator[tuple[Any, Trainer]]:
     first = os.environ.get("LOCAL_RANK", "0") == "0"  # the other processes of this run are started by the first
     manner: dict[str, Any] = {"seed": seed, "config": identity, "resume": resume, "overwrite": overwrite}
-    with resumable_folder(out, KIND, **manner) if first else nullcontext() as folder:
+    with resumable_folder(out, KIND, names=(*TRAINED, *SUPERVISED), **manner) if first else nullcontext() as folder:
         trainer = Trainer(
             unfinished(out),
             seed=seed,
@@ -150,7 +252,7 @@ def _keep(
             "dataset": {"path": str(dataset.path.resolve()), "hash": dataset.manifest.content_hash},
             "report": report,
         }
-        folder.unlisted |= {"metrics.jsonl"} | {
+        folder.unlisted |= {METRICS} | {
             path.relative_to(folder.path).as_posix() for path in folder.path.glob("tensorboard/*")
         }
     return report

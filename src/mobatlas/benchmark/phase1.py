@@ -74,7 +74,7 @@ def _one(place: Path, seed: int, values: Mapping[str, Any], from_scratch: bool, 
     models["baseline"] = load_model(place / "baseline").generator
     for name in ("strong", *(["strong_from_scratch"] if from_scratch else [])):
         start = time.perf_counter()
-        supervise(place / "baseline", place / name, from_scratch=name != "strong", **common)
+        supervise(place / "baseline", place / name, strategy="strong", from_scratch=name != "strong", **common)
         times[name] = time.perf_counter() - start
         models[name] = load_model(place / name).generator
     baseline = models["baseline"]
@@ -101,9 +101,9 @@ def pooled(dataset: TrajectoryDataset, model: Generator, seed: int) -> dict[str,
     floor = sampling_floor(dataset, yardstick, seed=seed).everybody.average
     limits = {name: max(RATIO * floor[name], floor[name] + MARGIN) for name in POOLED}
     return {
-        "baseline": _rounded(found),
-        "floor": _rounded(floor),
-        "limit": _rounded(limits),
+        "baseline": rounded(found),
+        "floor": rounded(floor),
+        "limit": rounded(limits),
         "within": {name: found[name] <= limit for name, limit in limits.items()},
     }
 
@@ -118,7 +118,7 @@ def by_group(dataset: TrajectoryDataset, models: Mapping[str, Generator], seed: 
         for label, values in average.items()
         if label not in ("baseline", FLOOR)
     }
-    return {"jsd": {label: _rounded(values) for label, values in average.items()}, "closed": closed}
+    return {"jsd": {label: rounded(values) for label, values in average.items()}, "closed": closed}
 
 
 def solvers(dataset: TrajectoryDataset, model: LatentDiffusion, seed: int) -> list[dict[str, Any]]:
@@ -128,9 +128,9 @@ def solvers(dataset: TrajectoryDataset, model: LatentDiffusion, seed: int) -> li
         start = time.perf_counter()
         found = score_everybody(dataset, yardstick, model.with_solver(solver, steps), seed, "val").average
         seconds = round(time.perf_counter() - start, 2)
-        rows.append({"solver": solver, "steps": steps, "seconds": seconds, **_rounded({m: found[m] for m in POOLED})})
+        rows.append({"solver": solver, "steps": steps, "seconds": seconds, **rounded({m: found[m] for m in POOLED})})
     return rows
 
 
-def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+def rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in values.items()}

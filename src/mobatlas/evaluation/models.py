@@ -1,6 +1,7 @@
 """Models under the same conditions: samples with anchors of training people, the same for every model, against held-out people.
 
-Labels choose the anchors of a group's samples, as in the paper, and nothing else.
+Labels choose the anchors of a group's samples, as in the paper, and nothing else. Models that are calibrated are scored as
+samplers, in the form that fits where the anchors come from.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
     Scores,
@@ -20,8 +22,10 @@ from mobatlas.evaluation.comparison import (
 from mobatlas.evaluation.metrics import Ints, Yardstick
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
+from mobatlas.supervision.resample import PlainSampler, Sampler
 
 FLOOR = "floor"
+ANCHORS_OF = ("group", "population")
 
 
 def score_everybody(
@@ -36,23 +40,36 @@ def score_everybody(
 def score_groups(
     dataset: TrajectoryDataset,
     yardstick: Yardstick,
-    models: Mapping[str, Generator],
+    models: Mapping[str, Generator | Sampler],
     seed: int = 0,
     split: str = "test",
+    *,
+    anchors: str = "group",
 ) -> dict[str, Scores]:
     """Each model's samples of each group against the split's people of that group, and the sampling floor at the same sizes.
 
-    A model that knows no groups is the baseline: its samples differ between groups by their anchors alone.
+    A model that knows no groups is the baseline: its samples differ between groups by their anchors alone. With anchors of
+    the `group` every model is given the same homes, of training people of the group, so a calibrated one chooses among
+    candidates for each of them (the form `given`, which does not touch anchors; its tilt was fitted on everybody's homes, since
+    whose they are is a label). With anchors of the `population` homes are drawn from everybody, and a calibrated model chooses
+    homes and trajectories together (the form `population`).
     """
+    if anchors not in ANCHORS_OF:
+        raise MobatlasError(f"anchors '{anchors}' do not exist; take those of the {' or the '.join(ANCHORS_OF)}")
     held_out, training = group_members(dataset, split), group_members(dataset, "train")
     real = {name: Trajectories.of(dataset, rows) for name, rows in held_out.items()}
+    everybody = dataset.anchors[np.intersect1d(dataset.split_people("train"), dataset.person)]
     scores = {}
     for label, model in models.items():
+        sampler = model if isinstance(model, Sampler) else PlainSampler(model, everybody)
         made = {}
         for number, (name, rows) in enumerate(held_out.items()):
-            groups = None if model.groups is None else np.full(len(rows), model.groups.index(name), dtype=np.int64)
-            anchors = _anchors(dataset, training[name], len(rows), seed)
-            made[name] = model.sample(len(rows), groups, anchors, seed=seed + number + 1)
+            group = number if sampler.groups is None else sampler.groups.index(name)
+            if anchors == "population":
+                made[name] = sampler.sample(len(rows), group, seed + number + 1).trajectories
+                continue
+            homes = _anchors(dataset, training[name], len(rows), seed)
+            made[name] = sampler.sample_given(np.full(len(rows), group, dtype=np.int64), homes, seed + number + 1)
         scores[label] = evaluate_groups(yardstick, real, made, seed=seed)
     floor = sampling_floor(dataset, yardstick, split=split, seed=seed).groups
     assert floor is not None  # there are labels, or there would be no members

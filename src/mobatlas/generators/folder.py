@@ -32,6 +32,7 @@ CONFIG = "config.json"
 VOCABULARY = "vocabulary.parquet"
 LENGTHS = "lengths.json"
 COMPOSITION, REGION_ANCHORS = "composition.parquet", "anchors.parquet"  # of a model that was supervised with regions
+SUPERVISION = "supervision"  # what the manifest of a supervised model says of it
 MEANING = ("poi_id", "lat", "lon", "category")  # what a token stands for; how often it was visited is not part of it
 
 
@@ -75,6 +76,18 @@ class Model:
     dataset: Path  # where its dataset should be
     dataset_hash: str  # of the content that it was trained on
 
+    @property
+    def groups(self) -> Groups | None:
+        """The groups it can be asked for: those of its generator, or those by which its samples are chosen (`resample`)."""
+        chosen = self.manifest.details.get(SUPERVISION, {}).get("groups")
+        return self.generator.groups or (Groups.of(chosen) if chosen else None)
+
+    @property
+    def strategy(self) -> str | None:
+        """By which it was supervised; None after phase 1."""
+        found: str | None = self.manifest.details.get(SUPERVISION, {}).get("strategy")
+        return found
+
     def open_dataset(self) -> TrajectoryDataset:
         """The dataset that it was trained on, or another one with the same vocabulary."""
         if not self.dataset.exists():
@@ -91,6 +104,14 @@ class Model:
                 )
             log.warning("%s: is not the dataset that %s was trained on, though its places are", self.dataset, self.path)
         return dataset
+
+    def population(self) -> Floats:
+        """Where training people live and work (people, 4): as a model supervised with regions keeps it, or of the dataset."""
+        if not (self.path / REGION_ANCHORS).exists():
+            dataset = self.open_dataset()
+            return dataset.anchors[dataset.split_people("train")]
+        anchors = _columns(pq.read_table(self.path / REGION_ANCHORS))
+        return anchors[np.lexsort(anchors.T)]
 
     def region(self, name: str, regions: Path | None = None) -> tuple[Floats, Floats | None]:
         """Where people of a region live and work (people, 4), and p(d|g) (groups,), None if the model knows no groups.
@@ -118,7 +139,7 @@ class Model:
 
     def _shares(self, region: str, folder: Path) -> Floats | None:
         table = pq.read_table(folder / COMPOSITION, columns=["region", "group", "share"])
-        known, groups = table["region"].unique().to_pylist(), self.generator.groups
+        known, groups = table["region"].unique().to_pylist(), self.groups
         if region not in known:
             raise MobatlasError(f"--region {region}: is no region of {folder}{suggestion(region, known)}")
         if groups is None:
@@ -132,8 +153,7 @@ class Model:
         return np.array([shares[name] for name in groups.names])
 
     def _kept_anchors(self, region: str) -> Floats:
-        table = pq.read_table(self.path / REGION_ANCHORS, filters=[("region", "==", region)])
-        return np.stack([table[name].to_numpy(zero_copy_only=False) for name in ANCHORS], axis=1)
+        return _columns(pq.read_table(self.path / REGION_ANCHORS, filters=[("region", "==", region)]))
 
     def _anchors_of(self, region: str, regions: Path, assignment: Mapping[str, str]) -> Floats:
         dataset = self.open_dataset()
@@ -142,6 +162,11 @@ class Model:
         train, users = dataset.split_people("train"), dataset.people["user_id"].to_pylist()
         lives = np.array([assignment.get(users[person]) == region for person in train.tolist()], dtype=bool)
         return dataset.anchors[train[lives]]
+
+
+def _columns(table: pa.Table) -> Floats:
+    """Anchors of a table, (rows, 4)."""
+    return np.stack([table[name].to_numpy(zero_copy_only=False) for name in ANCHORS], axis=1)
 
 
 def save_model(folder: Path, generator: Generator, name: str, dataset: TrajectoryDataset) -> None:

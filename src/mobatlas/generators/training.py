@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,9 +37,6 @@ from mobatlas.generators.checkpoints import (
 )
 from mobatlas.generators.devices import deterministic, fabric_on, signals_wait
 from mobatlas.progress import SILENT, Tracker, track
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("mobatlas")
 METRICS = "metrics.jsonl"
@@ -189,6 +186,8 @@ class Trainer:
         quiet: bool = False,
         progress: Progress | None = None,
     ) -> None:
+        if not 0 <= seed < 2**63:
+            raise MobatlasError(f"--seed {seed}: is not a whole number from 0 to 2^63 - 1")
         self.folder, self.seed, self.config = folder, seed, config or {}
         self.checkpoint_seconds, self.checkpoint_steps, self.log_every = checkpoint_seconds, checkpoint_steps, log_every
         self.fabric = fabric_on(accelerator, devices, precision)
@@ -200,8 +199,11 @@ class Trainer:
             self._first(lambda: _open(folder, resume))
 
     def path(self, name: str) -> Path | None:
-        """A file in the training folder, for caches, if there is a folder."""
-        return self.folder / name if self.folder else None
+        """A file in the training folder, for caches, if there is a folder; each process has its own."""
+        if self.folder is None:
+            return None
+        path = self.folder / name
+        return path.with_stem(f"{path.stem}-{self.share.rank}") if self.share.rank else path
 
     def run(self, stage: Stage) -> dict[str, float]:
         """Train a stage, or continue it, or read what it came to; the final weights are in its network."""

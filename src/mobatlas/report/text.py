@@ -160,6 +160,34 @@ def training_table(report: Mapping[str, Any], out: Path) -> RenderableType:
     return Text("\n".join(lines))
 
 
+def supervised_table(report: Mapping[str, Any], out: Path) -> RenderableType:
+    """What phase 2 came to: by group how sure the regions are of it, and how near its samples come."""
+    lines = [f"{out}: supervised by {report['strategy']} ({report['reason']}), {report['peak_gb']:.2f} GB at most"]
+    stage = report.get(report["strategy"], {})
+    lines += [f"{name} {stage[name]:.4g}" for name in ("loss",) if name in stage]
+    if report["strategy"] == "finetune":
+        best = stage["best"]
+        lines.append(
+            f"best at step {best['step']}: validation {best['validation']:.4g} ({stage['validated_on']} people)"
+        )
+    if report.get("membership"):
+        lines.append("membership: weights began from the region that each person lives in")
+    lines += [f"warning: {warning}" for warning in report.get("warnings", ())]
+    rows = [_supervised_row(name, told, report) for name, told in report.get("information", {}).items()]
+    return Group(Text("\n".join(lines)), rows_table(rows, "groups")) if rows else Text("\n".join(lines))
+
+
+def _supervised_row(group: str, told: float, report: Mapping[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {"group": group, "told by regions": told}
+    if "tilt" in report:
+        row["effective share"] = report["tilt"]["groups"][group]["relative_size"]
+    if "calibration" in report:
+        fitted = report["calibration"]["groups"][group]["population"]
+        row |= {"JSD to its means": fitted["before"]["js"], "calibrated": fitted["after"]["js"]}
+        row["accepted"] = 1 / fitted["cap"]
+    return row
+
+
 def scores_table(scores: Mapping[str, Scores]) -> RenderableType:
     """Models side by side on the paper's metrics, averaged over groups."""
     table = Table(title="JSD to held-out people of the group, bits, mean over groups", title_justify="left")
@@ -189,12 +217,35 @@ def phase1_table(result: Mapping[str, Any]) -> RenderableType:
     return Group(*tables)
 
 
+def phase2_table(result: Mapping[str, Any]) -> RenderableType:
+    """The figures of `benchmark phase2`: the share of the way from baseline to floor that is closed, metric by metric."""
+    tables = []
+    for anchors in dict.fromkeys(row["anchors"] for row in result["rows"]):
+        rows = []
+        for row in (each for each in result["rows"] if each["anchors"] == anchors):
+            found = {name: values["floor_closed"] for name, values in row.items() if isinstance(values, dict)}
+            told = {name: "-" if value is None else f"{value:.0%}" for name, value in found.items()}
+            rows.append({"partition": row["partition"] or "labels", "model": row["model"]} | told)
+        tables.append(rows_table(rows, f"closed of baseline - floor, anchors of the {anchors}"))
+    return Group(*tables)
+
+
 def generated_table(made: Mapping[str, Any]) -> RenderableType:
     """What a file of samples holds."""
-    return Text(
+    lines = [
         f"{made['path']}: {made['n']:,} trajectories, {made['tokens']:,} tokens, {made['seconds']:.1f} s "
         f"({made['trajectories_per_second']:,.0f} a second), {made['peak_gb']:.2f} GB at most"
-    )
+    ]
+    calibration = made.get("calibration")
+    if calibration:
+        lines.append(
+            f"calibrated, anchors {calibration['form']}: {made['acceptance_rate']:.0%} of the candidates were accepted"
+        )
+        lines += [
+            f"{name}: JSD to its recovered means {each['before']['js']:.4f}, calibrated {each['after']['js']:.4f}"
+            for name, each in calibration["groups"].items()
+        ]
+    return Text("\n".join(lines))
 
 
 def _or_dash(value: int | None) -> str:

@@ -28,7 +28,7 @@ from mobatlas.generators.base import Generator
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
-from mobatlas.supervision.evidence import TIMES, Evidence
+from mobatlas.supervision.evidence import TIMES, Evidence, Moments
 from mobatlas.supervision.tilt import CONVERGED, STEPS, TOLERANCE, _polished, _refuse_unusable
 
 log = logging.getLogger("mobatlas")
@@ -55,7 +55,7 @@ class Weighting:
     cap: float  # candidates for one sample, on average; K in the form `given`
     effective_sample_size: float  # of a pool that is weighed, as a share of it
     converged: bool
-    before: dict[str, float]  # distance of the model's own means, see Evidence.distance
+    before: dict[str, float]  # distance of the model's own means, see Moments.distance
     after: dict[str, float]  # of means of samples that the tilt was not fitted on
 
     @property
@@ -113,7 +113,7 @@ class Calibration:
 
 def fit_calibration(
     model: Generator,
-    evidence: Evidence,
+    evidence: Evidence | Moments,
     anchors: Floats | None = None,
     seed: int = 0,
     *,
@@ -126,22 +126,23 @@ def fit_calibration(
 
     A pool is `candidates` samples for each of some anchors of the population (training people). The tracker is told per cent.
     """
-    homes = evidence.anchors if anchors is None else anchors
-    evidence = _comparable(model, evidence, homes, pool, candidates)
+    known = evidence.moments if isinstance(evidence, Evidence) else evidence
+    homes = known.anchors if anchors is None else anchors
+    moments = _comparable(model, known, homes, pool, candidates)
     rng = np.random.default_rng([seed, STREAM])
     times = -(-(pool // candidates) // len(homes))  # everybody as often as the others, to within one
     rows = np.concatenate([rng.permutation(len(homes)) for _ in range(times)])[: pool // candidates].repeat(candidates)
     found: dict[str, list[Weighting]] = {form: [] for form in FORMS}
-    pools = _pools(model, evidence, homes[rows], rng.integers(2**62, size=len(evidence.groups)).tolist(), tracker)
-    for name, target, phi in zip(evidence.groups.names, evidence.means, pools, strict=True):
-        found["population"].append(_weighting(evidence, phi, target, ridge, None))
-        found["given"].append(_weighting(evidence, phi, target, ridge, candidates))
+    pools = _pools(model, moments, homes[rows], rng.integers(2**62, size=len(moments.groups)).tolist(), tracker)
+    for name, target, phi in zip(moments.groups.names, moments.means, pools, strict=True):
+        found["population"].append(_weighting(moments, phi, target, ridge, None))
+        found["given"].append(_weighting(moments, phi, target, ridge, candidates))
         last = found["population"][-1]
         said = (name, last.before["js"], last.after["js"], last.cap)
         log.info("group '%s': JSD to its recovered means %.4f, calibrated %.4f, accepting 1 in %g", *said)
     plain = (model.groups is not None, candidates, len(rows), ridge)
     forms = (tuple(found[form]) for form in FORMS)
-    return Calibration(evidence.groups, evidence.phi.features, evidence.phi.mask, *plain, *forms)
+    return Calibration(moments.groups, moments.phi.features, moments.phi.mask, *plain, *forms)
 
 
 def fit_capped_tilt(phi: sparse.csr_array, target: Floats, cap: float, ridge: float = RIDGE) -> Fitted:
@@ -225,7 +226,7 @@ def _minimum(dual: Dual, curvature: Callable[[Floats], Product], size: int) -> t
 
 
 def _weighting(
-    evidence: Evidence, phi: sparse.csr_array, target: Floats, ridge: float, candidates: int | None
+    moments: Moments, phi: sparse.csr_array, target: Floats, ridge: float, candidates: int | None
 ) -> Weighting:
     """The cheapest tilt that comes about as near as the best: each half of the pool is weighed by a fit on the other.
 
@@ -247,7 +248,7 @@ def _weighting(
 
     def crossed(cap: float) -> dict[str, float]:
         both = [(mine, weights(mine, fit(other, cap), cap)) for mine, other in (halves, halves[::-1])]
-        return evidence.distance(np.mean([mine.T @ w / w.sum() for mine, w in both], axis=0), target)
+        return moments.distance(np.mean([mine.T @ w / w.sum() for mine, w in both], axis=0), target)
 
     choices = CAPS if candidates is None else (1.0, float(candidates))
     distances = {cap: crossed(cap) for cap in choices}
@@ -261,16 +262,16 @@ def _weighting(
         cap=cap if candidates is None else float(candidates),
         effective_sample_size=float(w.sum() ** 2 / (w**2).sum() / len(w)),
         converged=whole[2],
-        before=evidence.distance(np.asarray(phi.mean(0)).ravel(), target),
+        before=moments.distance(np.asarray(phi.mean(0)).ravel(), target),
         after=distances[cap],
     )
 
 
 def _pools(
-    model: Generator, evidence: Evidence, anchors: Floats, seeds: Sequence[int], tracker: Tracker
+    model: Generator, moments: Moments, anchors: Floats, seeds: Sequence[int], tracker: Tracker
 ) -> Iterator[sparse.csr_array]:
     """phi of the pool of each group, (rows, features): samples of the group, or of everybody, made once."""
-    told, n, phi = model.groups is not None, len(anchors), evidence.phi
+    told, n, phi = model.groups is not None, len(anchors), moments.phi
     for group, seed in enumerate(seeds if told else seeds[:1]):
         parts: list[sparse.csr_array] = []
         for start in range(0, n, BLOCK):
@@ -282,18 +283,18 @@ def _pools(
         yield from [whole] if told else [whole] * len(seeds)
 
 
-def _comparable(model: Generator, evidence: Evidence, anchors: Floats, pool: int, candidates: int) -> Evidence:
-    """The evidence that samples of the model can be held against."""
-    if model.groups is not None and model.groups.names != evidence.groups.names:
-        ours, theirs = "; ".join(model.groups.names), "; ".join(evidence.groups.names)
-        raise MobatlasError(f"calibration: the model's groups ({ours}) are not those of {evidence.source} ({theirs})")
+def _comparable(model: Generator, moments: Moments, anchors: Floats, pool: int, candidates: int) -> Moments:
+    """The moments that samples of the model can be held against."""
+    if model.groups is not None and model.groups.names != moments.groups.names:
+        ours, theirs = "; ".join(model.groups.names), "; ".join(moments.groups.names)
+        raise MobatlasError(f"calibration: the model's groups ({ours}) are not those of {moments.source} ({theirs})")
     if candidates < 2 or pool < 4 * candidates:
         raise MobatlasError(
             f"calibration: a pool of {pool} samples, {candidates} for each anchor, is too small; give 2 for each of 4 at least"
         )
     if not len(anchors):
         raise MobatlasError("calibration: there are no anchors to draw samples for")
-    if not any(each.name == TIMES for each in evidence.phi.maps):
-        return evidence
-    log.warning("%s: samples do not tell when, so the feature '%s' is not calibrated", evidence.source, TIMES)
-    return evidence.without(TIMES)
+    if not any(each.name == TIMES for each in moments.phi.maps):
+        return moments
+    log.warning("%s: samples do not tell when, so the feature '%s' is not calibrated", moments.source, TIMES)
+    return moments.without(TIMES)

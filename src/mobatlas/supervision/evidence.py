@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
+from scipy import optimize, sparse
 
 from mobatlas.artifacts import read_manifest
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.divergences import js, normalise
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import FeatureMap, Trajectories, build_feature
+from mobatlas.features import FeatureMap, Trajectories, VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.folder import KIND, load_assignment, load_regions, load_validation
@@ -29,6 +30,8 @@ log = logging.getLogger("mobatlas")
 MOSTLY_PRIOR = 0.5  # of the prior variance removed by the regions
 SAME_LEVEL = 1.5  # factor between visits of the aggregates and of the dataset that is no surprise
 TIMES = "hour"  # the one map that counts when, which no generator tells yet
+VISITS = "visits"
+STEEPEST = 3.0  # of the tilt of the number of visits, in standard deviations
 Ints = npt.NDArray[np.int64]
 
 
@@ -56,6 +59,66 @@ class Phi:
         counted = sparse.hstack([each.counts(trajectories) for each in self.maps], format="csr")
         return sparse.csr_array(counted[:, self.columns])
 
+    def joined(self, other: Phi) -> Phi:
+        """The bins of both."""
+        columns = np.concatenate([self.columns, other.columns + sum(len(each.bins) for each in self.maps)])
+        return Phi(self.features + other.features, self.mask, self.maps + other.maps, columns)
+
+    def chosen(self, keep: Ints) -> Phi:
+        """Some of the bins, and the maps that they are of."""
+        features = tuple(self.features[k] for k in keep.tolist())
+        maps = tuple(each for each in self.maps if each.name in _maps(features))
+        position = {name: number for number, name in enumerate(name for each in maps for name in each.bins)}
+        return Phi(features, self.mask, maps, np.array([position[name] for name in features], dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What each group should do on average, and where people live: all that calibration asks of regions."""
+
+    source: Path  # that told it
+    groups: Groups
+    phi: Phi
+    means: Floats  # (groups, features)
+    baseline: Floats  # (features,) of everybody
+    anchors: Floats  # (people, 4) of the population
+
+    @property
+    def scale(self) -> Floats:
+        """sqrt(mu0) (features,), in which counts are about equally noisy."""
+        return np.sqrt(np.maximum(self.baseline, 1 / max(len(self.anchors), 1)))
+
+    def distance(self, means: Floats, target: Floats) -> dict[str, float]:
+        """Between two means of phi: norm in scaled coordinates, and JSD in bits of shares within each map, averaged."""
+        names = np.array([name.partition(":")[0] for name in self.phi.features])
+        parts = [names == name for name in _maps(self.phi.features)]
+        shares = [(normalise(np.maximum(means[part], 0)), normalise(target[part])) for part in parts]
+        return {
+            "scaled": float(np.linalg.norm((means - target) / self.scale)),
+            "js": float(np.mean([js(*pair) for pair in shares])),
+        }
+
+    def without(self, name: str) -> Moments:
+        """The same without one feature map."""
+        keep = np.flatnonzero([feature.partition(":")[0] != name for feature in self.phi.features])
+        if {each.name for each in self.phi.maps} <= {name, VISITS}:
+            raise MobatlasError(f"{self.source}: has no feature but '{name}', which samples do not show; add another")
+        means, baseline = self.means[:, keep], self.baseline[keep]
+        return replace(self, phi=self.phi.chosen(keep), means=means, baseline=baseline)
+
+
+@dataclass(frozen=True)
+class Visits:
+    """How many visits trajectories have: the population's distribution, tilted to each group's mean and no further.
+
+    Mean counts alone leave the spread of their sum free, and tilts to them take the more unusual trajectories: many days of
+    many visits, many of few.
+    """
+
+    phi: Phi
+    means: Floats  # (groups, bins), rows sum to 1
+    baseline: Floats  # (bins,) of the population
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -68,6 +131,7 @@ class Evidence:
     recovery: Recovery
     validation: Aggregates | None  # V of validation people, where some are known
     training_mean: Floats  # (features,) of phi over training people
+    visits: Visits | None  # None where the regions themselves tell it, or where it is left open
     people: Ints  # (people,) training people who have windows, as rows of the dataset's people
     anchors: Floats  # (people, 4)
     region: Ints | None  # (people,) number of the region, -1: none; None where no people are known
@@ -79,13 +143,23 @@ class Evidence:
 
     @property
     def means(self) -> Floats:
-        """What each group should do, (groups, features)."""
+        """What each group should do, as far as the regions tell it (groups, features)."""
         return self.recovery.means
 
-    @property
-    def scale(self) -> Floats:
-        """sqrt(mu0) (features,), in which counts are about equally noisy."""
-        return np.sqrt(np.maximum(self.recovery.baseline, 1 / len(self.people)))
+    @cached_property
+    def moments(self) -> Moments:
+        """What tilts meet: what the regions tell, and how many visits; people in an order that says nothing of who is who."""
+        order = np.lexsort(self.anchors.T)
+        phi, means, baseline = self.phi, self.means, self.recovery.baseline
+        if self.visits is not None:
+            phi = phi.joined(self.visits.phi)
+            means, baseline = np.hstack([means, self.visits.means]), np.concatenate([baseline, self.visits.baseline])
+        return Moments(self.source, self.groups, phi, means, baseline, self.anchors[order])
+
+    @cached_property
+    def told(self) -> Moments:
+        """The moments without what the regions do not tell."""
+        return replace(self.moments, phi=self.phi, means=self.means, baseline=self.recovery.baseline)
 
     def information(self) -> dict[str, float]:
         """Per group the share of prior variance that the regions removed: 0 is all prior, 1 is all data."""
@@ -106,16 +180,6 @@ class Evidence:
         known = np.vstack([np.maximum(shares, 0), self.recovery.shares])
         return np.asarray(known[self.region])  # -1 is the last row
 
-    def distance(self, means: Floats, target: Floats) -> dict[str, float]:
-        """Between two means of phi: norm in scaled coordinates, and JSD in bits of shares within each map, averaged."""
-        names = np.array([name.partition(":")[0] for name in self.phi.features])
-        parts = [names == name for name in _maps(self.phi.features)]
-        shares = [(normalise(np.maximum(means[part], 0)), normalise(target[part])) for part in parts]
-        return {
-            "scaled": float(np.linalg.norm((means - target) / self.scale)),
-            "js": float(np.mean([js(*pair) for pair in shares])),
-        }
-
     def against_validation(self, means: Floats) -> dict[str, float] | None:
         """P M (groups, features) against V of validation people, averaged over people; None where there is no such V."""
         seen = self.validation
@@ -123,36 +187,15 @@ class Evidence:
             return None
         place = {name: number for number, name in enumerate(self.regions.composition.regions)}
         mixed = self.regions.composition.shares[[place[name] for name in seen.regions]] @ means  # (regions, features)
-        found = [self.distance(ours, theirs) for ours, theirs in zip(mixed, seen.values, strict=True)]
+        found = [self.told.distance(ours, theirs) for ours, theirs in zip(mixed, seen.values, strict=True)]
         return {kind: float(np.average([each[kind] for each in found], weights=seen.n)) for kind in ("scaled", "js")}
 
-    def without(self, name: str) -> Evidence:
-        """The same without one feature map."""
-        keep = np.flatnonzero([feature.partition(":")[0] != name for feature in self.phi.features])
-        features, known = tuple(self.phi.features[k] for k in keep.tolist()), self.recovery
-        if not len(keep):
-            raise MobatlasError(f"{self.source}: has no feature but '{name}', which samples do not show; add another")
-        maps = tuple(each for each in self.phi.maps if each.name != name)
-        position = {bin_: k for k, bin_ in enumerate(bin_ for each in maps for bin_ in each.bins)}
-        return replace(
-            self,
-            regions=_columns(self.regions, keep),
-            phi=Phi(features, self.phi.mask, maps, np.array([position[feature] for feature in features])),
-            recovery=replace(
-                known,
-                features=features,
-                means=known.means[:, keep],
-                covariance=known.covariance[keep],
-                prior=known.prior[:, keep],
-                baseline=known.baseline[keep],
-            ),
-            validation=None if self.validation is None else _chosen(self.validation, keep),
-            training_mean=self.training_mean[keep],
-        )
 
+def gather_evidence(dataset: TrajectoryDataset, regions_folder: Path | str, *, visits: bool = True) -> Evidence:
+    """Read a REGIONS folder for phase 2 on this dataset; what it cannot tell is logged, what cannot be used is refused.
 
-def gather_evidence(dataset: TrajectoryDataset, regions_folder: Path | str) -> Evidence:
-    """Read a REGIONS folder for phase 2 on this dataset; what it cannot tell is logged, what cannot be used is refused."""
+    With `visits` tilts also keep the spread of the number of visits, see `Visits`.
+    """
     folder = Path(regions_folder)
     regions, manifest = load_regions(folder), read_manifest(folder, KIND)
     _refuse_unusable(folder, regions)
@@ -165,7 +208,10 @@ def gather_evidence(dataset: TrajectoryDataset, regions_folder: Path | str) -> E
     phi, of_others = _matched_phi(dataset, folder, regions)
     warnings += of_others
     people = np.intersect1d(dataset.split_people("train"), dataset.person)
-    training_mean = _training_mean(dataset, phi, people)
+    indices = dataset.split("train")
+    trajectories = Trajectories.of(dataset, indices)
+    row = np.searchsorted(people, dataset.person[indices])  # (trajectories,) places in people
+    training_mean = np.asarray(person_means(phi.counts(trajectories), row, len(people)).mean(0)).ravel()
     recovery = recover(regions)
     if regions.aggregates.pooled:
         recovery = _as_counts(recovery, training_mean)
@@ -182,6 +228,7 @@ def gather_evidence(dataset: TrajectoryDataset, regions_folder: Path | str) -> E
         # Of shares without device counts there is no validation twin: they come with published tables.
         validation=None if validation is None else _chosen(validation, known),
         training_mean=training_mean,
+        visits=_visits(phi, recovery, trajectories, 1 / np.bincount(row)[row], dataset.vocabulary) if visits else None,
         people=people,
         anchors=dataset.anchors[people],
         region=_region_of(dataset, people, load_assignment(folder), regions.composition.regions),
@@ -223,11 +270,39 @@ def _matched_phi(dataset: TrajectoryDataset, folder: Path, regions: Regions) -> 
     return phi, [f"was made of another dataset than {dataset.path}; people are matched by user_id"]
 
 
-def _training_mean(dataset: TrajectoryDataset, phi: Phi, people: Ints) -> Floats:
-    indices = dataset.split("train")
-    counts = phi.counts(Trajectories.of(dataset, indices))
-    mean = person_means(counts, dataset.person[indices], dataset.people.num_rows)[people]
-    return np.asarray(mean.mean(0)).ravel()
+def _visits(
+    phi: Phi, recovery: Recovery, trajectories: Trajectories, weights: Floats, vocabulary: Vocabulary
+) -> Visits | None:
+    """From training trajectories, weighed so that people count alike; a group's mean is to theirs as its counts are."""
+    if any(each.name == VISITS for each in phi.maps):
+        return None
+    feature = build_feature(VISITS, vocabulary, phi.mask)
+    counts = feature.counts(trajectories)  # (trajectories, bins)
+    assert isinstance(feature, VisitsFeature)
+    number, weights = feature.numbers(trajectories).astype(np.float64), weights / weights.sum()
+    first = np.array([name.startswith(f"{phi.maps[0].name}:") for name in phi.features])
+    level = recovery.means[:, first].sum(1) / max(recovery.baseline[first].sum(), 1e-300)  # (groups,)
+    means = [counts.T @ _tilted_to(weights, number, share) for share in level]
+    return Visits(Phi.of(feature.bins, vocabulary, phi.mask), np.stack(means), counts.T @ weights)
+
+
+def _tilted_to(weights: Floats, number: Floats, level: float) -> Floats:
+    """Weights times exp(b number), so that their mean number is `level` times what it was."""
+    mean = float(weights @ number)
+    span = number.std() or 1.0
+
+    def tilted(b: float) -> Floats:
+        logits = b * (number - mean) / span
+        changed = weights * np.exp(logits - logits.max())
+        return np.asarray(changed / changed.sum())
+
+    def missing(b: float) -> float:
+        return float(tilted(b) @ number) - level * mean
+
+    low, high = -STEEPEST, STEEPEST
+    if missing(low) >= 0 or missing(high) <= 0:  # further than people go at all
+        return tilted(low if missing(low) >= 0 else high)
+    return tilted(optimize.brentq(missing, low, high))
 
 
 def _as_counts(recovery: Recovery, training_mean: Floats) -> Recovery:

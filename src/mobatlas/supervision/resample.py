@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from safetensors import SafetensorError
@@ -48,11 +48,14 @@ class Accepted:
         return len(self.numbers) / self.drawn
 
 
+@runtime_checkable
 class Sampler(Protocol):
     """Samples of groups, whatever stands behind them."""
 
     @property
-    def groups(self) -> Groups: ...
+    def groups(self) -> Groups | None:
+        """None: a baseline, whose samples are of everybody whatever group is asked for."""
+        ...
 
     def sample(self, n: int, group: int, seed: int = 0, *, first: int = 0) -> Accepted:
         """n samples of a group with anchors of the population, from candidate `first` on."""
@@ -61,6 +64,30 @@ class Sampler(Protocol):
     def sample_given(self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0) -> Trajectories:
         """Samples number `first` and on, one for each group and each row of anchors."""
         ...
+
+
+@dataclass(frozen=True)
+class PlainSampler:
+    """A generator as it is: every candidate is accepted."""
+
+    model: Generator
+    anchors: Floats  # (rows, 4) of the population
+
+    @property
+    def groups(self) -> Groups | None:
+        return self.model.groups
+
+    def sample(self, n: int, group: int, seed: int = 0, *, first: int = 0) -> Accepted:
+        """With anchors drawn from the population."""
+        uniform = uniforms(_stream(seed, POPULATION, group), first, first + n)[:, 0]
+        anchors = self.anchors[(uniform * len(self.anchors)).astype(np.int64)]
+        made = self.sample_given(np.full(n, group, dtype=np.int64), anchors, seed, first=first)
+        return Accepted(made, first + np.arange(n), first + n, n)
+
+    def sample_given(self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0) -> Trajectories:
+        """As the generator makes them."""
+        told = None if self.model.groups is None else groups
+        return self.model.sample(len(groups), told, anchors, seed, first=first)
 
 
 @dataclass(frozen=True)

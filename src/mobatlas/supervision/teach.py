@@ -47,29 +47,29 @@ class GroupTilts:
 
     @property
     def unmet(self) -> Floats:
-        """Recovered means less those that the weights reach (groups, features)."""
+        """The moments less those that the weights reach (groups, features)."""
         return np.stack([tilt.unmet for tilt in self.tilts])
 
     def report(self, evidence: Evidence) -> dict[str, Any]:
         """What to say of the tilts, for JSON."""
-        told, features = evidence.information(), evidence.phi.features
+        told, moments, scale = evidence.information(), evidence.moments, evidence.told.scale
         groups = {}
         for number, (name, tilt) in enumerate(zip(self.groups.names, self.tilts, strict=True)):
-            unmet, sd = np.abs(tilt.unmet) / evidence.scale, evidence.recovery.sd[number]
+            unmet, sd = np.abs(tilt.unmet) / moments.scale, evidence.recovery.sd[number]
             groups[name] = {
                 "effective_sample_size": round(tilt.effective_sample_size, 1),
                 "relative_size": round(tilt.relative_size, 4),
                 "converged": bool(tilt.converged),
                 "dual": float(tilt.dual),
                 "gap": float(self.gaps[number]),
-                "unmet": {"scaled": float(np.linalg.norm(unmet)), "bin": features[int(np.argmax(unmet))]},
+                "unmet": {"scaled": float(np.linalg.norm(unmet)), "bin": moments.phi.features[int(np.argmax(unmet))]},
                 "information": round(told[name], 4),
                 "posterior_sd": {
                     "relative": float(sd.sum() / max(evidence.means[number].sum(), 1e-300)),
-                    "bin": features[int(np.argmax(sd / evidence.scale))],
+                    "bin": evidence.phi.features[int(np.argmax(sd / scale))],
                 },
             }
-        reached = evidence.means - self.unmet
+        reached = evidence.means - self.unmet[:, : evidence.means.shape[1]]
         baseline = np.tile(evidence.recovery.baseline, (len(reached), 1))
         return {
             "unit": self.unit,
@@ -101,7 +101,8 @@ def fit_group_tilts(
             f"tilt: the unit '{unit}' does not exist{suggestion(unit, UNITS)} (known: {', '.join(UNITS)})"
         )
     indices = dataset.split("train")
-    phi = evidence.phi.counts(Trajectories.of(dataset, indices))  # (trajectories, features)
+    moments = evidence.moments
+    phi = moments.phi.counts(Trajectories.of(dataset, indices))  # (trajectories, features)
     row = np.searchsorted(evidence.people, dataset.person[indices])  # (trajectories,) places in evidence.people
     people, windows = len(evidence.people), np.bincount(row, minlength=len(evidence.people))
     base = 1 / (people * windows[row])  # (trajectories,)
@@ -115,11 +116,11 @@ def fit_group_tilts(
         prior = belongs[:, group] / people if of_person else base * belongs[row, group]  # (units,)
         if not prior.sum() > 0:
             raise MobatlasError(f"--membership: no training person lives in a region with anybody of group '{name}'")
-        tilt = fit_tilt(rows, evidence.means[group], ridge, prior=prior)
+        tilt = fit_tilt(rows, moments.means[group], ridge, prior=prior)
         if not tilt.converged:
             log.warning("group '%s': its means lie outside of what training people do; the nearest is taken", name)
         tilts.append(tilt)
-        gaps.append(_duality_gap(tilt, rows, evidence.means[group], ridge, prior / prior.sum()))
+        gaps.append(_duality_gap(tilt, rows, moments.means[group], ridge, prior / prior.sum()))
     each = [tilt.weights[row] / windows[row] if of_person else tilt.weights for tilt in tilts]
     return GroupTilts(
         groups=evidence.groups,
@@ -174,10 +175,23 @@ def teach_tilts(
 ) -> tuple[Generator, dict[str, Any]]:
     """The model after phase 2: told groups, and continued on trajectories drawn by their tilts; and what to report."""
     tilts = fit_group_tilts(evidence, dataset, unit=unit, ridge=ridge, membership=membership)
-    taught = model.with_groups(evidence.groups, trainer.seed, from_scratch)
-    draw = tilted_draw(tilts, trainer.seed, shares)
-    metrics = trainer.run(taught.teaching(dataset, draw, "tilt", trainer, fresh=from_scratch))
+    taught, metrics = teach(model, dataset, tilts, trainer, shares=shares, from_scratch=from_scratch)
     return taught, {"tilt": metrics, **tilts.report(evidence)}
+
+
+def teach(
+    model: Generator,
+    dataset: TrajectoryDataset,
+    tilts: GroupTilts,
+    trainer: Trainer,
+    *,
+    shares: Floats | None = None,
+    from_scratch: bool = False,
+) -> tuple[Generator, dict[str, float]]:
+    """Step 3 alone: the model told groups and trained on, and what the training came to."""
+    taught = model.with_groups(tilts.groups, trainer.seed, from_scratch)
+    draw = tilted_draw(tilts, trainer.seed, shares)
+    return taught, trainer.run(taught.teaching(dataset, draw, "tilt", trainer, fresh=from_scratch))
 
 
 def _say_membership(evidence: Evidence) -> None:

@@ -7,6 +7,7 @@ adaLN alone is a weak door for it. The null condition is exactly zero at both.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +23,23 @@ FREQUENCIES = 4  # octaves of sine and cosine of a coordinate
 TIME_WIDTH = 128
 
 
+class Estimate(NamedTuple):
+    """What noisy latents come from."""
+
+    clean: Tensor  # (batch, length, latent)
+    words: Tensor | None  # (batch, length, vocabulary) logits of tokens; None if x0 is estimated without them
+
+
 class DiT(nn.Module):
     """Predicts the clean latents x0 from noisy ones."""
 
     centre: Tensor
     extent: Tensor
+    prototypes: Tensor
 
-    def __init__(self, config: DenoiserConfig, latent: int, length: int, groups: Groups | None = None) -> None:
+    def __init__(
+        self, config: DenoiserConfig, latent: int, length: int, vocabulary: int, groups: Groups | None = None
+    ) -> None:
         super().__init__()
         self.self_conditioning = config.self_conditioning
         self.input = nn.Linear((1 + config.self_conditioning) * latent, config.width)
@@ -42,16 +53,20 @@ class DiT(nn.Module):
         self.norm = nn.LayerNorm(config.width, elementwise_affine=False)
         self.modulation = nn.Linear(config.width, 2 * config.width)
         self.output = nn.Linear(config.width, latent)
+        self.words = nn.Linear(config.width, vocabulary) if config.cross_entropy else None
         # where coordinates are centred and how wide they are, degrees; set from the training people
         self.register_buffer("centre", torch.zeros(2))
         self.register_buffer("extent", torch.ones(2))
-        for layer in (self.modulation, self.output):
+        if self.words is not None:
+            # latents of tokens; set when the autoencoder is trained
+            self.register_buffer("prototypes", torch.zeros(vocabulary, latent))
+        for layer in filter(None, (self.modulation, self.output, self.words)):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
     def forward(
         self, x: Tensor, t: Tensor, anchors: Tensor, levels: Tensor | None = None, estimate: Tensor | None = None
-    ) -> Tensor:
+    ) -> Estimate:
         """x (batch, length, latent), t (batch,), anchors (batch, 4) in degrees, levels (batch, attributes), 0 unknown.
 
         `estimate` is what this network last thought x0 to be, if it has thought before.
@@ -68,7 +83,12 @@ class DiT(nn.Module):
         for block in self.blocks:
             hidden = block(hidden, condition)
         shift, scale = self.modulation(condition)[:, None].chunk(2, -1)  # (batch, 1, width) each
-        return self.output(self.norm(hidden) * (1 + scale) + shift)  # (batch, length, latent)
+        hidden = self.norm(hidden) * (1 + scale) + shift
+        clean = self.output(hidden).float()
+        if self.words is None:
+            return Estimate(clean, None)
+        words = self.words(hidden).float()  # (batch, length, vocabulary)
+        return Estimate(clean + words.softmax(-1) @ self.prototypes, words)
 
     def centre_on(self, anchors: Floats) -> None:
         """Measure coordinates from the middle of these anchors (people, 4), in units of twice their spread."""
@@ -123,7 +143,7 @@ class Block(nn.Module):
         self.out = nn.Linear(width, width)
         self.feedforward = nn.Sequential(
             nn.Linear(width, config.expansion * width),
-            nn.ReLU() if config.activation == "relu" else nn.GELU(approximate="tanh"),
+            nn.ReLU(inplace=True) if config.activation == "relu" else nn.GELU(approximate="tanh"),
             nn.Linear(config.expansion * width, width),
         )
         self.modulation = nn.Linear(width, 6 * width)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mobatlas.config import build, merge
 from mobatlas.data.dataset import TrajectoryDataset
@@ -23,7 +24,7 @@ from mobatlas.generators.devices import autocast
 from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, hide_spans, with_end
 from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.diffusion import noise_schedule, rollout
-from mobatlas.generators.latent_diffusion.dit import DiT
+from mobatlas.generators.latent_diffusion.dit import DiT, Estimate
 from mobatlas.generators.latent_diffusion.latents import Latents, encode_split, set_statistics
 from mobatlas.generators.training import Share, Stage, Trainer
 from mobatlas.generators.weights import load_weights, save_weights
@@ -35,6 +36,7 @@ ENOUGH = 0.95  # of held-out tokens reconstructed
 VALIDATED = 2_048  # trajectories
 LATENTS = "latents.npy"
 LATENT, TOKENS = 0, 1  # streams of random numbers
+MEASURED = ("centre", "extent", "prototypes")  # what the denoiser knows of the dataset without having been trained
 
 
 class LatentDiffusion:
@@ -47,7 +49,8 @@ class LatentDiffusion:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.autoencoder = Autoencoder(config.autoencoder, len(vocabulary), config.length).eval()
-            self.network = DiT(config.denoiser, config.autoencoder.latent, config.length, groups).eval()
+            network = DiT(config.denoiser, config.autoencoder.latent, config.length, len(vocabulary), groups)
+        self.network = network.eval()
         self._schedule = noise_schedule(config.diffusion)
 
     @property
@@ -81,7 +84,9 @@ class LatentDiffusion:
                 100 * rate,
                 100 * ENOUGH,
             )
-        set_statistics(self.autoencoder, dataset)
+        prototypes = set_statistics(self.autoencoder, dataset)
+        if self.network.words is not None:
+            self.network.prototypes.copy_(prototypes)
         self.network.centre_on(dataset.anchors[dataset.split_people("train")])
         draw = unlabelled(dataset, trainer.seed)
         denoised = trainer.run(self.denoising(dataset, draw, "denoiser", trainer, fresh=True))
@@ -95,7 +100,7 @@ class LatentDiffusion:
         other = LatentDiffusion(self.config, self.vocabulary, groups, seed)
         other.autoencoder = copy.deepcopy(self.autoencoder)
         mine, theirs = self.network.state_dict(), other.network.state_dict()
-        kept = ("centre", "extent") if fresh else tuple(mine)
+        kept = [name for name in mine if not fresh or name in MEASURED]
         other.network.load_state_dict(theirs | {name: mine[name] for name in kept})
         other.network.to(self.device)
         return other
@@ -174,7 +179,8 @@ class LatentDiffusion:
     def _denoising_loss(
         self, latents: Latents, dataset: TrajectoryDataset, draw: Draw, hidden: float
     ) -> Callable[[nn.Module, int, Share], Tensor]:
-        """Mean squared error of the predicted clean latents, a mean over latents."""
+        """Mean squared error of the predicted clean latents, a mean over latents, and the cross-entropy of their tokens."""
+        weight = self.config.denoiser.cross_entropy
         size, levels = self.config.denoiser.batch, self.config.diffusion.train_steps
         shape = (size, self.max_length, self.config.autoencoder.latent)
 
@@ -195,11 +201,20 @@ class LatentDiffusion:
             estimate = None
             if self.config.denoiser.self_conditioning and torch.rand(()) < 0.5:  # the same in every process
                 with torch.no_grad():
-                    estimate = network(*inputs).float()
-            error = (network(*inputs, estimate) - clean).square()
-            return error.mean() * (share.world * len(chosen) / size)
+                    estimate = network(*inputs).clean
+            found: Estimate = network(*inputs, estimate)
+            error = (found.clean - clean).square().mean()
+            if found.words is not None:
+                tokens = self._words(dataset, chosen).flatten()
+                error = (1 - weight) * error + weight * F.cross_entropy(found.words.flatten(0, 1), tokens)
+            return error * (share.world * len(chosen) / size)
 
         return loss
+
+    def _words(self, dataset: TrajectoryDataset, chosen: Ints) -> Tensor:
+        """Tokens at all places, (batch, length)."""
+        tokens = with_end(torch.from_numpy(dataset.gather(chosen, self.max_length).tokens).long(), self.max_length)
+        return F.pad(tokens, (0, self.max_length - tokens.shape[1]), value=PAD).to(self.device)
 
     def _condition(self, groups: Ints, anchors: Floats) -> tuple[Tensor, Tensor | None]:
         """What the denoiser is told: anchors in degrees, and the level of each attribute from 1, 0 where it is unknown."""
@@ -260,7 +275,7 @@ class LatentDiffusion:
 
         def denoise(x: Tensor, t: Tensor) -> Tensor:
             nonlocal estimate
-            clean: Tensor = self.network(x, t, *condition, estimate).float()
+            clean: Tensor = self.network(x, t, *condition, estimate).clean
             estimate = clean if past is None else torch.where(past, padding, clean)
             return estimate
 

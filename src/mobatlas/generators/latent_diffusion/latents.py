@@ -38,20 +38,32 @@ class Latents:
         return torch.from_numpy(out)
 
 
-def set_statistics(autoencoder: Autoencoder, dataset: TrajectoryDataset) -> None:
-    """Mean and standard deviation of each latent dimension over training trajectories."""
+def set_statistics(autoencoder: Autoencoder, dataset: TrajectoryDataset) -> Tensor:
+    """Take mean and standard deviation of each latent dimension from training trajectories.
+
+    Returns the mean scaled latent of each token (vocabulary, latent); one that was not met is encoded alone.
+    """
     members = dataset.split("train")
     chosen = np.sort(np.random.default_rng(0).permutation(members)[:STATISTICS_FROM])
-    count = 0
-    total, squares = torch.zeros(2, autoencoder.config.latent, dtype=torch.float64)
+    size, width = len(dataset.vocabulary), autoencoder.config.latent
+    counts = torch.zeros(size, dtype=torch.float64)
+    totals, squares = torch.zeros(size, width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
     for start in range(0, len(chosen), TILE):
-        latents, valid = _encode(autoencoder, dataset, chosen[start : start + TILE])
-        found = latents[valid].double().cpu()
-        count, total, squares = count + len(found), total + found.sum(0), squares + found.square().sum(0)
-    mean = total / count
-    deviation = (squares / count - mean.square()).clamp(min=0).sqrt()
+        latents, tokens = _encode(autoencoder, dataset, chosen[start : start + TILE])
+        valid = tokens != PAD
+        found, words = latents[valid].double().cpu(), tokens[valid].cpu()
+        counts += torch.bincount(words, minlength=size)
+        totals.index_add_(0, words, found)
+        squares += found.square().sum(0)
+    mean = totals.sum(0) / counts.sum()
+    deviation = (squares / counts.sum() - mean.square()).clamp(min=0).sqrt()
     autoencoder.mean.copy_(mean)
     autoencoder.deviation.copy_(deviation.clamp(min=1e-3))  # a dimension that never moves stays where it is
+    with torch.no_grad():
+        alone = autoencoder.encode(torch.arange(size, device=autoencoder.places.device)[:, None])[:, 0].cpu()
+    alone[PAD] = 0
+    typical = torch.where(counts[:, None] > 0, totals / counts.clamp(min=1)[:, None], alone)
+    return autoencoder.standardise(typical.to(autoencoder.mean))
 
 
 def encode_split(autoencoder: Autoencoder, dataset: TrajectoryDataset, split: str, path: Path | None) -> Latents:
@@ -94,10 +106,9 @@ def _fill(
 ) -> None:
     for start in range(0, len(members), TILE):
         chosen = members[start : start + TILE]
-        latents, valid = _encode(autoencoder, dataset, chosen)
-        scaled = (
-            autoencoder.standardise(latents)[valid].cpu().numpy()
-        )  # trajectory by trajectory, as the offsets have it
+        latents, tokens = _encode(autoencoder, dataset, chosen)
+        # trajectory by trajectory, as the offsets have it
+        scaled = autoencoder.standardise(latents)[tokens != PAD].cpu().numpy()
         values[offsets[chosen[0]] : offsets[chosen[-1] + 1]] = scaled
 
 
@@ -105,7 +116,7 @@ def _fill(
 def _encode(
     autoencoder: Autoencoder, dataset: TrajectoryDataset, chosen: npt.NDArray[np.int64]
 ) -> tuple[Tensor, Tensor]:
-    """Latents (batch, any, latent), and which places hold a token or an end."""
+    """Latents (batch, any, latent) and tokens (batch, any), end tokens included."""
     tokens = with_end(torch.from_numpy(dataset.gather(chosen, autoencoder.length).tokens).long(), autoencoder.length)
     tokens = tokens.to(autoencoder.places.device)
-    return autoencoder.encode(tokens), tokens != PAD
+    return autoencoder.encode(tokens), tokens

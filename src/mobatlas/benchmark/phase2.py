@@ -1,0 +1,211 @@
+"""Phase 2 on simulated cities: what each strategy closes of the way from baseline to floor, by how groups are mixed in regions.
+
+The folder is filled cell by cell; a run that stopped goes on where it was, and what is finished is not computed again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mobatlas.artifacts import library_versions, read_manifest, write_json
+from mobatlas.benchmark.phase1 import rounded
+from mobatlas.config import load_run
+from mobatlas.data.city import write_city_folder
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.prepare import prepare
+from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.evaluation.comparison import floor_closed, gap_closed
+from mobatlas.evaluation.metrics import Yardstick
+from mobatlas.evaluation.models import FLOOR, score_groups
+from mobatlas.generators.base import Generator
+from mobatlas.generators.folder import KIND as MODEL
+from mobatlas.generators.folder import load_model
+from mobatlas.progress import track
+from mobatlas.regions.folder import KIND as REGIONS
+from mobatlas.regions.folder import build_regions
+from mobatlas.supervision.kept import load_sampler
+from mobatlas.supervision.resample import Sampler
+from mobatlas.training import supervise, train
+
+log = logging.getLogger("mobatlas")
+SHUFFLED = "shuffled"  # demogroups whose people were exchanged between regions: there is nothing to learn
+PLAN: Mapping[str, tuple[str, ...]] = {
+    "demogroups": ("tilt", "resample", "finetune"),
+    "hot16": ("tilt",),
+    "fullrank": ("tilt",),
+    "rankdef": ("tilt",),
+    "messy": ("tilt",),
+    SHUFFLED: ("tilt",),
+}
+ANCHORS = ("group", "population")
+BASELINE, STRONG = "baseline", "strong"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The folder of one seed."""
+
+    path: Path
+    seed: int
+    values: Mapping[str, Any]
+    quiet: bool
+
+    @property
+    def dataset(self) -> TrajectoryDataset:
+        return TrajectoryDataset.open(self.path / "dataset")
+
+    def score(self, name: str, models: Mapping[str, Generator | Sampler], facts: Mapping[str, Any]) -> None:
+        """Against test people, both ways to choose anchors; the file says that the cell is finished."""
+        yardstick, dataset = Yardstick.of(self.dataset), self.dataset
+        found = {}
+        for anchors in ANCHORS:
+            scores = score_groups(dataset, yardstick, models, self.seed, anchors=anchors)
+            found[anchors] = {label: rounded(each.average) for label, each in scores.items()}
+        write_json(self.path / f"{name}.json", {**facts, "jsd": found})
+
+    def scored(self, name: str) -> bool:
+        return (self.path / f"{name}.json").exists()
+
+
+def run(
+    out: Path,
+    seeds: int = 3,
+    first_seed: int = 0,
+    *,
+    partitions: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Fill `out`, write phase2.json there."""
+    for name in partitions:
+        if name not in PLAN:
+            raise MobatlasError(f"--partition {name} does not exist{suggestion(name, PLAN)} (known: {', '.join(PLAN)})")
+    chosen = {name: PLAN[name] for name in partitions or PLAN}
+    cells = [(partition, strategy) for partition, strategies in chosen.items() for strategy in strategies]
+    with track(
+        "phase 2", seeds * (1 + len(cells)), quiet=True
+    ) as tracker:  # lines: what it is made of has bars of its own
+        done = 0
+        for seed in range(first_seed, first_seed + seeds):
+            place = _Place(out / f"seed-{seed}", seed, values or {}, quiet)
+            tracker.step(done, f"seed {seed}, baseline and strong")
+            _phase1(place)
+            for number, (partition, strategy) in enumerate(cells, start=1):
+                tracker.step(done + number, f"seed {seed}, {partition}, {strategy}")
+                _cell(place, partition, strategy)
+            done += 1 + len(cells)
+    asked = "".join(f" --partition {name}" for name in partitions)
+    result = {
+        "command": f"mobatlas benchmark phase2 --seeds {seeds} --first-seed {first_seed}{asked} --out {out.name}",
+        "seed": first_seed,
+        "versions": library_versions(),
+        "measure": "JSD in bits against test people of each group at equal sizes, averaged over groups; floor: training people "
+        "of the group; closed: the share of baseline - floor; spread: standard deviation between seeds",
+        **summarise(out, range(first_seed, first_seed + seeds), cells),
+    }
+    write_json(out / "phase2.json", result)
+    return result
+
+
+def _phase1(place: _Place) -> None:
+    if place.scored("phase1"):
+        return
+    place.path.mkdir(parents=True, exist_ok=True)
+    if not (place.path / "dataset").exists():
+        write_city_folder(place.path / "city", load_run(preset="small").simulate, place.seed, overwrite=True)
+        prepare(place.path / "city", place.path / "dataset", preset="small")
+    common: dict[str, Any] = {"values": place.values, "seed": place.seed, "quiet": place.quiet, "resume": True}
+    start = time.perf_counter()
+    train(place.path / "dataset", place.path / BASELINE, preset="small", **common)
+    supervise(place.path / BASELINE, place.path / STRONG, strategy=STRONG, **common)
+    models = {name: load_model(place.path / name).generator for name in (BASELINE, STRONG)}
+    place.score("phase1", models, {"threads": torch.get_num_threads(), "seconds": _since(start)})
+
+
+def _cell(place: _Place, partition: str, strategy: str) -> None:
+    name = f"{partition}-{strategy}"
+    if place.scored(name):
+        return
+    regions = place.path / "regions" / partition
+    if not regions.exists():
+        shuffled = partition == SHUFFLED
+        kind = "demogroups" if shuffled else partition
+        build_regions(place.dataset.path, regions, partition=kind, shuffle_regions=shuffled, seed=place.seed)
+    read_manifest(regions, REGIONS)
+    start = time.perf_counter()
+    out = place.path / name
+    report = supervise(
+        place.path / BASELINE, out, regions, strategy=strategy, seed=place.seed, quiet=place.quiet, resume=True
+    )
+    seconds, model = _since(start), load_model(out)
+    models: dict[str, Generator | Sampler] = {}
+    if strategy != "resample":
+        models[strategy] = model.generator
+    if strategy != "finetune":
+        models["resample" if strategy == "resample" else f"{strategy}, calibrated"] = load_sampler(model)
+    facts = {"seconds": seconds, "threads": torch.get_num_threads(), "warnings": report["warnings"]}
+    place.score(name, models, facts | {"supervision": read_manifest(out, MODEL).details["report"]})
+
+
+def summarise(out: Path, seeds: Iterable[int], cells: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Means and spreads over seeds, of divergences and of what they close."""
+    numbers, cells = list(seeds), list(cells)
+    rows = []
+    for anchors in ANCHORS:
+        first = [_read(out, seed, "phase1")["jsd"][anchors] for seed in numbers]
+        rows.append({"anchors": anchors, "partition": None, "model": STRONG} | _compared(first, first, STRONG))
+        for partition, strategy in cells:
+            found = [_read(out, seed, f"{partition}-{strategy}")["jsd"][anchors] for seed in numbers]
+            for model in (label for label in found[0] if label != FLOOR):
+                who = {"anchors": anchors, "partition": partition, "model": model}
+                rows.append(who | _compared(first, found, model))
+    every = [("phase1", None), *((f"{partition}-{strategy}", strategy) for partition, strategy in cells)]
+    seconds = {name: [_read(out, seed, name)["seconds"] for seed in numbers] for name, _ in every}
+    threads = [_read(out, seed, "phase1")["threads"] for seed in numbers]
+    return {"seeds": numbers, "threads": threads, "seconds": seconds, "rows": rows}
+
+
+def _compared(
+    first: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]], model: str
+) -> dict[str, dict[str, Any]]:
+    """Metric by metric over seeds; what is closed is None where baseline and floor are within the seed spread."""
+    metrics = {}
+    for metric in first[0][BASELINE]:
+        values = {name: np.array([row[name][metric] for row in first]) for name in (BASELINE, STRONG, FLOOR)}
+        ours = np.array([row[model][metric] for row in found])
+        mean = {name: float(each.mean()) for name, each in values.items()}
+        changed = ours - values[BASELINE]
+        spread = float(changed.std(ddof=1)) if len(ours) > 1 else 0.0
+        metrics[metric] = {
+            "jsd": round(float(ours.mean()), 4),
+            **rounded(mean),
+            "spread": round(spread, 4),
+            "floor_closed": _rounded(floor_closed(float(ours.mean()), mean[BASELINE], mean[FLOOR], spread)),
+            "gap_closed": _rounded(gap_closed(float(ours.mean()), mean[BASELINE], mean[STRONG], spread)),
+            "by_seed": [
+                _rounded(floor_closed(*three)) for three in zip(ours, values[BASELINE], values[FLOOR], strict=True)
+            ],
+        }
+    return metrics
+
+
+def _read(out: Path, seed: int, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / f"seed-{seed}" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _since(start: float) -> float:
+    return round(time.perf_counter() - start, 1)

@@ -1,0 +1,528 @@
+"""Phase 2 as a user types it: every strategy, calibrated samples, what a model keeps, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mobatlas import (
+    Atlas,
+    MobatlasError,
+    TrajectoryDataset,
+    Yardstick,
+    build_regions,
+    generate,
+    load_model,
+    load_sampler,
+)
+from mobatlas.artifacts import MANIFEST, new_folder, read_manifest
+from mobatlas.cli import main
+from mobatlas.data.schema import ANCHORS
+from mobatlas.evaluation.models import FLOOR, score_groups
+from mobatlas.features import Trajectories
+from mobatlas.generators.base import Generator
+from mobatlas.supervision.resample import Sampler
+from mobatlas.training import train
+from tests.test_train_command import Warm, wait_until
+from tests.tiny import OPTIONS, small_city
+
+FAMILY, GROUP = "latent-diffusion", "30-40, F"
+BRIEF: dict[str, Any] = OPTIONS[FAMILY] | {
+    "autoencoder": OPTIONS[FAMILY]["autoencoder"] | {"steps": 60, "batch": 16},
+    "denoiser": OPTIONS[FAMILY]["denoiser"] | {"steps": 30, "batch": 16},
+    "teaching": {"steps": 6, "learning_rate": 3e-3, "warmup": 2},
+    "diffusion": {"steps": 2},
+}
+SMALL = ("--set", "calibration.pool=64", "--set", "calibration.candidates=2")
+TUNING = {"steps": 4, "batch": 16, "warmup": 0, "rollout_steps": 2, "validate_every": 2, "validation_samples": 16}
+HOW: dict[str, tuple[object, ...]] = {
+    "auto": SMALL,
+    "tilt": SMALL,
+    "resample": SMALL,
+    "finetune": (*SMALL, *(word for key, value in TUNING.items() for word in ("--set", f"finetune.{key}={value}"))),
+}
+BESIDES = ("anchors.parquet", "composition.parquet", "group_means.parquet")
+CALIBRATION = ("calibration.json", "calibration.safetensors")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class World:
+    """A city with a model of phase 1; its groups as regions, and its four districts."""
+
+    root: Path
+    dataset: TrajectoryDataset
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    @property
+    def groups(self) -> Path:
+        return self.root / "groups"
+
+    @property
+    def districts(self) -> Path:
+        return self.root / "districts"
+
+    def supervised(self, strategy: str) -> Path:
+        """The model by that strategy, made when it is first asked for."""
+        out = self.root / strategy
+        if not out.exists():
+            done = run("supervise", self.model, self.groups, "--strategy", strategy, *HOW[strategy], "--out", out)
+            assert done.code == 0, done.err
+        return out
+
+    def samples(self, strategy: str) -> Path:
+        """Calibrated ones of that model."""
+        out = self.root / f"{strategy}.parquet"
+        if not out.exists():
+            made = generate(self.supervised(strategy), out, 20, group=GROUP, calibrate=True)
+            assert made.acceptance_rate is not None, "of finetune too, which keeps no calibration"
+        return out
+
+
+def run(*arguments: object) -> Outcome:
+    """A command, in this process: another one would import torch first."""
+    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    sys.argv = ["mobatlas", *map(str, arguments)]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.argv = argv
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def refused(*arguments: object) -> str:
+    """The one sentence with which a command is refused."""
+    done = run(*arguments)
+    assert done.code == 2, done.err
+    said = [line for line in done.err.splitlines() if line.startswith("mobatlas: ")]
+    assert len(said) == 1 and done.out == "" and "Traceback" not in done.err
+    return said[0]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    root = tmp_path_factory.mktemp("world")
+    dataset = small_city(root, users=160, pois=20)
+    train(dataset.path, root / "model", values=BRIEF, quiet=True)
+    build_regions(dataset.path, root / "groups", partition="demogroups", features=("category",))
+    build_regions(dataset.path, root / "districts", by="home_district", features=("category", "transitions"))
+    return World(root, dataset)
+
+
+def supervision(model: Path) -> dict[str, Any]:
+    found: dict[str, Any] = read_manifest(model, "model").details["supervision"]
+    return found
+
+
+def bytes_of(model: Path) -> dict[str, bytes]:
+    """Everything that must not differ between two models."""
+    own = (MANIFEST, "metrics.jsonl")
+    return {path.name: path.read_bytes() for path in sorted(model.iterdir()) if path.name not in own}
+
+
+def firsts(path: Path) -> pd.DataFrame:
+    """One row a trajectory."""
+    return pd.read_parquet(path).groupby("trajectory", sort=False).head(1)
+
+
+# ---- what a strategy leaves
+
+
+@pytest.mark.parametrize("strategy", HOW)
+def test_every_strategy_makes_a_model_that_samples_groups_and_regions(
+    world: World, tmp_path: Path, strategy: str
+) -> None:
+    model = world.supervised(strategy)
+    said = supervision(model)
+    assert said["strategy"] == ("tilt" if strategy == "auto" else strategy) and said["reason"]
+    assert said["regions"]["hash"] == read_manifest(world.groups, "regions").content_hash
+    assert said["membership"] is False and isinstance(said["warnings"], list)
+    kept = [*BESIDES, *(CALIBRATION if strategy != "finetune" else ("curve.jsonl",))]
+    assert set(kept) <= set(bytes_of(model))
+    asked = ("--group", GROUP), ("--region", "R4")
+    for number, option in enumerate(asked):
+        out = tmp_path / f"{number}.parquet"
+        assert run("generate", model, "--n", 20, *option, "--out", out).code == 0
+        assert len(firsts(out)) == 20
+        assert set(firsts(out)["group"]) == {GROUP}, "R4 is the fourth group of demogroups"
+
+
+def test_the_command_says_what_it_chose_and_why(world: World, tmp_path: Path) -> None:
+    done = run("supervise", world.model, world.groups, *SMALL, "--out", tmp_path / "new", "--quiet")
+    assert done.code == 0, done.err
+    assert "supervised by tilt (teaching tilted" in " ".join(done.out.split())
+    again = run("supervise", world.model, world.groups, *SMALL, "--out", tmp_path / "new", "--resume", "--json")
+    report = json.loads(again.out)
+    assert report == read_manifest(tmp_path / "new", "model").details["report"]
+    assert report["tilt"]["groups"][GROUP]["effective_sample_size"] > 1
+    assert report["calibration"]["groups"][GROUP]["population"]["before"]["js"] >= 0
+    other = refused("supervise", world.model, world.districts, *SMALL, "--out", tmp_path / "new", "--resume")
+    assert "another configuration" in other
+    assert bytes_of(tmp_path / "new") == bytes_of(world.supervised("tilt")), (
+        "auto is tilt, and the same seed the same bytes"
+    )
+
+
+def test_a_model_keeps_recovered_means_and_anchors_of_training_people_and_nobodys_name(world: World) -> None:
+    model, dataset = world.supervised("tilt"), world.dataset
+    means = pd.read_parquet(model / "group_means.parquet")
+    assert list(means) == ["group", "feature", "mean", "sd", "population", "tilt"] and means.notna().all().all()
+    assert (means["sd"] >= 0).all() and dataset.groups is not None
+    assert tuple(means["group"].unique()) == dataset.groups.names
+    anchors = pq.read_table(model / "anchors.parquet")
+    assert anchors.column_names == ["region", *ANCHORS]
+    train_people = np.intersect1d(dataset.split_people("train"), dataset.person)
+    assert anchors.num_rows == len(train_people)
+    kept = np.stack([anchors[name].to_numpy() for name in ANCHORS], axis=1)
+    real = dataset.anchors[train_people]
+    assert np.array_equal(kept[np.lexsort(kept.T)], real[np.lexsort(real.T)])
+    assert pq.read_table(model / "composition.parquet").column_names == ["region", "group", "share"]
+    said = supervision(model)
+    assert set(said["effective_sample_size"]) == set(said["dual_gap"]) == set(dataset.groups.names)
+    users = set(dataset.people["user_id"].to_pylist())
+    text = b"".join(bytes_of(model)[name] for name in (*BESIDES, *CALIBRATION))
+    assert not any(user.encode() in text for user in users if len(user) > 4)
+
+
+def test_a_supervised_model_needs_its_dataset_no_more(world: World, tmp_path: Path) -> None:
+    model, here, there = world.supervised("tilt"), world.dataset.path, world.root / "elsewhere"
+    here.rename(there)
+    try:
+        assert run("generate", model, "--n", 5, "--group", GROUP, "--calibrate", "--out", tmp_path / "a").code == 0
+    finally:
+        there.rename(here)
+
+
+def test_finetuning_leaves_its_learning_curve_and_goes_on_from_a_tilted_model(world: World, tmp_path: Path) -> None:
+    lines = (world.supervised("finetune") / "curve.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 2, 4][: len(lines)] and len(lines) >= 2
+    tilted = world.supervised("tilt")
+    command = ("--strategy", "finetune", *HOW["finetune"], "--divergence", "tv", "--out", tmp_path / "both", "--json")
+    done = run("supervise", tilted, world.groups, *command)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["finetune"]["from_tilted"] is True
+    assert read_manifest(tmp_path / "both", "model").config["supervise"]["finetune"]["divergence"] == "tv"
+
+
+def test_strong_notes_that_it_does_not_read_regions_and_nothing_goes_on_from_it(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strong = tmp_path / "strong"
+    assert run("supervise", world.model, world.groups, "--strategy", "strong", "--out", strong).code == 0
+    assert "is not read" in caplog.text
+    assert not set(BESIDES) & set(bytes_of(strong))
+    tuning = ("--strategy", "finetune", *HOW["finetune"], "--out", tmp_path / "new")
+    assert "learnt groups from labels" in refused("supervise", strong, world.groups, *tuning)
+    calibrated = ("--n", 5, "--group", GROUP, "--calibrate", "--out", tmp_path / "a")
+    assert "keeps nothing of regions" in refused("generate", strong, *calibrated)
+
+
+def test_membership_is_said_wherever_it_is_on(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = tmp_path / "new"
+    done = run("supervise", world.model, world.groups, "--strategy", "tilt", "--membership", *SMALL, "--out", out)
+    assert done.code == 0 and "membership: weights began from" in done.out
+    assert "--membership under a controlled partition can be the label itself" in caplog.text
+    assert supervision(out)["membership"] is True
+    caplog.clear()
+    assert run("generate", out, "--n", 5, "--group", GROUP, "--out", tmp_path / "a").code == 0
+    assert "was supervised with --membership" in caplog.text
+
+
+def test_fewer_regions_than_groups_go_on_and_say_what_is_not_identified(world: World, tmp_path: Path) -> None:
+    done = run("supervise", world.model, world.districts, *SMALL, "--out", tmp_path / "new", "--json")
+    assert done.code == 0, done.err
+    said = " ".join(json.loads(done.out)["warnings"])
+    assert "not identified" in said and "mostly prior" in said
+
+
+# ---- calibrated samples
+
+
+@pytest.fixture
+def homes(world: World, tmp_path: Path) -> Path:
+    table = pd.DataFrame(world.dataset.anchors[:40], columns=list(ANCHORS))
+    table.assign(group=[GROUP, "<30, M"] * 20).to_csv(tmp_path / "homes.csv", index=False)
+    return tmp_path / "homes.csv"
+
+
+@pytest.mark.parametrize("strategy", ["tilt", "resample"])
+def test_calibrated_samples_are_the_same_bytes_whatever_the_chunk(
+    world: World, homes: Path, tmp_path: Path, strategy: str
+) -> None:
+    model = world.supervised(strategy)
+    forms: dict[str, dict[str, Any]] = {
+        "population": {"n": 300, "group": GROUP, "coarsen": 0.5},
+        "given": {"n": 300, "anchors": homes},
+    }
+    for form, options in forms.items():
+        made = [generate(model, tmp_path / f"{form}{k}", calibrate=True, chunk=k, seed=3, **options) for k in (1, 2)]
+        assert (tmp_path / f"{form}1").read_bytes() == (tmp_path / f"{form}2").read_bytes()
+        rate, found = made[0].acceptance_rate, made[0].calibration
+        assert found is not None and found["form"] == form and rate == made[1].acceptance_rate
+        assert rate == 0.5 if form == "given" else 0 < (rate or 0) <= 1
+        assert set(found["groups"]) == ({GROUP} if form == "population" else {GROUP, "<30, M"})
+        assert all({"before", "after"} == set(each) for each in found["groups"].values())
+
+
+def test_given_anchors_stay_as_they_are(world: World, homes: Path, tmp_path: Path) -> None:
+    done = run(
+        "generate", world.supervised("tilt"), "--anchors", homes, "--calibrate", "--out", tmp_path / "a", "--json"
+    )
+    assert done.code == 0 and json.loads(done.out)["calibration"]["form"] == "given"
+    made = firsts(tmp_path / "a")
+    assert made[list(ANCHORS)].to_numpy() == pytest.approx(world.dataset.anchors[:40])
+    assert made["group"].tolist() == [GROUP, "<30, M"] * 20
+
+
+def test_the_command_prints_the_acceptance_rate_and_both_distances(world: World, tmp_path: Path) -> None:
+    done = run("generate", world.supervised("resample"), "--n", 30, "--group", GROUP, "--out", tmp_path / "a")
+    said = " ".join(done.out.split())
+    assert "calibrated, anchors population:" in said and "of the candidates were accepted" in said
+    assert f"{GROUP}: JSD to its recovered means" in said, "for resample it is implied"
+
+
+def test_a_resampled_model_without_a_group_is_the_baseline(world: World, tmp_path: Path) -> None:
+    made = generate(world.supervised("resample"), tmp_path / "a", 10)
+    assert made.acceptance_rate is None and firsts(tmp_path / "a")["group"].isna().all()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "sentence"),
+    [
+        ("tilt", ["--n", 5], "--calibrate chooses samples by their group"),
+        ("tilt", ["--n", 5, "--group", GROUP, "--lengths", "empirical"], "as long as the model makes them"),
+        ("tilt", ["--n", 5, "--group", "30-40, X"], "did you mean"),
+        ("model", ["--n", 5, "--group", GROUP], "knows no groups"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(
+    world: World, tmp_path: Path, strategy: str, options: list[object], sentence: str
+) -> None:
+    model = world.model if strategy == "model" else world.supervised(strategy)
+    assert sentence in refused("generate", model, *options, "--calibrate", "--out", tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path) -> None:
+    source = world.supervised("tilt")
+    manifest = json.loads((source / MANIFEST).read_text())
+    with new_folder(tmp_path / "broken", "model", config=manifest["config"]) as folder:
+        shutil.copytree(source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        folder.details |= manifest["details"]
+        (folder.path / "calibration.json").write_text("{}")
+    asked = ("--n", 5, "--group", GROUP, "--calibrate", "--out", tmp_path / "a")
+    assert "is not a calibration as mobatlas writes it" in refused("generate", tmp_path / "broken", *asked)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--strategy", "tlit"], "--strategy tlit does not exist; did you mean 'tilt'?"),
+        (["--strategy", "tilt", "--divergence", "js"], "--divergence concerns the strategy finetune, not tilt"),
+        (["--divergence", "js"], "--divergence concerns the strategy finetune, not tilt"),
+        (["--strategy", "finetune", "--membership"], "--membership concerns the strategy tilt, not finetune"),
+        (["--strategy", "resample", "--from-scratch"], "--from-scratch concerns the strategy tilt and strong, not"),
+        (["--strategy", "resample", "--set", "tilt.ridge=1"], "--set tilt concerns the strategy tilt, not resample"),
+        (["--strategy", "strong", "--set", "calibration.pool=64"], "--set calibration concerns"),
+        (["--strategy", "finetune", "--divergence", "helinger"], "did you mean 'hellinger'?"),
+        (["--strategy", "finetune", "--preset", "papr"], "--preset papr does not exist; did you mean 'paper'?"),
+        (["--strategy", "finetune", "--set", "finetune.stepps=3"], "unknown key 'stepps' in 'finetune'"),
+        (["--set", "tilt.unit=persons"], "tilt.unit"),
+        (["--set", "calibration.pool=10"], "a pool of 10 is too small"),
+    ],
+)
+def test_a_bad_option_is_one_sentence_and_nothing_is_left(
+    world: World, tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    assert sentence in refused("supervise", world.model, world.groups, "--out", tmp_path / "new", *options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_strategies_but_strong_need_regions(world: World, tmp_path: Path) -> None:
+    for strategy in HOW:
+        said = refused("supervise", world.model, "--strategy", strategy, "--out", tmp_path / "new")
+        assert "needs REGIONS" in said
+    assert "no such regions folder" in refused("supervise", world.model, tmp_path / "no", "--out", tmp_path / "new")
+    assert "not a regions" in refused("supervise", world.model, world.dataset.path, "--out", tmp_path / "new")
+    assert "lies over" in refused("supervise", world.model, world.groups, "--out", world.groups / "new")
+
+
+def test_a_model_of_groups_is_not_supervised_anew(world: World, tmp_path: Path) -> None:
+    for strategy, sentence in (("auto", "knows groups already"), ("tilt", "already"), ("resample", "already")):
+        command = ("--strategy", strategy, "--out", tmp_path / "new")
+        assert sentence in refused("supervise", world.supervised("tilt"), world.groups, *command)
+    assert list(tmp_path.iterdir()) == []
+
+
+def remade(source: Path, out: Path, name: str, column: str, change: Callable[[pd.DataFrame], Any]) -> Path:
+    """A REGIONS folder a column of which was changed before its manifest was written."""
+    manifest = json.loads((source / MANIFEST).read_text())
+    with new_folder(out, manifest["kind"]) as folder:
+        shutil.copytree(source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        folder.details |= manifest["details"]
+        table = pq.read_table(source / name)
+        values = pa.array(np.asarray(change(table.to_pandas()), dtype=np.float64))
+        pq.write_table(table.set_column(table.schema.get_field_index(column), column, values), folder.path / name)
+    return out
+
+
+@pytest.mark.parametrize("strategy", ["tilt", "resample", "finetune"])
+def test_regions_that_tell_nothing_are_refused(world: World, tmp_path: Path, strategy: str) -> None:
+    def broken(table: str, column: str, change: Callable[[pd.DataFrame], Any]) -> str:
+        folder = remade(world.groups, tmp_path / "regions" / f"{len(list(tmp_path.rglob('*')))}", table, column, change)
+        return refused("supervise", world.model, folder, "--strategy", strategy, "--out", tmp_path / "new")
+
+    assert "is zero" in broken("aggregates.parquet", "value", lambda rows: np.zeros(len(rows)))
+    assert "is suppressed" in broken("aggregates.parquet", "value", lambda rows: np.full(len(rows), np.nan))
+    nobody = broken("composition.parquet", "share", lambda rows: np.where(rows["group"] == GROUP, 0, rows["share"]))
+    assert f"no region has anybody of group '{GROUP}'" in nobody
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("strategy", ["tilt", "finetune"])
+def test_suppressed_cells_are_no_hindrance(world: World, tmp_path: Path, strategy: str) -> None:
+    holes = remade(
+        world.groups,
+        tmp_path / "holes",
+        "aggregates.parquet",
+        "value",
+        lambda rows: rows["value"].where(np.arange(len(rows)) % 7 > 0),
+    )
+    done = run("supervise", world.model, holes, "--strategy", strategy, *HOW[strategy], "--out", tmp_path / "new")
+    assert done.code == 0, done.err
+
+
+def test_regions_of_another_dataset_are_refused(world: World, tmp_path: Path) -> None:
+    other = small_city(tmp_path, users=60, pois=14)
+    build_regions(other.path, tmp_path / "regions", partition="demogroups", features=("poi",))
+    for strategy in ("tilt", "resample", "finetune"):
+        command = ("--strategy", strategy, "--out", tmp_path / "new")
+        assert "was made of another dataset" in refused("supervise", world.model, tmp_path / "regions", *command)
+
+
+# ---- labels
+
+
+@pytest.mark.parametrize("change", ["shuffled", "deleted"])
+def test_labels_change_no_weight_and_no_sample_once_the_regions_are_there(
+    world: World, tmp_path: Path, change: str
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(world.dataset.path, copy)
+    labels = pq.read_table(copy / "labels.parquet")
+    (copy / "labels.parquet").unlink()
+    if change == "shuffled":
+        order = np.random.default_rng(0).permutation(labels.num_rows)
+        pq.write_table(labels.take(order).set_column(0, "user_id", labels["user_id"]), copy / "labels.parquet")
+    train(copy, tmp_path / "model", values=BRIEF, quiet=True)
+    assert bytes_of(tmp_path / "model") == bytes_of(world.model)
+    for strategy in ("tilt", "resample", "finetune"):
+        out, whole = tmp_path / strategy, world.supervised(strategy)
+        command = ("--strategy", strategy, *HOW[strategy], "--out", out)
+        assert run("supervise", tmp_path / "model", world.groups, *command).code == 0
+        assert bytes_of(out) == bytes_of(whole)
+        generate(out, tmp_path / f"{strategy}.parquet", 20, group=GROUP, calibrate=True)
+        assert (tmp_path / f"{strategy}.parquet").read_bytes() == world.samples(strategy).read_bytes()
+
+
+# ---- stopped and continued
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["tilt", "finetune"])
+def test_killed_and_resumed_it_ends_in_the_same_bytes(world: World, tmp_path: Path, strategy: str) -> None:
+    longer = ("--set", "teaching.steps=60", "--set", "finetune.steps=12")[0 if strategy == "tilt" else 2 :][:2]
+    command: list[object] = ["supervise", world.model, world.groups, "--strategy", strategy, *HOW[strategy], *longer]
+    assert run(*command, "--out", tmp_path / "whole").code == 0
+    warm = Warm(tmp_path)
+    out = tmp_path / "killed"
+    running = warm.start(*command, "--out", out, "--checkpoint-seconds", 0)
+    wait_until(lambda: any((out / "training").glob(f"{strategy}-0*.safetensors")), "a checkpoint")
+    assert running.signal(signal.SIGKILL).code == -signal.SIGKILL
+    warm.close()
+    assert not (out / MANIFEST).exists()
+    assert run(*command, "--out", out, "--resume").code == 0
+    assert bytes_of(out) == bytes_of(tmp_path / "whole")
+
+
+# ---- from Python
+
+
+def test_atlas_fits_supervises_samples_saves_and_opens(world: World, tmp_path: Path) -> None:
+    fitted = Atlas(values=BRIEF, quiet=True).fit(world.dataset)
+    assert fitted.groups is None and bytes_of(fitted.path) == bytes_of(world.model)
+    values = {"calibration": {"pool": 64, "candidates": 2}}
+    model = fitted.supervise(world.groups, values=values)
+    assert model.report["strategy"] == "tilt" and model.groups == world.dataset.groups
+    table = model.sample(20, GROUP)
+    assert table["trajectory"].unique().to_pylist() == list(range(20))
+    assert set(table.to_pandas()["group"]) == {GROUP}
+    saved = model.save(tmp_path / "kept")
+    assert Atlas.open(tmp_path / "kept").sample(n=20, group=GROUP).equals(table)
+    assert not saved.sample(20, GROUP, calibrate=False).equals(table), "samples of a group are calibrated by default"
+    homes = world.dataset.anchors[:6]
+    assert saved.sample(group=GROUP, anchors=homes)["trajectory"].unique().to_pylist() == list(range(6))
+    with pytest.raises(MobatlasError, match="give rows of home_lat"):
+        saved.sample(group=GROUP, anchors=homes[:, :2])
+    place = model.path
+    del model, fitted
+    assert not place.exists(), "a temporary model goes with its last use"
+
+
+def test_calibrated_models_are_scored_beside_the_others_in_both_forms(world: World) -> None:
+    baseline, tilted = load_model(world.model).generator, load_model(world.supervised("tilt"))
+    models: dict[str, Generator | Sampler] = {
+        "baseline": baseline,
+        "tilt": tilted.generator,
+        "calibrated": load_sampler(tilted),
+    }
+    yardstick = Yardstick.of(world.dataset)
+    for anchors in ("group", "population"):
+        scores = score_groups(world.dataset, yardstick, models, split="train", anchors=anchors)
+        assert set(scores) == {*models, FLOOR}
+        assert all(0 <= value <= 1 for each in scores.values() for value in each.average.values())
+    with pytest.raises(MobatlasError, match="anchors 'people' do not exist"):
+        score_groups(world.dataset, yardstick, models, anchors="people")
+
+
+def test_a_sampler_makes_what_generate_writes(world: World, tmp_path: Path) -> None:
+    loaded = load_model(world.supervised("tilt"))
+    made: Trajectories = load_sampler(loaded).sample(25, 3, seed=4).trajectories
+    generate(loaded.path, tmp_path / "a", 25, group=GROUP, calibrate=True, seed=4)
+    written = pd.read_parquet(tmp_path / "a")["poi_id"].tolist()
+    assert written == [loaded.generator.vocabulary.poi_ids[token] for token in made.tokens]
