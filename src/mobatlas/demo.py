@@ -1,4 +1,4 @@
-"""The demo: a simulated city, prepared; a generator trained on it, with and without labels; how good both are."""
+"""The demo: a simulated city, a generator without demographics, groups learnt from regions and, to compare, from labels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import STEPS, prepare
 from mobatlas.progress import track
+from mobatlas.regions.folder import build_regions
 from mobatlas.report.text import city_table, scores_table, summary_table, training_table
 
-# Shorter than the preset `small`: the demo shows the way in minutes, `benchmark phase1` how good the preset is.
-OPTIONS: dict[str, Any] = {"denoiser": {"steps": 1_500}, "teaching": {"steps": 800}}
+PARTITION = "hot16"  # sixteen regions, most of them with one group in the majority
+# Shorter than the preset `small`: the demo shows the way in minutes, `benchmark phase2` how good the preset is.
+OPTIONS: dict[str, Any] = {"denoiser": {"steps": 800}, "teaching": {"steps": 400}}
+CALIBRATION: dict[str, Any] = {"calibration": {"pool": 1_024}}
 
 
 def run_demo(
@@ -26,11 +29,15 @@ def run_demo(
     *,
     city: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
+    calibration: Mapping[str, Any] | None = None,
 ) -> list[RenderableType]:
-    """Fill `out` with city, dataset, baseline and strong; what to show of them. `city` and `options` change the defaults."""
+    """Fill `out` with city, dataset, regions and three models; what to show of them. The options change the defaults."""
     from mobatlas.evaluation.metrics import Yardstick  # what needs torch takes seconds to import
     from mobatlas.evaluation.models import score_groups
+    from mobatlas.generators.base import Generator
     from mobatlas.generators.folder import load_model
+    from mobatlas.supervision.kept import load_sampler
+    from mobatlas.supervision.resample import Sampler
     from mobatlas.training import supervise, train
 
     run = load_run(preset="small")
@@ -40,11 +47,18 @@ def run_demo(
     with track("preparing its visits", STEPS, quiet) as tracker:
         summary = prepare(out / "city", out / "dataset", preset="small", overwrite=True, tracker=tracker)
     values = OPTIONS if options is None else options
-    common: dict[str, Any] = {"values": values, "seed": seed, "overwrite": True, "quiet": quiet}
-    report = train(out / "dataset", out / "baseline", preset="small", **common)
-    supervise(out / "baseline", out / "strong", strategy="strong", **common)
+    common: dict[str, Any] = {"seed": seed, "overwrite": True, "quiet": quiet}
+    report = train(out / "dataset", out / "baseline", preset="small", values=values, **common)
+    build_regions(out / "dataset", out / "regions", partition=PARTITION, seed=seed, overwrite=True)
+    chosen = merge(values, CALIBRATION if calibration is None else calibration)
+    supervise(out / "baseline", out / "supervised", out / "regions", values=chosen, **common)
+    supervise(out / "baseline", out / "strong", strategy="strong", values=values, **common)
     dataset = TrajectoryDataset.open(out / "dataset")
-    models = {name: load_model(out / name).generator for name in ("baseline", "strong")}
+    models: dict[str, Generator | Sampler] = {
+        "baseline": load_model(out / "baseline").generator,
+        "supervised": load_sampler(load_model(out / "supervised")),
+        "strong": load_model(out / "strong").generator,
+    }
     scores = score_groups(dataset, Yardstick.of(dataset), models, seed)
     return [
         city_table(facts, out / "city"),
