@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +30,7 @@ from mobatlas.supervision.resample import (
     uniforms,
 )
 from mobatlas.supervision.tilt import fit_tilt
-from tests.tiny import OPTIONS, fitted, small_city
+from tests.tiny import OPTIONS, fitted, small_city, with_other_labels
 
 SIX = 5  # a group, "40-50, F"
 POOL = 1_024
@@ -258,13 +256,7 @@ def test_what_is_written_is_what_is_read(world: World, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["shuffled", "deleted"])
 def test_labels_change_nothing_after_the_regions_were_built(world: World, tmp_path: Path, change: str) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(world.dataset.path, copy)
-    labels = pq.read_table(copy / "labels.parquet")
-    (copy / "labels.parquet").unlink()
-    if change == "shuffled":
-        order = np.random.default_rng(0).permutation(labels.num_rows)
-        pq.write_table(labels.take(order).set_column(0, "user_id", labels["user_id"]), copy / "labels.parquet")
+    copy = with_other_labels(world.dataset, tmp_path / "copy", change)
     evidence = gather_evidence(TrajectoryDataset.open(copy), world.regions)
     again = resample(world.model, evidence, pool=POOL)
     assert json.dumps(again.as_dict()) == json.dumps(world.resampled.as_dict())

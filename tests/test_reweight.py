@@ -20,9 +20,9 @@ from mobatlas.benchmark.reweight import (
     Behaviour,
     behaviour,
     reweight,
-    travel_distance,
 )
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, SCHEMA, SPECIALS, WORK, Vocabulary
+from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features import Trajectories
 from mobatlas.groups import Groups
 from mobatlas.regions.folder import build_regions

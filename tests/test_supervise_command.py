@@ -38,7 +38,7 @@ from mobatlas.generators.base import Generator
 from mobatlas.supervision.resample import Sampler
 from mobatlas.training import train
 from tests.test_train_command import Warm, wait_until
-from tests.tiny import OPTIONS, small_city
+from tests.tiny import OPTIONS, small_city, with_other_labels
 
 FAMILY, GROUP = "latent-diffusion", "30-40, F"
 BRIEF: dict[str, Any] = OPTIONS[FAMILY] | {
@@ -442,13 +442,7 @@ def test_regions_of_another_dataset_are_refused(world: World, tmp_path: Path) ->
 def test_labels_change_no_weight_and_no_sample_once_the_regions_are_there(
     world: World, tmp_path: Path, change: str
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(world.dataset.path, copy)
-    labels = pq.read_table(copy / "labels.parquet")
-    (copy / "labels.parquet").unlink()
-    if change == "shuffled":
-        order = np.random.default_rng(0).permutation(labels.num_rows)
-        pq.write_table(labels.take(order).set_column(0, "user_id", labels["user_id"]), copy / "labels.parquet")
+    copy = with_other_labels(world.dataset, tmp_path / "copy", change)
     train(copy, tmp_path / "model", values=BRIEF, quiet=True)
     assert bytes_of(tmp_path / "model") == bytes_of(world.model)
     for strategy in ("tilt", "resample", "finetune"):

@@ -29,7 +29,7 @@ from mobatlas.regions.table import Floats
 from mobatlas.supervision.evidence import Evidence, _tilted_to, gather_evidence
 from mobatlas.supervision.teach import GroupTilts, fit_group_tilts, teach_tilts, tilted_draw
 from mobatlas.supervision.tilt import fit_tilt
-from tests.tiny import fresh, small_city
+from tests.tiny import fresh, small_city, with_other_labels
 
 DIARY: dict[str, Any] = {
     "window": {"days": 1, "stride": 1},
@@ -324,13 +324,7 @@ def test_the_report_is_json_and_says_how_sure_it_is(evidence: Evidence, tilts: G
 
 @pytest.mark.parametrize("change", ["shuffled", "deleted"])
 def test_labels_change_nothing_after_the_regions_were_built(world: World, tmp_path: Path, change: str) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(world.dataset.path, copy)
-    labels = pq.read_table(copy / "labels.parquet")
-    (copy / "labels.parquet").unlink()
-    if change == "shuffled":
-        order = np.random.default_rng(0).permutation(labels.num_rows)
-        pq.write_table(labels.take(order).set_column(0, "user_id", labels["user_id"]), copy / "labels.parquet")
+    copy = with_other_labels(world.dataset, tmp_path / "copy", change)
     weights, drawn, saved = [], [], []
     for number, dataset in enumerate((world.dataset, TrajectoryDataset.open(copy))):
         evidence = gather_evidence(dataset, world.groups)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
 
 from mobatlas.config import CityConfig, build
 from mobatlas.data.city import write_city_folder
@@ -42,3 +46,14 @@ def fitted(name: str, dataset: TrajectoryDataset, seed: int = 0, **options: Any)
     model = fresh(name, dataset, seed, **options)
     model.fit(dataset, Trainer(None, seed=seed, quiet=True))
     return model
+
+
+def with_other_labels(dataset: TrajectoryDataset, copy: Path, change: str) -> Path:
+    """A copy of a dataset whose labels are "shuffled" among people or "deleted"; nothing else of it changes."""
+    shutil.copytree(dataset.path, copy)
+    labels = pq.read_table(copy / "labels.parquet")
+    (copy / "labels.parquet").unlink()
+    if change == "shuffled":
+        order = np.random.default_rng(0).permutation(labels.num_rows)
+        pq.write_table(labels.take(order).set_column(0, "user_id", labels["user_id"]), copy / "labels.parquet")
+    return copy

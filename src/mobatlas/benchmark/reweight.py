@@ -14,10 +14,10 @@ from scipy import sparse
 from mobatlas.artifacts import library_versions, new_folder, write_json
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
-from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
 from mobatlas.divergences import js, normalise
 from mobatlas.errors import MobatlasError
-from mobatlas.features import Trajectories, build_feature, haversine_km
+from mobatlas.evaluation.metrics import travel_distance
+from mobatlas.features import Trajectories, build_feature
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.folder import build_regions
@@ -138,19 +138,6 @@ def behaviour(dataset: TrajectoryDataset) -> Behaviour:
         sparse.csr_array((np.ones(len(km)), where), shape=(len(km), DISTANCE_BINS + 1))
     )
     return Behaviour(counted)
-
-
-def travel_distance(trajectories: Trajectories, vocabulary: Vocabulary) -> Floats:
-    """Kilometres of each trajectory, from place to place; places without coordinates are skipped."""
-    owner, tokens = trajectories.owner, trajectories.tokens
-    places = vocabulary.coordinates[tokens]  # (tokens, 2)
-    for token, columns in ((HOME, slice(0, 2)), (WORK, slice(2, 4))):
-        here = tokens == token
-        places[here] = trajectories.anchors[owner[here], columns]
-    known = ~np.isnan(places).any(1)
-    owner, places = owner[known], places[known]
-    legs = haversine_km(places[:-1], places[1:]) * (owner[:-1] == owner[1:])
-    return np.asarray(np.bincount(owner[:-1], weights=legs, minlength=len(trajectories)), dtype=np.float64)
 
 
 def reweight(
