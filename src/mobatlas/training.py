@@ -37,7 +37,6 @@ from mobatlas.supervision.resample import FILES as CALIBRATION
 from mobatlas.supervision.resample import save_calibration
 from mobatlas.supervision.strategies import (
     AUTO,
-    STRONG,
     SuperviseConfig,
     Supervised,
     build_options,
@@ -102,7 +101,7 @@ def supervise(
     out: Path | str,
     regions: Path | str | None = None,
     *,
-    strategy: str | None = None,
+    strategy: str = AUTO,
     divergence: str | None = None,
     membership: bool = False,
     from_scratch: bool = False,
@@ -118,16 +117,15 @@ def supervise(
 ) -> dict[str, Any]:
     """Phase 2: give a model groups, as a REGIONS folder tells them; returns the report that the manifest keeps.
 
-    The strategy is `auto` where there are regions; without them it is `strong`, which learns labels, an upper bound. `values`
-    are those of the generator (`teaching.steps`) and of `SuperviseConfig` (`tilt`, `calibration`, `finetune`).
+    `strong` needs no regions: it learns labels, an upper bound. `values` are those of the generator (`teaching.steps`) and of
+    `SuperviseConfig` (`tilt`, `calibration`, `finetune`, `visits`).
     """
     source, target = Path(model), Path(out)
-    asked = strategy or (STRONG if regions is None else AUTO)
-    if asked != AUTO:
-        strategy_named(asked)
+    if strategy != AUTO:
+        strategy_named(strategy)
     refuse_overlap(source, target)
     loaded = load_model(source, Path(dataset) if dataset else None)
-    name, reason = choose_strategy(loaded.generator) if asked == AUTO else (asked, "it was asked for")
+    name, reason = choose_strategy(loaded.generator) if strategy == AUTO else (strategy, "it was asked for")
     sections, rest = _divided(values or {})
     given: dict[str, Any] = {"divergence": divergence, "membership": membership, "from_scratch": from_scratch}
     options = build_options(name, sections, preset=preset, quiet=quiet, **given)
@@ -149,7 +147,7 @@ def supervise(
     }
     if resume and is_complete(target):
         return _finished(target, identity, seed)
-    if asked == AUTO:
+    if strategy == AUTO:
         log.info("strategy %s: %s", name, reason)
     evidence = gather_evidence(opened, folder_of_regions, visits=options.config.visits) if folder_of_regions else None
     with _model_folder(target, identity, seed, resume, overwrite, hardware, tensorboard, quiet) as (folder, trainer):
