@@ -126,7 +126,7 @@ def supervise(
     refuse_overlap(source, target)
     loaded = load_model(source, Path(dataset) if dataset else None)
     name, reason = choose_strategy(loaded.generator) if strategy == AUTO else (strategy, "it was asked for")
-    sections, rest = _divided(values or {})
+    sections, rest = divided(values or {})
     given: dict[str, Any] = {"divergence": divergence, "membership": membership, "from_scratch": from_scratch}
     options = build_options(name, sections, preset=preset, quiet=quiet, **given)
     folder_of_regions = _regions_for(name, regions, target)
@@ -159,7 +159,7 @@ def supervise(
         return _keep(folder, made.generator, loaded.name, opened, trainer, said | made.report)
 
 
-def _divided(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def divided(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of phase 2, and those of the generator."""
     own = SuperviseConfig.model_fields
     return {k: v for k, v in values.items() if k in own}, {k: v for k, v in values.items() if k not in own}

@@ -18,7 +18,7 @@ import torch
 
 from mobatlas.artifacts import library_versions, read_manifest, write_json
 from mobatlas.benchmark.phase1 import rounded
-from mobatlas.config import load_run
+from mobatlas.config import load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
@@ -34,7 +34,8 @@ from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import build_regions
 from mobatlas.supervision.kept import load_sampler
 from mobatlas.supervision.resample import Sampler
-from mobatlas.training import supervise, train
+from mobatlas.supervision.strategies import strategy_named
+from mobatlas.training import divided, supervise, train
 
 log = logging.getLogger("mobatlas")
 SHUFFLED = "shuffled"  # demogroups whose people were exchanged between regions: there is nothing to learn
@@ -56,7 +57,9 @@ class _Place:
 
     path: Path
     seed: int
-    values: Mapping[str, Any]
+    generator: Mapping[str, Any]  # changes of its preset
+    supervision: Mapping[str, Any]  # of what phase 2 can be told
+    city: Mapping[str, Any]
     quiet: bool
 
     @property
@@ -83,20 +86,20 @@ def run(
     *,
     partitions: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
+    city: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Fill `out`, write phase2.json there."""
+    """Fill `out`, write phase2.json there; `values` and `city` change the preset `small`."""
     for name in partitions:
         if name not in PLAN:
             raise MobatlasError(f"--partition {name} does not exist{suggestion(name, PLAN)} (known: {', '.join(PLAN)})")
     chosen = {name: PLAN[name] for name in partitions or PLAN}
     cells = [(partition, strategy) for partition, strategies in chosen.items() for strategy in strategies]
-    with track(
-        "phase 2", seeds * (1 + len(cells)), quiet=True
-    ) as tracker:  # lines: what it is made of has bars of its own
-        done = 0
+    own, rest = divided(values or {})
+    done, total = 0, seeds * (1 + len(cells))
+    with track("phase 2", total, quiet=True) as tracker:  # lines: what it is made of has bars of its own
         for seed in range(first_seed, first_seed + seeds):
-            place = _Place(out / f"seed-{seed}", seed, values or {}, quiet)
+            place = _Place(out / f"seed-{seed}", seed, rest, own, city or {}, quiet)
             tracker.step(done, f"seed {seed}, baseline and strong")
             _phase1(place)
             for number, (partition, strategy) in enumerate(cells, start=1):
@@ -121,9 +124,11 @@ def _phase1(place: _Place) -> None:
         return
     place.path.mkdir(parents=True, exist_ok=True)
     if not (place.path / "dataset").exists():
-        write_city_folder(place.path / "city", load_run(preset="small").simulate, place.seed, overwrite=True)
+        simulated = load_run(preset="small").simulate
+        simulated = simulated.model_validate(merge(simulated.model_dump(), place.city))
+        write_city_folder(place.path / "city", simulated, place.seed, overwrite=True)
         prepare(place.path / "city", place.path / "dataset", preset="small")
-    common: dict[str, Any] = {"values": place.values, "seed": place.seed, "quiet": place.quiet, "resume": True}
+    common: dict[str, Any] = {"values": place.generator, "seed": place.seed, "quiet": place.quiet, "resume": True}
     start = time.perf_counter()
     train(place.path / "dataset", place.path / BASELINE, preset="small", **common)
     supervise(place.path / BASELINE, place.path / STRONG, strategy=STRONG, **common)
@@ -142,10 +147,10 @@ def _cell(place: _Place, partition: str, strategy: str) -> None:
         build_regions(place.dataset.path, regions, partition=kind, shuffle_regions=shuffled, seed=place.seed)
     read_manifest(regions, REGIONS)
     start = time.perf_counter()
-    out = place.path / name
-    report = supervise(
-        place.path / BASELINE, out, regions, strategy=strategy, seed=place.seed, quiet=place.quiet, resume=True
-    )
+    out, concerned = place.path / name, strategy_named(strategy).options
+    values = {section: value for section, value in place.supervision.items() if f"--set {section}" in concerned}
+    common: dict[str, Any] = {"seed": place.seed, "quiet": place.quiet, "resume": True}
+    report = supervise(place.path / BASELINE, out, regions, strategy=strategy, values=values, **common)
     seconds, model = _since(start), load_model(out)
     models: dict[str, Generator | Sampler] = {}
     if strategy != "resample":

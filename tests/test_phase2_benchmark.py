@@ -1,0 +1,71 @@
+"""The benchmark of phase 2: what it computes of divergences, and that it goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mobatlas import MobatlasError
+from mobatlas.artifacts import write_json
+from mobatlas.benchmark.phase2 import ANCHORS, run, summarise
+from tests.tiny import OPTIONS
+
+CITY = {"users": 700, "pois": 40, "districts": 4, "days": 15}
+VALUES: dict[str, Any] = OPTIONS["latent-diffusion"] | {
+    "teaching": {"steps": 4, "warmup": 1},
+    "calibration": {"pool": 64, "candidates": 4},
+    "finetune": {"steps": 2, "batch": 16, "validate_every": 2, "validation_samples": 16, "warmup": 1},
+}
+
+
+def written(folder: Path, seed: int, name: str, models: dict[str, float]) -> None:
+    (folder / f"seed-{seed}").mkdir(exist_ok=True)
+    jsd = {anchors: {model: {"poi": value} for model, value in models.items()} for anchors in ANCHORS}
+    write_json(folder / f"seed-{seed}" / f"{name}.json", {"seconds": 1.0, "threads": 1, "jsd": jsd})
+
+
+def test_what_is_closed_is_of_the_means_over_seeds_and_the_spread_is_between_them(tmp_path: Path) -> None:
+    for seed, (baseline, ours) in enumerate([(0.3, 0.2), (0.5, 0.3)]):
+        written(tmp_path, seed, "phase1", {"baseline": baseline, "strong": 0.15, "floor": 0.1})
+        written(tmp_path, seed, "messy-tilt", {"tilt": ours, "floor": 0.1})
+    rows = summarise(tmp_path, range(2), [("messy", "tilt")])["rows"]
+    found = next(row for row in rows if row["model"] == "tilt" and row["anchors"] == "group")["poi"]
+    assert found["jsd"] == pytest.approx(0.25) and found["baseline"] == pytest.approx(0.4)
+    assert found["floor_closed"] == pytest.approx(0.15 / 0.3) and found["gap_closed"] == pytest.approx(0.15 / 0.25)
+    assert found["spread"] == pytest.approx(0.1 / 2**0.5, abs=1e-4)  # of -0.1 and -0.2
+    assert found["by_seed"] == pytest.approx([0.5, 0.5])
+    assert next(row for row in rows if row["model"] == "strong")["poi"]["gap_closed"] == pytest.approx(1.0)
+
+
+def test_no_gap_is_closed_where_there_is_none(tmp_path: Path) -> None:
+    written(tmp_path, 0, "phase1", {"baseline": 0.1, "strong": 0.2, "floor": 0.1})
+    written(tmp_path, 0, "messy-tilt", {"tilt": 0.1, "floor": 0.1})
+    found = summarise(tmp_path, [0], [("messy", "tilt")])["rows"][1]["poi"]
+    assert found["floor_closed"] is None and found["gap_closed"] is None
+
+
+def test_an_unknown_partition_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MobatlasError, match=r"--partition mesy does not exist.*messy"):
+        run(tmp_path / "out", partitions=["mesy"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_benchmark_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    manner: dict[str, Any] = {"partitions": ["demogroups"], "values": VALUES, "city": CITY, "quiet": True}
+    first = run(tmp_path / "out", 1, 3, **manner)
+    assert {row["model"] for row in first["rows"]} == {"strong", "tilt", "tilt, calibrated", "resample", "finetune"}
+    for row in first["rows"]:
+        assert 0 <= row["poi"]["floor"] <= row["poi"]["baseline"] <= 1 and 0 <= row["poi"]["jsd"] <= 1
+    place = tmp_path / "out" / "seed-3"
+    kept = {path.name: path.stat().st_mtime_ns for path in place.glob("*.json")}
+    (place / "demogroups-resample.json").unlink()
+    again = run(tmp_path / "out", 1, 3, **manner)
+    assert again["rows"] == first["rows"]
+    del kept["demogroups-resample.json"]
+    assert kept == {name: (place / name).stat().st_mtime_ns for name in kept}
+    assert json.loads((tmp_path / "out" / "phase2.json").read_text())["command"].endswith(
+        "--partition demogroups --out out"
+    )
