@@ -125,6 +125,7 @@ def _bare_copy(source: Path, target: Path) -> None:
     with duckdb.connect(
         config={"memory_limit": MEMORY_LIMIT, "temp_directory": spill, "preserve_insertion_order": False}
     ) as connection:
+        connection.execute("SET enable_progress_bar = false")
         table = connection.read_parquet(str(source)).order("user_id, arrival")
         table.write_parquet(str(target))
 

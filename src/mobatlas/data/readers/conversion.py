@@ -15,4 +15,5 @@ def convert(query: str, target: Path) -> None:
     with duckdb.connect(
         config={"memory_limit": "1GB", "temp_directory": spill, "preserve_insertion_order": False}
     ) as connection:
+        connection.execute("SET enable_progress_bar = false")
         connection.execute(f"COPY ({query}) TO {literal(target)} (FORMAT parquet)")
