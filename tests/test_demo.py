@@ -26,3 +26,6 @@ def test_the_demo_goes_from_a_city_to_a_table_of_models(tmp_path: Path) -> None:
     assert load_model(tmp_path / "demo" / "baseline").generator.groups is None
     assert load_model(tmp_path / "demo" / "strong").generator.groups is not None
     assert load_model(tmp_path / "demo" / "supervised").strategy == "tilt"
+    trained = (tmp_path / "demo" / "baseline" / "weights.safetensors").stat().st_mtime_ns
+    console.print(*run_demo(tmp_path / "demo", quiet=True, city=city, **small))
+    assert (tmp_path / "demo" / "baseline" / "weights.safetensors").stat().st_mtime_ns == trained, "not trained again"

@@ -149,10 +149,13 @@ def prepare_command(
 def demo(
     out: Annotated[Path, typer.Option("--out", help="The folder of the demo.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Same seed, same demo.")] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew instead of going on where it stopped.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """A simulated city, a generator with and without labels, and how good both are: the whole way as far as it goes today."""
-    for table in run_demo(out, seed, quiet):
+    """A simulated city, a generator, groups for it from regions and, to compare, from labels, and how good all are."""
+    for table in run_demo(out, seed, quiet, overwrite=overwrite):
         Console().print(table)
 
 

@@ -27,11 +27,15 @@ def run_demo(
     seed: int = 0,
     quiet: bool = False,
     *,
+    overwrite: bool = False,
     city: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
     calibration: Mapping[str, Any] | None = None,
 ) -> list[RenderableType]:
-    """Fill `out` with city, dataset, regions and three models; what to show of them. The options change the defaults."""
+    """Fill `out` with city, dataset, regions and three models; what to show of them. The options change the defaults.
+
+    What takes long goes on where an earlier call stopped, unless `overwrite` begins anew; the rest is made again, byte for byte.
+    """
     from mobatlas.evaluation.metrics import Yardstick  # what needs torch takes seconds to import
     from mobatlas.evaluation.models import score_groups
     from mobatlas.generators.base import Generator
@@ -47,7 +51,7 @@ def run_demo(
     with track("preparing its visits", STEPS, quiet) as tracker:
         summary = prepare(out / "city", out / "dataset", preset="small", overwrite=True, tracker=tracker)
     values = OPTIONS if options is None else options
-    common: dict[str, Any] = {"seed": seed, "overwrite": True, "quiet": quiet}
+    common: dict[str, Any] = {"seed": seed, "resume": not overwrite, "overwrite": overwrite, "quiet": quiet}
     report = train(out / "dataset", out / "baseline", preset="small", values=values, **common)
     build_regions(out / "dataset", out / "regions", partition=PARTITION, seed=seed, overwrite=True)
     chosen = merge(values, CALIBRATION if calibration is None else calibration)

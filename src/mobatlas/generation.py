@@ -43,7 +43,7 @@ SCHEMA = pa.schema(  # HOME and WORK are at the anchors, OTHER is nowhere; what 
     + [(name, NUMBER) for name in ANCHORS]
 )
 READ = ("trajectory", "position", "poi_id", "group", "region", *ANCHORS)
-PER_CHUNK = 4_096  # trajectories, about
+PER_CHUNK = 1_024  # trajectories, about: seconds of work, so that progress shows
 LENGTHS = ("model", "empirical")
 DRAWS, DISPLACEMENTS = 1, 2  # streams of random numbers
 MARGIN, MARGIN_DEGREES = 0.5, 0.5  # homes lie outside the box of places: by half its size, or about 50 km

@@ -129,7 +129,7 @@ def supervise(
     sections, rest = divided(values or {})
     given: dict[str, Any] = {"divergence": divergence, "membership": membership, "from_scratch": from_scratch}
     options = build_options(name, sections, preset=preset, quiet=quiet, **given)
-    folder_of_regions = _regions_for(name, regions, target)
+    folder_of_regions = _regions_for(name, strategy, regions, target)
     _refuse_labelled(loaded, name)
     opened = loaded.open_dataset()
     family = family_of(loaded.name)
@@ -147,9 +147,9 @@ def supervise(
     }
     if resume and is_complete(target):
         return _finished(target, identity, seed)
+    evidence = gather_evidence(opened, folder_of_regions, visits=options.config.visits) if folder_of_regions else None
     if strategy == AUTO:
         log.info("strategy %s: %s", name, reason)
-    evidence = gather_evidence(opened, folder_of_regions, visits=options.config.visits) if folder_of_regions else None
     with _model_folder(target, identity, seed, resume, overwrite, hardware, tensorboard, quiet) as (folder, trainer):
         base = family.load(source, config, opened.vocabulary, loaded.generator.groups)
         made = strategy_named(name).run(base, opened, evidence, trainer, options)
@@ -165,9 +165,9 @@ def divided(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return {k: v for k, v in values.items() if k in own}, {k: v for k, v in values.items() if k not in own}
 
 
-def _regions_for(strategy: str, regions: Path | str | None, out: Path) -> Path | None:
-    """The folder to learn from, None for a strategy that needs none."""
-    if not strategy_named(strategy).needs_regions:
+def _regions_for(name: str, strategy: str, regions: Path | str | None, out: Path) -> Path | None:
+    """The folder to learn from, None for a strategy that needs none; `name` is what the one asked for came to."""
+    if not strategy_named(name).needs_regions:
         if regions is not None:
             log.warning("--strategy %s learns from labels, so REGIONS %s is not read", strategy, regions)
         return None
