@@ -34,7 +34,7 @@ def run_demo(
 ) -> list[RenderableType]:
     """Fill `out` with city, dataset, regions and three models; what to show of them. The options change the defaults.
 
-    What takes long goes on where an earlier call stopped, unless `overwrite` begins anew; the rest is made again, byte for byte.
+    What takes long goes on where an earlier call stopped, unless `overwrite` begins anew; the rest is made again.
     """
     from mobatlas.evaluation.metrics import Yardstick  # what needs torch takes seconds to import
     from mobatlas.evaluation.models import score_groups
