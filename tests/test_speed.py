@@ -11,7 +11,7 @@ from tests.tiny import OPTIONS
 
 
 def test_speed_is_a_ratio_measured_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = speed.Profile(20_000, OPTIONS["latent-diffusion"], 32)
+    tiny = speed.Profile(20_000, OPTIONS["latent-diffusion"], 32, 32)
     monkeypatch.setitem(speed.PROFILES, "quick", tiny)
     result = speed.run(tmp_path / "speed", "quick", seed=1)
     assert json.loads((tmp_path / "speed" / "speed.json").read_text()) == result
@@ -20,7 +20,8 @@ def test_speed_is_a_ratio_measured_in_one_run(tmp_path: Path, monkeypatch: pytes
         assert row["ratio"] == pytest.approx(row["seconds"] / row["reference_seconds"])
         assert 0 < row["share_of_matmul_peak"] < 1.5
     assert sampled["speedup"] == pytest.approx(1 / sampled["ratio"])
-    assert set(sampled["jsd"]) == set(sampled["reference_jsd"])
+    assert set(sampled["jsd"]) == set(sampled["reference_jsd"]) == set(sampled["floor_jsd"])
+    assert sampled["jsd_samples"] == 32
     assert simulated["visits_per_second"] == round(
         int(simulated["size"].split()[0].replace(",", "")) / simulated["seconds"]
     )

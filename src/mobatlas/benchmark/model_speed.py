@@ -38,7 +38,9 @@ PUBLISHED_BATCH = 64
 REPEATS = 3
 
 
-def rows(scratch: Path, options: Mapping[str, Any], samples: int, seed: int) -> list[dict[str, Any]]:
+def rows(
+    scratch: Path, options: Mapping[str, Any], samples: int, compared: int | None, seed: int
+) -> list[dict[str, Any]]:
     """Train both arrangements on the small city and measure them; meant for a process of its own."""
     write_city_folder(scratch / "small-city", load_run(preset="small").simulate, seed)
     prepare(scratch / "small-city", scratch / "small-dataset", preset="small")
@@ -47,7 +49,7 @@ def rows(scratch: Path, options: Mapping[str, Any], samples: int, seed: int) -> 
     published = _trained(dataset, merge(options, PUBLISHED), seed)
     peak = matmul_peak(torch.bfloat16 if fast_bf16(ours.device) else torch.float32)
     return [
-        _sampling_row(dataset, ours, published, samples, peak, seed),
+        _sampling_row(dataset, ours, published, samples, peak, seed) | _divergences(dataset, ours, compared, seed),
         _training_row(dataset, ours, peak, seed),
         {
             "what": "matmul peak",
@@ -92,18 +94,17 @@ def _sampling_row(
         "trajectories_per_second": round(timed["ours"], 1),
         "reference_trajectories_per_second": round(timed["published"], 2),
         "reference_tokens": round(float(np.diff(slow.offsets).mean()), 1),  # of a trajectory
-        **_divergences(dataset, ours, seed),
         "share_of_matmul_peak": round(reached, 3),
         "peak_gb": peak_gb(),
     }
 
 
-def _divergences(dataset: TrajectoryDataset, model: LatentDiffusion, seed: int) -> dict[str, Any]:
-    """As many samples as there are test people's trajectories, by both ways of sampling the same weights, and the floor."""
-    anchors = _anchors(dataset, len(dataset.split("test")), seed)
+def _divergences(dataset: TrajectoryDataset, model: LatentDiffusion, compared: int | None, seed: int) -> dict[str, Any]:
+    """Both ways of sampling the same weights, and the floor at the same size."""
+    anchors = _anchors(dataset, compared or len(dataset.split("test")), seed)
     fast = model.sample(len(anchors), anchors=anchors, seed=seed)
     slow = sample_as_published(model.with_solver(*SOLVER), anchors, seed)
-    floor = sampling_floor(dataset, Yardstick.of(dataset), seed=seed).everybody.average
+    floor = sampling_floor(dataset, Yardstick.of(dataset), size=len(anchors), seed=seed).everybody.average
     return {
         "jsd": _jsd(dataset, fast, seed),
         "reference_jsd": _jsd(dataset, slow, seed),

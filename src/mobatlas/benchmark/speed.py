@@ -32,11 +32,12 @@ class Profile:
 
     visits: int  # about
     options: dict[str, Any]  # of the generator
-    samples: int
+    samples: int  # that are timed
+    compared: int | None = None  # that are compared with test people; None: as many as there are
 
 
 BRIEF = {"autoencoder": {"steps": 250}, "denoiser": {"steps": 250}}
-PROFILES = {"quick": Profile(1_000_000, BRIEF, 128), "full": Profile(10_000_000, {}, 512)}
+PROFILES = {"quick": Profile(1_000_000, BRIEF, 128, 128), "full": Profile(10_000_000, {}, 512)}
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _bare_copy(source: Path, target: Path) -> None:
 def _model_rows(scratch: Path, profile: Profile, seed: int) -> list[dict[str, Any]]:
     from mobatlas.benchmark import model_speed  # torch only in the process that needs it
 
-    return model_speed.rows(scratch, profile.options, profile.samples, seed)
+    return model_speed.rows(scratch, profile.options, profile.samples, profile.compared, seed)
 
 
 def _prepare(source: Path, out: Path) -> int:
