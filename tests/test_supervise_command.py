@@ -182,7 +182,7 @@ def test_every_strategy_makes_a_model_that_samples_groups_and_regions(
 def test_the_command_says_what_it_chose_and_why(world: World, tmp_path: Path) -> None:
     done = run("supervise", world.model, world.groups, *SMALL, "--out", tmp_path / "new", "--quiet")
     assert done.code == 0, done.err
-    assert "supervised by tilt (teaching tilted" in " ".join(done.out.split())
+    assert "supervised by tilt (it takes minutes" in " ".join(done.out.split())
     again = run("supervise", world.model, world.groups, *SMALL, "--out", tmp_path / "new", "--resume", "--json")
     report = json.loads(again.out)
     assert report == read_manifest(tmp_path / "new", "model").details["report"]
@@ -198,8 +198,10 @@ def test_the_command_says_what_it_chose_and_why(world: World, tmp_path: Path) ->
 def test_a_model_keeps_recovered_means_and_anchors_of_training_people_and_nobodys_name(world: World) -> None:
     model, dataset = world.supervised("tilt"), world.dataset
     means = pd.read_parquet(model / "group_means.parquet")
-    assert list(means) == ["group", "feature", "mean", "sd", "population", "tilt"] and means.notna().all().all()
-    assert (means["sd"] >= 0).all() and dataset.groups is not None
+    assert list(means) == ["group", "feature", "mean", "sd", "population", "tilt"]
+    assert means.drop(columns="sd").notna().all().all() and dataset.groups is not None
+    told = ~means["feature"].str.startswith("visits:")  # which is not recovered from regions, and has no error bar
+    assert (means["sd"][told] >= 0).all() and means["sd"][~told].isna().all() and (~told).any()
     assert tuple(means["group"].unique()) == dataset.groups.names
     anchors = pq.read_table(model / "anchors.parquet")
     assert anchors.column_names == ["region", *ANCHORS]
