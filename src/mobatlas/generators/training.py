@@ -40,7 +40,7 @@ from mobatlas.progress import SILENT, Tracker, track
 
 log = logging.getLogger("mobatlas")
 METRICS = "metrics.jsonl"
-SECONDS_BETWEEN_NOTES = 5.0  # off the terminal every new note is a line
+SECONDS_BETWEEN_NOTES = 5.0  # a loss that flickers cannot be read
 Progress = Callable[[str, float], AbstractContextManager[Tracker]]  # (title, total)
 
 
