@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import optimize, sparse, special
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions
+from mobatlas.evaluation.diversity import diversity
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator
 from mobatlas.groups import Groups
@@ -23,7 +24,6 @@ from mobatlas.supervision.evidence import Evidence, gather_evidence
 from mobatlas.supervision.resample import (
     CalibratedSampler,
     Sampler,
-    diversity,
     load_calibration,
     resample,
     save_calibration,

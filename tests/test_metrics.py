@@ -33,7 +33,6 @@ from mobatlas.evaluation.comparison import (
     gap_closed,
     group_members,
     sampling_floor,
-    take,
 )
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS, Yardstick, jsd, travel_distance
 from mobatlas.features import Trajectories
@@ -365,7 +364,7 @@ def test_both_sides_count_alike(a: Trajectories, b: Trajectories) -> None:
 
 @given(a=samples, b=samples, seed=st.integers(0, 99))
 def test_the_order_of_trajectories_does_not_matter(a: Trajectories, b: Trajectories, seed: int) -> None:
-    shuffled = take(a, np.random.default_rng(seed).permutation(len(a)))
+    shuffled = a.take(np.random.default_rng(seed).permutation(len(a)))
     assert compare(TOWN, shuffled, b) == compare(TOWN, a, b)
 
 
@@ -480,7 +479,7 @@ def test_resamples_are_what_a_loop_over_people_draws() -> None:
     draws = []
     for drawn in np.ndindex(3, 3, 3):
         rows = [row for number in drawn for row in np.flatnonzero(person == np.unique(person)[number])]
-        draws.append(compare(TOWN, take(real, np.array(rows)), synthetic)["poi"])
+        draws.append(compare(TOWN, real.take(np.array(rows)), synthetic)["poi"])
     found = bootstrap(TOWN, {"x": real}, {"x": synthetic}, {"x": person}, resamples=20_000)["poi"]
     assert found.spread == pytest.approx(np.std(draws), rel=0.02)
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from mobatlas import MobatlasError
 from mobatlas.artifacts import write_json
 from mobatlas.benchmark.phase2 import ANCHORS, run, summarise
+from mobatlas.report.text import phase2_table
 from tests.tiny import OPTIONS
 
 CITY = {"users": 700, "pois": 40, "districts": 4, "days": 15}
@@ -24,7 +27,15 @@ VALUES: dict[str, Any] = OPTIONS["latent-diffusion"] | {
 def written(folder: Path, seed: int, name: str, models: dict[str, float]) -> None:
     (folder / f"seed-{seed}").mkdir(exist_ok=True)
     jsd = {anchors: {model: {"poi": value} for model, value in models.items()} for anchors in ANCHORS}
-    write_json(folder / f"seed-{seed}" / f"{name}.json", {"seconds": 1.0, "threads": 1, "jsd": jsd})
+    variety = {
+        "n": 10,
+        "distinct": 1 - 0.2 * seed,
+        "copies": 0.1,
+        "held_out": {"n": 10, "distinct": 1.0, "copies": 0.5},
+    }
+    shown = {anchors: dict.fromkeys(set(models) - {"floor"}, variety) for anchors in ANCHORS}
+    facts = {"seconds": 1.0, "threads": 1, "jsd": jsd, "diversity": shown}
+    write_json(folder / f"seed-{seed}" / f"{name}.json", facts)
 
 
 def test_what_is_closed_is_of_the_means_over_seeds_and_the_spread_is_between_them(tmp_path: Path) -> None:
@@ -32,18 +43,20 @@ def test_what_is_closed_is_of_the_means_over_seeds_and_the_spread_is_between_the
         written(tmp_path, seed, "phase1", {"baseline": baseline, "strong": 0.15, "floor": 0.1})
         written(tmp_path, seed, "messy-tilt", {"tilt": ours, "floor": 0.1})
     rows = summarise(tmp_path, range(2), [("messy", "tilt")])["rows"]
-    found = next(row for row in rows if row["model"] == "tilt" and row["anchors"] == "group")["poi"]
+    row = next(row for row in rows if row["model"] == "tilt" and row["anchors"] == "group")
+    assert row["diversity"] == {"distinct": 0.9, "copies": 0.1, "held_out": {"distinct": 1.0, "copies": 0.5}}
+    found = row["metrics"]["poi"]
     assert found["jsd"] == pytest.approx(0.25) and found["baseline"] == pytest.approx(0.4)
     assert found["floor_closed"] == pytest.approx(0.15 / 0.3) and found["gap_closed"] == pytest.approx(0.15 / 0.25)
     assert found["spread"] == pytest.approx(0.1 / 2**0.5, abs=1e-4)  # of -0.1 and -0.2
     assert found["by_seed"] == pytest.approx([0.5, 0.5])
-    assert next(row for row in rows if row["model"] == "strong")["poi"]["gap_closed"] == pytest.approx(1.0)
+    assert next(row for row in rows if row["model"] == "strong")["metrics"]["poi"]["gap_closed"] == pytest.approx(1.0)
 
 
 def test_no_gap_is_closed_where_there_is_none(tmp_path: Path) -> None:
     written(tmp_path, 0, "phase1", {"baseline": 0.1, "strong": 0.2, "floor": 0.1})
     written(tmp_path, 0, "messy-tilt", {"tilt": 0.1, "floor": 0.1})
-    found = summarise(tmp_path, [0], [("messy", "tilt")])["rows"][1]["poi"]
+    found = summarise(tmp_path, [0], [("messy", "tilt")])["rows"][-1]["metrics"]["poi"]
     assert found["floor_closed"] is None and found["gap_closed"] is None
 
 
@@ -56,9 +69,15 @@ def test_an_unknown_partition_is_refused(tmp_path: Path) -> None:
 def test_the_benchmark_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     manner: dict[str, Any] = {"partitions": ["demogroups"], "values": VALUES, "city": CITY, "quiet": True}
     first = run(tmp_path / "out", 1, 3, **manner)
-    assert {row["model"] for row in first["rows"]} == {"strong", "tilt", "tilt, calibrated", "resample", "finetune"}
+    supervised = {"tilt", "tilt, calibrated", "resample", "finetune"}
+    assert {row["model"] for row in first["rows"]} == {"baseline", "strong"} | supervised
     for row in first["rows"]:
-        assert 0 <= row["poi"]["floor"] <= row["poi"]["baseline"] <= 1 and 0 <= row["poi"]["jsd"] <= 1
+        poi = row["metrics"]["poi"]
+        assert 0 <= poi["floor"] <= poi["baseline"] <= 1 and 0 <= poi["jsd"] <= 1
+        assert 0 < row["diversity"]["distinct"] <= 1 and 0 <= row["diversity"]["copies"] <= 1
+    page = io.StringIO()
+    Console(width=160, file=page).print(phase2_table(first))
+    assert "floor (real people)" in page.getvalue()
     place = tmp_path / "out" / "seed-3"
     kept = {path.name: path.stat().st_mtime_ns for path in place.glob("*.json")}
     (place / "demogroups-resample.json").unlink()

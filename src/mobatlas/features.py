@@ -58,6 +58,26 @@ class Trajectories:
             hours=seconds // 3600 % 24,
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Trajectories]) -> Trajectories:
+        """One after the other; without hours, unless all have them."""
+        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+        hours = [part.hours for part in parts if part.hours is not None]
+        return cls(
+            tokens=np.concatenate([part.tokens for part in parts]),
+            offsets=np.concatenate(([0], np.cumsum(lengths))),
+            anchors=np.concatenate([part.anchors for part in parts]),
+            hours=np.concatenate(hours) if len(hours) == len(parts) else None,
+        )
+
+    def take(self, chosen: npt.NDArray[np.int64]) -> Trajectories:
+        """Some of them, in that order."""
+        lengths = np.diff(self.offsets)[chosen]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        places = np.repeat(self.offsets[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        hours = None if self.hours is None else self.hours[places]
+        return Trajectories(self.tokens[places], offsets, self.anchors[chosen], hours)
+
 
 @dataclass(frozen=True)
 class SoftTrajectories:

@@ -122,7 +122,7 @@ def sample_as_published(model: LatentDiffusion, anchors: Any, seed: int) -> Traj
     for start in range(0, len(anchors), PUBLISHED_BATCH):
         some = anchors[start : start + PUBLISHED_BATCH]
         noise = torch.randn(len(some), model.max_length, model.config.autoencoder.latent, generator=generator)
-        latents = model.roll_out(noise, np.full(len(some), UNKNOWN), some)
+        latents = model.roll_out(noise, np.full(len(some), UNKNOWN), some).clean
         made.append(model.autoencoder.decode(model.autoencoder.restore(latents), beams=BEAMS, cache=False))
     tokens = torch.cat(made).numpy()
     valid = tokens != PAD

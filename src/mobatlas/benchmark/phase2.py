@@ -69,11 +69,13 @@ class _Place:
     def score(self, name: str, models: Mapping[str, Generator | Sampler], facts: Mapping[str, Any]) -> None:
         """Against test people, both ways to choose anchors; the file says that the cell is finished."""
         yardstick, dataset = Yardstick.of(self.dataset), self.dataset
-        found = {}
+        found: dict[str, Any] = {}
+        variety: dict[str, Any] = {}
         for anchors in ANCHORS:
             scores = score_groups(dataset, yardstick, models, self.seed, anchors=anchors)
             found[anchors] = {label: rounded(each.average) for label, each in scores.items()}
-        write_json(self.path / f"{name}.json", {**facts, "jsd": found})
+            variety[anchors] = {label: each.diversity for label, each in scores.items() if label != FLOOR}
+        write_json(self.path / f"{name}.json", {**facts, "jsd": found, "diversity": variety})
 
     def scored(self, name: str) -> bool:
         return (self.path / f"{name}.json").exists()
@@ -164,25 +166,33 @@ def _cell(place: _Place, partition: str, strategy: str) -> None:
 def summarise(out: Path, seeds: Iterable[int], cells: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Means and spreads over seeds, of divergences and of what they close."""
     numbers, cells = list(seeds), list(cells)
-    rows = []
-    for anchors in ANCHORS:
-        first = [_read(out, seed, "phase1")["jsd"][anchors] for seed in numbers]
-        rows.append({"anchors": anchors, "partition": None, "model": STRONG} | _compared(first, first, STRONG))
-        for partition, strategy in cells:
-            found = [_read(out, seed, f"{partition}-{strategy}")["jsd"][anchors] for seed in numbers]
-            for model in (label for label in found[0] if label != FLOOR):
-                who = {"anchors": anchors, "partition": partition, "model": model}
-                rows.append(who | _compared(first, found, model))
+    phase1 = [_read(out, seed, "phase1") for seed in numbers]
+    found = [
+        (partition, [_read(out, seed, f"{partition}-{strategy}") for seed in numbers]) for partition, strategy in cells
+    ]
+    rows = [
+        {
+            "anchors": anchors,
+            "partition": partition,
+            "model": model,
+            "metrics": _compared(phase1, cell, anchors, model),
+            "diversity": _variety(cell, anchors, model),
+        }
+        for anchors in ANCHORS
+        for partition, cell in [(None, phase1), *found]
+        for model in cell[0]["diversity"][anchors]
+    ]
     every = [("phase1", None), *((f"{partition}-{strategy}", strategy) for partition, strategy in cells)]
     seconds = {name: [_read(out, seed, name)["seconds"] for seed in numbers] for name, _ in every}
-    threads = [_read(out, seed, "phase1")["threads"] for seed in numbers]
+    threads = [each["threads"] for each in phase1]
     return {"seeds": numbers, "threads": threads, "seconds": seconds, "rows": rows}
 
 
 def _compared(
-    first: Sequence[Mapping[str, Any]], found: Sequence[Mapping[str, Any]], model: str
+    phase1: Sequence[Mapping[str, Any]], cell: Sequence[Mapping[str, Any]], anchors: str, model: str
 ) -> dict[str, dict[str, Any]]:
     """Metric by metric over seeds; what is closed is None where baseline and floor are within the seed spread."""
+    first, found = ([each["jsd"][anchors] for each in some] for some in (phase1, cell))
     metrics = {}
     for metric in first[0][BASELINE]:
         values = {name: np.array([row[name][metric] for row in first]) for name in (BASELINE, STRONG, FLOOR)}
@@ -201,6 +211,15 @@ def _compared(
             ],
         }
     return metrics
+
+
+def _variety(cells: Sequence[Mapping[str, Any]], anchors: str, model: str) -> dict[str, Any]:
+    """Means over seeds of the shares of distinct samples and of copies, beside those of test people."""
+    found = [cell["diversity"][anchors][model] for cell in cells]
+    kinds = ("distinct", "copies")
+    ours = {kind: round(float(np.mean([each[kind] for each in found])), 4) for kind in kinds}
+    real = {kind: round(float(np.mean([each["held_out"][kind] for each in found])), 4) for kind in kinds}
+    return {**ours, "held_out": real}
 
 
 def _read(out: Path, seed: int, name: str) -> dict[str, Any]:

@@ -31,10 +31,12 @@ class Scores:
     groups: dict[str, dict[str, float]]  # group -> metric -> JSD in bits
     sizes: dict[str, int]  # trajectories on either side
     average: dict[str, float]
+    diversity: dict[str, Any] | None = None  # of the samples of all groups, see `diversity`
 
     def as_dict(self) -> dict[str, Any]:
         """For reports."""
-        return {"groups": self.groups, "sizes": self.sizes, "average": self.average}
+        said = {"groups": self.groups, "sizes": self.sizes, "average": self.average}
+        return said if self.diversity is None else {**said, "diversity": self.diversity}
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def evaluate_groups(
     groups, sizes = {}, {}
     for name in _common(real, synthetic):
         mine, theirs = _equal(name, len(real[name]), len(synthetic[name]), size, seed)
-        groups[name] = compare(yardstick, take(real[name], mine), take(synthetic[name], theirs))
+        groups[name] = compare(yardstick, real[name].take(mine), synthetic[name].take(theirs))
         sizes[name] = len(mine)
     return Scores(groups, sizes, _average(groups))
 
@@ -98,11 +100,11 @@ def sampling_floor(
     """
     yardstick = Yardstick.of(dataset) if yardstick is None else yardstick
     trajectories, sides = Trajectories.of(dataset), (split, "train")
-    everybody = [{EVERYBODY: take(trajectories, dataset.split(side))} for side in sides]
+    everybody = [{EVERYBODY: trajectories.take(dataset.split(side))} for side in sides]
     groups = None
     if dataset.groups is not None and dataset.labels() is not None:
         members = [group_members(dataset, side) for side in sides]
-        real, other = ({name: take(trajectories, rows) for name, rows in found.items()} for found in members)
+        real, other = ({name: trajectories.take(rows) for name, rows in found.items()} for found in members)
         groups = evaluate_groups(yardstick, real, other, size=size, seed=seed)
     return Floor(groups, evaluate_groups(yardstick, *everybody, size=size, seed=seed))
 
@@ -155,22 +157,13 @@ def bootstrap(
         mine, theirs = _equal(name, len(real[name]), len(synthetic[name]), size, seed)
         rng = np.random.default_rng([seed, crc32(name.encode()), AGAIN])
         drawn = (_redraw(people[name][mine], resamples, rng), _redraw(np.arange(len(theirs)), resamples, rng))
-        ours, others = yardstick.counts(take(real[name], mine)), yardstick.counts(take(synthetic[name], theirs))
+        ours, others = yardstick.counts(real[name].take(mine)), yardstick.counts(synthetic[name].take(theirs))
         for metric in draws:
             estimates[metric] += jsd(column_sums(ours[metric]), column_sums(others[metric]))
             draws[metric] += _redrawn_jsd(compact(ours[metric], others[metric]), drawn)
     return {
         metric: _interval(estimates[metric] / len(names), found / len(names), level) for metric, found in draws.items()
     }
-
-
-def take(trajectories: Trajectories, chosen: Ints) -> Trajectories:
-    """Some of the trajectories, in that order."""
-    lengths = np.diff(trajectories.offsets)[chosen]
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    places = np.repeat(trajectories.offsets[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
-    hours = None if trajectories.hours is None else trajectories.hours[places]
-    return Trajectories(trajectories.tokens[places], offsets, trajectories.anchors[chosen], hours)
 
 
 def _common(real: Mapping[str, Trajectories], synthetic: Mapping[str, Trajectories]) -> list[str]:

@@ -7,6 +7,7 @@ samplers, in the form that fits where the anchors come from.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from mobatlas.evaluation.comparison import (
     group_members,
     sampling_floor,
 )
+from mobatlas.evaluation.diversity import diversity
 from mobatlas.evaluation.metrics import Ints, Yardstick
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
@@ -59,6 +61,7 @@ def score_groups(
     held_out, training = group_members(dataset, split), group_members(dataset, "train")
     real = {name: Trajectories.of(dataset, rows) for name, rows in held_out.items()}
     everybody = dataset.anchors[np.intersect1d(dataset.split_people("train"), dataset.person)]
+    seen = Trajectories.of(dataset, dataset.split("train"))
     scores = {}
     for label, model in models.items():
         sampler = model if isinstance(model, Sampler) else PlainSampler(model, everybody)
@@ -70,7 +73,9 @@ def score_groups(
                 continue
             homes = _anchors(dataset, training[name], len(rows), seed)
             made[name] = sampler.sample_given(np.full(len(rows), group, dtype=np.int64), homes, seed + number + 1)
-        scores[label] = evaluate_groups(yardstick, real, made, seed=seed)
+        samples, others = (Trajectories.joined(list(each.values())) for each in (made, real))
+        variety = diversity(samples, seen, others)
+        scores[label] = replace(evaluate_groups(yardstick, real, made, seed=seed), diversity=variety)
     floor = sampling_floor(dataset, yardstick, split=split, seed=seed).groups
     assert floor is not None  # there are labels, or there would be no members
     return scores | {FLOOR: floor}

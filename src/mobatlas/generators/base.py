@@ -76,8 +76,11 @@ class Generator(Protocol):
         """Phase 1, without groups; returns what to report (reconstruction, losses, truncated trajectories)."""
         ...
 
-    def with_groups(self, groups: Groups, seed: int, fresh: bool = False) -> Generator:
-        """A copy that can be told groups; without one it samples what this one does, unless it begins `fresh`."""
+    def with_groups(self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False) -> Generator:
+        """A copy that can be told groups; without one it samples what this one does, unless it begins `fresh`.
+
+        If groups begin `alike`, it does so with any of them; what is taught examples of groups learns faster from unlike ones.
+        """
         ...
 
     def teaching(
@@ -103,8 +106,22 @@ class Generator(Protocol):
         """
         ...
 
-    def soft_sample(self, groups: Ints, anchors: Floats, seed: int) -> SoftTrajectories:
-        """Distributions over tokens behind those that `sample` writes for that seed, differentiable in `network`."""
+    def soft_sample(
+        self,
+        groups: Ints,
+        anchors: Floats,
+        seed: int,
+        *,
+        steps: int | None = None,
+        differentiable: int = 1,
+        early: bool = False,
+    ) -> SoftTrajectories:
+        """Distributions over tokens behind those that `sample` writes for that seed, differentiable in `network`.
+
+        A family that samples in steps may be asked for fewer `steps`, passes the gradient through the last `differentiable`
+        ones, and if `early` ends at a step chosen by the seed: what it expects to write then has the same mean. To a family
+        that writes token after token these mean nothing.
+        """
         ...
 
     def to(self, device: str) -> None:

@@ -218,16 +218,25 @@ def phase1_table(result: Mapping[str, Any]) -> RenderableType:
 
 
 def phase2_table(result: Mapping[str, Any]) -> RenderableType:
-    """The figures of `benchmark phase2`: the share of the way from baseline to floor that is closed, metric by metric."""
+    """The figures of `benchmark phase2`: JSD, and the share of the way from baseline to floor that is closed."""
     tables = []
     for anchors in dict.fromkeys(row["anchors"] for row in result["rows"]):
         rows = []
         for row in (each for each in result["rows"] if each["anchors"] == anchors):
-            found = {name: values["floor_closed"] for name, values in row.items() if isinstance(values, dict)}
-            told = {name: "-" if value is None else f"{value:.0%}" for name, value in found.items()}
-            rows.append({"partition": row["partition"] or "labels", "model": row["model"]} | told)
-        tables.append(rows_table(rows, f"closed of baseline - floor, anchors of the {anchors}"))
+            found = {name: row["metrics"][name] for name in PAPER_METRICS}
+            told = {name: f"{each['jsd']:.3f} {_closed(each['floor_closed'])}" for name, each in found.items()}
+            variety = {"distinct": f"{row['diversity']['distinct']:.1%}", "copies": f"{row['diversity']['copies']:.1%}"}
+            rows.append({"partition": row["partition"] or "", "model": row["model"]} | told | variety)
+        real = row["diversity"]["held_out"]
+        floor = {name: f"{each['floor']:.3f} {_closed(1.0)}" for name, each in found.items()}
+        variety = {"distinct": f"{real['distinct']:.1%}", "copies": f"{real['copies']:.1%}"}
+        rows.insert(2, {"partition": "", "model": "floor (real people)"} | floor | variety)
+        tables.append(rows_table(rows, f"JSD in bits, and closed of baseline - floor; anchors of the {anchors}"))
     return Group(*tables)
+
+
+def _closed(share: float | None) -> str:
+    return f"{'-' if share is None else format(share, '.0%'):>5}"
 
 
 def generated_table(made: Mapping[str, Any]) -> RenderableType:

@@ -25,9 +25,8 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.divergences import divergence_named, normalise, tv
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import FeatureMap, SoftTrajectories, build_feature
+from mobatlas.features import FeatureMap, build_feature
 from mobatlas.generators.base import Floats, Generator, Ints, unlabelled
-from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.training import Share, Trainer
 from mobatlas.groups import Groups
 from mobatlas.regions.folder import load_assignment, load_regions, load_validation
@@ -41,11 +40,14 @@ class FinetuneConfig(Section):
     """How to finetune; the defaults are the preset `small`."""
 
     steps: int = Field(600, ge=1)
-    batch: int = Field(128, ge=1)  # simulated trajectories a step, all of one region: more make its mean less noisy
-    learning_rate: float = Field(1e-4, gt=0)  # ten times the paper's, for a fiftieth of its steps
+    batch: int = Field(256, ge=1)  # simulated trajectories a step, all of one region: more make its mean less noisy
+    learning_rate: float = Field(5e-4, gt=0)  # fifty times the paper's, for a fiftieth of its steps
     warmup: int = Field(50, ge=0)  # the first moments of Adam know a few regions only
     rollout_steps: int | None = Field(5, ge=1)  # of the sampler in training, most of a step; None: all
     differentiable: int = Field(1, ge=1)  # K, the last steps of the rollout that the gradient passes; each takes memory
+    early: bool = (
+        True  # the rollout ends at a random step, where the denoiser still hesitates: see Generator.soft_sample
+    )
     divergence: str = "js"  # smooth at its minimum, where tv is not; the paper tries both
     weight: float = Field(1.0, ge=0)  # lambda_agg, of the divergence beside the loss of phase 1
     coordinate_dropout: float = Field(0.0, ge=0, le=1)  # share of simulated people whose home and work are hidden
@@ -70,6 +72,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "learning_rate": 1e-5,
         "warmup": 1_000,
         "rollout_steps": 50,
+        "early": False,
         "ema": None,
         "validate_every": 1_000,
     },
@@ -172,13 +175,14 @@ def finetune(
     exam = {region: held_out.people(region, config.validation_samples, rng) for region in chosen}
     phase1 = student.teaching(dataset, unlabelled(dataset, trainer.seed), "finetune", trainer)
     kept = _Kept(student.network).to(trainer.device)
+    rolled: dict[str, Any] = {"steps": config.rollout_steps, **config.model_dump(include={"differentiable", "early"})}
 
     def loss(network: nn.Module, step: int, share: Share) -> Tensor:
         rng = np.random.default_rng([trainer.seed, step])
         region = int(rng.choice(target.usable))
         people = target.people(region, config.batch, rng, config.coordinate_dropout)
         with trainer.fabric.autocast():
-            soft = _soft_sample(student, people, int(rng.integers(2**62)), config)
+            soft = student.soft_sample(people.groups, people.anchors, int(rng.integers(2**62)), **rolled)
         weights = soft.tokens.new_tensor(people.weights)  # (n,)
         divergence = target.loss([weights @ goal.feature.soft(soft) for goal in target.goals], region)
         kept.since += torch.stack((divergence.detach(), torch.ones_like(divergence)))
@@ -323,17 +327,7 @@ def _student(model: Generator, groups: Groups, seed: int, start_from_tilted: boo
     if (model.groups is None) == start_from_tilted:
         raise MobatlasError("finetune: give a model of phase 1, which knows no groups, or a tilted one and say so")
     if model.groups is None:
-        return model.with_groups(groups, seed)
+        return model.with_groups(groups, seed, alike=True)
     if model.groups != groups:
         raise MobatlasError(f"finetune: the model knows the groups {model.groups.names}, the regions {groups.names}")
     return copy.deepcopy(model)
-
-
-def _soft_sample(model: Generator, people: Simulated, seed: int, config: FinetuneConfig) -> SoftTrajectories:
-    """`soft_sample` with a rollout of its own length, of families that roll out."""
-    if isinstance(model, LatentDiffusion):
-        diffusion = model.config.diffusion
-        rolling = model.with_solver(diffusion.solver, config.rollout_steps or diffusion.steps)
-        rolling.autoencoder.requires_grad_(False)
-        return rolling.soft_sample(people.groups, people.anchors, seed, differentiable=config.differentiable)
-    return model.soft_sample(people.groups, people.anchors, seed)

@@ -7,7 +7,6 @@ are made change it, and no candidate is given away twice. No label is read here.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -143,7 +142,7 @@ class CalibratedSampler:
             count, place = count + len(found[-1][1]), place + size
         numbers = np.concatenate([each for _, each in found])
         following = int(numbers[-1]) + 1
-        return Accepted(_joined([each for each, _ in found]), numbers, following, following - first)
+        return Accepted(Trajectories.joined([each for each, _ in found]), numbers, following, following - first)
 
     def _accepted(self, first: int, size: int, group: int, seed: int, most: int) -> tuple[Trajectories, Ints]:
         """Which of the candidates from `first` on are accepted, `most` of them at most."""
@@ -154,7 +153,7 @@ class CalibratedSampler:
         made = self.model.sample(size, groups, anchors, own, first=first)
         logits = self.phi.counts(made) @ weighting.coefficients - weighting.offset - np.log(weighting.cap)
         chosen = np.flatnonzero(uniform[:, 1] < np.exp(np.minimum(logits, 0)))[:most]  # w(x) / cap
-        return _taken(made, chosen), first + chosen
+        return made.take(chosen), first + chosen
 
     def sample_given(self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0) -> Trajectories:
         """Form `given`: of K candidates for each row one, by the weights of its group; all alike where it is UNKNOWN."""
@@ -167,7 +166,7 @@ class CalibratedSampler:
         weights = np.cumsum(np.exp(logits - logits.max(1, keepdims=True)), axis=1)
         uniform = uniforms(own, first, first + len(groups))[:, 0]
         which = (weights <= uniform[:, None] * weights[:, -1:]).sum(1)  # (n,)
-        return _taken(made, k * np.arange(len(groups)) + which)
+        return made.take(k * np.arange(len(groups)) + which)
 
 
 def resample(
@@ -209,20 +208,6 @@ def load_calibration(folder: Path) -> Calibration | None:
         ) from None
 
 
-def diversity(made: Trajectories, training: Trajectories, held_out: Trajectories | None = None) -> dict[str, Any]:
-    """The share of distinct trajectories, and of copies of training ones; the same of real held-out ones at equal size.
-
-    Real trajectories are cut to the longest that was made, as the generator saw them.
-    """
-    longest = int(np.diff(made.offsets).max(initial=0))
-    known = set(_words(training, longest))
-    n = len(made) if held_out is None else min(len(made), len(held_out))
-    found: dict[str, Any] = _variety(_words(made, longest), known, n)
-    if held_out is not None:
-        found["held_out"] = _variety(_words(held_out, longest), known, n)
-    return found
-
-
 def uniforms(seed: int, start: int, stop: int) -> Floats:
     """Four numbers in [0, 1) for each of `start` to `stop`, (n, 4): Philox makes four at a time and can begin anywhere."""
     bits = np.random.Philox(np.random.SeedSequence([seed, 0, 1])).advance(start)
@@ -232,31 +217,3 @@ def uniforms(seed: int, start: int, stop: int) -> Floats:
 def _stream(seed: int, stream: int, group: int) -> int:
     """A seed of its own for each form and group: no candidate serves two of them."""
     return int(np.random.SeedSequence([seed, stream, group]).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _words(trajectories: Trajectories, longest: int) -> list[bytes]:
-    starts, lengths = trajectories.offsets[:-1].tolist(), np.minimum(np.diff(trajectories.offsets), longest).tolist()
-    return [trajectories.tokens[a : a + n].tobytes() for a, n in zip(starts, lengths, strict=True)]
-
-
-def _variety(words: Sequence[bytes], known: set[bytes], n: int) -> dict[str, Any]:
-    """Of n evenly spaced ones: people's windows follow each other."""
-    chosen = [words[place] for place in np.linspace(0, len(words) - 1, n).astype(np.int64).tolist()]
-    copies = sum(word in known for word in chosen)
-    return {"n": n, "distinct": len(set(chosen)) / max(n, 1), "copies": copies / max(n, 1)}
-
-
-def _taken(trajectories: Trajectories, chosen: Ints) -> Trajectories:
-    lengths = np.diff(trajectories.offsets)[chosen]
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    places = np.repeat(trajectories.offsets[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
-    return Trajectories(trajectories.tokens[places], offsets, trajectories.anchors[chosen])
-
-
-def _joined(parts: Sequence[Trajectories]) -> Trajectories:
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-    return Trajectories(
-        tokens=np.concatenate([part.tokens for part in parts]),
-        offsets=np.concatenate(([0], np.cumsum(lengths))),
-        anchors=np.concatenate([part.anchors for part in parts]),
-    )

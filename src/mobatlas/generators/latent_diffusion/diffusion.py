@@ -45,12 +45,18 @@ def solver(config: DiffusionConfig) -> DDIMScheduler | DPMSolverMultistepSchedul
     return scheduler
 
 
-def rollout(denoise: Denoiser, noise: Tensor, config: DiffusionConfig, differentiable: int = 0) -> Tensor:
-    """From noise to clean latents; the gradient flows through the last `differentiable` steps only."""
+def rollout(
+    denoise: Denoiser, noise: Tensor, config: DiffusionConfig, differentiable: int = 0, stop: int | None = None
+) -> Tensor:
+    """From noise to clean latents, or to what they are thought to be when so many steps are done.
+
+    The gradient flows through the last `differentiable` steps only.
+    """
     scheduler = solver(config)
     x = x0 = noise
-    for number, t in enumerate(scheduler.timesteps):
-        with torch.set_grad_enabled(len(scheduler.timesteps) - number <= differentiable):
+    timesteps = scheduler.timesteps[:stop]
+    for number, t in enumerate(timesteps):
+        with torch.set_grad_enabled(len(timesteps) - number <= differentiable):
             x0 = denoise(x, t.expand(len(x)).to(x.device))
             x = scheduler.step(x0, t, x).prev_sample
     return x0  # not x: a number of steps that does not divide the schedule leaves DDIM with noise

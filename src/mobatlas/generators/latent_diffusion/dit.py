@@ -124,6 +124,11 @@ class GroupCondition(nn.Module):
             with torch.no_grad():
                 table.weight[0] = 0.0
 
+    def begin_alike(self) -> None:
+        """Every group as the unknown one, until it is trained."""
+        nn.init.zeros_(self.to_condition.weight)
+        nn.init.zeros_(self.to_tokens.weight)
+
     def forward(self, levels: Tensor) -> tuple[Tensor, Tensor]:
         embedded = torch.cat([table(levels[:, a]) for a, table in enumerate(self.tables)], 1)
         mixed = F.silu(self.mix(embedded))  # (batch, width): attributes may interact from here on

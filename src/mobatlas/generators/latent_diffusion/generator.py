@@ -35,7 +35,7 @@ TILE = 256
 ENOUGH = 0.95  # of held-out tokens reconstructed
 VALIDATED = 2_048  # trajectories
 LATENTS = "latents.npy"
-LATENT, TOKENS = 0, 1  # streams of random numbers
+LATENT, TOKENS, EARLY = 0, 1, 2  # streams of random numbers
 MEASURED = ("centre", "extent", "prototypes")  # what the denoiser knows of the dataset without having been trained
 
 
@@ -93,7 +93,7 @@ class LatentDiffusion:
         longer = int((dataset.lengths[dataset.split("train")] > self.max_length).sum())
         return {"autoencoder": found, "denoiser": denoised, "truncated": longer}
 
-    def with_groups(self, groups: Groups, seed: int, fresh: bool = False) -> LatentDiffusion:
+    def with_groups(self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False) -> LatentDiffusion:
         """A copy that can be told groups; without one it samples what this one does, unless the denoiser begins `fresh`."""
         if self.groups is not None:
             raise MobatlasError("this model is conditioned on groups already; give the model of phase 1")
@@ -102,6 +102,8 @@ class LatentDiffusion:
         mine, theirs = self.network.state_dict(), other.network.state_dict()
         kept = [name for name in mine if not fresh or name in MEASURED]
         other.network.load_state_dict(theirs | {name: mine[name] for name in kept})
+        if alike and other.network.group is not None:
+            other.network.group.begin_alike()
         other.network.to(self.device)
         return other
 
@@ -252,7 +254,7 @@ class LatentDiffusion:
     def _sample_tile(self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Ints | None) -> Tensor:
         ends = None if lengths is None else torch.from_numpy(lengths).to(self.device)
         with autocast(self.device):
-            latents = self.roll_out(self._noise(number, seed), groups, anchors, ends)
+            latents = self.roll_out(self._noise(number, seed), groups, anchors, ends).clean
             return self._write(self.autoencoder.restore(latents), number, seed, ends).cpu()
 
     def _write(self, latents: Tensor, number: int, seed: int, lengths: Tensor | None = None) -> Tensor:
@@ -265,29 +267,61 @@ class LatentDiffusion:
         return torch.randn(shape, generator=_generator(seed, number, LATENT)).to(self.device)
 
     def roll_out(
-        self, noise: Tensor, groups: Ints, anchors: Floats, lengths: Tensor | None = None, differentiable: int = 0
-    ) -> Tensor:
+        self,
+        noise: Tensor,
+        groups: Ints,
+        anchors: Floats,
+        lengths: Tensor | None = None,
+        *,
+        differentiable: int = 0,
+        stop: int | None = None,
+    ) -> Estimate:
+        """Clean latents from noise, and what the last step thought of their tokens; `stop` ends after so many steps."""
         condition = self._condition(groups, anchors)
         places = torch.arange(self.max_length, device=self.device)
         # what lies past the end is known: padding
         past = None if lengths is None else (places > lengths[:, None])[..., None]
-        padding, estimate = self.autoencoder.padding, None
+        padding, last = self.autoencoder.padding, None
 
         def denoise(x: Tensor, t: Tensor) -> Tensor:
-            nonlocal estimate
-            clean: Tensor = self.network(x, t, *condition, estimate).clean
-            estimate = clean if past is None else torch.where(past, padding, clean)
-            return estimate
+            nonlocal last
+            found: Estimate = self.network(x, t, *condition, None if last is None else last.clean)
+            last = found if past is None else found._replace(clean=torch.where(past, padding, found.clean))
+            return last.clean
 
-        return rollout(denoise, noise, self.config.diffusion, differentiable)
+        latents = rollout(denoise, noise, self.config.diffusion, differentiable, stop)
+        return Estimate(latents, None if last is None else last.words)
 
-    def soft_sample(self, groups: Ints, anchors: Floats, seed: int, *, differentiable: int = 1) -> SoftTrajectories:
-        """Roll out, write tokens as `sample` does, then ask the decoder for the distribution behind each of them."""
+    def soft_sample(
+        self,
+        groups: Ints,
+        anchors: Floats,
+        seed: int,
+        *,
+        steps: int | None = None,
+        differentiable: int = 1,
+        early: bool = False,
+    ) -> SoftTrajectories:
+        """Roll out, write tokens as `sample` does, then ask the decoder for the distribution behind each of them.
+
+        At the end of a rollout each latent is one token, and moving it a little changes nothing. On the way the denoiser
+        hesitates between tokens, and its hesitation averages to what it will write; it says so if it has a head for tokens.
+        """
+        if steps is not None:
+            shorter = self.with_solver(self.config.diffusion.solver, steps)
+            return shorter.soft_sample(groups, anchors, seed, differentiable=differentiable, early=early)
+        stop = None
+        if early and self.network.words is not None:
+            stop = 1 + int(np.random.default_rng([seed, EARLY]).integers(self.config.diffusion.steps))
         parts = []
         for number, rows, places in _tiles(0, len(groups)):
             told, where = _spread(groups[rows], places), _spread(anchors[rows], places)
-            latents = self.roll_out(self._noise(number, seed), told, where, differentiable=differentiable)
-            restored = self.autoencoder.restore(latents)
+            noise = self._noise(number, seed)
+            found = self.roll_out(noise, told, where, differentiable=differentiable, stop=stop)
+            if stop is not None and found.words is not None:
+                parts.append(found.words[places].softmax(-1) * (torch.arange(len(self.vocabulary)) != PAD).to(noise))
+                continue
+            restored = self.autoencoder.restore(found.clean)
             tokens = self._write(restored.detach(), number, seed)[places]  # (batch, length)
             written = with_end(tokens, self.max_length)
             probabilities = self.autoencoder.logits(restored[places], written).softmax(
@@ -336,6 +370,7 @@ def _load(
 ) -> LatentDiffusion:
     model = LatentDiffusion(config, vocabulary, groups)
     load_weights(folder, model._networks())
+    model.autoencoder.requires_grad_(False)
     return model
 
 
