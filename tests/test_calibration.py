@@ -19,8 +19,9 @@ from mobatlas.features import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator
 from mobatlas.groups import Groups
 from mobatlas.regions.table import Floats
-from mobatlas.supervision.calibration import Calibration, fit_calibration, fit_capped_tilt, fit_given_tilt
+from mobatlas.supervision.calibration import Calibration, fit_calibration, fit_capped_tilt
 from mobatlas.supervision.evidence import Evidence, gather_evidence
+from mobatlas.supervision.given import fit_given_tilt, given_weights
 from mobatlas.supervision.resample import (
     CalibratedSampler,
     Sampler,
@@ -137,7 +138,7 @@ def test_a_cap_that_nothing_reaches_leaves_the_plain_tilt_and_a_cap_of_one_none(
 def test_the_dual_with_a_partition_for_each_anchor_agrees_with_brute_force(seed: int) -> None:
     phi, target = counts(seed, rows=40)
     k, ridge = 4, 0.05
-    coefficients, offset, converged = fit_given_tilt(phi, target, k, ridge)
+    coefficients, converged = fit_given_tilt(phi, target, k, ridge)
     dense = phi.toarray().reshape(-1, k, 3)  # (anchors, K, features)
     scale = np.sqrt(phi.toarray().mean(0))
 
@@ -149,12 +150,34 @@ def test_the_dual_with_a_partition_for_each_anchor_agrees_with_brute_force(seed:
     solved = minimise(
         objective, np.zeros(3), method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-14, "maxiter": 9_999}
     )
-    assert converged and offset == 0
+    assert converged
     assert objective(coefficients) <= solved.fun + 1e-12
     assert coefficients == pytest.approx(solved.x, abs=1e-5)
     weights = special.softmax(dense @ coefficients, axis=1)  # (anchors, K)
     reached = np.einsum("ak,akf->f", weights, dense) / len(dense)
     assert target - reached == pytest.approx(ridge * scale**2 * coefficients, abs=1e-7)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**31), ratio=st.floats(0.9, 1.1))
+def test_where_anchors_are_given_everybody_goes_out_as_much_as_before_times_a_ratio(seed: int, ratio: float) -> None:
+    """The conditions of the optimum: the moments, but for the ridge, and the mean number of visits of every anchor."""
+    phi, target = counts(seed, rows=160)
+    k, ridge = 8, 0.05
+    visits = np.random.default_rng(seed).integers(1, 9, 160).astype(float)
+    coefficients, converged = fit_given_tilt(phi, target, k, ridge, visits, ratio)
+    assert converged
+    numbers = visits.reshape(-1, k)
+    weights = given_weights((phi @ coefficients).reshape(-1, k), numbers, ratio)  # (anchors, K)
+    least, most = numbers.min(1), numbers.max(1)
+    goal = np.clip(ratio * numbers.mean(1), least + (most - least) / 16, most - (most - least) / 16)
+    assert (weights * numbers).sum(1) == pytest.approx(goal, abs=1e-8)
+    assert weights.sum(1) == pytest.approx(1)
+    reached = phi.T @ weights.ravel() / len(weights)
+    scale = np.sqrt(phi.toarray().mean(0))
+    assert target - reached == pytest.approx(ridge * scale**2 * coefficients, abs=1e-6)
+    # untold, all candidates are alike
+    assert given_weights(np.zeros((20, k)), numbers, 1.0) == pytest.approx(1 / k)
 
 
 def test_accepted_samples_are_nearer_to_their_group_than_the_models_own(world: World) -> None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
-from mobatlas.artifacts import _write_manifest, read_manifest
+from mobatlas.artifacts import read_manifest, write_manifest
 from mobatlas.config import SplitConfig
 from mobatlas.data.dataset import split_by_hash
 from mobatlas.data.sequences import PIECES, whole_trajectories
@@ -173,7 +173,7 @@ def tampered(folder: Path, tmp_path: Path, change: str) -> Path:
     pq.write_table(pa.Table.from_pandas(splits, preserve_index=False), copy / "splits.parquet")
     manifest = read_manifest(folder, "dataset")
     (copy / "manifest.json").unlink()
-    _write_manifest(copy, manifest)
+    write_manifest(copy, manifest)
     return copy
 
 

@@ -1,146 +1,45 @@
+"""What every feature map promises in both of its forms, counts by hand, and what is refused."""
+
 from __future__ import annotations
 
 import math
 import tracemalloc
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import sparse
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
-from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, PAD, WORK, Vocabulary, build_vocabulary
-from mobatlas.features import (
-    BUILDERS,
-    FeatureMap,
-    SoftTrajectories,
-    Trajectories,
-    build_feature,
-    register_feature,
+from mobatlas import MobatlasError
+from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, PAD, WORK
+from mobatlas.features import SoftTrajectories, Trajectories, build_feature, register_feature
+from tests.feature_maps import (
+    DOWNTOWN,
+    MASKS,
+    NAMES,
+    TOWN,
+    as_tensors,
+    hand_made,
+    make_vocabulary,
+    named,
+    one_hot,
+    start_feature,
+    start_registered,
 )
 
-EVERY_SPECIAL = ("HOME", "WORK", "OTHER")
-MASKS: tuple[tuple[str, ...], ...] = ((), EVERY_SPECIAL)
-
-
-@dataclass(frozen=True)
-class StartFeature:
-    """A user's own map, which looks at a position: where does the window begin?"""
-
-    name: str
-    counted: npt.NDArray[np.int64]  # (vocabulary,)
-
-    @property
-    def bins(self) -> tuple[str, ...]:
-        return ("start:home", "start:elsewhere")
-
-    def counts(self, trajectories: Trajectories) -> sparse.csr_array:
-        rows = np.zeros((len(trajectories), 2))
-        for row, (first, end) in enumerate(pairwise(trajectories.offsets)):
-            if first < end:
-                token = trajectories.tokens[first]
-                rows[row, int(token != HOME)] = self.counted[token]
-        return sparse.csr_array(rows)
-
-    def soft(self, trajectories: SoftTrajectories) -> Any:
-        first = trajectories.tokens[:, 0]
-        counted = first * (torch.tensor(self.counted) if isinstance(first, torch.Tensor) else self.counted)
-        home = counted[:, HOME]
-        both = (home, counted.sum(-1) - home)
-        return torch.stack(both, 1) if isinstance(first, torch.Tensor) else np.stack(both, 1)
-
-
-def start_feature(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
-    masked = {HOME + EVERY_SPECIAL.index(word) for word in mask}
-    return StartFeature("start", np.array([int(t >= HOME and t not in masked) for t in range(len(vocabulary))]))
-
-
-NAMES = [*BUILDERS, "start"]
+BAKERY, DINER, PARK = FIRST_POI, FIRST_POI + 1, FIRST_POI + 2
+NAN = math.nan
 
 
 @pytest.fixture(scope="module", autouse=True)
 def own_feature() -> Iterator[None]:
-    register_feature("start", start_feature)
-    yield
-    del BUILDERS["start"]
-
-
-def make_vocabulary(pois: Sequence[tuple[str, float, float, str | None]]) -> Vocabulary:
-    ids, lats, lons, categories = zip(*pois, strict=True)
-    return build_vocabulary(
-        pa.table(
-            {
-                "poi_id": pa.array(ids, pa.string()),
-                "lat": pa.array(lats, pa.float64()),
-                "lon": pa.array(lons, pa.float64()),
-                "category": pa.array(categories, pa.string()),
-                "visits": pa.array([1] * len(pois), pa.int64()),
-            }
-        )
-    )
-
-
-TOWN = make_vocabulary(
-    [
-        ("bakery", 0.0, 0.001, "food"),
-        ("diner", 0.0, 0.03, "food"),
-        ("park", 0.1, 0.0, None),
-        ("gym", 0.0, 0.3, "sport"),
-        ("airport", 1.0, 1.0, "other"),
-        ("nowhere", math.nan, math.nan, "unknown"),
-    ]
-)
-BAKERY, DINER, PARK = FIRST_POI, FIRST_POI + 1, FIRST_POI + 2
-DOWNTOWN = (0.0, 0.0, 0.0, 0.06)  # works 6.7 km from home
-NAN = math.nan
-
-
-def hand_made(
-    rows: Sequence[Sequence[int]],
-    anchors: Sequence[Sequence[float]] | None = None,
-    hours: Sequence[Sequence[int]] | None = None,
-) -> Trajectories:
-    return Trajectories(
-        tokens=np.array([token for row in rows for token in row], dtype=np.int32),
-        offsets=np.cumsum([0, *map(len, rows)]),
-        anchors=np.array(anchors if anchors is not None else [DOWNTOWN] * len(rows)),
-        hours=None if hours is None else np.array([hour for row in hours for hour in row], dtype=np.int64),
-    )
-
-
-def one_hot(trajectories: Trajectories, vocabulary: int) -> SoftTrajectories:
-    """The same trajectories as certain probabilities, with zero rows after the end."""
-    length = max([1, *np.diff(trajectories.offsets).tolist()])
-    tokens = np.zeros((len(trajectories), length, vocabulary))
-    hours = np.zeros((len(trajectories), length, 24))
-    for row, (first, end) in enumerate(pairwise(trajectories.offsets)):
-        for position, place in enumerate(range(first, end)):
-            tokens[row, position, trajectories.tokens[place]] = 1
-            if trajectories.hours is not None:
-                hours[row, position, trajectories.hours[place]] = 1
-    return SoftTrajectories(tokens, trajectories.anchors, None if trajectories.hours is None else hours)
-
-
-def as_tensors(soft: SoftTrajectories, dtype: torch.dtype = torch.float64) -> SoftTrajectories:
-    hours = None if soft.hours is None else torch.tensor(soft.hours, dtype=dtype)
-    return replace(soft, tokens=torch.tensor(soft.tokens, dtype=dtype), hours=hours)
-
-
-def named(feature: FeatureMap, counts: sparse.csr_array) -> list[dict[str, float]]:
-    """The bins of each trajectory that are not zero."""
-    rows = counts.toarray()
-    return [{feature.bins[j]: float(row[j]) for j in np.flatnonzero(row)} for row in rows]
+    with start_registered():
+        yield
 
 
 @st.composite
@@ -237,136 +136,6 @@ def test_nothing_at_all_counts_as_nothing(name: str, mask: Sequence[str]) -> Non
     assert feature.counts(hand_made([[], []], hours=[[], []])).toarray().tolist() == [[0.0] * len(feature.bins)] * 2
     none = Trajectories(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros((0, 4)), np.zeros(0, np.int64))
     assert feature.counts(none).shape == (0, len(feature.bins))
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
-    """A small city, in several record batches."""
-    root = tmp_path_factory.mktemp("city")
-    write_city_folder(root / "city", CityConfig(users=120, days=28), seed=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mobatlas.data.sequences.ROWS_PER_GROUP", 2_000)
-        prepare(root / "city", root / "dataset", preset="small")
-    opened = TrajectoryDataset.open(root / "dataset")
-    assert len(opened._tokens) > 2
-    return opened
-
-
-def great_circle_km(lat_a: float, lon_a: float, lat_b: float, lon_b: float) -> float:
-    """By the angle between the two directions from the centre of the earth."""
-    a, b = (
-        (math.cos(lat) * math.cos(lon), math.cos(lat) * math.sin(lon), math.sin(lat))
-        for lat, lon in ((math.radians(lat_a), math.radians(lon_a)), (math.radians(lat_b), math.radians(lon_b)))
-    )
-    cross = (a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0])
-    return 6371.0088 * math.atan2(math.hypot(*cross), sum(x * y for x, y in zip(a, b, strict=True)))
-
-
-def slowly(name: str, visits: list[dict[str, Any]], person: dict[str, Any], mask: Sequence[str]) -> Counter[str]:
-    """What a map counts, from the words of its definition: one visit at a time, by name."""
-    categories = [visit["category"] or "unknown" for visit in visits]
-    kept = [visit["poi_id"] not in mask for visit in visits]
-    found: Counter[str] = Counter()
-    for number, visit in enumerate(visits):
-        if not kept[number]:
-            continue
-        match name:
-            case "poi":
-                found[f"poi:{visit['poi_id']}"] += 1
-            case "category":
-                found[f"category:{categories[number]}"] += 1
-            case "transitions":
-                if number + 1 < len(visits) and kept[number + 1]:
-                    found[f"transitions:{categories[number]}>{categories[number + 1]}"] += 1
-            case "hour":
-                found[f"hour:{visit['arrival'].hour:02d}"] += 1
-            case "distance":
-                lat, lon = visit["lat"], visit["lon"]
-                if visit["poi_id"] == "WORK":
-                    lat, lon = person["work_lat"], person["work_lon"]
-                if visit["poi_id"] != "HOME" and None not in (lat, lon, person["home_lat"], person["home_lon"]):
-                    km = great_circle_km(person["home_lat"], person["home_lon"], lat, lon)
-                    for band in ("0-1", "1-2", "2-5", "5-10", "10-20", "20-50"):
-                        if km < float(band.split("-")[1]):
-                            found[f"distance:{band}"] += 1
-                            break
-                    else:
-                        found["distance:50+"] += 1
-    return found
-
-
-@pytest.mark.parametrize("mask", [(), ("WORK",), EVERY_SPECIAL])
-@pytest.mark.parametrize("name", ["poi", "category", "transitions", "distance", "hour"])
-def test_counts_are_those_of_a_slow_reading_of_the_long_table(
-    dataset: TrajectoryDataset, name: str, mask: Sequence[str]
-) -> None:
-    people = {row["user_id"]: row for row in dataset.people.to_pylist()}
-    places = pq.read_table(dataset.path / "vocabulary.parquet").to_pylist()
-    windows: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for row in pq.read_table(dataset.path / "trajectories.parquet").to_pylist():
-        windows.setdefault((row["user_id"], row["window"]), []).append({**places[row["token"]], **row})
-    feature = build_feature(name, dataset.vocabulary, mask)
-    found = named(feature, feature.counts(Trajectories.of(dataset)))
-    users = dataset.people["user_id"].to_pylist()
-    assert len(found) == len(windows) > 100
-    for number, counts in enumerate(found):
-        user = users[dataset.person[number]]
-        assert counts == slowly(name, windows[user, int(dataset.window[number])], people[user], mask)
-    assert sum(map(len, found)) > 0
-
-
-def test_the_real_city_agrees_in_both_forms(dataset: TrajectoryDataset) -> None:
-    some = Trajectories.of(dataset, np.arange(0, len(dataset), 17))
-    soft = one_hot(some, len(dataset.vocabulary))
-    for name, mask in product(NAMES, MASKS):
-        feature = build_feature(name, dataset.vocabulary, mask)
-        exact = feature.counts(some).toarray()
-        assert exact.sum() > 0 or (name, mask) == ("start", EVERY_SPECIAL)
-        np.testing.assert_allclose(feature.soft(soft), exact, atol=1e-9)
-        np.testing.assert_allclose(feature.soft(as_tensors(soft, torch.float32)).numpy(), exact, atol=1e-4)
-
-
-def test_phi_counts_the_visits_of_one_window(dataset: TrajectoryDataset) -> None:
-    trajectories = Trajectories.of(dataset)
-
-    def total(name: str, mask: Sequence[str] = ()) -> list[float]:
-        counts = build_feature(name, dataset.vocabulary, mask).counts(trajectories)
-        return [float(row.sum()) for row in counts.toarray()]
-
-    lengths = dataset.lengths.tolist()
-    assert total("poi") == total("category") == total("hour") == lengths
-    assert total("transitions") == [length - 1 for length in lengths]
-    pois = [int((dataset.trajectory(i) >= FIRST_POI).sum()) for i in range(len(dataset))]
-    assert total("poi", EVERY_SPECIAL) == total("hour", EVERY_SPECIAL) == total("distance", EVERY_SPECIAL) == pois
-    assert sum(pois) < sum(lengths)
-
-
-@settings(max_examples=20, deadline=None)
-@given(data=st.data())
-def test_chosen_trajectories_come_in_the_order_asked_for(dataset: TrajectoryDataset, data: st.DataObject) -> None:
-    chosen = data.draw(st.lists(st.integers(0, len(dataset) - 1), max_size=30))  # also none, and one twice
-    trajectories = Trajectories.of(dataset, np.array(chosen, dtype=np.int64))
-    assert len(trajectories) == len(chosen)
-    for row, index in enumerate(chosen):
-        here = slice(*trajectories.offsets[row : row + 2].tolist())
-        assert trajectories.tokens[here].tolist() == dataset.trajectory(index).tolist()
-        np.testing.assert_array_equal(trajectories.anchors[row], dataset.anchors[dataset.person[index]])
-        assert (trajectories.owner[here] == row).all()
-
-
-def test_hours_are_those_of_the_arrivals(dataset: TrajectoryDataset) -> None:
-    shuffled = np.random.default_rng(0).permutation(len(dataset))
-    arrivals = dataset.times()[0].to_pylist()
-    trajectories = Trajectories.of(dataset, shuffled)
-    assert trajectories.hours is not None
-    assert trajectories.hours.tolist() == [time.hour for index in shuffled for time in arrivals[index]]
-    assert len(set(trajectories.hours.tolist())) > 12
-
-
-def test_by_default_all_trajectories_come_in_order(dataset: TrajectoryDataset) -> None:
-    trajectories = Trajectories.of(dataset)
-    assert trajectories.tokens.tolist() == dataset.all_tokens().tolist()
-    assert np.diff(trajectories.offsets).tolist() == dataset.lengths.tolist()
 
 
 def test_pois_of_one_category_share_a_bin_and_a_poi_without_one_is_unknown() -> None:

@@ -34,6 +34,7 @@ from mobatlas.supervision.finetune import (
     finetune,
     soft_gap,
 )
+from mobatlas.supervision.resample import PlainSampler
 from tests.tiny import OPTIONS, fitted, small_city
 
 BRIEF: dict[str, Any] = {
@@ -186,7 +187,10 @@ def test_what_the_gradient_sees_is_near_what_is_sampled(
         assert gap < 0.1, f"{DEFAULT_GROUPS.names[group]}: total variation {gap:.3f}"
 
 
-def test_steps_go_down_the_aggregate_loss(model: Generator, dataset: TrajectoryDataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_steps_go_down_the_aggregate_loss(
+    model: Generator, dataset: TrajectoryDataset, tmp_path: Path, early: bool
+) -> None:
     """The loss of the same people and the same noise, before and after, as the gradient sees it and as it is sampled."""
     build_regions(dataset.path, tmp_path / "groups", partition="demogroups")
     target = by_group(dataset, tmp_path / "groups")
@@ -199,15 +203,32 @@ def test_steps_go_down_the_aggregate_loss(model: Generator, dataset: TrajectoryD
                 target.goals[0].feature.soft(model.soft_sample(own.groups, own.anchors, seed=group)).detach().numpy()
             )
             soft.append(target.loss([own.weights @ counts], group))
-        return float(np.mean(soft)), target.score(model, people, seed=0)
+        return float(np.mean(soft)), target.score(PlainSampler(model, dataset.anchors), people, seed=0)
 
-    changes: dict[str, Any] = {"batch": 64, "ema": None, "rollout_steps": None, "validation_samples": 64}
+    changes: dict[str, Any] = {
+        "batch": 64,
+        "ema": None,
+        "rollout_steps": None,
+        "validation_samples": 64,
+        "early": early,
+    }
     found, report = tuned(model, dataset, tmp_path / "groups", steps=16, validate_every=16, **changes)
     assert report["validated_on"] == "train"  # too few validation people for eight regions
     assert report["best"]["step"] == 16
-    before, after = losses(model.with_groups(DEFAULT_GROUPS, seed=5)), losses(found)
-    assert after[0] < 0.9 * before[0]
-    assert after[1] < before[1]
+    before, after = losses(model.with_groups(DEFAULT_GROUPS, seed=5, alike=True)), losses(found)
+    assert after[0] < 0.95 * before[0]
+    if early:  # the other gradient hardly knows what is sampled
+        assert after[1] < 0.95 * before[1]
+
+
+def test_gradients_agree_where_nothing_is_drawn_and_less_where_few_people_are(
+    model: Generator, dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
+    build_regions(dataset.path, tmp_path / "groups", partition="demogroups")
+    target, student = by_group(dataset, tmp_path / "groups"), model.with_groups(DEFAULT_GROUPS, seed=5, alike=True)
+    few, many = (target.agreement(student, FinetuneConfig(batch=size), seed=0) for size in (2, 256))
+    assert -1 <= few < many <= 1
+    assert many > 0.5
 
 
 # ---- what a run comes to
@@ -236,9 +257,10 @@ def test_the_learning_curve_tells_both_losses_and_what_the_hook_found(
 
 
 def test_weights_that_got_worse_are_not_kept(model: Generator, dataset: TrajectoryDataset, regions: Path) -> None:
-    found, report = tuned(model, dataset, regions, learning_rate=0.3, steps=2, validate_every=1, ema=None)
+    worse: dict[str, Any] = {"learning_rate": 3.0, "warmup": 0, "steps": 1, "validate_every": 1, "ema": None}
+    found, report = tuned(model, dataset, regions, **worse, validation_samples=64)
     assert report["best"]["step"] == 0
-    assert same(weights(found), weights(model.with_groups(DEFAULT_GROUPS, seed=5)))
+    assert same(weights(found), weights(model.with_groups(DEFAULT_GROUPS, seed=5, alike=True)))
 
 
 def test_a_tilted_model_is_gone_on_from_and_left_as_it_was(

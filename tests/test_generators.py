@@ -92,6 +92,15 @@ def test_a_model_given_groups_begins_where_it_was(model: Generator, dataset: Tra
         grouped.with_groups(DEFAULT_GROUPS, seed=1)
 
 
+def test_groups_may_begin_alike(model: Generator, dataset: TrajectoryDataset) -> None:
+    anchors, groups = _anchors(dataset, 40), np.arange(40) % len(DEFAULT_GROUPS)
+    grouped = model.with_groups(DEFAULT_GROUPS, seed=1, alike=True)
+    assert _same(grouped.sample(40, groups, anchors), model.sample(40, anchors=anchors))
+    assert not _same(
+        model.with_groups(DEFAULT_GROUPS, seed=1).sample(40, groups, anchors), model.sample(40, anchors=anchors)
+    )
+
+
 def test_groups_change_what_is_sampled(taught: Generator, dataset: TrajectoryDataset) -> None:
     anchors = _anchors(dataset, 64)
     first = taught.sample(64, np.zeros(64, dtype=np.int64), anchors)
@@ -111,9 +120,26 @@ def test_soft_samples_say_what_samples_do(taught: Generator, dataset: Trajectory
     assert np.abs(counts - expected).sum() / counts.sum() < 0.1
 
 
-def test_soft_samples_teach_the_network(taught: Generator, dataset: TrajectoryDataset) -> None:
+def test_what_is_expected_early_is_what_is_sampled(taught: Generator, dataset: TrajectoryDataset) -> None:
+    """Wherever it ends, a soft sample has a mean near that of samples; the same seed ends it at the same step."""
+    n = 256
+    groups, anchors = np.arange(n) % len(DEFAULT_GROUPS), _anchors(dataset, n)
+    feature = build_feature("category", dataset.vocabulary)
+    counts = feature.counts(taught.sample(n, groups, anchors, seed=9)).sum(0)
+    shares = []
+    for seed in range(6):
+        soft = taught.soft_sample(groups, anchors, seed, early=True)
+        assert torch.equal(soft.tokens, taught.soft_sample(groups, anchors, seed, early=True).tokens)
+        assert soft.tokens.sum(-1).max() <= 1 + 1e-5
+        expected = feature.soft(soft).sum(0).detach().numpy()
+        shares.append(expected / expected.sum())
+    assert np.abs(np.mean(shares, 0) - counts / counts.sum()).sum() < 0.25
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_soft_samples_teach_the_network(taught: Generator, dataset: TrajectoryDataset, early: bool) -> None:
     feature = build_feature("poi", dataset.vocabulary)
-    soft = taught.soft_sample(np.arange(16) % len(DEFAULT_GROUPS), _anchors(dataset, 16), seed=2)
+    soft = taught.soft_sample(np.arange(16) % len(DEFAULT_GROUPS), _anchors(dataset, 16), seed=2, early=early)
     feature.soft(soft)[:, 3].sum().backward()
     gradients = [p.grad for p in taught.network.parameters() if p.grad is not None]
     assert any(float(gradient.abs().sum()) > 0 for gradient in gradients)

@@ -83,8 +83,9 @@ def dense_posterior(regions: Regions, found: Recovery, bin_: int, known: Floats)
     covariance = s - s @ p.T @ q @ p @ s + 1 / n.sum()
     gain = s @ p.T @ q
     relative = mean / found.baseline[bin_]  # noise grows with the mean
-    covariance += np.diag((relative - 1) * (np.diag(gain @ noise @ gain.T) + 1 / n.sum()))
-    return mean, covariance
+    more = (relative - 1) * (np.diag(gain @ noise @ gain.T) + 1 / n.sum())
+    wider = np.diag(np.sqrt(1 + more / np.diag(covariance)))
+    return mean, wider @ covariance @ wider
 
 
 @pytest.mark.parametrize("randomised", [True, False])
@@ -99,6 +100,7 @@ def test_the_posterior_is_the_textbook_one(groups: Groups, randomised: bool) -> 
         mean, covariance = dense_posterior(made, found, bin_, np.ones(12))
         assert found.means[:, bin_] == pytest.approx(mean, abs=1e-8)
         assert found.covariance[bin_] == pytest.approx(covariance, abs=1e-9)
+        assert np.linalg.eigvalsh(found.covariance[bin_]).min() > -1e-12
 
 
 def test_a_suppressed_cell_is_one_region_less_for_that_bin_alone() -> None:

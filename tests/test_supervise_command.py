@@ -29,15 +29,16 @@ from mobatlas import (
     load_model,
     load_sampler,
 )
-from mobatlas.artifacts import MANIFEST, new_folder, read_manifest
+from mobatlas.artifacts import MANIFEST, read_manifest
 from mobatlas.cli import main
 from mobatlas.data.schema import ANCHORS
 from mobatlas.evaluation.models import FLOOR, score_groups
 from mobatlas.features import Trajectories
+from mobatlas.folders import new_folder
 from mobatlas.generators.base import Generator
 from mobatlas.supervision.resample import Sampler
 from mobatlas.training import train
-from tests.test_train_command import Warm, wait_until
+from tests.commands import Warm, wait_until
 from tests.tiny import OPTIONS, small_city, with_other_labels
 
 FAMILY, GROUP = "latent-diffusion", "30-40, F"
@@ -195,14 +196,34 @@ def test_the_command_says_what_it_chose_and_why(world: World, tmp_path: Path) ->
     )
 
 
+def test_a_run_file_says_how_to_supervise_and_options_go_over_it(world: World, tmp_path: Path) -> None:
+    options = "{calibration: {pool: 64, candidates: 2}, teaching: {steps: 3}}"
+    path = tmp_path / "run.yaml"
+    path.write_text(f"seed: 4\nsupervise:\n  strategy: tilt\n  options: {options}\n")
+    done = run(
+        "supervise", world.model, world.groups, "--config", path, "--set", "tilt.unit=person", "--out", tmp_path / "m"
+    )
+    assert done.code == 0, done.err
+    manifest = read_manifest(tmp_path / "m", "model")
+    assert (manifest.seed, manifest.config["strategy"], manifest.config["teaching"]["steps"]) == (4, "tilt", 3)
+    assert manifest.config["supervise"]["calibration"]["pool"] == 64
+    assert manifest.config["supervise"]["tilt"]["unit"] == "person"
+    path.write_text("supervise:\n  stratgy: tilt\n")
+    assert "strategy" in refused("supervise", world.model, world.groups, "--config", path, "--out", tmp_path / "n")
+
+
 def test_a_model_keeps_recovered_means_and_anchors_of_training_people_and_nobodys_name(world: World) -> None:
     model, dataset = world.supervised("tilt"), world.dataset
     means = pd.read_parquet(model / "group_means.parquet")
-    assert list(means) == ["group", "feature", "mean", "sd", "population", "tilt"]
+    assert list(means) == ["group", "feature", "mean", "sd", "covariance", "population", "tilt"]
     assert means.drop(columns="sd").notna().all().all() and dataset.groups is not None
     told = ~means["feature"].str.startswith("visits:")  # which is not recovered from regions, and has no error bar
     assert (means["sd"][told] >= 0).all() and means["sd"][~told].isna().all() and (~told).any()
     assert tuple(means["group"].unique()) == dataset.groups.names
+    for _, rows in means[told].groupby("feature"):
+        covariance = np.stack(rows["covariance"].to_list())  # (groups, groups)
+        assert np.allclose(covariance, covariance.T) and np.linalg.eigvalsh(covariance).min() > -1e-9
+        assert np.allclose(np.sqrt(np.diag(covariance)), rows["sd"])
     anchors = pq.read_table(model / "anchors.parquet")
     assert anchors.column_names == ["region", *ANCHORS]
     train_people = np.intersect1d(dataset.split_people("train"), dataset.person)
@@ -228,8 +249,12 @@ def test_a_supervised_model_needs_its_dataset_no_more(world: World, tmp_path: Pa
 
 
 def test_finetuning_leaves_its_learning_curve_and_goes_on_from_a_tilted_model(world: World, tmp_path: Path) -> None:
-    lines = (world.supervised("finetune") / "curve.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, 2, 4][: len(lines)] and len(lines) >= 2
+    curve = [json.loads(line) for line in (world.supervised("finetune") / "curve.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in curve] == [0, 2, 4][: len(curve)] and len(curve) >= 2
+    assert world.dataset.groups is not None
+    for row in curve:
+        groups = [row[f"js {name}"] for name in world.dataset.groups.names]
+        assert all(0 <= each <= 1 for each in groups) and row["js average"] == pytest.approx(np.mean(groups))
     tilted = world.supervised("tilt")
     command = ("--strategy", "finetune", *HOW["finetune"], "--divergence", "tv", "--out", tmp_path / "both", "--json")
     done = run("supervise", tilted, world.groups, *command)

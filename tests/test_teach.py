@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
-from mobatlas.artifacts import MANIFEST, new_folder
+from mobatlas.artifacts import MANIFEST
 from mobatlas.features import Trajectories
+from mobatlas.folders import new_folder
 from mobatlas.generators.training import Trainer
 from mobatlas.generators.weights import WEIGHTS
 from mobatlas.regions.table import Floats

@@ -24,10 +24,13 @@ from mobatlas.regions.table import Aggregates, Composition, Population, Regions
 if TYPE_CHECKING:
     from mobatlas.atlas import Atlas, AtlasModel
     from mobatlas.evaluation.comparison import compare, evaluate_groups, sampling_floor
+    from mobatlas.evaluation.evaluate import Evaluation, evaluate
     from mobatlas.evaluation.metrics import Yardstick
+    from mobatlas.evaluation.samples import Samples, read_samples
     from mobatlas.generation import generate, read_synthetic
     from mobatlas.generators.base import Generator, register_generator
     from mobatlas.generators.folder import load_model
+    from mobatlas.report.tables import Table, evaluation_tables, write_evaluation, write_tables
     from mobatlas.supervision.kept import load_sampler
     from mobatlas.training import supervise, train
 
@@ -37,18 +40,26 @@ __version__ = version("mobatlas")
 _LATER = {
     "Atlas": "mobatlas.atlas",
     "AtlasModel": "mobatlas.atlas",
+    "Evaluation": "mobatlas.evaluation.evaluate",
     "Generator": "mobatlas.generators.base",
+    "Samples": "mobatlas.evaluation.samples",
+    "Table": "mobatlas.report.tables",
     "Yardstick": "mobatlas.evaluation.metrics",
     "compare": "mobatlas.evaluation.comparison",
+    "evaluate": "mobatlas.evaluation.evaluate",
     "evaluate_groups": "mobatlas.evaluation.comparison",
+    "evaluation_tables": "mobatlas.report.tables",
     "generate": "mobatlas.generation",
     "load_model": "mobatlas.generators.folder",
     "load_sampler": "mobatlas.supervision.kept",
+    "read_samples": "mobatlas.evaluation.samples",
     "read_synthetic": "mobatlas.generation",
     "register_generator": "mobatlas.generators.base",
     "sampling_floor": "mobatlas.evaluation.comparison",
     "supervise": "mobatlas.training",
     "train": "mobatlas.training",
+    "write_evaluation": "mobatlas.report.tables",
+    "write_tables": "mobatlas.report.tables",
 }
 
 
@@ -68,6 +79,7 @@ __all__ = [
     "CityConfig",
     "Composition",
     "Diagnosis",
+    "Evaluation",
     "Generator",
     "Groups",
     "MobatlasError",
@@ -76,7 +88,9 @@ __all__ = [
     "Recovery",
     "Regions",
     "RunConfig",
+    "Samples",
     "Summary",
+    "Table",
     "Trajectories",
     "TrajectoryDataset",
     "Vocabulary",
@@ -86,7 +100,9 @@ __all__ = [
     "build_regions",
     "compare",
     "diagnose",
+    "evaluate",
     "evaluate_groups",
+    "evaluation_tables",
     "generate",
     "load_model",
     "load_regions",
@@ -94,6 +110,7 @@ __all__ = [
     "load_sampler",
     "prepare",
     "read_composition",
+    "read_samples",
     "read_synthetic",
     "recover",
     "register_feature",
@@ -103,4 +120,6 @@ __all__ = [
     "supervise",
     "train",
     "write_city_folder",
+    "write_evaluation",
+    "write_tables",
 ]

@@ -125,14 +125,55 @@ class TrainConfig(Section):
     options: dict[str, Any] = {}
 
 
+class SupervisionConfig(Section):
+    """Phase 2: which strategy, and what it is told; the strategy and the generator know their own options."""
+
+    strategy: str = "auto"
+    divergence: str | None = None
+    membership: bool = False
+    options: dict[str, Any] = {}
+
+
+class SourceConfig(Section):
+    """The visits: a file or a folder as its format has it; relative to the configuration's own folder."""
+
+    path: Path
+    format: str = "plain"
+    engine: str = "duckdb"
+
+
+class RegionsConfig(Section):
+    """One way to know regions: two tables, a column of people, or, of labelled people, a controlled partition."""
+
+    composition: Path | None = None
+    aggregates: Path | None = None
+    by: str | None = None
+    partition: str | None = None
+    features: tuple[str, ...] | None = None
+    mask: tuple[str, ...] = ()
+
+
+class SamplesConfig(Section):
+    """What a run writes."""
+
+    each: int = Field(500, ge=1)  # trajectories of each group
+    coarsen: float | None = Field(None, ge=0)  # km within which homes and workplaces are moved
+
+
 class RunConfig(Section):
     """A whole run."""
 
     preset: Literal["small", "paper"] | None = None
     seed: int = Field(0, ge=0, lt=2**63)
+    title: str = "Synthetic mobility by group"
+    source: SourceConfig | None = None  # None: the city of `simulate`
+    regions: dict[str, RegionsConfig] = {}
+    strong: bool | None = None  # also train the labelled upper bound; None: if there are labels
+    samples: SamplesConfig = SamplesConfig()
     simulate: CityConfig = CityConfig()
     prepare: PrepareConfig = PrepareConfig()
     train: TrainConfig = TrainConfig()
+    supervise: SupervisionConfig = SupervisionConfig()
 
 
 PRESETS: dict[str, dict[str, Any]] = {

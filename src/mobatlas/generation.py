@@ -20,12 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import METADATA, file_hash, library_versions, new_file, refuse_overlap, write_parquet
+from mobatlas.artifacts import METADATA, file_hash, library_versions, write_parquet
 from mobatlas.data.engine import parquet_schema
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import EARTH_KM, Trajectories
+from mobatlas.folders import new_file, refuse_overlap
 from mobatlas.generators.base import UNKNOWN, Floats, Ints
 from mobatlas.generators.devices import find_device
 from mobatlas.generators.folder import SUPERVISION, Model, load_model

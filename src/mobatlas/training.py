@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mobatlas.artifacts import is_complete, read_manifest, refuse_overlap, resumable_folder, unfinished
+from mobatlas.artifacts import read_manifest
 from mobatlas.config import build, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.folders import is_complete, refuse_overlap, resumable_folder, unfinished
 from mobatlas.generators.base import Generator, family_of
 from mobatlas.generators.folder import (
     COMPOSITION,
@@ -41,6 +42,7 @@ from mobatlas.supervision.strategies import (
     Supervised,
     build_options,
     choose_strategy,
+    sections_of,
     strategy_named,
 )
 
@@ -142,7 +144,7 @@ def supervise(
         "regions": folder_of_regions and read_manifest(folder_of_regions, REGIONS).content_hash,
         "membership": membership,
         "from_scratch": from_scratch,
-        "supervise": options.config.model_dump(mode="json"),
+        "supervise": options.config.model_dump(mode="json", include=sections_of(name)),
         **config.model_dump(mode="json"),
     }
     if resume and is_complete(target):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mobatlas.artifacts import library_versions, new_folder, write_json
+from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -18,6 +18,7 @@ from mobatlas.data.prepare import prepare
 from mobatlas.evaluation.comparison import floor_closed, sampling_floor
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, score_everybody, score_groups
+from mobatlas.folders import new_folder
 from mobatlas.generators.base import Generator
 from mobatlas.generators.folder import load_model
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion

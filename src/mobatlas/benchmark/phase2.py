@@ -52,8 +52,8 @@ BASELINE, STRONG = "baseline", "strong"
 
 
 @dataclass(frozen=True)
-class _Place:
-    """The folder of one seed."""
+class Place:
+    """The folder of one seed: a city, its baseline, and what is made of them."""
 
     path: Path
     seed: int
@@ -65,6 +65,28 @@ class _Place:
     @property
     def dataset(self) -> TrajectoryDataset:
         return TrajectoryDataset.open(self.path / "dataset")
+
+    def baseline(self) -> Path:
+        """The city and the model of phase 1, made if they are not there."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        if not (self.path / "dataset").exists():
+            simulated = load_run(preset="small").simulate
+            simulated = simulated.model_validate(merge(simulated.model_dump(), self.city))
+            write_city_folder(self.path / "city", simulated, self.seed, overwrite=True)
+            prepare(self.path / "city", self.path / "dataset", preset="small")
+        made = self.path / BASELINE
+        common: dict[str, Any] = {"values": self.generator, "seed": self.seed, "quiet": self.quiet, "resume": True}
+        train(self.path / "dataset", made, preset="small", **common)
+        return made
+
+    def regions(self, partition: str) -> Path:
+        """The folder of a partition, made if it is not there."""
+        folder, shuffled = self.path / "regions" / partition, partition == SHUFFLED
+        if not folder.exists():
+            kind = "demogroups" if shuffled else partition
+            build_regions(self.dataset.path, folder, partition=kind, shuffle_regions=shuffled, seed=self.seed)
+        read_manifest(folder, REGIONS)
+        return folder
 
     def score(self, name: str, models: Mapping[str, Generator | Sampler], facts: Mapping[str, Any]) -> None:
         """Against test people, both ways to choose anchors; the file says that the cell is finished."""
@@ -101,7 +123,7 @@ def run(
     done, total = 0, seeds * (1 + len(cells))
     with track("phase 2", total, quiet=True) as tracker:  # lines: what it is made of has bars of its own
         for seed in range(first_seed, first_seed + seeds):
-            place = _Place(out / f"seed-{seed}", seed, rest, own, city or {}, quiet)
+            place = Place(out / f"seed-{seed}", seed, rest, own, city or {}, quiet)
             tracker.step(done, f"seed {seed}, baseline and strong")
             _phase1(place)
             for number, (partition, strategy) in enumerate(cells, start=1):
@@ -121,35 +143,23 @@ def run(
     return result
 
 
-def _phase1(place: _Place) -> None:
+def _phase1(place: Place) -> None:
     if place.scored("phase1"):
         return
-    place.path.mkdir(parents=True, exist_ok=True)
-    if not (place.path / "dataset").exists():
-        simulated = load_run(preset="small").simulate
-        simulated = simulated.model_validate(merge(simulated.model_dump(), place.city))
-        write_city_folder(place.path / "city", simulated, place.seed, overwrite=True)
-        prepare(place.path / "city", place.path / "dataset", preset="small")
-    common: dict[str, Any] = {"values": place.generator, "seed": place.seed, "quiet": place.quiet, "resume": True}
     start = time.perf_counter()
-    train(place.path / "dataset", place.path / BASELINE, preset="small", **common)
-    supervise(place.path / BASELINE, place.path / STRONG, strategy=STRONG, **common)
+    baseline = place.baseline()
+    common: dict[str, Any] = {"values": place.generator, "seed": place.seed, "quiet": place.quiet, "resume": True}
+    supervise(baseline, place.path / STRONG, strategy=STRONG, **common)
     models = {name: load_model(place.path / name).generator for name in (BASELINE, STRONG)}
     place.score("phase1", models, {"threads": torch.get_num_threads(), "seconds": _since(start)})
 
 
-def _cell(place: _Place, partition: str, strategy: str) -> None:
+def _cell(place: Place, partition: str, strategy: str) -> None:
     name = f"{partition}-{strategy}"
     if place.scored(name):
         return
-    regions = place.path / "regions" / partition
-    if not regions.exists():
-        shuffled = partition == SHUFFLED
-        kind = "demogroups" if shuffled else partition
-        build_regions(place.dataset.path, regions, partition=kind, shuffle_regions=shuffled, seed=place.seed)
-    read_manifest(regions, REGIONS)
+    regions, out, concerned = place.regions(partition), place.path / name, strategy_named(strategy).options
     start = time.perf_counter()
-    out, concerned = place.path / name, strategy_named(strategy).options
     values = {section: value for section, value in place.supervision.items() if f"--set {section}" in concerned}
     common: dict[str, Any] = {"seed": place.seed, "quiet": place.quiet, "resume": True}
     report = supervise(place.path / BASELINE, out, regions, strategy=strategy, values=values, **common)

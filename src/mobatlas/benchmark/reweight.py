@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from mobatlas.artifacts import library_versions, new_folder, write_json
+from mobatlas.artifacts import library_versions, write_json
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
 from mobatlas.divergences import js, normalise
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features import Trajectories, build_feature
+from mobatlas.folders import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.folder import build_regions

@@ -13,11 +13,12 @@ from typing import Any
 
 import duckdb
 
-from mobatlas.artifacts import library_versions, new_folder, write_json
+from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare import prepare
 from mobatlas.errors import MobatlasError
+from mobatlas.folders import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.resources import peak_gb
 

@@ -129,7 +129,7 @@ class Yardstick:
     def counts(self, trajectories: Trajectories) -> dict[str, sparse.csr_array]:
         """What each trajectory contributes to each metric: name -> (trajectories, bins)."""
         n, cells = len(trajectories), self.cells**2 + 1
-        owner, places = _located(trajectories, self.vocabulary)
+        owner, places = located(trajectories, self.vocabulary)
         cell = self.cell(places)  # (located,)
         same = owner[:-1] == owner[1:]
         traveller, origin, destination = owner[:-1][same], cell[:-1][same], cell[1:][same]  # (trips,)
@@ -161,7 +161,7 @@ class Yardstick:
 
 def travel_distance(trajectories: Trajectories, vocabulary: Vocabulary) -> Floats:
     """Kilometres of each trajectory, from place to place; places without coordinates are skipped."""
-    return _kilometres(len(trajectories), *_located(trajectories, vocabulary))
+    return _kilometres(len(trajectories), *located(trajectories, vocabulary))
 
 
 def jsd(real: Counts, synthetic: Counts) -> float:
@@ -214,7 +214,7 @@ def _box(points: Floats, dataset: TrajectoryDataset) -> tuple[float, float, floa
     return south, west, north, east
 
 
-def _located(trajectories: Trajectories, vocabulary: Vocabulary) -> tuple[Ints, Floats]:
+def located(trajectories: Trajectories, vocabulary: Vocabulary) -> tuple[Ints, Floats]:
     """The trajectory and the coordinates of every visit that has some."""
     owner, tokens = trajectories.owner, trajectories.tokens
     places = vocabulary.coordinates[tokens]  # (tokens, 2)

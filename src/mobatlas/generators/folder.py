@@ -15,12 +15,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
-from mobatlas.artifacts import MANIFEST, Manifest, read_manifest, unfinished, write_json, write_parquet
+from mobatlas.artifacts import MANIFEST, Manifest, read_manifest, write_json, write_parquet
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.vocabulary import FIRST_POI, SCHEMA, SPECIALS, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.folders import unfinished
 from mobatlas.generators.base import Floats, Generator, Ints, family_of, generator_names
 from mobatlas.groups import Groups
 from mobatlas.regions.folder import KIND as REGIONS

@@ -15,10 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import new_folder, read_manifest
+from mobatlas.artifacts import read_manifest
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import BUILDERS, FeatureMap, build_feature
+from mobatlas.folders import new_folder
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import aggregates_from_dataset, load_aggregates, read_aggregates, write_aggregates
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes

@@ -192,9 +192,10 @@ def _posterior(part: _Part, fit: Fit, baseline: Floats, published: float, believ
     means, covariance = nonnegative(baseline + believed * slopes, left)
     relative = np.clip(means / np.maximum(baseline, 1e-300), *HETEROSCEDASTIC)  # (bins, groups)
     sampling = np.minimum(believed**2 * fit.sampling_variance(part.problem), np.diagonal(covariance, axis1=1, axis2=2))
-    group = np.arange(means.shape[1])
-    covariance[:, group, group] += (relative - 1) * (sampling + own)
-    return means, covariance + own
+    covariance = covariance + own
+    variance = np.diagonal(covariance, axis1=1, axis2=2)
+    wider = np.sqrt(np.maximum(variance + (relative - 1) * (sampling + own), 0) / np.maximum(variance, 1e-300))
+    return means, wider[:, :, None] * covariance * wider[:, None, :]  # correlations stay as they are
 
 
 def _factors(groups: Groups) -> tuple[list[str], tuple[Floats, ...]]:

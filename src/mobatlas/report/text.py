@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from mobatlas.evaluation.comparison import Scores
+from mobatlas.evaluation.evaluate import Evaluation
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
 from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.table import Regions
+from mobatlas.report import tables
 
 REASON_WORDS = {
     "unreliable": "too many days above max_day_km",
@@ -126,8 +129,14 @@ def rows_table(rows: Sequence[Mapping[str, Any]], title: str) -> RenderableType:
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right")
     for row in rows:
-        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(*(_cell(value) for value in row.values()))
     return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def speed_table(result: Mapping[str, Any]) -> RenderableType:
@@ -200,6 +209,25 @@ def scores_table(scores: Mapping[str, Scores]) -> RenderableType:
     return table
 
 
+def evaluation_table(found: Evaluation) -> RenderableType:
+    """A file of samples beside baseline, strong and floor; what is by group stays for the written tables."""
+    made = [table for name, table in tables.evaluation_tables(found).items() if name != "groups"]
+    lines = list(dict.fromkeys(table.note for table in made if table.note))
+    lines += [f"group '{name}' is left out: it {reason}" for name, reason in found.left_out.items()]
+    lines += [f"warning: {warning}" for warning in found.warnings]
+    return Group(*map(_printed, made), Text("\n".join(lines)))
+
+
+def _printed(table: tables.Table) -> RenderableType:
+    """Without lines between columns: nine of them fit into 80 characters."""
+    printed = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name, numeric in zip(table.columns, table.numeric, strict=True):
+        printed.add_column(Text(name), justify="right" if numeric else "left", no_wrap=numeric)
+    for row in table.texts():
+        printed.add_row(*map(Text, row))
+    return Group(Text(table.caption, style="italic"), printed)
+
+
 def phase1_table(result: Mapping[str, Any]) -> RenderableType:
     """The figures of `benchmark phase1`, seed by seed."""
     tables: list[RenderableType] = []
@@ -237,6 +265,18 @@ def phase2_table(result: Mapping[str, Any]) -> RenderableType:
 
 def _closed(share: float | None) -> str:
     return f"{'-' if share is None else format(share, '.0%'):>5}"
+
+
+def cost_table(result: Mapping[str, Any]) -> RenderableType:
+    """The figures of `benchmark cost`."""
+    also = (
+        "at the same regional loss or a lower one" if result["reaches_the_same_loss"] else "at a higher regional loss"
+    )
+    lines = (
+        f"recovery and dual alone: {result['recovery_and_dual_seconds']:.1f} s",
+        f"tilt with calibration is {result['times_faster']:.0f} times faster than finetune as published, {also}",
+    )
+    return Group(rows_table(result["rows"], "cost of phase 2"), Text("\n".join(lines)))
 
 
 def generated_table(made: Mapping[str, Any]) -> RenderableType:

@@ -6,8 +6,7 @@ population: the joint of anchors and trajectory is tilted, by at most a factor c
     w(x) = min(exp(<lambda, phi(x)> - nu), cap) has mean 1; a fresh candidate is accepted with probability w(x) / cap, so one in
     cap is. (lambda, nu) minimise mean f*(<lambda, phi(x)> - nu) + nu - <lambda, target> + ridge/2 |lambda|^2, where
     f*(s) = exp(s) up to log cap and goes on straight.
-given: anchors stay as they are. Of K candidates with the same anchors one is taken, by weights exp(<lambda, phi(x)>) normalised
-    among the K. lambda minimises mean_a log mean_k exp(<lambda, phi(x_ak)>) - <lambda, target> + ridge/2 |lambda|^2.
+given: anchors stay as they are. Of K candidates with the same anchors one is taken, see `given`.
 
 Both are fitted on anchors drawn from all training people; no label is read here.
 """
@@ -15,13 +14,12 @@ Both are fitted on anchors drawn from all training people; no label is read here
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import optimize, sparse, special
-from scipy.sparse import linalg
+from scipy import sparse
 
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.base import Generator
@@ -29,21 +27,30 @@ from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.evidence import TIMES, Evidence, Moments
-from mobatlas.supervision.tilt import CONVERGED, STEPS, TOLERANCE, _polished, _refuse_unusable
+from mobatlas.supervision.given import fit_given_tilt, given_weights
+from mobatlas.supervision.tilt import Product, minimise_dual, refuse_unusable, scaled_features
 
 log = logging.getLogger("mobatlas")
 POOL = 4_096  # samples of each group: the distance that is left falls with the root of their number
 CANDIDATES = 8  # K: with 4 the means were twice as far off (JSD), with 16 not nearer
 RIDGE = 3e-2  # ten times that of training people: fewer rows, and lambda must hold for others
+GENTLER = (30.0, 10.0, 3.0)  # times that, in the form `given`, where a pool has fewer anchors than features
 CAPS = (1.0, 2.0, 3.0, 5.0, 8.0, 12.0)  # the first is no tilt at all
 ENOUGH = 0.95  # of the way that the best of them comes: the cheapest that does is taken
 BLOCK = 1_024  # samples made at a time
 STREAM = 11  # of random numbers
 FORMS = ("population", "given")
 PLAIN = ("told", "candidates", "pool", "ridge")
-Dual = Callable[[Floats], tuple[float, Floats]]  # value and gradient
-Product = Callable[[Floats], Floats]  # with the second derivatives
-Fitted = tuple[Floats, float, bool]  # lambda (features,), nu, and whether they converged
+Fitted = tuple[
+    Floats, float, bool
+]  # lambda (features,), nu (in the form `given` the ratio of visits), whether they converged
+
+
+class Choice(NamedTuple):
+    """One way to tilt a pool; a cap of 1 is no tilt."""
+
+    cap: float
+    ridge: float
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,9 @@ class Weighting:
 
     coefficients: Floats  # lambda (features,)
     offset: float  # nu
+    visits: float  # how many more the group has than the model's samples, which the form `given` holds at every anchor
     cap: float  # candidates for one sample, on average; K in the form `given`
+    ridge: float
     effective_sample_size: float  # of a pool that is weighed, as a share of it
     converged: bool
     before: dict[str, float]  # distance of the model's own means, see Moments.distance
@@ -147,10 +156,10 @@ def fit_calibration(
 
 def fit_capped_tilt(phi: sparse.csr_array, target: Floats, cap: float, ridge: float = RIDGE) -> Fitted:
     """lambda and nu of the form `population`; features are scaled as in `fit_tilt`."""
-    _refuse_unusable(phi, target, ridge, None)
+    refuse_unusable(phi, target, ridge, None)
     if cap <= 1:  # weights of mean 1 are all 1
         return np.zeros(phi.shape[1]), 0.0, True
-    scale, scaled, transposed = _scaled(phi)
+    scale, scaled, transposed = scaled_features(phi)
     wanted, top, rows = target / scale, np.log(cap), phi.shape[0]
 
     def dual(x: Floats) -> tuple[float, Floats]:
@@ -171,99 +180,61 @@ def fit_capped_tilt(phi: sparse.csr_array, target: Floats, cap: float, ridge: fl
 
         return product
 
-    x, converged = _minimum(dual, curvature, phi.shape[1] + 1)
+    x, converged = minimise_dual(dual, curvature, np.zeros(phi.shape[1] + 1))
     return x[:-1] / scale, float(x[-1]), converged
-
-
-def fit_given_tilt(phi: sparse.csr_array, target: Floats, candidates: int, ridge: float = RIDGE) -> Fitted:
-    """lambda of the form `given`, where nu is nothing; rows are K candidates in a row for each anchor."""
-    _refuse_unusable(phi, target, ridge, None)
-    scale, scaled, transposed = _scaled(phi)
-    wanted, anchors = target / scale, phi.shape[0] // candidates
-
-    def dual(x: Floats) -> tuple[float, Floats]:
-        logits = (scaled @ x).reshape(anchors, candidates)
-        partition = special.logsumexp(logits, axis=1) - np.log(candidates)  # (anchors,)
-        weights = special.softmax(logits, axis=1).ravel() / anchors
-        return float(partition.mean() - x @ wanted + ridge / 2 * (x @ x)), transposed @ weights - wanted + ridge * x
-
-    def curvature(x: Floats) -> Product:
-        weights = special.softmax((scaled @ x).reshape(anchors, candidates), axis=1)  # (anchors, K)
-
-        def product(v: Floats) -> Floats:
-            along = (scaled @ v).reshape(anchors, candidates)
-            centred = weights * (along - (weights * along).sum(1, keepdims=True)) / anchors
-            return np.asarray(transposed @ centred.ravel() + ridge * v)
-
-        return product
-
-    x, converged = _minimum(dual, curvature, phi.shape[1])
-    return x / scale, 0.0, converged
-
-
-def _scaled(phi: sparse.csr_array) -> tuple[Floats, sparse.csr_array, sparse.csr_array]:
-    scale = np.sqrt(np.maximum(np.asarray(phi.mean(0)).ravel(), 1 / phi.shape[0]))
-    scaled = sparse.csr_array(phi @ sparse.diags_array(1 / scale))  # (rows, features)
-    return scale, scaled, sparse.csr_array(scaled.T)
-
-
-def _minimum(dual: Dual, curvature: Callable[[Floats], Product], size: int) -> tuple[Floats, bool]:
-    """L-BFGS, then Newton's steps, as in `fit_tilt`."""
-    found = optimize.minimize(
-        dual,
-        np.zeros(size),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": STEPS, "maxfun": 2 * STEPS, "ftol": 1e-15, "gtol": TOLERANCE, "maxcor": 20},
-    )
-
-    def operator(x: Floats) -> linalg.LinearOperator:
-        product = curvature(x)
-        return linalg.LinearOperator((size, size), matvec=lambda v: product(v.ravel()), dtype=np.float64)
-
-    x, slope = _polished(found.x, dual, operator)
-    return x, slope < CONVERGED
 
 
 def _weighting(
     moments: Moments, phi: sparse.csr_array, target: Floats, ridge: float, candidates: int | None
 ) -> Weighting:
-    """The cheapest tilt that comes about as near as the best: each half of the pool is weighed by a fit on the other.
+    """The cheapest or gentlest tilt that comes about as near as the best.
 
-    No tilt is among the choices, so that a pool too small for its features does no harm.
+    Each half of the pool is weighed by a fit on the other. No tilt is among the choices, so that a pool too small for its
+    features does no harm.
     """
     k = candidates or 1
     middle = phi.shape[0] // 2 // k * k
     halves = phi[:middle], phi[middle:]
+    number = moments.phi.visits  # (features,)
 
-    def fit(rows: sparse.csr_array, cap: float) -> Fitted:
-        given = candidates is not None and cap > 1
-        return fit_given_tilt(rows, target, k, ridge) if given else fit_capped_tilt(rows, target, cap, ridge)
+    def fit(rows: sparse.csr_array, choice: Choice) -> Fitted:
+        if candidates is None or choice.cap <= 1:
+            return fit_capped_tilt(rows, target, choice.cap, choice.ridge)
+        visits = rows @ number
+        ratio = float(target @ number) / visits.mean() if visits.any() else 1.0
+        coefficients, converged = fit_given_tilt(rows, target, k, choice.ridge, visits, ratio)
+        return coefficients, ratio, converged
 
-    def weights(rows: sparse.csr_array, fitted: Fitted, cap: float) -> Floats:
-        logits = rows @ fitted[0] - fitted[1]
-        if candidates is None:
-            return np.exp(np.minimum(logits, np.log(cap)))
-        return np.asarray(special.softmax(logits.reshape(-1, k), axis=1).ravel())
+    def weights(rows: sparse.csr_array, fitted: Fitted, choice: Choice) -> Floats:
+        if candidates is None or choice.cap <= 1:
+            return np.exp(np.minimum(rows @ fitted[0] - fitted[1], np.log(choice.cap)))
+        return given_weights((rows @ fitted[0]).reshape(-1, k), (rows @ number).reshape(-1, k), fitted[1]).ravel()
 
-    def crossed(cap: float) -> dict[str, float]:
-        both = [(mine, weights(mine, fit(other, cap), cap)) for mine, other in (halves, halves[::-1])]
+    def crossed(choice: Choice) -> dict[str, float]:
+        both = [(mine, weights(mine, fit(other, choice), choice)) for mine, other in (halves, halves[::-1])]
         return moments.distance(np.mean([mine.T @ w / w.sum() for mine, w in both], axis=0), target)
 
-    choices = CAPS if candidates is None else (1.0, float(candidates))
-    distances = {cap: crossed(cap) for cap in choices}
-    least, start = min(each["scaled"] for each in distances.values()), distances[1.0]["scaled"]
-    cap = next(cap for cap in choices if distances[cap]["scaled"] <= start - ENOUGH * (start - least))
-    whole = fit(phi, cap)
-    w = weights(phi, whole, cap)
+    tilted = (
+        [Choice(cap, ridge) for cap in CAPS[1:]]
+        if candidates is None
+        else [Choice(k, times * ridge) for times in GENTLER]
+    )
+    choices = [Choice(1.0, ridge), *tilted]
+    distances = {choice: crossed(choice) for choice in choices}
+    start, least = distances[choices[0]]["scaled"], min(each["scaled"] for each in distances.values())
+    chosen = next(each for each in choices if distances[each]["scaled"] <= start - ENOUGH * (start - least))
+    whole = fit(phi, chosen)
+    w = weights(phi, whole, chosen)
     return Weighting(
         coefficients=whole[0],
-        offset=whole[1],
-        cap=cap if candidates is None else float(candidates),
+        offset=whole[1] if candidates is None else 0.0,
+        visits=whole[1] if candidates is not None and chosen.cap > 1 else 1.0,
+        cap=chosen.cap if candidates is None else float(candidates),
+        ridge=chosen.ridge,
         effective_sample_size=float(w.sum() ** 2 / (w**2).sum() / len(w)),
         converged=whole[2],
         before=moments.distance(np.asarray(phi.mean(0)).ravel(), target),
-        after=distances[cap],
+        after=distances[chosen],
     )
 
 

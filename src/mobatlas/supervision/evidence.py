@@ -59,6 +59,13 @@ class Phi:
         counted = sparse.hstack([each.counts(trajectories) for each in self.maps], format="csr")
         return sparse.csr_array(counted[:, self.columns])
 
+    @property
+    def visits(self) -> Floats:
+        """How many visits the bins of their number stand for, (features,); 0 for all others."""
+        least = [name.removeprefix(f"{VISITS}:").rstrip("+").partition("-")[0] for name in self.features]
+        pairs = zip(self.features, least, strict=True)
+        return np.array([float(first) if name.startswith(f"{VISITS}:") else 0.0 for name, first in pairs])
+
     def joined(self, other: Phi) -> Phi:
         """The bins of both."""
         columns = np.concatenate([self.columns, other.columns + sum(len(each.bins) for each in self.maps)])

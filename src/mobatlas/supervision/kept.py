@@ -28,12 +28,18 @@ COLUMNS = ("group", "feature", "mean", "population")  # of MEANS, that calibrati
 
 
 def keep_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) -> None:
-    """Write composition, anchors and recovered means; beside the means the tilt (groups, features), where there is one."""
+    """Write composition, anchors and recovered means; beside the means the tilt (groups, features), where there is one.
+
+    A mean has its posterior covariance with the same mean of every group, in their order.
+    """
     composition, regions = evidence.regions.composition, evidence.regions.composition.regions
     groups, moments, told = evidence.groups.names, evidence.moments, evidence.means.shape[1]
     features = moments.phi.features
-    sd = np.full(moments.means.shape, np.nan)  # of what the regions do not tell there is none
-    sd[:, :told] = evidence.recovery.sd
+    covariance = np.full(
+        (len(groups), len(features), len(groups)), np.nan
+    )  # of what the regions do not tell there is none
+    covariance[:, :told] = evidence.recovery.covariance.transpose(1, 0, 2)
+    sd = np.sqrt(np.diagonal(covariance, axis1=0, axis2=2).T)  # (groups, features)
     shares = {
         "region": np.repeat(regions, len(groups)).tolist(),
         "group": list(groups) * len(regions),
@@ -46,6 +52,7 @@ def keep_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) 
         "feature": list(features) * len(groups),
         "mean": moments.means.ravel(),
         "sd": pa.array(sd.ravel(), from_pandas=True),
+        "covariance": pa.FixedSizeListArray.from_arrays(pa.array(covariance.ravel(), from_pandas=True), len(groups)),
         "population": np.tile(moments.baseline, len(groups)),
         "tilt": pa.nulls(moments.means.size, pa.float64()) if tilt is None else tilt.ravel(),
     }

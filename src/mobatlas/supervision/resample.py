@@ -25,6 +25,7 @@ from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.calibration import CANDIDATES, POOL, RIDGE, Calibration, fit_calibration
 from mobatlas.supervision.evidence import Evidence, Ints, Phi
+from mobatlas.supervision.given import given_weights
 
 FILES = ("calibration.json", "calibration.safetensors")
 BLOCK = 4_096  # candidates drawn at a time, at most
@@ -161,9 +162,11 @@ class CalibratedSampler:
         told = np.repeat(groups, k) if self.calibration.told else None
         made = self.model.sample(k * len(groups), told, np.repeat(anchors, k, axis=0), own, first=k * first)
         table = np.vstack([*(each.coefficients for each in self.calibration.given), np.zeros(len(self.phi.features))])
-        each = self.phi.counts(made) @ table.T  # (candidates, groups + 1); UNKNOWN is the last column
+        ratio = np.array([*(each.visits for each in self.calibration.given), 1.0])  # UNKNOWN, -1, is the last
+        counts = self.phi.counts(made)
+        each = counts @ table.T  # (candidates, groups + 1)
         logits = each[np.arange(len(each)), np.repeat(groups, k)].reshape(-1, k)  # (n, K)
-        weights = np.cumsum(np.exp(logits - logits.max(1, keepdims=True)), axis=1)
+        weights = np.cumsum(given_weights(logits, (counts @ self.phi.visits).reshape(-1, k), ratio[groups]), axis=1)
         uniform = uniforms(own, first, first + len(groups))[:, 0]
         which = (weights <= uniform[:, None] * weights[:, -1:]).sum(1)  # (n,)
         return made.take(k * np.arange(len(groups)) + which)

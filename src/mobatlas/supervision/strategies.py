@@ -24,7 +24,7 @@ from mobatlas.supervision import calibration, finetune, teach
 from mobatlas.supervision.calibration import Calibration, fit_calibration
 from mobatlas.supervision.evidence import TIMES, Evidence
 from mobatlas.supervision.finetune import FinetuneConfig
-from mobatlas.supervision.resample import resample
+from mobatlas.supervision.resample import PlainSampler, resample
 from mobatlas.supervision.strong import teach_labels
 
 log = logging.getLogger("mobatlas")
@@ -120,6 +120,11 @@ def strategy_named(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
+def sections_of(name: str) -> set[str]:
+    """The sections of `SuperviseConfig` that concern a strategy."""
+    return {section for section in SuperviseConfig.model_fields if f"--set {section}" in STRATEGIES[name].options}
+
+
 def build_options(
     name: str,
     values: Mapping[str, Any],
@@ -194,7 +199,19 @@ def _finetune(
 ) -> Supervised:
     """The paper's phase 2, from phase 1 or from a tilted model."""
     tilted, config = model.groups is not None, options.config.finetune
-    tuned, report = finetune.finetune(model, dataset, evidence.source, trainer, config, start_from_tilted=tilted)
+
+    def by_group(now: Generator) -> dict[str, float]:
+        """JSD between samples of each group and its recovered means; evaluation sets it beside labels."""
+        sampler, told = PlainSampler(now, evidence.anchors), evidence.told
+        found = {}
+        for group, name in enumerate(evidence.groups.names):
+            made = sampler.sample(config.validation_samples, group, trainer.seed).trajectories
+            mean = np.asarray(told.phi.counts(made).mean(0)).ravel()
+            found[name] = told.distance(mean, told.means[group])["js"]
+        return {"js average": float(np.mean(list(found.values()))), **{f"js {name}": js for name, js in found.items()}}
+
+    manner: dict[str, Any] = {"start_from_tilted": tilted, "on_validation": by_group}
+    tuned, report = finetune.finetune(model, dataset, evidence.source, trainer, config, **manner)
     curve = report.pop("curve")
     return Supervised(tuned, {"finetune": report | {"from_tilted": tilted}}, curve=curve)
 

@@ -16,6 +16,8 @@ from mobatlas.regions.table import Floats
 TOLERANCE = 1e-10  # of the gradient of the dual, in scaled coordinates
 STEPS, NEWTON_STEPS = 2_000, 5
 NEAR, CONVERGED = 1e-4, 1e-6
+Dual = Callable[[Floats], tuple[float, Floats]]  # value and gradient
+Product = Callable[[Floats], Floats]  # with the second derivatives
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,11 @@ def fit_tilt(
     of their mean, in which counts are about equally noisy. The ridge leaves moments unmet that would cost much: unmet = ridge
     lambda there; without it and with a target outside the hull of the rows there is no solution, and `converged` says so.
     """
-    _refuse_unusable(phi, target, ridge, prior)
+    refuse_unusable(phi, target, ridge, prior)
     weight = np.full(phi.shape[0], 1 / phi.shape[0]) if prior is None else prior / prior.sum()
     with np.errstate(divide="ignore"):
         log_prior = np.log(weight)  # -inf: rows that may not be used
-    mean = np.asarray(phi.T @ weight)  # (features,)
-    scale = np.sqrt(np.maximum(mean, 1 / phi.shape[0]))
-    scaled = sparse.csr_array(phi @ sparse.diags_array(1 / scale))  # (rows, features)
-    transposed = sparse.csr_array(scaled.T)
+    scale, scaled, transposed = scaled_features(phi, weight)
     wanted = target / scale
 
     def tilted(x: Floats) -> tuple[Floats, float]:
@@ -67,28 +66,19 @@ def fit_tilt(
 
     def dual(x: Floats) -> tuple[float, Floats]:
         weights, partition = tilted(x)
-        return partition - x @ wanted + ridge / 2 * (x @ x), transposed @ weights - wanted + ridge * x
+        value = float(partition - x @ wanted + ridge / 2 * (x @ x))
+        return value, transposed @ weights - wanted + ridge * x
 
-    found = optimize.minimize(
-        dual,
-        np.zeros(phi.shape[1]) if start is None else start * scale,
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": steps, "maxfun": 2 * steps, "ftol": 1e-15, "gtol": TOLERANCE, "maxcor": 20},
-    )
-
-    def curvature(x: Floats) -> linalg.LinearOperator:
+    def curvature(x: Floats) -> Product:
         weights, _ = tilted(x)
         centre = transposed @ weights
-        return linalg.LinearOperator(
-            (len(x), len(x)),
-            matvec=lambda v: (
-                transposed @ (weights * (scaled @ v.ravel())) - centre * (centre @ v.ravel()) + ridge * v.ravel()
-            ),
-            dtype=np.float64,
-        )
 
-    x, slope = _polished(found.x, dual, curvature)
+        def product(v: Floats) -> Floats:
+            return np.asarray(transposed @ (weights * (scaled @ v)) - centre * (centre @ v) + ridge * v)
+
+        return product
+
+    x, converged = minimise_dual(dual, curvature, np.zeros(phi.shape[1]) if start is None else start * scale, steps)
     weights, _ = tilted(x)
     weights = weights / weights.sum()
     reached = np.asarray(phi.T @ weights)
@@ -98,13 +88,41 @@ def fit_tilt(
         effective_sample_size=float(1 / (weights**2).sum()),
         unmet=target - reached,
         dual=dual(x)[0],
-        converged=slope < CONVERGED,
+        converged=converged,
     )
 
 
-def _polished(
-    x: Floats, dual: Callable[[Floats], tuple[float, Floats]], curvature: Callable[[Floats], linalg.LinearOperator]
-) -> tuple[Floats, float]:
+def scaled_features(
+    phi: sparse.csr_array, weight: Floats | None = None
+) -> tuple[Floats, sparse.csr_array, sparse.csr_array]:
+    """The root of the mean of each feature (features,), phi in its units (rows, features), and that transposed."""
+    mean = phi.mean(0) if weight is None else phi.T @ weight
+    scale = np.sqrt(np.maximum(np.asarray(mean).ravel(), 1 / phi.shape[0]))
+    scaled = sparse.csr_array(phi @ sparse.diags_array(1 / scale))
+    return scale, scaled, sparse.csr_array(scaled.T)
+
+
+def minimise_dual(
+    dual: Dual, curvature: Callable[[Floats], Product], start: Floats, steps: int = STEPS
+) -> tuple[Floats, bool]:
+    """L-BFGS, then Newton's steps; whether it converged."""
+    found = optimize.minimize(
+        dual,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": steps, "maxfun": 2 * steps, "ftol": 1e-15, "gtol": TOLERANCE, "maxcor": 20},
+    )
+
+    def operator(x: Floats) -> linalg.LinearOperator:
+        product, size = curvature(x), len(x)
+        return linalg.LinearOperator((size, size), matvec=lambda v: product(v.ravel()), dtype=np.float64)
+
+    x, slope = _polished(found.x, dual, operator)
+    return x, slope < CONVERGED
+
+
+def _polished(x: Floats, dual: Dual, curvature: Callable[[Floats], linalg.LinearOperator]) -> tuple[Floats, float]:
     """A few Newton steps: the value of the dual alone cannot tell gradients below 1e-8 from zero. Also the largest slope."""
     gradient = dual(x)[1]
     for _ in range(NEWTON_STEPS):
@@ -118,7 +136,7 @@ def _polished(
     return x, float(np.abs(gradient).max(initial=0))
 
 
-def _refuse_unusable(phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats | None) -> None:
+def refuse_unusable(phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats | None) -> None:
     rows, features = phi.shape
     if not rows:
         raise MobatlasError("tilt: there are no rows to weigh")

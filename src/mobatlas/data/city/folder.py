@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mobatlas.artifacts import new_folder
 from mobatlas.config import CityConfig
 from mobatlas.data.city.simulation import write_city
+from mobatlas.folders import new_folder
 from mobatlas.progress import SILENT, Tracker
 
 KIND = "city"

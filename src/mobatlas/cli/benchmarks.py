@@ -1,0 +1,143 @@
+"""Commands that measure: `mobatlas benchmark ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mobatlas.benchmark import recovery as recovery_benchmark
+from mobatlas.benchmark import reweight as reweight_benchmark
+from mobatlas.benchmark import speed as speed_benchmark
+from mobatlas.cli.options import (
+    Assignments,
+    Json,
+    Out,
+    Overwrite,
+    Quiet,
+    show,
+)
+from mobatlas.config import parse_assignments
+from mobatlas.progress import track
+from mobatlas.report.text import (
+    cost_table,
+    phase1_table,
+    phase2_table,
+    rows_table,
+    speed_table,
+)
+
+app = typer.Typer(help="Measurements that can be made again.", no_args_is_help=True)
+
+
+@app.command("recovery")
+def recovery(
+    out: Out,
+    seeds: Annotated[int, typer.Option(help="Simulated cities.")] = 20,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """How near recovered group means come to the truth, and whether their error bars say so."""
+    with track("recovering", seeds, quiet) as tracker:
+        result = recovery_benchmark.run(out, seeds, first_seed, overwrite=overwrite, tracker=tracker)
+    show(result, json, rows_table(result["rows"], "recovery"))
+
+
+@app.command("phase1")
+def phase1(
+    out: Out,
+    seeds: Annotated[int, typer.Option(help="Simulated cities, each with its own models.")] = 1,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Also train strong anew.")] = False,
+    assignments: Assignments = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Is the generator as good as real training people, and does conditioning bite when labels are given?"""
+    from mobatlas.benchmark import phase1 as phase1_benchmark
+
+    result = phase1_benchmark.run(
+        out,
+        seeds,
+        first_seed,
+        values=parse_assignments(assignments or []),
+        from_scratch=from_scratch,
+        overwrite=overwrite,
+        quiet=quiet,
+    )
+    show(result, json, phase1_table(result))
+
+
+@app.command("phase2")
+def phase2(
+    out: Annotated[Path, typer.Option("--out", help="Folder to fill; one that was begun is gone on with.")],
+    seeds: Annotated[int, typer.Option(help="Simulated cities, each with its own models.")] = 3,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    partition: Annotated[list[str] | None, typer.Option(help="How groups are mixed; may be repeated.")] = None,
+    assignments: Assignments = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What each strategy of phase 2 closes of the way from the baseline to the sampling floor."""
+    from mobatlas.benchmark import phase2 as phase2_benchmark
+
+    values = parse_assignments(assignments or [])
+    result = phase2_benchmark.run(out, seeds, first_seed, partitions=partition or (), values=values, quiet=quiet)
+    show(result, json, phase2_table(result))
+
+
+@app.command("reweight")
+def reweight(
+    data: Annotated[Path, typer.Option("--data", help="A labelled one-day survey in the canonical tables.")],
+    out: Out,
+    seeds: Annotated[int, typer.Option(help="Ways to deal or halve the people.")] = 3,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Real training people weighed by recovered group means, against test people of the groups; no generator."""
+    with track("reweighting", reweight_benchmark.STEPS, quiet) as tracker:
+        result = reweight_benchmark.run(data, out, seeds, overwrite=overwrite, tracker=tracker)
+    show(result, json, rows_table(reweight_benchmark.gaps(result), "gap closed"))
+
+
+@app.command("speed")
+def speed(
+    out: Out,
+    profile: Annotated[str, typer.Option("--profile", help="quick (1 million visits) or full (10 million).")] = "quick",
+    seed: Annotated[int, typer.Option(help="Of the simulated city.")] = 0,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """How fast, each as a ratio to a reference measured in the same run."""
+    with track("measuring", speed_benchmark.STEPS, quiet) as tracker:
+        result = speed_benchmark.run(out, profile, seed, overwrite=overwrite, tracker=tracker)
+    show(result, json, speed_table(result))
+
+
+@app.command("cost")
+def cost(
+    out: Annotated[Path, typer.Option("--out", help="Folder to fill; a baseline that `phase2` made there is used.")],
+    partition: Annotated[str, typer.Option(help="How groups are mixed in regions.")] = "demogroups",
+    steps: Annotated[int, typer.Option(help="Steps of finetuning.")] = 150,
+    seed: Annotated[int, typer.Option(help="Of the simulated city and its models.")] = 0,
+    assignments: Assignments = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """How soon a tilt has reached the regions that finetuning reaches, as published and as here."""
+    from mobatlas.benchmark import cost as cost_benchmark
+
+    values = parse_assignments(assignments or [])
+    with track(
+        "measuring", cost_benchmark.STEPS, quiet=True
+    ) as tracker:  # lines: what it is made of has bars of its own
+        result = cost_benchmark.run(
+            out, seed, partition=partition, steps=steps, values=values, quiet=quiet, tracker=tracker
+        )
+    show(result, json, cost_table(result))

@@ -1,0 +1,210 @@
+"""Commands that make models and use them: demo, train, supervise, generate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mobatlas.cli.options import (
+    Accelerator,
+    Assignments,
+    CheckpointSeconds,
+    Config,
+    DatasetOverride,
+    Devices,
+    Json,
+    Out,
+    Overwrite,
+    Precision,
+    Preset,
+    Quiet,
+    Resume,
+    TensorBoard,
+    show,
+)
+from mobatlas.config import load_run, merge, parse_assignments
+from mobatlas.demo import run_demo
+from mobatlas.progress import track
+from mobatlas.report.text import (
+    generated_table,
+    supervised_table,
+    training_table,
+)
+
+app = typer.Typer()
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="The folder of the demo.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Same seed, same demo.")] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew instead of going on where it stopped.")
+    ] = False,
+    quiet: Quiet = False,
+) -> None:
+    """A simulated city, a generator, groups for it from regions and, to compare, from labels, and how good all are."""
+    for table in run_demo(out, seed, quiet, overwrite=overwrite):
+        Console().print(table)
+
+
+@app.command()
+def train(
+    dataset: Annotated[Path, typer.Argument(help="A dataset folder.")],
+    out: Out,
+    generator: Annotated[str | None, typer.Option("--generator", help="latent-diffusion.")] = None,
+    preset: Preset = None,
+    config: Config = None,
+    assignments: Assignments = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same machine: same weights.")] = None,
+    resume: Resume = False,
+    accelerator: Accelerator = "auto",
+    devices: Devices = 1,
+    precision: Precision = "auto",
+    checkpoint_seconds: CheckpointSeconds = 30.0,
+    tensorboard: TensorBoard = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Phase 1: fit a generator of trajectories without demographics."""
+    from mobatlas.training import Hardware  # torch takes seconds to import, and other commands do without it
+    from mobatlas.training import train as run_training
+
+    run = load_run(config, preset)
+    report = run_training(
+        dataset,
+        out,
+        generator=generator or run.train.generator,
+        preset=preset or run.preset,
+        values=merge(run.train.options, parse_assignments(assignments or [])),
+        seed=run.seed if seed is None else seed,
+        resume=resume,
+        overwrite=overwrite,
+        hardware=Hardware(accelerator, devices, precision, checkpoint_seconds),
+        tensorboard=tensorboard,
+        quiet=quiet,
+    )
+    show(report, json, training_table(report, out))
+
+
+@app.command()
+def supervise(
+    model: Annotated[Path, typer.Argument(help="A model folder of phase 1; finetune also goes on from a tilted one.")],
+    out: Out,
+    regions: Annotated[
+        Path | None, typer.Argument(metavar="REGIONS", help="A regions folder; all but strong learn from it.")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            "--strategy",
+            help="auto, tilt (weigh training people, teach, calibrate), resample (no training), finetune (the paper's), or "
+            "strong (labels, the upper bound); auto by default.",
+        ),
+    ] = None,
+    divergence: Annotated[
+        str | None, typer.Option("--divergence", help="finetune: js, tv, kl or hellinger; js by default.")
+    ] = None,
+    membership: Annotated[
+        bool, typer.Option("--membership", help="tilt: weights begin from the composition of each person's region.")
+    ] = False,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="strong, tilt: train the conditional part anew, not on from phase 1.")
+    ] = False,
+    preset: Annotated[str | None, typer.Option("--preset", help="finetune: small or paper.")] = None,
+    dataset: DatasetOverride = None,
+    config: Config = None,
+    assignments: Assignments = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same machine: same weights.")] = None,
+    resume: Resume = False,
+    accelerator: Accelerator = "auto",
+    devices: Devices = 1,
+    precision: Precision = "auto",
+    checkpoint_seconds: CheckpointSeconds = 30.0,
+    tensorboard: TensorBoard = False,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Phase 2: give a model groups, from what regions tell."""
+    from mobatlas.training import Hardware
+    from mobatlas.training import supervise as run_supervision
+
+    run = load_run(config)
+    chosen = strategy or run.supervise.strategy
+    report = run_supervision(
+        model,
+        out,
+        regions,
+        strategy=chosen,
+        divergence=divergence or run.supervise.divergence,
+        membership=membership or run.supervise.membership,
+        from_scratch=from_scratch,
+        preset=preset or (run.preset if chosen == "finetune" else None),
+        values=merge(run.supervise.options, parse_assignments(assignments or [])),
+        dataset=dataset,
+        seed=run.seed if seed is None else seed,
+        resume=resume,
+        overwrite=overwrite,
+        hardware=Hardware(accelerator, devices, precision, checkpoint_seconds),
+        tensorboard=tensorboard,
+        quiet=quiet,
+    )
+    show(report, json, supervised_table(report, out))
+
+
+@app.command()
+def generate(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    out: Annotated[Path, typer.Option("--out", help="The Parquet file to write; it appears whole or not at all.")],
+    n: Annotated[
+        int | None, typer.Option("--n", help="Trajectories; with --anchors, as many as its rows if left out.")
+    ] = None,
+    group: Annotated[str | None, typer.Option(help='A group, e.g. "30-40, F".')] = None,
+    region: Annotated[
+        str | None, typer.Option(help="Groups and anchors as the people of this region have them.")
+    ] = None,
+    regions: Annotated[Path | None, typer.Option(help="The regions folder that knows --region.")] = None,
+    anchors: Annotated[
+        Path | None, typer.Option(help="A table of home_lat, home_lon, work_lat, work_lon, perhaps group.")
+    ] = None,
+    lengths: Annotated[str, typer.Option(help="model, or empirical: from all training trajectories.")] = "model",
+    coarsen: Annotated[
+        float | None, typer.Option(metavar="KM", help="Displace anchors at random within this radius.")
+    ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Choose samples so that groups have the means that regions tell.")
+    ] = False,
+    dataset: DatasetOverride = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same machine: same file.")] = 0,
+    accelerator: Accelerator = "auto",
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Sample trajectories into a Parquet file."""
+    from mobatlas.generation import generate as run_generation
+
+    with track("generating", n or 1, quiet) as tracker:
+        made = run_generation(
+            model,
+            out,
+            n,
+            group=group,
+            region=region,
+            regions=regions,
+            anchors=anchors,
+            dataset=dataset,
+            lengths=lengths,
+            coarsen=coarsen,
+            calibrate=calibrate,
+            seed=seed,
+            accelerator=accelerator,
+            overwrite=overwrite,
+            tracker=tracker,
+        )
+    show(made.as_dict(), json, generated_table(made.as_dict()))

@@ -1,0 +1,341 @@
+"""Next-POI prediction, the downstream task of the paper's RQ3: an LSTM that learns where people go next, and its scores.
+
+The paper: it "takes a variable-length history of visited POIs as input" and "predicts the next POI from the final hidden state
+via a linear output layer over the full POI vocabulary", with "early stopping based on the validation loss". Where it is silent:
+
+- Every visit but a trajectory's first is predicted, from all visits before it in the trajectory.
+- HOME, WORK and OTHER are predicted like POIs, because the paper's vocabulary holds them. The end of a trajectory is not: it
+  is where a window was cut, not where somebody went. Padding, start, end and mask are no outputs at all.
+- Training trajectories are cut to `length` tokens, the paper's "max sequence length", so that real ones teach no more than
+  generated ones can. Those of validation and test people are not.
+- Ties go to the token of the lower number, HOME before the most visited POI, so that no rank is left to chance.
+- GeoError is the mean distance of the true place from the predicted one, right predictions counted as 0 km. HOME and WORK are
+  at the person's anchors. OTHER and unknown anchors are nowhere: a true visit there is left out, and the predicted place is
+  the likeliest one that is somewhere. Whether a visit counts thus depends on the truth alone, and predictors of different
+  training meet the same questions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mobatlas.config import Section, build, merge
+from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD, WORK, Vocabulary
+from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.evaluation.metrics import Floats, Ints
+from mobatlas.features import Trajectories, haversine_km
+from mobatlas.generators.training import Progress, Share, Stage, Trainer
+
+TOP = 10  # of HR@10 and NDCG@10
+TILE = 4_096  # tokens that are scored at a time
+
+
+class NextPoiConfig(Section):
+    """The predictor and how it is trained; the defaults are the paper's where it gives any."""
+
+    embedding: int = Field(256, ge=1, le=4_096)
+    layers: int = Field(2, ge=1, le=16)
+    hidden: int = Field(256, ge=1, le=4_096)
+    dropout: float = Field(0.2, ge=0, lt=1)  # between the layers
+    learning_rate: float = Field(1e-4, gt=0)  # of Adam
+    # The paper does not give the rest.
+    batch: int = Field(64, ge=1)  # trajectories
+    length: int = Field(64, ge=2)  # tokens of a training trajectory; what is beyond is cut
+    steps: int = Field(20_000, ge=1)  # at most
+    validate_every: int = Field(200, ge=1)  # steps
+    patience: int = Field(5, ge=1)  # validations without a better loss, after which training stops
+
+
+PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "full": {},
+    "quick": {
+        "embedding": 64,
+        "hidden": 64,
+        "learning_rate": 3e-3,
+        "batch": 128,
+        "steps": 2_000,
+        "validate_every": 50,
+    },
+}
+
+
+def next_poi_config(profile: str = "full", values: Mapping[str, Any] | None = None) -> NextPoiConfig:
+    """The configuration of a profile, `values` over it."""
+    if profile not in PROFILES:
+        raise MobatlasError(
+            f"--profile {profile} does not exist{suggestion(profile, PROFILES)} (known: {', '.join(PROFILES)})"
+        )
+    return build(NextPoiConfig, merge(PROFILES[profile], values or {}), f"next-POI predictor, profile {profile}")
+
+
+class NextPoiNetwork(nn.Module):
+    """Embedding, LSTM, and one linear layer over what can come next."""
+
+    def __init__(self, config: NextPoiConfig, vocabulary: int) -> None:
+        super().__init__()
+        between = config.dropout if config.layers > 1 else 0.0
+        self.embedding = nn.Embedding(vocabulary, config.embedding, padding_idx=PAD)
+        self.lstm = nn.LSTM(config.embedding, config.hidden, config.layers, batch_first=True, dropout=between)
+        self.output = nn.Linear(config.hidden, vocabulary - HOME)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Scores of every token from HOME on, for each visit that follows another, row by row."""
+        history, follows = tokens[:, :-1], tokens[:, 1:] != PAD  # (batch, length - 1)
+        hidden, _ = self.lstm(self.embedding(history))  # (batch, length - 1, hidden)
+        scores: Tensor = self.output(hidden[follows])  # (predictions, vocabulary - HOME)
+        return scores
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A trained network, with the weights that were best for validation people."""
+
+    network: nn.Module = field(repr=False)  # tokens (batch, length) -> scores, as `NextPoiNetwork` gives them
+    vocabulary: Vocabulary = field(repr=False)
+    learnt: int  # predictions that an epoch trains on
+    steps: int  # until training stopped
+    best_step: int
+    losses: tuple[float, ...]  # of validation people, in nats a prediction, validation by validation
+
+    @property
+    def validation_loss(self) -> float:
+        """Of the weights that were kept."""
+        return min(self.losses)
+
+
+@dataclass(frozen=True)
+class PredictionScores:
+    """How well next visits of real people were predicted; None where there was nothing to predict."""
+
+    accuracy: float | None  # the true token is the likeliest
+    hr10: float | None  # it is among the ten likeliest
+    ndcg10: float | None  # 1 / log2(1 + its rank) if it is, else 0
+    geo_error_km: float | None
+    # Of visits to POIs, among POIs alone: HOME and WORK are so frequent that hardly a POI is ever the likeliest of all.
+    poi_accuracy: float | None
+    poi_hr10: float | None
+    predictions: int
+    located: int  # of them, those that GeoError is the mean of
+    pois: int  # of them, those to POIs
+
+    def as_dict(self) -> dict[str, Any]:
+        """For reports."""
+        return asdict(self)
+
+
+NEXT_POI_METRICS = ("accuracy", "hr10", "ndcg10", "geo_error_km", "poi_accuracy", "poi_hr10")
+
+
+class _Enough(Exception):  # noqa: N818 (nothing went wrong)
+    """Validation people say that it does not get better."""
+
+
+@dataclass
+class _EarlyStopping:
+    """The validation of a stage: keeps the best weights, and ends the training when none better come."""
+
+    validation: Trajectories
+    patience: int
+    losses: list[float] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def __call__(self, network: nn.Module) -> dict[str, float]:
+        self.losses.append(_loss(network, self.validation))
+        best = int(np.argmin(self.losses))
+        if best == len(self.losses) - 1:
+            self.weights = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+        elif len(self.losses) - 1 - best >= self.patience:
+            raise _Enough
+        return {"validation_loss": self.losses[-1]}
+
+
+def train_predictor(
+    trajectories: Trajectories,
+    validation: Trajectories,
+    config: NextPoiConfig,
+    vocabulary: Vocabulary,
+    seed: int = 0,
+    *,
+    accelerator: str = "auto",
+    quiet: bool = False,
+    progress: Progress | None = None,
+) -> Predictor:
+    """Learn from trajectories, real or synthetic, until the loss of real validation people has stopped falling.
+
+    Weights are a function of the arguments and the machine: those at the beginning of the seed, batches and dropout of the
+    seed and the step.
+    """
+    learnt = _usable(trajectories, vocabulary, "training trajectories")
+    watch = _EarlyStopping(_usable(validation, vocabulary, "validation trajectories"), config.patience)
+    # Not bf16: the LSTM has no such backward on CPUs.
+    trainer = Trainer(None, seed=seed, accelerator=accelerator, precision="32-true", quiet=quiet, progress=progress)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = NextPoiNetwork(config, len(vocabulary))
+
+        def loss(called: nn.Module, step: int, _: Share) -> Tensor:
+            chosen = _batch(len(learnt), config.batch, seed, step)
+            tokens = _padded(learnt, chosen, config.length).to(trainer.device)
+            return F.cross_entropy(called(tokens), _truths(tokens))
+
+        stage = Stage(
+            name="next-POI predictor",
+            network=network,
+            steps=config.steps,
+            loss=loss,
+            learning_rate=config.learning_rate,
+            validate=watch,
+            validate_every=config.validate_every,
+            examples_per_step=config.batch,
+        )
+        with suppress(_Enough):
+            trainer.run(stage)
+    network.load_state_dict(watch.weights)
+    network.zero_grad()
+    validated = [min(number * config.validate_every, config.steps) for number in range(1, len(watch.losses) + 1)]
+    return Predictor(
+        network=network.eval(),
+        vocabulary=vocabulary,
+        learnt=int((np.minimum(np.diff(learnt.offsets), config.length) - 1).sum()),
+        steps=validated[-1],
+        best_step=validated[int(np.argmin(watch.losses))],
+        losses=tuple(watch.losses),
+    )
+
+
+def score_predictor(predictor: Predictor, trajectories: Trajectories) -> PredictionScores:
+    """Every metric over all visits that follow another; a trajectory of one visit asks nothing."""
+    vocabulary = predictor.vocabulary
+    _check_tokens(trajectories, vocabulary, "test trajectories")
+    ranks, among_pois, km = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
+    first = FIRST_POI - HOME  # column
+    for scores, true, owner in _questions(predictor.network, trajectories):
+        anchors, poi = trajectories.anchors[owner], true >= first  # (predictions, 4), (predictions,)
+        guess, token = _likeliest_place(scores, anchors, vocabulary), true.cpu().numpy() + HOME
+        km.append(haversine_km(_places(guess, anchors, vocabulary), _places(token, anchors, vocabulary)))
+        ranks.append(_ranks(scores, true))
+        among_pois.append(_ranks(scores[poi, first:], true[poi] - first))
+    rank, poi_rank, distance = np.concatenate(ranks), np.concatenate(among_pois), np.concatenate(km)
+    located = ~np.isnan(distance)
+    return PredictionScores(
+        accuracy=_mean(rank == 0),
+        hr10=_mean(rank < TOP),
+        ndcg10=_mean(np.where(rank < TOP, 1 / np.log2(rank + 2), 0.0)),
+        geo_error_km=_mean(distance[located]),
+        poi_accuracy=_mean(poi_rank == 0),
+        poi_hr10=_mean(poi_rank < TOP),
+        predictions=len(rank),
+        located=int(located.sum()),
+        pois=len(poi_rank),
+    )
+
+
+def with_two_visits(trajectories: Trajectories) -> Trajectories:
+    """Those in which there is something to predict."""
+    return trajectories.take(np.flatnonzero(np.diff(trajectories.offsets) >= 2))
+
+
+def _usable(trajectories: Trajectories, vocabulary: Vocabulary, what: str) -> Trajectories:
+    _check_tokens(trajectories, vocabulary, what)
+    kept = with_two_visits(trajectories)
+    if not len(kept):
+        raise MobatlasError(
+            f"{what}: none of {len(trajectories)} has two visits, so there is no next one to predict; give longer ones"
+        )
+    return kept
+
+
+def _check_tokens(trajectories: Trajectories, vocabulary: Vocabulary, what: str) -> None:
+    wrong = trajectories.tokens[(trajectories.tokens < HOME) | (trajectories.tokens >= len(vocabulary))]
+    if len(wrong):
+        raise MobatlasError(
+            f"{what}: token {wrong[0]} is no place of this vocabulary, which numbers them {HOME} to {len(vocabulary) - 1}; "
+            "give trajectories and the vocabulary of one dataset"
+        )
+
+
+def _batch(n: int, size: int, seed: int, step: int) -> Ints:
+    """Which of n trajectories a step learns from: all once an epoch, in an order that the seed and the epoch decide."""
+    epochs, places = np.divmod(step * size + np.arange(size), n)
+    return np.concatenate(
+        [np.random.default_rng([seed, epoch]).permutation(n)[places[epochs == epoch]] for epoch in np.unique(epochs)]
+    )
+
+
+def _padded(trajectories: Trajectories, chosen: Ints, longest: int | None = None) -> Tensor:
+    """The tokens of some, PAD after the end: (chosen, length)."""
+    lengths = np.diff(trajectories.offsets)[chosen]
+    columns = np.arange(min(int(lengths.max()), longest or np.iinfo(np.int64).max))
+    valid = columns < lengths[:, None]  # (chosen, length)
+    tokens = np.full(valid.shape, PAD, dtype=np.int64)
+    tokens[valid] = trajectories.tokens[(trajectories.offsets[chosen, None] + columns)[valid]]
+    return torch.from_numpy(tokens)
+
+
+def _truths(tokens: Tensor) -> Tensor:
+    """What the rows of the network's scores should have been, as columns of theirs: (predictions,)."""
+    later = tokens[:, 1:]
+    return later[later != PAD] - HOME
+
+
+@torch.no_grad()
+def _questions(network: nn.Module, trajectories: Trajectories) -> Iterator[tuple[Tensor, Tensor, Ints]]:
+    """Scores (predictions, vocabulary - HOME), truths and trajectories (predictions,), tile by tile in order of length."""
+    lengths = np.diff(trajectories.offsets)
+    order = np.argsort(lengths, kind="stable")
+    order = order[lengths[order] >= 2]
+    device = next(network.parameters()).device
+    while len(order):
+        fits = np.arange(1, len(order) + 1) * lengths[order] <= TILE  # up to there, padded
+        tile, order = np.split(order, [max(1, int(fits.sum()))])
+        tokens = _padded(trajectories, tile).to(device)
+        yield network(tokens), _truths(tokens), np.repeat(tile, lengths[tile] - 1)
+
+
+def _loss(network: nn.Module, trajectories: Trajectories) -> float:
+    """Cross-entropy in nats a prediction."""
+    parts = [
+        (float(F.cross_entropy(scores, true, reduction="sum")), len(true))
+        for scores, true, _ in _questions(network, trajectories)
+    ]
+    total, predictions = map(sum, zip(*parts, strict=True))
+    return total / predictions
+
+
+def _ranks(scores: Tensor, true: Tensor) -> Ints:
+    """How many tokens are likelier than the true one, or as likely with a lower number: (predictions,)."""
+    its = scores.gather(1, true[:, None])  # (predictions, 1)
+    lower = torch.arange(scores.shape[1], device=scores.device) < true[:, None]
+    return ((scores > its) | ((scores == its) & lower)).sum(1).cpu().numpy()
+
+
+def _likeliest_place(scores: Tensor, anchors: Floats, vocabulary: Vocabulary) -> Ints:
+    """The likeliest token that is somewhere for the person: (predictions,)."""
+    somewhere = np.repeat(~np.isnan(vocabulary.coordinates[None, HOME:]).any(2), len(anchors), 0)
+    somewhere[:, HOME - HOME] = ~np.isnan(anchors[:, :2]).any(1)
+    somewhere[:, WORK - HOME] = ~np.isnan(anchors[:, 2:]).any(1)
+    nowhere = torch.from_numpy(~somewhere).to(scores.device)  # (predictions, vocabulary - HOME)
+    found: Ints = scores.masked_fill(nowhere, -math.inf).argmax(1).cpu().numpy() + HOME
+    return found
+
+
+def _places(tokens: Ints, anchors: Floats, vocabulary: Vocabulary) -> Floats:
+    """Latitude and longitude of each token for the person beside it, NaN where it is nowhere: (tokens, 2)."""
+    places = vocabulary.coordinates[tokens]
+    for token, columns in ((HOME, slice(0, 2)), (WORK, slice(2, 4))):
+        places[tokens == token] = anchors[tokens == token, columns]
+    return places
+
+
+def _mean(values: Any) -> float | None:
+    return float(np.mean(values)) if len(values) else None

@@ -1,0 +1,387 @@
+"""One HTML file about a run: nothing is fetched from anywhere, so it can be mailed, archived and read without a network."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from mobatlas.artifacts import read_manifest
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.errors import MobatlasError
+from mobatlas.evaluation.comparison import group_members
+from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS, Yardstick, column_sums, jsd, located, travel_distance
+from mobatlas.evaluation.samples import Samples, read_samples
+from mobatlas.features import Trajectories
+from mobatlas.generators.folder import KIND as MODEL
+from mobatlas.generators.folder import SUPERVISION
+from mobatlas.groups import Groups
+from mobatlas.regions.table import Floats
+from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, line_chart
+from mobatlas.report.story import summary
+
+RUN = "run.json"
+EVERYBODY = "everybody"
+REAL = "real people"
+KINDS = {REAL: "real", "baseline": "baseline", "supervised": "ours", "strong": "strong"}
+EXAMPLES = 6  # trajectories drawn on a map
+LONGEST = 60  # km and visits shown, by quantile
+CURVE = 300  # points of a learning curve
+
+
+def write_report(run: Path | str, out: Path | str, *, overwrite: bool = False) -> Path:
+    """Read the folder of a run and write the page."""
+    folder, target = Path(run), Path(out)
+    if target.exists() and not overwrite:
+        raise MobatlasError(f"{target}: exists already; choose another name, or pass --overwrite")
+    page = render(folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    partial.write_text(page, encoding="utf-8")
+    partial.replace(target)
+    return target
+
+
+def render(folder: Path) -> str:
+    """The page as text."""
+    story = _Story(folder, _facts(folder))
+    environment = Environment(loader=PackageLoader("mobatlas.report"), autoescape=True, undefined=StrictUndefined)
+    environment.filters["share"] = lambda value: "-" if value is None else f"{value:.0%}"
+    environment.filters["bits"] = lambda value: "-" if value is None else f"{value:.4f}"
+    return environment.get_template("report.html.j2").render(story=story, style=_style(), metrics=METRICS)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MobatlasError(
+            f"{folder}: has no {RUN}; give the folder that `mobatlas run` or `mobatlas demo` wrote"
+        ) from None
+    except (OSError, ValueError):
+        raise MobatlasError(f"{folder / RUN}: is not what `mobatlas run` writes; run it again") from None
+    return found
+
+
+def _style() -> Markup:
+    return Markup(resources.files("mobatlas.report").joinpath("templates", "report.css").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class View:
+    """A group as real people and as each model have it."""
+
+    name: str
+    maps: dict[str, Markup]  # who -> picture
+    distributions: Markup
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One way to know regions."""
+
+    name: str
+    diagnosis: dict[str, Any]
+    supervision: dict[str, Any]
+    evaluation: dict[str, Any]
+    gaps: Markup
+    identified: Markup
+    composition: Markup
+    likeness: list[tuple[str, Markup]]
+    curves: list[Markup]
+    views: list[View]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The metric table: averages over groups, or of everybody."""
+        found = self.evaluation["groups"] or self.evaluation["everybody"]
+        rows = []
+        for metric in METRICS:
+            values = {label: scores["average"][metric.name] for label, scores in found["scores"].items()}
+            interval = found["intervals"]["ours"][metric.name]
+            closed = found["floor_closed"].get(metric.name, {})
+            gap = found["gap_closed"].get(metric.name, {})
+            rows.append({"metric": metric, **values, "interval": interval, "closed": closed, "gap": gap})
+        return rows
+
+    @property
+    def group_rows(self) -> list[tuple[str, dict[str, float], dict[str, float]]]:
+        """By group: ours and the baseline on the paper's metrics."""
+        found = self.evaluation["groups"]
+        if not found:
+            return []
+        ours, baseline = found["scores"]["ours"]["groups"], found["scores"]["baseline"]["groups"]
+        return [(name, ours[name], baseline[name]) for name in ours]
+
+    @property
+    def diversity(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.evaluation["everybody"]["scores"]["ours"]["diversity"]
+        return found
+
+
+@dataclass(frozen=True)
+class _Story:
+    """All that the page shows."""
+
+    folder: Path
+    facts: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        return str(self.facts["title"])
+
+    @property
+    def paper_metrics(self) -> list[Any]:
+        return [metric for metric in METRICS if metric.name in PAPER_METRICS]
+
+    @cached_property
+    def dataset(self) -> TrajectoryDataset:
+        return TrajectoryDataset.open(self.folder / self.facts["dataset"])
+
+    @cached_property
+    def yardstick(self) -> Yardstick:
+        return Yardstick.of(self.dataset)
+
+    @cached_property
+    def labelled(self) -> bool:
+        return self.dataset.groups is not None and self.dataset.labels() is not None
+
+    @cached_property
+    def chapters(self) -> list[Chapter]:
+        return [self._chapter(name, found) for name, found in self.facts["regions"].items()]
+
+    @cached_property
+    def summary(self) -> list[str]:
+        told = {
+            each.name: {
+                "diagnosis": each.diagnosis,
+                "information": each.supervision.get("information", {}),
+                "evaluation": each.evaluation,
+            }
+            for each in self.chapters
+        }
+        return summary(told, self.labelled)
+
+    @property
+    def people(self) -> dict[str, int]:
+        return {split: len(self.dataset.split_people(split)) for split in ("train", "val", "test")}
+
+    @property
+    def configuration(self) -> str:
+        return json.dumps(self.facts["config"], indent=2, ensure_ascii=False)
+
+    def _chapter(self, name: str, found: Mapping[str, Any]) -> Chapter:
+        evaluation = json.loads((self.folder / found["evaluation"]).read_text(encoding="utf-8"))
+        details = read_manifest(self.folder / found["model"], MODEL).details
+        supervision, groups = details["report"], Groups.of(details[SUPERVISION]["groups"])
+        files = {"baseline": self.facts["samples"]["baseline"], "supervised": found["samples"]}
+        if "strong" in self.facts["samples"]:
+            files["strong"] = self.facts["samples"]["strong"]
+        words = self.dataset.vocabulary
+        samples = {label: read_samples(self.folder / path, words, groups) for label, path in files.items()}
+        models = {"baseline": "baseline", name: found["model"]}
+        return Chapter(
+            name=name,
+            diagnosis=dict(found["diagnosis"]),
+            supervision=supervision,
+            evaluation=evaluation,
+            gaps=_gaps(evaluation),
+            identified=_identified(found["diagnosis"]),
+            composition=_told_of(supervision),
+            likeness=self._likeness(samples["supervised"], groups),
+            curves=[curve for label, path in models.items() for curve in _curves(self.folder / path, label)],
+            views=self._views(samples, groups),
+        )
+
+    @cached_property
+    def _members(self) -> dict[str, np.ndarray[Any, Any]]:
+        return group_members(self.dataset, "test") if self.labelled else {}
+
+    def _views(self, samples: Mapping[str, Samples], groups: Groups) -> list[View]:
+        views = [self._view(EVERYBODY, {REAL: self._real(None)} | {k: v.trajectories for k, v in samples.items()})]
+        for number, name in enumerate(groups.names):
+            shown = {label: each.of_group(number) for label, each in samples.items()}
+            real = {REAL: self._real(name)} if name in self._members else {}
+            views.append(self._view(name, real | shown))
+        return views
+
+    def _real(self, group: str | None) -> Trajectories:
+        rows = self.dataset.split("test") if group is None else self._members[group]
+        return Trajectories.of(self.dataset, rows)
+
+    def _view(self, name: str, shown: Mapping[str, Trajectories]) -> View:
+        shown = {label: each for label, each in shown.items() if len(each)}
+        density = {label: self._density(each) for label, each in shown.items()}
+        top = max((float(each.max()) for each in density.values()), default=1.0)
+        maps = {label: self._map(label, name, density[label], top, each) for label, each in shown.items()}
+        return View(name, maps, self._distributions(name, shown))
+
+    def _density(self, trajectories: Trajectories) -> Floats:
+        """Shares of visits by cell, (cells, cells), north at the top."""
+        cells = self.yardstick.cells
+        counts = np.asarray(self.yardstick.counts(trajectories)["spatial"].sum(0)).ravel()[: cells**2]
+        return np.asarray((counts / max(counts.sum(), 1)).reshape(cells, cells)[::-1])
+
+    def _map(self, who: str, group: str, density: Floats, top: float, trajectories: Trajectories) -> Markup:
+        picture = _png(np.sqrt(density / max(top, 1e-12)))
+        paths = "".join(f'<path d="{line}"></path>' for line in self._lines(trajectories))
+        said = f"Where {who} of {group} go: density of visits, and {EXAMPLES} days as lines"
+        return Markup(
+            f'<figure class="map {KINDS[who]}"><figcaption>{escape(who)}</figcaption>'
+            f'<svg viewBox="0 0 400 400" role="img" aria-label="{escape(said)}">'
+            f'<image href="data:image/png;base64,{picture}" width="400" height="400" preserveAspectRatio="none"></image>'
+            f"<g>{paths}</g></svg></figure>"
+        )
+
+    def _lines(self, trajectories: Trajectories) -> list[str]:
+        """Some trajectories as paths on a map of 400 x 400."""
+        owner, places = located(trajectories, self.dataset.vocabulary)
+        south, west, north, east = self.yardstick.box
+        x = 400 * (places[:, 1] - west) / max(east - west, 1e-12)
+        y = 400 * (north - places[:, 0]) / max(north - south, 1e-12)
+        lines = []
+        for number in np.linspace(0, len(trajectories) - 1, min(EXAMPLES, len(trajectories))).astype(int).tolist():
+            mine = owner == number
+            if mine.sum() > 1:
+                lines.append("M" + "L".join(f"{a:.0f} {b:.0f}" for a, b in zip(x[mine], y[mine], strict=True)))
+        return lines
+
+    def _distributions(self, name: str, shown: Mapping[str, Trajectories]) -> Markup:
+        km = {label: travel_distance(each, self.dataset.vocabulary) for label, each in shown.items()}
+        visits = {label: np.diff(each.offsets).astype(float) for label, each in shown.items()}
+        charts = [
+            _histogram(km, f"Kilometres of a trajectory, {name}", "km"),
+            _histogram(visits, f"Visits of a trajectory, {name}", "visits", whole=True),
+        ]
+        real = shown.get(REAL)
+        if real is not None and real.hours is not None:
+            counts = np.bincount(real.hours, minlength=24)[:24] / max(len(real.hours), 1)
+            series = [Series(REAL, KINDS[REAL], np.arange(25.0), np.append(counts, counts[-1]))]
+            charts.append(
+                line_chart(
+                    series, f"Hour of arrival, {name} (samples tell no hours)", "hour", "share of visits", steps=True
+                )
+            )
+        return Markup("").join(charts)
+
+    def _likeness(self, samples: Samples, groups: Groups) -> list[tuple[str, Markup]]:
+        """JSD of POIs between groups, of real people and of samples: groups should be as unlike each other as they are."""
+        if not self.labelled:
+            return []
+        training = {
+            name: Trajectories.of(self.dataset, rows) for name, rows in group_members(self.dataset, "train").items()
+        }
+        made = {name: samples.of_group(number) for number, name in enumerate(groups.names)}
+        return [("real training people", self._heat(training)), ("samples", self._heat(made))]
+
+    def _heat(self, groups: Mapping[str, Trajectories]) -> Markup:
+        bins = {name: column_sums(self.yardstick.counts(each)["poi"]) for name, each in groups.items() if len(each)}
+        head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in bins)
+        rows = []
+        for name, mine in bins.items():
+            values = [jsd(mine, other) for other in bins.values()]
+            cells = "".join(f'<td style="--heat:{value:.3f}">{value:.2f}</td>' for value in values)
+            rows.append(f"<tr><th scope='row'>{escape(name)}</th>{cells}</tr>")
+        return Markup(
+            f'<table class="heat"><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        )
+
+
+def _gaps(evaluation: Mapping[str, Any]) -> Markup:
+    """Where samples lie between baseline and floor."""
+    found = evaluation["groups"] or evaluation["everybody"]
+    scores = {label: each["average"] for label, each in found["scores"].items()}
+    if "baseline" not in scores:
+        return Markup("")
+    shown = [(label, kind) for label, kind in (("ours", "ours"), ("strong", "strong")) if label in scores]
+    rows = [
+        (
+            metric.title,
+            [
+                Mark("supervised" if label == "ours" else label, kind, scores[label][metric.name])
+                for label, kind in shown
+            ],
+            scores["baseline"][metric.name],
+            scores["floor"][metric.name],
+        )
+        for metric in METRICS
+        if metric.name in PAPER_METRICS
+    ]
+    return gap_chart(rows, "How far from the model without groups towards real people")
+
+
+def _identified(diagnosis: Mapping[str, Any]) -> Markup:
+    contrasts = diagnosis["contrasts"]
+    kinds = [
+        "ours" if each["verdict"] == "identified" else "partly" if "partly" in each["verdict"] else "not"
+        for each in contrasts
+    ]
+    return bar_chart(
+        [each["name"] for each in contrasts],
+        [each["share_identified"] for each in contrasts],
+        kinds,
+        "Differences between groups: the share of each that the regions know",
+        1.0,
+    )
+
+
+def _told_of(supervision: Mapping[str, Any]) -> Markup:
+    told = supervision.get("information", {})
+    kinds = ["ours" if share >= 0.5 else "partly" for share in told.values()]
+    return bar_chart(
+        list(told), list(told.values()), kinds, "What regions told of each group (0 is all assumption, 1 all data)", 1.0
+    )
+
+
+def _curves(model: Path, label: str) -> list[Markup]:
+    """Training losses of a model, one chart a stage."""
+    try:
+        lines = [json.loads(line) for line in (model / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []
+    charts = []
+    for stage in dict.fromkeys(line["stage"] for line in lines):
+        mine = [line for line in lines if line["stage"] == stage and line.get("loss") is not None]
+        every = max(1, len(mine) // CURVE)
+        step, loss = (np.array([float(line[name]) for line in mine]) for name in ("step", "loss"))
+        blocks = len(mine) // every
+        x, y = step[: blocks * every : every], loss[: blocks * every].reshape(blocks, every).mean(1)
+        charts.append(
+            line_chart([Series("loss", "ours", x, y)], f"Training: {label}, {stage}", "step", "loss", log=True)
+        )
+    return charts
+
+
+def _histogram(values: Mapping[str, Floats], title: str, unit: str, *, whole: bool = False) -> Markup:
+    everything = np.concatenate(list(values.values())) if values else np.zeros(0)
+    if not len(everything):
+        return Markup("")
+    top = float(np.quantile(everything, 0.99)) or 1.0
+    edges = np.arange(0, min(top, LONGEST) + 2) if whole else np.linspace(0, top, 41)
+    series = []
+    for label, each in values.items():
+        counts = np.histogram(each, edges)[0] / max(len(each), 1)
+        series.append(Series(label, KINDS[label], edges, np.append(counts, counts[-1])))
+    return line_chart(series, title, unit, "share of trajectories", steps=True)
+
+
+def _png(values: Floats) -> str:
+    """A picture of values from 0 to 1, one pixel each, in colours that all people tell apart; base64."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import image
+
+    buffer = io.BytesIO()
+    image.imsave(buffer, values, cmap="cividis", vmin=0, vmax=1, format="png")
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,293 @@
+"""A whole run: from a user's tables, or a simulated city, to samples by group, an evaluation and report.html.
+
+Every stage is kept with the hash of what it was made of, so that a second call makes only what is new, and one that was stopped
+goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mobatlas.artifacts import library_versions, write_json
+from mobatlas.config import RegionsConfig, RunConfig, load_run
+from mobatlas.data.city import write_city_folder
+from mobatlas.data.dataset import KIND as DATASET
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.prepare import STEPS, prepare
+from mobatlas.errors import MobatlasError
+from mobatlas.evaluation.evaluate import evaluate
+from mobatlas.evaluation.regional import held_out_people, held_out_regions
+from mobatlas.folders import new_file
+from mobatlas.generation import generate
+from mobatlas.generators.folder import KIND as MODEL
+from mobatlas.generators.folder import load_model
+from mobatlas.groups import Groups
+from mobatlas.progress import track
+from mobatlas.regions.folder import KIND as REGIONS
+from mobatlas.regions.folder import build_regions, load_regions
+from mobatlas.regions.identifiability import diagnose
+from mobatlas.report.page import write_report
+from mobatlas.stages import Stages, content_of, made
+from mobatlas.supervision.kept import load_sampler
+from mobatlas.supervision.resample import PlainSampler, Sampler
+from mobatlas.training import supervise, train
+
+log = logging.getLogger("mobatlas")
+RUN = "run.json"
+REPORT = "report.html"
+BASELINE, STRONG = "baseline", "strong"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where things are, and how good they came out."""
+
+    folder: Path
+    report: Path
+    facts: dict[str, Any]
+
+
+def run(config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, quiet: bool = False) -> Result:
+    """Everything that a configuration asks for, into `out`."""
+    whole, beside = (config, Path()) if isinstance(config, RunConfig) else (load_run(config), config.parent)
+    job = _Job(whole, beside, Path(out), Stages(Path(out)), overwrite, quiet)
+    start = time.perf_counter()
+    dataset = job.dataset()
+    opened = TrajectoryDataset.open(dataset)
+    ways = job.ways(opened)
+    baseline = job.baseline(dataset)
+    labelled = opened.groups is not None and opened.labels() is not None
+    if whole.strong and not labelled:
+        raise MobatlasError("strong: is asked for, but the people of this dataset have no labels; leave it out")
+    strong = job.strong(baseline) if labelled and whole.strong is not False else None
+    files = {BASELINE: job.everybody(baseline, opened)}
+    if strong is not None and opened.groups is not None:
+        files[STRONG] = job.by_group(STRONG, strong, opened.groups, calibrate=False)
+    chapters = {name: job.chapter(name, way, opened, baseline, files) for name, way in ways.items()}
+    facts = {
+        "title": whole.title,
+        "seed": whole.seed,
+        "dataset": str(dataset.relative_to(job.out)),
+        "models": {BASELINE: BASELINE} | ({STRONG: STRONG} if strong else {}),
+        "samples": {name: str(path.relative_to(job.out)) for name, path in files.items()},
+        "regions": chapters,
+        "config": whole.model_dump(mode="json", exclude_none=True),
+        "versions": library_versions(),
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+    write_json(job.out / RUN, facts)
+    report = write_report(job.out, job.out / REPORT, overwrite=True)
+    return Result(job.out, report, facts)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The stages of a run."""
+
+    config: RunConfig
+    beside: Path  # what paths of the configuration are relative to
+    out: Path
+    stages: Stages
+    overwrite: bool
+    quiet: bool
+
+    def dataset(self) -> Path:
+        """Visits of the source, or of a city, as trajectories."""
+        config, preset = self.config, self.config.preset
+        out, values = self.out / "dataset", self.config.prepare.model_dump(mode="json", exclude_unset=True)
+        if config.source is None:
+            source, form, engine = self._city(), "plain", "duckdb"
+        else:
+            source, form, engine = self.beside / config.source.path, config.source.format, config.source.engine
+            if not source.exists():
+                raise MobatlasError(f"{source}: does not exist; `source.path` is relative to the configuration")
+
+        def make(_: bool) -> None:
+            with track("preparing", STEPS, self.quiet) as tracker:
+                manner: dict[str, Any] = {"format": form, "engine": engine, "preset": preset, "tracker": tracker}
+                prepare(source, out, values=values, overwrite=True, **manner)
+
+        of = {"source": content_of(source), "format": form, "preset": preset, "values": values}
+        return self.stages.run("dataset", out, of, make)
+
+    def _city(self) -> Path:
+        config, out = self.config.simulate, self.out / "city"
+
+        def make(_: bool) -> None:
+            with track("simulating", config.users, self.quiet) as tracker:
+                write_city_folder(out, config, self.config.seed, overwrite=True, tracker=tracker)
+
+        return self.stages.run("city", out, {"city": config.model_dump(mode="json"), "seed": self.config.seed}, make)
+
+    def ways(self, dataset: TrajectoryDataset) -> dict[str, RegionsConfig]:
+        """The ways to know regions; refused before hours of training if there are none."""
+        if not self.config.regions:
+            raise MobatlasError(
+                "regions: the configuration has none; give composition and aggregates, `by` a column of people, or a partition"
+            )
+        return dict(self.config.regions)
+
+    def baseline(self, dataset: Path) -> Path:
+        """Phase 1."""
+        chosen, out = self.config.train, self.out / BASELINE
+
+        def make(same: bool) -> None:
+            manner = self._manner(same)
+            train(dataset, out, generator=chosen.generator, preset=self.config.preset, values=chosen.options, **manner)
+
+        of = {"dataset": made(dataset, DATASET), "preset": self.config.preset, **chosen.model_dump(mode="json")}
+        return self.stages.run(BASELINE, out, of | {"seed": self.config.seed}, make)
+
+    def strong(self, baseline: Path) -> Path:
+        """The labelled upper bound."""
+        out, options = self.out / STRONG, _of_the_generator(self.config.supervise.options)
+
+        def make(same: bool) -> None:
+            supervise(baseline, out, strategy=STRONG, values=options, **self._manner(same))
+
+        of = {"model": made(baseline, MODEL), "options": options, "seed": self.config.seed}
+        return self.stages.run(STRONG, out, of, make)
+
+    def chapter(
+        self, name: str, way: RegionsConfig, dataset: TrajectoryDataset, baseline: Path, files: Mapping[str, Path]
+    ) -> dict[str, Any]:
+        """One way to know regions: how much it can tell, a model, its samples, and how good they are."""
+        regions = self._regions(name, way, dataset)
+        model = self._supervised(name, baseline, regions)
+        known = load_regions(regions)
+        samples = self.by_group(name, model, known.groups, calibrate=True)
+        evaluation = self._evaluated(name, samples, dataset, model, regions, baseline, files)
+        return {
+            "regions": str(regions.relative_to(self.out)),
+            "model": str(model.relative_to(self.out)),
+            "samples": str(samples.relative_to(self.out)),
+            "evaluation": str(evaluation.relative_to(self.out)),
+            "diagnosis": diagnose(
+                known.composition, aggregates=known.aggregates, randomised=known.randomised, population=known.population
+            ).as_dict(),
+        }
+
+    def _regions(self, name: str, way: RegionsConfig, dataset: TrajectoryDataset) -> Path:
+        out, values = self.out / "regions" / name, way.model_dump(exclude_none=True)
+        tables = {key: self.beside / path for key, path in values.items() if key in ("composition", "aggregates")}
+        for key, path in tables.items():
+            if not path.exists():
+                raise MobatlasError(f"{path}: does not exist; `regions.{name}.{key}` is relative to the configuration")
+
+        def make(_: bool) -> None:
+            build_regions(dataset.path, out, **values | tables, seed=self.config.seed, overwrite=True)
+
+        of = {"dataset": dataset.manifest.content_hash, "way": values, "seed": self.config.seed}
+        return self.stages.run(
+            f"regions {name}", out, of | {key: content_of(path) for key, path in tables.items()}, make
+        )
+
+    def _supervised(self, name: str, baseline: Path, regions: Path) -> Path:
+        out, chosen = self.out / "models" / name, self.config.supervise
+
+        def make(same: bool) -> None:
+            how: dict[str, Any] = {"strategy": chosen.strategy, "divergence": chosen.divergence}
+            how |= {"membership": chosen.membership, "values": chosen.options}
+            supervise(baseline, out, regions, **how, **self._manner(same))
+
+        of = {"model": made(baseline, MODEL), "regions": made(regions, REGIONS), **chosen.model_dump(mode="json")}
+        return self.stages.run(f"model {name}", out, of | {"seed": self.config.seed}, make)
+
+    def everybody(self, model: Path, dataset: TrajectoryDataset) -> Path:
+        """Samples of a model that knows no groups, as many as there are of all groups together."""
+        groups = len(dataset.groups) if dataset.groups is not None else 1
+        return self._sampled(BASELINE, model, {None: groups * self.config.samples.each}, calibrate=False)
+
+    def by_group(self, name: str, model: Path, groups: Groups, *, calibrate: bool) -> Path:
+        """As many samples of each group, in one file."""
+        return self._sampled(name, model, dict.fromkeys(groups.names, self.config.samples.each), calibrate=calibrate)
+
+    def _sampled(self, name: str, model: Path, wanted: Mapping[str | None, int], *, calibrate: bool) -> Path:
+        out, coarsen = self.out / "samples" / f"{name}.parquet", self.config.samples.coarsen
+
+        def make(_: bool) -> None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            done, total = 0, sum(wanted.values())
+            scratch = tempfile.TemporaryDirectory(prefix=".", dir=out.parent)
+            with track(f"sampling {name}", total, self.quiet) as tracker, scratch as folder:
+                parts = []
+                for number, (group, n) in enumerate(wanted.items()):
+                    parts.append(Path(folder) / f"{number}.parquet")
+                    how: dict[str, Any] = {"group": group, "calibrate": calibrate and group is not None}
+                    generate(model, parts[-1], n, **how, coarsen=coarsen, seed=self.config.seed + number)
+                    done += n
+                    tracker.step(done, group or "everybody")
+                with new_file(out, overwrite=True) as partial:
+                    _join(parts, partial)
+
+        of = {"model": made(model, MODEL), "wanted": {str(k): v for k, v in wanted.items()}, "calibrate": calibrate}
+        return self.stages.run(f"samples {name}", out, of | {"coarsen": coarsen, "seed": self.config.seed}, make)
+
+    def _evaluated(
+        self,
+        name: str,
+        samples: Path,
+        dataset: TrajectoryDataset,
+        model: Path,
+        regions: Path,
+        baseline: Path,
+        files: Mapping[str, Path],
+    ) -> Path:
+        out = self.out / "evaluation" / f"{name}.json"
+
+        def make(_: bool) -> None:
+            found = evaluate(
+                samples, dataset.path, baseline=files[BASELINE], strong=files.get(STRONG), seed=self.config.seed
+            )
+            homes = dataset.anchors[np.intersect1d(dataset.split_people("train"), dataset.person)]
+            samplers: dict[str, Sampler] = {
+                BASELINE: PlainSampler(load_model(baseline).generator, homes),
+                "supervised": load_sampler(load_model(model)),
+            }
+            regional = {
+                "held_out_people": held_out_people(samplers, dataset, regions, self.config.seed),
+                "held_out_regions": held_out_regions(load_regions(regions), self.config.seed),
+            }
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_json(out, found.as_dict() | {"regional": regional})
+
+        of = {name: content_of(path) for name, path in {**files, "ours": samples}.items()}
+        of |= {
+            "dataset": dataset.manifest.content_hash,
+            "regions": made(regions, REGIONS),
+            "seed": str(self.config.seed),
+        }
+        return self.stages.run(f"evaluation {name}", out, of, make)
+
+    def _manner(self, same: bool) -> dict[str, Any]:
+        """How to train: on with what was begun of the same, or anew."""
+        going_on = same and not self.overwrite
+        return {"seed": self.config.seed, "quiet": self.quiet, "resume": going_on, "overwrite": not going_on}
+
+
+def _of_the_generator(options: Mapping[str, Any]) -> dict[str, Any]:
+    from mobatlas.training import divided
+
+    return divided(options)[1]
+
+
+def _join(parts: list[Path], out: Path) -> None:
+    """Files of samples one after the other; trajectories are numbered through."""
+    schema = pq.read_schema(parts[0])
+    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+        first = 0
+        for part in parts:
+            table = pq.read_table(part, memory_map=False)
+            numbers = table["trajectory"].to_numpy() + first
+            writer.write_table(table.set_column(0, "trajectory", pa.array(numbers, pa.int64())).cast(schema))
+            first = int(numbers.max()) + 1 if len(numbers) else first

@@ -1,0 +1,55 @@
+"""The benchmark of what phase 2 costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mobatlas import TrajectoryDataset
+from mobatlas.benchmark import cost
+from mobatlas.evaluation.comparison import group_members
+from mobatlas.features import Trajectories
+from mobatlas.generators.folder import load_model
+from mobatlas.regions.table import Floats
+from mobatlas.supervision.evidence import Ints
+from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
+from mobatlas.supervision.resample import Accepted, PlainSampler
+from tests.test_phase2_benchmark import CITY, VALUES
+
+
+def test_all_ways_start_from_one_baseline_and_are_measured_alike(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = cost.run(out, 3, steps=2, values=VALUES, city=CITY, quiet=True)
+    names = [row["strategy"] for row in result["rows"]]
+    tuned = [f"finetune, {name}" for name in ("early", "5-step rollout", "as published")]
+    assert names == ["baseline", "tilt, calibrated", *tuned]
+    assert all(row["seconds"] > 0 and 0 < row["regional_loss"] < 1 for row in result["rows"][1:])
+    tilt, published = result["rows"][1], result["rows"][-1]
+    assert result["times_faster"] == pytest.approx(published["seconds"] / tilt["seconds"], abs=0.1)
+    assert result["reaches_the_same_loss"] == (tilt["regional_loss"] <= published["regional_loss"])
+    assert json.loads((out / "cost.json").read_text()) == json.loads(json.dumps(result))
+    assert sorted(path.name for path in out.iterdir()) == ["cost.json", "seed-3"]  # no model of the measurement stays
+
+    model = load_model(out / "seed-3" / "baseline")
+    dataset, regions = model.open_dataset(), out / "seed-3" / "regions" / "demogroups"
+    config = FinetuneConfig(validation_samples=64)
+    everybody = regional_loss(PlainSampler(model.generator, dataset.anchors), dataset, regions, config, 3)
+    assert regional_loss(_People(dataset), dataset, regions, config, 3) < 0.7 * everybody
+
+
+class _People:
+    """Real training people of each group: what no model can do better."""
+
+    def __init__(self, dataset: TrajectoryDataset) -> None:
+        self.dataset, self.groups = dataset, dataset.groups
+        self.members = list(group_members(dataset, "train").values())
+
+    def sample(self, n: int, group: int, seed: int = 0, *, first: int = 0) -> Accepted:
+        raise NotImplementedError
+
+    def sample_given(self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0) -> Trajectories:
+        rng = np.random.default_rng(seed)
+        return Trajectories.of(self.dataset, np.array([rng.choice(self.members[group]) for group in groups]))

@@ -1,0 +1,156 @@
+"""The downstream comparison: one predictor a group and material, at equal sizes, on the same test people."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from mobatlas import MobatlasError, TrajectoryDataset
+from mobatlas.evaluation.comparison import group_members
+from mobatlas.evaluation.downstream import compare_predictors, real_groups
+from mobatlas.evaluation.next_poi import NEXT_POI_METRICS, next_poi_config
+from mobatlas.features import Trajectories
+from tests.tiny import small_city
+
+CONFIG = next_poi_config(
+    "quick", {"embedding": 16, "hidden": 16, "learning_rate": 0.02, "batch": 32, "steps": 60, "validate_every": 15}
+)
+SOME = ("<30, M", "30-40, F", "40-50, F")
+Material = dict[str, Trajectories]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
+    return small_city(tmp_path_factory.mktemp("city"), users=400)
+
+
+@pytest.fixture(scope="module")
+def real(dataset: TrajectoryDataset) -> Material:
+    found = real_groups(dataset)
+    return {group: found[group] for group in SOME}
+
+
+@pytest.fixture(scope="module")
+def nonsense(real: Material) -> Material:
+    """The same visits in any order, by the first half of the trajectories."""
+    rng = np.random.default_rng(0)
+    halves = {group: each.take(np.arange(len(each) // 2)) for group, each in real.items()}
+    return {
+        group: Trajectories(rng.permutation(each.tokens), each.offsets, each.anchors) for group, each in halves.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def compared(dataset: TrajectoryDataset, real: Material, nonsense: Material) -> dict[str, Any]:
+    small = dict(nonsense)
+    small["<30, M"] = small["<30, M"].take(np.arange(7))
+    return compare_predictors(dataset, {"real": real, "nonsense": small}, CONFIG, fewest=8, quiet=True)
+
+
+def asking(trajectories: Trajectories) -> int:
+    return int(np.sum(np.diff(trajectories.offsets) >= 2))
+
+
+def test_what_makes_sense_teaches_more_than_what_does_not(compared: dict[str, Any]) -> None:
+    real, nonsense = (compared["materials"][name]["average"] for name in ("real", "nonsense"))
+    assert real["accuracy"] > nonsense["accuracy"] + 0.05
+    assert real["ndcg10"] > nonsense["ndcg10"]
+    assert real["geo_error_km"] < nonsense["geo_error_km"]
+
+
+def test_materials_of_a_group_are_of_one_size_and_meet_the_same_people(
+    dataset: TrajectoryDataset, compared: dict[str, Any], nonsense: Material
+) -> None:
+    test = real_groups(dataset, "test")
+    for group in SOME[1:]:
+        assert compared["sizes"][group] == asking(nonsense[group])
+        ours, theirs = (compared["materials"][name]["groups"][group] for name in ("real", "nonsense"))
+        asked = int(np.maximum(np.diff(test[group].offsets) - 1, 0).sum())
+        assert ours["predictions"] == theirs["predictions"] == asked
+        assert (ours["located"], ours["pois"]) == (theirs["located"], theirs["pois"])
+        assert theirs["learnt"] == np.maximum(np.diff(nonsense[group].offsets) - 1, 0).sum()
+
+
+def test_averages_are_over_the_groups_that_could_be_compared(compared: dict[str, Any]) -> None:
+    assert "material 'nonsense' has" in compared["left_out"]["<30, M"]
+    assert "fewer than 8" in compared["left_out"]["<30, M"]
+    assert compared["left_out"][">50, F"].startswith("material 'real' has 0 trajectories of two visits")
+    assert list(compared["sizes"]) == list(SOME[1:])
+    for scores in compared["materials"].values():
+        assert list(scores["groups"]) == list(SOME[1:])
+        for metric in NEXT_POI_METRICS:
+            mean = np.mean([scores["groups"][group][metric] for group in SOME[1:]])
+            assert scores["average"][metric] == pytest.approx(mean)
+    assert json.loads(json.dumps(compared, allow_nan=False)) == compared
+
+
+def test_a_size_can_be_asked_for_and_the_seed_says_who_stays(dataset: TrajectoryDataset, real: Material) -> None:
+    brief = CONFIG.model_copy(update={"steps": 2})
+    group = "30-40, F"
+
+    def run(seed: int, **material: Trajectories) -> dict[str, Any]:
+        given = {name: {group: each} for name, each in material.items()}
+        return compare_predictors(dataset, given, brief, size={group: 20}, fewest=8, seed=seed, quiet=True)
+
+    alone, beside, other = run(1, a=real[group]), run(1, b=real[group], a=real[group]), run(2, a=real[group])
+    assert alone["sizes"] == other["sizes"] == {group: 20}
+    assert alone["materials"]["a"] == beside["materials"]["a"] == beside["materials"]["b"]
+    assert alone["materials"]["a"] != other["materials"]["a"]
+
+
+def test_a_group_without_test_people_is_reported_and_not_averaged(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+    """Labels are forgotten of one group's test people and of another's validation people."""
+    shutil.copytree(dataset.path, tmp_path / "copy")
+    unknown = [(dataset.split_people("test"), 0), (dataset.split_people("val"), 1)]
+    forgotten = np.concatenate([people[dataset.person_groups()[people] == group] for people, group in unknown])
+    users = {dataset.people["user_id"][int(person)].as_py() for person in forgotten}
+    labels = pq.read_table(dataset.path / "labels.parquet").to_pandas()
+    (tmp_path / "copy" / "labels.parquet").unlink()
+    labels[~labels.user_id.isin(users)].to_parquet(tmp_path / "copy" / "labels.parquet", index=False)
+    changed = TrajectoryDataset.open(tmp_path / "copy")
+    first, second, third = list(group_members(changed, "test"))[:3]
+    given = {group: real_groups(changed)[group] for group in (first, second, third)}
+    found = compare_predictors(changed, {"real": given}, CONFIG.model_copy(update={"steps": 1}), fewest=8, quiet=True)
+    assert found["left_out"][first] == "no test person of the group has two visits"
+    assert found["left_out"][second] == "no validation person of the group has two visits"
+    assert list(found["materials"]["real"]["groups"]) == [third]
+    assert found["materials"]["real"]["average"]["accuracy"] is not None
+
+
+def test_where_no_group_can_be_compared_there_is_no_average(dataset: TrajectoryDataset, real: Material) -> None:
+    found = compare_predictors(dataset, {"real": real}, CONFIG, fewest=10**6, quiet=True)
+    assert len(found["left_out"]) == 8 and not found["sizes"]
+    assert set(found["materials"]["real"]["average"].values()) == {None}
+
+
+def test_progress_counts_predictors(
+    dataset: TrajectoryDataset, real: Material, caplog: pytest.LogCaptureFixture
+) -> None:
+    brief = CONFIG.model_copy(update={"steps": 2})
+    with caplog.at_level(logging.INFO, logger="mobatlas"):
+        compare_predictors(dataset, {"real": real}, brief, size=20, fewest=8, quiet=True)
+    assert caplog.messages[-1].startswith("next-POI prediction: real, 40-50, F, 3 of 3")
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "sentence"),
+    [
+        (["30-40 F"], {}, "material 'x': the dataset has no group '30-40 F'; did you mean '30-40, F'"),
+        (["30-40, F"], {"size": 0, "fewest": 1}, "size 0 of group '30-40, F' leaves nothing to learn from"),
+        ([], {}, "no material to compare"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    dataset: TrajectoryDataset, real: Material, groups: list[str], options: dict[str, Any], sentence: str
+) -> None:
+    given = {"x": dict.fromkeys(groups, real["30-40, F"])} if groups else {}
+    with pytest.raises(MobatlasError, match=sentence) as error:
+        compare_predictors(dataset, given, CONFIG, **options, quiet=True)
+    assert "\n" not in str(error.value)

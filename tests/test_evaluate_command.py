@@ -1,0 +1,471 @@
+"""What `evaluate` says of a file of samples: against the floor, a baseline and a labelled model, or in one sentence why not."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from mobatlas import (
+    Evaluation,
+    MobatlasError,
+    Trajectories,
+    TrajectoryDataset,
+    Yardstick,
+    evaluate,
+    prepare,
+    read_samples,
+    write_evaluation,
+)
+from mobatlas.cli import app
+from mobatlas.data.schema import ANCHORS
+from mobatlas.data.vocabulary import HOME, OTHER
+from mobatlas.evaluation.comparison import EVERYBODY, group_members, sampling_floor
+from mobatlas.groups import DEFAULT_GROUPS
+from tests.tiny import fresh, small_city
+from tests.yardsticks import NAMES, PARK, SHOP, TOWN, walks
+
+KINDS = ("average", "diversity", "everybody", "groups")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
+    return small_city(tmp_path_factory.mktemp("city"), users=400)
+
+
+@pytest.fixture(scope="module")
+def training(dataset: TrajectoryDataset) -> tuple[Trajectories, list[str]]:
+    """Of training people, with the group of each."""
+    return people(dataset, "train")
+
+
+@pytest.fixture(scope="module")
+def files(
+    dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """Training people of everybody, of each group, and of the wrong group."""
+    folder, (made, groups), names = tmp_path_factory.mktemp("files"), training, DEFAULT_GROUPS.names
+    wrong = [names[(names.index(name) + 1) % len(names)] for name in groups]
+    return {
+        name: write(folder / f"{name}.parquet", dataset, made, told)
+        for name, told in (("everybody", None), ("real", groups), ("wrong", wrong))
+    }
+
+
+@pytest.fixture(scope="module")
+def found(dataset: TrajectoryDataset, files: dict[str, Path]) -> Evaluation:
+    """The wrong groups beside everybody's samples and those of the right groups."""
+    return evaluate(files["wrong"], dataset.path, baseline=files["everybody"], strong=files["real"])
+
+
+def people(dataset: TrajectoryDataset, split: str) -> tuple[Trajectories, list[str]]:
+    rows = dataset.split(split)
+    codes = dataset.person_groups()[dataset.person[rows]]
+    return Trajectories.of(dataset, rows), [DEFAULT_GROUPS.names[code] for code in codes]
+
+
+def table_of(made: Trajectories, words: pa.Array, groups: Sequence[str | None] | None = None) -> pa.Table:
+    """As `generate` writes it, without what is of no use here."""
+    owner = made.owner
+    told = pa.nulls(len(owner), pa.string()) if groups is None else pa.array(groups, pa.string()).take(pa.array(owner))
+    columns = {
+        "trajectory": pa.array(owner),
+        "position": pa.array((np.arange(len(owner)) - made.offsets[owner]).astype(np.int32)),
+        "poi_id": words.take(pa.array(made.tokens)),
+        "group": told,
+    }
+    anchors = {name: pa.array(made.anchors[owner, k], from_pandas=True) for k, name in enumerate(ANCHORS)}
+    return pa.table(columns | anchors)
+
+
+def write(
+    path: Path, dataset: TrajectoryDataset, made: Trajectories, groups: Sequence[str | None] | None = None
+) -> Path:
+    pq.write_table(table_of(made, dataset.vocabulary.table["poi_id"].combine_chunks(), groups), path)
+    return path
+
+
+def relabelled(dataset: TrajectoryDataset, copy: Path, keep: Callable[[str, str], bool]) -> Path:
+    """A copy of a dataset that knows the labels only of those for whose (group, split) this is so."""
+    shutil.copytree(dataset.path, copy)
+    labels = pq.read_table(copy / "labels.parquet")
+    split = {int(row): name for name in ("train", "val", "test") for row in dataset.split_people(name)}
+    users = dataset.people["user_id"].to_pylist()
+    kept = {
+        user
+        for row, (user, code) in enumerate(zip(users, dataset.person_groups(), strict=True))
+        if keep(DEFAULT_GROUPS.names[code], split[row])
+    }
+    pq.write_table(
+        labels.filter(pa.array([user in kept for user in labels["user_id"].to_pylist()])), copy / "labels.parquet"
+    )
+    return copy
+
+
+def finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(finite, value.values()))
+    return all(map(finite, value)) if isinstance(value, list) else not isinstance(value, float) or math.isfinite(value)
+
+
+def test_training_people_of_a_group_are_the_floor(dataset: TrajectoryDataset, found: Evaluation) -> None:
+    assert found.groups is not None
+    floor = sampling_floor(dataset, Yardstick.of(dataset), size=found.groups.sizes).groups
+    assert found.groups.scores["strong"] == found.groups.scores["floor"] == floor
+    members = group_members(dataset, "test")
+    assert found.groups.sizes == {name: len(rows) for name, rows in members.items()}
+    assert found.everybody.scores["strong"].groups == found.everybody.scores["floor"].groups
+
+
+def test_other_training_people_are_near_the_floor(
+    dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], tmp_path: Path
+) -> None:
+    made, groups = training
+    order = np.random.default_rng(0).permutation(len(made))[: len(made) // 2]
+    half = write(tmp_path / "half.parquet", dataset, made.take(order), [groups[row] for row in order])
+    standing = evaluate(half, dataset.path).groups
+    assert standing is not None and set(standing.scores) == {"ours", "floor"}
+    for metric in NAMES:
+        ours, floor = (standing.intervals[label][metric] for label in ("ours", "floor"))
+        assert abs(ours.estimate - floor.estimate) < 3 * math.hypot(ours.spread, floor.spread), metric
+    assert standing.floor_closed == standing.gap_closed == {}
+
+
+def test_the_baseline_closes_nothing_and_strong_everything(dataset: TrajectoryDataset, files: dict[str, Path]) -> None:
+    options: dict[str, Any] = {"baseline": files["everybody"], "strong": files["real"]}
+    for name, share in (("everybody", 0.0), ("real", 1.0)):
+        standing = evaluate(files[name], dataset.path, **options).groups
+        assert standing is not None
+        for closed in (standing.floor_closed, standing.gap_closed):
+            assert {metric: one.share for metric, one in closed.items() if one.share is not None} == pytest.approx(
+                {metric: share for metric, one in closed.items() if one.reason is None}
+            )
+            assert closed["poi"].share == pytest.approx(share)
+            assert all((one.share is None) != (one.reason is None) for one in closed.values())
+
+
+def test_what_is_within_the_spread_is_not_a_share(found: Evaluation) -> None:
+    assert found.groups is not None
+    for metric, one in found.groups.gap_closed.items():
+        baseline, strong = (found.groups.intervals[label][metric] for label in ("baseline", "strong"))
+        gap, spread = baseline.estimate - strong.estimate, math.hypot(baseline.spread, strong.spread)
+        assert (one.share is None) == (gap < spread), metric
+        if one.reason is not None:
+            assert one.reason.startswith("the baseline is no worse" if gap <= 0 else f"baseline - strong is {gap:.4f}")
+    assert {one.reason is None for one in found.groups.gap_closed.values()} == {True, False}
+    assert all(one.low <= one.estimate <= one.high for one in found.groups.intervals["ours"].values())
+
+
+def test_samples_of_the_wrong_group_are_worse_than_the_baseline(found: Evaluation) -> None:
+    assert found.groups is not None
+    share = found.groups.floor_closed["poi"].share
+    assert share is not None and share < 0
+    assert found.groups.scores["ours"].average["poi"] > found.groups.scores["baseline"].average["poi"]
+
+
+def test_a_file_of_everybody_meets_the_people_of_every_group(
+    dataset: TrajectoryDataset, files: dict[str, Path]
+) -> None:
+    found = evaluate(files["everybody"], dataset.path)
+    assert found.groups is not None and found.left_out == {} and not found.files["ours"]["by_group"]
+    assert list(found.groups.sizes) == list(DEFAULT_GROUPS.names)
+    floor = sampling_floor(dataset, Yardstick.of(dataset))
+    assert found.everybody.scores["floor"].groups == floor.everybody.groups
+    assert found.everybody.scores["ours"].groups == floor.everybody.groups  # they are the training people
+
+
+def test_groups_are_mixed_alike_on_all_sides(
+    dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], files: dict[str, Path], tmp_path: Path
+) -> None:
+    made, groups = training
+    rows = np.array([row for row, name in enumerate(groups) for _ in range(9 if name == "<30, M" else 1)])
+    most = write(tmp_path / "most.parquet", dataset, made.take(rows), [groups[row] for row in rows])
+    found = evaluate(most, dataset.path, baseline=files["everybody"])
+    assert found.groups is not None
+    assert found.everybody.sizes == {EVERYBODY: sum(found.groups.sizes.values())}
+    ours, floor = (found.everybody.intervals[label]["poi"] for label in ("ours", "floor"))
+    assert abs(ours.estimate - floor.estimate) < 3 * math.hypot(ours.spread, floor.spread)
+
+
+def test_all_sides_are_as_small_as_the_smallest(
+    dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], files: dict[str, Path], tmp_path: Path
+) -> None:
+    few = write(tmp_path / "few.parquet", dataset, training[0].take(np.arange(6)))
+    standing = evaluate(files["real"], dataset.path, baseline=few).groups
+    assert standing is not None
+    assert {tuple(scores.sizes.values()) for scores in standing.scores.values()} == {(6,) * 8}
+
+
+def test_diversity_stands_beside_that_of_real_people(found: Evaluation) -> None:
+    ours = found.everybody.scores["ours"].diversity
+    assert ours is not None and ours["copies"] == 1.0 > ours["held_out"]["copies"]
+    assert found.everybody.scores["floor"].diversity is None
+
+
+def test_without_labels_people_are_compared_all_together(
+    dataset: TrajectoryDataset, files: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(dataset.path, tmp_path / "dataset", ignore=shutil.ignore_patterns("labels.parquet"))
+    found = evaluate(files["wrong"], tmp_path / "dataset", baseline=files["everybody"])
+    assert found.groups is None and found.left_out == {}
+    assert [warning.count("has no labels") for warning in found.warnings] == [1]
+    assert found.everybody.scores["ours"].groups == sampling_floor(dataset, Yardstick.of(dataset)).everybody.groups
+
+
+def test_groups_without_people_or_samples_are_named_and_not_averaged(
+    dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], tmp_path: Path
+) -> None:
+    made, groups = training
+    told = [None if name == "40-50, F" else name for name in groups]
+    ours = write(tmp_path / "ours.parquet", dataset, made, told)
+    hidden = {("<30, M", "test"), ("<30, F", "train")}
+    copy = relabelled(dataset, tmp_path / "dataset", lambda group, split: (group, split) not in hidden)
+    found = evaluate(ours, copy)
+    assert found.groups is not None
+    assert found.left_out == {
+        "<30, M": "has no people in split 'test'",
+        "<30, F": "has no people in split 'train', so no floor",
+        "40-50, F": f"has no trajectory in {ours}",
+    }
+    scores = found.groups.scores["ours"]
+    assert len(scores.groups) == 5 and not set(scores.groups) & set(found.left_out)
+    assert scores.average["poi"] == pytest.approx(np.mean([row["poi"] for row in scores.groups.values()]))
+    assert any(f"{told.count(None):,} of {len(told):,} trajectories are of no group" in each for each in found.warnings)
+
+
+@pytest.mark.parametrize("which", ["one", "identical"])
+def test_few_and_identical_trajectories_give_finite_numbers(
+    dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], tmp_path: Path, which: str
+) -> None:
+    made, groups = training
+    rows = np.zeros(1 if which == "one" else 400, dtype=np.int64)
+    told = [groups[0]] if which == "one" else list(DEFAULT_GROUPS.names) * 50
+    ours = write(tmp_path / "ours.parquet", dataset, made.take(rows), told)
+    everybody = write(tmp_path / "everybody.parquet", dataset, made.take(rows))
+    found = evaluate(ours, dataset.path, baseline=everybody, strong=ours)
+    assert finite(json.loads(json.dumps(found.as_dict(), allow_nan=False)))
+    assert found.groups is not None and len(found.groups.sizes) == (1 if which == "one" else 8)
+
+
+def test_a_hundred_thousand_trajectories_take_seconds(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+    real, groups = people(dataset, "test")
+    rows = np.arange(100_000) % len(real)
+    ours = write(tmp_path / "many.parquet", dataset, real.take(rows), [groups[row] for row in rows])
+    start = time.process_time()  # of this process alone: the machine may have other things to do
+    found = evaluate(ours, dataset.path)
+    assert time.process_time() - start < 10
+    assert found.files["ours"]["trajectories"] == 100_000
+
+
+trips = st.lists(st.lists(st.sampled_from([HOME, OTHER, PARK, SHOP]), min_size=1, max_size=5), min_size=1, max_size=6)
+
+
+@settings(max_examples=40)
+@given(trips, st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_a_file_is_read_whatever_its_rows_are_called_and_however_they_lie(
+    tmp_path_factory: pytest.TempPathFactory, walked: list[list[int]], shuffle: Any, positions: bool, words: bool
+) -> None:
+    made, path = walks(*walked), tmp_path_factory.getbasetemp() / "read.parquet"
+    table = table_of(made, TOWN.vocabulary.table["poi_id"].combine_chunks(), ["30-40,F"] * len(made))
+    order = list(range(table.num_rows))
+    if positions:
+        shuffle.shuffle(order)
+    else:  # trajectories may lie in one another, visits of one in order
+        order = sorted(order, key=lambda row: (table["position"][row].as_py(), shuffle.random()))
+        table = table.drop_columns(["position"])
+    table = table.take(order)
+    if words:
+        names = pa.array([f"walk {number}" for number in table["trajectory"].to_pylist()])
+        table = table.set_column(0, "trajectory", names.dictionary_encode())
+    pq.write_table(table, path, row_group_size=3)
+    read = read_samples(path, TOWN.vocabulary, DEFAULT_GROUPS)
+    seen = list(dict.fromkeys(made.owner[order].tolist()))  # trajectories are numbered as they appear
+    expected = made.take(np.array(seen))
+    assert read.trajectories.tokens.tolist() == expected.tokens.tolist()
+    assert read.trajectories.offsets.tolist() == expected.offsets.tolist()
+    assert np.array_equal(read.trajectories.anchors, expected.anchors, equal_nan=True)
+    assert read.groups is not None and set(read.groups) == {DEFAULT_GROUPS.index("30-40, F")}
+    assert read.warnings == ()
+
+
+def test_the_least_a_file_must_hold_is_trajectories_and_places(tmp_path: Path) -> None:
+    rows = {"trajectory": ["b", "b", "a", "b"], "poi_id": ["HOME", "park", "cafe", "shop"]}
+    pq.write_table(pa.table(rows), tmp_path / "least.parquet")
+    read = read_samples(tmp_path / "least.parquet", TOWN.vocabulary, DEFAULT_GROUPS)
+    assert read.trajectories.offsets.tolist() == [0, 3, 4] and read.groups is None
+    assert np.isnan(read.trajectories.anchors).all()
+    assert [warning.partition(": ")[2] for warning in read.warnings] == [
+        "has no column 'home_lat', so visits to HOME are left out in space"
+    ]
+
+
+def test_places_outside_the_vocabulary_are_other_and_a_run_of_them_one_visit(tmp_path: Path) -> None:
+    places = ["Oz", "park", "Oz", "Utopia", "OTHER", "park", "OTHER", "OTHER", "<pad>", "Thule"]
+    rows = {"trajectory": [1] + [0] * 8 + [2], "poi_id": places}
+    pq.write_table(pa.table(rows), tmp_path / "far.parquet")
+    read = read_samples(tmp_path / "far.parquet", TOWN.vocabulary)
+    assert read.trajectories.tokens.tolist() == [OTHER, PARK, OTHER, PARK, OTHER, OTHER, OTHER]
+    assert read.trajectories.offsets.tolist() == [0, 1, 6, 7]
+    assert (read.unknown_places, read.unknown_visits) == (4, 5)
+    (warning,) = read.warnings
+    assert "5 visits (50.0%) are to 4 places that the dataset does not know" in warning
+    assert warning.endswith("count as OTHER ('Oz', 'Utopia', '<pad>', ...)")
+
+
+def test_a_file_of_generate_is_read_as_it_was_written(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+    from mobatlas.generation import generate, read_synthetic
+    from tests.worlds import FAMILY, keep
+
+    groups = dataset.groups
+    assert groups is not None
+    model = keep(tmp_path / "model", fresh(FAMILY, dataset).with_groups(groups, 1), dataset)
+    generate(model, tmp_path / "made.parquet", 40, group="30-40, F")
+    read = read_samples(tmp_path / "made.parquet", dataset.vocabulary, groups)
+    made, names, _ = read_synthetic(tmp_path / "made.parquet", dataset.vocabulary)
+    assert np.array_equal(read.trajectories.tokens, made.tokens)
+    assert np.array_equal(read.trajectories.offsets, made.offsets)
+    assert np.array_equal(read.trajectories.anchors, made.anchors, equal_nan=True)
+    assert read.groups is not None and [groups.names[code] for code in read.groups] == names.tolist()
+    found = evaluate(tmp_path / "made.parquet", dataset.path)
+    assert found.groups is not None and list(found.groups.sizes) == ["30-40, F"] and len(found.left_out) == 7
+
+
+def test_the_command_prints_models_side_by_side_and_writes_all_tables(
+    dataset: TrajectoryDataset, files: dict[str, Path], found: Evaluation, tmp_path: Path
+) -> None:
+    out = tmp_path / "tables"
+    command = ["evaluate", str(files["wrong"]), "--dataset", str(dataset.path), "--baseline", str(files["everybody"])]
+    command += ["--strong", str(files["real"]), "--out", str(out)]
+    said = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert said.exit_code == 0
+    assert "metric        baseline   ours    low   high  strong  floor  closed  gap closed" in said.output
+    suffixes = ("csv", "json", "md", "tex")
+    written = sorted(path.name for path in out.iterdir())
+    assert written == sorted(
+        [f"{name}.{end}" for name in KINDS for end in suffixes] + ["evaluation.json", "manifest.json"]
+    )
+    plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    assert json.loads((out / "evaluation.json").read_text()) == plain
+    alone = CliRunner().invoke(app, [*command[:4], "--json"], catch_exceptions=False)
+    assert json.loads(alone.stdout)["groups"]["scores"]["ours"] == plain["groups"]["scores"]["ours"]
+    with (out / "groups.csv").open(newline="") as handle:
+        rows = [row for row in csv.DictReader(handle) if (row["metric"], row["model"]) == ("Trip", "ours")]
+    assert found.groups is not None
+    assert float(rows[0][">50, F"]) == found.groups.scores["ours"].groups[">50, F"]["trip"]
+    with pytest.raises(MobatlasError, match="exists already"):
+        write_evaluation(out, found)
+    with pytest.raises(MobatlasError, match="lies over the source"):
+        write_evaluation(dataset.path / "out", found)
+    before = (out / "manifest.json").read_bytes()
+    write_evaluation(out, found, overwrite=True)
+    assert (out / "manifest.json").read_bytes() == before
+
+
+def changed(files: dict[str, Path], out: Path, **columns: Any) -> Path:
+    """The training people of each group, with other columns; None drops one."""
+    table = pq.read_table(files["real"])
+    for name, value in columns.items():
+        place = table.schema.get_field_index(name)
+        if value is None:
+            table = table.remove_column(place)
+        else:
+            table = table.set_column(place, name, pa.array(value if isinstance(value, list) else [value] * len(table)))
+    pq.write_table(table, out)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("columns", "sentence"),
+    [
+        ({"poi_id": None}, "column 'poi_id' is missing; did you mean 'position'?"),
+        ({"trajectory": None}, "column 'trajectory' is missing"),
+        ({"trajectory": pa.scalar(None, pa.int64())}, "column 'trajectory' is empty in"),
+        ({"trajectory": [[1]]}, "column 'trajectory' cannot be read"),
+        ({"position": "first"}, "column 'position' cannot be read"),
+        ({"position": 0}, "has one position twice; number trajectories anew"),
+        ({"group": "30-40 F"}, "column 'group': group '30-40 F' does not exist; did you mean '30-40, F'?"),
+        ({"trajectory": 7, "position": None}, "trajectory 7 is of two groups; number trajectories anew"),
+        ({"home_lat": 95.0}, "column 'home_lat' holds 95, outside -90..90; give degrees"),
+        ({"work_lon": "west"}, "column 'work_lon' cannot be read"),
+    ],
+    ids=str,
+)
+def test_a_column_that_cannot_be_used_is_named(
+    dataset: TrajectoryDataset, files: dict[str, Path], tmp_path: Path, columns: dict[str, Any], sentence: str
+) -> None:
+    if isinstance(columns.get("trajectory"), list):
+        columns = {"trajectory": columns["trajectory"] * pq.read_metadata(files["real"]).num_rows}
+    bad = changed(files, tmp_path / "bad.parquet", **columns)
+    with pytest.raises(MobatlasError) as caught:
+        evaluate(bad, dataset.path)
+    assert str(bad) in str(caught.value) and sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_none_is_refused(dataset: TrajectoryDataset, files: dict[str, Path], tmp_path: Path) -> None:
+    empty, text, cut = (tmp_path / name for name in ("empty.parquet", "text.parquet", "cut.parquet"))
+    pq.write_table(pq.read_table(files["real"]).slice(0, 0), empty)
+    text.write_text("trajectory,poi_id\n0,park\n")
+    cut.write_bytes(files["real"].read_bytes()[:-100])
+    for path, sentence in (
+        (empty, "holds no trajectory, it has no rows"),
+        (text, "not a readable Parquet file"),
+        (cut, "not a readable Parquet file"),
+        (tmp_path, "is a folder; give one Parquet file"),
+        (tmp_path / "nowhere", "no such file"),
+    ):
+        for samples, baseline in ((path, None), (files["real"], path)):
+            with pytest.raises(MobatlasError) as caught:
+                evaluate(samples, dataset.path, baseline=baseline)
+            assert str(caught.value).startswith(f"{path}: {sentence}")
+
+
+def test_people_who_cannot_be_compared_with_are_refused(
+    dataset: TrajectoryDataset, files: dict[str, Path], tmp_path: Path
+) -> None:
+    for split, sentence in (
+        ("tests", "--split tests does not exist"),
+        ("train", "--split train: models learn from these people"),
+    ):
+        with pytest.raises(MobatlasError, match=sentence):
+            evaluate(files["real"], dataset.path, split=split)
+    nobody = relabelled(dataset, tmp_path / "nobody", lambda group, split: split != "test")
+    with pytest.raises(MobatlasError, match=r"no group can be compared: '<30, M' has no people in split 'test'; give"):
+        evaluate(files["real"], nobody)
+    shares = {"split": {"val": 0.0, "test": 0.2}}
+    prepare(dataset.path.parent / "city", tmp_path / "two parts", preset="small", values=shares)
+    with pytest.raises(MobatlasError, match=r"--split val: .*two parts has no people in it"):
+        evaluate(files["real"], tmp_path / "two parts", split="val")
+
+
+def test_bad_input_is_one_sentence_and_exit_code_2(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+    (tmp_path / "text.parquet").write_text("no table")
+    command = [
+        sys.executable,
+        "-m",
+        "mobatlas",
+        "evaluate",
+        "text.parquet",
+        "--dataset",
+        str(dataset.path),
+        "--out",
+        "o",
+    ]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith("mobatlas: text.parquet: not a readable Parquet file")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.parquet"]

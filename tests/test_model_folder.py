@@ -1,0 +1,82 @@
+"""A model folder that is unfinished, cut short, changed or malicious is refused, and nothing in it is run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from mobatlas import MobatlasError
+from mobatlas.generators.folder import load_model
+from mobatlas.generators.weights import WEIGHTS
+from tests.malice import Malice
+from tests.worlds import World, cut, remade, small_world
+
+MALICE = pickle.dumps(Malice(Path("executed")))  # leaves its marker in the folder one stands in
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return small_world(tmp_path_factory.getbasetemp())
+
+
+def test_a_model_that_is_not_trained_to_the_end_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "model" / "training").mkdir(parents=True)
+    with pytest.raises(MobatlasError, match=r"model: is not trained to the end; continue it with .* --resume"):
+        load_model(tmp_path / "model")
+
+
+def described(**changes: Any) -> Callable[[Path], Any]:
+    """A change of config.json."""
+
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda f: cut(f / WEIGHTS), "weights.safetensors: is not a readable safetensors file"),
+        (lambda f: (f / WEIGHTS).write_bytes(MALICE), "is not a readable safetensors file"),
+        (lambda f: (f / WEIGHTS).unlink(), "weights.safetensors: is not a readable safetensors file"),
+        (lambda f: cut(f / "vocabulary.parquet"), "vocabulary.parquet: not a readable Parquet file"),
+        (lambda f: pd.DataFrame({"a": [1]}).to_parquet(f / "vocabulary.parquet"), "is not a table of tokens"),
+        (lambda f: cut(f / "config.json"), "config.json: is missing or not valid JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), "config.json: does not hold what mobatlas writes there"),
+        (described(generator="latent-difusion"), "does not exist; did you mean 'latent-diffusion'?"),
+        (described(config={"lenght": 16}), "config.json: unknown key 'lenght'; did you mean 'length'?"),
+        (described(config={"length": 16}), "its weights are not those of config.json"),
+        (described(groups={"age": ["young", "young"]}), "config.json: attribute 'age': its levels are"),
+        (described(groups={"age": ["young", "old"]}), "its weights are not those of config.json"),
+        (described(more=1), "config.json: unknown key 'more'"),
+        (
+            lambda f: (f / "lengths.json").write_text('{"counts": [0, 1]}'),
+            "does not count trajectories of 1 to 16 tokens",
+        ),
+    ],
+)
+def test_a_model_folder_that_is_not_whole_is_refused(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], Any], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MobatlasError) as caught:
+        load_model(remade(world.model, tmp_path / "model", change))
+    assert sentence in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_weights_changed_after_training_are_refused(world: World, tmp_path: Path) -> None:
+    for name, spoil in (("cut", cut), ("pickle", lambda path: path.write_bytes(MALICE))):
+        shutil.copytree(world.model, tmp_path / name)
+        spoil(tmp_path / name / WEIGHTS)
+        with pytest.raises(MobatlasError, match=r"is not the file that manifest\.json lists"):
+            load_model(tmp_path / name)

@@ -1,0 +1,133 @@
+"""A model that was begun and not finished: what `train` and `supervise` make of it, and of what somebody did to its files."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from mobatlas.folders import unfinished
+from tests.commands import World, check_same, last_step, snapshot, trained_world, wait_until
+from tests.malice import Malice
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return trained_world(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def begun(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed in the middle of its second stage, with two checkpoints of it."""
+    out = tmp_path_factory.mktemp("begun") / "model"
+    running = world.warm.start(*world.train(out, "--checkpoint-seconds", 0.01))
+    wait_until(lambda: last_step(out, "denoiser") >= 5, "a checkpoint")
+    assert running.signal(signal.SIGKILL).code == -signal.SIGKILL
+    assert not (out / "manifest.json").exists()
+    *older, _, _ = sorted(unfinished(out).glob("denoiser-*"))
+    for path in [*older, *unfinished(out).glob(".*")]:  # what resuming sweeps up
+        path.unlink()
+    return out
+
+
+@pytest.fixture
+def half(begun: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be hurt."""
+    shutil.copytree(begun, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def refused_unchanged(world: World, half: Path, *more: object) -> str:
+    """The sentence with which a command leaves an unfinished model as it is."""
+    before = snapshot(half.parent)
+    refused = world.warm.run(*world.train(half, *more))
+    assert refused.code == 2, refused.err
+    assert "Traceback" not in refused.err
+    after = snapshot(half.parent)
+    marker = "model/training/begun.json"  # may be written again
+    assert {name: at for name, at in after.items() if name != marker} == {
+        name: at for name, at in before.items() if name != marker
+    }
+    return refused.said
+
+
+def test_an_unfinished_model_asks_for_resume_or_overwrite(world: World, half: Path) -> None:
+    sentence = refused_unchanged(world, half)
+    assert "was begun and not finished" in sentence and "--resume" in sentence and "--overwrite" in sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (("--set", "denoiser.depth=3"), "denoiser.depth is 2 there and 3 here"),
+        (("--set", "autoencoder.noise=0.2", "--set", "diffusion.steps=5"), "autoencoder.noise is 0.3 there and 0.2"),
+        (("--seed", "7"), "seed is 0 there and 7 here"),
+    ],
+)
+def test_an_unfinished_model_names_the_first_value_that_is_another(
+    world: World, half: Path, change: tuple[str, ...], difference: str
+) -> None:
+    sentence = refused_unchanged(world, half, "--resume", *change)
+    assert difference in sentence and "--overwrite" in sentence
+
+
+def test_an_unfinished_model_starts_anew_with_overwrite(world: World, half: Path) -> None:
+    assert world.warm.run(*world.train(half, "--overwrite")).code == 0
+    check_same(half, world.model)
+
+
+def test_a_file_of_somebody_else_in_an_unfinished_model_survives_overwrite(world: World, half: Path) -> None:
+    (half / "notes.txt").write_text("mine")
+    sentence = refused_unchanged(world, half, "--overwrite")
+    assert "notes.txt" in sentence
+
+
+def test_an_unfinished_model_cannot_be_supervised_and_says_why(world: World, half: Path) -> None:
+    out = half.parent / "taught"
+    refused = world.warm.run("supervise", half, "--strategy", "strong", "--out", out)
+    assert refused.code == 2
+    assert "is not trained to the end" in refused.said and "--resume" in refused.said
+    assert not out.exists()
+
+
+def newest_checkpoint(half: Path) -> Path:
+    return unfinished(half) / f"denoiser-{last_step(half, 'denoiser'):08d}.safetensors"
+
+
+def test_a_truncated_checkpoint_is_refused_and_the_one_before_it_will_do(world: World, half: Path) -> None:
+    newest = newest_checkpoint(half)
+    os.truncate(newest, newest.stat().st_size // 2)
+    sentence = refused_unchanged(world, half, "--resume")
+    newest.unlink()
+    before = last_step(half, "denoiser")
+    assert before > 0
+    assert f"{newest.name}: is not a readable checkpoint" in sentence
+    assert f"delete it to continue from step {before}" in sentence
+    assert world.warm.run(*world.train(half, "--resume")).code == 0
+    check_same(half, world.model)
+
+
+@pytest.mark.parametrize("stage", ["denoiser", "autoencoder"])
+def test_a_pickle_named_like_a_checkpoint_is_refused_and_not_run(world: World, half: Path, stage: str) -> None:
+    path = newest_checkpoint(half) if stage == "denoiser" else unfinished(half) / "autoencoder-final.safetensors"
+    marker = half.parent.parent / f"{half.parent.name}-marker"
+    path.write_bytes(pickle.dumps(Malice(marker)))
+    sentence = refused_unchanged(world, half, "--resume")
+    assert f"{path.name}: is not a readable checkpoint" in sentence
+    assert not marker.exists()
+    pickle.loads(path.read_bytes())
+    assert marker.exists(), "the pickle would have done it"
+
+
+def test_a_pickle_in_place_of_the_latents_is_not_run(world: World, half: Path) -> None:
+    marker = half.parent.parent / f"{half.parent.name}-marker"
+    (unfinished(half) / "latents.npy").unlink()
+    (unfinished(half) / "latents.npy").write_bytes(pickle.dumps(Malice(marker)))
+    resumed = world.warm.run(*world.train(half, "--resume"))
+    assert not marker.exists()
+    assert resumed.code == 0, "latents can be computed again"
+    check_same(half, world.model)
