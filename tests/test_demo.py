@@ -1,3 +1,5 @@
+"""The demo, on a city that is smaller still."""
+
 from __future__ import annotations
 
 import io
@@ -10,22 +12,31 @@ from mobatlas.demo import run_demo
 from mobatlas.generators.folder import load_model
 from tests.tiny import OPTIONS
 
+SMALLER: dict[str, Any] = {
+    "simulate": {"users": 300, "pois": 24, "districts": 4, "days": 15},
+    "train": {"options": OPTIONS["latent-diffusion"]},
+    "supervise": {"options": {"teaching": {"steps": 4, "warmup": 1}, "calibration": {"pool": 64, "candidates": 4}}},
+    "samples": {"each": 20},
+}
 
-def test_the_demo_goes_from_a_city_to_a_table_of_models(tmp_path: Path) -> None:
-    city = {"users": 700, "pois": 40, "districts": 4, "days": 15}
-    small: dict[str, Any] = {
-        "options": OPTIONS["latent-diffusion"],
-        "calibration": {"calibration": {"pool": 64, "candidates": 4}},
-    }
-    shown = run_demo(tmp_path / "demo", quiet=True, city=city, **small)
-    console = Console(file=io.StringIO(), width=120)
-    console.print(*shown)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    for word in ("baseline", "supervised", "strong", "floor", "POI"):
+
+def test_the_demo_goes_from_a_city_to_tables_of_models_and_a_report(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    page = io.StringIO()
+    Console(file=page, width=120).print(*run_demo(out, quiet=True, values=SMALLER))
+    text = page.getvalue()
+    for word in (
+        "regions hot16",
+        "regions messy",
+        "baseline",
+        "supervised",
+        "strong",
+        "floor",
+        "closed",
+        "POI frequency",
+    ):
         assert word in text
-    assert load_model(tmp_path / "demo" / "baseline").generator.groups is None
-    assert load_model(tmp_path / "demo" / "strong").generator.groups is not None
-    assert load_model(tmp_path / "demo" / "supervised").strategy == "tilt"
-    trained = (tmp_path / "demo" / "baseline" / "weights.safetensors").stat().st_mtime_ns
-    console.print(*run_demo(tmp_path / "demo", quiet=True, city=city, **small))
-    assert (tmp_path / "demo" / "baseline" / "weights.safetensors").stat().st_mtime_ns == trained, "not trained again"
+    assert "16 regions tell" in text and "8 regions tell" in text and f"report: {out}" in text.replace("\n", "")
+    assert (out / "report.html").exists()
+    assert load_model(out / "baseline").generator.groups is None
+    assert load_model(out / "models" / "messy").strategy == "tilt"

@@ -111,13 +111,13 @@ def test_latex_shows_every_name_as_it_is(content: tuple[list[str], list[list[Any
 @given(tables)
 def test_csv_and_json_keep_names_and_numbers(content: tuple[list[str], list[list[Any]]]) -> None:
     table = built(*content)
-    known = [
+    known: list[list[Any]] = [
         [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row] for row in content[1]
     ]
     found = json.loads(json.dumps(table.as_dict(), allow_nan=False))
     assert (found["columns"], found["rows"]) == (content[0], known)
     read = list(csv.reader(io.StringIO(table.as_csv(), newline="")))
-    texts = [["" if cell is None else seen(str(cell)) for cell in row] for row in (content[0], *known)]
+    texts = [["" if cell is None else seen(str(cell)) for cell in row] for row in [content[0], *known]]
     assert read == texts and table.as_csv().count("\n") == len(texts)
 
 

@@ -279,10 +279,19 @@ def preset_values(preset: str | None) -> dict[str, Any]:
 def load_values(path: Path | None = None, preset: str | None = None) -> dict[str, Any]:
     """The values of a run: a preset (the one asked for, else the file's), then the file; refused if they do not validate."""
     values = read_yaml(path) if path else {}
-    chosen = preset or values.get("preset")
-    merged = merge(preset_values(chosen), values, {"preset": chosen})
-    build(RunConfig, merged, str(path) if path else f"preset {chosen}")
+    merged = _with_preset(values, preset)
+    build(RunConfig, merged, str(path) if path else f"preset {merged['preset']}")
     return merged
+
+
+def build_run(values: Mapping[str, Any], where: str = "run") -> RunConfig:
+    """A validated run of values that are in hand, on top of the preset that they name."""
+    return build(RunConfig, _with_preset(values), where)
+
+
+def _with_preset(values: Mapping[str, Any], preset: str | None = None) -> dict[str, Any]:
+    chosen = preset or values.get("preset")
+    return merge(preset_values(chosen), values, {"preset": chosen})
 
 
 def load_run(path: Path | None = None, preset: str | None = None) -> RunConfig:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import library_versions, write_json
+from mobatlas.artifacts import library_versions, read_manifest, write_json
 from mobatlas.config import RegionsConfig, RunConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import KIND as DATASET
@@ -40,7 +40,7 @@ from mobatlas.report.page import write_report
 from mobatlas.stages import Stages, content_of, made
 from mobatlas.supervision.kept import load_sampler
 from mobatlas.supervision.resample import PlainSampler, Sampler
-from mobatlas.training import supervise, train
+from mobatlas.training import divided, supervise, train
 
 log = logging.getLogger("mobatlas")
 RUN = "run.json"
@@ -60,11 +60,11 @@ class Result:
 def run(config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, quiet: bool = False) -> Result:
     """Everything that a configuration asks for, into `out`."""
     whole, beside = (config, Path()) if isinstance(config, RunConfig) else (load_run(config), config.parent)
-    job = _Job(whole, beside, Path(out), Stages(Path(out)), overwrite, quiet)
+    job = _Job(whole, beside, Path(out), Stages(Path(out), overwrite), quiet)
     start = time.perf_counter()
+    ways = job.ways()
     dataset = job.dataset()
     opened = TrajectoryDataset.open(dataset)
-    ways = job.ways(opened)
     baseline = job.baseline(dataset)
     labelled = opened.groups is not None and opened.labels() is not None
     if whole.strong and not labelled:
@@ -98,7 +98,6 @@ class _Job:
     beside: Path  # what paths of the configuration are relative to
     out: Path
     stages: Stages
-    overwrite: bool
     quiet: bool
 
     def dataset(self) -> Path:
@@ -129,13 +128,23 @@ class _Job:
 
         return self.stages.run("city", out, {"city": config.model_dump(mode="json"), "seed": self.config.seed}, make)
 
-    def ways(self, dataset: TrajectoryDataset) -> dict[str, RegionsConfig]:
-        """The ways to know regions; refused before hours of training if there are none."""
+    def ways(self) -> dict[str, RegionsConfig]:
+        """The ways to know regions; refused before hours of training if there are none, or their tables are not there."""
         if not self.config.regions:
             raise MobatlasError(
                 "regions: the configuration has none; give composition and aggregates, `by` a column of people, or a partition"
             )
+        for name, way in self.config.regions.items():
+            for key, path in self._tables(way).items():
+                if not path.exists():
+                    raise MobatlasError(
+                        f"{path}: does not exist; `regions.{name}.{key}` is relative to the configuration"
+                    )
         return dict(self.config.regions)
+
+    def _tables(self, way: RegionsConfig) -> dict[str, Path]:
+        named = {"composition": way.composition, "aggregates": way.aggregates}
+        return {key: self.beside / path for key, path in named.items() if path is not None}
 
     def baseline(self, dataset: Path) -> Path:
         """Phase 1."""
@@ -150,7 +159,7 @@ class _Job:
 
     def strong(self, baseline: Path) -> Path:
         """The labelled upper bound."""
-        out, options = self.out / STRONG, _of_the_generator(self.config.supervise.options)
+        out, options = self.out / STRONG, divided(self.config.supervise.options)[1]
 
         def make(same: bool) -> None:
             supervise(baseline, out, strategy=STRONG, values=options, **self._manner(same))
@@ -172,6 +181,7 @@ class _Job:
             "model": str(model.relative_to(self.out)),
             "samples": str(samples.relative_to(self.out)),
             "evaluation": str(evaluation.relative_to(self.out)),
+            "information": read_manifest(model, MODEL).details["report"]["information"],
             "diagnosis": diagnose(
                 known.composition, aggregates=known.aggregates, randomised=known.randomised, population=known.population
             ).as_dict(),
@@ -179,10 +189,7 @@ class _Job:
 
     def _regions(self, name: str, way: RegionsConfig, dataset: TrajectoryDataset) -> Path:
         out, values = self.out / "regions" / name, way.model_dump(exclude_none=True)
-        tables = {key: self.beside / path for key, path in values.items() if key in ("composition", "aggregates")}
-        for key, path in tables.items():
-            if not path.exists():
-                raise MobatlasError(f"{path}: does not exist; `regions.{name}.{key}` is relative to the configuration")
+        tables = self._tables(way)
 
         def make(_: bool) -> None:
             build_regions(dataset.path, out, **values | tables, seed=self.config.seed, overwrite=True)
@@ -271,14 +278,7 @@ class _Job:
 
     def _manner(self, same: bool) -> dict[str, Any]:
         """How to train: on with what was begun of the same, or anew."""
-        going_on = same and not self.overwrite
-        return {"seed": self.config.seed, "quiet": self.quiet, "resume": going_on, "overwrite": not going_on}
-
-
-def _of_the_generator(options: Mapping[str, Any]) -> dict[str, Any]:
-    from mobatlas.training import divided
-
-    return divided(options)[1]
+        return {"seed": self.config.seed, "quiet": self.quiet, "resume": same, "overwrite": not same}
 
 
 def _join(parts: list[Path], out: Path) -> None:

@@ -21,6 +21,7 @@ class Stages:
     """The stages of one folder, each with the hash of all that it was made of."""
 
     folder: Path
+    anew: bool = False  # make everything again
     _known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -32,7 +33,7 @@ class Stages:
     def run(self, name: str, out: Path, of: Mapping[str, Any], make: Callable[[bool], Any]) -> Path:
         """`out`, made of what `of` says; `make` is told whether to go on with what it began for the same."""
         key = hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()
-        last = self._known.get(name, {})
+        last = {} if self.anew else self._known.get(name, {})
         if last.get("key") == key and last.get("done") and out.exists():
             log.info("%s: is there already", name)
             return out

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import mobatlas
-from mobatlas.cli import benchmarks, data, models
+from mobatlas.cli import benchmarks, data, models, runs
 from mobatlas.errors import MobatlasError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(runs.app)
 app.add_typer(data.app)
 app.add_typer(models.app)
 app.add_typer(benchmarks.app, name="benchmark")

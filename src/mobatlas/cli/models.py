@@ -1,4 +1,4 @@
-"""Commands that make models and use them: demo, train, supervise, generate."""
+"""Commands that make models and use them: train, supervise, generate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mobatlas.cli.options import (
     Accelerator,
@@ -26,7 +25,6 @@ from mobatlas.cli.options import (
     show,
 )
 from mobatlas.config import load_run, merge, parse_assignments
-from mobatlas.demo import run_demo
 from mobatlas.progress import track
 from mobatlas.report.text import (
     generated_table,
@@ -35,20 +33,6 @@ from mobatlas.report.text import (
 )
 
 app = typer.Typer()
-
-
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option("--out", help="The folder of the demo.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Same seed, same demo.")] = 0,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew instead of going on where it stopped.")
-    ] = False,
-    quiet: Quiet = False,
-) -> None:
-    """A simulated city, a generator, groups for it from regions and, to compare, from labels, and how good all are."""
-    for table in run_demo(out, seed, quiet, overwrite=overwrite):
-        Console().print(table)
 
 
 @app.command()

@@ -62,9 +62,9 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
         "embedding": 64,
         "hidden": 64,
         "learning_rate": 3e-3,
-        "batch": 128,
-        "steps": 2_000,
-        "validate_every": 50,
+        "steps": 1_000,
+        "validate_every": 100,
+        "patience": 3,
     },
 }
 

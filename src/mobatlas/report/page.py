@@ -165,7 +165,7 @@ class _Story:
         told = {
             each.name: {
                 "diagnosis": each.diagnosis,
-                "information": each.supervision.get("information", {}),
+                "information": each.supervision["information"],
                 "evaluation": each.evaluation,
             }
             for each in self.chapters

@@ -31,7 +31,8 @@ def _told(chapter: Mapping[str, Any]) -> list[str]:
     ]
     little = [name for name, share in groups.items() if share < LITTLE]
     if little:
-        said.append(f"They say little of {_listed(little)}, which stay near the population's mean.")
+        who = "any group" if len(little) == count else _listed(little)
+        said.append(f"They say little of {who}: what they do not tell stays near the population's mean.")
     return said
 
 

@@ -228,6 +228,24 @@ def _printed(table: tables.Table) -> RenderableType:
     return Group(Text(table.caption, style="italic"), printed)
 
 
+def run_table(name: str, evaluation: Mapping[str, Any]) -> RenderableType:
+    """How near the samples of one way to know regions come, on the paper's metrics."""
+    found = evaluation["groups"] or evaluation["everybody"]
+    labels = [label for label in ("baseline", "ours", "strong", "floor") if label in found["scores"]]
+    rows = [
+        {"metric": metric.title}
+        | {
+            "supervised" if label == "ours" else label: found["scores"][label]["average"][metric.name]
+            for label in labels
+        }
+        | {"closed": _closed(found["floor_closed"].get(metric.name, {}).get("share")).strip()}
+        for metric in METRICS
+        if metric.name in PAPER_METRICS
+    ]
+    who = "held-out people of the group, mean over groups" if evaluation["groups"] else "held-out people"
+    return rows_table(rows, f"regions {name}: JSD in bits to {who}")
+
+
 def phase1_table(result: Mapping[str, Any]) -> RenderableType:
     """The figures of `benchmark phase1`, seed by seed."""
     tables: list[RenderableType] = []

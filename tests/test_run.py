@@ -1,0 +1,183 @@
+"""A whole run: every stage once, what is unchanged kept, and a page that stands alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from mobatlas import MobatlasError, build_regions
+from mobatlas.config import build_run, load_run
+from mobatlas.report.page import write_report
+from mobatlas.run import run
+from mobatlas.starting import write_configuration
+from tests.tiny import OPTIONS
+
+VALUES: dict[str, Any] = {
+    "title": "A tiny <city>",
+    "seed": 3,
+    "preset": "small",
+    "simulate": {"users": 300, "pois": 24, "districts": 4, "days": 15},
+    "train": {"options": OPTIONS["latent-diffusion"]},
+    "supervise": {"options": {"teaching": {"steps": 4, "warmup": 1}, "calibration": {"pool": 64, "candidates": 4}}},
+    "samples": {"each": 20},
+    "regions": {"hot16": {"partition": "hot16"}},
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "run"
+    run(build_run(VALUES), out, quiet=True)
+    return out
+
+
+def times(folder: Path) -> dict[str, int]:
+    """When each stage was made."""
+    names = ("dataset", "baseline", "strong", "models/hot16", "regions/hot16", "samples/hot16.parquet")
+    return {name: (folder / name).stat().st_mtime_ns for name in names}
+
+
+def test_a_run_goes_from_a_city_to_a_report(made: Path) -> None:
+    facts = json.loads((made / "run.json").read_text())
+    chapter = facts["regions"]["hot16"]
+    evaluation = json.loads((made / chapter["evaluation"]).read_text())
+    assert set(evaluation["groups"]["scores"]) == {"baseline", "ours", "strong", "floor"}
+    assert set(evaluation["regional"]["held_out_regions"]) == {"regions", "by_groups", "by_everybody", "better_in"}
+    samples = pd.read_parquet(made / chapter["samples"])
+    each = samples.groupby("group")["trajectory"].nunique()
+    assert len(each) == 8 and (each == 20).all() and samples["trajectory"].nunique() == 160
+    assert not list(made.rglob(".*partial*")) and not [path for path in (made / "samples").iterdir() if path.is_dir()]
+
+
+def test_what_did_not_change_is_not_made_again(made: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(made, folder)
+    before = times(folder)
+    run(build_run(VALUES), folder, quiet=True)
+    assert times(folder) == before
+    run(build_run(VALUES | {"samples": {"each": 12}}), folder, quiet=True)
+    after = times(folder)
+    assert after.pop("samples/hot16.parquet") != before.pop("samples/hot16.parquet") and after == before
+    (folder / "stages.json").write_text("{")  # nothing is known any more, so everything is made again
+    run(build_run(VALUES | {"samples": {"each": 12}, "strong": False}), folder, quiet=True)
+    assert times(folder)["dataset"] != before["dataset"]
+
+
+class _Page(HTMLParser):
+    """What a page refers to, and whether its tags close."""
+
+    VOID = frozenset({"meta", "br", "img", "link", "input"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refers: list[str] = []
+        self.open: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.refers += [value or "" for name, value in attrs if name in ("src", "href", "action", "data")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_stands_alone_and_says_what_was_found(made: Path) -> None:
+    page = _Page()
+    source = (made / "report.html").read_text()
+    page.feed(source)
+    assert not page.open
+    assert all(each.startswith(("#", "data:image/png;base64,")) for each in page.refers)
+    assert not re.search(r"https?://(?!www\.w3\.org)", source)
+    text = " ".join(page.text)
+    assert "A tiny <city>" in text and "Supervised by" in text and "bits from held-out people" in text
+    for name in ("<30, M", ">50, F", "everybody"):
+        assert name in text
+
+
+def test_a_run_without_labels_says_what_cannot_be_measured(made: Path, tmp_path: Path) -> None:
+    city = tmp_path / "city"
+    shutil.copytree(made / "city", city)
+    (city / "manifest.json").unlink()
+    people = pd.read_parquet(city / "people.parquet").drop(columns=["age", "gender"])
+    people.to_parquet(city / "people.parquet")
+    known = build_regions(made / "dataset", tmp_path / "known", by="home_district", features=("category",))
+    composition, seen = known.composition, known.aggregates
+    shares = pd.DataFrame(composition.shares * 1_000, columns=list(composition.groups.names)).round()
+    census = shares.assign(region=composition.regions).melt("region", var_name="group", value_name="count")
+    census.to_csv(tmp_path / "census.csv", index=False)
+    means = pd.DataFrame(seen.values, columns=list(seen.features)).assign(region=seen.regions, n=50)
+    means.melt(["region", "n"], var_name="feature").to_csv(tmp_path / "seen.csv", index=False)
+    rest = {key: value for key, value in VALUES.items() if key != "simulate"}
+    regions = {"census": {"composition": "census.csv", "aggregates": "seen.csv"}}
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(rest | {"source": {"path": "city"}, "regions": regions}))
+    made_too = run(path, tmp_path / "run", quiet=True)
+    assert "Nobody in this dataset has a label" in made_too.report.read_text()
+    with pytest.raises(MobatlasError, match="strong: is asked for"):
+        run(build_run(rest | {"source": {"path": str(city)}, "strong": True}), tmp_path / "no", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"regions": {}}, "regions: the configuration has none"),
+        ({"source": {"path": "nowhere"}}, "nowhere: does not exist"),
+        (
+            {"regions": {"c": {"composition": "no.csv", "aggregates": "no.csv"}}},
+            r"no.csv: does not exist; `regions.c.composition`",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_is_trained(
+    made: Path, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("baseline", "strong", "models"))
+    with pytest.raises(MobatlasError, match=said):
+        run(build_run(VALUES | changes), folder, quiet=True)
+    assert not (folder / "baseline").exists()
+
+
+def test_a_page_is_written_of_a_run_only_and_over_nothing(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(MobatlasError, match=r"has no run\.json"):
+        write_report(tmp_path, tmp_path / "page.html")
+    (tmp_path / "page.html").write_text("mine")
+    with pytest.raises(MobatlasError, match="exists already"):
+        write_report(made, tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text() == "mine"
+
+
+def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: Path) -> None:
+    city = made / "city"
+    out = tmp_path / "run.yaml"
+    said = write_configuration(out, city, None, None)
+    assert "300 people" in said[0] and f"mobatlas run {out}" in said[1]
+    config = load_run(out)
+    assert config.source is not None and config.source.path == city and config.prepare.window.days == 3
+    with pytest.raises(MobatlasError, match="exists already"):
+        write_configuration(out, city, None, None)
+    diary = tmp_path / "diary.csv"
+    diary.write_text("user_id,poi_id,lat,lon,arrival\na,x,1,1,2024-03-04 08:00\nb,y,1,1,2024-03-04 09:00\n")
+    write_configuration(tmp_path / "diary.yaml", diary, None, None)
+    config = load_run(tmp_path / "diary.yaml")
+    assert config.prepare.window.days == 1 and config.prepare.quality.min_coverage == 0
+    assert config.source is not None and config.source.path == Path("diary.csv")
+    diary.write_text("who,where\na,x\n")
+    with pytest.raises(MobatlasError, match="has no column 'user_id'"):
+        write_configuration(tmp_path / "bad.yaml", diary, None, None)
+    with pytest.raises(MobatlasError, match="--aggregates: is missing"):
+        write_configuration(tmp_path / "bad.yaml", None, diary, None)
+    assert not (tmp_path / "bad.yaml").exists()
