@@ -18,25 +18,12 @@ from mobatlas.config import build_run, load_run
 from mobatlas.report.page import write_report
 from mobatlas.run import run
 from mobatlas.starting import write_configuration
-from tests.tiny import OPTIONS
-
-VALUES: dict[str, Any] = {
-    "title": "A tiny <city>",
-    "seed": 3,
-    "preset": "small",
-    "simulate": {"users": 300, "pois": 24, "districts": 4, "days": 15},
-    "train": {"options": OPTIONS["latent-diffusion"]},
-    "supervise": {"options": {"teaching": {"steps": 4, "warmup": 1}, "calibration": {"pool": 64, "candidates": 4}}},
-    "samples": {"each": 20},
-    "regions": {"hot16": {"partition": "hot16"}},
-}
+from tests.runs import VALUES, finished_run
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("run") / "run"
-    run(build_run(VALUES), out, quiet=True)
-    return out
+def made() -> Path:
+    return finished_run()
 
 
 def times(folder: Path) -> dict[str, int]:

@@ -65,7 +65,7 @@ def bar_chart(
 ) -> Markup:
     """Horizontal bars with their values beside them."""
     top = max(most or 0.0, max(values, default=0.0)) or 1.0
-    row, left = 24, 250
+    row, left = 24, 300
     parts = []
     for number, (label, value, kind) in enumerate(zip(labels, values, kinds, strict=True)):
         y, width = number * row + 4, max(0.0, value) / top * (WIDTH - left - 60)
