@@ -1,8 +1,8 @@
 """The downstream comparison of the paper's RQ3: predictors that learnt from different trajectories, tested on the same people.
 
 One predictor is trained for each group and material (real people, the baseline's samples, a supervised model's samples), and
-tested on held-out real people of the group. Labels say who validates and who tests, and nothing else: validation people are of the
-group, because by everybody's loss training would stop where a group begins to differ from the rest.
+tested on held-out real people of the group. Labels say who validates and who tests, and nothing else: validation people are of
+the group, because by everybody's loss training would stop where a group begins to differ from the rest.
 """
 
 from __future__ import annotations

@@ -61,48 +61,39 @@ def line_chart(
 
 
 def bar_chart(
-    labels: Sequence[str], values: Sequence[float], kinds: Sequence[str], title: str, most: float | None = None
+    labels: Sequence[str], values: Sequence[float], kinds: Sequence[str], title: str, most: float = 0.0
 ) -> Markup:
-    """Horizontal bars with their values beside them."""
-    top = max(most or 0.0, max(values, default=0.0)) or 1.0
-    row, left = 24, 300
-    parts = []
-    for number, (label, value, kind) in enumerate(zip(labels, values, kinds, strict=True)):
-        y, width = number * row + 4, max(0.0, value) / top * (WIDTH - left - 60)
-        parts.append(
-            f'<text x="{left - 8}" y="{y + 13}" text-anchor="end">{escape(label)}</text>'
-            f'<rect class="bar {escape(kind)}" x="{left}" y="{y}" width="{width:.1f}" height="16" rx="2"></rect>'
-            f'<text x="{left + width + 6:.1f}" y="{y + 13}">{value:.3g}</text>'
-        )
-    return _figure("".join(parts), title, len(labels) * row + 6, Markup(""))
+    """Horizontal bars with their values beside them; text stays as large as the page's on a phone."""
+    top = max(most, max(values, default=0.0)) or 1.0
+    rows = [
+        f'<div class="row"><span>{escape(label)}</span><span class="track"><i class="bar {escape(kind)}" '
+        f'style="width:{100 * max(0.0, value) / top:.1f}%"></i></span><span>{value:.3g}</span></div>'
+        for label, value, kind in zip(labels, values, kinds, strict=True)
+    ]
+    return Markup(f'<figure class="bars"><figcaption>{escape(title)}</figcaption>{"".join(rows)}</figure>')
 
 
 def gap_chart(rows: Sequence[tuple[str, Sequence[Mark], float, float]], title: str) -> Markup:
     """For each metric where marks lie between the baseline, at the left, and the sampling floor, at the right."""
-    row, left, right = 40, 150, 60
-    parts = []
-    for number, (label, marks, baseline, floor) in enumerate(rows):
-        y = number * row + 22
-        parts.append(f'<text x="{left - 12}" y="{y + 4}" text-anchor="end">{escape(label)}</text>')
-        if not baseline > floor:
-            parts.append(f'<text x="{left}" y="{y + 4}" class="quiet">the baseline is at the floor already</text>')
-            continue
-        across = _Scale(-0.25, 1.25, left, WIDTH - right)
-        parts.append(f'<line class="axis" x1="{across(0):.1f}" x2="{across(1):.1f}" y1="{y}" y2="{y}"></line>')
-        parts += [
-            f'<line class="axis" x1="{across(x):.1f}" x2="{across(x):.1f}" y1="{y - 7}" y2="{y + 7}"></line>'
-            for x in (0, 1)
-        ]
-        for mark in marks:
-            share = (baseline - mark.value) / (baseline - floor)
-            x = across(min(1.25, max(-0.25, share)))
-            said = f"{mark.name}: {mark.value:.4f} ({share:.0%} of the way)"
-            parts.append(
-                f'<g class="mark {escape(mark.kind)}">{_shape(mark.kind, x, y)}<title>{escape(said)}</title></g>'
-            )
+    drawn = []
+    for label, marks, baseline, floor in rows:
+        inside = '<span class="quiet">the baseline is at the floor already</span>'
+        if baseline > floor:
+            inside = "".join(_placed(mark, (baseline - mark.value) / (baseline - floor)) for mark in marks)
+            inside = f'<span class="gap"><i class="rail"></i>{inside}</span>'
+        drawn.append(f'<div class="row"><span>{escape(label)}</span>{inside}</div>')
     kinds = dict.fromkeys((mark.name, mark.kind) for _, marks, _, _ in rows for mark in marks)
     ends = Markup('<span class="quiet">left end: baseline; right end: sampling floor</span>')
-    return _figure("".join(parts), title, len(rows) * row + 6, legend(list(kinds)) + ends)
+    below = f'<div class="legend">{legend(list(kinds))}{ends}</div>'
+    return Markup(f'<figure class="gaps"><figcaption>{escape(title)}</figcaption>{"".join(drawn)}{below}</figure>')
+
+
+def _placed(mark: Mark, share: float) -> str:
+    """A mark on a rail that begins at a sixth of the width and ends at five sixths."""
+    said = f"{mark.name}: {mark.value:.4f} ({share:.0%} of the way)"
+    place = 100 * (1 / 6 + 2 / 3 * min(1.2, max(-0.2, share)))
+    shape = f'<svg viewBox="0 0 16 16"><g class="mark {escape(mark.kind)}">{_shape(mark.kind, 8, 8)}</g></svg>'
+    return f'<i class="at" role="img" aria-label="{escape(said)}" title="{escape(said)}" style="left:{place:.1f}%">{shape}</i>'
 
 
 def legend(names: Sequence[tuple[str, str]]) -> Markup:

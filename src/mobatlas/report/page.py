@@ -330,7 +330,7 @@ def _identified(diagnosis: Mapping[str, Any]) -> Markup:
         [each["name"] for each in contrasts],
         [each["share_identified"] for each in contrasts],
         kinds,
-        "Differences between groups: the share of each that the regions know",
+        "Differences between groups: the share of each that these regions could tell, given enough people",
         1.0,
     )
 
@@ -339,7 +339,11 @@ def _told_of(supervision: Mapping[str, Any]) -> Markup:
     told = supervision.get("information", {})
     kinds = ["ours" if share >= 0.5 else "partly" for share in told.values()]
     return bar_chart(
-        list(told), list(told.values()), kinds, "What regions told of each group (0 is all assumption, 1 all data)", 1.0
+        list(told),
+        list(told.values()),
+        kinds,
+        "What regions told of each group with the people they have (0 is all assumption, 1 all data)",
+        1.0,
     )
 
 
