@@ -338,13 +338,8 @@ def _identified(diagnosis: Mapping[str, Any]) -> Markup:
 def _told_of(supervision: Mapping[str, Any]) -> Markup:
     told = supervision.get("information", {})
     kinds = ["ours" if share >= 0.5 else "partly" for share in told.values()]
-    return bar_chart(
-        list(told),
-        list(told.values()),
-        kinds,
-        "What regions told of each group with the people they have (0 is all assumption, 1 all data)",
-        1.0,
-    )
+    title = "What they told of each group with the people they have (0 is all assumption, 1 all data)"
+    return bar_chart(list(told), list(told.values()), kinds, title, 1.0)
 
 
 def _curves(model: Path, label: str) -> list[Markup]:
