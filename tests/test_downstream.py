@@ -13,11 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from mobatlas import MobatlasError, TrajectoryDataset
+from mobatlas.data.vocabulary import HOME, WORK
 from mobatlas.evaluation.comparison import group_members
-from mobatlas.evaluation.downstream import compare_predictors, real_groups
+from mobatlas.evaluation.downstream import _average, compare_predictors, real_groups
 from mobatlas.evaluation.next_poi import NEXT_POI_METRICS, next_poi_config
 from mobatlas.features import Trajectories
 from tests.tiny import small_city
+from tests.yardsticks import walks
 
 CONFIG = next_poi_config(
     "quick", {"embedding": 16, "hidden": 16, "learning_rate": 0.02, "batch": 32, "steps": 60, "validate_every": 15}
@@ -103,6 +105,16 @@ def test_a_size_can_be_asked_for_and_the_seed_says_who_stays(dataset: Trajectory
     assert alone["sizes"] == other["sizes"] == {group: 20}
     assert alone["materials"]["a"] == beside["materials"]["a"] == beside["materials"]["b"]
     assert alone["materials"]["a"] != other["materials"]["a"]
+    commuters = walks(*[[HOME, WORK, HOME]] * 50)
+    assert run(1, c=commuters)["materials"]["c"]["groups"][group]["learnt"] == 20 * 2
+
+
+def test_a_metric_that_a_group_lacks_is_no_zero_in_the_average() -> None:
+    scores: list[dict[str, Any]] = [dict.fromkeys(NEXT_POI_METRICS, value) for value in (0.5, 0.7, 0.9)]
+    scores[2]["geo_error_km"] = None
+    average = _average(dict(zip("abc", scores, strict=True)))
+    assert average["geo_error_km"] == pytest.approx(0.6)
+    assert average["accuracy"] == pytest.approx(0.7)
 
 
 def test_a_group_without_test_people_is_reported_and_not_averaged(dataset: TrajectoryDataset, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Phase 2 on simulated cities: what each strategy closes of the way from baseline to floor, by how groups are mixed in regions.
 
-The folder is filled cell by cell; a run that stopped goes on where it was, and what is finished is not computed again.
+The folder is filled cell by cell; a run that stopped goes on where it was, and what is finished, as the JSON file of the cell
+says, is not computed again.
 """
 
 from __future__ import annotations
@@ -158,11 +159,12 @@ def _cell(place: Place, partition: str, strategy: str) -> None:
     name = f"{partition}-{strategy}"
     if place.scored(name):
         return
-    regions, out, concerned = place.regions(partition), place.path / name, strategy_named(strategy).options
+    baseline, regions = place.baseline(), place.regions(partition)
+    out, concerned = place.path / name, strategy_named(strategy).options
     start = time.perf_counter()
     values = {section: value for section, value in place.supervision.items() if f"--set {section}" in concerned}
     common: dict[str, Any] = {"seed": place.seed, "quiet": place.quiet, "resume": True}
-    report = supervise(place.path / BASELINE, out, regions, strategy=strategy, values=values, **common)
+    report = supervise(baseline, out, regions, strategy=strategy, values=values, **common)
     seconds, model = _since(start), load_model(out)
     models: dict[str, Generator | Sampler] = {}
     if strategy != "resample":
