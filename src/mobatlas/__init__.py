@@ -24,12 +24,14 @@ from mobatlas.regions.table import Aggregates, Composition, Population, Regions
 if TYPE_CHECKING:
     from mobatlas.atlas import Atlas, AtlasModel
     from mobatlas.evaluation.comparison import compare, evaluate_groups, sampling_floor
+    from mobatlas.evaluation.downstream import compare_predictors
     from mobatlas.evaluation.evaluate import Evaluation, evaluate
     from mobatlas.evaluation.metrics import Yardstick
     from mobatlas.evaluation.samples import Samples, read_samples
     from mobatlas.generation import generate, read_synthetic
     from mobatlas.generators.base import Generator, register_generator
     from mobatlas.generators.folder import load_model
+    from mobatlas.report.page import write_report
     from mobatlas.report.tables import Table, evaluation_tables, write_evaluation, write_tables
     from mobatlas.supervision.kept import load_sampler
     from mobatlas.training import supervise, train
@@ -46,6 +48,7 @@ _LATER = {
     "Table": "mobatlas.report.tables",
     "Yardstick": "mobatlas.evaluation.metrics",
     "compare": "mobatlas.evaluation.comparison",
+    "compare_predictors": "mobatlas.evaluation.downstream",
     "evaluate": "mobatlas.evaluation.evaluate",
     "evaluate_groups": "mobatlas.evaluation.comparison",
     "evaluation_tables": "mobatlas.report.tables",
@@ -59,6 +62,7 @@ _LATER = {
     "supervise": "mobatlas.training",
     "train": "mobatlas.training",
     "write_evaluation": "mobatlas.report.tables",
+    "write_report": "mobatlas.report.page",
     "write_tables": "mobatlas.report.tables",
 }
 
@@ -99,6 +103,7 @@ __all__ = [
     "build_feature",
     "build_regions",
     "compare",
+    "compare_predictors",
     "diagnose",
     "evaluate",
     "evaluate_groups",
@@ -121,5 +126,6 @@ __all__ = [
     "train",
     "write_city_folder",
     "write_evaluation",
+    "write_report",
     "write_tables",
 ]
