@@ -109,7 +109,7 @@ def choose_strategy(model: Generator) -> tuple[str, str]:
         raise MobatlasError(
             "--strategy auto: this model knows groups already; give one of phase 1, or --strategy finetune to go on from it"
         )
-    return "tilt", "it takes minutes where finetune takes hours, and refuses fewer candidates than resample"
+    return "tilt", "unlike finetune it need not simulate while it trains, and it refuses fewer candidates than resample"
 
 
 def strategy_named(name: str) -> Strategy:
