@@ -176,7 +176,7 @@ def _cell(place: Place, partition: str, strategy: str) -> None:
 
 
 def summarise(out: Path, seeds: Iterable[int], cells: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Means and spreads over seeds, of divergences and of what they close."""
+    """Means and spreads over seeds, of divergences and of what they close; `benchmark cost` measures time."""
     numbers, cells = list(seeds), list(cells)
     phase1 = [_read(out, seed, "phase1") for seed in numbers]
     found = [
@@ -194,10 +194,8 @@ def summarise(out: Path, seeds: Iterable[int], cells: Iterable[tuple[str, str]])
         for partition, cell in [(None, phase1), *found]
         for model in cell[0]["diversity"][anchors]
     ]
-    every = [("phase1", None), *((f"{partition}-{strategy}", strategy) for partition, strategy in cells)]
-    seconds = {name: [_read(out, seed, name)["seconds"] for seed in numbers] for name, _ in every}
     threads = [each["threads"] for each in phase1]
-    return {"seeds": numbers, "threads": threads, "seconds": seconds, "rows": rows}
+    return {"seeds": numbers, "threads": threads, "rows": rows}
 
 
 def _compared(
