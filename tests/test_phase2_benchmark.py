@@ -34,7 +34,7 @@ def written(folder: Path, seed: int, name: str, models: dict[str, float]) -> Non
         "held_out": {"n": 10, "distinct": 1.0, "copies": 0.5},
     }
     shown = {anchors: dict.fromkeys(set(models) - {"floor"}, variety) for anchors in ANCHORS}
-    facts = {"seconds": 1.0, "threads": 1, "jsd": jsd, "diversity": shown}
+    facts = {"threads": 1, "jsd": jsd, "diversity": shown}
     write_json(folder / f"seed-{seed}" / f"{name}.json", facts)
 
 
@@ -79,6 +79,9 @@ def test_the_benchmark_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None
     Console(width=160, file=page).print(phase2_table(first))
     assert "floor (real people)" in page.getvalue()
     place = tmp_path / "out" / "seed-3"
+    cell = json.loads((place / "demogroups-tilt.json").read_text())
+    assert cell["command"] == "mobatlas benchmark phase2 --seeds 1 --first-seed 3 --partition demogroups --out out"
+    assert cell["seed"] == 3 and "mobatlas" in cell["versions"] and str(tmp_path) not in json.dumps(cell)
     kept = {path.name: path.stat().st_mtime_ns for path in place.glob("*.json")}
     (place / "demogroups-resample.json").unlink()
     again = run(tmp_path / "out", 1, 3, **manner)

@@ -115,6 +115,9 @@ def test_a_run_without_labels_says_what_cannot_be_measured(made: Path, tmp_path:
     assert "Nobody in this dataset has a label" in made_too.report.read_text()
     with pytest.raises(MobatlasError, match="strong: is asked for"):
         run(build_run(rest | {"source": {"path": str(city)}, "strong": True}), tmp_path / "no", quiet=True)
+    with pytest.raises(MobatlasError, match="label"):  # a controlled partition is of labelled people
+        run(build_run(rest | {"source": {"path": str(city)}}), tmp_path / "no", quiet=True)
+    assert not (tmp_path / "no" / "baseline").exists()
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,9 @@ def test_a_run_without_labels_says_what_cannot_be_measured(made: Path, tmp_path:
     [
         ({"regions": {}}, "regions: the configuration has none"),
         ({"source": {"path": "nowhere"}}, "nowhere: does not exist"),
+        ({"regions": {"strong": {"partition": "hot16"}}}, r"regions\.strong: .* choose another name"),
+        ({"regions": {"../x": {"partition": "hot16"}}}, r"regions\.\.\./x: .* choose another name"),
+        ({"regions": {"c": {"partition": "hot17"}}}, "hot17"),
         (
             {"regions": {"c": {"composition": "no.csv", "aggregates": "no.csv"}}},
             r"no.csv: does not exist; `regions.c.composition`",
@@ -165,6 +171,14 @@ def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: P
     diary.write_text("who,where\na,x\n")
     with pytest.raises(MobatlasError, match="has no column 'user_id'"):
         write_configuration(tmp_path / "bad.yaml", diary, None, None)
+    diary.write_text("user_id,poi_id,lat,lon,arrival\n")
+    with pytest.raises(MobatlasError, match="holds no visits"):
+        write_configuration(tmp_path / "bad.yaml", diary, None, None)
+    diary.write_text("user_id,poi_id,lat,lon,arrival\na,x,1,1,yesterday\n")
+    with pytest.raises(MobatlasError, match="column 'arrival' holds no times"):
+        write_configuration(tmp_path / "bad.yaml", diary, None, None)
+    with pytest.raises(MobatlasError, match=r"--visits .*: does not exist"):
+        write_configuration(tmp_path / "bad.yaml", tmp_path / "nowhere.csv", None, None)
     with pytest.raises(MobatlasError, match="--aggregates: is missing"):
         write_configuration(tmp_path / "bad.yaml", None, diary, None)
     assert not (tmp_path / "bad.yaml").exists()

@@ -6,19 +6,20 @@ goes on where it was.
 
 from __future__ import annotations
 
-import logging
+import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import library_versions, read_manifest, write_json
+from mobatlas.artifacts import METADATA, library_versions, read_manifest, write_json, write_parquet
 from mobatlas.config import RegionsConfig, RunConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import KIND as DATASET
@@ -28,7 +29,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate
 from mobatlas.evaluation.regional import held_out_people, held_out_regions
 from mobatlas.folders import new_file
-from mobatlas.generation import generate
+from mobatlas.generation import SCHEMA, generate
 from mobatlas.generators.folder import KIND as MODEL
 from mobatlas.generators.folder import load_model
 from mobatlas.groups import Groups
@@ -36,14 +37,12 @@ from mobatlas.progress import track
 from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import build_regions, load_regions
 from mobatlas.regions.identifiability import diagnose
-from mobatlas.report.page import write_report
+from mobatlas.report.page import RUN, write_report
 from mobatlas.stages import Stages, content_of, made
 from mobatlas.supervision.kept import load_sampler
 from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.training import divided, supervise, train
 
-log = logging.getLogger("mobatlas")
-RUN = "run.json"
 REPORT = "report.html"
 BASELINE, STRONG = "baseline", "strong"
 
@@ -65,15 +64,17 @@ def run(config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, q
     ways = job.ways()
     dataset = job.dataset()
     opened = TrajectoryDataset.open(dataset)
-    baseline = job.baseline(dataset)
     labelled = opened.groups is not None and opened.labels() is not None
     if whole.strong and not labelled:
         raise MobatlasError("strong: is asked for, but the people of this dataset have no labels; leave it out")
+    # Before hours of training: what is wrong with regions is seen here.
+    regions = {name: job.regions(name, way, opened) for name, way in ways.items()}
+    baseline = job.baseline(dataset)
     strong = job.strong(baseline) if labelled and whole.strong is not False else None
     files = {BASELINE: job.everybody(baseline, opened)}
     if strong is not None and opened.groups is not None:
         files[STRONG] = job.by_group(STRONG, strong, opened.groups, calibrate=False)
-    chapters = {name: job.chapter(name, way, opened, baseline, files) for name, way in ways.items()}
+    chapters = {name: job.chapter(name, folder, opened, baseline, files) for name, folder in regions.items()}
     facts = {
         "title": whole.title,
         "seed": whole.seed,
@@ -135,6 +136,15 @@ class _Job:
                 "regions: the configuration has none; give composition and aggregates, `by` a column of people, or a partition"
             )
         for name, way in self.config.regions.items():
+            if (
+                name in (BASELINE, STRONG)
+                or not name.strip()
+                or not set(name).isdisjoint("/\\")
+                or name.startswith(".")
+            ):
+                raise MobatlasError(
+                    f"regions.{name}: names a folder here, and cannot be called so; choose another name"
+                )
             for key, path in self._tables(way).items():
                 if not path.exists():
                     raise MobatlasError(
@@ -168,10 +178,9 @@ class _Job:
         return self.stages.run(STRONG, out, of, make)
 
     def chapter(
-        self, name: str, way: RegionsConfig, dataset: TrajectoryDataset, baseline: Path, files: Mapping[str, Path]
+        self, name: str, regions: Path, dataset: TrajectoryDataset, baseline: Path, files: Mapping[str, Path]
     ) -> dict[str, Any]:
         """One way to know regions: how much it can tell, a model, its samples, and how good they are."""
-        regions = self._regions(name, way, dataset)
         model = self._supervised(name, baseline, regions)
         known = load_regions(regions)
         samples = self.by_group(name, model, known.groups, calibrate=True)
@@ -187,7 +196,8 @@ class _Job:
             ).as_dict(),
         }
 
-    def _regions(self, name: str, way: RegionsConfig, dataset: TrajectoryDataset) -> Path:
+    def regions(self, name: str, way: RegionsConfig, dataset: TrajectoryDataset) -> Path:
+        """Composition and aggregates."""
         out, values = self.out / "regions" / name, way.model_dump(exclude_none=True)
         tables = self._tables(way)
 
@@ -227,11 +237,12 @@ class _Job:
             done, total = 0, sum(wanted.values())
             scratch = tempfile.TemporaryDirectory(prefix=".", dir=out.parent)
             with track(f"sampling {name}", total, self.quiet) as tracker, scratch as folder:
-                parts = []
+                parts: dict[Path, int] = {}
                 for number, (group, n) in enumerate(wanted.items()):
-                    parts.append(Path(folder) / f"{number}.parquet")
+                    part = Path(folder) / f"{number}.parquet"
                     how: dict[str, Any] = {"group": group, "calibrate": calibrate and group is not None}
-                    generate(model, parts[-1], n, **how, coarsen=coarsen, seed=self.config.seed + number)
+                    generate(model, part, n, **how, coarsen=coarsen, seed=self.config.seed + number)
+                    parts[part] = n
                     done += n
                     tracker.step(done, group or "everybody")
                 with new_file(out, overwrite=True) as partial:
@@ -281,13 +292,17 @@ class _Job:
         return {"seed": self.config.seed, "quiet": self.quiet, "resume": same, "overwrite": not same}
 
 
-def _join(parts: list[Path], out: Path) -> None:
-    """Files of samples one after the other; trajectories are numbered through."""
-    schema = pq.read_schema(parts[0])
-    with pq.ParquetWriter(out, schema, compression="zstd") as writer:
+def _join(parts: Mapping[Path, int], out: Path) -> None:
+    """Files of so many trajectories one after the other, numbered through; the metadata hold those of all."""
+    told = [json.loads(pq.read_schema(part).metadata[METADATA]) for part in parts]
+    schema = SCHEMA.with_metadata({METADATA: json.dumps(told, sort_keys=True)})
+
+    def batches() -> Iterator[pa.RecordBatch]:
         first = 0
-        for part in parts:
-            table = pq.read_table(part, memory_map=False)
-            numbers = table["trajectory"].to_numpy() + first
-            writer.write_table(table.set_column(0, "trajectory", pa.array(numbers, pa.int64())).cast(schema))
-            first = int(numbers.max()) + 1 if len(numbers) else first
+        for part, n in parts.items():
+            for batch in pq.ParquetFile(part).iter_batches():
+                numbers = pc.add(batch["trajectory"], first)
+                yield batch.set_column(0, "trajectory", numbers).cast(schema)
+            first += n
+
+    write_parquet(out, schema, batches())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import duckdb
 
-from mobatlas.config import read_yaml
+from mobatlas.artifacts import beside
 from mobatlas.errors import MobatlasError
 
 REQUIRED = ("user_id", "poi_id", "arrival")
@@ -35,20 +35,18 @@ def write_configuration(
     if (composition is None) != (aggregates is None):
         missing = "--aggregates" if aggregates is None else "--composition"
         raise MobatlasError(f"{missing}: is missing; composition and aggregates tell of the same regions, so give both")
-    for path in filter(None, (visits, composition, aggregates)):
-        if not path.exists():
-            raise MobatlasError(f"{path}: does not exist")
+    for option, path in {"visits": visits, "composition": composition, "aggregates": aggregates}.items():
+        if path is not None and not path.exists():
+            raise MobatlasError(f"--{option} {path}: does not exist; give the file that holds them")
     seen = None if visits is None else _look(visits)
-    text = (
-        "\n".join([*_head(), *_source(seen, out.parent), *_regions(composition, aggregates, out.parent), *_rest()])
-        + "\n"
-    )
+    lines = [*_head(), *_source(seen, out.parent), *_regions(composition, aggregates, out.parent), *_rest()]
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(text, encoding="utf-8")
-    read_yaml(out)
-    found = (
-        [] if seen is None else [f"{seen.path}: {seen.rows:,} visits of {seen.people:,} people over {seen.days:,} days"]
-    )
+    partial = beside(out, "partial")
+    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    partial.replace(out)
+    found = []
+    if seen is not None:
+        found.append(f"{seen.path}: {seen.rows:,} visits of {seen.people:,} people over {seen.days:,} days")
     return [*found, f"{out}: written; look through it, then: mobatlas run {out}"]
 
 
@@ -69,17 +67,22 @@ def _look(path: Path) -> _Visits:
             raise MobatlasError(
                 f"{table}: has no column '{missing[0]}'; rename its columns, or set `source.format` to the layout that it has"
             )
-        facts = engine.execute(
-            f"""
+        query = f"""
             WITH visits AS (SELECT user_id, CAST(arrival AS TIMESTAMP) AS arrival FROM {reader}(?)),
                  people AS (SELECT user_id, count(DISTINCT arrival::DATE) AS days FROM visits GROUP BY user_id)
             SELECT (SELECT count(*) FROM visits), (SELECT count(*) FROM people), (SELECT median(days) FROM people),
                    (SELECT date_diff('day', min(arrival), max(arrival)) + 1 FROM visits)
-            """,
-            [str(table)],
-        ).fetchone()
+            """
+        try:
+            facts = engine.execute(query, [str(table)]).fetchone()
+        except duckdb.Error as error:
+            raise MobatlasError(
+                f"{table}: column 'arrival' holds no times ({str(error).splitlines()[0]}); write them as 2024-03-04 08:00"
+            ) from None
     assert facts is not None
     rows, people, each, days = facts
+    if not rows:
+        raise MobatlasError(f"{table}: holds no visits, it has no rows; give a table with some")
     return _Visits(path, int(rows), int(people), int(days or 0), float(each or 0), columns)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,6 @@ from mobatlas.evaluation.comparison import floor_closed, gap_closed
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, score_groups
 from mobatlas.generators.base import Generator
-from mobatlas.generators.folder import KIND as MODEL
 from mobatlas.generators.folder import load_model
 from mobatlas.progress import track
 from mobatlas.regions.folder import KIND as REGIONS
@@ -89,8 +87,14 @@ class Place:
         read_manifest(folder, REGIONS)
         return folder
 
-    def score(self, name: str, models: Mapping[str, Generator | Sampler], facts: Mapping[str, Any]) -> None:
-        """Against test people, both ways to choose anchors; the file says that the cell is finished."""
+    def score(
+        self,
+        name: str,
+        models: Mapping[str, Generator | Sampler],
+        asked: str = "",
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Against test people, both ways to choose anchors; the file says that the cell is finished, and how it was made."""
         yardstick, dataset = Yardstick.of(self.dataset), self.dataset
         found: dict[str, Any] = {}
         variety: dict[str, Any] = {}
@@ -98,7 +102,13 @@ class Place:
             scores = score_groups(dataset, yardstick, models, self.seed, anchors=anchors)
             found[anchors] = {label: rounded(each.average) for label, each in scores.items()}
             variety[anchors] = {label: each.diversity for label, each in scores.items() if label != FLOOR}
-        write_json(self.path / f"{name}.json", {**facts, "jsd": found, "diversity": variety})
+        made = {
+            "command": f"mobatlas benchmark phase2 --seeds 1 --first-seed {self.seed}{asked} --out {self.path.parent.name}",
+            "seed": self.seed,
+            "versions": library_versions(),
+            "threads": torch.get_num_threads(),
+        }
+        write_json(self.path / f"{name}.json", made | dict(facts or {}) | {"jsd": found, "diversity": variety})
 
     def scored(self, name: str) -> bool:
         return (self.path / f"{name}.json").exists()
@@ -147,12 +157,11 @@ def run(
 def _phase1(place: Place) -> None:
     if place.scored("phase1"):
         return
-    start = time.perf_counter()
     baseline = place.baseline()
     common: dict[str, Any] = {"values": place.generator, "seed": place.seed, "quiet": place.quiet, "resume": True}
     supervise(baseline, place.path / STRONG, strategy=STRONG, **common)
     models = {name: load_model(place.path / name).generator for name in (BASELINE, STRONG)}
-    place.score("phase1", models, {"threads": torch.get_num_threads(), "seconds": _since(start)})
+    place.score("phase1", models)
 
 
 def _cell(place: Place, partition: str, strategy: str) -> None:
@@ -161,18 +170,17 @@ def _cell(place: Place, partition: str, strategy: str) -> None:
         return
     baseline, regions = place.baseline(), place.regions(partition)
     out, concerned = place.path / name, strategy_named(strategy).options
-    start = time.perf_counter()
     values = {section: value for section, value in place.supervision.items() if f"--set {section}" in concerned}
     common: dict[str, Any] = {"seed": place.seed, "quiet": place.quiet, "resume": True}
     report = supervise(baseline, out, regions, strategy=strategy, values=values, **common)
-    seconds, model = _since(start), load_model(out)
+    model = load_model(out)
     models: dict[str, Generator | Sampler] = {}
     if strategy != "resample":
         models[strategy] = model.generator
     if strategy != "finetune":
         models["resample" if strategy == "resample" else f"{strategy}, calibrated"] = load_sampler(model)
-    facts = {"seconds": seconds, "threads": torch.get_num_threads(), "warnings": report["warnings"]}
-    place.score(name, models, facts | {"supervision": read_manifest(out, MODEL).details["report"]})
+    told = {name: value for name, value in report.items() if name != "regions"}  # their place on this machine
+    place.score(name, models, f" --partition {partition}", {"supervision": told})
 
 
 def summarise(out: Path, seeds: Iterable[int], cells: Iterable[tuple[str, str]]) -> dict[str, Any]:
@@ -239,7 +247,3 @@ def _read(out: Path, seed: int, name: str) -> dict[str, Any]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
-
-
-def _since(start: float) -> float:
-    return round(time.perf_counter() - start, 1)

@@ -58,8 +58,7 @@ class NextPoiConfig(Section):
 
 PROFILES: Mapping[str, Mapping[str, Any]] = {
     "full": {},
-    # For two CPU cores. So few steps must be longer ones: in the simulated city the paper's rate comes to 2.6 nats a prediction
-    # in them, this one to 2.1, where it levels off.
+    # For two CPU cores. So few steps must be longer ones: at the paper's rate the loss is still falling after them.
     "quick": {
         "embedding": 64,
         "hidden": 64,

@@ -46,6 +46,7 @@ SCALE_PRIOR = (np.log(0.02), 3.0)  # of log lambda: groups differ by about a sev
 GROUPS_EXPLAIN = 0.1
 BOUNDS = (-14.0, 6.0)  # of the logarithms
 METHODS = ("bayes", "least-squares", "simplex")
+MOSTLY_PRIOR = 0.5  # information about a group below which its means are more assumption than data
 
 
 @dataclass(frozen=True)

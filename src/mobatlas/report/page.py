@@ -19,23 +19,23 @@ from markupsafe import Markup, escape
 from mobatlas.artifacts import read_manifest
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.comparison import group_members
+from mobatlas.evaluation.comparison import EVERYBODY, group_members
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS, Yardstick, column_sums, jsd, located, travel_distance
 from mobatlas.evaluation.samples import Samples, read_samples
 from mobatlas.features import Trajectories
 from mobatlas.generators.folder import KIND as MODEL
 from mobatlas.generators.folder import SUPERVISION
 from mobatlas.groups import Groups
+from mobatlas.regions.recovery import MOSTLY_PRIOR
 from mobatlas.regions.table import Floats
 from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, line_chart
 from mobatlas.report.story import summary
 
 RUN = "run.json"
-EVERYBODY = "everybody"
 REAL = "real people"
 KINDS = {REAL: "real", "baseline": "baseline", "supervised": "ours", "strong": "strong"}
 EXAMPLES = 6  # trajectories drawn on a map
-LONGEST = 60  # km and visits shown, by quantile
+LONGEST = 60  # visits that are shown, at most
 CURVE = 300  # points of a learning curve
 
 
@@ -58,7 +58,7 @@ def render(folder: Path) -> str:
     environment = Environment(loader=PackageLoader("mobatlas.report"), autoescape=True, undefined=StrictUndefined)
     environment.filters["share"] = lambda value: "-" if value is None else f"{value:.0%}"
     environment.filters["bits"] = lambda value: "-" if value is None else f"{value:.4f}"
-    return environment.get_template("report.html.j2").render(story=story, style=_style(), metrics=METRICS)
+    return environment.get_template("report.html.j2").render(story=story, style=_style())
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -110,8 +110,7 @@ class Chapter:
             values = {label: scores["average"][metric.name] for label, scores in found["scores"].items()}
             interval = found["intervals"]["ours"][metric.name]
             closed = found["floor_closed"].get(metric.name, {})
-            gap = found["gap_closed"].get(metric.name, {})
-            rows.append({"metric": metric, **values, "interval": interval, "closed": closed, "gap": gap})
+            rows.append({"metric": metric, **values, "interval": interval, "closed": closed})
         return rows
 
     @property
@@ -337,7 +336,7 @@ def _identified(diagnosis: Mapping[str, Any]) -> Markup:
 
 def _told_of(supervision: Mapping[str, Any]) -> Markup:
     told = supervision.get("information", {})
-    kinds = ["ours" if share >= 0.5 else "partly" for share in told.values()]
+    kinds = ["ours" if share >= MOSTLY_PRIOR else "partly" for share in told.values()]
     title = "What they told of each group with the people they have (0 is all assumption, 1 all data)"
     return bar_chart(list(told), list(told.values()), kinds, title, 1.0)
 

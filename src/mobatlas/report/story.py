@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mobatlas.regions.recovery import MOSTLY_PRIOR
+
 HEADLINE = "poi"  # the metric that the first sentence is about
-LITTLE = 0.5  # of the prior variance: a group that regions tell less of is mostly assumption
 
 
 def summary(chapters: Mapping[str, Mapping[str, Any]], labelled: bool) -> list[str]:
@@ -29,7 +30,7 @@ def _told(chapter: Mapping[str, Any]) -> list[str]:
     said = [
         f"{diagnosis['regions']} regions tell {min(rank, count)} of {count} directions between groups above their noise."
     ]
-    little = [name for name, share in groups.items() if share < LITTLE]
+    little = [name for name, share in groups.items() if share < MOSTLY_PRIOR]
     if little:
         who = "any group" if len(little) == count else _listed(little)
         said.append(f"They say little of {who}: what they do not tell stays near the population's mean.")

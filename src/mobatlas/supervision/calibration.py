@@ -201,7 +201,7 @@ def _weighting(
         if candidates is None or choice.cap <= 1:
             return fit_capped_tilt(rows, target, choice.cap, choice.ridge)
         visits = rows @ number
-        ratio = float(target @ number) / visits.mean() if visits.any() else 1.0
+        ratio = float(target @ number / visits.mean()) if visits.any() else 1.0
         coefficients, converged = fit_given_tilt(rows, target, k, choice.ridge, visits, ratio)
         return coefficients, ratio, converged
 

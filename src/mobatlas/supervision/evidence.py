@@ -23,11 +23,10 @@ from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.folder import KIND, load_assignment, load_regions, load_validation
 from mobatlas.regions.identifiability import diagnose
-from mobatlas.regions.recovery import Recovery, calibrate_composition, recover
+from mobatlas.regions.recovery import MOSTLY_PRIOR, Recovery, calibrate_composition, recover
 from mobatlas.regions.table import Aggregates, Floats, Regions
 
 log = logging.getLogger("mobatlas")
-MOSTLY_PRIOR = 0.5  # of the prior variance removed by the regions
 SAME_LEVEL = 1.5  # factor between visits of the aggregates and of the dataset that is no surprise
 TIMES = "hour"  # the one map that counts when, which no generator tells yet
 VISITS = "visits"
