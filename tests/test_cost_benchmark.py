@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mobatlas import TrajectoryDataset
+from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.benchmark import cost
 from mobatlas.evaluation.comparison import group_members
 from mobatlas.features import Trajectories
@@ -38,6 +38,12 @@ def test_all_ways_start_from_one_baseline_and_are_measured_alike(tmp_path: Path)
     config = FinetuneConfig(validation_samples=64)
     everybody = regional_loss(PlainSampler(model.generator, dataset.anchors), dataset, regions, config, 3)
     assert regional_loss(_People(dataset), dataset, regions, config, 3) < 0.7 * everybody
+
+
+def test_a_misspelt_partition_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    with pytest.raises(MobatlasError, match=r"--partition demogrups does not exist.*demogroups"):
+        cost.run(tmp_path / "out", partition="demogrups")
+    assert not (tmp_path / "out").exists()
 
 
 class _People:

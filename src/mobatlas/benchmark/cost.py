@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.phase2 import Place
+from mobatlas.benchmark.phase2 import Place, check_partitions
 from mobatlas.config import merge
 from mobatlas.generators.folder import load_model
 from mobatlas.progress import SILENT, Tracker
@@ -47,6 +47,7 @@ def run(
     tracker: Tracker = SILENT,
 ) -> dict[str, Any]:
     """Measure, write cost.json into `out`; `values` and `city` change the preset `small`."""
+    check_partitions([partition])
     own, rest = divided(values or {})
     place = Place(out / f"seed-{seed}", seed, rest, {}, city or {}, quiet)
     tracker.step(0, "baseline")

@@ -125,9 +125,7 @@ def run(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Fill `out`, write phase2.json there; `values` and `city` change the preset `small`."""
-    for name in partitions:
-        if name not in PLAN:
-            raise MobatlasError(f"--partition {name} does not exist{suggestion(name, PLAN)} (known: {', '.join(PLAN)})")
+    check_partitions(partitions)
     chosen = {name: PLAN[name] for name in partitions or PLAN}
     cells = [(partition, strategy) for partition, strategies in chosen.items() for strategy in strategies]
     own, rest = divided(values or {})
@@ -152,6 +150,13 @@ def run(
     }
     write_json(out / "phase2.json", result)
     return result
+
+
+def check_partitions(names: Sequence[str]) -> None:
+    """Refuse one that does not exist, before anything is trained."""
+    for name in names:
+        if name not in PLAN:
+            raise MobatlasError(f"--partition {name} does not exist{suggestion(name, PLAN)} (known: {', '.join(PLAN)})")
 
 
 def _phase1(place: Place) -> None:
