@@ -183,7 +183,7 @@ def test_every_strategy_makes_a_model_that_samples_groups_and_regions(
 def test_the_command_says_what_it_chose_and_why(world: World, tmp_path: Path) -> None:
     done = run("supervise", world.model, world.groups, *SMALL, "--out", tmp_path / "new", "--quiet")
     assert done.code == 0, done.err
-    assert "supervised by tilt (it takes minutes" in " ".join(done.out.split())
+    assert "supervised by tilt (unlike finetune it need not simulate" in " ".join(done.out.split())
     again = run("supervise", world.model, world.groups, *SMALL, "--out", tmp_path / "new", "--resume", "--json")
     report = json.loads(again.out)
     assert report == read_manifest(tmp_path / "new", "model").details["report"]
