@@ -7,12 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from mobatlas import MobatlasError
 from mobatlas.artifacts import write_json
-from mobatlas.benchmark.phase2 import ANCHORS, run, summarise
+from mobatlas.benchmark.cells import ANCHORS, Job, summarise
+from mobatlas.benchmark.phase2 import run
 from mobatlas.report.text import phase2_table
 from tests.tiny import OPTIONS
 
@@ -34,7 +36,8 @@ def written(folder: Path, seed: int, name: str, models: dict[str, float]) -> Non
         "held_out": {"n": 10, "distinct": 1.0, "copies": 0.5},
     }
     shown = {anchors: dict.fromkeys(set(models) - {"floor"}, variety) for anchors in ANCHORS}
-    facts = {"threads": 1, "jsd": jsd, "diversity": shown}
+    groups = {model: {"a": {"poi": value}, "b": {"poi": value}} for model, value in models.items()}
+    facts = {"threads": 1, "jsd": jsd, "groups": groups, "diversity": shown}
     write_json(folder / f"seed-{seed}" / f"{name}.json", facts)
 
 
@@ -42,9 +45,10 @@ def test_what_is_closed_is_of_the_means_over_seeds_and_the_spread_is_between_the
     for seed, (baseline, ours) in enumerate([(0.3, 0.2), (0.5, 0.3)]):
         written(tmp_path, seed, "phase1", {"baseline": baseline, "strong": 0.15, "floor": 0.1})
         written(tmp_path, seed, "messy-tilt", {"tilt": ours, "floor": 0.1})
-    rows = summarise(tmp_path, range(2), [("messy", "tilt")])["rows"]
+    rows = summarise(tmp_path, range(2), [Job("messy", "tilt")])["rows"]
     row = next(row for row in rows if row["model"] == "tilt" and row["anchors"] == "group")
     assert row["diversity"] == {"distinct": 0.9, "copies": 0.1, "held_out": {"distinct": 1.0, "copies": 0.5}}
+    assert row["groups"]["b"]["poi"] == pytest.approx([0.25, 0.1 / 2**0.5], abs=1e-4)
     found = row["metrics"]["poi"]
     assert found["jsd"] == pytest.approx(0.25) and found["baseline"] == pytest.approx(0.4)
     assert found["floor_closed"] == pytest.approx(0.15 / 0.3) and found["gap_closed"] == pytest.approx(0.15 / 0.25)
@@ -56,7 +60,7 @@ def test_what_is_closed_is_of_the_means_over_seeds_and_the_spread_is_between_the
 def test_no_gap_is_closed_where_there_is_none(tmp_path: Path) -> None:
     written(tmp_path, 0, "phase1", {"baseline": 0.1, "strong": 0.2, "floor": 0.1})
     written(tmp_path, 0, "messy-tilt", {"tilt": 0.1, "floor": 0.1})
-    found = summarise(tmp_path, [0], [("messy", "tilt")])["rows"][-1]["metrics"]["poi"]
+    found = summarise(tmp_path, [0], [Job("messy", "tilt")])["rows"][-1]["metrics"]["poi"]
     assert found["floor_closed"] is None and found["gap_closed"] is None
 
 
@@ -81,6 +85,11 @@ def test_the_benchmark_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None
     place = tmp_path / "out" / "seed-3"
     cell = json.loads((place / "demogroups-tilt.json").read_text())
     assert cell["command"] == "mobatlas benchmark phase2 --seeds 1 --first-seed 3 --partition demogroups --out out"
+    assert set(cell["groups"]) == {"tilt", "tilt, calibrated", "floor"} and len(cell["groups"]["tilt"]) == 8
+    curve = json.loads((place / "demogroups-finetune-js.json").read_text())["curve"]
+    assert curve[0]["step"] == 0 and "js average" in curve[-1]
+    apart = np.array(json.loads((place / "phase1.json").read_text())["between_groups"]["poi"])
+    assert apart.shape == (8, 8) and (np.diag(apart) == 0).all() and (apart == apart.T).all() and apart.max() > 0.1
     assert cell["seed"] == 3 and "mobatlas" in cell["versions"] and str(tmp_path) not in json.dumps(cell)
     kept = {path.name: path.stat().st_mtime_ns for path in place.glob("*.json")}
     (place / "demogroups-resample.json").unlink()

@@ -1,6 +1,6 @@
 """What phase 2 costs: the paper's finetuning for a fixed number of steps, and how soon a tilt has reached the same regions.
 
-Everything is measured in one run, on one baseline, in one folder of `benchmark phase2`, where it is made if it is not there.
+Everything is measured in one run, on one baseline, in one folder of cells, where it is made if it is not there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.phase2 import Place, check_partitions
+from mobatlas.benchmark.cells import Bench, Place, check_partitions
 from mobatlas.config import merge
 from mobatlas.generators.folder import load_model
 from mobatlas.progress import SILENT, Tracker
@@ -49,7 +49,8 @@ def run(
     """Measure, write cost.json into `out`; `values` and `city` change the preset `small`."""
     check_partitions([partition])
     own, rest = divided(values or {})
-    place = Place(out / f"seed-{seed}", seed, rest, {}, city or {}, quiet)
+    command = f"mobatlas benchmark cost --partition {partition} --steps {steps} --seed {seed} --out {out.name}"
+    place = Place(out / f"seed-{seed}", seed, Bench(command, rest, city or {}, quiet=quiet))
     tracker.step(0, "baseline")
     baseline, regions, dataset = place.baseline(), place.regions(partition), place.dataset
     asked: dict[str, Any] = merge(
@@ -87,7 +88,7 @@ def run(
     by_name = {each["strategy"]: each for each in rows}
     tilt, published = by_name["tilt, calibrated"], by_name["finetune, as published"]
     result = {
-        "command": f"mobatlas benchmark cost --partition {partition} --steps {steps} --seed {seed} --out {out.name}",
+        "command": command,
         "seed": seed,
         "versions": library_versions(),
         "threads": torch.get_num_threads(),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mobatlas.artifacts import library_versions, write_json
+from mobatlas.benchmark.cells import rounded
 from mobatlas.config import load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -131,7 +132,3 @@ def solvers(dataset: TrajectoryDataset, model: LatentDiffusion, seed: int) -> li
         seconds = round(time.perf_counter() - start, 2)
         rows.append({"solver": solver, "steps": steps, "seconds": seconds, **rounded({m: found[m] for m in POOLED})})
     return rows
-
-
-def rounded(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in values.items()}

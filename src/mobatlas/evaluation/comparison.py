@@ -117,6 +117,21 @@ def group_members(dataset: TrajectoryDataset, split: str) -> dict[str, Ints]:
     return {name: members[group == number] for number, name in enumerate(dataset.groups.names)}
 
 
+def pairwise(
+    dataset: TrajectoryDataset, yardstick: Yardstick, split: str = "train", seed: int = 0
+) -> dict[str, Floats]:
+    """How far groups are from each other: name of a metric -> (groups, groups), at equal sizes, zero with themselves."""
+    members = {name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()}
+    size = min(len(rows) for rows in members.values())
+    rng = np.random.default_rng([seed, crc32(b"pairwise")])
+    some = [rows.take(np.sort(rng.permutation(len(rows))[:size])) for rows in members.values()]
+    counted = [yardstick.histograms(each) for each in some]
+    return {
+        metric.name: np.array([[jsd(a[metric.name], b[metric.name]) for b in counted] for a in counted])
+        for metric in METRICS
+    }
+
+
 def gap_closed(model: float, baseline: float, strong: float, spread: float = 0.0) -> float | None:
     """How far a model comes from the baseline to the strong one: 0 at the baseline, 1 at strong, more beyond it.
 

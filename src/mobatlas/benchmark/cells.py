@@ -1,0 +1,313 @@
+"""Cells: models of phase 2 on simulated cities, each scored against test people; what several benchmarks are made of.
+
+A folder is filled cell by cell. A run that stopped goes on where it was, and what is finished, as the JSON file of the cell
+says, is not computed again; benchmarks that are given one folder share what they have in common.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mobatlas.artifacts import library_versions, read_manifest, write_json
+from mobatlas.config import load_run, merge
+from mobatlas.data.city import write_city_folder
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.prepare import prepare
+from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.evaluation.comparison import Scores, floor_closed, gap_closed, pairwise
+from mobatlas.evaluation.metrics import Yardstick
+from mobatlas.evaluation.models import FLOOR, score_groups
+from mobatlas.generators.base import Generator
+from mobatlas.generators.folder import load_model
+from mobatlas.progress import track
+from mobatlas.regions.folder import KIND as REGIONS
+from mobatlas.regions.folder import build_regions
+from mobatlas.supervision.kept import CURVE, load_sampler
+from mobatlas.supervision.resample import Sampler
+from mobatlas.supervision.strategies import strategy_named
+from mobatlas.training import divided, supervise, train
+
+log = logging.getLogger("mobatlas")
+SHUFFLED = "shuffled"  # demogroups whose people were exchanged between regions: there is nothing to learn
+PARTITIONS = ("demogroups", "hot16", "fullrank", "rankdef", "messy", SHUFFLED)
+ANCHORS = ("group", "population")
+# What a cell of preset `small` took on one thread of a slow machine; for the plan alone.
+MINUTES: Mapping[str, int] = {"phase1": 20, "tilt": 18, "resample": 8, "finetune": 30}
+BASELINE, STRONG, PHASE1 = "baseline", "strong", "phase1"
+MEASURE = (
+    "JSD in bits against test people of each group at equal sizes, averaged over groups; floor: training people of the group; "
+    "closed: the share of baseline - floor; spread: standard deviation between seeds"
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model of phase 2."""
+
+    partition: str
+    strategy: str
+    divergence: str = "js"  # of finetuning; tilt and resample minimise none, they meet the moments
+    features: tuple[str, ...] = ("poi",)
+
+    @property
+    def name(self) -> str:
+        """Of its cell, and of the folder of the model."""
+        own = (self.divergence,) if self.strategy == "finetune" else ()
+        other = () if self.features == ("poi",) else ("+".join(self.features),)
+        return "-".join((self.partition, self.strategy, *own, *other))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all cells of a benchmark have in common."""
+
+    command: str  # for the files: how to make them again; {seed} is that of the cell
+    values: Mapping[str, Any] = field(default_factory=dict)  # changes of the preset
+    city: Mapping[str, Any] = field(default_factory=dict)
+    preset: str = "small"
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """The folder of one seed: a city, its baseline, and what is made of them."""
+
+    path: Path
+    seed: int
+    bench: Bench
+
+    @property
+    def dataset(self) -> TrajectoryDataset:
+        return TrajectoryDataset.open(self.path / "dataset")
+
+    @property
+    def manner(self) -> dict[str, Any]:
+        """Of all training here."""
+        return {"seed": self.seed, "quiet": self.bench.quiet, "resume": True}
+
+    def baseline(self) -> Path:
+        """The city and the model of phase 1, made if they are not there."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        preset = self.bench.preset
+        if not (self.path / "dataset").exists():
+            simulated = load_run(preset=preset).simulate
+            simulated = simulated.model_validate(merge(simulated.model_dump(), self.bench.city))
+            write_city_folder(self.path / "city", simulated, self.seed, overwrite=True)
+            prepare(self.path / "city", self.path / "dataset", preset=preset)
+        made = self.path / BASELINE
+        train(self.path / "dataset", made, preset=preset, values=divided(self.bench.values)[1], **self.manner)
+        return made
+
+    def strong(self) -> Path:
+        """The labelled upper bound."""
+        made = self.path / STRONG
+        supervise(self.baseline(), made, strategy=STRONG, values=divided(self.bench.values)[1], **self.manner)
+        return made
+
+    def regions(self, partition: str, features: Sequence[str] = ("poi",)) -> Path:
+        """The folder of a partition, made if it is not there."""
+        name = partition if tuple(features) == ("poi",) else f"{partition}-{'+'.join(features)}"
+        folder, shuffled = self.path / "regions" / name, partition == SHUFFLED
+        if not folder.exists():
+            kind = "demogroups" if shuffled else partition
+            manner: dict[str, Any] = {"shuffle_regions": shuffled, "features": features, "seed": self.seed}
+            build_regions(self.dataset.path, folder, partition=kind, **manner)
+        read_manifest(folder, REGIONS)
+        return folder
+
+    def supervised(self, job: Job) -> tuple[Path, dict[str, Any]]:
+        """The model of a job, made if it is not there, and what was reported of it."""
+        baseline, regions = self.baseline(), self.regions(job.partition, job.features)
+        out, strategy = self.path / job.name, strategy_named(job.strategy)
+        own, _ = divided(self.bench.values)
+        values = {section: value for section, value in own.items() if f"--set {section}" in strategy.options}
+        if "--divergence" in strategy.options:
+            values = merge(values, {"finetune": {"divergence": job.divergence}})
+        preset = self.bench.preset if "--preset" in strategy.options else None
+        return out, supervise(
+            baseline, out, regions, strategy=job.strategy, values=values, preset=preset, **self.manner
+        )
+
+    def samplers(self, job: Job) -> dict[str, Generator | Sampler]:
+        """What a job is scored as: as it learnt, and with candidates chosen where it is calibrated."""
+        model = load_model(self.supervised(job)[0])
+        if job.strategy == "finetune":
+            return {"finetune": model.generator}
+        if job.strategy == "resample":
+            return {"resample": load_sampler(model)}
+        return {job.strategy: model.generator, f"{job.strategy}, calibrated": load_sampler(model)}
+
+    def scored(self, name: str) -> bool:
+        return (self.path / f"{name}.json").exists()
+
+    def score(self, name: str, models: Mapping[str, Generator | Sampler], facts: Mapping[str, Any]) -> None:
+        """Against test people, both ways to choose anchors; the file says that the cell is finished, and how it was made."""
+        yardstick, dataset = Yardstick.of(self.dataset), self.dataset
+        found = {anchors: score_groups(dataset, yardstick, models, self.seed, anchors=anchors) for anchors in ANCHORS}
+
+        average, by_group, variety = (
+            {anchors: {label: what(each) for label, each in scores.items()} for anchors, scores in found.items()}
+            for what in (_average, _by_group, _diversity)
+        )
+        for kinds in variety.values():
+            del kinds[FLOOR]
+        write_cell(self, name, {**facts, "jsd": average, "groups": by_group["group"], "diversity": variety})
+
+
+def write_cell(place: Place, name: str, found: Mapping[str, Any]) -> None:
+    """The file of a finished cell."""
+    made = {
+        "command": place.bench.command.format(seed=place.seed, out=place.path.parent.name),
+        "seed": place.seed,
+        "versions": library_versions(),
+        "threads": torch.get_num_threads(),
+    }
+    write_json(place.path / f"{name}.json", {**made, **found})
+
+
+def fill(out: Path, title: str, jobs: Sequence[Job], seeds: Sequence[int], bench: Bench) -> None:
+    """Compute the cells that are not there yet; what is planned is said first, and how long it may take once one is known."""
+    places = [Place(out / f"seed-{seed}", seed, bench) for seed in seeds]
+    plan = [(place, job) for place in places for job in (None, *jobs)]
+    missing = [(place, job) for place, job in plan if not place.scored(PHASE1 if job is None else job.name)]
+    minutes = sum(MINUTES[PHASE1 if job is None else job.strategy] for _, job in missing)
+    about = f", about {minutes} minutes on two cores" if bench.preset == "small" and minutes else ""
+    log.info("%s: %d cells, %d of them finished%s", title, len(plan), len(plan) - len(missing), about)
+    with track(title, max(len(missing), 1), quiet=True) as tracker:  # lines: what it is made of has bars of its own
+        for done, (place, job) in enumerate(missing):
+            tracker.step(done, f"seed {place.seed}, {'baseline and strong' if job is None else job.name}")
+            if job is None:
+                _phase1(place)
+            else:
+                _cell(place, job)
+
+
+def check_partitions(names: Iterable[str]) -> None:
+    """Refuse one that does not exist, before anything is trained."""
+    for name in names:
+        if name not in PARTITIONS:
+            raise MobatlasError(
+                f"--partition {name} does not exist{suggestion(name, PARTITIONS)} (known: {', '.join(PARTITIONS)})"
+            )
+
+
+def summarise(out: Path, seeds: Iterable[int], jobs: Iterable[Job]) -> dict[str, Any]:
+    """Means and spreads over seeds, of divergences and of what they close; `benchmark cost` measures time."""
+    numbers = list(seeds)
+    phase1 = [read_cell(out, seed, PHASE1) for seed in numbers]
+    found = [(job, [read_cell(out, seed, job.name) for seed in numbers]) for job in jobs]
+    rows = [
+        {
+            "anchors": anchors,
+            "partition": None if job is None else job.partition,
+            "divergence": job.divergence if job is not None and job.strategy == "finetune" else None,
+            "features": None if job is None else list(job.features),
+            "model": model,
+            "metrics": _compared(phase1, cell, anchors, model),
+            "groups": _over_seeds(cell, model) if anchors == "group" else None,
+            "diversity": _variety(cell, anchors, model),
+        }
+        for anchors in ANCHORS
+        for job, cell in [(None, phase1), *found]
+        for model in cell[0]["diversity"][anchors]
+    ]
+    threads = [each["threads"] for each in phase1]
+    return {"seeds": numbers, "threads": threads, "rows": rows}
+
+
+def read_cell(out: Path, seed: int, name: str) -> dict[str, Any]:
+    """What `Place.score` wrote."""
+    found: dict[str, Any] = json.loads((out / f"seed-{seed}" / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def rounded(values: Mapping[str, float]) -> dict[str, float]:
+    """To four digits, for JSON."""
+    return {name: round(value, 4) for name, value in values.items()}
+
+
+def _phase1(place: Place) -> None:
+    paths = {BASELINE: place.baseline(), STRONG: place.strong()}
+    dataset = place.dataset
+    apart = {name: np.round(table, 4).tolist() for name, table in pairwise(dataset, Yardstick.of(dataset)).items()}
+    models = {name: load_model(path).generator for name, path in paths.items()}
+    place.score(PHASE1, models, {"between_groups": apart})
+
+
+def _cell(place: Place, job: Job) -> None:
+    out, report = place.supervised(job)
+    facts: dict[str, Any] = {"supervision": {name: value for name, value in report.items() if name != "regions"}}
+    if (out / CURVE).exists():
+        facts["curve"] = [json.loads(line) for line in (out / CURVE).read_text(encoding="utf-8").splitlines()]
+    place.score(job.name, place.samplers(job), facts)
+
+
+def _average(scores: Scores) -> dict[str, Any]:
+    return dict(rounded(scores.average))
+
+
+def _diversity(scores: Scores) -> dict[str, Any]:
+    return dict(scores.diversity or {})
+
+
+def _by_group(scores: Scores) -> dict[str, Any]:
+    return {group: rounded(values) for group, values in scores.groups.items()}
+
+
+def _compared(
+    phase1: Sequence[Mapping[str, Any]], cell: Sequence[Mapping[str, Any]], anchors: str, model: str
+) -> dict[str, dict[str, Any]]:
+    """Metric by metric over seeds; what is closed is None where baseline and floor are within the seed spread."""
+    first, found = ([each["jsd"][anchors] for each in some] for some in (phase1, cell))
+    metrics = {}
+    for metric in first[0][BASELINE]:
+        values = {name: np.array([row[name][metric] for row in first]) for name in (BASELINE, STRONG, FLOOR)}
+        ours = np.array([row[model][metric] for row in found])
+        mean = {name: float(each.mean()) for name, each in values.items()}
+        changed = ours - values[BASELINE]
+        spread = float(changed.std(ddof=1)) if len(ours) > 1 else 0.0
+        metrics[metric] = {
+            "jsd": round(float(ours.mean()), 4),
+            **rounded(mean),
+            "spread": round(spread, 4),
+            "floor_closed": _rounded(floor_closed(float(ours.mean()), mean[BASELINE], mean[FLOOR], spread)),
+            "gap_closed": _rounded(gap_closed(float(ours.mean()), mean[BASELINE], mean[STRONG], spread)),
+            "by_seed": [
+                _rounded(floor_closed(*three)) for three in zip(ours, values[BASELINE], values[FLOOR], strict=True)
+            ],
+        }
+    return metrics
+
+
+def _over_seeds(cells: Sequence[Mapping[str, Any]], model: str) -> dict[str, dict[str, list[float]]]:
+    """By group and metric the mean over seeds and their standard deviation, 0 for one."""
+    found = [cell["groups"][model] for cell in cells]
+    return {
+        group: {metric: _mean_sd([each[group][metric] for each in found]) for metric in metrics}
+        for group, metrics in found[0].items()
+    }
+
+
+def _mean_sd(values: Sequence[float]) -> list[float]:
+    return [round(float(np.mean(values)), 4), round(float(np.std(values, ddof=1)) if len(values) > 1 else 0.0, 4)]
+
+
+def _variety(cells: Sequence[Mapping[str, Any]], anchors: str, model: str) -> dict[str, Any]:
+    """Means over seeds of the shares of distinct samples and of copies, beside those of test people."""
+    found = [cell["diversity"][anchors][model] for cell in cells]
+    kinds = ("distinct", "copies")
+    ours = {kind: round(float(np.mean([each[kind] for each in found])), 4) for kind in kinds}
+    real = {kind: round(float(np.mean([each["held_out"][kind] for each in found])), 4) for kind in kinds}
+    return {**ours, "held_out": real}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
