@@ -26,7 +26,7 @@ VALUES: dict[str, Any] = OPTIONS["latent-diffusion"] | {
 }
 
 
-def written(folder: Path, seed: int, name: str, models: dict[str, float]) -> None:
+def written(folder: Path, seed: int, name: str, models: dict[str, float], **more: Any) -> None:
     (folder / f"seed-{seed}").mkdir(exist_ok=True)
     jsd = {anchors: {model: {"poi": value} for model, value in models.items()} for anchors in ANCHORS}
     variety = {
@@ -37,7 +37,7 @@ def written(folder: Path, seed: int, name: str, models: dict[str, float]) -> Non
     }
     shown = {anchors: dict.fromkeys(set(models) - {"floor"}, variety) for anchors in ANCHORS}
     groups = {model: {"a": {"poi": value}, "b": {"poi": value}} for model, value in models.items()}
-    facts = {"threads": 1, "jsd": jsd, "groups": groups, "diversity": shown}
+    facts = {"threads": 1, "jsd": jsd, "groups": groups, "diversity": shown} | more
     write_json(folder / f"seed-{seed}" / f"{name}.json", facts)
 
 

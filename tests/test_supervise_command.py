@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import signal
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,6 @@ from mobatlas import (
     load_sampler,
 )
 from mobatlas.artifacts import MANIFEST, read_manifest
-from mobatlas.cli import main
 from mobatlas.data.schema import ANCHORS
 from mobatlas.evaluation.models import FLOOR, score_groups
 from mobatlas.features import Trajectories
@@ -39,6 +35,7 @@ from mobatlas.generators.base import Generator
 from mobatlas.supervision.resample import Sampler
 from mobatlas.training import train
 from tests.commands import Warm, wait_until
+from tests.outcomes import refused, run
 from tests.tiny import OPTIONS, small_city, with_other_labels
 
 FAMILY, GROUP = "latent-diffusion", "30-40, F"
@@ -58,15 +55,6 @@ HOW: dict[str, tuple[object, ...]] = {
 }
 BESIDES = ("anchors.parquet", "composition.parquet", "group_means.parquet")
 CALIBRATION = ("calibration.json", "calibration.safetensors")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command came to."""
-
-    code: int
-    out: str
-    err: str
 
 
 @dataclass(frozen=True)
@@ -103,33 +91,6 @@ class World:
             made = generate(self.supervised(strategy), out, 20, group=GROUP, calibrate=True)
             assert made.acceptance_rate is not None, "of finetune too, which keeps no calibration"
         return out
-
-
-def run(*arguments: object) -> Outcome:
-    """A command, in this process: another one would import torch first."""
-    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    sys.argv = ["mobatlas", *map(str, arguments)]
-    try:
-        with redirect_stdout(out), redirect_stderr(err):
-            main()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        sys.argv = argv
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    return Outcome(code, out.getvalue(), err.getvalue())
-
-
-def refused(*arguments: object) -> str:
-    """The one sentence with which a command is refused."""
-    done = run(*arguments)
-    assert done.code == 2, done.err
-    said = [line for line in done.err.splitlines() if line.startswith("mobatlas: ")]
-    assert len(said) == 1 and done.out == "" and "Traceback" not in done.err
-    return said[0]
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,7 @@ from mobatlas.report.text import (
     cost_table,
     phase1_table,
     phase2_table,
+    plain_table,
     rows_table,
     speed_table,
 )
@@ -88,6 +89,94 @@ def phase2(
     values = parse_assignments(assignments or [])
     result = phase2_benchmark.run(out, seeds, first_seed, partitions=partition or (), values=values, quiet=quiet)
     show(result, json, phase2_table(result))
+
+
+Profile = Annotated[str, typer.Option("--profile", help="quick (two cores, preset small) or full (preset paper).")]
+Filled = Annotated[Path, typer.Option("--out", help="Folder to fill; one that was begun is gone on with.")]
+Seeds = Annotated[int | None, typer.Option(help="Simulated cities; 1 by default in quick, 3 in full.")]
+FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
+
+
+@app.command("rq1")
+def rq1(
+    out: Filled,
+    profile: Profile = "quick",
+    seeds: Seeds = None,
+    first_seed: FirstSeed = 0,
+    assignments: Assignments = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The paper's RQ1: what each strategy learns, by how groups are mixed in regions."""
+    _question("rq1", out, profile, seeds, first_seed, assignments, json, quiet)
+
+
+@app.command("rq2")
+def rq2(
+    out: Filled,
+    profile: Profile = "quick",
+    seeds: Seeds = None,
+    first_seed: FirstSeed = 0,
+    assignments: Assignments = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The paper's RQ2: what can be learnt from POIs, from categories and from transitions."""
+    _question("rq2", out, profile, seeds, first_seed, assignments, json, quiet)
+
+
+@app.command("rq3")
+def rq3(
+    out: Filled,
+    profile: Profile = "quick",
+    seeds: Seeds = None,
+    first_seed: FirstSeed = 0,
+    size: Annotated[int | None, typer.Option(help="Trajectories to learn from, of all groups together.")] = None,
+    assignments: Assignments = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """The paper's RQ3: next-POI prediction by group, learnt from real and from synthetic people."""
+    from mobatlas.benchmark import prediction
+
+    values = parse_assignments(assignments or [])
+    result = prediction.run(out, profile, seeds=seeds, first_seed=first_seed, size=size, values=values, quiet=quiet)
+    _tell(out, result, json)
+
+
+@app.command("results")
+def results(
+    folder: Annotated[Path, typer.Argument(help="Where rq1.json, rq2.json, rq3.json lie.")],
+    out: Annotated[Path, typer.Option("--out", help="The Markdown file to write; its figures lie beside it.")],
+) -> None:
+    """The tables and figures of the research questions as one page, with the paper's own beside them."""
+    from mobatlas.report.questions import write_page
+
+    typer.echo(write_page(folder, out))
+
+
+def _question(
+    name: str,
+    out: Path,
+    profile: str,
+    seeds: int | None,
+    first_seed: int,
+    assignments: list[str] | None,
+    json: bool,
+    quiet: bool,
+) -> None:
+    from mobatlas.benchmark import questions
+
+    values = parse_assignments(assignments or [])
+    _tell(out, questions.run(name, out, profile, seeds=seeds, first_seed=first_seed, values=values, quiet=quiet), json)
+
+
+def _tell(out: Path, result: dict[str, Any], json: bool) -> None:
+    """Write the tables and figures beside the result, and print the first of the tables."""
+    from mobatlas.report.questions import question_tables, write_question
+
+    write_question(out, result)
+    show(result, json, plain_table(next(iter(question_tables(result).values()))))
 
 
 @app.command("reweight")

@@ -2,25 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mobatlas.regions.identifiability import Diagnosis
-from mobatlas.regions.table import Composition
+from mobatlas.regions.table import Composition, Floats
 
 SHOWN_REGIONS = 60
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # told apart by colour-blind people
+PALETTE = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+HATCHES = ("", "//", "..", "xx", "--", "oo")
 COLOURS = {"identified": BLUE, "partly identified": ORANGE, "not identified": GREY}
+
+
+Bars = Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]  # metric -> what varies -> model -> (value, error)
+
+
+def bars_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float]]) -> None:
+    """A panel for each metric: bars in groups, and lines across for what all of them share."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(1, len(bars), figsize=(4 * len(bars), 4), layout="constrained", squeeze=False)
+    models = list(dict.fromkeys(label for metric in bars.values() for kinds in metric.values() for label in kinds))
+    width = 0.8 / max(len(models), 1)
+    for axis, (metric, kinds) in zip(axes[0], bars.items(), strict=True):
+        for number, label in enumerate(models):
+            drawn = [(place, *values[label]) for place, values in enumerate(kinds.values()) if label in values]
+            if drawn:
+                where, value, error = (np.array(column) for column in zip(*drawn, strict=True))
+                shift = (number - (len(models) - 1) / 2) * width
+                manner = {"color": PALETTE[number % len(PALETTE)], "hatch": HATCHES[number % len(HATCHES)]}
+                axis.bar(where + shift, value, width, yerr=error, label=label, edgecolor="white", **manner)
+        for (name, level), dash in zip(lines[metric].items(), ("--", "-.", ":"), strict=False):
+            axis.axhline(level, color="black", linestyle=dash, linewidth=1, label=name)
+        axis.set_xticks(range(len(kinds)), kinds, rotation=30, ha="right")
+        axis.set_title(metric)
+    axes[0][0].set_ylabel("JSD, bits")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def curves_figure(path: Path, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """How finetuning went: for each run the regional loss and the JSD of groups to their recovered means, step by step."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(2, len(curves), figsize=(4.5 * len(curves), 6), layout="constrained", squeeze=False)
+    for (above, below), (name, rows) in zip(axes.T, curves.items(), strict=True):
+        steps = [row["step"] for row in rows]
+        above.plot(steps, [row["validation"] for row in rows], color=ORANGE, marker="o", label="regional loss")
+        above.plot(steps, [row["js average"] for row in rows], color=BLUE, marker="s", label="JSD, average of groups")
+        above.set_title(name)
+        above.legend(fontsize=8)
+        groups = [key for key in rows[0] if key.startswith("js ") and key != "js average"]
+        for number, key in enumerate(groups):
+            colour, dash = PALETTE[number % len(PALETTE)], ("-", "--")[number // len(PALETTE) % 2]
+            below.plot(steps, [row[key] for row in rows], color=colour, linestyle=dash, label=key.removeprefix("js "))
+        below.set_xlabel("step")
+    axes[0][0].set_ylabel("bits")
+    axes[1][0].set_ylabel("JSD to recovered means, bits")
+    figure.legend(*axes[1][0].get_legend_handles_labels(), loc="outside lower center", ncols=8, fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def heatmap_figure(path: Path, names: Sequence[str], tables: Mapping[str, Floats]) -> None:
+    """Square tables with a number in each cell: how far groups are from each other."""
+    plt = _pyplot()
+    figure, axes = plt.subplots(1, len(tables), figsize=(6.5 * len(tables), 5.5), layout="constrained", squeeze=False)
+    for axis, (title, table) in zip(axes[0], tables.items(), strict=True):
+        image = axis.imshow(table, cmap="cividis", vmin=0)
+        for row, column in np.ndindex(table.shape):
+            light = table[row, column] < table.max() / 2
+            axis.text(
+                column,
+                row,
+                f"{table[row, column]:.2f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if light else "black",
+            )
+        axis.set_xticks(range(len(names)), names, rotation=60, ha="right")
+        axis.set_yticks(range(len(names)), names)
+        axis.set_title(f"{title}: JSD between groups, bits")
+        figure.colorbar(image, ax=axis)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def diagnosis_figure(diagnosis: Diagnosis, composition: Composition, path: Path) -> None:
     """Composition, singular values and what each contrast is known to, side by side."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # here, because it takes a second to import and few commands need it
-
+    plt = _pyplot()
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 5), layout="constrained", width_ratios=(3, 2, 3))
     shown = composition.shares[:SHOWN_REGIONS]
     image = left.imshow(shown, aspect="auto", cmap="cividis", vmin=0, vmax=max(float(shown.max()), 1e-9))
@@ -48,3 +122,12 @@ def diagnosis_figure(diagnosis: Diagnosis, composition: Composition, path: Path)
     right.tick_params(axis="y", labelsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _pyplot() -> Any:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot  # here, because it takes a second to import and few commands need it
+
+    return pyplot

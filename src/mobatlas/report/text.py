@@ -215,10 +215,10 @@ def evaluation_table(found: Evaluation) -> RenderableType:
     lines = list(dict.fromkeys(table.note for table in made if table.note))
     lines += [f"group '{name}' is left out: it {reason}" for name, reason in found.left_out.items()]
     lines += [f"warning: {warning}" for warning in found.warnings]
-    return Group(*map(_printed, made), Text("\n".join(lines)))
+    return Group(*map(plain_table, made), Text("\n".join(lines)))
 
 
-def _printed(table: tables.Table) -> RenderableType:
+def plain_table(table: tables.Table) -> RenderableType:
     """Without lines between columns: nine of them fit into 80 characters."""
     printed = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name, numeric in zip(table.columns, table.numeric, strict=True):

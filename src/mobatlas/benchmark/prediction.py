@@ -1,0 +1,184 @@
+"""The paper's third research question: does it help somebody who predicts where people of a group go next?
+
+Under fullrank, as in the paper: predictors that learnt from real training people, from the baseline, from strong, and from
+models of phase 2, one predictor a group, tested on real test people of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mobatlas.artifacts import library_versions, write_json
+from mobatlas.benchmark.cells import BASELINE, STRONG, Bench, Job, Place, read_cell, write_cell
+from mobatlas.benchmark.questions import profile_named
+from mobatlas.evaluation.comparison import gap_closed, group_members
+from mobatlas.evaluation.downstream import ByGroup, compare_predictors, real_groups
+from mobatlas.evaluation.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, with_two_visits
+from mobatlas.features import Trajectories
+from mobatlas.generators.base import Generator
+from mobatlas.generators.folder import load_model
+from mobatlas.progress import track
+from mobatlas.supervision.resample import PlainSampler, Sampler
+
+PARTITION, REAL = "fullrank", "real"
+SIZES: Mapping[str, int] = {"quick": 8_000, "full": 30_000}  # trajectories of all groups together; the paper's
+SPARE = 1.1  # times as many samples are made: some have fewer than two visits, which teach nothing
+BLOCK = 1_024  # samples made at a time
+STREAM = 1_000  # of random numbers
+LESS_IS_BETTER = ("geo_error_km",)
+
+
+@dataclass(frozen=True)
+class Material:
+    """What predictors learn from, and the name of its cell."""
+
+    label: str
+    make: Callable[[Place, int], ByGroup]  # of so many trajectories a group
+
+    @property
+    def cell(self) -> str:
+        return f"rq3-{self.label.replace(', ', '-')}"
+
+
+def materials() -> list[Material]:
+    """In the order of the tables."""
+
+    def real(place: Place, n: int) -> ByGroup:
+        return real_groups(place.dataset)
+
+    def plain(path: Callable[[Place], Path]) -> Callable[[Place, int], ByGroup]:
+        return lambda place, n: sampled(place, load_model(path(place)).generator, n)
+
+    def supervised(job: Job, label: str) -> Callable[[Place, int], ByGroup]:
+        return lambda place, n: sampled(place, place.samplers(job)[label], n)
+
+    tuned = [Job(PARTITION, "finetune", divergence) for divergence in ("js", "tv")]
+    return [
+        Material(REAL, real),
+        Material(BASELINE, plain(Place.baseline)),
+        Material(STRONG, plain(Place.strong)),
+        Material("tilt, calibrated", supervised(Job(PARTITION, "tilt"), "tilt, calibrated")),
+        *(Material(f"finetune, {job.divergence}", supervised(job, "finetune")) for job in tuned),
+    ]
+
+
+def sampled(place: Place, model: Generator | Sampler, n: int) -> ByGroup:
+    """n samples of each group with the homes and workplaces of its training people."""
+    dataset = place.dataset
+    sampler = model if isinstance(model, Sampler) else PlainSampler(model, dataset.anchors)
+    made = {}
+    for number, (name, rows) in enumerate(group_members(dataset, "train").items()):
+        group = number if sampler.groups is None else sampler.groups.index(name)
+        rng = np.random.default_rng([place.seed, STREAM, number])
+        homes = dataset.anchors[dataset.person[rng.choice(rows, n, replace=len(rows) < n)]]
+        groups, seed = np.full(n, group, dtype=np.int64), place.seed + STREAM + number
+        blocks = [slice(start, start + BLOCK) for start in range(0, n, BLOCK)]
+        parts = [sampler.sample_given(groups[some], homes[some], seed, first=some.start) for some in blocks]
+        made[name] = Trajectories.joined(parts)
+    return made
+
+
+def run(
+    out: Path,
+    profile: str = "quick",
+    *,
+    seeds: int | None = None,
+    first_seed: int = 0,
+    size: int | None = None,
+    predictor: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | None = None,
+    city: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Fill `out`, write rq3.json there; `values` and `city` change the preset of the profile, `predictor` the LSTM."""
+    chosen, config = profile_named(profile), next_poi_config(profile, predictor)
+    numbers = range(first_seed, first_seed + (chosen.seeds if seeds is None else seeds))
+    said = f"mobatlas benchmark rq3 --profile {profile}"
+    bench = Bench(
+        f"{said} --seeds 1 --first-seed {{seed}} --out {{out}}", values or {}, city or {}, chosen.preset, quiet
+    )
+    plan = [(Place(out / f"seed-{seed}", seed, bench), material) for seed in numbers for material in materials()]
+    with track("rq3", len(plan), quiet=True) as tracker:  # lines: what it is made of has bars of its own
+        for done, (place, material) in enumerate(plan):
+            tracker.step(done, f"seed {place.seed}, {material.label}")
+            if not place.scored(material.cell):
+                place.baseline()
+                _cell(place, material, SIZES[profile] if size is None else size, config)
+    result = {
+        "command": f"{said} --seeds {len(numbers)} --first-seed {first_seed} --out {out.name}",
+        "question": "rq3",
+        "profile": profile,
+        "seed": first_seed,
+        "versions": library_versions(),
+        "partition": PARTITION,
+        "predictor": config.model_dump(mode="json"),
+        "measure": "of the next visit of real test people of a group, by a predictor that learnt from each material, as many "
+        "trajectories of each; average over groups; gap_closed: the share of the way from the baseline to real training people",
+        **summarise(out, numbers),
+    }
+    write_json(out / "rq3.json", result)
+    return result
+
+
+def summarise(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
+    """Means over seeds, on average and by group, and what is closed of the way from the baseline to real people.
+
+    Groups count that every material taught as much as real people did, in every seed; the others are in `left_out`.
+    """
+    cells = {each.label: [read_cell(out, seed, each.cell) for seed in seeds] for each in materials()}
+    left_out: dict[str, str] = {}
+    for label, found in cells.items():
+        for cell, real in zip(found, cells[REAL], strict=True):
+            left_out |= {name: f"{label}: {reason}" for name, reason in cell["left_out"].items()}
+            less = [name for name, n in real["sizes"].items() if cell["sizes"].get(name, n) < n]
+            left_out |= dict.fromkeys(less, f"{label}: too few samples have two visits")
+    names = [name for name in cells[REAL][0]["groups"] if name not in left_out]
+    groups = {
+        label: {name: _mean([cell["groups"][name] for cell in found]) for name in names}
+        for label, found in cells.items()
+    }
+    average = {label: _mean(list(each.values())) for label, each in groups.items()}
+    rows = []
+    for label in cells:
+        closed = {
+            metric: _closed(metric, *(average[each][metric] for each in (label, BASELINE, REAL)))
+            for metric in NEXT_POI_METRICS
+        }
+        rows.append({"material": label, "average": average[label], "gap_closed": closed, "groups": groups[label]})
+    sizes = {name: cells[REAL][0]["sizes"][name] for name in names}
+    return {"seeds": list(seeds), "sizes": sizes, "left_out": left_out, "rows": rows}
+
+
+def _cell(place: Place, material: Material, size: int, config: NextPoiConfig) -> None:
+    """As many trajectories of each group as asked for, or as real training people have."""
+    dataset = place.dataset
+    real = {name: len(with_two_visits(each)) for name, each in real_groups(dataset).items()}
+    sizes = {name: min(n, size // len(real)) for name, n in real.items()}
+    made = material.make(place, int(SPARE * max(sizes.values())) + 1)
+    manner: dict[str, Any] = {"size": sizes, "seed": place.seed, "quiet": place.bench.quiet, "fewest": 1}
+    found = compare_predictors(dataset, {material.label: made}, config, **manner)
+    scores = found.pop("materials")[material.label]
+    write_cell(place, material.cell, found | scores)
+
+
+def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Of each metric; None where one of them has none, or where there are none at all."""
+    values = {metric: [each[metric] for each in found] for metric in NEXT_POI_METRICS}
+    return {
+        metric: None if not some or any(each is None for each in some) else round(float(np.mean(some)), 4)
+        for metric, some in values.items()
+    }
+
+
+def _closed(metric: str, ours: float | None, baseline: float | None, real: float | None) -> float | None:
+    """More is better but for distances, and `gap_closed` is about what should fall."""
+    if ours is None or baseline is None or real is None:
+        return None
+    sign = 1 if metric in LESS_IS_BETTER else -1
+    share = gap_closed(sign * ours, sign * baseline, sign * real)
+    return None if share is None else round(share, 3)

@@ -1,0 +1,69 @@
+"""The paper's published results, to stand beside ours for orientation: what its tables print, digit by digit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any, TypedDict
+
+from mobatlas.errors import MobatlasError, suggestion
+
+QUESTIONS = ("rq1", "rq1_groups", "rq2", "rq2_groups", "rq3")
+STATES = ("Virginia", "California")
+AVERAGE = "average"  # over groups
+
+
+class PublishedRow(TypedDict):
+    """One cell of one of the paper's tables."""
+
+    state: str
+    partition: str | None  # None where the model has seen no region: baseline, strong, real
+    feature: str | None  # of the aggregates; None likewise
+    model: str  # baseline, strong, atlas-js, atlas-tv; in rq3 real instead of strong
+    metric: str
+    group: str  # or AVERAGE
+    mean: float
+    std: float | None  # of a group over seeds, of the average over groups
+    gap_closed: float | None  # a share; in rq1 alone, and not of the baseline
+
+
+@cache
+def published() -> Mapping[str, Any]:
+    """All of it: `source` with its caveat, `remarks` on odd values, and for each question a note, columns and rows."""
+    text = resources.files("mobatlas.report").joinpath("published.json").read_text(encoding="utf-8")
+    found: Mapping[str, Any] = json.loads(text)
+    return found
+
+
+def published_rows(question: str, state: str) -> list[PublishedRow]:
+    """The cells that answer a question in a state, in the paper's order."""
+    for what, name, known in (("question", question, QUESTIONS), ("state", state, STATES)):
+        if name not in known:
+            raise MobatlasError(
+                f"the paper has no {what} '{name}'{suggestion(name, known)} (known: {', '.join(known)})"
+            )
+    table = published()[question]
+    [(axis, columns)] = table["columns"].items()  # metric or group
+    return [
+        _cell(row, axis, column, place)
+        for row in table["rows"]
+        if row["state"] == state
+        for place, column in enumerate(columns)
+    ]
+
+
+def _cell(row: Mapping[str, Any], axis: str, column: str, place: int) -> PublishedRow:
+    percent = row["gap_closed_percent"][place] if "gap_closed_percent" in row else None
+    return PublishedRow(
+        state=row["state"],
+        partition=row["partition"],
+        feature=row["feature"],
+        model=row["model"],
+        metric=column if axis == "metric" else row["metric"],
+        group=column if axis == "group" else AVERAGE,
+        mean=row["mean"][place],
+        std=row["std"][place] if "std" in row else None,
+        gap_closed=None if percent is None else percent / 100,
+    )
