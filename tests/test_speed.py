@@ -15,7 +15,7 @@ def test_speed_is_a_ratio_measured_in_one_run(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(speed.PROFILES, "quick", tiny)
     result = speed.run(tmp_path / "speed", "quick", seed=1)
     assert json.loads((tmp_path / "speed" / "speed.json").read_text()) == result
-    simulated, prepared, sampled, trained, _ = result["rows"]
+    simulated, prepared, evaluated, sampled, trained, _ = result["rows"]
     for row in (sampled, trained):
         assert row["ratio"] == pytest.approx(row["seconds"] / row["reference_seconds"])
         assert 0 < row["share_of_matmul_peak"] < 1.5
@@ -25,6 +25,7 @@ def test_speed_is_a_ratio_measured_in_one_run(tmp_path: Path, monkeypatch: pytes
     assert simulated["visits_per_second"] == round(
         int(simulated["size"].split()[0].replace(",", "")) / simulated["seconds"]
     )
+    assert evaluated["size"] == "100,000 trajectories, 8 groups" and evaluated["test_trajectories"] > 8
     assert prepared["ratio"] == prepared["seconds"] / prepared["reference_seconds"]
     assert 0.05 < prepared["peak_gb"] < 3
     assert sorted(path.name for path in (tmp_path / "speed").iterdir()) == ["manifest.json", "speed.json"]

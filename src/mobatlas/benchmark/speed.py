@@ -12,17 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
+from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
+from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
+from mobatlas.evaluation.evaluate import evaluate
+from mobatlas.features import Trajectories
 from mobatlas.folders import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.resources import peak_gb
 
-STEPS = 4
+STEPS = 5
+EVALUATED = 100_000  # trajectories
 MEMORY_LIMIT = "2GB"  # of DuckDB, for the reference as for us
 VISITS_PER_USER = 67.0  # of the default city in 28 days; the table says how many there really were
 
@@ -59,7 +67,9 @@ def run(
     with new_folder(out, "benchmark", seed=seed, config={"profile": profile}, overwrite=overwrite) as folder:
         with tempfile.TemporaryDirectory(dir=folder.scratch()) as scratch:
             rows = _data_rows(Path(scratch), PROFILES[profile].visits, seed, tracker)
-            tracker.step(3, "training and sampling")
+            tracker.step(3, "evaluating")
+            rows.append(_evaluation_row(Path(scratch), seed))
+            tracker.step(4, "training and sampling")
             rows += measure(_model_rows, Path(scratch), PROFILES[profile], seed).value
         result = {
             "command": f"mobatlas benchmark speed --profile {profile} --seed {seed} --out {out.name}",
@@ -103,6 +113,20 @@ def _data_rows(scratch: Path, visits: int, seed: int, tracker: Tracker) -> list[
     ]
 
 
+def _evaluation_row(scratch: Path, seed: int) -> dict[str, Any]:
+    """`evaluate` of a large file: people of the city again and again, as if a model had made them."""
+    groups = measure(_write_samples, scratch / "dataset", scratch / "samples.parquet", seed).value
+    found = measure(_evaluate, scratch / "samples.parquet", scratch / "dataset")
+    size = f"{EVALUATED:,} trajectories, {groups} groups"
+    return {
+        "what": "evaluate",
+        "size": size,
+        "seconds": found.seconds,
+        "peak_gb": found.peak_gb,
+        "test_trajectories": found.value,
+    }
+
+
 def measure(work: Callable[..., Any], *arguments: Any) -> Measured:
     """Time a function in a fresh process, so that its peak memory is its own."""
     context = multiprocessing.get_context("spawn")
@@ -135,6 +159,24 @@ def _model_rows(scratch: Path, profile: Profile, seed: int) -> list[dict[str, An
     from mobatlas.benchmark import model_speed  # torch only in the process that needs it
 
     return model_speed.rows(scratch, profile.options, profile.samples, profile.compared, seed)
+
+
+def _write_samples(dataset: Path, out: Path, seed: int) -> int:
+    """A file as a foreign program might write it; how many groups it tells."""
+    opened = TrajectoryDataset.open(dataset)
+    assert opened.groups is not None  # a simulated city has labels
+    rows = np.random.default_rng(seed).choice(opened.split("train"), EVALUATED)
+    made = Trajectories.of(opened, rows)
+    names = np.array(opened.groups.names, dtype=object)[opened.person_groups()[opened.person[rows]]]
+    places = opened.vocabulary.table["poi_id"].combine_chunks().take(pa.array(made.tokens))
+    anchors = {name: made.anchors[made.owner, k] for k, name in enumerate(ANCHORS)}
+    pq.write_table(pa.table({"trajectory": made.owner, "poi_id": places, "group": names[made.owner], **anchors}), out)
+    return len(opened.groups)
+
+
+def _evaluate(samples: Path, dataset: Path) -> int:
+    found = evaluate(samples, dataset)
+    return sum(found.groups.sizes.values()) if found.groups is not None else 0
 
 
 def _prepare(source: Path, out: Path) -> int:
