@@ -182,3 +182,15 @@ def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: P
     with pytest.raises(MobatlasError, match="--aggregates: is missing"):
         write_configuration(tmp_path / "bad.yaml", None, diary, None)
     assert not (tmp_path / "bad.yaml").exists()
+
+
+def test_the_report_draws_how_finetuning_went_and_shows_the_papers_figures(tmp_path: Path) -> None:
+    shutil.copytree(finished_run(), tmp_path / "run")
+    rows = [{"step": step, "validation": 0.3 - step / 100, "js <30, M": 0.2, "js average": 0.2} for step in (0, 5, 10)]
+    model = tmp_path / "run" / json.loads((tmp_path / "run" / "run.json").read_text())["regions"]["hot16"]["model"]
+    (model / "curve.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(tmp_path / "run", tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Finetuning hot16: regional loss" in page and "Finetuning hot16: JSD of each group" in page
+    assert "proprietary panel" in page and "<td>California</td><td>messy</td><td>atlas-tv</td>" in page
+    plain = (finished_run() / "report.html").read_text(encoding="utf-8")
+    assert "Finetuning" not in plain

@@ -29,7 +29,9 @@ from mobatlas.groups import Groups
 from mobatlas.regions.recovery import MOSTLY_PRIOR
 from mobatlas.regions.table import Floats
 from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, line_chart
+from mobatlas.report.published import AVERAGE, STATES, published, published_rows
 from mobatlas.report.story import summary
+from mobatlas.supervision.kept import CURVE as VALIDATIONS
 
 RUN = "run.json"
 REAL = "real people"
@@ -37,6 +39,7 @@ KINDS = {REAL: "real", "baseline": "baseline", "supervised": "ours", "strong": "
 EXAMPLES = 6  # trajectories drawn on a map
 LONGEST = 60  # visits that are shown, at most
 CURVE = 300  # points of a learning curve
+BY_GROUP = "js "  # begins the columns of a finetuning curve
 
 
 def write_report(run: Path | str, out: Path | str, *, overwrite: bool = False) -> Path:
@@ -179,6 +182,20 @@ class _Story:
     def configuration(self) -> str:
         return json.dumps(self.facts["config"], indent=2, ensure_ascii=False)
 
+    @property
+    def published(self) -> list[tuple[str, str, str, list[float]]]:
+        """What the paper printed: state, partition, model, and the JSD of its four metrics."""
+        found: dict[tuple[str, str, str], list[float]] = {}
+        for state in STATES:
+            for row in published_rows("rq1", state):
+                if row["group"] == AVERAGE:
+                    found.setdefault((state, row["partition"] or "", row["model"]), []).append(row["mean"])
+        return [(*key, values) for key, values in found.items()]
+
+    @property
+    def caveat(self) -> str:
+        return str(published()["source"]["caveat"])
+
     def _chapter(self, name: str, found: Mapping[str, Any]) -> Chapter:
         evaluation = json.loads((self.folder / found["evaluation"]).read_text(encoding="utf-8"))
         details = read_manifest(self.folder / found["model"], MODEL).details
@@ -198,7 +215,10 @@ class _Story:
             identified=_identified(found["diagnosis"]),
             composition=_told_of(supervision),
             likeness=self._likeness(samples["supervised"], groups),
-            curves=[curve for label, path in models.items() for curve in _curves(self.folder / path, label)],
+            curves=[
+                *(curve for label, path in models.items() for curve in _curves(self.folder / path, label)),
+                *_validations(self.folder / found["model"], name),
+            ],
             views=self._views(samples, groups),
         )
 
@@ -358,6 +378,27 @@ def _curves(model: Path, label: str) -> list[Markup]:
             line_chart([Series("loss", "ours", x, y)], f"Training: {label}, {stage}", "step", "loss", log=True)
         )
     return charts
+
+
+def _validations(model: Path, label: str) -> list[Markup]:
+    """How finetuning came nearer to the regions and to the means recovered for each group; nothing of other strategies."""
+    try:
+        rows = [json.loads(line) for line in (model / VALIDATIONS).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []
+    step = np.array([float(row["step"]) for row in rows])
+    names = [name for name in rows[0] if name.startswith(BY_GROUP)] if rows else []
+
+    def series(name: str, label: str, kind: str) -> Series:
+        return Series(label, kind, step, np.array([float(row[name]) for row in rows]))
+
+    kinds = ("ours", "strong", "baseline", "real")
+    groups = [series(name, name.removeprefix(BY_GROUP), kinds[k % len(kinds)]) for k, name in enumerate(names)]
+    drawn = [
+        ([series("validation", "regions of validation people", "ours")], f"Finetuning {label}: regional loss"),
+        (groups, f"Finetuning {label}: JSD of each group to its recovered means"),
+    ]
+    return [line_chart(lines, title, "step", "bits") for lines, title in drawn if rows]
 
 
 def _histogram(values: Mapping[str, Floats], title: str, unit: str, *, whole: bool = False) -> Markup:
