@@ -40,7 +40,7 @@ SHUFFLED = "shuffled"  # demogroups whose people were exchanged between regions:
 PARTITIONS = ("demogroups", "hot16", "fullrank", "rankdef", "messy", SHUFFLED)
 ANCHORS = ("group", "population")
 # What a cell of preset `small` took on one thread of a slow machine; for the plan alone.
-MINUTES: Mapping[str, int] = {"phase1": 20, "tilt": 18, "resample": 8, "finetune": 30}
+MINUTES: Mapping[str, int] = {"phase1": 20, "tilt": 18, "resample": 8, "finetune": 20}
 BASELINE, STRONG, PHASE1 = "baseline", "strong", "phase1"
 MEASURE = (
     "JSD in bits against test people of each group at equal sizes, averaged over groups; floor: training people of the group; "

@@ -41,9 +41,9 @@ PARTS = ("groups", "anchors", "weights")  # of simulated people
 class FinetuneConfig(Section):
     """How to finetune; the defaults are the preset `small`."""
 
-    steps: int = Field(400, ge=1)
+    steps: int = Field(200, ge=1)
     batch: int = Field(256, ge=1)  # simulated trajectories a step, all of one region: more make its mean less noisy
-    learning_rate: float = Field(5e-4, gt=0)  # fifty times the paper's, for a seventieth of its steps
+    learning_rate: float = Field(5e-4, gt=0)  # fifty times the paper's, for one in 150 of its steps
     warmup: int = Field(50, ge=0)  # the first moments of Adam know a few regions only
     rollout_steps: int | None = Field(5, ge=1)  # of the sampler in training, most of a step; None: all
     differentiable: int = Field(1, ge=1)  # K, the last steps of the rollout that the gradient passes; each takes memory
@@ -55,7 +55,7 @@ class FinetuneConfig(Section):
     coordinate_dropout: float = Field(0.0, ge=0, le=1)  # share of simulated people whose home and work are hidden
     mask: tuple[str, ...] = ()  # HOME, WORK, OTHER: bins to leave out of the divergence, beside the mask of the regions
     ema: float | None = Field(0.99, ge=0, lt=1)  # of the weights: a step sees one region, a hundred of them see all
-    validate_every: int = Field(100, ge=1)  # steps; the weights of the best validation are kept
+    validate_every: int = Field(50, ge=1)  # steps; the weights of the best validation are kept
     validation_samples: int = Field(256, ge=1)  # of a region
     validation_regions: int = Field(32, ge=1)  # at most, chosen once: a thousand would take longer than the training
 
