@@ -4,6 +4,9 @@ BIN := $(VENV)/bin
 # One stamp a set of requirements: the environment is made again when they change.
 STAMP := $(VENV)/.installed
 
+# Tests are dealt out by files to as many processes as there are cores; each of them computes on one thread.
+SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile
+
 .PHONY: demo test test-slow lint clean help
 
 help:
@@ -22,10 +25,10 @@ demo: $(STAMP)
 	$(BIN)/mobatlas demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" $(SPREAD)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
