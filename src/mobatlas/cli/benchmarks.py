@@ -97,32 +97,26 @@ Seeds = Annotated[int | None, typer.Option(help="Simulated cities; 1 by default 
 FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
 
 
-@app.command("rq1")
-def rq1(
-    out: Filled,
-    profile: Profile = "quick",
-    seeds: Seeds = None,
-    first_seed: FirstSeed = 0,
-    assignments: Assignments = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """The paper's RQ1: what each strategy learns, by how groups are mixed in regions."""
-    _question("rq1", out, profile, seeds, first_seed, assignments, json, quiet)
+def _register(name: str, said: str) -> None:
+    @app.command(name, help=said)
+    def question(
+        out: Filled,
+        profile: Profile = "quick",
+        seeds: Seeds = None,
+        first_seed: FirstSeed = 0,
+        assignments: Assignments = None,
+        json: Json = False,
+        quiet: Quiet = False,
+    ) -> None:
+        from mobatlas.benchmark import questions
+
+        values = parse_assignments(assignments or [])
+        result = questions.run(name, out, profile, seeds=seeds, first_seed=first_seed, values=values, quiet=quiet)
+        _tell(out, result, json)
 
 
-@app.command("rq2")
-def rq2(
-    out: Filled,
-    profile: Profile = "quick",
-    seeds: Seeds = None,
-    first_seed: FirstSeed = 0,
-    assignments: Assignments = None,
-    json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """The paper's RQ2: what can be learnt from POIs, from categories and from transitions."""
-    _question("rq2", out, profile, seeds, first_seed, assignments, json, quiet)
+_register("rq1", "The paper's RQ1: what each strategy learns, by how groups are mixed in regions.")
+_register("rq2", "The paper's RQ2: what can be learnt from POIs, from categories and from transitions.")
 
 
 @app.command("rq3")
@@ -153,22 +147,6 @@ def results(
     from mobatlas.report.questions import write_page
 
     typer.echo(write_page(folder, out))
-
-
-def _question(
-    name: str,
-    out: Path,
-    profile: str,
-    seeds: int | None,
-    first_seed: int,
-    assignments: list[str] | None,
-    json: bool,
-    quiet: bool,
-) -> None:
-    from mobatlas.benchmark import questions
-
-    values = parse_assignments(assignments or [])
-    _tell(out, questions.run(name, out, profile, seeds=seeds, first_seed=first_seed, values=values, quiet=quiet), json)
 
 
 def _tell(out: Path, result: dict[str, Any], json: bool) -> None:
