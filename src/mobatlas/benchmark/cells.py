@@ -36,8 +36,7 @@ from mobatlas.supervision.strategies import strategy_named
 from mobatlas.training import divided, supervise, train
 
 log = logging.getLogger("mobatlas")
-SHUFFLED = "shuffled"  # demogroups whose people were exchanged between regions: there is nothing to learn
-PARTITIONS = ("demogroups", "hot16", "fullrank", "rankdef", "messy", SHUFFLED)
+PARTITIONS = ("demogroups", "hot16", "fullrank", "rankdef", "messy")
 ANCHORS = ("group", "population")
 # What a cell of preset `small` took on one thread of a slow machine; for the plan alone.
 MINUTES: Mapping[str, int] = {"phase1": 20, "tilt": 18, "resample": 8, "finetune": 20}
@@ -52,28 +51,36 @@ MEASURE = (
 class Job:
     """One model of phase 2."""
 
-    partition: str
+    partition: str  # a controlled one, or the column of people that names the region they live in
     strategy: str
     divergence: str = "js"  # of finetuning; tilt and resample minimise none, they meet the moments
     features: tuple[str, ...] = ("poi",)
+    shuffled: bool = False  # people are exchanged between regions: there is nothing to learn
+
+    @property
+    def regions(self) -> str:
+        """The name of the folder of its regions."""
+        shuffled = ("shuffled",) if self.shuffled else ()
+        other = () if self.features == ("poi",) else ("+".join(self.features),)
+        return "-".join((*shuffled, self.partition, *other))
 
     @property
     def name(self) -> str:
         """Of its cell, and of the folder of the model."""
         own = (self.divergence,) if self.strategy == "finetune" else ()
-        other = () if self.features == ("poi",) else ("+".join(self.features),)
-        return "-".join((self.partition, self.strategy, *own, *other))
+        return "-".join((self.regions, self.strategy, *own))
 
 
 @dataclass(frozen=True)
 class Bench:
     """What all cells of a benchmark have in common."""
 
-    command: str  # for the files: how to make them again; {seed} is that of the cell
+    command: str  # for the files: how to make them again, with {seed} and {out}
     values: Mapping[str, Any] = field(default_factory=dict)  # changes of the preset
     city: Mapping[str, Any] = field(default_factory=dict)
     preset: str = "small"
     quiet: bool = False
+    generator: str = "latent-diffusion"
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,8 @@ class Place:
             write_city_folder(self.path / "city", simulated, self.seed, overwrite=True)
             prepare(self.path / "city", self.path / "dataset", preset=preset)
         made = self.path / BASELINE
-        train(self.path / "dataset", made, preset=preset, values=divided(self.bench.values)[1], **self.manner)
+        values = divided(self.bench.values)[1]
+        train(self.path / "dataset", made, generator=self.bench.generator, preset=preset, values=values, **self.manner)
         return made
 
     def strong(self) -> Path:
@@ -112,20 +120,19 @@ class Place:
         supervise(self.baseline(), made, strategy=STRONG, values=divided(self.bench.values)[1], **self.manner)
         return made
 
-    def regions(self, partition: str, features: Sequence[str] = ("poi",)) -> Path:
-        """The folder of a partition, made if it is not there."""
-        name = partition if tuple(features) == ("poi",) else f"{partition}-{'+'.join(features)}"
-        folder, shuffled = self.path / "regions" / name, partition == SHUFFLED
+    def regions(self, job: Job) -> Path:
+        """The folder of its regions, made if it is not there."""
+        folder = self.path / "regions" / job.regions
         if not folder.exists():
-            kind = "demogroups" if shuffled else partition
-            manner: dict[str, Any] = {"shuffle_regions": shuffled, "features": features, "seed": self.seed}
-            build_regions(self.dataset.path, folder, partition=kind, **manner)
+            manner: dict[str, Any] = {"shuffle_regions": job.shuffled, "features": job.features, "seed": self.seed}
+            manner["partition" if job.partition in PARTITIONS else "by"] = job.partition
+            build_regions(self.dataset.path, folder, **manner)
         read_manifest(folder, REGIONS)
         return folder
 
     def supervised(self, job: Job) -> tuple[Path, dict[str, Any]]:
         """The model of a job, made if it is not there, and what was reported of it."""
-        baseline, regions = self.baseline(), self.regions(job.partition, job.features)
+        baseline, regions = self.baseline(), self.regions(job)
         out, strategy = self.path / job.name, strategy_named(job.strategy)
         own, _ = divided(self.bench.values)
         values = {section: value for section, value in own.items() if f"--set {section}" in strategy.options}
@@ -190,13 +197,10 @@ def fill(out: Path, title: str, jobs: Sequence[Job], seeds: Sequence[int], bench
                 _cell(place, job)
 
 
-def check_partitions(names: Iterable[str]) -> None:
+def check_partition(name: str, known: Sequence[str] = PARTITIONS) -> None:
     """Refuse one that does not exist, before anything is trained."""
-    for name in names:
-        if name not in PARTITIONS:
-            raise MobatlasError(
-                f"--partition {name} does not exist{suggestion(name, PARTITIONS)} (known: {', '.join(PARTITIONS)})"
-            )
+    if name not in known:
+        raise MobatlasError(f"--partition {name} does not exist{suggestion(name, known)} (known: {', '.join(known)})")
 
 
 def summarise(out: Path, seeds: Iterable[int], jobs: Iterable[Job]) -> dict[str, Any]:
@@ -210,6 +214,7 @@ def summarise(out: Path, seeds: Iterable[int], jobs: Iterable[Job]) -> dict[str,
             "partition": None if job is None else job.partition,
             "divergence": job.divergence if job is not None and job.strategy == "finetune" else None,
             "features": None if job is None else list(job.features),
+            "shuffled": job is not None and job.shuffled,
             "model": model,
             "metrics": _compared(phase1, cell, anchors, model),
             "groups": _over_seeds(cell, model) if anchors == "group" else None,

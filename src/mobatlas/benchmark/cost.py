@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.cells import Bench, Place, check_partitions
+from mobatlas.benchmark.cells import Bench, Job, Place, check_partition
 from mobatlas.config import merge
 from mobatlas.generators.folder import load_model
 from mobatlas.progress import SILENT, Tracker
@@ -47,12 +47,12 @@ def run(
     tracker: Tracker = SILENT,
 ) -> dict[str, Any]:
     """Measure, write cost.json into `out`; `values` and `city` change the preset `small`."""
-    check_partitions([partition])
+    check_partition(partition)
     own, rest = divided(values or {})
     command = f"mobatlas benchmark cost --partition {partition} --steps {steps} --seed {seed} --out {out.name}"
     place = Place(out / f"seed-{seed}", seed, Bench(command, rest, city or {}, quiet=quiet))
     tracker.step(0, "baseline")
-    baseline, regions, dataset = place.baseline(), place.regions(partition), place.dataset
+    baseline, regions, dataset = place.baseline(), place.regions(Job(partition, "tilt")), place.dataset
     asked: dict[str, Any] = merge(
         {"steps": steps, "validate_every": steps, "warmup": steps // 10}, own.get("finetune", {})
     )

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.cells import MEASURE, PARTITIONS, Bench, Job, check_partitions, fill, summarise
+from mobatlas.benchmark.cells import MEASURE, PARTITIONS, Bench, Job, check_partition, fill, summarise
 
 OTHERS: Mapping[str, tuple[str, ...]] = {"demogroups": ("resample", "finetune")}  # beside the default, a tilt
+SHUFFLED = "shuffled"  # demogroups, whose people are exchanged between regions
+KNOWN = (*PARTITIONS, SHUFFLED)
 
 
 def run(
@@ -23,8 +25,9 @@ def run(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Fill `out`, write phase2.json there; `values` and `city` change the preset `small`."""
-    check_partitions(partitions)
-    jobs = [Job(name, way) for name in partitions or PARTITIONS for way in ("tilt", *OTHERS.get(name, ()))]
+    for name in partitions:
+        check_partition(name, KNOWN)
+    jobs = [job for name in partitions or KNOWN for job in jobs_of(name)]
     numbers = range(first_seed, first_seed + seeds)
     asked = "".join(f" --partition {name}" for name in partitions)
     command = "mobatlas benchmark phase2 --seeds 1 --first-seed {seed}" + asked + " --out {out}"
@@ -38,3 +41,10 @@ def run(
     }
     write_json(out / "phase2.json", result)
     return result
+
+
+def jobs_of(partition: str) -> list[Job]:
+    """The default strategy, and the others where they are compared."""
+    if partition == SHUFFLED:
+        return [Job("demogroups", "tilt", shuffled=True)]
+    return [Job(partition, way) for way in ("tilt", *OTHERS.get(partition, ()))]

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.cells import MEASURE, PARTITIONS, PHASE1, SHUFFLED, Bench, Job, fill, read_cell, summarise
+from mobatlas.benchmark.cells import MEASURE, PARTITIONS, PHASE1, Bench, Job, fill, read_cell, summarise
 from mobatlas.errors import MobatlasError, suggestion
 
 DIVERGENCES = ("js", "tv")
 FEATURES = (("poi",), ("category",), ("transitions",))
 FINETUNED = ("demogroups", "fullrank")  # in profile quick: half an hour each
-MIXED = tuple(name for name in PARTITIONS if name != SHUFFLED)
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ def profile_named(name: str) -> Profile:
 
 def rq1_jobs(profile: Profile) -> list[Job]:
     """Every strategy under every partition; finetuning where the profile has time for it."""
-    jobs = [Job(partition, strategy) for partition in MIXED for strategy in ("tilt", "resample")]
-    tuned = [name for name in MIXED if profile.everything or name in FINETUNED]
+    jobs = [Job(partition, strategy) for partition in PARTITIONS for strategy in ("tilt", "resample")]
+    tuned = [name for name in PARTITIONS if profile.everything or name in FINETUNED]
     return jobs + [Job(partition, "finetune", divergence) for partition in tuned for divergence in DIVERGENCES]
 
 

@@ -272,7 +272,8 @@ def phase2_table(result: Mapping[str, Any]) -> RenderableType:
             found = {name: row["metrics"][name] for name in PAPER_METRICS}
             told = {name: f"{each['jsd']:.3f} {_closed(each['floor_closed'])}" for name, each in found.items()}
             variety = {"distinct": f"{row['diversity']['distinct']:.1%}", "copies": f"{row['diversity']['copies']:.1%}"}
-            rows.append({"partition": row["partition"] or "", "model": row["model"]} | told | variety)
+            where = f"shuffled {row['partition']}" if row["shuffled"] else row["partition"] or ""
+            rows.append({"partition": where, "model": row["model"]} | told | variety)
         real = row["diversity"]["held_out"]
         floor = {name: f"{each['floor']:.3f} {_closed(1.0)}" for name, each in found.items()}
         variety = {"distinct": f"{real['distinct']:.1%}", "copies": f"{real['copies']:.1%}"}

@@ -1,0 +1,68 @@
+"""An audit as tables: on the screen, and as a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from mobatlas.artifacts import write_json
+from mobatlas.evaluation.privacy import AMBER, GREEN, RED, Audit
+from mobatlas.folders import new_folder, refuse_overlap
+from mobatlas.report.tables import Cell, Table, write_tables
+from mobatlas.report.text import plain_table
+
+KIND = "audit"
+STYLES = {GREEN: "bold green", AMBER: "bold yellow", RED: "bold red"}
+SHARES = ".1%"
+NOTE = (
+    "Train and held-out: shares of what samples have that equally many people of either side have too. Measured, with its 95 % "
+    "interval: the share of samples that repeat a training person beyond chance (0), the AUC of the best attack (chance: "
+    "0.5), the training people whom it finds while it suspects 1 % of others (chance: 0.01). A check is amber or red if the "
+    "lower end is above the number under that word."
+)
+
+
+def audit_tables(found: Audit) -> dict[str, Table]:
+    """The checks with their verdicts, and every attack by itself."""
+    rows: list[tuple[Cell, ...]] = []
+    for check in found.checks:
+        one = check.measured
+        measured = (None, None, None) if one is None else (one.estimate, one.low, one.high)
+        limits = (check.kind.amber, check.kind.red)
+        rows.append((check.kind.title, check.train, check.held_out, *measured, *limits, check.verdict))
+    columns = ("check", "train", "held-out", "measured", "low", "high", AMBER, RED, "verdict")
+    formats = {"train": SHARES, "held-out": SHARES, AMBER: "g", RED: "g"}
+    title = f"Privacy of {found.trajectories:,} samples: {found.verdict}."
+    by = [(f"by {what}", one.name, one.auc, one.tpr) for what, each in found.attacks.items() for one in each]
+    attacked = "Attacks on membership, each on everybody and not corrected for the choice of the best."
+    return {
+        "checks": Table(columns, tuple(rows), title, formats, NOTE),
+        "attacks": Table(("membership", "attack", "AUC", "TPR at 1 % FPR"), tuple(by), attacked),
+    }
+
+
+def audit_table(found: Audit) -> RenderableType:
+    """The checks, and in words what is behind them."""
+    checks, attacked = audit_tables(found).values()
+    people = found.people
+    lines = [
+        checks.note,
+        f"compared: {people['train']:,} training and {people['test']:,} held-out people; an attacker knows {people['val']:,} "
+        f"others; distances of {found.compared['samples']:,} samples and {found.compared['people']:,} people",
+        *(f"{check.kind.title}: not tested, {check.reason}" for check in found.checks if check.reason),
+        *(f"warning: {warning}" for warning in found.warnings),
+        *found.advice,
+    ]
+    verdict = Text.assemble("verdict: ", (found.verdict, STYLES.get(found.verdict, "bold")))
+    return Group(plain_table(checks), plain_table(attacked), Text("\n".join(lines)), verdict)
+
+
+def write_audit(out: Path | str, found: Audit, *, overwrite: bool = False) -> None:
+    """A folder of its tables, and all of it as audit.json; it appears whole or not at all."""
+    for source in (found.dataset, found.samples):
+        refuse_overlap(Path(source), Path(out))
+    with new_folder(Path(out), KIND, seed=found.seed, overwrite=overwrite) as folder:
+        write_tables(folder.path, audit_tables(found))
+        write_json(folder.path / "audit.json", found.as_dict())
