@@ -19,6 +19,7 @@ VALUES: dict[str, Any] = {
     "train": {"options": OPTIONS["latent-diffusion"]},
     "supervise": {"options": {"teaching": {"steps": 4, "warmup": 1}, "calibration": {"pool": 64, "candidates": 4}}},
     "samples": {"each": 20},
+    "audit": True,
     "regions": {"hot16": {"partition": "hot16"}},
 }
 

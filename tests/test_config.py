@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mobatlas import MobatlasError, load_run
-from mobatlas.config import PrepareConfig, merge, parse_assignments
+from mobatlas.config import Coarsening, PrepareConfig, merge, parse_assignments
 from mobatlas.data.prepare import prepare_config
 
 
@@ -86,3 +86,19 @@ def test_what_suits_the_source_gives_way_to_the_user() -> None:
 
 def test_later_layers_win_and_do_not_erase_their_neighbours() -> None:
     assert merge({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}}, {"b": 4}) == {"a": {"x": 1, "y": 3}, "b": 4}
+
+
+def test_a_coarsening_is_a_radius_or_a_grid(tmp_path: Path) -> None:
+    told = {
+        "1": Coarsening("disc", 1.0),
+        "1.5 km": Coarsening("disc", 1.5),
+        "500m": Coarsening("disc", 0.5),
+        "grid:500m": Coarsening("grid", 0.5),
+        "0": Coarsening("disc", 0.0),
+    }
+    for text, coarsening in told.items():
+        assert Coarsening.of(text) == coarsening
+        assert load_run(run_file(tmp_path, f"samples: {{coarsen: '{text}'}}")).samples.coarsen == text
+    assert load_run(run_file(tmp_path, "samples: {coarsen: 2}")).samples.coarsen == 2
+    with pytest.raises(MobatlasError, match=r"'samples\.coarsen' is wrong: give a radius of 0 km or more, such as 1km"):
+        load_run(run_file(tmp_path, "samples: {coarsen: far}"))

@@ -14,7 +14,7 @@ from tests.tiny import OPTIONS
 
 SMALLER: dict[str, Any] = {
     "simulate": {"users": 300, "pois": 24, "districts": 4, "days": 15},
-    "train": {"options": OPTIONS["latent-diffusion"]},
+    "train": {"options": OPTIONS["autoregressive"]},
     "supervise": {"options": {"teaching": {"steps": 4, "warmup": 1}, "calibration": {"pool": 64, "candidates": 4}}},
     "samples": {"each": 20},
 }

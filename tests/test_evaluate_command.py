@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,11 @@ from mobatlas import (
     write_evaluation,
 )
 from mobatlas.cli import app
-from mobatlas.data.schema import ANCHORS
 from mobatlas.data.vocabulary import HOME, OTHER
 from mobatlas.evaluation.comparison import EVERYBODY, group_members, sampling_floor
 from mobatlas.groups import DEFAULT_GROUPS
 from tests.tiny import fresh, small_city
+from tests.written import table_of, write
 from tests.yardsticks import NAMES, PARK, SHOP, TOWN, walks
 
 KINDS = ("average", "diversity", "everybody", "groups")
@@ -77,27 +77,6 @@ def people(dataset: TrajectoryDataset, split: str) -> tuple[Trajectories, list[s
     rows = dataset.split(split)
     codes = dataset.person_groups()[dataset.person[rows]]
     return Trajectories.of(dataset, rows), [DEFAULT_GROUPS.names[code] for code in codes]
-
-
-def table_of(made: Trajectories, words: pa.Array, groups: Sequence[str | None] | None = None) -> pa.Table:
-    """As `generate` writes it, without what is of no use here."""
-    owner = made.owner
-    told = pa.nulls(len(owner), pa.string()) if groups is None else pa.array(groups, pa.string()).take(pa.array(owner))
-    columns = {
-        "trajectory": pa.array(owner),
-        "position": pa.array((np.arange(len(owner)) - made.offsets[owner]).astype(np.int32)),
-        "poi_id": words.take(pa.array(made.tokens)),
-        "group": told,
-    }
-    anchors = {name: pa.array(made.anchors[owner, k], from_pandas=True) for k, name in enumerate(ANCHORS)}
-    return pa.table(columns | anchors)
-
-
-def write(
-    path: Path, dataset: TrajectoryDataset, made: Trajectories, groups: Sequence[str | None] | None = None
-) -> Path:
-    pq.write_table(table_of(made, dataset.vocabulary.table["poi_id"].combine_chunks(), groups), path)
-    return path
 
 
 def relabelled(dataset: TrajectoryDataset, copy: Path, keep: Callable[[str, str], bool]) -> Path:

@@ -19,6 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobatlas import MobatlasError, load_regions
+from mobatlas.artifacts import METADATA
+from mobatlas.coarsening import coarsened
+from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.features import haversine_km
@@ -169,6 +172,41 @@ def test_coarsening_moves_each_person_once_and_no_farther_than_asked(world: Worl
         km = haversine_km(exact[:, two], coarse[:, two])
         assert km.max() <= 1 + 1e-9 and abs(np.mean(km) - 2 / 3) < 0.05  # uniform over the disc
     assert len(np.unique(np.hstack([exact, coarse]), axis=0)) == len(np.unique(exact, axis=0))
+
+
+def test_a_place_moves_alike_in_every_file_and_by_what_no_file_tells(world: World, tmp_path: Path) -> None:
+    model = load_model(world.model)
+    people = model.population()
+    moved = coarsened(people, Coarsening.of("1km"), people)
+    for seed in (0, 1):
+        generate(world.model, tmp_path / f"{seed}", 600, coarsen="1km", seed=seed)
+        assert rows(firsts(tmp_path / f"{seed}")) <= set(map(tuple, moved.tolist()))
+    generate(world.model, tmp_path / "region", 100, coarsen="1000 m", region="R3", regions=world.regions)
+    assert rows(firsts(tmp_path / "region")) <= set(map(tuple, moved.tolist()))
+    others = people.copy()
+    others[-1] += 1e-6  # one other neighbour, and nobody moves as before
+    assert (np.abs(coarsened(people, Coarsening.of("1km"), others) - moved) > 1e-9).any(1).mean() > 0.99
+    wider = coarsened(people, Coarsening.of("2km"), people)
+    assert np.abs(wider - people - 2 * (moved - people)).max() > 1e-3  # or two files would point back at the place
+
+
+def test_homes_move_to_the_middle_of_a_square_of_the_size_asked_for(world: World, tmp_path: Path) -> None:
+    for name, coarsen in (("exact", None), ("grid", "grid:500m")):
+        generate(world.model, tmp_path / name, 600, coarsen=coarsen)
+    exact, grid = (firsts(tmp_path / name)[list(ANCHORS)].to_numpy() for name in ("exact", "grid"))
+    for two in (slice(0, 2), slice(2, 4)):
+        assert 0.2 < haversine_km(exact[:, two], grid[:, two]).max() <= 0.5 / np.sqrt(2) * 1.01
+    assert np.array_equal(coarsened(grid, Coarsening.of("grid:500m"), grid), grid)
+    metadata = json.loads(pq.read_schema(tmp_path / "grid").metadata[METADATA])
+    assert metadata["coarsen"] == "grid:0.5km"
+
+
+@given(st.floats(-90, 90), st.floats(-180, 180), st.floats(0.05, 50))
+def test_every_place_of_the_earth_is_near_the_middle_of_its_square(lat: float, lon: float, km: float) -> None:
+    place = np.array([[lat, lon, np.nan, np.nan]])
+    moved = coarsened(place, Coarsening("grid", km), place)
+    assert np.isnan(moved[:, 2:]).all() and (np.abs(moved[:, :2]) <= (90, 180)).all()
+    assert haversine_km(place[:, :2], moved[:, :2])[0] <= 0.8 * km
 
 
 def test_empirical_lengths_are_those_of_all_training_trajectories(world: World, tmp_path: Path) -> None:

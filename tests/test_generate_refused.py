@@ -33,6 +33,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a word for lengths": ({"lengths": "emprical"}, "--lengths emprical does not exist; did you mean 'empirical'?"),
     "a negative radius": ({"coarsen": -1.0}, "--coarsen -1.0: give a radius of 0 km or more"),
     "a radius that is no number": ({"coarsen": float("nan")}, "--coarsen nan"),
+    "a radius in miles": (
+        {"coarsen": "1 mile"},
+        "--coarsen 1 mile: give a radius of 0 km or more, such as 1km, or a grid",
+    ),
+    "a grid without squares": ({"coarsen": "grid:0m"}, "--coarsen grid:0m: give"),
     "a region of nowhere": ({"region": "R1"}, "knows no regions; pass --regions"),
     "regions without a region": ({"regions": "REGIONS"}, "--regions goes with --region"),
     "an unknown region": ({"region": "R33", "regions": "REGIONS"}, "--region R33: is no region of"),

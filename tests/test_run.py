@@ -191,6 +191,7 @@ def test_the_report_draws_how_finetuning_went_and_shows_the_papers_figures(tmp_p
     (model / "curve.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = write_report(tmp_path / "run", tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Finetuning hot16: regional loss" in page and "Finetuning hot16: JSD of each group" in page
+    assert "What samples give away" in page and "Home and work of one" in page
     assert "proprietary panel" in page and "<td>California</td><td>messy</td><td>atlas-tv</td>" in page
     plain = (finished_run() / "report.html").read_text(encoding="utf-8")
     assert "Finetuning" not in plain

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from mobatlas.evaluation.downstream import compare_predictors
     from mobatlas.evaluation.evaluate import Evaluation, evaluate
     from mobatlas.evaluation.metrics import Yardstick
+    from mobatlas.evaluation.privacy import Audit, audit
     from mobatlas.evaluation.samples import Samples, read_samples
     from mobatlas.generation import generate, read_synthetic
     from mobatlas.generators.base import Generator, register_generator
     from mobatlas.generators.folder import load_model
     from mobatlas.report.page import write_report
+    from mobatlas.report.privacy import audit_tables, write_audit
     from mobatlas.report.tables import Table, evaluation_tables, write_evaluation, write_tables
     from mobatlas.supervision.kept import load_sampler
     from mobatlas.training import supervise, train
@@ -42,11 +44,14 @@ __version__ = version("mobatlas")
 _LATER = {
     "Atlas": "mobatlas.atlas",
     "AtlasModel": "mobatlas.atlas",
+    "Audit": "mobatlas.evaluation.privacy",
     "Evaluation": "mobatlas.evaluation.evaluate",
     "Generator": "mobatlas.generators.base",
     "Samples": "mobatlas.evaluation.samples",
     "Table": "mobatlas.report.tables",
     "Yardstick": "mobatlas.evaluation.metrics",
+    "audit": "mobatlas.evaluation.privacy",
+    "audit_tables": "mobatlas.report.privacy",
     "compare": "mobatlas.evaluation.comparison",
     "compare_predictors": "mobatlas.evaluation.downstream",
     "evaluate": "mobatlas.evaluation.evaluate",
@@ -61,6 +66,7 @@ _LATER = {
     "sampling_floor": "mobatlas.evaluation.comparison",
     "supervise": "mobatlas.training",
     "train": "mobatlas.training",
+    "write_audit": "mobatlas.report.privacy",
     "write_evaluation": "mobatlas.report.tables",
     "write_report": "mobatlas.report.page",
     "write_tables": "mobatlas.report.tables",
@@ -78,6 +84,7 @@ __all__ = [
     "Aggregates",
     "Atlas",
     "AtlasModel",
+    "Audit",
     "Batch",
     "City",
     "CityConfig",
@@ -100,6 +107,8 @@ __all__ = [
     "Vocabulary",
     "Yardstick",
     "__version__",
+    "audit",
+    "audit_tables",
     "build_feature",
     "build_regions",
     "compare",
@@ -124,6 +133,7 @@ __all__ = [
     "simulate",
     "supervise",
     "train",
+    "write_audit",
     "write_city_folder",
     "write_evaluation",
     "write_report",

@@ -6,7 +6,10 @@ earlier: the defaults below, a preset, the suggestions of a reader, the file, `-
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -153,11 +156,44 @@ class RegionsConfig(Section):
     mask: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Coarsening:
+    """How homes and workplaces are made less exact: moved at random within a radius, or to the middle of a square."""
+
+    form: Literal["disc", "grid"]
+    km: float  # radius, or side
+
+    @classmethod
+    def of(cls, told: float | str) -> Coarsening:
+        """From what a user writes: 1, 1km or 500m, and grid:1km or grid:500m."""
+        written = (
+            re.fullmatch(r"(grid:)?(\d+\.?\d*|\.\d+) ?(km|m)?", told.strip().lower()) if isinstance(told, str) else None
+        )
+        grid, number, unit = written.groups() if written else (None, told, None)
+        try:
+            km = float(number) / (1_000 if unit == "m" else 1)
+        except ValueError:
+            km = math.nan
+        if not 0 <= km < math.inf or (grid and not km):
+            raise ValueError("give a radius of 0 km or more, such as 1km, or a grid, such as grid:500m")
+        return cls("grid" if grid else "disc", km)
+
+    def __str__(self) -> str:
+        return f"{'grid:' if self.form == 'grid' else ''}{self.km:g}km"
+
+
 class SamplesConfig(Section):
     """What a run writes."""
 
     each: int = Field(500, ge=1)  # trajectories of each group
-    coarsen: float | None = Field(None, ge=0)  # km within which homes and workplaces are moved
+    coarsen: float | str | None = None  # see Coarsening
+
+    @field_validator("coarsen")
+    @classmethod
+    def _is_a_coarsening(cls, value: float | str | None) -> float | str | None:
+        if value is not None:
+            Coarsening.of(value)
+        return value
 
 
 class RunConfig(Section):
@@ -170,6 +206,7 @@ class RunConfig(Section):
     regions: dict[str, RegionsConfig] = {}
     strong: bool | None = None  # also train the labelled upper bound; None: if there are labels
     samples: SamplesConfig = SamplesConfig()
+    audit: bool = False  # also ask what the samples give away of training people
     simulate: CityConfig = CityConfig()
     prepare: PrepareConfig = PrepareConfig()
     train: TrainConfig = TrainConfig()

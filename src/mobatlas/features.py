@@ -86,6 +86,8 @@ class SoftTrajectories:
     tokens: Tensor  # (batch, length, vocabulary)
     anchors: npt.NDArray[np.float64]  # (batch, 4)
     hours: Tensor | None = None  # (batch, length, 24), for generators that tell when
+    # (batch, length) the tokens that were drawn, where each distribution is given those before it
+    written: Tensor | None = None
 
 
 class FeatureMap(Protocol):
@@ -142,7 +144,10 @@ class TransitionFeature:
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
         one_hot = self.bin_of_token[:, None] == np.arange(self.categories)  # (vocabulary, categories)
         category = _matmul(trajectories.tokens, one_hot)  # (batch, length, categories)
-        pairs = category[:, :-1].swapaxes(1, 2) @ category[:, 1:]  # (batch, categories, categories)
+        first = category
+        if trajectories.written is not None:  # what could have been drawn does not stand before what was drawn after it
+            first = category.new_tensor(one_hot)[trajectories.written]
+        pairs = first[:, :-1].swapaxes(1, 2) @ category[:, 1:]  # (batch, categories, categories)
         return pairs.reshape(len(pairs), -1)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -21,11 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.artifacts import METADATA, file_hash, library_versions, write_parquet
+from mobatlas.coarsening import coarsened
+from mobatlas.config import Coarsening
 from mobatlas.data.engine import parquet_schema
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import EARTH_KM, Trajectories
+from mobatlas.features import Trajectories
 from mobatlas.folders import new_file, refuse_overlap
 from mobatlas.generators.base import UNKNOWN, Floats, Ints
 from mobatlas.generators.devices import find_device
@@ -46,7 +47,7 @@ SCHEMA = pa.schema(  # HOME and WORK are at the anchors, OTHER is nowhere; what 
 READ = ("trajectory", "position", "poi_id", "group", "region", *ANCHORS)
 PER_CHUNK = 1_024  # trajectories, about: seconds of work, so that progress shows
 LENGTHS = ("model", "empirical")
-DRAWS, DISPLACEMENTS = 1, 2  # streams of random numbers
+DRAWS = 1  # a stream of random numbers
 MARGIN, MARGIN_DEGREES = 0.5, 0.5  # homes lie outside the box of places: by half its size, or about 50 km
 Names = npt.NDArray[np.object_]
 
@@ -100,7 +101,7 @@ def generate(
     anchors: Path | str | None = None,
     dataset: Path | str | None = None,
     lengths: str = "model",
-    coarsen: float | None = None,
+    coarsen: float | str | None = None,
     calibrate: bool = False,
     seed: int = 0,
     accelerator: str = "auto",
@@ -111,11 +112,13 @@ def generate(
     """Sample n trajectories into `out`; `chunk` is how many tiles of the generator are made at a time.
 
     People are those of the table `anchors` in their order (all of them for n = None), or drawn from the training people of a
-    `region`, or from all training people; with `coarsen` they live and work somewhere within so many km. With `calibrate`
-    samples of groups are chosen among candidates so that their means are the recovered ones, in one of two forms: anchors that
-    are drawn from everybody are chosen together with the trajectory, those of a table or a region stay as they are.
+    `region`, or from all training people; `coarsen` moves where they live and work, at random within a radius ("1km") or to the
+    middle of a square ("grid:500m"). With `calibrate` samples of groups are chosen among candidates so that their means are the
+    recovered ones, in one of two forms: anchors that are drawn from everybody are chosen together with the trajectory, those of
+    a table or a region stay as they are.
     """
-    _check_options(n, region, regions, anchors, lengths, coarsen, seed)
+    _check_options(n, region, regions, anchors, lengths, seed)
+    coarsening = None if coarsen is None else _coarsening(coarsen)
     table, folder, override = (Path(path) if path is not None else None for path in (anchors, regions, dataset))
     with new_file(Path(out), overwrite) as partial:
         loaded = load_model(model, override)
@@ -123,15 +126,21 @@ def generate(
         for source in filter(None, (loaded.path, loaded.dataset, folder, table)):
             refuse_overlap(source, Path(out))
         people = _people(loaded, group, region, folder, table)
-        if coarsen:
-            people = replace(people, anchors=_displaced(people.anchors, coarsen, seed))
+        if coarsening is not None:
+            secret = people.anchors if table is not None else loaded.population()
+            people = replace(people, anchors=coarsened(people.anchors, coarsening, secret))
         if loaded.manifest.details.get(SUPERVISION, {}).get("membership"):
             log.warning("%s: was supervised with --membership, the region that each person lives in", loaded.path)
         form = _form(loaded, people, calibrate, lengths, given=region is not None or table is not None)
         sampler = replace(load_sampler(loaded, _Calibrating(tracker)), anchors=people.anchors) if form else None
         n = len(people.anchors) if n is None else n
         facts = {"model": loaded.manifest.content_hash, "seed": seed, "n": n, "group": group, "region": region}
-        facts |= {"lengths": lengths, "coarsen": coarsen, "calibrated": form, "versions": library_versions()}
+        facts |= {
+            "lengths": lengths,
+            "coarsen": coarsening and str(coarsening),
+            "calibrated": form,
+            "versions": library_versions(),
+        }
         facts["anchors"] = file_hash(table) if table is not None else None
         schema = SCHEMA.with_metadata({METADATA: json.dumps(facts, sort_keys=True)})
         start = time.perf_counter()
@@ -158,12 +167,16 @@ def _form(model: Model, people: _People, calibrate: bool, lengths: str, given: b
     return "given" if given else "population"
 
 
-def _check_options(
-    n: int | None, region: Any, regions: Any, anchors: Any, lengths: str, coarsen: float | None, seed: int
-) -> None:
+def _coarsening(told: float | str) -> Coarsening:
+    try:
+        return Coarsening.of(told)
+    except ValueError as error:
+        raise MobatlasError(f"--coarsen {told}: {error}") from None
+
+
+def _check_options(n: int | None, region: Any, regions: Any, anchors: Any, lengths: str, seed: int) -> None:
     missing = n is None and anchors is None
     word = f"--lengths {lengths} does not exist{suggestion(lengths, LENGTHS)} (known: {', '.join(LENGTHS)})"
-    far = coarsen is not None and not (math.isfinite(coarsen) and coarsen >= 0)
     for wrong, sentence in (
         (missing, "--n is missing: say how many trajectories, or give --anchors to have one for each of its rows"),
         (n is not None and n <= 0, f"--n {n}: ask for at least 1 trajectory"),
@@ -171,7 +184,6 @@ def _check_options(
         (region and anchors, "--anchors and --region each say where people live; give one of them"),
         (regions and region is None, "--regions goes with --region ID; say which of its regions"),
         (lengths not in LENGTHS, word),
-        (far, f"--coarsen {coarsen}: give a radius of 0 km or more"),
     ):
         if wrong:
             raise MobatlasError(sentence)
@@ -327,22 +339,6 @@ def _pick(weights: Floats | Ints, uniform: Floats) -> Ints:
     """Numbers of weights, drawn in proportion to them."""
     cumulative = np.cumsum(weights, dtype=np.float64)
     return np.searchsorted(cumulative / cumulative[-1], uniform, side="right")
-
-
-def _displaced(anchors: Floats, km: float, seed: int) -> Floats:
-    """Homes and workplaces at random points of the discs around them.
-
-    A row moves once, however often it is used: samples of one person must not average to where the person lives.
-    """
-    uniform = _uniform(seed, DISPLACEMENTS, 0, len(anchors))  # (rows, 4)
-    moved = []
-    for k in (0, 2):
-        (lat, lon), angle = np.radians(anchors[:, k : k + 2]).T, 2 * np.pi * uniform[:, k + 1]
-        way = km / EARTH_KM * np.sqrt(uniform[:, k])  # the root makes it uniform over the area
-        to_lat = np.arcsin(np.sin(lat) * np.cos(way) + np.cos(lat) * np.sin(way) * np.cos(angle))
-        turn = np.arctan2(np.sin(angle) * np.sin(way) * np.cos(lat), np.cos(way) - np.sin(lat) * np.sin(to_lat))
-        moved += [np.degrees(to_lat), (np.degrees(lon + turn) + 180) % 360 - 180]
-    return np.stack(moved, axis=1)  # (rows, 4)
 
 
 def read_synthetic(path: Path | str, vocabulary: Vocabulary) -> tuple[Trajectories, Names, Names]:

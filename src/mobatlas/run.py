@@ -27,6 +27,8 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import STEPS, prepare
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate
+from mobatlas.evaluation.privacy import STEPS as AUDIT_STEPS
+from mobatlas.evaluation.privacy import audit
 from mobatlas.evaluation.regional import held_out_people, held_out_regions
 from mobatlas.folders import new_file
 from mobatlas.generation import SCHEMA, generate
@@ -185,7 +187,10 @@ class _Job:
         known = load_regions(regions)
         samples = self.by_group(name, model, known.groups, calibrate=True)
         evaluation = self._evaluated(name, samples, dataset, model, regions, baseline, files)
-        return {
+        audited = (
+            {"audit": str(self._audited(name, samples, dataset).relative_to(self.out))} if self.config.audit else {}
+        )
+        return audited | {
             "regions": str(regions.relative_to(self.out)),
             "model": str(model.relative_to(self.out)),
             "samples": str(samples.relative_to(self.out)),
@@ -286,6 +291,18 @@ class _Job:
             "seed": str(self.config.seed),
         }
         return self.stages.run(f"evaluation {name}", out, of, make)
+
+    def _audited(self, name: str, samples: Path, dataset: TrajectoryDataset) -> Path:
+        out = self.out / "audit" / f"{name}.json"
+
+        def make(_: bool) -> None:
+            with track(f"auditing {name}", AUDIT_STEPS, self.quiet) as tracker:
+                found = audit(samples, dataset.path, seed=self.config.seed, tracker=tracker)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            write_json(out, found.as_dict())
+
+        of = {"samples": content_of(samples), "dataset": dataset.manifest.content_hash, "seed": self.config.seed}
+        return self.stages.run(f"audit {name}", out, of, make)
 
     def _manner(self, same: bool) -> dict[str, Any]:
         """How to train: on with what was begun of the same, or anew."""

@@ -161,16 +161,17 @@ def _regions(composition: Path | None, aggregates: Path | None, home: Path) -> l
 def _rest() -> list[str]:
     return [
         "train:",
-        "  generator: latent-diffusion",
-        "  options: {}  # of the generator, e.g. {denoiser: {steps: 3000}}",
+        "  generator: autoregressive  # learns fastest; the paper's is latent-diffusion",
+        "  options: {}  # of the generator, e.g. {training: {steps: 3000}}",
         "supervise:",
         "  strategy: auto  # tilt, resample or finetune",
         "  membership: false  # true: begin from the composition of each person's own region",
         "  options: {}  # e.g. {teaching: {steps: 1500}, calibration: {pool: 4096}}",
         "# strong: true  # also the labelled upper bound, where people have labels",
+        "audit: true  # also what the samples give away of training people",
         "samples:",
         "  each: 500  # trajectories of each group",
-        "  # coarsen: 1.0  # km within which homes and workplaces are moved",
+        "  # coarsen: 1km  # homes and workplaces move at random within it; grid:500m moves them to the middle of a square",
     ]
 
 

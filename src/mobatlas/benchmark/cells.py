@@ -100,18 +100,22 @@ class Place:
         """Of all training here."""
         return {"seed": self.seed, "quiet": self.bench.quiet, "resume": True}
 
-    def baseline(self) -> Path:
-        """The city and the model of phase 1, made if they are not there."""
+    def prepared(self) -> Path:
+        """The dataset of a city, simulated if it is not there."""
         self.path.mkdir(parents=True, exist_ok=True)
-        preset = self.bench.preset
-        if not (self.path / "dataset").exists():
+        out, preset = self.path / "dataset", self.bench.preset
+        if not out.exists():
             simulated = load_run(preset=preset).simulate
             simulated = simulated.model_validate(merge(simulated.model_dump(), self.bench.city))
             write_city_folder(self.path / "city", simulated, self.seed, overwrite=True)
-            prepare(self.path / "city", self.path / "dataset", preset=preset)
-        made = self.path / BASELINE
-        values = divided(self.bench.values)[1]
-        train(self.path / "dataset", made, generator=self.bench.generator, preset=preset, values=values, **self.manner)
+            prepare(self.path / "city", out, preset=preset)
+        return out
+
+    def baseline(self) -> Path:
+        """The model of phase 1, made if it is not there."""
+        made, bench = self.path / BASELINE, self.bench
+        manner: dict[str, Any] = {"preset": bench.preset, "values": divided(bench.values)[1], **self.manner}
+        train(self.prepared(), made, generator=bench.generator, **manner)
         return made
 
     def strong(self) -> Path:

@@ -138,6 +138,24 @@ def rq3(
     _tell(out, result, json)
 
 
+@app.command("families")
+def families(
+    out: Filled,
+    generator: Annotated[list[str] | None, typer.Option(help="A family; may be repeated, all by default.")] = None,
+    seconds: Annotated[float, typer.Option(help="Of training in phase 1, for each family.")] = 600.0,
+    seeds: Annotated[int, typer.Option(help="Simulated cities.")] = 1,
+    first_seed: FirstSeed = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Families of generators at equal training time: baseline, strong, supervised, samples a second."""
+    from mobatlas.benchmark import families as families_benchmark
+    from mobatlas.report.families import families_table
+
+    result = families_benchmark.run(out, seeds, first_seed, generators=generator or (), seconds=seconds, quiet=quiet)
+    show(result, json, plain_table(families_table(result)))
+
+
 @app.command("results")
 def results(
     folder: Annotated[Path, typer.Argument(help="Where rq1.json, rq2.json, rq3.json lie.")],

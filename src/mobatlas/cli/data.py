@@ -1,4 +1,4 @@
-"""Commands that make, describe and judge data: simulate, prepare, regions, diagnose, evaluate."""
+"""Commands that make, describe and judge data: simulate, prepare, regions, diagnose, evaluate, audit."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare import STEPS, prepare
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate as run_evaluation
+from mobatlas.evaluation.privacy import STEPS as AUDIT_STEPS
+from mobatlas.evaluation.privacy import audit as run_audit
 from mobatlas.progress import track
 from mobatlas.regions.composition import read_composition
 from mobatlas.regions.folder import build_regions, load_regions
 from mobatlas.regions.identifiability import diagnose as run_diagnosis
 from mobatlas.report.figures import diagnosis_figure
+from mobatlas.report.privacy import audit_table, write_audit
 from mobatlas.report.tables import write_evaluation
 from mobatlas.report.text import (
     city_table,
@@ -218,3 +221,28 @@ def evaluate(
     if out is not None:
         write_evaluation(out, found, overwrite=overwrite)
     show(found.as_dict(), json, evaluation_table(found))
+
+
+@app.command()
+def audit(
+    samples: Annotated[
+        Path, typer.Argument(metavar="SYNTHETIC", help="A Parquet file of samples, as `generate` writes it.")
+    ],
+    dataset: Annotated[Path, typer.Option("--dataset", help="The dataset folder that the model was trained on.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="Also write audit.json and the tables, as CSV, Markdown, LaTeX and JSON."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of who is compared, and of resampling.")] = 0,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What do samples give away of the people that a model learnt from? Red, amber or green, with the numbers."""
+    with track("auditing", AUDIT_STEPS, quiet) as tracker:
+        found = run_audit(samples, dataset, seed=seed, tracker=tracker)
+    if out is not None:
+        write_audit(out, found, overwrite=overwrite)
+    show(found.as_dict(), json, audit_table(found))

@@ -158,7 +158,11 @@ def generate(
     ] = None,
     lengths: Annotated[str, typer.Option(help="model, or empirical: from all training trajectories.")] = "model",
     coarsen: Annotated[
-        float | None, typer.Option(metavar="KM", help="Displace anchors at random within this radius.")
+        str | None,
+        typer.Option(
+            metavar="KM",
+            help="Move homes and workplaces at random within a radius, as 1km; or to a grid, as grid:500m.",
+        ),
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Choose samples so that groups have the means that regions tell.")

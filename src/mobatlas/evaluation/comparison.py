@@ -177,7 +177,7 @@ def bootstrap(
             estimates[metric] += jsd(column_sums(ours[metric]), column_sums(others[metric]))
             draws[metric] += _redrawn_jsd(compact(ours[metric], others[metric]), drawn)
     return {
-        metric: _interval(estimates[metric] / len(names), found / len(names), level) for metric, found in draws.items()
+        metric: interval(estimates[metric] / len(names), found / len(names), level) for metric, found in draws.items()
     }
 
 
@@ -231,6 +231,7 @@ def _redrawn_jsd(tables: tuple[sparse.csr_array, sparse.csr_array], drawn: tuple
     return np.concatenate(found)  # (resamples,)
 
 
-def _interval(estimate: float, draws: Floats, level: float) -> Interval:
+def interval(estimate: float, draws: Floats, level: float) -> Interval:
+    """Of a number between 0 and 1: how resamples deviate from their own mean, around the estimate."""
     low, high = estimate + np.quantile(draws - draws.mean(), ((1 - level) / 2, (1 + level) / 2))
     return Interval(estimate, max(0.0, float(low)), min(1.0, float(high)), float(draws.std(ddof=1)))

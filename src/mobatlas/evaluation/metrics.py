@@ -177,7 +177,9 @@ def jsd(real: Counts, synthetic: Counts) -> float:
 def jsd_rows(real: Floats, synthetic: Floats) -> Floats:
     """The same for many pairs of dense histograms: (pairs, bins) -> (pairs,)."""
     sums = [side.sum(-1, keepdims=True) for side in (real, synthetic)]
-    row, column = np.nonzero((real > 0) & (synthetic > 0))  # of trips there are few: elsewhere a share is its own divergence
+    row, column = np.nonzero(
+        (real > 0) & (synthetic > 0)
+    )  # of trips there are few: elsewhere a share is its own divergence
     p, q = (side[row, column] / total[row, 0] for side, total in zip((real, synthetic), sums, strict=True))
     common = np.log2(2 * p / (p + q)) * p + np.log2(2 * q / (p + q)) * q - p - q
     found = 1 + np.bincount(row, weights=common, minlength=len(real)) / 2

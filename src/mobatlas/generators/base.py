@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -178,10 +179,16 @@ def unlabelled(dataset: TrajectoryDataset, seed: int, split: str = "train") -> D
     return draw
 
 
-def _latent_diffusion() -> Family:
-    from mobatlas.generators.latent_diffusion.generator import FAMILY
+def _of(module: str) -> Callable[[], Family]:
+    """The family that a module defines; some take seconds to import."""
 
-    return FAMILY
+    def family() -> Family:
+        found: Family = import_module(f"mobatlas.generators.{module}").FAMILY
+        return found
+
+    return family
 
 
-register_generator("latent-diffusion", _latent_diffusion)
+register_generator("latent-diffusion", _of("latent_diffusion.generator"))
+register_generator("autoregressive", _of("autoregressive.generator"))
+register_generator("vae", _of("vae"))

@@ -97,6 +97,7 @@ class Chapter:
     diagnosis: dict[str, Any]
     supervision: dict[str, Any]
     evaluation: dict[str, Any]
+    privacy: dict[str, Any] | None  # None where no audit was asked for
     gaps: Markup
     identified: Markup
     composition: Markup
@@ -211,6 +212,9 @@ class _Story:
             diagnosis=dict(found["diagnosis"]),
             supervision=supervision,
             evaluation=evaluation,
+            privacy=json.loads((self.folder / found["audit"]).read_text(encoding="utf-8"))
+            if "audit" in found
+            else None,
             gaps=_gaps(evaluation),
             identified=_identified(found["diagnosis"]),
             composition=_told_of(supervision),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mobatlas.artifacts import write_json
-from mobatlas.evaluation.privacy import AMBER, GREEN, RED, Audit
+from mobatlas.evaluation.privacy import AMBER, AUC, GREEN, PLACES, RED, REPEATS, TPR, Audit
 from mobatlas.folders import new_folder, refuse_overlap
 from mobatlas.report.tables import Cell, Table, write_tables
 from mobatlas.report.text import plain_table
@@ -16,11 +17,14 @@ from mobatlas.report.text import plain_table
 KIND = "audit"
 STYLES = {GREEN: "bold green", AMBER: "bold yellow", RED: "bold red"}
 SHARES = ".1%"
+LIMITS = {"repeats": REPEATS, "rare places": PLACES, "AUC": AUC, "TPR": TPR}
 NOTE = (
-    "Train and held-out: shares of what samples have that equally many people of either side have too. Measured, with its 95 % "
-    "interval: the share of samples that repeat a training person beyond chance (0), the AUC of the best attack (chance: "
-    "0.5), the training people whom it finds while it suspects 1 % of others (chance: 0.01). A check is amber or red if the "
-    "lower end is above the number under that word."
+    "Train, held-out: what samples have that equally many people of either side have too; of one: that only one person has. "
+    "Measured, with its 95 % interval: the share of samples that repeat a training person beyond chance, of rare places that "
+    "samples know beyond chance, the AUC of the best attack on membership (chance: 0.5), the TPR: whom it finds while it "
+    "suspects 1 % of others (chance: 0.01). Amber, red: the lower end is above "
+    + ", ".join(f"{amber:.2f}, {red:.2f} ({name})" for name, (amber, red) in LIMITS.items())
+    + "."
 )
 
 
@@ -33,7 +37,7 @@ def audit_tables(found: Audit) -> dict[str, Table]:
         limits = (check.kind.amber, check.kind.red)
         rows.append((check.kind.title, check.train, check.held_out, *measured, *limits, check.verdict))
     columns = ("check", "train", "held-out", "measured", "low", "high", AMBER, RED, "verdict")
-    formats = {"train": SHARES, "held-out": SHARES, AMBER: "g", RED: "g"}
+    formats = {"train": SHARES, "held-out": SHARES, AMBER: ".2f", RED: ".2f"}
     title = f"Privacy of {found.trajectories:,} samples: {found.verdict}."
     by = [(f"by {what}", one.name, one.auc, one.tpr) for what, each in found.attacks.items() for one in each]
     attacked = "Attacks on membership, each on everybody and not corrected for the choice of the best."
@@ -46,17 +50,24 @@ def audit_tables(found: Audit) -> dict[str, Table]:
 def audit_table(found: Audit) -> RenderableType:
     """The checks, and in words what is behind them."""
     checks, attacked = audit_tables(found).values()
-    people = found.people
+    people, compared = found.people, found.compared
     lines = [
         checks.note,
         f"compared: {people['train']:,} training and {people['test']:,} held-out people; an attacker knows {people['val']:,} "
-        f"others; distances of {found.compared['samples']:,} samples and {found.compared['people']:,} people",
+        f"others; distances of {compared['samples']:,} samples and {compared['people']:,} people",
         *(f"{check.kind.title}: not tested, {check.reason}" for check in found.checks if check.reason),
         *(f"warning: {warning}" for warning in found.warnings),
         *found.advice,
     ]
     verdict = Text.assemble("verdict: ", (found.verdict, STYLES.get(found.verdict, "bold")))
-    return Group(plain_table(checks), plain_table(attacked), Text("\n".join(lines)), verdict)
+    return Group(plain_table(_without(checks, (AMBER, RED))), plain_table(attacked), Text("\n".join(lines)), verdict)
+
+
+def _without(table: Table, names: tuple[str, ...]) -> Table:
+    """Narrow enough for 80 characters."""
+    kept = [place for place, name in enumerate(table.columns) if name not in names]
+    rows = tuple(tuple(row[place] for place in kept) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[place] for place in kept), rows=rows)
 
 
 def write_audit(out: Path | str, found: Audit, *, overwrite: bool = False) -> None:

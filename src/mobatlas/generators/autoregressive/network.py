@@ -1,0 +1,153 @@
+"""The causal transformer over POI tokens: the next token given the person and the tokens before (Radford et al. 2019).
+
+The first place holds the start token; it and all later ones carry the condition. A trajectory ends with an end token unless it
+fills all places. Tokens that no trajectory holds have no probability, nor has an end before the first token, so that the
+probabilities of all trajectories sum to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mobatlas.data.vocabulary import BOS, EOS, MASK, PAD
+from mobatlas.generators.autoregressive.conditioning import Conditioning
+from mobatlas.generators.autoregressive.config import TransformerConfig
+from mobatlas.groups import Groups
+
+PARTS = 4  # of a batch, by length: two thirds of the time of one
+
+
+class CausalTransformer(nn.Module):
+    """Likelihood of trajectories, place by place all at once, or with `step` as they are written."""
+
+    barred: Tensor
+    barred_first: Tensor
+    latent = 0
+
+    def __init__(self, config: TransformerConfig, vocabulary: int, length: int, groups: Groups | None = None) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.words = nn.Embedding(vocabulary, config.width)
+        self.places = nn.Parameter(torch.randn(length, config.width) * config.width**-0.5)
+        self.conditioning = Conditioning(config.width, config.embedding, groups)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.norm = nn.LayerNorm(config.width)
+        self.output = nn.Linear(config.width, vocabulary)
+        nn.init.normal_(self.words.weight, std=config.width**-0.5)
+        for part in (self.output.weight, self.output.bias):  # all tokens equally likely
+            nn.init.zeros_(part)
+        barred = torch.zeros(2, vocabulary)
+        barred[:, [PAD, BOS, MASK]] = -torch.inf
+        barred[0, EOS] = -torch.inf
+        self.register_buffer("barred_first", barred[0], persistent=False)
+        self.register_buffer("barred", barred[1], persistent=False)
+
+    @property
+    def decoder(self) -> CausalTransformer:
+        return self
+
+    def forward(
+        self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor, step: int | None = None
+    ) -> Tensor:
+        """Minus the log-likelihood (batch,)."""
+        return in_parts(self.nats, tokens, self.conditioning(anchors, levels))
+
+    def terms(self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> dict[str, Tensor]:
+        """As `forward`: it is exact."""
+        return {"nats": self.nats(tokens, self.conditioning(anchors, levels))}
+
+    def condition(self, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> Tensor:
+        """Of the person alone."""
+        return self.conditioning(anchors, levels)
+
+    def logits(self, before: Tensor, condition: Tensor) -> Tensor:
+        """Of the token at each place, (batch, any, vocabulary), given the tokens before each (batch, any)."""
+        hidden = self.words(before) + self.places[: before.shape[1]] + condition[:, None]  # (batch, any, width)
+        hidden = self.dropout(hidden)
+        for block in self.blocks:
+            hidden = block(hidden)
+        logits = self.output(self.norm(hidden)).float() + self.barred  # (batch, any, vocabulary)
+        return torch.cat((logits[:, :1] + self.barred_first, logits[:, 1:]), 1)
+
+    def nats(self, tokens: Tensor, condition: Tensor) -> Tensor:
+        """Minus the log-likelihood (batch,) of tokens (batch, any), their ends included, PAD after them."""
+        logits = self.logits(before(tokens), condition)
+        nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=PAD, reduction="none")
+        return nats.view(tokens.shape).sum(1)
+
+    def step(self, last: Tensor, condition: Tensor, place: int, cache: Tensor) -> Tensor:
+        """Logits (batch, vocabulary) of the token at a place, given the last one (batch,); of those before the cache knows."""
+        hidden = (self.words(last) + self.places[place] + condition)[:, None]  # (batch, 1, width)
+        for block, kept in zip(self.blocks, cache, strict=True):
+            hidden = block(hidden, kept, place)
+        logits = self.output(self.norm(hidden[:, 0])).float()  # (batch, vocabulary)
+        return logits + (self.barred if place else self.barred_first)
+
+    def new_cache(self, batch: int) -> Tensor:
+        """Room for keys and values: (layers, 2, batch, heads, length, head)."""
+        length, width = self.places.shape
+        return self.places.new_empty(len(self.blocks), 2, batch, self.heads, length, width // self.heads)
+
+
+class Block(nn.Module):
+    """Attention to places, by default the earlier ones, and a feed-forward layer, both added to a stream that they read."""
+
+    def __init__(self, config: TransformerConfig, *, causal: bool = True) -> None:
+        super().__init__()
+        width = config.width
+        self.heads, self.causal = config.heads, causal
+        self.norm_attention = nn.LayerNorm(width)
+        self.norm_feedforward = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.feedforward = nn.Sequential(
+            nn.Linear(width, config.expansion * width),
+            nn.ReLU(inplace=True) if config.activation == "relu" else nn.GELU(approximate="tanh"),
+            nn.Linear(config.expansion * width, width),
+        )
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, kept: Tensor | None = None, place: int = 0, valid: Tensor | None = None) -> Tensor:
+        """x (batch, any, width), or one place of it while `kept` (2, batch, heads, length, head) holds those before.
+
+        Of x only places that are `valid` (batch, any) are attended to.
+        """
+        x = x + self.dropout(self._attend(self.norm_attention(x), kept, place, valid))
+        return x + self.dropout(self.feedforward(self.norm_feedforward(x)))
+
+    def _attend(self, x: Tensor, kept: Tensor | None, place: int, valid: Tensor | None) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (batch, heads, any, head)
+        if kept is not None:
+            kept[:, :, :, place] = torch.stack((k, v))[:, :, :, 0]
+            q, (k, v) = q.to(kept.dtype), kept[:, :, :, : place + 1]
+        elif torch.is_grad_enabled() and x.device.type == "cpu":  # attention in bf16 goes back five times slower there
+            q, k, v = q.float(), k.float(), v.float()
+        mask = None if valid is None else valid[:, None, None]  # (batch, 1, 1, any)
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal and kept is None)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width).to(x.dtype))
+
+
+def in_parts(read: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, condition: Tensor) -> Tensor:
+    """What is read of tokens (batch, any), row by row; those of like length are read together, for less padding."""
+    lengths = (tokens != PAD).sum(1)
+    order = lengths.argsort(stable=True)
+    parts = [read(tokens[rows, : int(lengths[rows[-1]])], condition[rows]) for rows in order.chunk(PARTS)]
+    return torch.cat(parts)[order.argsort()]
+
+
+def before(tokens: Tensor) -> Tensor:
+    """The token before each place, (batch, any)."""
+    return F.pad(tokens[:, :-1], (1, 0), value=BOS)
+
+
+def with_end(tokens: Tensor, length: int) -> Tensor:
+    """Tokens (batch, any) with an end token after each trajectory that leaves room for it within `length` places."""
+    tokens = F.pad(tokens[:, :length], (0, 1), value=PAD)[:, :length]
+    ends = (tokens != PAD).sum(1, keepdim=True)  # (batch, 1)
+    return torch.where(torch.arange(tokens.shape[1], device=tokens.device) == ends, EOS, tokens)

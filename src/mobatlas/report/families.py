@@ -1,0 +1,38 @@
+"""Families of generators as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mobatlas.evaluation.metrics import METRICS
+from mobatlas.report.tables import SHARE, Cell, Table
+
+SHOWN = ("poi", "spatial", "travel_distance", "length")
+OWN = "tilt, calibrated"  # the default strategy
+
+
+def families_table(result: Mapping[str, Any]) -> Table:
+    """A family and a metric a row: baseline, strong, floor, and what the default strategy comes to under each partition."""
+    titles = {metric.name: metric.title for metric in METRICS}
+    partitions = list(dict.fromkeys(row["partition"] for row in result["families"][0]["rows"] if row["partition"]))
+    rows: list[tuple[Cell, ...]] = []
+    for family in result["families"]:
+        ours = {
+            row["partition"]: row["metrics"]
+            for row in family["rows"]
+            if row["model"] == OWN and row["anchors"] == "group"
+        }
+        for number, metric in enumerate(SHOWN):
+            first = ours[partitions[0]][metric]
+            said = (family["generator"], family["trajectories_per_second"]) if number == 0 else ("", None)
+            cells: list[Cell] = [first["baseline"], first["strong"], first["floor"]]
+            for name in partitions:
+                cells += [ours[name][metric]["jsd"], ours[name][metric]["floor_closed"]]
+            rows.append((*said, titles[metric], *cells))
+    columns = [name for partition in partitions for name in (partition, f"closed, {partition}")]
+    formats = {name: SHARE for name in columns if name.startswith("closed")} | {"samples a second": ",.0f"}
+    caption = f"JSD in bits to test people of a group, average over groups; {result['seconds']:g} s of training each."
+    note = "Closed: of the way from the baseline to the floor; none where the two are within the spread between seeds."
+    head = ("generator", "samples a second", "metric", "baseline", "strong", "floor", *columns)
+    return Table(head, tuple(rows), caption, formats, note)

@@ -1,0 +1,371 @@
+"""The autoregressive generator: its cache, its exact likelihood, its gradient, and its losses, each counted another way."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mobatlas.config import build
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, MASK, PAD
+from mobatlas.divergences import normalise, tv
+from mobatlas.errors import MobatlasError
+from mobatlas.features import SoftTrajectories, Trajectories, build_feature
+from mobatlas.generators.autoregressive.config import PRESETS, AutoregressiveConfig, TransformerConfig
+from mobatlas.generators.autoregressive.network import CausalTransformer, before, in_parts, with_end
+from mobatlas.generators.autoregressive.writer import Writer
+from mobatlas.generators.autoregressive.writing import draw, write
+from mobatlas.generators.base import UNKNOWN, Examples
+from mobatlas.generators.training import Share, Trainer
+from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.supervision.strong import labelled
+from tests.networks import chance, stirred
+from tests.tiny import OPTIONS, fitted, fresh, small_city
+
+NAME = "autoregressive"
+TINY = build(TransformerConfig, OPTIONS[NAME]["network"], "tiny")
+SIZE, LENGTH = FIRST_POI + 2, 3  # five tokens that trajectories may hold
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
+    return small_city(tmp_path_factory.mktemp("city"))
+
+
+@pytest.fixture(scope="module")
+def model(dataset: TrajectoryDataset) -> Writer:
+    made = fitted(NAME, dataset)
+    assert isinstance(made, Writer)
+    return made
+
+
+@pytest.fixture(scope="module")
+def grouped(model: Writer) -> Writer:
+    return model.with_groups(DEFAULT_GROUPS, seed=1)
+
+
+def network(length: int = LENGTH) -> CausalTransformer:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = CausalTransformer(TINY, SIZE, length)
+    return cast(CausalTransformer, stirred(made).eval())
+
+
+def every_trajectory() -> Tensor:
+    """All trajectories of one to three tokens, with their ends, (155, 3)."""
+    words = range(HOME, SIZE)
+    rows = [row for n in range(1, LENGTH + 1) for row in itertools.product(words, repeat=n)]
+    padded = torch.tensor([[*row, *[PAD] * (LENGTH - len(row))] for row in rows])
+    return with_end(padded, LENGTH)
+
+
+def anchors(dataset: TrajectoryDataset, n: int) -> np.ndarray:
+    return dataset.anchors[dataset.person[dataset.split("train")[:n]]]
+
+
+# ---- the network
+
+
+def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None:
+    length, batch = 9, 5
+    net, condition = network(length), torch.randn(batch, TINY.width, generator=chance())
+    tokens = before(torch.randint(HOME, SIZE, (batch, length), generator=chance(1)))
+    cache = net.new_cache(batch)
+    one_by_one = [net.step(tokens[:, place], condition, place, cache) for place in range(length)]
+    torch.testing.assert_close(torch.stack(one_by_one, 1), net.logits(tokens, condition), atol=1e-4, rtol=1e-4)
+
+
+def test_a_place_does_not_see_those_after_it() -> None:
+    net, condition = network(6), torch.zeros(1, TINY.width)
+    tokens = torch.full((1, 6), HOME)
+    later = torch.tensor([[HOME, HOME, HOME, FIRST_POI, FIRST_POI, FIRST_POI]])
+    one, other = net.logits(tokens, condition), net.logits(later, condition)
+    torch.testing.assert_close(one[:, :3], other[:, :3])
+    assert not torch.allclose(one[:, 3:], other[:, 3:])
+
+
+def test_read_in_parts_of_like_length_it_is_as_likely() -> None:
+    net, tokens = network(), every_trajectory()[torch.randperm(155, generator=chance(2))]
+    condition = torch.randn(len(tokens), TINY.width, generator=chance())
+    torch.testing.assert_close(in_parts(net.nats, tokens, condition), net.nats(tokens, condition))
+    torch.testing.assert_close(in_parts(net.nats, tokens[:2], condition[:2]), net.nats(tokens[:2], condition[:2]))
+
+
+def test_probabilities_of_all_trajectories_sum_to_1() -> None:
+    net, tokens = network(), every_trajectory()
+    for number in range(3):
+        condition = torch.randn(1, TINY.width, generator=chance(number)).expand(len(tokens), -1)
+        assert float(torch.exp(-net.nats(tokens, condition)).sum()) == pytest.approx(1, abs=1e-5)
+
+
+def test_trajectories_are_written_as_often_as_they_are_likely() -> None:
+    net, tokens, n = network(), every_trajectory(), 40_000
+    condition = torch.randn(1, TINY.width, generator=chance(3))
+    likely = torch.exp(-net.nats(tokens, condition.expand(len(tokens), -1))).numpy()
+    made = with_end(write(net, condition.expand(n, -1), torch.rand(n, LENGTH, generator=chance(4))), LENGTH)
+    found = {tuple(row): 0 for row in tokens.tolist()}
+    for row in made.tolist():
+        found[tuple(row)] += 1
+    counts = np.array(list(found.values()))
+    error = np.sqrt(n * likely * (1 - likely))
+    assert (np.abs(counts - n * likely) < 5 * error + 1).all()
+
+
+def test_writing_stops_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, places = network(9), []
+    step = CausalTransformer.step
+
+    def counted(self: CausalTransformer, last: Tensor, condition: Tensor, place: int, cache: Tensor) -> Tensor:
+        places.append(place)
+        return step(self, last, condition, place, cache)
+
+    monkeypatch.setattr(CausalTransformer, "step", counted)
+    made = write(net, torch.zeros(3, TINY.width), torch.rand(3, 9, generator=chance()), torch.tensor([2, 4, 1]))
+    assert (made != PAD).sum(1).tolist() == [2, 4, 1]
+    assert places == [0, 1, 2, 3, 4]
+
+
+@given(st.lists(st.floats(-30, 30), min_size=2, max_size=40), st.floats(0, 1, exclude_max=True), st.randoms())
+def test_a_token_is_drawn_where_the_cumulated_probability_passes_the_chance(
+    logits: list[float], number: float, random: Any
+) -> None:
+    scores = torch.tensor([logits])
+    barred = random.sample(range(len(logits)), random.randrange(len(logits)))
+    scores[0, barred] = -torch.inf
+    token = int(draw(scores, torch.tensor([number], dtype=torch.float64)))
+    total = np.cumsum(scores[0].softmax(0).double().numpy())
+    assert token not in barred
+    assert (total[token - 1] if token else 0) <= number * total[-1] < total[token]
+
+
+def test_ends_stand_after_trajectories_that_leave_room() -> None:
+    tokens = torch.tensor([[7, 8, PAD], [7, 8, 9], [7, PAD, PAD]])
+    assert with_end(tokens, 4).tolist() == [[7, 8, EOS, PAD], [7, 8, 9, EOS], [7, EOS, PAD, PAD]]
+    assert with_end(tokens, 3).tolist() == [[7, 8, EOS], [7, 8, 9], [7, EOS, PAD]]
+    assert with_end(tokens, 2).tolist() == [[7, 8], [7, 8], [7, EOS]]
+    assert before(tokens).tolist() == [[BOS, 7, 8], [BOS, 7, 8], [BOS, 7, PAD]]
+
+
+# ---- the likelihood of a model
+
+
+def test_the_likelihood_is_the_product_of_what_it_gave_each_token(grouped: Writer, dataset: TrajectoryDataset) -> None:
+    """A trajectory of a dataset, one that fills all places, and one that is too long."""
+    lengths, groups = [4, grouped.max_length, grouped.max_length + 3], np.array([2, UNKNOWN, 5])
+    rows = [
+        np.resize(dataset.trajectory(int(index)), n) for index, n in zip(dataset.split("val"), lengths, strict=False)
+    ]
+    given_to = Trajectories(np.concatenate(rows), np.concatenate(([0], np.cumsum(lengths))), anchors(dataset, 3))
+    found = grouped.log_likelihood(given_to, groups)
+    for number, row in enumerate(rows):
+        written = [*row[: grouped.max_length].tolist(), EOS][: grouped.max_length]
+        total, last, cache = 0.0, BOS, grouped.network.new_cache(1)
+        levels = DEFAULT_GROUPS.level_codes[groups[number]] + 1 if groups[number] != UNKNOWN else np.zeros(2, np.int64)
+        home = torch.from_numpy(given_to.anchors[number : number + 1]).float()
+        with torch.no_grad():
+            condition = grouped.network.conditioning(home, torch.from_numpy(levels[None]))
+            for place, token in enumerate(written):
+                scores = grouped.network.step(torch.tensor([last]), condition, place, cache)
+                total, last = total + float(scores.log_softmax(-1)[0, token]), token
+        assert found[number] == pytest.approx(total, abs=1e-3)
+
+
+def test_training_makes_held_out_trajectories_likelier(model: Writer, dataset: TrajectoryDataset) -> None:
+    untrained = fresh(NAME, dataset)
+    assert isinstance(untrained, Writer)
+    before_training, after = untrained.held_out(dataset), model.held_out(dataset)
+    assert set(after) == {"nats"}
+    assert before_training["nats"] == pytest.approx(np.log(len(dataset.vocabulary) - 3), abs=0.01)
+    assert after["nats"] < 0.75 * before_training["nats"]
+    members = Trajectories.of(dataset, dataset.split("val"))
+    tokens = np.minimum(np.diff(members.offsets) + 1, model.max_length).sum()
+    assert after["nats"] == pytest.approx(-model.log_likelihood(members).sum() / tokens, rel=1e-5)
+
+
+def test_samples_are_likelier_than_samples_of_another_model(model: Writer, dataset: TrajectoryDataset) -> None:
+    own, other = (each.sample(200, anchors=anchors(dataset, 200)) for each in (model, fresh(NAME, dataset)))
+    assert model.log_likelihood(own).mean() > model.log_likelihood(other).mean() + 5
+
+
+# ---- the gradient of samples
+
+
+def test_soft_samples_are_the_distributions_behind_the_samples(grouped: Writer, dataset: TrajectoryDataset) -> None:
+    n = 40
+    groups, homes = np.arange(n) % len(DEFAULT_GROUPS), anchors(dataset, n)
+    soft, made = grouped.soft_sample(groups, homes, seed=6), grouped.sample(n, groups, homes, seed=6)
+    assert soft.written is not None
+    written = soft.written.numpy()
+    assert np.array_equal(written[written >= HOME], made.tokens)
+    rows = soft.tokens.detach().sum(-1).numpy()
+    np.testing.assert_allclose(rows, written != PAD, atol=1e-5)
+    assert not soft.tokens[..., [PAD, BOS, MASK]].any() and not soft.tokens[:, 0, EOS].any()
+    taken = soft.tokens.gather(-1, soft.written[..., None]).squeeze(-1)  # (batch, any)
+    logs = torch.where(soft.written != PAD, taken, 1.0).log().sum(1).detach()
+    np.testing.assert_allclose(logs, grouped.log_likelihood(made, groups), rtol=1e-3)
+
+
+def test_the_gradient_of_a_first_token_is_that_of_its_probability(grouped: Writer, dataset: TrajectoryDataset) -> None:
+    n, token, parameter = 8, HOME, grouped.network.output.bias
+    groups, homes = np.zeros(n, dtype=np.int64), anchors(dataset, n)
+
+    def expected() -> Tensor:
+        return grouped.soft_sample(groups, homes, seed=0).tokens[:, 0, token].sum()
+
+    slope = torch.autograd.grad(expected(), parameter)[0][token]
+    step = 1e-2
+    with torch.no_grad():
+        parameter[token] += step
+        above = expected()
+        parameter[token] -= 2 * step
+        below = expected()
+        parameter[token] += step
+    assert float(slope) == pytest.approx(float((above - below) / (2 * step)), rel=1e-2)
+
+
+def test_expected_transitions_are_those_of_samples(grouped: Writer, dataset: TrajectoryDataset) -> None:
+    """What could have been drawn at one place says nothing of the next, which was drawn after another token."""
+    n = 2_000
+    rng = np.random.default_rng(0)
+    groups, homes = rng.integers(len(DEFAULT_GROUPS), size=n), rng.choice(anchors(dataset, 500), n)
+    feature = build_feature("transitions", dataset.vocabulary)
+    counts = normalise(np.asarray(feature.counts(grouped.sample(n, groups, homes, seed=3)).sum(0)).ravel())
+    with torch.no_grad():
+        soft = grouped.soft_sample(groups, homes, seed=3)
+    gaps = [
+        float(tv(counts, normalise(feature.soft(each).sum(0).double().numpy())))
+        for each in (soft, SoftTrajectories(soft.tokens, homes))
+    ]
+    assert gaps[0] < 0.05 < gaps[1]
+
+
+def test_dropout_is_for_training_alone(dataset: TrajectoryDataset) -> None:
+    made = fresh(NAME, dataset, network=OPTIONS[NAME]["network"] | {"dropout": 0.5}).with_groups(DEFAULT_GROUPS, 0)
+    groups, homes = np.zeros(20, dtype=np.int64), anchors(dataset, 20)
+    still = made.soft_sample(groups, homes, seed=1).tokens
+    made.network.train()
+    assert torch.equal(made.soft_sample(groups, homes, seed=1).tokens, still)
+    assert made.network.training
+
+
+# ---- training
+
+
+class Watcher:
+    """In a trainer's place: keeps the stages that it is given, and trains nothing."""
+
+    seed = 0
+
+    def __init__(self) -> None:
+        self.stages: list[Any] = []
+
+    def run(self, stage: Any) -> dict[str, float]:
+        self.stages.append(stage)
+        return {"loss": 0.0}
+
+
+@pytest.mark.parametrize("name", [NAME, "vae"])
+def test_the_losses_of_two_processes_have_the_loss_of_one_as_their_mean(name: str, dataset: TrajectoryDataset) -> None:
+    options = {"latent": OPTIONS["vae"]["latent"] | {"free_bits": 0.0}} if name == "vae" else {}
+    watcher, made = Watcher(), fresh(name, dataset, **options)
+    made.fit(dataset, cast(Trainer, watcher))
+    taught = made.with_groups(DEFAULT_GROUPS, 0)
+    watcher.run(taught.teaching(dataset, labelled(dataset, 0), "strong", cast(Trainer, watcher)))
+    for stage in watcher.stages:
+        stirred(stage.network)
+
+        def loss(share: Share, stage: Any = stage) -> float:
+            torch.manual_seed(3)
+            return float(stage.loss(stage.network, 3, share))
+
+        halves = [loss(Share(rank, 2)) for rank in range(2)]
+        assert np.mean(halves) == pytest.approx(loss(Share()), rel=1e-5)
+        assert halves[0] != pytest.approx(halves[1], rel=1e-5)
+
+
+def test_a_trajectory_counts_the_same_in_every_batch(dataset: TrajectoryDataset) -> None:
+    """Of batches of short and of long ones the mean loss is that of all trajectories in them."""
+    train = dataset.split("train")
+    size = len(train) // 8
+    by_length = train[np.argsort(dataset.lengths[train], kind="stable")]
+
+    def in_order(n: int, step: int) -> Examples:
+        return Examples(by_length[n * step : n * (step + 1)], np.full(n, UNKNOWN))
+
+    made = fresh(NAME, dataset, length=64, training=OPTIONS[NAME]["training"] | {"batch": size})
+    assert isinstance(made, Writer)
+    stage = made._stage(dataset, in_order, "transformer", cast(Trainer, Watcher()), fresh=True)
+    with torch.no_grad():
+        found = np.mean([float(stage.loss(made.network, step, Share())) for step in range(8)])
+    expected = -made.log_likelihood(Trajectories.of(dataset, by_length[: 8 * size])).mean()
+    assert found == pytest.approx(expected / (dataset.lengths[train] + 1).mean(), rel=1e-4)
+
+
+def test_truncated_trajectories_are_counted(dataset: TrajectoryDataset) -> None:
+    report = fresh(NAME, dataset, length=5).fit(dataset, cast(Trainer, Watcher()))
+    lengths = [len(dataset.trajectory(int(index))) for index in dataset.split("train")]
+    assert report["truncated"] == sum(length > 5 for length in lengths) > 0
+
+
+class Crash(Exception):  # noqa: N818 (a test raises it)
+    """The process dies here, as far as the trainer can tell."""
+
+
+@pytest.mark.parametrize("name", [NAME, "vae"])
+def test_killed_and_resumed_it_ends_in_the_same_bytes(
+    name: str, dataset: TrajectoryDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief = {"training": OPTIONS[name]["training"] | {"steps": 12, "warmup": 3}}
+    how: dict[str, Any] = {"seed": 5, "quiet": True, "accelerator": "cpu", "checkpoint_steps": 1}
+    fresh(name, dataset, **brief).fit(dataset, Trainer(tmp_path / "whole" / "training", **how))
+    with monkeypatch.context() as patched:
+        gather, calls = TrajectoryDataset.gather, []
+
+        def until_killed(self: TrajectoryDataset, *arguments: Any) -> Any:
+            calls.append(1)
+            if len(calls) == 8:
+                raise Crash
+            return gather(self, *arguments)
+
+        patched.setattr(TrajectoryDataset, "gather", until_killed)
+        with pytest.raises(Crash):
+            fresh(name, dataset, **brief).fit(dataset, Trainer(tmp_path / "killed" / "training", **how))
+    again = fresh(name, dataset, **brief)
+    report = again.fit(dataset, Trainer(tmp_path / "killed" / "training", resume=True, **how))
+    whole, killed = (tmp_path / where / "training" / "transformer-final.safetensors" for where in ("whole", "killed"))
+    assert whole.read_bytes() == killed.read_bytes()
+    assert report["transformer"]["nats"] > 0
+
+
+# ---- its configuration
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_validates(name: str) -> None:
+    config = build(AutoregressiveConfig, PRESETS[name], name)
+    assert build(AutoregressiveConfig, config.model_dump(mode="json"), name) == config
+    assert (config == AutoregressiveConfig()) == (name == "small")
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"network": {"width": 30}}, "'network' is wrong: width 30 is not a multiple of heads 4"),
+        ({"network": {"depht": 2}}, "unknown key 'depht' in 'network'; did you mean 'depth'?"),
+        ({"training": {"learning_rate": 0}}, "'training.learning_rate' is wrong"),
+        ({"length": 1}, "'length' is wrong"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(MobatlasError) as refused:
+        build(AutoregressiveConfig, values, "train")
+    assert sentence in str(refused.value)
+    assert str(refused.value).startswith("train: ") and "\n" not in str(refused.value)

@@ -1,0 +1,330 @@
+"""What an audit says: fresh people pass, copies of training people fail, and the share that was copied is the one measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from mobatlas import (
+    Audit,
+    CityConfig,
+    MobatlasError,
+    Trajectories,
+    TrajectoryDataset,
+    audit,
+    prepare,
+    write_city_folder,
+)
+from mobatlas.cli import app
+from mobatlas.coarsening import coarsened
+from mobatlas.config import Coarsening
+from mobatlas.data.vocabulary import FIRST_POI, HOME
+from mobatlas.evaluation.likeness import distances, log_likelihood, number_grams, shingles
+from mobatlas.evaluation.membership import area, attacks, hit_rate, infer
+from mobatlas.evaluation.memorisation import rare_places
+from mobatlas.evaluation.privacy import AMBER, ANCHORS, GREEN, KINDS, MEMBERSHIP, MEMORISATION, RED, UNTESTED
+from mobatlas.generation import generate
+from tests.tiny import fitted
+from tests.worlds import FAMILY, keep
+from tests.written import write
+from tests.yardsticks import walks
+
+FAR = Coarsening("disc", 5.0)
+SHARES = {"train": 0.6, "val": 0.1, "test": 0.3}
+SMALL: dict[str, Any] = {
+    "length": 16,
+    "autoencoder": {"encoder_layers": 1, "width": 48, "feedforward": 96, "latent": 12, "batch": 32, "warmup": 10}
+    | {"learning_rate": 5e-3},
+    "denoiser": {
+        "depth": 2,
+        "width": 48,
+        "heads": 2,
+        "embedding": 16,
+        "batch": 32,
+        "learning_rate": 4e-3,
+        "warmup": 20,
+    },
+    "diffusion": {"steps": 4},
+}
+FEW = {"train": 0.06, "val": 0.04, "test": 0.9}
+
+
+class Town:
+    """A dataset of most people of a city, and the others in its words: the samples of a perfect model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        write_city_folder(folder / "city", CityConfig(users=1_500, pois=80, districts=4, days=15), seed=3)
+        users = pq.read_table(folder / "city" / "people.parquet")["user_id"]
+        for name, some in (("known", users[:1_000]), ("fresh", users[1_000:])):
+            (folder / name).mkdir()
+            for file in ("visits.parquet", "people.parquet", "pois.parquet"):
+                table = pq.read_table(folder / "city" / file)
+                kept = table.filter(pc.is_in(table["user_id"], some)) if "user_id" in table.column_names else table
+                pq.write_table(kept, folder / name / file)
+        self.dataset = self.prepared("dataset", SHARES)
+        prepare(folder / "fresh", folder / "others", preset="small")
+        others = TrajectoryDataset.open(folder / "others")
+        self.fresh = write(folder / "fresh.parquet", others, Trajectories.of(others))
+
+    def prepared(self, name: str, shares: dict[str, float]) -> TrajectoryDataset:
+        """The same people, split in another way."""
+        prepare(self.folder / "known", self.folder / name, preset="small", values={"split": shares})
+        return TrajectoryDataset.open(self.folder / name)
+
+    def copies(self, name: str, noise: float = 0.0, exact_homes: bool = False) -> Path:
+        """Training trajectories of which a share of visits was replaced by others'."""
+        rng, rows = np.random.default_rng(0), self.dataset.split("train")
+        real = Trajectories.of(self.dataset, rows)
+        tokens = np.where(rng.random(len(real.tokens)) < noise, rng.permutation(real.tokens), real.tokens)
+        homes = real.anchors if exact_homes else coarsened(real.anchors, FAR, real.anchors)
+        made = Trajectories(tokens, real.offsets, homes)
+        return write(self.folder / f"{name}.parquet", self.dataset, made)
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Town:
+    return Town(tmp_path_factory.mktemp("town"))
+
+
+@pytest.fixture(scope="module")
+def passed(town: Town) -> Audit:
+    return audit(town.fresh, town.dataset.path)
+
+
+def worst(found: Audit) -> dict[str, str]:
+    """The worst verdict on each subject."""
+    order = (UNTESTED, GREEN, AMBER, RED)
+    verdicts: dict[str, str] = {}
+    for check in found.checks:
+        about = check.kind.about
+        verdicts[about] = max(verdicts.get(about, UNTESTED), check.verdict, key=order.index)
+    return verdicts
+
+
+def measured(found: Audit, name: str) -> Any:
+    (check,) = (check for check in found.checks if check.name == name)
+    return check.measured
+
+
+def test_people_whom_nobody_learnt_from_pass(passed: Audit) -> None:
+    assert passed.verdict == GREEN and passed.advice == ()
+    assert [check.name for check in passed.checks] == list(KINDS)
+    assert passed.equal_anchors == {"of_a_training_person": 0.0, "of_only_one_person": 0.0}
+    assert 0 < passed.closest["train"]["mean"] < 1
+
+
+def test_noisy_copies_of_training_people_fail_though_their_homes_are_moved(town: Town) -> None:
+    found = audit(town.copies("noisy", noise=0.1), town.dataset.path)
+    assert worst(found) == {MEMORISATION: RED, MEMBERSHIP: RED, ANCHORS: GREEN}
+    assert {check.name for check in found.checks if check.verdict == RED} >= {
+        "grams_of_one",
+        "closest",
+        "membership_auc",
+    }
+    assert [line.partition(":")[0] for line in found.advice] == [MEMORISATION, MEMBERSHIP]
+    assert found.closest["train"]["mean"] < found.closest["held_out"]["mean"]
+
+
+def test_real_homes_fail_whatever_is_done_there(town: Town) -> None:
+    table, rng = pq.read_table(town.fresh), np.random.default_rng(0)
+    dataset, names = town.dataset, ("home_lat", "home_lon", "work_lat", "work_lon")
+    real = dataset.anchors[np.unique(dataset.person[dataset.split("train")])]
+    chosen = real[rng.integers(len(real), size=table["trajectory"].to_numpy().max() + 1)][
+        table["trajectory"].to_numpy()
+    ]
+    for homes, verdict in ((chosen, RED), (coarsened(chosen, FAR, real), GREEN)):
+        for k, name in enumerate(names):
+            table = table.set_column(table.schema.get_field_index(name), name, pa.array(homes[:, k]))
+        pq.write_table(table, town.folder / "homes.parquet")
+        found = audit(town.folder / "homes.parquet", dataset.path)
+        assert worst(found) == {MEMORISATION: GREEN, MEMBERSHIP: GREEN, ANCHORS: verdict}
+        assert found.equal_anchors["of_only_one_person"] == pytest.approx(float(verdict == RED))
+
+
+def test_the_share_of_copies_is_the_one_that_is_measured(town: Town) -> None:
+    fresh, copies = pq.read_table(town.fresh), pq.read_table(town.copies("copies", exact_homes=True))
+    firsts = [table.filter(pc.less(table["trajectory"], n)) for table, n in ((fresh, 900), (copies, 100))]
+    firsts[1] = firsts[1].set_column(0, "trajectory", pc.add(firsts[1]["trajectory"], 900))
+    pq.write_table(pa.concat_tables(firsts), town.folder / "tenth.parquet")
+    found = audit(town.folder / "tenth.parquet", town.dataset.path)
+    assert measured(found, "pairs_of_one").estimate == pytest.approx(0.1)
+    assert found.equal_anchors["of_a_training_person"] == pytest.approx(0.1)
+    for name in ("pairs", "trajectories", "grams"):
+        interval = measured(found, name)
+        assert interval.low < 0.1 < interval.high, name
+    assert found.verdict == RED
+
+
+@pytest.mark.parametrize(
+    ("people", "steps", "verdict"),
+    [
+        ("few", (120, 300), RED),
+        ("many", (60, 60), GREEN),
+        pytest.param("many", (400, 1_500), GREEN, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_that_learnt_few_people_by_heart_fails_and_one_of_many_passes(
+    town: Town, people: str, steps: tuple[int, int], verdict: str
+) -> None:
+    dataset = town.dataset if people == "many" else town.prepared("few", FEW)
+    parts = zip(("autoencoder", "denoiser"), steps, strict=True)
+    model = fitted(FAMILY, dataset, **SMALL | {part: SMALL[part] | {"steps": n} for part, n in parts})
+    name = f"{people} {steps}"
+    keep(town.folder / name, model, dataset)
+    generate(town.folder / name, town.folder / f"{name}.parquet", 1_000, coarsen="5km")
+    found = worst(audit(town.folder / f"{name}.parquet", dataset.path))
+    assert {found[MEMORISATION], found[MEMBERSHIP]} == {verdict}
+    assert people == "few" or found[ANCHORS] == GREEN  # of few people home and work are far from anybody else's
+
+
+def test_choosing_the_best_of_many_attacks_gains_nothing() -> None:
+    corrected, naive = [], []
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        member = (np.arange(400) < 300).astype(np.int64)
+        scores = {f"{number}": rng.random(400) for number in range(20)}
+        corrected.append(infer(scores, member, rng, resamples=2).auc.estimate)
+        naive.append(max(attack.auc for attack in attacks(scores, member)))
+    error = np.std(corrected) / np.sqrt(len(corrected))
+    assert abs(np.mean(corrected) - 0.5) < 3 * error < 0.03
+    assert np.mean(naive) > 0.55
+
+
+def test_an_attack_that_knows_everything_finds_everybody() -> None:
+    member = (np.arange(500) < 300).astype(np.int64)
+    found = infer({"oracle": member.astype(np.float64), "blind": np.zeros(500)}, member, np.random.default_rng(0))
+    assert (found.auc.low, found.auc.high, found.tpr.low, found.chosen) == (1.0, 1.0, 1.0, ("oracle", "oracle"))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.lists(st.integers(0, 5), min_size=1, max_size=12))
+def test_the_area_is_the_chance_that_a_member_scores_higher(members: list[int], others: list[int]) -> None:
+    wins = [(a > b) + (a == b) / 2 for a in members for b in others]
+    assert area(np.array(members, float), np.array(others, float)) == pytest.approx(np.mean(wins))
+
+
+@pytest.mark.parametrize("others", [30, 99, 120, 250])
+def test_a_score_that_knows_nothing_finds_one_in_a_hundred(others: int) -> None:
+    rng = np.random.default_rng(0)
+    found = [hit_rate(rng.random(200), rng.random(others)) for _ in range(2_000)]
+    assert np.mean(found) == pytest.approx(0.01, abs=4 * np.std(found) / np.sqrt(len(found)))
+
+
+steps = st.lists(st.integers(HOME, HOME + 3), min_size=1, max_size=7)
+
+
+@given(st.lists(steps, min_size=1, max_size=5), st.lists(steps, min_size=1, max_size=5))
+def test_distance_counts_tokens_and_pairs_that_both_have(first: list[list[int]], second: list[list[int]]) -> None:
+    def things(walk: list[int]) -> Counter[Any]:
+        return Counter(walk) + Counter(pairwise(walk))
+
+    table = shingles(walks(*first, *second))
+    found = np.concatenate([block for _, block in distances(table[: len(first)], table[len(first) :])])
+    expected = [[1 - (things(a) & things(b)).total() / (things(a) | things(b)).total() for b in second] for a in first]
+    assert found == pytest.approx(np.array(expected), abs=1e-6)
+
+
+@given(st.lists(steps, min_size=1, max_size=5), steps)
+def test_likelihoods_are_those_of_witten_and_bell(learnt: list[list[int]], asked: list[int]) -> None:
+    words, order = HOME + 4, 3
+
+    def chance(context: tuple[int, ...], token: int, n: int) -> float:
+        if n == 0:
+            return 1 / words
+        told = context[len(context) - (n - 1) :]
+        after = Counter(
+            walk[k]
+            for walk in ([1] * order + each for each in learnt)
+            for k in range(order, len(walk))
+            if tuple(walk[k - n + 1 : k]) == told
+        )
+        shorter = chance(context, token, n - 1)
+        different, total = len(after), after.total()
+        return (after[token] + different * shorter) / (total + different) if total else shorter
+
+    everything = walks(*learnt, asked)
+    marked = everything.owner < len(learnt)
+    found = np.exp(log_likelihood(number_grams(everything, order), marked, words))[~marked]
+    padded = [1] * order + asked
+    assert found == pytest.approx([chance(tuple(padded[:k]), padded[k], order) for k in range(order, len(padded))])
+
+
+def test_rare_places_are_those_of_few_training_people() -> None:
+    rare = list(range(FIRST_POI, FIRST_POI + 40))
+    common = FIRST_POI + 40
+    train = walks(*[[place, common] for place in rare], *[[HOME, common]] * 5)
+    person = np.arange(45)
+    found = rare_places(walks(rare[:30], [common]), train, person, walks(rare[:10], [common]))
+    assert found is not None
+    assert (found.train, found.held_out, found.beyond.estimate) == (0.75, 0.25, 0.5)
+    assert 0.25 < found.beyond.low < 0.5 < found.beyond.high
+    assert rare_places(train, walks([common]), np.zeros(1, dtype=np.int64), train) is None
+
+
+def test_what_cannot_be_tested_is_said_and_does_not_count(town: Town) -> None:
+    bare = town.folder / "bare.parquet"
+    table = pq.read_table(town.fresh, columns=["trajectory", "position", "poi_id"])
+    pq.write_table(table.filter(pc.less(table["position"], 4)), bare)
+    found = audit(bare, town.prepared("two parts", {"train": 0.9, "val": 0.0, "test": 0.1}).path)
+    reasons = {check.name: check.reason for check in found.checks if check.verdict == UNTESTED}
+    assert set(reasons) >= {
+        "grams",
+        "grams_of_one",
+        "membership_tpr",
+        *(name for name in KINDS if KINDS[name].about == ANCHORS),
+    }
+    assert reasons["pairs"] == "samples have no home and work"
+    assert "are too few to suspect 1 % of them" in str(reasons["membership_tpr"])
+    assert len(found.attacks["trajectories"]) == 3 and any("split 'val'" in each for each in found.warnings)
+    assert found.verdict != UNTESTED
+
+
+def test_one_sample_is_audited(town: Town) -> None:
+    table = pq.read_table(town.fresh)
+    pq.write_table(table.filter(pc.equal(table["trajectory"], 0)), town.folder / "one.parquet")
+    found = audit(town.folder / "one.parquet", town.dataset.path)
+    json.dumps(found.as_dict(), allow_nan=False)
+    assert found.trajectories == 1 and found.verdict in (GREEN, AMBER)
+
+
+def test_the_command_prints_and_writes_the_verdict_and_ends_well(town: Town, tmp_path: Path) -> None:
+    copies, out = town.copies("again", exact_homes=True), tmp_path / "audit"
+    command = ["audit", str(copies), "--dataset", str(town.dataset.path), "--out", str(out)]
+    said = CliRunner().invoke(app, [*command, "--quiet"], catch_exceptions=False)
+    assert said.exit_code == 0 and "verdict: red" in said.output and "Home and work of one" in said.output
+    assert "generate with a wider --coarsen" in said.output.replace("\n", " ")
+    written = {f"{name}.{end}" for name in ("checks", "attacks") for end in ("csv", "json", "md", "tex")}
+    assert {path.name for path in out.iterdir()} == written | {"audit.json", "manifest.json"}
+    kept = json.loads((out / "audit.json").read_text())
+    assert kept["verdict"] == RED and {check["name"] for check in kept["checks"]} == set(KINDS)
+    alone = CliRunner().invoke(app, [*command[:4], "--json"], catch_exceptions=False)
+    assert json.loads(alone.stdout) == kept
+    with pytest.raises(MobatlasError, match="exists already"):
+        CliRunner().invoke(app, command, catch_exceptions=False)
+
+
+def test_bad_input_is_one_sentence_and_exit_code_2(town: Town, tmp_path: Path) -> None:
+    (tmp_path / "text.parquet").write_text("no table")
+    command = [sys.executable, "-m", "mobatlas", "audit", "text.parquet", "--dataset", str(town.dataset.path)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.splitlines()[-1].startswith("mobatlas: text.parquet: not a readable Parquet file")
+    few = town.prepared("no test", {"train": 0.9, "val": 0.1, "test": 0.0})
+    with pytest.raises(
+        MobatlasError, match="has 0 people in split 'test', and an audit needs 20 or more; prepare more"
+    ):
+        audit(town.fresh, few.path)
