@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 # Tests are dealt out by files to as many processes as there are cores; each of them computes on one thread.
-SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile
+SPREAD := --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-slow lint clean help
 

@@ -15,6 +15,24 @@ settings.register_profile("mobatlas", deadline=None)  # a busy machine is not a 
 settings.load_profile("mobatlas")
 
 
+# Files are dealt out one after the other: those that take longest come first, or one process ends long after the others.
+LONGEST = (
+    "engines_agree",
+    "readers",
+    "pipeline_by_hand",
+    "docs",
+    "speed",
+    "questions",
+    "supervise_command",
+    "phase2_benchmark",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The real data that the tests read in place."""

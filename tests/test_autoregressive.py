@@ -107,7 +107,7 @@ def test_probabilities_of_all_trajectories_sum_to_1() -> None:
 
 
 def test_trajectories_are_written_as_often_as_they_are_likely() -> None:
-    net, tokens, n = network(), every_trajectory(), 40_000
+    net, tokens, n = network(), every_trajectory(), 20_000
     condition = torch.randn(1, TINY.width, generator=chance(3))
     likely = torch.exp(-net.nats(tokens, condition.expand(len(tokens), -1))).numpy()
     made = with_end(write(net, condition.expand(n, -1), torch.rand(n, LENGTH, generator=chance(4))), LENGTH)
@@ -233,7 +233,7 @@ def test_the_gradient_of_a_first_token_is_that_of_its_probability(grouped: Write
 
 def test_expected_transitions_are_those_of_samples(grouped: Writer, dataset: TrajectoryDataset) -> None:
     """What could have been drawn at one place says nothing of the next, which was drawn after another token."""
-    n = 2_000
+    n = 1_000
     rng = np.random.default_rng(0)
     groups, homes = rng.integers(len(DEFAULT_GROUPS), size=n), rng.choice(anchors(dataset, 500), n)
     feature = build_feature("transitions", dataset.vocabulary)

@@ -28,14 +28,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "autoregressive": {
         "length": 12,
         "network": {"depth": 2, "width": 32, "heads": 2, "embedding": 8},
-        "training": BRIEF,
+        "training": BRIEF | {"steps": 60},
         "teaching": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
     },
     "vae": {
         "length": 12,
         "network": {"depth": 2, "width": 32, "heads": 2, "embedding": 8},
         "latent": {"size": 4, "depth": 1, "warmup": 40},
-        "training": BRIEF,
+        "training": BRIEF | {"steps": 60},
         "teaching": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
     },
 }
