@@ -47,7 +47,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 # stays its own.
 WARM = """
 import gc, json, os, sys
-from mobatlas.cli import main
+from mobatlas.cli import app, main
 import lightning_fabric, mobatlas.training
 from mobatlas.generators.base import family_of
 family_of("latent-diffusion")
@@ -69,7 +69,8 @@ while line := sys.stdin.readline():
         os._exit(code)  # to take all modules down takes longer than to refuse a bad option
     print(child, flush=True)
     sys.stdin.readline()
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    _, status, used = os.wait4(child, 0)
+    print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, flush=True)
 os._exit(0)
 """
 
@@ -81,6 +82,8 @@ class Outcome:
     code: int
     out: str
     err: str
+    seconds: float = 0.0  # of a processor
+    peak_mb: float = 0.0  # of memory, with what the process was warmed up with
 
     @property
     def said(self) -> str:
@@ -103,10 +106,11 @@ class Running:
 class Warm:
     """Runs commands in processes that have imported torch already."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first: str = "") -> None:
+        """`first` is Python that the process runs before it is warm."""
         self._out, self._err = folder / "stdout", folder / "stderr"
         self._server = subprocess.Popen(
-            [sys.executable, "-c", WARM], env=ENVIRONMENT, stdin=-1, stdout=-1, text=True, bufsize=1
+            [sys.executable, "-c", first + WARM], env=ENVIRONMENT, stdin=-1, stdout=-1, text=True, bufsize=1
         )
         assert self._server.stdin and self._server.stdout
         self._ask, self._answer = self._server.stdin, self._server.stdout
@@ -121,9 +125,10 @@ class Warm:
 
         def finish() -> Outcome:
             self._ask.write("\n")
-            code = int(self._answer.readline())
+            code, seconds, peak = self._answer.readline().split()
             alarm.cancel()
-            return Outcome(code, self._out.read_text(), self._err.read_text())
+            out, err = (path.read_text(errors="replace") for path in (self._out, self._err))
+            return Outcome(int(code), out, err, float(seconds), float(peak))
 
         return Running(pid, finish)
 

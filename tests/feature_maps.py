@@ -100,7 +100,7 @@ def hand_made(
         tokens=np.array([token for row in rows for token in row], dtype=np.int32),
         offsets=np.cumsum([0, *map(len, rows)]),
         anchors=np.array(anchors if anchors is not None else [DOWNTOWN] * len(rows)),
-        hours=None if hours is None else np.array([hour for row in hours for hour in row], dtype=np.int64),
+        arrivals=None if hours is None else 3600 * np.array([hour for row in hours for hour in row], dtype=np.int64),
     )
 
 

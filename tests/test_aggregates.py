@@ -133,7 +133,7 @@ def test_total_visits_are_divided_by_devices(tmp_path: Path) -> None:
     rows = published(value=[], visits=[10, 20, 20, 0], noise_sd=[1, 1, 2, 2])
     found = read_aggregates(table(tmp_path, rows))
     assert found.values.tolist() == [[1, 2], [0.5, 0]]
-    assert found.noise == pytest.approx(np.full(2, (0.1**2 + 0.05**2) / 2))
+    assert found.noise == pytest.approx(np.array([[0.1**2] * 2, [0.05**2] * 2]))
 
 
 @pytest.mark.parametrize(

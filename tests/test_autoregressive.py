@@ -272,9 +272,9 @@ class Watcher:
         return {"loss": 0.0}
 
 
-@pytest.mark.parametrize("name", [NAME, "vae"])
+@pytest.mark.parametrize("name", [NAME, "vae", "point-process"])
 def test_the_losses_of_two_processes_have_the_loss_of_one_as_their_mean(name: str, dataset: TrajectoryDataset) -> None:
-    options = {"latent": OPTIONS["vae"]["latent"] | {"free_bits": 0.0}} if name == "vae" else {}
+    options = {} if name == NAME else {"latent": OPTIONS[name]["latent"] | {"free_bits": 0.0}}
     watcher, made = Watcher(), fresh(name, dataset, **options)
     made.fit(dataset, cast(Trainer, watcher))
     taught = made.with_groups(DEFAULT_GROUPS, 0)
@@ -319,7 +319,7 @@ class Crash(Exception):  # noqa: N818 (a test raises it)
     """The process dies here, as far as the trainer can tell."""
 
 
-@pytest.mark.parametrize("name", [NAME, "vae"])
+@pytest.mark.parametrize("name", [NAME, "vae", "point-process"])
 def test_killed_and_resumed_it_ends_in_the_same_bytes(
     name: str, dataset: TrajectoryDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy import optimize, sparse, special
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions
+from mobatlas.draws import uniforms
 from mobatlas.evaluation.diversity import diversity
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator
@@ -28,7 +29,6 @@ from mobatlas.supervision.resample import (
     load_calibration,
     resample,
     save_calibration,
-    uniforms,
 )
 from mobatlas.supervision.tilt import fit_tilt
 from tests.tiny import OPTIONS, fitted, small_city, with_other_labels

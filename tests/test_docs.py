@@ -10,6 +10,7 @@ import pytest
 
 import mobatlas
 from mobatlas.data.readers import READERS
+from mobatlas.generators.base import generator_names
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -32,6 +33,11 @@ def test_everything_public_is_in_the_api_page() -> None:
 def test_every_reader_is_in_the_how_to() -> None:
     page = (ROOT / "docs" / "how-to.md").read_text()
     assert [name for name in READERS if f"| `{name}` |" not in page] == []
+
+
+def test_every_family_of_generators_is_in_the_how_to() -> None:
+    page = (ROOT / "docs" / "how-to.md").read_text()
+    assert [name for name in generator_names() if f"| `{name}` |" not in page] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -25,9 +25,10 @@ from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.features import haversine_km
-from mobatlas.generation import SCHEMA, _uniform, generate, read_synthetic
+from mobatlas.generation import _uniform, generate
 from mobatlas.generators.folder import load_model
 from mobatlas.regions.folder import load_assignment
+from mobatlas.synthetic import SCHEMA, read_synthetic
 from tests.worlds import GROUP, World, firsts, remade, rows, small_world, write_homes
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,20 +23,32 @@ from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.supervision.strong import labelled, teach_labels
 from tests.tiny import fitted, fresh, small_city
 
+TEACHABLE = [name for name in generator_names() if family_of(name).teachable]
+
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
     return small_city(tmp_path_factory.mktemp("city"))
 
 
+@pytest.fixture(scope="module")
+def models(dataset: TrajectoryDataset) -> Callable[[str], Generator]:
+    return functools.cache(lambda name: fitted(name, dataset))
+
+
 @pytest.fixture(scope="module", params=generator_names())
-def model(request: pytest.FixtureRequest, dataset: TrajectoryDataset) -> Generator:
-    return fitted(request.param, dataset)
+def model(request: pytest.FixtureRequest, models: Callable[[str], Generator]) -> Generator:
+    return models(request.param)
+
+
+@pytest.fixture(scope="module", params=TEACHABLE)
+def teachable(request: pytest.FixtureRequest, models: Callable[[str], Generator]) -> Generator:
+    return models(request.param)
 
 
 @pytest.fixture(scope="module")
-def taught(model: Generator, dataset: TrajectoryDataset) -> Generator:
-    return teach_labels(model, dataset, Trainer(None, quiet=True))[0]
+def taught(teachable: Generator, dataset: TrajectoryDataset) -> Generator:
+    return teach_labels(teachable, dataset, Trainer(None, quiet=True))[0]
 
 
 def _anchors(dataset: TrajectoryDataset, n: int) -> np.ndarray:
@@ -84,7 +98,14 @@ def test_a_model_of_phase_1_refuses_groups(model: Generator) -> None:
         model.sample(3, groups=np.zeros(3, dtype=np.int64))
 
 
-def test_a_model_given_groups_begins_where_it_was(model: Generator, dataset: TrajectoryDataset) -> None:
+@pytest.mark.parametrize("name", [name for name in generator_names() if name not in TEACHABLE])
+def test_a_family_that_cannot_be_taught_says_what_to_do(name: str, models: Callable[[str], Generator]) -> None:
+    with pytest.raises(MobatlasError, match=r"cannot be taught.*--strategy"):
+        models(name).with_groups(DEFAULT_GROUPS, seed=1)
+
+
+def test_a_model_given_groups_begins_where_it_was(teachable: Generator, dataset: TrajectoryDataset) -> None:
+    model = teachable
     grouped = model.with_groups(DEFAULT_GROUPS, seed=1)
     anchors = _anchors(dataset, 40)
     assert _same(grouped.sample(40, anchors=anchors), model.sample(40, anchors=anchors))
@@ -92,7 +113,8 @@ def test_a_model_given_groups_begins_where_it_was(model: Generator, dataset: Tra
         grouped.with_groups(DEFAULT_GROUPS, seed=1)
 
 
-def test_groups_may_begin_alike(model: Generator, dataset: TrajectoryDataset) -> None:
+def test_groups_may_begin_alike(teachable: Generator, dataset: TrajectoryDataset) -> None:
+    model = teachable
     anchors, groups = _anchors(dataset, 40), np.arange(40) % len(DEFAULT_GROUPS)
     grouped = model.with_groups(DEFAULT_GROUPS, seed=1, alike=True)
     assert _same(grouped.sample(40, groups, anchors), model.sample(40, anchors=anchors))
@@ -194,7 +216,7 @@ def test_phase_1_never_sees_a_label(name: str, dataset: TrajectoryDataset, tmp_p
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("name", generator_names())
+@pytest.mark.parametrize("name", TEACHABLE)
 def test_the_seed_decides_the_weights(name: str, dataset: TrajectoryDataset) -> None:
     one, two = (fresh(name, dataset, seed) for seed in (0, 1))
     pairs = list(zip(one.network.state_dict().values(), two.network.state_dict().values(), strict=True))
@@ -209,9 +231,9 @@ def test_strong_draws_pairs_of_a_trajectory_and_its_group(dataset: TrajectoryDat
     assert set(unlabelled(dataset, 5)(64, 7).groups) == {UNKNOWN}
 
 
-def test_strong_can_begin_anew(model: Generator, dataset: TrajectoryDataset) -> None:
-    anew, _ = teach_labels(model, dataset, Trainer(None, quiet=True), from_scratch=True)
-    assert not _same(anew.sample(20), model.sample(20))
+def test_strong_can_begin_anew(teachable: Generator, dataset: TrajectoryDataset) -> None:
+    anew, _ = teach_labels(teachable, dataset, Trainer(None, quiet=True), from_scratch=True)
+    assert not _same(anew.sample(20), teachable.sample(20))
 
 
 def test_strong_without_labels_says_so(model: Generator, dataset: TrajectoryDataset, tmp_path: Path) -> None:

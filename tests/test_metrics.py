@@ -21,7 +21,15 @@ from scipy.spatial.distance import jensenshannon
 from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, WORK
 from mobatlas.evaluation.comparison import compare
-from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS, Yardstick, jsd, travel_distance
+from mobatlas.evaluation.metrics import (
+    ALL_METRICS,
+    DWELL_EDGES,
+    METRICS,
+    PAPER_METRICS,
+    Yardstick,
+    jsd,
+    travel_distance,
+)
 from mobatlas.features import Trajectories
 from tests.yardsticks import ANCHORS, CAFE, NAMES, PARK, SHOP, TOWN, small_dataset, walks
 
@@ -105,6 +113,9 @@ def slow_counts(yardstick: Yardstick, trajectories: Trajectories) -> dict[str, C
         counts["poi_all"].update(tokens)
         counts["category"].update(categories[token] for token in tokens)
         counts["transitions"].update((categories[a], categories[b]) for a, b in pairwise(tokens))
+    assert trajectories.arrivals is not None and trajectories.stays is not None
+    counts["hour"] = Counter(second % 86_400 // 3_600 for second in trajectories.arrivals.tolist())
+    counts["dwell"] = Counter(bisect_right(DWELL_EDGES, second / 60) for second in trajectories.stays.tolist())
     return counts
 
 
@@ -117,13 +128,18 @@ def slow_jsd(a: Counter[Hashable], b: Counter[Hashable]) -> float:
 
 
 def random_walks(dataset: TrajectoryDataset, n: int = 150) -> Trajectories:
-    """Trajectories that no person makes: too long, empty, without anchors, or with anchors outside the box."""
+    """Trajectories that no person makes: too long, empty, without anchors, with anchors outside the box, at any time."""
     rng = np.random.default_rng(5)
     tokens = [rng.integers(HOME, len(dataset.vocabulary), size=size).tolist() for size in rng.integers(0, 40, size=n)]
     anchors = dataset.anchors[rng.integers(len(dataset.anchors), size=n)].copy()
     anchors[::5, :2] = np.nan
     anchors[1::7] += 3.0
-    return walks(*tokens, anchors=anchors.tolist())
+    visits = sum(map(len, tokens))
+    arrivals, stays = (
+        rng.integers(10 * 86_400, size=visits),
+        rng.integers(1 + 60 * rng.choice(DWELL_EDGES, size=visits)),
+    )
+    return replace(walks(*tokens, anchors=anchors.tolist()), arrivals=arrivals, stays=stays)
 
 
 def test_every_metric_is_what_a_slow_count_finds(dataset: TrajectoryDataset, yardstick: Yardstick) -> None:
@@ -134,7 +150,8 @@ def test_every_metric_is_what_a_slow_count_finds(dataset: TrajectoryDataset, yar
             both = [expected[name]] if name != "trip_marginals" else [expected["origins"], expected["destinations"]]
             assert sorted(row.data.tolist()) == sorted(n for part in both for n in part.values()), name
     found = compare(yardstick, real, synthetic)
-    expected_jsd = {name: slow_jsd(slow[0][name], slow[1][name]) for name in NAMES if name != "trip_marginals"}
+    names = [metric.name for metric in ALL_METRICS if metric.name != "trip_marginals"]
+    expected_jsd = {name: slow_jsd(slow[0][name], slow[1][name]) for name in names}
     expected_jsd["trip_marginals"] = sum(slow_jsd(slow[0][x], slow[1][x]) for x in ("origins", "destinations")) / 2
     assert found == pytest.approx(expected_jsd, abs=1e-9)
     assert min(found.values()) > 0.01

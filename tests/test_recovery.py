@@ -169,7 +169,7 @@ def test_a_rest_that_cannot_be_known_or_hardly_exists_is_left_alone() -> None:
     everybody = Population(np.array([0.6, 0.4]), np.array([1.4]), 10_000.0)
     assert len(with_rest(replace(made, population=everybody)).composition.regions) == 2
     few = [replace(made, population=replace(everybody, n=n)) for n in (4_000.0, 5_000.0, 5_029.0, 5_050.0)]
-    published = replace(made.aggregates, noise=np.ones(1))
+    published = replace(made.aggregates, noise=np.ones((1, 1)))
     shares_only = replace(made.aggregates, pooled=True)
     unknown = [replace(made, aggregates=v, population=everybody) for v in (published, shares_only)]
     for regions in (made, *few, *unknown, replace(made, randomised=False, population=everybody)):
@@ -302,7 +302,7 @@ def test_published_noise_makes_regions_tell_less_and_is_allowed_for() -> None:
     shares = dirichlet(30, 8)
     made, means = simulate(shares, 1_000.0, 4)
     values = made.aggregates.values + np.random.default_rng(1).normal(0, 0.2, (30, 30))
-    noisy = recover(regions_of(shares, values, 1_000.0, spread=np.ones(30), noise=np.full(30, 0.04)))
+    noisy = recover(regions_of(shares, values, 1_000.0, spread=np.ones(30), noise=np.full(values.shape, 0.04)))
     assert noisy.sd.mean() > 1.5 * recover(made).sd.mean()
     low, high = noisy.interval(0.9)
     assert 0.85 < ((low <= means) & (means <= high)).mean() < 0.98

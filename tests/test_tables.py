@@ -63,6 +63,12 @@ def seen(text: str) -> str:
     return re.sub(r"[\s\x00-\x1f\x7f-\x9f]+", " ", text).strip()
 
 
+def inert(cell: Any) -> str:
+    """What a cell of CSV holds: a name that a spreadsheet would compute has an apostrophe before it."""
+    text = seen(str(cell))
+    return f"'{text}" if isinstance(cell, str) and text[:1] in {"=", "+", "-", "@"} else text
+
+
 def shown(table: Table, missing: str) -> list[list[str]]:
     return [[seen(cell) for cell in row] for row in ([*table.columns], *table.texts(missing))]
 
@@ -117,7 +123,7 @@ def test_csv_and_json_keep_names_and_numbers(content: tuple[list[str], list[list
     found = json.loads(json.dumps(table.as_dict(), allow_nan=False))
     assert (found["columns"], found["rows"]) == (content[0], known)
     read = list(csv.reader(io.StringIO(table.as_csv(), newline="")))
-    texts = [["" if cell is None else seen(str(cell)) for cell in row] for row in [content[0], *known]]
+    texts = [["" if cell is None else inert(cell) for cell in row] for row in [content[0], *known]]
     assert read == texts and table.as_csv().count("\n") == len(texts)
 
 

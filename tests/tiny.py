@@ -13,11 +13,22 @@ from mobatlas.config import CityConfig, build
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
+from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator, family_of
 from mobatlas.generators.training import Trainer
+from tests.written import write
+
+
+def training_pool(dataset: TrajectoryDataset) -> str:
+    """Training trajectories as a file of samples, beside the dataset."""
+    path = dataset.path.with_suffix(".pool.parquet")
+    if not path.exists():
+        write(path, dataset, Trajectories.of(dataset, dataset.split("train")))
+    return str(path)
+
 
 BRIEF = {"steps": 120, "batch": 64, "learning_rate": 3e-3, "warmup": 10}
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {  # a function is called with the dataset
     "latent-diffusion": {
         "length": 12,
         "autoencoder": {"encoder_layers": 1, "width": 32, "feedforward": 64, "latent": 8} | BRIEF,
@@ -38,6 +49,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "training": BRIEF | {"steps": 60},
         "teaching": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
     },
+    "point-process": {
+        "length": 12,
+        "network": {"depth": 2, "width": 32, "heads": 2, "embedding": 8},
+        "latent": {"size": 4, "depth": 1, "warmup": 40},
+        "training": BRIEF | {"steps": 60},
+        "teaching": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
+    },
+    "external": {"pool": training_pool},
 }
 
 
@@ -51,7 +70,8 @@ def small_city(folder: Path, users: int = 250, pois: int = 40) -> TrajectoryData
 def fresh(name: str, dataset: TrajectoryDataset, seed: int = 0, **options: Any) -> Generator:
     """A generator that has seen nothing."""
     family = family_of(name)
-    return family.create(build(family.config, OPTIONS[name] | options, name), dataset, seed)
+    told = {key: value(dataset) if callable(value) else value for key, value in (OPTIONS[name] | options).items()}
+    return family.create(build(family.config, told, name), dataset, seed)
 
 
 def fitted(name: str, dataset: TrajectoryDataset, seed: int = 0, **options: Any) -> Generator:

@@ -1,4 +1,4 @@
-"""Trajectories written as a file of samples."""
+"""Trajectories written as a file of samples, and read back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -32,3 +33,9 @@ def write(
 ) -> Path:
     pq.write_table(table_of(made, dataset.vocabulary.table["poi_id"].combine_chunks(), groups), path)
     return path
+
+
+def sequences(path: Path) -> list[tuple[str, ...]]:
+    """The places of each trajectory."""
+    visits = pd.read_parquet(path).groupby("trajectory", sort=False)["poi_id"]
+    return [tuple(places) for _, places in visits]

@@ -6,67 +6,96 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from mobatlas.config import CityConfig, PrepareConfig, RunConfig, load_run
-from mobatlas.data.city import City, simulate, write_city_folder
-from mobatlas.data.dataset import Batch, TrajectoryDataset
-from mobatlas.data.prepare import prepare
-from mobatlas.data.summary import Summary
-from mobatlas.data.vocabulary import Vocabulary
-from mobatlas.errors import MobatlasError
-from mobatlas.features import Trajectories, build_feature, register_feature
-from mobatlas.groups import DEFAULT_GROUPS, Groups
-from mobatlas.regions.composition import read_composition
-from mobatlas.regions.folder import build_regions, load_regions
-from mobatlas.regions.identifiability import Diagnosis, diagnose
-from mobatlas.regions.recovery import Recovery, recover
-from mobatlas.regions.table import Aggregates, Composition, Population, Regions
-
 if TYPE_CHECKING:
     from mobatlas.atlas import Atlas, AtlasModel
+    from mobatlas.config import CityConfig, PrepareConfig, RunConfig, load_run
+    from mobatlas.data.city import City, simulate, write_city_folder
+    from mobatlas.data.dataset import Batch, TrajectoryDataset
+    from mobatlas.data.prepare import prepare
+    from mobatlas.data.summary import Summary
+    from mobatlas.data.vocabulary import Vocabulary
+    from mobatlas.errors import MobatlasError
     from mobatlas.evaluation.comparison import compare, evaluate_groups, sampling_floor
     from mobatlas.evaluation.downstream import compare_predictors
     from mobatlas.evaluation.evaluate import Evaluation, evaluate
     from mobatlas.evaluation.metrics import Yardstick
     from mobatlas.evaluation.privacy import Audit, audit
     from mobatlas.evaluation.samples import Samples, read_samples
-    from mobatlas.generation import generate, read_synthetic
+    from mobatlas.features import Trajectories, build_feature, register_feature
+    from mobatlas.generation import generate
     from mobatlas.generators.base import Generator, register_generator
     from mobatlas.generators.folder import load_model
+    from mobatlas.groups import DEFAULT_GROUPS, Groups
+    from mobatlas.regions.composition import read_composition
+    from mobatlas.regions.folder import build_regions, load_regions
+    from mobatlas.regions.identifiability import Diagnosis, diagnose
+    from mobatlas.regions.recovery import Recovery, recover
+    from mobatlas.regions.table import Aggregates, Composition, Population, Regions
     from mobatlas.report.page import write_report
     from mobatlas.report.privacy import audit_tables, write_audit
     from mobatlas.report.tables import Table, evaluation_tables, write_evaluation, write_tables
     from mobatlas.supervision.kept import load_sampler
+    from mobatlas.synthetic import read_synthetic
     from mobatlas.training import supervise, train
 
 __version__ = version("mobatlas")
 
-# What needs torch is imported when it is first used: it takes seconds, and most commands do without it.
+# Imported when first used: engines and torch take seconds, in which nobody would hear a Ctrl-C.
 _LATER = {
+    "Aggregates": "mobatlas.regions.table",
     "Atlas": "mobatlas.atlas",
     "AtlasModel": "mobatlas.atlas",
     "Audit": "mobatlas.evaluation.privacy",
+    "Batch": "mobatlas.data.dataset",
+    "City": "mobatlas.data.city",
+    "CityConfig": "mobatlas.config",
+    "Composition": "mobatlas.regions.table",
+    "DEFAULT_GROUPS": "mobatlas.groups",
+    "Diagnosis": "mobatlas.regions.identifiability",
     "Evaluation": "mobatlas.evaluation.evaluate",
     "Generator": "mobatlas.generators.base",
+    "Groups": "mobatlas.groups",
+    "MobatlasError": "mobatlas.errors",
+    "Population": "mobatlas.regions.table",
+    "PrepareConfig": "mobatlas.config",
+    "Recovery": "mobatlas.regions.recovery",
+    "Regions": "mobatlas.regions.table",
+    "RunConfig": "mobatlas.config",
     "Samples": "mobatlas.evaluation.samples",
+    "Summary": "mobatlas.data.summary",
     "Table": "mobatlas.report.tables",
+    "Trajectories": "mobatlas.features",
+    "TrajectoryDataset": "mobatlas.data.dataset",
+    "Vocabulary": "mobatlas.data.vocabulary",
     "Yardstick": "mobatlas.evaluation.metrics",
     "audit": "mobatlas.evaluation.privacy",
     "audit_tables": "mobatlas.report.privacy",
+    "build_feature": "mobatlas.features",
+    "build_regions": "mobatlas.regions.folder",
     "compare": "mobatlas.evaluation.comparison",
     "compare_predictors": "mobatlas.evaluation.downstream",
+    "diagnose": "mobatlas.regions.identifiability",
     "evaluate": "mobatlas.evaluation.evaluate",
     "evaluate_groups": "mobatlas.evaluation.comparison",
     "evaluation_tables": "mobatlas.report.tables",
     "generate": "mobatlas.generation",
     "load_model": "mobatlas.generators.folder",
+    "load_regions": "mobatlas.regions.folder",
+    "load_run": "mobatlas.config",
     "load_sampler": "mobatlas.supervision.kept",
+    "prepare": "mobatlas.data.prepare",
+    "read_composition": "mobatlas.regions.composition",
     "read_samples": "mobatlas.evaluation.samples",
-    "read_synthetic": "mobatlas.generation",
+    "read_synthetic": "mobatlas.synthetic",
+    "recover": "mobatlas.regions.recovery",
+    "register_feature": "mobatlas.features",
     "register_generator": "mobatlas.generators.base",
     "sampling_floor": "mobatlas.evaluation.comparison",
+    "simulate": "mobatlas.data.city",
     "supervise": "mobatlas.training",
     "train": "mobatlas.training",
     "write_audit": "mobatlas.report.privacy",
+    "write_city_folder": "mobatlas.data.city",
     "write_evaluation": "mobatlas.report.tables",
     "write_report": "mobatlas.report.page",
     "write_tables": "mobatlas.report.tables",

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -54,12 +55,10 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
         raise MobatlasError(f"{folder}: not a {kind} folder, it has no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError):
         raise MobatlasError(f"{folder / MANIFEST}: not a valid manifest; make the folder again") from None
-    if not isinstance(values, dict) or not isinstance(values.get("files"), dict) or "format" not in values:
+    if not _is_manifest(values):
         raise MobatlasError(f"{folder / MANIFEST}: not a valid manifest; make the folder again")
     if values["format"] != FORMAT:
-        version = (
-            values.get("versions", {}).get("mobatlas", "unknown") if isinstance(values.get("versions"), dict) else "?"
-        )
+        version = (values.get("versions") or {}).get("mobatlas", "unknown")
         raise MobatlasError(
             f"{folder}: made by another version (mobatlas {version}, folder format {values['format']}; this one reads "
             f"format {FORMAT}); make it again"
@@ -75,6 +74,43 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
         files=values["files"],
         versions=values.get("versions") or {},
         unlisted=tuple(values.get("unlisted") or ()),
+    )
+
+
+@contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """Read what mobatlas wrote; what somebody else made of it is refused in one sentence, whatever reading trips over."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None:  # of the disk, not of Arrow
+            raise
+        raise _meddled(path) from error
+    except (
+        pa.ArrowException,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        raise _meddled(path) from error
+
+
+def _meddled(path: Path) -> MobatlasError:
+    return MobatlasError(f"{path}: does not hold what mobatlas writes there; make it again")
+
+
+def _is_manifest(values: Any) -> bool:
+    """Whether it has the parts of a manifest, each of its type."""
+    types = {"files": dict, "config": dict, "details": dict, "versions": dict, "unlisted": list, "seed": int}
+    return (
+        isinstance(values, dict)
+        and {"files", "format"} <= values.keys()
+        and all(isinstance(values.get(name), (kind, type(None))) for name, kind in types.items())
+        and values["files"] is not None
+        and all(isinstance(name, str) for name in values.get("unlisted") or ())
     )
 
 
@@ -105,12 +141,24 @@ def write_manifest(folder: Path, manifest: Manifest, names: frozenset[str] | Non
 
 def write_json(path: Path, value: Any) -> None:
     """Pretty, stable JSON, on disk before it has its name."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
+    write_whole(path, f"{text}\n".encode())
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that appears whole or not at all, even if the machine stops."""
     partial = beside(path, "partial")
-    partial.write_text(
-        json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n", encoding="utf-8"
-    )
-    sync(partial)
-    partial.replace(path)
+    try:
+        with partial.open("wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
 
 
 def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
@@ -176,8 +224,12 @@ def _check_files(folder: Path, files: dict[str, Any]) -> None:
             or Path(name).is_absolute()
         ):
             raise MobatlasError(f"{folder / MANIFEST}: not a valid manifest; make the folder again")
-        if not path.is_file():
-            raise MobatlasError(f"{folder}: the file {name} is missing; make the folder again")
+        try:
+            there = path.is_file()
+        except OSError:  # no file can have such a name
+            there = False
+        if not there:
+            raise MobatlasError(f"{folder}: the file {name[:100]} is missing; make the folder again")
         size = path.stat().st_size
         if size != entry["bytes"] or (size <= HASHED_ON_LOAD and file_hash(path) != entry["sha256"]):
             raise MobatlasError(

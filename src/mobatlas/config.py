@@ -224,6 +224,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+LONGEST_FILE = 1_000_000  # characters of a configuration
+MOST_VALUES = 100_000  # in it, aliases written out
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -276,8 +279,8 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise MobatlasError(f"--set {assignment}: write it as section.key=value")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = _parsed(text)
+        except ValueError:
             raise MobatlasError(f"--set {assignment}: '{text}' is not a value that YAML can read") from None
         for part in reversed(key.strip().split(".")):
             value = {part: value}
@@ -285,18 +288,43 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     return values
 
 
+def _parsed(text: str) -> Any:
+    """What YAML says; a ValueError tells where it is none, or that it is larger than a configuration can be."""
+    if len(text) > LONGEST_FILE:
+        raise ValueError(f": a configuration has at most {LONGEST_FILE:,} characters")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise ValueError(f" at line {mark.line + 1}" if mark else "") from None
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        RecursionError,
+    ):  # PyYAML's own, of odd values and deep nesting
+        raise ValueError(": a value of it cannot be read") from None
+    waiting, seen = [value], 0
+    while waiting:  # aliases count each time, because whoever writes the values down writes them out
+        each, seen = waiting.pop(), seen + 1
+        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, (list, tuple, set)) else ()
+        if seen > MOST_VALUES:
+            raise ValueError(f": a configuration has at most {MOST_VALUES:,} values")
+    return value
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML mapping from a file."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            values = _parsed(file.read(LONGEST_FILE + 1))
     except FileNotFoundError:
         raise MobatlasError(f"{path}: no such configuration file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise MobatlasError(f"{path}: cannot be read as a configuration file ({error})") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}" if mark else ""
-        raise MobatlasError(f"{path}: not valid YAML{line}") from None
+    except ValueError as error:
+        raise MobatlasError(f"{path}: not valid YAML{error}") from None
     if values is None:
         return {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

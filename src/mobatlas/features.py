@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import DAY, TrajectoryDataset
 from mobatlas.data.vocabulary import HOME, SPECIALS, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 
@@ -32,7 +32,9 @@ class Trajectories:
     tokens: npt.NDArray[np.int32]  # (tokens,)
     offsets: npt.NDArray[np.int64]  # (trajectories + 1,)
     anchors: npt.NDArray[np.float64]  # (trajectories, 4) home lat, lon, work lat, lon; NaN where unknown
-    hours: npt.NDArray[np.int64] | None = None  # (tokens,) hour of arrival
+    # (tokens,) seconds since the Monday, 0:00, of the week in which the window begins; None where nobody tells when
+    arrivals: npt.NDArray[np.int64] | None = None
+    stays: npt.NDArray[np.int64] | None = None  # (tokens,) seconds
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -42,32 +44,39 @@ class Trajectories:
         """The trajectory of each token."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
+    @property
+    def hours(self) -> npt.NDArray[np.int64] | None:
+        """The hour of each arrival, where times are known."""
+        return None if self.arrivals is None else self.arrivals // 3600 % 24
+
     @classmethod
     def of(cls, dataset: TrajectoryDataset, indices: npt.NDArray[np.int64] | None = None) -> Trajectories:
-        """Those of a dataset, with the hours of their arrivals."""
+        """Those of a dataset, with their times."""
         chosen = np.arange(len(dataset)) if indices is None else np.asarray(indices, dtype=np.int64)
         lengths = dataset.lengths[chosen]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         everything = np.concatenate(([0], np.cumsum(dataset.lengths)))
         places = np.repeat(everything[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        seconds = dataset.times()[0].combine_chunks().flatten().cast("int64").to_numpy()[places]
+        arrivals, departures = (times[places] for times in dataset.all_times())
+        mondays = DAY * monday(dataset.first_days[chosen])  # (trajectories,)
         return cls(
             tokens=dataset.all_tokens()[places],
             offsets=offsets,
             anchors=dataset.anchors[dataset.person[chosen]],
-            hours=seconds // 3600 % 24,
+            arrivals=arrivals - np.repeat(mondays, lengths),
+            stays=departures - arrivals,
         )
 
     @classmethod
     def joined(cls, parts: Sequence[Trajectories]) -> Trajectories:
-        """One after the other; without hours, unless all have them."""
+        """One after the other; without times, unless all have them."""
         lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-        hours = [part.hours for part in parts if part.hours is not None]
         return cls(
             tokens=np.concatenate([part.tokens for part in parts]),
             offsets=np.concatenate(([0], np.cumsum(lengths))),
             anchors=np.concatenate([part.anchors for part in parts]),
-            hours=np.concatenate(hours) if len(hours) == len(parts) else None,
+            arrivals=_end_to_end([part.arrivals for part in parts]),
+            stays=_end_to_end([part.stays for part in parts]),
         )
 
     def take(self, chosen: npt.NDArray[np.int64]) -> Trajectories:
@@ -75,8 +84,8 @@ class Trajectories:
         lengths = np.diff(self.offsets)[chosen]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         places = np.repeat(self.offsets[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        hours = None if self.hours is None else self.hours[places]
-        return Trajectories(self.tokens[places], offsets, self.anchors[chosen], hours)
+        arrivals, stays = (None if times is None else times[places] for times in (self.arrivals, self.stays))
+        return Trajectories(self.tokens[places], offsets, self.anchors[chosen], arrivals, stays)
 
 
 @dataclass(frozen=True)
@@ -198,6 +207,10 @@ class HourFeature:
         if trajectories.hours is None:
             raise MobatlasError("feature 'hour': this generator does not tell when; choose another feature")
         visited = _matmul(trajectories.tokens, self.counted)  # (batch, length)
+        if (
+            trajectories.written is not None
+        ):  # hours are of what was drawn: it is counted, its chance gives the gradient
+            visited = visited - visited.detach() + visited.new_tensor(self.counted)[trajectories.written]
         return (trajectories.hours * visited[..., None]).sum(1)
 
 
@@ -303,11 +316,21 @@ def build_feature(name: str, vocabulary: Vocabulary, mask: Sequence[str] = ()) -
     return BUILDERS[name](vocabulary, mask)
 
 
+def monday(days: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The Monday of the week of each day, both counted from 1970-01-01, a Thursday."""
+    return days - (days + 3) % 7
+
+
 def haversine_km(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Great-circle distance of coordinates in degrees, (..., 2) against (..., 2)."""
     (lat_a, lon_a), (lat_b, lon_b) = (np.moveaxis(np.radians(x), -1, 0) for x in (a, b))
     h = np.sin((lat_b - lat_a) / 2) ** 2 + np.cos(lat_a) * np.cos(lat_b) * np.sin((lon_b - lon_a) / 2) ** 2
     return np.asarray(2 * EARTH_KM * np.arcsin(np.sqrt(np.clip(h, 0, 1))))
+
+
+def _end_to_end(parts: Sequence[npt.NDArray[np.int64] | None]) -> npt.NDArray[np.int64] | None:
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if len(known) == len(parts) else None
 
 
 def _category_names(vocabulary: Vocabulary) -> list[str]:

@@ -49,7 +49,9 @@ def new_folder(
     """Write a folder: the caller fills `path`, and `out` appears when the block ends without an error."""
     out = _absolute(out)
     _refuse_existing(out, kind, overwrite)
-    with _parents(out), _lock(out):
+    with only_writer(out):
+        _come_back(out)
+        _refuse_existing(out, kind, overwrite)
         partial = beside(out, "partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
@@ -83,8 +85,9 @@ def resumable_folder(
     the folder away again, and what was overwritten comes back.
     """
     out, names = _absolute(out), frozenset(names)
-    with _parents(out), _lock(out):
+    with only_writer(out):
         _come_back(out)
+        _forget_unbegun(out)
         begun = (unfinished(out) / BEGUN).is_file()
         if begun and not resume:
             _refuse_begun(out, names, overwrite)
@@ -118,7 +121,7 @@ def new_file(out: Path, overwrite: bool) -> Iterator[Path]:
     """Write a Parquet file: the caller fills a hidden sibling, and `out` appears when the block ends without an error."""
     out = _absolute(out)
     _refuse_existing_file(out, overwrite)
-    with _parents(out), _lock(out):
+    with only_writer(out):
         partial = beside(out, "partial")
         try:
             yield partial
@@ -128,6 +131,14 @@ def new_file(out: Path, overwrite: bool) -> Iterator[Path]:
             sync(out.parent)
         finally:
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def only_writer(out: Path) -> Iterator[None]:
+    """Keep a second process from writing there meanwhile; folders above are made, and go again if nothing comes of it."""
+    out = _absolute(out)
+    with _parents(out), _lock(out):
+        yield
 
 
 def unfinished(out: Path) -> Path:
@@ -282,6 +293,15 @@ def _come_back(out: Path) -> None:
     """Undo `_step_aside`, if nothing took the place."""
     if beside(out, "replaced").exists() and not out.exists():
         beside(out, "replaced").rename(out)
+
+
+def _forget_unbegun(out: Path) -> None:
+    """Remove the empty folders of a process that was killed before it could say that it began."""
+    if not (unfinished(out) / BEGUN).is_file():
+        with suppress(OSError):  # not there, or something is in it
+            beside(unfinished(out) / BEGUN, "partial").unlink(missing_ok=True)
+            unfinished(out).rmdir()
+            out.rmdir()
 
 
 def _sweep(out: Path) -> None:

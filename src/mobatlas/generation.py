@@ -15,20 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mobatlas.artifacts import METADATA, file_hash, library_versions, write_parquet
 from mobatlas.coarsening import coarsened
 from mobatlas.config import Coarsening
-from mobatlas.data.engine import parquet_schema
 from mobatlas.data.schema import ANCHORS, require_columns
-from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
+from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import Trajectories
 from mobatlas.folders import new_file, refuse_overlap
-from mobatlas.generators.base import UNKNOWN, Floats, Ints
+from mobatlas.generators.base import UNKNOWN, Floats, Ints, tells_times
 from mobatlas.generators.devices import find_device
 from mobatlas.generators.folder import SUPERVISION, Model, load_model
 from mobatlas.progress import SILENT, Tracker
@@ -36,20 +33,13 @@ from mobatlas.regions.reading import keys, numbers, read_table
 from mobatlas.resources import peak_gb
 from mobatlas.supervision.kept import load_sampler
 from mobatlas.supervision.resample import CalibratedSampler
+from mobatlas.synthetic import SCHEMA, TIMED, rows_of
 
 log = logging.getLogger("mobatlas")
-TEXT, NUMBER = pa.string(), pa.float64()
-SCHEMA = pa.schema(  # HOME and WORK are at the anchors, OTHER is nowhere; what is unknown is null
-    [("trajectory", pa.int64()), ("position", pa.int32()), ("poi_id", TEXT), ("lat", NUMBER), ("lon", NUMBER)]
-    + [("category", TEXT), ("group", TEXT), ("region", TEXT)]
-    + [(name, NUMBER) for name in ANCHORS]
-)
-READ = ("trajectory", "position", "poi_id", "group", "region", *ANCHORS)
 PER_CHUNK = 1_024  # trajectories, about: seconds of work, so that progress shows
 LENGTHS = ("model", "empirical")
 DRAWS = 1  # a stream of random numbers
 MARGIN, MARGIN_DEGREES = 0.5, 0.5  # homes lie outside the box of places: by half its size, or about 50 km
-Names = npt.NDArray[np.object_]
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,9 @@ def generate(
             "versions": library_versions(),
         }
         facts["anchors"] = file_hash(table) if table is not None else None
-        schema = SCHEMA.with_metadata({METADATA: json.dumps(facts, sort_keys=True)})
+        schema = (TIMED if tells_times(loaded.generator) else SCHEMA).with_metadata(
+            {METADATA: json.dumps(facts, sort_keys=True)}
+        )
         start = time.perf_counter()
         chunks = _Chunks(loaded, people, sampler, form, n, lengths, seed, chunk)
         batches = _batches(chunks, region, loaded.generator.vocabulary, tracker)
@@ -308,25 +300,8 @@ def _batches(chunks: _Chunks, region: str | None, vocabulary: Vocabulary, tracke
     """The rows of all samples."""
     for start, made, groups in chunks:
         names = pa.array([chunks.people.names[code] if code != UNKNOWN else None for code in groups], pa.string())
-        yield _rows(made, start, names, region, vocabulary)
+        yield rows_of(made, start, names, region, vocabulary)
         tracker.step(start + len(made))
-
-
-def _rows(
-    made: Trajectories, first: int, groups: pa.Array, region: str | None, vocabulary: Vocabulary
-) -> pa.RecordBatch:
-    owner, tokens = made.owner, made.tokens
-    anchors = made.anchors[owner]  # (tokens, 4)
-    places = np.where((tokens == HOME)[:, None], anchors[:, :2], vocabulary.coordinates[tokens])
-    places = np.where((tokens == WORK)[:, None], anchors[:, 2:], places)  # (tokens, 2)
-    degrees = [pa.array(column, from_pandas=True) for column in (*places.T, *anchors.T)]  # NaN becomes null
-    poi_id, category = (
-        vocabulary.table[name].combine_chunks().take(pa.array(tokens)) for name in ("poi_id", "category")
-    )
-    regions = pa.nulls(len(tokens), TEXT) if region is None else pa.repeat(pa.scalar(region), len(tokens))
-    position = (np.arange(len(tokens)) - made.offsets[owner]).astype(np.int32)
-    where = [*degrees[:2], category, groups.take(pa.array(owner)), regions, *degrees[2:]]
-    return pa.RecordBatch.from_arrays([pa.array(first + owner), pa.array(position), poi_id, *where], schema=SCHEMA)
 
 
 def _uniform(seed: int, stream: int, start: int, stop: int) -> Floats:
@@ -339,49 +314,6 @@ def _pick(weights: Floats | Ints, uniform: Floats) -> Ints:
     """Numbers of weights, drawn in proportion to them."""
     cumulative = np.cumsum(weights, dtype=np.float64)
     return np.searchsorted(cumulative / cumulative[-1], uniform, side="right")
-
-
-def read_synthetic(path: Path | str, vocabulary: Vocabulary) -> tuple[Trajectories, Names, Names]:
-    """Trajectories of a file that `generate` wrote, with the group and the region of each, None where unknown."""
-    file = Path(path)
-    if not file.is_file():
-        raise MobatlasError(f"{file}: no such file")
-    require_columns(str(file), parquet_schema(file).names, READ)
-    try:
-        table = pq.read_table(file, columns=list(READ)).cast(pa.schema([SCHEMA.field(name) for name in READ]))
-    except (OSError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise MobatlasError(f"{file}: is cut short, or a column is not as mobatlas writes it ({reason})") from None
-    for name in READ[:3]:
-        if table[name].null_count or not table.num_rows:
-            raise MobatlasError(f"{file}: column '{name}' is empty{' in some rows' if table.num_rows else ''}")
-    number, position = (table[name].to_numpy() for name in READ[:2])
-    order = np.lexsort((position, number))
-    same = np.diff(number[order]) == 0  # (rows - 1,)
-    twice = _first(same & (np.diff(position[order]) == 0))
-    if twice is not None:
-        raise MobatlasError(
-            f"{file}: trajectory {number[order][twice]} has position {position[order][twice]} twice; number trajectories "
-            "anew when you put files together"
-        )
-    starts = np.concatenate(([0], np.flatnonzero(~same) + 1))  # (trajectories,)
-    firsts = table.take(pa.array(order[starts]))
-    anchors = np.stack([firsts[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS], axis=1)
-    tokens = _tokens(file, table["poi_id"], vocabulary)[order]
-    groups, regions = (np.array(firsts[name].to_pylist(), dtype=object) for name in ("group", "region"))
-    return Trajectories(tokens, np.append(starts, len(order)), anchors), groups, regions
-
-
-def _tokens(file: Path, poi_ids: pa.ChunkedArray, vocabulary: Vocabulary) -> npt.NDArray[np.int32]:
-    coded = poi_ids.combine_chunks().dictionary_encode()
-    token_of = {name: token for token, name in reversed(list(enumerate(vocabulary.poi_ids))) if token >= HOME}
-    for name in coded.dictionary.to_pylist():
-        if name not in token_of:
-            raise MobatlasError(
-                f"{file}: poi_id '{name}' is no place of the vocabulary; was it made for another dataset?"
-            )
-    tokens = np.array([token_of[name] for name in coded.dictionary.to_pylist()], dtype=np.int32)  # (distinct,)
-    return tokens[coded.indices.to_numpy()]
 
 
 def _first(wrong: Any) -> int | None:

@@ -7,9 +7,10 @@ goes on where it was.
 from __future__ import annotations
 
 import json
-import tempfile
+import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import METADATA, library_versions, read_manifest, write_json, write_parquet
+from mobatlas.artifacts import METADATA, beside, library_versions, read_manifest, write_json, write_parquet
 from mobatlas.config import RegionsConfig, RunConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import KIND as DATASET
@@ -30,8 +31,9 @@ from mobatlas.evaluation.evaluate import evaluate
 from mobatlas.evaluation.privacy import STEPS as AUDIT_STEPS
 from mobatlas.evaluation.privacy import audit
 from mobatlas.evaluation.regional import held_out_people, held_out_regions
-from mobatlas.folders import new_file
-from mobatlas.generation import SCHEMA, generate
+from mobatlas.folders import new_file, only_writer
+from mobatlas.generation import generate
+from mobatlas.generators.base import family_of
 from mobatlas.generators.folder import KIND as MODEL
 from mobatlas.generators.folder import load_model
 from mobatlas.groups import Groups
@@ -60,10 +62,16 @@ class Result:
 
 def run(config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, quiet: bool = False) -> Result:
     """Everything that a configuration asks for, into `out`."""
-    whole, beside = (config, Path()) if isinstance(config, RunConfig) else (load_run(config), config.parent)
-    job = _Job(whole, beside, Path(out), Stages(Path(out), overwrite), quiet)
-    start = time.perf_counter()
-    ways = job.ways()
+    whole, above = (config, Path()) if isinstance(config, RunConfig) else (load_run(config), config.parent)
+    with only_writer(Path(out)):
+        return _run(_Job(whole, above, Path(out), Stages(Path(out), overwrite), quiet))
+
+
+def _run(job: _Job) -> Result:
+    whole, start = job.config, time.perf_counter()
+    ways, options, family = job.ways(), job.options(), family_of(whole.train.generator)
+    if whole.strong and not family.teachable:
+        raise MobatlasError(f"strong: is asked for, but the generator {family.name} cannot be taught; leave it out")
     dataset = job.dataset()
     opened = TrajectoryDataset.open(dataset)
     labelled = opened.groups is not None and opened.labels() is not None
@@ -71,8 +79,8 @@ def run(config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, q
         raise MobatlasError("strong: is asked for, but the people of this dataset have no labels; leave it out")
     # Before hours of training: what is wrong with regions is seen here.
     regions = {name: job.regions(name, way, opened) for name, way in ways.items()}
-    baseline = job.baseline(dataset)
-    strong = job.strong(baseline) if labelled and whole.strong is not False else None
+    baseline = job.baseline(dataset, options)
+    strong = job.strong(baseline) if labelled and family.teachable and whole.strong is not False else None
     files = {BASELINE: job.everybody(baseline, opened)}
     if strong is not None and opened.groups is not None:
         files[STRONG] = job.by_group(STRONG, strong, opened.groups, calibrate=False)
@@ -158,15 +166,19 @@ class _Job:
         named = {"composition": way.composition, "aggregates": way.aggregates}
         return {key: self.beside / path for key, path in named.items() if path is not None}
 
-    def baseline(self, dataset: Path) -> Path:
+    def options(self) -> dict[str, Any]:
+        """Of the generator; files are there."""
+        chosen = self.config.train
+        return family_of(chosen.generator).resolve(chosen.options, self.beside)
+
+    def baseline(self, dataset: Path, options: dict[str, Any]) -> Path:
         """Phase 1."""
-        chosen, out = self.config.train, self.out / BASELINE
+        name, out = self.config.train.generator, self.out / BASELINE
 
         def make(same: bool) -> None:
-            manner = self._manner(same)
-            train(dataset, out, generator=chosen.generator, preset=self.config.preset, values=chosen.options, **manner)
+            train(dataset, out, generator=name, preset=self.config.preset, values=options, **self._manner(same))
 
-        of = {"dataset": made(dataset, DATASET), "preset": self.config.preset, **chosen.model_dump(mode="json")}
+        of = {"dataset": made(dataset, DATASET), "preset": self.config.preset, "generator": name, "options": options}
         return self.stages.run(BASELINE, out, of | {"seed": self.config.seed}, make)
 
     def strong(self, baseline: Path) -> Path:
@@ -240,11 +252,10 @@ class _Job:
         def make(_: bool) -> None:
             out.parent.mkdir(parents=True, exist_ok=True)
             done, total = 0, sum(wanted.values())
-            scratch = tempfile.TemporaryDirectory(prefix=".", dir=out.parent)
-            with track(f"sampling {name}", total, self.quiet) as tracker, scratch as folder:
+            with track(f"sampling {name}", total, self.quiet) as tracker, _scratch(out) as folder:
                 parts: dict[Path, int] = {}
                 for number, (group, n) in enumerate(wanted.items()):
-                    part = Path(folder) / f"{number}.parquet"
+                    part = folder / f"{number}.parquet"
                     how: dict[str, Any] = {"group": group, "calibrate": calibrate and group is not None}
                     generate(model, part, n, **how, coarsen=coarsen, seed=self.config.seed + number)
                     parts[part] = n
@@ -309,10 +320,23 @@ class _Job:
         return {"seed": self.config.seed, "quiet": self.quiet, "resume": same, "overwrite": not same}
 
 
+@contextmanager
+def _scratch(out: Path) -> Iterator[Path]:
+    """A hidden folder beside a file; what a killed process left there goes first."""
+    folder = beside(out, "parts")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _join(parts: Mapping[Path, int], out: Path) -> None:
     """Files of so many trajectories one after the other, numbered through; the metadata hold those of all."""
-    told = [json.loads(pq.read_schema(part).metadata[METADATA]) for part in parts]
-    schema = SCHEMA.with_metadata({METADATA: json.dumps(told, sort_keys=True)})
+    schemas = [pq.read_schema(part) for part in parts]
+    told = [json.loads(each.metadata[METADATA]) for each in schemas]
+    schema = schemas[0].with_metadata({METADATA: json.dumps(told, sort_keys=True)})
 
     def batches() -> Iterator[pa.RecordBatch]:
         first = 0

@@ -27,7 +27,9 @@ class Stages:
     def __post_init__(self) -> None:
         try:
             self._known = json.loads((self.folder / FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # nothing yet, or nothing that can be read: everything is made again
+        except (OSError, ValueError, RecursionError):  # nothing yet, or nothing that can be read: all is made again
+            self._known = {}
+        if not isinstance(self._known, dict) or not all(isinstance(each, dict) for each in self._known.values()):
             self._known = {}
 
     def run(self, name: str, out: Path, of: Mapping[str, Any], make: Callable[[bool], Any]) -> Path:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import duckdb
 
-from mobatlas.artifacts import beside
+from mobatlas.artifacts import write_whole
 from mobatlas.errors import MobatlasError
+from mobatlas.folders import only_writer
 
 REQUIRED = ("user_id", "poi_id", "arrival")
 A_MONTH = 28
@@ -40,10 +41,8 @@ def write_configuration(
             raise MobatlasError(f"--{option} {path}: does not exist; give the file that holds them")
     seen = None if visits is None else _look(visits)
     lines = [*_head(), *_source(seen, out.parent), *_regions(composition, aggregates, out.parent), *_rest()]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = beside(out, "partial")
-    partial.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    partial.replace(out)
+    with only_writer(out):
+        write_whole(out, ("\n".join(lines) + "\n").encode())
     found = []
     if seen is not None:
         found.append(f"{seen.path}: {seen.rows:,} visits of {seen.people:,} people over {seen.days:,} days")

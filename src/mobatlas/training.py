@@ -44,6 +44,7 @@ from mobatlas.supervision.strategies import (
     choose_strategy,
     sections_of,
     strategy_named,
+    way_of,
 )
 
 log = logging.getLogger("mobatlas")
@@ -82,7 +83,8 @@ def train(
         raise MobatlasError(
             f"--preset {preset} does not exist{suggestion(preset, family.presets)} (known: {', '.join(family.presets)})"
         )
-    config = build(family.config, merge(family.presets[preset] if preset else {}, values or {}), "train")
+    asked = family.resolve(values or {}, Path())
+    config = build(family.config, merge(family.presets[preset] if preset else {}, asked), "train")
     opened = TrajectoryDataset.open(source)
     refuse_overlap(source, target)
     identity = {
@@ -127,14 +129,15 @@ def supervise(
         strategy_named(strategy)
     refuse_overlap(source, target)
     loaded = load_model(source, Path(dataset) if dataset else None)
-    name, reason = choose_strategy(loaded.generator) if strategy == AUTO else (strategy, "it was asked for")
+    family = family_of(loaded.name)
+    name, reason = choose_strategy(loaded.generator, family) if strategy == AUTO else (strategy, "it was asked for")
     sections, rest = divided(values or {})
+    way = way_of(name, family, rest, from_scratch=from_scratch)
     given: dict[str, Any] = {"divergence": divergence, "membership": membership, "from_scratch": from_scratch}
     options = build_options(name, sections, preset=preset, quiet=quiet, **given)
     folder_of_regions = _regions_for(name, strategy, regions, target)
     _refuse_labelled(loaded, name)
     opened = loaded.open_dataset()
-    family = family_of(loaded.name)
     config = build(family.config, merge(loaded.generator.config.model_dump(), rest), "supervise")
     identity = {
         "generator": loaded.name,
@@ -154,7 +157,7 @@ def supervise(
         log.info("strategy %s: %s", name, reason)
     with _model_folder(target, identity, seed, resume, overwrite, hardware, tensorboard, quiet) as (folder, trainer):
         base = family.load(source, config, opened.vocabulary, loaded.generator.groups)
-        made = strategy_named(name).run(base, opened, evidence, trainer, options)
+        made = way(base, opened, evidence, trainer, options)
         said = {"strategy": name, "reason": reason, **_told(evidence, membership)}
         if folder is not None:
             _keep_supervision(folder, made, evidence, said)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.evaluation.comparison import Scores, floor_closed, gap_closed, pairwise
+from mobatlas.evaluation.comparison import Scores, floor_closed, gap_closed, pairwise, real_groups
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.evaluation.models import FLOOR, score_groups
+from mobatlas.evaluation.models import FLOOR, sample_groups, score_samples
+from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.folder import load_model
 from mobatlas.progress import track
@@ -36,6 +37,7 @@ from mobatlas.supervision.strategies import strategy_named
 from mobatlas.training import divided, supervise, train
 
 log = logging.getLogger("mobatlas")
+Samples = Mapping[str, Mapping[str, Trajectories]]  # name of a model -> group -> samples
 PARTITIONS = ("demogroups", "hot16", "fullrank", "rankdef", "messy")
 ANCHORS = ("group", "population")
 # What a cell of preset `small` took on one thread of a slow machine; for the plan alone.
@@ -56,19 +58,23 @@ class Job:
     divergence: str = "js"  # of finetuning; tilt and resample minimise none, they meet the moments
     features: tuple[str, ...] = ("poi",)
     shuffled: bool = False  # people are exchanged between regions: there is nothing to learn
+    census: bool = False  # the composition of a column's regions is the benchmark's census table
+    membership: bool = False  # where a person lives says who the person may be
 
     @property
     def regions(self) -> str:
         """The name of the folder of its regions."""
         shuffled = ("shuffled",) if self.shuffled else ()
+        census = ("census",) if self.census else ()
         other = () if self.features == ("poi",) else ("+".join(self.features),)
-        return "-".join((*shuffled, self.partition, *other))
+        return "-".join((*shuffled, self.partition, *census, *other))
 
     @property
     def name(self) -> str:
         """Of its cell, and of the folder of the model."""
         own = (self.divergence,) if self.strategy == "finetune" else ()
-        return "-".join((self.regions, self.strategy, *own))
+        membership = ("membership",) if self.membership else ()
+        return "-".join((self.regions, self.strategy, *own, *membership))
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,14 @@ class Bench:
     preset: str = "small"
     quiet: bool = False
     generator: str = "latent-diffusion"
+    data: Path | None = None  # a dataset of real people, the same for every seed; None: a city of each seed
+    census: Path | None = None
+    views: Callable[[Samples], dict[str, dict[str, Scores]]] | None = None  # other looks at the samples of groups
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of one seed: a city, its baseline, and what is made of them."""
+    """The folder of one seed: a city or real people, their baseline, and what is made of them."""
 
     path: Path
     seed: int
@@ -93,7 +102,7 @@ class Place:
 
     @property
     def dataset(self) -> TrajectoryDataset:
-        return TrajectoryDataset.open(self.path / "dataset")
+        return TrajectoryDataset.open(self.path / "dataset" if self.bench.data is None else self.bench.data)
 
     @property
     def manner(self) -> dict[str, Any]:
@@ -101,8 +110,10 @@ class Place:
         return {"seed": self.seed, "quiet": self.bench.quiet, "resume": True}
 
     def prepared(self) -> Path:
-        """The dataset of a city, simulated if it is not there."""
+        """The dataset; that of a city is simulated if it is not there."""
         self.path.mkdir(parents=True, exist_ok=True)
+        if self.bench.data is not None:
+            return self.bench.data
         out, preset = self.path / "dataset", self.bench.preset
         if not out.exists():
             simulated = load_run(preset=preset).simulate
@@ -130,6 +141,8 @@ class Place:
         if not folder.exists():
             manner: dict[str, Any] = {"shuffle_regions": job.shuffled, "features": job.features, "seed": self.seed}
             manner["partition" if job.partition in PARTITIONS else "by"] = job.partition
+            if job.census:
+                manner |= {"composition": self.bench.census, "straddle": "uniform"}
             build_regions(self.dataset.path, folder, **manner)
         read_manifest(folder, REGIONS)
         return folder
@@ -143,9 +156,8 @@ class Place:
         if "--divergence" in strategy.options:
             values = merge(values, {"finetune": {"divergence": job.divergence}})
         preset = self.bench.preset if "--preset" in strategy.options else None
-        return out, supervise(
-            baseline, out, regions, strategy=job.strategy, values=values, preset=preset, **self.manner
-        )
+        manner: dict[str, Any] = {"membership": job.membership, "preset": preset, **self.manner}
+        return out, supervise(baseline, out, regions, strategy=job.strategy, values=values, **manner)
 
     def samplers(self, job: Job) -> dict[str, Generator | Sampler]:
         """What a job is scored as: as it learnt, and with candidates chosen where it is calibrated."""
@@ -161,11 +173,14 @@ class Place:
 
     def score(self, name: str, models: Mapping[str, Generator | Sampler], facts: Mapping[str, Any]) -> None:
         """Against test people, both ways to choose anchors; the file says that the cell is finished, and how it was made."""
-        yardstick, dataset = Yardstick.of(self.dataset), self.dataset
-        found = {anchors: score_groups(dataset, yardstick, models, self.seed, anchors=anchors) for anchors in ANCHORS}
-
+        dataset = self.dataset
+        yardstick, real = Yardstick.of(dataset), real_groups(dataset, "test")
+        made = {anchors: sample_groups(dataset, models, self.seed, anchors=anchors) for anchors in ANCHORS}
+        found = {anchors: score_samples(dataset, yardstick, some, real, self.seed) for anchors, some in made.items()}
+        if self.bench.views is not None:
+            found |= self.bench.views(made["group"])
         average, by_group, variety = (
-            {anchors: {label: what(each) for label, each in scores.items()} for anchors, scores in found.items()}
+            {view: {label: what(each) for label, each in scores.items()} for view, scores in found.items()}
             for what in (_average, _by_group, _diversity)
         )
         for kinds in variety.values():
@@ -208,7 +223,7 @@ def check_partition(name: str, known: Sequence[str] = PARTITIONS) -> None:
 
 
 def summarise(out: Path, seeds: Iterable[int], jobs: Iterable[Job]) -> dict[str, Any]:
-    """Means and spreads over seeds, of divergences and of what they close; `benchmark cost` measures time."""
+    """Means and spreads over seeds, of divergences and of what they close; `anchors` names the look at the samples."""
     numbers = list(seeds)
     phase1 = [read_cell(out, seed, PHASE1) for seed in numbers]
     found = [(job, [read_cell(out, seed, job.name) for seed in numbers]) for job in jobs]
@@ -219,12 +234,14 @@ def summarise(out: Path, seeds: Iterable[int], jobs: Iterable[Job]) -> dict[str,
             "divergence": job.divergence if job is not None and job.strategy == "finetune" else None,
             "features": None if job is None else list(job.features),
             "shuffled": job is not None and job.shuffled,
+            "census": job is not None and job.census,
+            "membership": job is not None and job.membership,
             "model": model,
             "metrics": _compared(phase1, cell, anchors, model),
             "groups": _over_seeds(cell, model) if anchors == "group" else None,
             "diversity": _variety(cell, anchors, model),
         }
-        for anchors in ANCHORS
+        for anchors in phase1[0]["jsd"]
         for job, cell in [(None, phase1), *found]
         for model in cell[0]["diversity"][anchors]
     ]

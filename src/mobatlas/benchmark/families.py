@@ -17,6 +17,7 @@ import numpy as np
 from mobatlas.artifacts import library_versions, write_json
 from mobatlas.benchmark.cells import BASELINE, MEASURE, Bench, Job, Place, fill, summarise
 from mobatlas.config import merge
+from mobatlas.errors import MobatlasError
 from mobatlas.generators.base import family_of, generator_names
 from mobatlas.generators.folder import load_model
 from mobatlas.generators.training import METRICS
@@ -42,9 +43,10 @@ def run(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Fill a folder for each family within `out`, write families.json there; `values` change the preset of a family."""
-    names = list(generators or generator_names())
-    for name in names:
-        family_of(name)  # refused before anything is trained
+    names = list(generators or (name for name in generator_names() if family_of(name).teachable))
+    for name in names:  # refused before anything is trained
+        if not family_of(name).teachable:
+            raise MobatlasError(f"--generator {name}: is not trained here, so its time says nothing; leave it out")
     numbers = range(first_seed, first_seed + seeds)
     asked = "".join(f" --generator {name}" for name in generators)
     told = f"mobatlas benchmark families --seconds {seconds:g}{asked}"

@@ -16,8 +16,8 @@ import numpy as np
 from mobatlas.artifacts import library_versions, write_json
 from mobatlas.benchmark.cells import BASELINE, STRONG, Bench, Job, Place, read_cell, write_cell
 from mobatlas.benchmark.questions import profile_named
-from mobatlas.evaluation.comparison import gap_closed, group_members
-from mobatlas.evaluation.downstream import ByGroup, compare_predictors, real_groups
+from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
+from mobatlas.evaluation.downstream import ByGroup, compare_predictors
 from mobatlas.evaluation.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, with_two_visits
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-import mobatlas
-from mobatlas.cli import benchmarks, data, models, runs
 from mobatlas.errors import MobatlasError
 
-app = typer.Typer(
-    name="mobatlas",
-    help="Synthetic human mobility by demographic group, learnt from aggregates.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
+if TYPE_CHECKING:
+    from mobatlas.cli.commands import app
+
+__all__ = ["app", "main"]
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# As Python and its relatives, DuckDB, torch on a GPU and torch on a CPU say it.
+NO_MEMORY = ("MemoryError", "OutOfMemoryException", "OutOfMemoryError")
+NO_MEMORY_WORDS = (
+    "not enough memory",
+    "can't allocate memory",
+    "std::bad_alloc",
+    "can't start new thread",
+    os.strerror(errno.ENOMEM),
 )
-app.add_typer(runs.app)
-app.add_typer(data.app)
-app.add_typer(models.app)
-app.add_typer(benchmarks.app, name="benchmark")
 
 
-@app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    if version:
-        typer.echo(mobatlas.__version__)
-        raise typer.Exit
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module 'mobatlas.cli' has no attribute '{name}'")
+    from mobatlas.cli.commands import app
+
+    return app
 
 
 def main() -> None:
@@ -41,6 +43,8 @@ def main() -> None:
     logging.getLogger("mobatlas").setLevel(logging.INFO)
     stopped = _watch_signals()
     try:
+        from mobatlas.cli.commands import app  # takes seconds, in which somebody may press Ctrl-C
+
         app()
     except MobatlasError as error:
         # training that was stopped says so itself, because it knows how to go on
@@ -53,10 +57,21 @@ def main() -> None:
             raise
         if os.environ.get("MOBATLAS_DEBUG"):
             traceback.print_exc()
-        if isinstance(error, OSError):
-            _fail(f"{error.filename or 'the disk'}: {error.strerror or error}", 1)
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else "no further word"
-        _fail(f"unexpected {type(error).__name__}: {first_line} (set MOBATLAS_DEBUG=1 for the traceback)", 1)
+        _fail(_sentence(error), 1)
+
+
+def _sentence(error: BaseException) -> str:
+    """What a person can do something about; the rest is ours to mend."""
+    said = str(error).strip()
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    if not set(kinds).isdisjoint(NO_MEMORY) or any(words in said for words in NO_MEMORY_WORDS):
+        return "there is not enough memory; end other programs or ask for less, nothing was left half-written"
+    if any(os.strerror(number) in said for number in FULL):
+        return "the disk is full; make room and run it again, nothing was left half-written"
+    if isinstance(error, OSError):
+        return f"{error.filename or 'the disk'}: {error.strerror or error}"
+    first_line = said.splitlines()[0] if said else "no further word"
+    return f"unexpected {type(error).__name__}: {first_line} (set MOBATLAS_DEBUG=1 for the traceback)"
 
 
 def _watch_signals() -> list[int]:
@@ -73,5 +88,5 @@ def _watch_signals() -> list[int]:
 
 
 def _fail(sentence: str, code: int) -> None:
-    typer.echo(f"mobatlas: {sentence}", err=True)
+    print(f"mobatlas: {sentence}", file=sys.stderr)  # noqa: T201 (it may come before anything else was imported)
     raise SystemExit(code)

@@ -156,15 +156,61 @@ def families(
     show(result, json, plain_table(families_table(result)))
 
 
+@app.command("real")
+def real(
+    data: Annotated[Path, typer.Option("--data", help="A folder of labelled people in the canonical tables.")],
+    out: Filled,
+    generator: Annotated[str, typer.Option(help="The family of generators.")] = "autoregressive",
+    census: Annotated[
+        Path | None, typer.Option(help="Composition of regions that does not come from these people.")
+    ] = None,
+    partition: Annotated[
+        list[str] | None, typer.Option(help="A controlled one; may be repeated, all by default.")
+    ] = None,
+    regions: Annotated[
+        list[str] | None, typer.Option(help="A column of people; may be repeated, all region columns by default.")
+    ] = None,
+    shift: Annotated[
+        str | None, typer.Option(help="A column that is false for those who do not train; weekday if there is one.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Ways to deal or halve the people, each with its own models.")] = 3,
+    first_seed: FirstSeed = 0,
+    assignments: Assignments = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Real people under controlled partitions and real regions, with a census, shuffled ones, and another kind of day."""
+    from mobatlas.benchmark import real as real_benchmark
+    from mobatlas.report.real import real_tables, write_real
+
+    found = real_benchmark.run(
+        data,
+        out,
+        seeds,
+        first_seed,
+        generator=generator,
+        partitions=partition or (),
+        regions=regions or (),
+        census=census,
+        shift=shift,
+        values=parse_assignments(assignments or []),
+        quiet=quiet,
+    )
+    write_real(out, found)
+    show(found, json, plain_table(next(iter(real_tables(found).values()))))
+
+
 @app.command("results")
 def results(
-    folder: Annotated[Path, typer.Argument(help="Where rq1.json, rq2.json, rq3.json lie.")],
+    folder: Annotated[Path, typer.Argument(help="Where rq1.json, rq2.json, rq3.json lie, or real-FAMILY.json.")],
     out: Annotated[Path, typer.Option("--out", help="The Markdown file to write; its figures lie beside it.")],
+    real: Annotated[bool, typer.Option("--real", help="Those of real people instead.")] = False,
 ) -> None:
     """The tables and figures of the research questions as one page, with the paper's own beside them."""
     from mobatlas.report.questions import write_page
+    from mobatlas.report.real import write_real_page
 
-    typer.echo(write_page(folder, out))
+    typer.echo(write_real_page(folder, out) if real else write_page(folder, out))
 
 
 def _tell(out: Path, result: dict[str, Any], json: bool) -> None:
@@ -188,6 +234,26 @@ def reweight(
     with track("reweighting", reweight_benchmark.STEPS, quiet) as tracker:
         result = reweight_benchmark.run(data, out, seeds, overwrite=overwrite, tracker=tracker)
     show(result, json, rows_table(reweight_benchmark.gaps(result), "gap closed"))
+
+
+@app.command("disclosure")
+def disclosure(
+    out: Out,
+    seeds: Annotated[int, typer.Option(help="Simulated cities.")] = 3,
+    first_seed: FirstSeed = 0,
+    overwrite: Overwrite = False,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """What small-cell suppression, rounding and differential privacy of aggregates cost; draws disclosure.png."""
+    from mobatlas.benchmark import disclosure as disclosure_benchmark
+    from mobatlas.report.figures import disclosure_figure
+
+    with track("protecting", seeds, quiet) as tracker:
+        manner: dict[str, Any] = {"draw": disclosure_figure, "overwrite": overwrite, "tracker": tracker}
+        result = disclosure_benchmark.run(out, seeds, first_seed, **manner)
+    rows = [{name: value for name, value in row.items() if name != "error_by_seed"} for row in result["rows"]]
+    show(result, json, rows_table(rows, "disclosure"))
 
 
 @app.command("speed")

@@ -26,6 +26,7 @@ from mobatlas.evaluation.privacy import STEPS as AUDIT_STEPS
 from mobatlas.evaluation.privacy import audit as run_audit
 from mobatlas.progress import track
 from mobatlas.regions.composition import read_composition
+from mobatlas.regions.disclosure import Disclosure
 from mobatlas.regions.folder import build_regions, load_regions
 from mobatlas.regions.identifiability import diagnose as run_diagnosis
 from mobatlas.report.figures import diagnosis_figure
@@ -133,6 +134,12 @@ def regions(
         bool,
         typer.Option("--split-ages", help="Spread a census age range that straddles two groups evenly over its years."),
     ] = False,
+    suppress: Annotated[int, typer.Option(help="Hide cells that fewer people are behind.")] = 0,
+    rounding: Annotated[float, typer.Option("--round", help="Round totals of visits to multiples of this.")] = 0.0,
+    epsilon: Annotated[float | None, typer.Option(help="Differentially private noise, of a person.")] = None,
+    max_visits: Annotated[
+        float | None, typer.Option(help="With --epsilon: the most visits of a person in a window that count.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of assignment, halves and shuffling.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -150,6 +157,7 @@ def regions(
         shuffle_regions=shuffle_regions,
         same_people=same_people,
         straddle="uniform" if split_ages else "refuse",
+        disclosure=Disclosure(suppress, rounding, epsilon, max_visits),
         seed=seed,
         overwrite=overwrite,
     )

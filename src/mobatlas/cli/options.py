@@ -26,6 +26,9 @@ Precision = Annotated[str, typer.Option("--precision", help="auto, 32-true or bf
 CheckpointSeconds = Annotated[float, typer.Option(help="Between checkpoints, at most.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the model's folder.")]
 DatasetOverride = Annotated[Path | None, typer.Option("--dataset", help="The model's dataset, if it has moved.")]
+TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Import the code that an external model takes its samples from.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Log lines instead of a progress bar.")]
 
 

@@ -7,23 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import Manifest, read_manifest
+from mobatlas.artifacts import HASHED_ON_LOAD, Manifest, as_written, read_manifest
 from mobatlas.config import SplitConfig, build
 from mobatlas.data.pipeline import split_thresholds
 from mobatlas.data.schema import ANCHORS
-from mobatlas.data.sequences import SEQUENCES, SPLITS
+from mobatlas.data.sequences import SEQUENCES, SPLITS, WIDE
 from mobatlas.data.vocabulary import PAD, Vocabulary
+from mobatlas.data.vocabulary import SCHEMA as VOCABULARY
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 
 KIND = "dataset"
+DAY = 86_400  # seconds
 LABELS = "labels.parquet"
+Int = TypeVar("Int", np.int32, np.int64)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,13 @@ class TrajectoryDataset:
         """Map a folder that `prepare` wrote; refuses one whose splits share a person."""
         folder = Path(path)
         manifest = read_manifest(folder, KIND)
+        with as_written(folder):
+            opened = cls._map(folder, manifest)
+            opened._check()
+        return opened
+
+    @classmethod
+    def _map(cls, folder: Path, manifest: Manifest) -> TrajectoryDataset:
         people = pq.read_table(folder / "people.parquet", memory_map=True)
         split_of_person = _checked_splits(folder, manifest, people)
         batches = _map_sequences(folder / SEQUENCES)
@@ -74,6 +85,22 @@ class TrajectoryDataset:
             _bounds=np.cumsum([0, *(batch.num_rows for batch in batches)]),
             _split_of_person=split_of_person,
         )
+
+    def _check(self) -> None:
+        """Numbers that point somewhere point into the folder; the tokens of large files are not read for it."""
+        people, words = self.people.num_rows, len(self.vocabulary)
+        small = sum(part.nbytes for part in self._tokens) <= HASHED_ON_LOAD
+        if (
+            not len(self)
+            or not _within(self.person, people)
+            or not all(_within(part, words) for part in self._tokens if small)
+            or self._lengths.min() < 1
+            or self.anchors.shape != (people, len(ANCHORS))
+            or self.vocabulary.table.schema != VOCABULARY
+            or not set(self.region_columns) <= set(self.people.column_names)
+            or (self.groups is not None and not len(self.groups))
+        ):
+            raise ValueError(f"{self.path}: its files do not fit each other")
 
     def __len__(self) -> int:
         return len(self.person)
@@ -117,18 +144,24 @@ class TrajectoryDataset:
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
             raise IndexError(f"trajectories are numbered 0 to {len(self) - 1}")
-        lengths = self._lengths[chosen]
-        if max_length is not None:
-            lengths = np.minimum(lengths, max_length)
+        lengths = self._lengths[chosen] if max_length is None else np.minimum(self._lengths[chosen], max_length)
+        tokens = self._padded(self._tokens, chosen, max_length)
+        return Batch(chosen, tokens, lengths, self.anchors[self.person[chosen]])
+
+    def _padded(
+        self, parts: Sequence[npt.NDArray[Int]], chosen: npt.NDArray[np.int64], max_length: int | None
+    ) -> npt.NDArray[Int]:
+        """Values of some trajectories (batch, length), from one array per record batch; PAD after the end."""
+        lengths = self._lengths[chosen] if max_length is None else np.minimum(self._lengths[chosen], max_length)
         columns = np.arange(int(lengths.max(initial=0)))
         valid = columns < lengths[:, None]  # (batch, length)
         position = self._starts[chosen, None] + columns  # (batch, length) within the record batch
-        tokens = np.full(valid.shape, PAD, dtype=np.int32)
+        values = np.full(valid.shape, PAD, dtype=parts[0].dtype)
         part = np.searchsorted(self._bounds, chosen, side="right") - 1
         for number in np.unique(part):
             here = valid & (part == number)[:, None]
-            tokens[here] = self._tokens[number][position[here]]
-        return Batch(chosen, tokens, lengths, self.anchors[self.person[chosen]])
+            values[here] = parts[number][position[here]]
+        return values
 
     def batch(self, split: str, size: int, seed: int, step: int, max_length: int | None = None) -> Batch:
         """The batch of that step: every trajectory once an epoch, in an order that only the seed and the epoch decide."""
@@ -167,16 +200,68 @@ class TrajectoryDataset:
         table = pa.Table.from_batches(_map_sequences(self.path / SEQUENCES))
         return table["arrivals"], table["departures"]
 
+    @property
+    def window_days(self) -> int:
+        return int(self.manifest.config["prepare"]["window"]["days"])
+
+    @cached_property
+    def first_days(self) -> npt.NDArray[np.int64]:
+        """The day on which the window of each trajectory begins, counted from 1970-01-01.
+
+        Where windows are counted from a person's first observed day, which is not kept, it is the latest that can be.
+        """
+        window = self.manifest.config["prepare"]["window"]
+        since = self.window.astype(np.int64) * int(window["stride"])  # (trajectories,)
+        if window["origin"] != "user":
+            return np.asarray(np.datetime64(window["origin"], "D").astype(np.int64) + since)
+        part = np.searchsorted(self._bounds, np.arange(len(self)), side="right") - 1
+        arrival = np.zeros(len(self), dtype=np.int64)
+        for number, (arrivals, _) in enumerate(self._times):
+            arrival[part == number] = arrivals[self._starts[part == number]]
+        origin = np.full(self.people.num_rows, np.iinfo(np.int64).max)
+        np.minimum.at(origin, self.person, arrival // DAY - since)
+        return np.asarray(origin[self.person] + since)
+
+    def all_times(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Arrivals and departures in seconds of the local clock since 1970-01-01, end to end like `all_tokens`."""
+        arrivals, departures = (np.concatenate(parts) for parts in zip(*self._times, strict=True))
+        return arrivals, departures
+
+    def gather_times(
+        self, indices: npt.NDArray[np.int64], max_length: int | None = None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Arrivals and departures (batch, length) in step with the tokens that `gather` gives; 0 after the end."""
+        arrivals, departures = (self._padded(parts, indices, max_length) for parts in zip(*self._times, strict=True))
+        return arrivals, departures
+
+    @cached_property
+    def _times(self) -> tuple[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], ...]:
+        """Arrivals and departures, one pair per record batch, memory-mapped."""
+        return tuple(
+            (
+                batch["arrivals"].values.view(pa.int64()).to_numpy(),
+                batch["departures"].values.view(pa.int64()).to_numpy(),
+            )
+            for batch in _map_sequences(self.path / SEQUENCES)
+        )
+
     def labels(self) -> pa.Table | None:
         """Attributes of people, row for row, null for people without any; None where the source knew none."""
         path = self.path / LABELS
         if not path.exists():
             return None
-        table = pq.read_table(path)
-        row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
-        users = self.people["user_id"].to_pylist()
-        aligned = table.take(pa.array([row.get(user) for user in users], pa.int64()))
-        return aligned.set_column(aligned.schema.get_field_index("user_id"), "user_id", pa.array(users, pa.string()))
+        with as_written(path):
+            table = pq.read_table(path)
+            row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
+            users = self.people["user_id"].to_pylist()
+            aligned = table.take(pa.array([row.get(user) for user in users], pa.int64()))
+            told = aligned.set_column(
+                aligned.schema.get_field_index("user_id"), "user_id", pa.array(users, pa.string())
+            )
+            names = self.groups.attribute_names if self.groups is not None else ()
+            if any(told[name].type != pa.string() for name in names):
+                raise ValueError
+            return told
 
     def person_groups(self) -> npt.NDArray[np.int64]:
         """The group of each person from the labels, -1 where it is unknown."""
@@ -199,6 +284,10 @@ def split_by_hash(user_ids: Sequence[str], config: SplitConfig) -> npt.NDArray[n
         dtype="U8",
     )
     return (digests >= val).astype(np.int64) + (digests >= test).astype(np.int64)
+
+
+def _within(numbers: npt.NDArray[np.int32], end: int) -> bool:
+    return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=0) < end)
 
 
 def _split_code(name: str) -> int:
@@ -226,4 +315,9 @@ def _checked_splits(folder: Path, manifest: Manifest, people: pa.Table) -> npt.N
 
 def _map_sequences(path: Path) -> list[pa.RecordBatch]:
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
-    return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    for batch in batches:
+        batch.validate(full=batch.nbytes <= HASHED_ON_LOAD)  # offsets into memory that nobody else looks at
+        if not batch.schema.equals(WIDE) or any(column.null_count or column.offset for column in batch.columns):
+            raise ValueError(f"{path}: is not a table of sequences")
+    return batches

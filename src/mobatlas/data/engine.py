@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from mobatlas.errors import MobatlasError
 
 ENGINES = ("duckdb", "spark")
 BATCH_ROWS = 65_536
+LONGEST_HEADER = 131_072  # characters; what has no end of line before is no table
 
 
 class Engine(Protocol):
@@ -183,12 +185,7 @@ def parquet_of(path: Path, work: Path) -> Path:
 
 def csv_header(path: Path) -> tuple[list[str], str]:
     """The column names of a CSV file and what separates them."""
-    open_text = gzip.open if path.suffix == ".gz" else Path.open
-    try:
-        with open_text(path, "rt", encoding="utf-8-sig") as lines:
-            first = str(lines.readline())
-    except (OSError, EOFError, UnicodeError) as error:
-        raise MobatlasError(f"{path}: not a readable CSV file in UTF-8 ({error})") from None
+    first = first_line(path)
     delimiter = max(",;\t|", key=first.count)
     names = next(csv.reader([first.rstrip("\r\n")], delimiter=delimiter), [])
     if not any(name.strip() for name in names):
@@ -196,6 +193,19 @@ def csv_header(path: Path) -> tuple[list[str], str]:
     if len(set(names)) != len(names):
         raise MobatlasError(f"{path}: two columns have the same name in the first line")
     return names, delimiter
+
+
+def first_line(path: Path) -> str:
+    """The first line of a text file, compressed or not; refused if it does not end."""
+    open_text = gzip.open if path.suffix == ".gz" else Path.open
+    try:
+        with open_text(path, "rt", encoding="utf-8-sig") as lines:
+            first = str(lines.readline(LONGEST_HEADER))
+    except (OSError, EOFError, UnicodeError, zlib.error) as error:
+        raise MobatlasError(f"{path}: not a readable CSV file in UTF-8 ({error})") from None
+    if len(first) >= LONGEST_HEADER:
+        raise MobatlasError(f"{path}: the first line names no columns, it is longer than {LONGEST_HEADER:,} characters")
+    return first
 
 
 def literal(value: object) -> str:

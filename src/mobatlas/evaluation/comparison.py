@@ -14,7 +14,17 @@ from scipy import sparse
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.metrics import METRICS, Floats, Ints, Yardstick, column_sums, compact, jsd, jsd_rows
+from mobatlas.evaluation.metrics import (
+    ALL_METRICS,
+    METRICS,
+    Floats,
+    Ints,
+    Yardstick,
+    column_sums,
+    compact,
+    jsd,
+    jsd_rows,
+)
 from mobatlas.features import Trajectories
 
 EVERYBODY = "everybody"
@@ -58,9 +68,12 @@ class Interval:
 
 
 def compare(yardstick: Yardstick, real: Trajectories, synthetic: Trajectories) -> dict[str, float]:
-    """Every metric of two samples as they are; give them equal sizes, because JSD falls with the size of either."""
+    """Every metric of two samples as they are; give them equal sizes, because JSD falls with the size of either.
+
+    Hours and dwell are compared where both tell when.
+    """
     ours, theirs = yardstick.histograms(real), yardstick.histograms(synthetic)
-    return {name: jsd(ours[name], theirs[name]) for name in ours}
+    return {name: jsd(ours[name], theirs[name]) for name in ours if name in theirs}
 
 
 def evaluate_groups(
@@ -117,6 +130,11 @@ def group_members(dataset: TrajectoryDataset, split: str) -> dict[str, Ints]:
     return {name: members[group == number] for number, name in enumerate(dataset.groups.names)}
 
 
+def real_groups(dataset: TrajectoryDataset, split: str = "train") -> dict[str, Trajectories]:
+    """The trajectories of real people by group."""
+    return {name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()}
+
+
 def pairwise(
     dataset: TrajectoryDataset, yardstick: Yardstick, split: str = "train", seed: int = 0
 ) -> dict[str, Floats]:
@@ -165,9 +183,12 @@ def bootstrap(
     drawn again with replacement. Resamples of sparse histograms lie further apart than the samples do, so their deviations
     from their own mean are laid around the estimate: the interval is about JSD at this sample size, like the estimate.
     """
-    draws = {metric.name: np.zeros(resamples) for metric in METRICS}
+    names, timed = (
+        _common(real, synthetic),
+        all(each.stays is not None for each in (*real.values(), *synthetic.values())),
+    )
+    draws = {metric.name: np.zeros(resamples) for metric in (ALL_METRICS if timed else METRICS)}
     estimates = dict.fromkeys(draws, 0.0)
-    names = _common(real, synthetic)
     for name in names:
         mine, theirs = _equal(name, len(real[name]), len(synthetic[name]), size, seed)
         rng = np.random.default_rng([seed, crc32(name.encode()), AGAIN])
@@ -209,7 +230,8 @@ def _equal(name: str, real: int, synthetic: int, size: Size, seed: int) -> tuple
 
 
 def _average(groups: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    return {metric.name: float(np.mean([row[metric.name] for row in groups.values()])) for metric in METRICS}
+    names = [metric.name for metric in ALL_METRICS if all(metric.name in row for row in groups.values())]
+    return {name: float(np.mean([row[name] for row in groups.values()])) for name in names}
 
 
 def _redraw(unit: People, resamples: int, rng: np.random.Generator) -> Floats:

@@ -18,7 +18,7 @@ import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.evaluation.comparison import Size, group_members
+from mobatlas.evaluation.comparison import Size, real_groups
 from mobatlas.evaluation.next_poi import (
     NEXT_POI_METRICS,
     NextPoiConfig,
@@ -31,11 +31,6 @@ from mobatlas.progress import Tracker, track
 
 ByGroup = Mapping[str, Trajectories]
 FEWEST = 100  # trajectories to learn a group from
-
-
-def real_groups(dataset: TrajectoryDataset, split: str = "train") -> dict[str, Trajectories]:
-    """The trajectories of real people by group: the material `real`, or those who validate and test."""
-    return {name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()}
 
 
 def compare_predictors(

@@ -26,7 +26,7 @@ from mobatlas.evaluation.comparison import (
     group_members,
 )
 from mobatlas.evaluation.diversity import diversity
-from mobatlas.evaluation.metrics import METRICS, Ints, Yardstick
+from mobatlas.evaluation.metrics import ALL_METRICS, Ints, Yardstick
 from mobatlas.evaluation.samples import Samples, read_samples
 from mobatlas.features import Trajectories
 
@@ -74,7 +74,7 @@ class Evaluation:
 
     dataset: str
     split: str
-    files: dict[str, dict[str, Any]]  # model -> path, trajectories, whether by group, what the dataset does not know
+    files: dict[str, dict[str, Any]]  # model -> path, trajectories, whether by group and timed, what is unknown
     groups: Standing | None  # None where the dataset has no labels
     everybody: Standing  # the people of these groups together, mixed alike on all sides; its scores hold the diversity
     left_out: dict[str, str]  # group -> why
@@ -257,8 +257,11 @@ def _closed(
     if BASELINE not in intervals or target not in intervals:
         return {}
     found = {}
-    for metric in METRICS:
-        ours, begin, end = (intervals[label][metric.name] for label in (OURS, BASELINE, target))
+    three = [intervals[label] for label in (OURS, BASELINE, target)]
+    for metric in ALL_METRICS:
+        if not all(metric.name in each for each in three):
+            continue
+        ours, begin, end = (each[metric.name] for each in three)
         spread, gap = math.hypot(begin.spread, end.spread), begin.estimate - end.estimate
         share = share_of(ours.estimate, begin.estimate, end.estimate, spread)
         reason = (
@@ -275,6 +278,7 @@ def _facts(file: Samples) -> dict[str, Any]:
         "path": str(file.path),
         "trajectories": len(file.trajectories),
         "by_group": file.groups is not None,
+        "times": file.trajectories.stays is not None,
         "unknown_places": file.unknown_places,
         "unknown_visits": file.unknown_visits,
     }

@@ -26,6 +26,8 @@ Counts = Floats | sparse.csr_array  # (bins,), or (1, bins) where most are empty
 TRAVEL_BINS, TRAVEL_QUANTILE = 50, 0.99
 # Kilometres a day: equal shares of real trajectories. Equal widths would repeat the travel distance in another unit.
 DAILY_BINS = 20
+# Minutes of a stay: about half as long again from bin to bin; the first holds instants, the last is open.
+DWELL_EDGES = (1, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 600, 720, 960, 1_440, 2_880, 5_760, 10_080)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ METRICS = (
         "daily_distance", "Daily distance", "JSD of kilometres a day, in bins of equal shares of real trajectories."
     ),
 )
+TIME_METRICS = (  # of samples that tell when
+    Metric("hour", "Hour of arrival", "JSD of arrivals over the hours of the day."),
+    Metric("dwell", "Dwell", "JSD of how long visits last, in bins from a minute to a week."),
+)
+ALL_METRICS = METRICS + TIME_METRICS
 PAPER_METRICS = ("spatial", "travel_distance", "trip", "poi")
 
 
@@ -106,13 +113,14 @@ class Yardstick:
             "cell_km": [round(float(height), 3), round(float(width), 3)],
             "travel_edges_km": list(self.travel_edges),
             "daily_edges_km": list(self.daily_edges),
+            "dwell_edges_minutes": list(DWELL_EDGES),
             "longest": self.longest,
             "days": self.days,
         }
 
     @cached_property
     def _features(self) -> dict[str, FeatureMap]:
-        names = ("poi", "category", "transitions")
+        names = ("poi", "category", "transitions", "hour")
         maps = {name: build_feature(name, self.vocabulary, SPECIALS[HOME:] if name == "poi" else ()) for name in names}
         return maps | {"poi_all": build_feature("poi", self.vocabulary)}
 
@@ -126,7 +134,7 @@ class Yardstick:
         return np.where(inside, step[..., 0] * self.cells + step[..., 1], self.cells**2)
 
     def counts(self, trajectories: Trajectories) -> dict[str, sparse.csr_array]:
-        """What each trajectory contributes to each metric: name -> (trajectories, bins)."""
+        """What each trajectory contributes to each metric: name -> (trajectories, bins); to when only if it tells when."""
         n, cells = len(trajectories), self.cells**2 + 1
         owner, places = located(trajectories, self.vocabulary)
         cell = self.cell(places)  # (located,)
@@ -150,8 +158,12 @@ class Yardstick:
             "length": _table(each, length, (n, self.longest + 2)),
             "daily_distance": _table(each, daily, (n, len(self.daily_edges) + 1)),
         }
-        found |= {name: feature.counts(trajectories) for name, feature in self._features.items()}
-        return {metric.name: found[metric.name] for metric in METRICS}
+        if trajectories.stays is not None:
+            dwell = np.searchsorted(60 * np.array(DWELL_EDGES), trajectories.stays, side="right")
+            found["dwell"] = _table(trajectories.owner, dwell, (n, len(DWELL_EDGES) + 1))
+        features = {name: each for name, each in self._features.items() if name != "hour" or "dwell" in found}
+        found |= {name: feature.counts(trajectories) for name, feature in features.items()}
+        return {metric.name: found[metric.name] for metric in ALL_METRICS if metric.name in found}
 
     def histograms(self, trajectories: Trajectories) -> dict[str, sparse.csr_array]:
         """The counts of all trajectories together: name -> (1, bins)."""

@@ -18,7 +18,7 @@ from mobatlas.evaluation.comparison import (
     Scores,
     evaluate_groups,
     group_members,
-    sampling_floor,
+    real_groups,
 )
 from mobatlas.evaluation.diversity import diversity
 from mobatlas.evaluation.metrics import Ints, Yardstick
@@ -48,7 +48,20 @@ def score_groups(
     *,
     anchors: str = "group",
 ) -> dict[str, Scores]:
-    """Each model's samples of each group against the split's people of that group, and the sampling floor at the same sizes.
+    """Each model's samples of each group against the split's people of that group, and the sampling floor at the same sizes."""
+    made = sample_groups(dataset, models, seed, split, anchors=anchors)
+    return score_samples(dataset, yardstick, made, real_groups(dataset, split), seed)
+
+
+def sample_groups(
+    dataset: TrajectoryDataset,
+    models: Mapping[str, Generator | Sampler],
+    seed: int = 0,
+    split: str = "test",
+    *,
+    anchors: str = "group",
+) -> dict[str, dict[str, Trajectories]]:
+    """As many samples of each group as the split has trajectories of it: name of a model -> group -> samples.
 
     A model that knows no groups is the baseline: its samples differ between groups by their anchors alone. With anchors of
     the `group` every model is given the same homes, of training people of the group, so a calibrated one chooses among
@@ -59,13 +72,11 @@ def score_groups(
     if anchors not in ANCHORS_OF:
         raise MobatlasError(f"anchors '{anchors}' do not exist; take those of the {' or the '.join(ANCHORS_OF)}")
     held_out, training = group_members(dataset, split), group_members(dataset, "train")
-    real = {name: Trajectories.of(dataset, rows) for name, rows in held_out.items()}
     everybody = dataset.anchors[np.intersect1d(dataset.split_people("train"), dataset.person)]
-    seen = Trajectories.of(dataset, dataset.split("train"))
-    scores = {}
+    samples: dict[str, dict[str, Trajectories]] = {}
     for label, model in models.items():
         sampler = model if isinstance(model, Sampler) else PlainSampler(model, everybody)
-        made = {}
+        made = samples[label] = {}
         for number, (name, rows) in enumerate(held_out.items()):
             group = number if sampler.groups is None else sampler.groups.index(name)
             if anchors == "population":
@@ -73,12 +84,26 @@ def score_groups(
                 continue
             homes = _anchors(dataset, training[name], len(rows), seed)
             made[name] = sampler.sample_given(np.full(len(rows), group, dtype=np.int64), homes, seed + number + 1)
-        samples, others = (Trajectories.joined(list(each.values())) for each in (made, real))
-        variety = diversity(samples, seen, others)
+    return samples
+
+
+def score_samples(
+    dataset: TrajectoryDataset,
+    yardstick: Yardstick,
+    samples: Mapping[str, Mapping[str, Trajectories]],
+    real: Mapping[str, Trajectories],
+    seed: int = 0,
+    *,
+    training: Mapping[str, Trajectories] | None = None,
+) -> dict[str, Scores]:
+    """The samples of each model against real people by group, and as the floor training people, all of them by default."""
+    seen, others = Trajectories.of(dataset, dataset.split("train")), Trajectories.joined(list(real.values()))
+    scores = {}
+    for label, made in samples.items():
+        variety = diversity(Trajectories.joined(list(made.values())), seen, others)
         scores[label] = replace(evaluate_groups(yardstick, real, made, seed=seed), diversity=variety)
-    floor = sampling_floor(dataset, yardstick, split=split, seed=seed).groups
-    assert floor is not None  # there are labels, or there would be no members
-    return scores | {FLOOR: floor}
+    trained = real_groups(dataset, "train") if training is None else training
+    return scores | {FLOOR: evaluate_groups(yardstick, real, trained, seed=seed)}
 
 
 def _anchors(dataset: TrajectoryDataset, members: Ints, n: int, seed: int) -> np.ndarray:

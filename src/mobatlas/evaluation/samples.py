@@ -15,14 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mobatlas.data.dataset import DAY
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.vocabulary import HOME, OTHER, WORK, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.features import Trajectories
+from mobatlas.features import monday as monday_of
 from mobatlas.groups import Groups
 
 REQUIRED = ("trajectory", "poi_id")
+TIMES = ("arrival", "departure")
+MICROSECONDS = 1_000_000  # of a second
 NAMED = 3  # places of a warning
 DEGREES = (90.0, 180.0, 90.0, 180.0)  # the furthest that an anchor can be
 AGAIN = "number trajectories anew when you put files together"
@@ -51,8 +55,8 @@ class Samples:
 def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None = None) -> Samples:
     """The samples of a Parquet file with columns trajectory and poi_id, one row a visit.
 
-    Visits are ordered by `position`, or as they stand in the file; anchors are unknown where it has none. Without `groups`
-    its column `group` is not looked at.
+    Visits are ordered by `position`, or as they stand in the file; anchors are unknown where it has none, and so are times
+    unless it has `arrival` and `departure`. Without `groups` its column `group` is not looked at.
     """
     file = _File.open(Path(path))
     words = file.coded("trajectory")
@@ -69,8 +73,16 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
     token_of = _token_of(places.dictionary, vocabulary)  # (distinct,)
     tokens = token_of[places.indices.to_numpy()][order]
     unknown = np.bincount(places.indices.to_numpy(), minlength=len(token_of)) * (token_of < 0)  # (distinct,)
-    tokens, offsets = _collapsed(tokens, same, starts)
-    warnings = [*_of_places(file.path, places, unknown), *_of_anchors(file, tokens)]
+    arrivals, departures, of_times = told.times()
+    tokens, kept = _collapsed(tokens, same)
+    offsets = np.concatenate(([0], np.cumsum(kept)))[np.append(starts, len(kept))]  # (trajectories + 1,)
+    times: dict[str, Ints] = {}
+    if arrivals is not None and departures is not None:
+        monday = DAY * monday_of(arrivals[starts] // DAY)  # (trajectories,)
+        departures = np.maximum.reduceat(departures, np.flatnonzero(kept))
+        times["arrivals"] = arrivals[kept] - np.repeat(monday, np.diff(offsets))
+        times["stays"] = departures - arrivals[kept]
+    warnings = [*_of_places(file.path, places, unknown), *_of_anchors(file, tokens), *of_times]
     if of_group is not None and (of_group < 0).all():
         of_group = None
     if of_group is not None and (of_group < 0).any():
@@ -78,7 +90,7 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
         warnings.append(f"{file.path}: {none:,} of {len(starts):,} trajectories are of no group and are left out")
     return Samples(
         path=file.path,
-        trajectories=Trajectories(tokens, offsets, anchors),
+        trajectories=Trajectories(tokens, offsets, anchors, **times),
         groups=of_group,
         unknown_places=int(np.count_nonzero(unknown)),
         unknown_visits=int(unknown.sum()),
@@ -166,6 +178,26 @@ class _Rows:
             name = self.words[int(self.order[found[0]])].as_py()
             raise MobatlasError(f"{self.file.path}: trajectory {name} {sentence}")
 
+    def times(self) -> tuple[Ints | None, Ints | None, list[str]]:
+        """Arrivals and departures in seconds, None where the file does not tell them all; what there is to say of it."""
+        there = [name for name in TIMES if name in self.file.names]
+        columns = [self.file.column(name, pa.timestamp("us"), missing=True) for name in there]
+        if all(column.null_count == len(column) for column in columns):
+            return None, None, []
+        if len(there) < len(TIMES) or any(column.null_count for column in columns):
+            said = f"{self.file.path}: not every visit has '{TIMES[0]}' and '{TIMES[1]}', so times are not compared"
+            return None, None, [said]
+        arrivals, departures = (
+            column.cast(pa.int64()).to_numpy()[self.order] // MICROSECONDS for column in columns
+        )  # (rows,) each
+        self.refuse(np.diff(arrivals) < 0, "arrives at a visit before the one before it; order them by time")
+        if (departures < arrivals).any():
+            row = int(self.order[int(np.argmax(departures < arrivals))])
+            raise MobatlasError(
+                f"{self.file.path}: trajectory {self.words[row].as_py()} leaves a visit before it arrives; correct its times"
+            )
+        return arrivals, departures, []
+
     def groups(self, groups: Groups) -> Ints:
         """The group of each row, -1 where it has none."""
         coded = self.file.coded("group", pa.string(), missing=True)
@@ -184,13 +216,12 @@ def _token_of(places: pa.Array, vocabulary: Vocabulary) -> Tokens:
     return (pc.fill_null(pc.index_in(places, known), -1 - HOME).to_numpy() + HOME).astype(np.int32)
 
 
-def _collapsed(tokens: Tokens, same: Flags, starts: Ints) -> tuple[Tokens, Ints]:
-    """Tokens and offsets with OTHER for -1, which is no visit of its own beside another -1 or OTHER."""
+def _collapsed(tokens: Tokens, same: Flags) -> tuple[Tokens, Flags]:
+    """Tokens with OTHER for -1, which is no visit of its own beside another -1 or OTHER, and which rows are left (rows,)."""
     nowhere, unknown = (tokens < 0) | (tokens == OTHER), tokens < 0
     again = same & nowhere[1:] & nowhere[:-1] & (unknown[1:] | unknown[:-1])
     kept = np.concatenate(([True], ~again))  # (rows,)
-    before = np.concatenate(([0], np.cumsum(kept)))  # (rows + 1,)
-    return np.where(unknown, np.int32(OTHER), tokens)[kept], before[np.append(starts, len(tokens))]
+    return np.where(unknown, np.int32(OTHER), tokens)[kept], kept
 
 
 def _of_places(path: Path, places: pa.DictionaryArray, unknown: Ints) -> Iterator[str]:

@@ -134,6 +134,15 @@ class Generator(Protocol):
         ...
 
 
+def _as_given(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    return dict(values)
+
+
+def tells_times(generator: Generator) -> bool:
+    """Whether its samples say when; a generator that does has `tells_times`, true."""
+    return bool(getattr(generator, "tells_times", False))
+
+
 @dataclass(frozen=True)
 class Family:
     """A kind of generator: how it is configured, made and read."""
@@ -143,6 +152,9 @@ class Family:
     presets: Mapping[str, Mapping[str, Any]]
     create: Callable[[Any, TrajectoryDataset, int], Generator]  # (config, dataset, seed)
     load: Callable[[Path, Any, Vocabulary, Groups | None], Generator]  # (folder, config, vocabulary, groups)
+    teachable: bool = True  # has a network that phase 2 can train; if not, strategies choose among its samples
+    # (options from a user's own hand, folder that files are relative to) -> options; refuses files that are not there
+    resolve: Callable[[Mapping[str, Any], Path], dict[str, Any]] = _as_given
 
 
 _FAMILIES: dict[str, Callable[[], Family]] = {}
@@ -192,3 +204,5 @@ def _of(module: str) -> Callable[[], Family]:
 register_generator("latent-diffusion", _of("latent_diffusion.generator"))
 register_generator("autoregressive", _of("autoregressive.generator"))
 register_generator("vae", _of("vae"))
+register_generator("point-process", _of("point_process.generator"))
+register_generator("external", _of("external.generator"))

@@ -13,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from mobatlas.artifacts import sync as sync
+from mobatlas.artifacts import write_whole as write_whole
 from mobatlas.errors import MobatlasError
 
 FORMAT = 1  # of the checkpoints; another one is refused, not guessed at
@@ -258,28 +260,6 @@ def copy_strictly(path: Path, found: Mapping[str, Tensor], wanted: Mapping[str, 
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(found[name])
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all, even if the machine stops."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk."""
-    with _opened(path) as descriptor:
-        os.fsync(descriptor)
 
 
 @contextmanager

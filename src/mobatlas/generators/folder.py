@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
-from mobatlas.artifacts import MANIFEST, Manifest, read_manifest, write_json, write_parquet
+from mobatlas.artifacts import MANIFEST, Manifest, as_written, read_manifest, write_json, write_parquet
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
@@ -111,8 +111,9 @@ class Model:
         if not (self.path / REGION_ANCHORS).exists():
             dataset = self.open_dataset()
             return dataset.anchors[dataset.split_people("train")]
-        anchors = _columns(pq.read_table(self.path / REGION_ANCHORS))
-        return anchors[np.lexsort(anchors.T)]
+        with as_written(self.path):
+            anchors = _columns(pq.read_table(self.path / REGION_ANCHORS))
+            return anchors[np.lexsort(anchors.T)]
 
     def region(self, name: str, regions: Path | None = None) -> tuple[Floats, Floats | None]:
         """Where people of a region live and work (people, 4), and p(d|g) (groups,), None if the model knows no groups.
@@ -154,7 +155,8 @@ class Model:
         return np.array([shares[name] for name in groups.names])
 
     def _kept_anchors(self, region: str) -> Floats:
-        return _columns(pq.read_table(self.path / REGION_ANCHORS, filters=[("region", "==", region)]))
+        with as_written(self.path):
+            return _columns(pq.read_table(self.path / REGION_ANCHORS, filters=[("region", "==", region)]))
 
     def _anchors_of(self, region: str, regions: Path, assignment: Mapping[str, str]) -> Floats:
         dataset = self.open_dataset()
@@ -167,7 +169,7 @@ class Model:
 
 def _columns(table: pa.Table) -> Floats:
     """Anchors of a table, (rows, 4)."""
-    return np.stack([table[name].to_numpy(zero_copy_only=False) for name in ANCHORS], axis=1)
+    return np.stack([table[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS], axis=1)
 
 
 def save_model(folder: Path, generator: Generator, name: str, dataset: TrajectoryDataset) -> None:
@@ -195,6 +197,11 @@ def load_model(path: Path | str, dataset: Path | None = None) -> Model:
             f"(mobatlas train ... --out {folder} --resume)"
         )
     manifest = read_manifest(folder, KIND)
+    with as_written(folder):
+        return _loaded(folder, manifest, dataset)
+
+
+def _loaded(folder: Path, manifest: Manifest, dataset: Path | None) -> Model:
     trained = _built(_Trained, manifest.details.get("dataset"), folder / MANIFEST)
     described = _built(_Description, _json(folder / CONFIG), folder / CONFIG)
     generator = _generator(folder, described)

@@ -9,7 +9,7 @@ number of the latent may tell some bits at no cost (Kingma et al. 2016).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,9 +17,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mobatlas.config import Section
-from mobatlas.data.vocabulary import PAD
 from mobatlas.generators.autoregressive.config import PAPER, WriterConfig
-from mobatlas.generators.autoregressive.network import Block, CausalTransformer, in_parts
+from mobatlas.generators.autoregressive.network import Block, CausalTransformer, in_parts, valid
 from mobatlas.generators.autoregressive.writer import writer_family
 from mobatlas.groups import Groups
 
@@ -33,10 +32,14 @@ class LatentConfig(Section):
     free_bits: float = Field(0.1, ge=0)  # that each number tells at no cost, on average over a batch
 
 
-class VaeConfig(WriterConfig):
-    """The whole generator; `network` is the decoder."""
+class LatentWriterConfig(WriterConfig):
+    """What generators that write from a latent share; `network` is the decoder."""
 
     latent: LatentConfig = LatentConfig()
+
+
+class VaeConfig(LatentWriterConfig):
+    """The whole generator."""
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -46,13 +49,24 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Variational(nn.Module):
-    """Encoder, latent and decoder; `Network` says what each method promises."""
+    """Encoder, latent and decoder; `Network` says what each method promises.
 
-    def __init__(self, config: VaeConfig, vocabulary: int, groups: Groups | None = None) -> None:
+    A family that writes more than tokens has a decoder of its own, and another embedding of what the encoder reads.
+    """
+
+    def __init__(
+        self,
+        config: LatentWriterConfig,
+        vocabulary: int,
+        groups: Groups | None = None,
+        *,
+        decoder: Callable[..., Any] = CausalTransformer,
+        words: Callable[[int, int], nn.Module] = nn.Embedding,
+    ) -> None:
         super().__init__()
         self.config, width = config.latent, config.network.width
-        self.decoder = CausalTransformer(config.network, vocabulary, config.length, groups)
-        self.words = nn.Embedding(vocabulary, width)
+        self.decoder = decoder(config.network, vocabulary, config.length, groups)
+        self.words = words(vocabulary, width)
         self.blocks = nn.ModuleList(Block(config.network, causal=False) for _ in range(config.latent.depth))
         self.norm = nn.LayerNorm(width)
         self.to_latent = nn.Linear(width, 2 * config.latent.size)
@@ -92,11 +106,11 @@ class Variational(nn.Module):
 
     def encode(self, tokens: Tensor, person: Tensor) -> Tensor:
         """Means of q(u | x, z, d), then logarithms of its standard deviations: (batch, 2 latent)."""
-        valid = tokens != PAD  # (batch, any)
+        there = valid(tokens)  # (batch, any)
         hidden = self.words(tokens) + self.decoder.places[: tokens.shape[1]] + person[:, None]  # (batch, any, width)
         for block in self.blocks:
-            hidden = block(hidden, valid=valid)
-        mean = (hidden * valid[..., None]).sum(1) / valid.sum(1, keepdim=True)  # (batch, width)
+            hidden = block(hidden, valid=there)
+        mean = (hidden * there[..., None]).sum(1) / there.sum(1, keepdim=True)  # (batch, width)
         found: Tensor = self.to_latent(self.norm(mean))
         return found.float().clamp(-8, 8)  # of a deviation of 3,000 or 1 / 3,000 nobody can learn
 

@@ -19,6 +19,7 @@ from mobatlas.data.schema import require_columns
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import FeatureMap, Trajectories
 from mobatlas.regions.composition import region_codes
+from mobatlas.regions.disclosure import Disclosure, clipped, protected
 from mobatlas.regions.reading import keys, numbers, read_table, region_column
 from mobatlas.regions.table import Aggregates, Floats
 
@@ -63,8 +64,11 @@ def aggregates_from_dataset(
     region_of_person: Sequence[str | None] | npt.NDArray[Any],
     split: str = "train",
     regions: Sequence[str] | None = None,
+    disclosure: Disclosure = Disclosure(),  # noqa: B008
 ) -> Aggregates:
-    """V of the people of one split; `region_of_person` is row for row with people, None or -1 for people to leave out."""
+    """V of the people of one split, as `disclosure` lets it be seen; `region_of_person` is row for row with people, None or -1
+    for people to leave out.
+    """
     codes, names = region_codes(region_of_person, regions)
     people = dataset.people.num_rows
     if len(codes) != people:
@@ -78,7 +82,11 @@ def aggregates_from_dataset(
     counts = sparse.hstack([feature.counts(trajectories) for feature in features], format="csr")
     bins = tuple(name for feature in features for name in feature.bins)
     phi = person_means(sparse.csr_array(counts), dataset.person[indices], people)
-    return aggregate(phi, np.where(seen, codes, -1), names, bins)
+    region = np.where(seen, codes, -1)
+    if disclosure.max_visits is not None:
+        phi = clipped(phi, disclosure.max_visits)
+    found = aggregate(phi, region, names, bins)
+    return protected(found, phi, region, disclosure) if disclosure.asked else found
 
 
 def read_aggregates(
@@ -100,15 +108,13 @@ def read_aggregates(
     cell = _cells(path, region, regions, feature, features)
     hidden = _suppressed(table, column)
     value = numbers(path, table.assign(**{column: table[column].mask(hidden)}), column, missing=True)
-    if (value < 0).any():
+    if (value < 0).any() and "noise_sd" not in columns:  # noise may take a count below zero
         row = int(np.argmax(value < 0))
         where = f"'{features[feature[row]]}' in region '{regions[region[row]]}'"
         raise MobatlasError(f"{path}: the {column} of {where} is negative ({value[row]:g}); mend it")
     n = _region_sizes(path, table, region, regions)
-    noise = _published_noise(path, table, feature, len(features))
-    if column == "visits" and n is not None:
-        value = value / n[region]
-        noise = None if noise is None else _published_noise(path, table, feature, len(features), n[region])
+    per_person = n[region] if column == "visits" and n is not None else 1.0
+    value = value / per_person
 
     absent = np.nan if np.isnan(value).any() else 0.0
     values = np.full((len(regions), len(features)), absent)  # V (regions, features)
@@ -130,11 +136,14 @@ def read_aggregates(
             "and all regions count alike"
         )
     names = tuple(name for name, keep in zip(regions, kept, strict=True) if keep)
-    return Aggregates(names, features, values[kept], n[kept], pooled=pooled, noise=noise)
+    noise = _published_noise(path, table, per_person, cell, values.shape)
+    return Aggregates(
+        names, features, values[kept], n[kept], pooled=pooled, noise=None if noise is None else noise[kept]
+    )
 
 
 def write_aggregates(path: Path, v: Aggregates) -> None:
-    """Values and n as region, feature, value, n: all cells, region by region."""
+    """Values and n as region, feature, value, n, and noise_sd where noise was added: all cells, region by region."""
     region, feature = np.indices(v.values.shape, dtype=np.int32)
     rows = {
         "region": pa.array(v.regions, pa.string()).take(pa.array(region.ravel())),
@@ -142,6 +151,8 @@ def write_aggregates(path: Path, v: Aggregates) -> None:
         "value": v.values.ravel(),
         "n": np.repeat(v.n, len(v.features)),
     }
+    if v.noise is not None:
+        rows["noise_sd"] = np.sqrt(v.noise.ravel())
     pq.write_table(pa.table(rows), path, compression="zstd")
 
 
@@ -150,7 +161,8 @@ def load_aggregates(path: Path) -> Aggregates:
     table = pq.read_table(path)
     regions, features = (tuple(table[name].unique().to_pylist()) for name in ("region", "feature"))
     values = table["value"].to_numpy().reshape(len(regions), len(features))
-    return Aggregates(regions, features, values, table["n"].to_numpy()[:: len(features)])
+    noise = table["noise_sd"].to_numpy().reshape(values.shape) ** 2 if "noise_sd" in table.column_names else None
+    return Aggregates(regions, features, values, table["n"].to_numpy()[:: len(features)], noise=noise)
 
 
 def _pooled_variance(
@@ -220,13 +232,14 @@ def _region_sizes(
 
 
 def _published_noise(
-    path: Path, table: pd.DataFrame, feature: npt.NDArray[np.int64], features: int, scale: Floats | None = None
+    path: Path, table: pd.DataFrame, per_person: Floats | float, cell: npt.NDArray[np.int64], shape: tuple[int, ...]
 ) -> Floats | None:
-    """Variance of the noise that the publisher added, averaged over regions: (features,)."""
+    """Variance of the noise that the publisher added, (regions, features)."""
     if "noise_sd" not in table.columns:
         return None
-    deviation = np.nan_to_num(numbers(path, table, "noise_sd", missing=True)) / (1 if scale is None else scale)
-    return np.bincount(feature, weights=deviation**2, minlength=features) / np.bincount(feature, minlength=features)
+    variance = np.zeros(shape)
+    variance.flat[cell] = (np.nan_to_num(numbers(path, table, "noise_sd", missing=True)) / per_person) ** 2
+    return variance
 
 
 def _refuse_empty(path: Path, regions: Sequence[str], values: Floats) -> None:

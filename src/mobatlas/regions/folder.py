@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import read_manifest
+from mobatlas.artifacts import as_written, read_manifest
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import BUILDERS, FeatureMap, build_feature
@@ -23,13 +21,15 @@ from mobatlas.folders import new_folder
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import aggregates_from_dataset, load_aggregates, read_aggregates, write_aggregates
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
+from mobatlas.regions.dealing import first_half, matched, only, renumbered, shuffled, sizes, stream
+from mobatlas.regions.disclosure import Disclosure
+from mobatlas.regions.geography import load_places, region_places, write_places
 from mobatlas.regions.partitions import assign, nominal_partition
 from mobatlas.regions.population import load_population, population_from_labels, write_population
-from mobatlas.regions.table import Aggregates, Composition, Population, Regions
+from mobatlas.regions.table import Aggregates, Composition, Floats, Population, Regions
 
 KIND = "regions"
 MIN_PEOPLE = 2  # on either side: one person is no region, and has no spread
-SEEDS = {"halves": 1, "shuffle": 2, "train": 3, "val": 4}  # one stream of random numbers each
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class _Made:
     population: Population | None = None
     validation: Aggregates | None = None
     region_of_person: npt.NDArray[np.int64] | None = None  # (people,) of train and val people, -1: none
+    places: Floats | None = None  # (regions, 2) where their people live
     notes: list[str] = field(default_factory=list)
 
 
@@ -59,6 +60,7 @@ def build_regions(
     shuffle_regions: bool = False,
     same_people: bool = False,
     straddle: str = "refuse",
+    disclosure: Disclosure = Disclosure(),  # noqa: B008
     seed: int = 0,
     overwrite: bool = False,
 ) -> Regions:
@@ -66,17 +68,23 @@ def build_regions(
 
     `features` default to `poi` for a partition, and to `category` for real regions, where places lie near homes. A partition
     leaves people over, so it also writes the population; real regions cover theirs, and an intercept takes up where a census
-    and a panel differ.
+    and a panel differ. `disclosure` says what may be seen of aggregates that are counted here.
     """
     _choose_one(partition, by, composition, aggregates, same_people)
+    if disclosure.asked and aggregates is not None:
+        raise MobatlasError(
+            f"--suppress, --round and --epsilon are for aggregates counted from visits; {aggregates} is as it was published"
+        )
     dataset = TrajectoryDataset.open(dataset_path)
     with new_folder(Path(out), KIND, seed=seed, overwrite=overwrite) as folder:
         if partition is not None:
             maps = [build_feature(name, dataset.vocabulary, mask) for name in features or ("poi",)]
-            made = _from_partition(dataset, partition, maps, shuffle_regions, seed)
+            made = _from_partition(dataset, partition, maps, shuffle_regions, disclosure, seed)
         elif by is not None:
             maps = [build_feature(name, dataset.vocabulary, mask) for name in features or ("category",)]
-            made = _from_column(dataset, by, composition, maps, shuffle_regions, same_people, straddle, seed)
+            made = _from_column(
+                dataset, by, composition, maps, shuffle_regions, same_people, straddle, disclosure, seed
+            )
         else:
             assert composition is not None
             assert aggregates is not None
@@ -84,6 +92,7 @@ def build_regions(
                 dataset, Path(composition), Path(aggregates), features, mask, shuffle_regions, straddle, seed
             )
         folder.details |= _details(dataset, Path(out), made, mask, shuffle_regions)
+        folder.details["disclosure"] = disclosure.details() if disclosure.asked else None
         _write(folder.path, dataset, made)
     return load_regions(out)
 
@@ -92,6 +101,11 @@ def load_regions(path: Path | str) -> Regions:
     """P and V of a folder, as they were written."""
     folder = Path(path)
     details = read_manifest(folder, KIND).details
+    with as_written(folder):
+        return _read(folder, details)
+
+
+def _read(folder: Path, details: dict[str, Any]) -> Regions:
     groups = Groups.of(details["groups"])
     table = pq.read_table(folder / "composition.parquet")
     regions = tuple(table["region"].unique().to_pylist())
@@ -99,10 +113,11 @@ def load_regions(path: Path | str) -> Regions:
     composition = Composition(groups, regions, shares, table["n"].to_numpy()[:: len(groups)])
     values = load_aggregates(folder / "aggregates.parquet")
     spread = pq.read_table(folder / "spread.parquet")
-    variance, noise = (None if spread[name].null_count else spread[name].to_numpy() for name in ("variance", "noise"))
-    aggregates = replace(values, spread=variance, noise=noise, pooled=details["pooled"])
+    variance = None if spread["variance"].null_count else spread["variance"].to_numpy()
+    aggregates = replace(values, spread=variance, pooled=details["pooled"])
     population = load_population(folder / "population.parquet")
-    return Regions(composition, aggregates, details["randomised"], details, population)
+    places = load_places(folder / "places.parquet")
+    return Regions(composition, aggregates, details["randomised"], details, population, places)
 
 
 def load_validation(path: Path | str) -> Aggregates | None:
@@ -110,7 +125,8 @@ def load_validation(path: Path | str) -> Aggregates | None:
     folder = Path(path)
     read_manifest(folder, KIND)
     file = folder / "validation.parquet"
-    return load_aggregates(file) if file.exists() else None
+    with as_written(folder):
+        return load_aggregates(file) if file.exists() else None
 
 
 def load_assignment(path: Path | str) -> dict[str, str] | None:
@@ -120,8 +136,9 @@ def load_assignment(path: Path | str) -> dict[str, str] | None:
     file = folder / "assignment.parquet"
     if not file.exists():
         return None
-    table = pq.read_table(file)
-    return dict(zip(table["user_id"].to_pylist(), table["region"].to_pylist(), strict=True))
+    with as_written(folder):
+        table = pq.read_table(file)
+        return dict(zip(table["user_id"].to_pylist(), table["region"].to_pylist(), strict=True))
 
 
 def _choose_one(partition: Any, by: Any, composition: Any, aggregates: Any, same_people: bool) -> None:
@@ -137,7 +154,9 @@ def _choose_one(partition: Any, by: Any, composition: Any, aggregates: Any, same
         raise MobatlasError("--same-people goes with --by COLUMN alone; leave it out")
 
 
-def _from_partition(dataset: TrajectoryDataset, name: str, maps: list[FeatureMap], shuffle: bool, seed: int) -> _Made:
+def _from_partition(
+    dataset: TrajectoryDataset, name: str, maps: list[FeatureMap], shuffle: bool, disclosure: Disclosure, seed: int
+) -> _Made:
     groups, labels = _labels(dataset, f"--partition {name}", "")
     nominal = nominal_partition(name, groups, seed)
     region = np.full(len(labels), -1, dtype=np.int64)
@@ -145,22 +164,22 @@ def _from_partition(dataset: TrajectoryDataset, name: str, maps: list[FeatureMap
     of_split = {split: np.intersect1d(dataset.split_people(split), dataset.person) for split in ("train", "val")}
     for split, members in of_split.items():
         try:
-            region[members] = assign(labels[members], nominal, _stream(seed, split))
+            region[members] = assign(labels[members], nominal, stream(seed, split))
         except MobatlasError as error:
             if split == "train":
                 raise MobatlasError(str(error).replace("--partition", f"--partition {name}", 1)) from None
             notes.append(f"no validation twin: of {len(members):,} validation people no such regions can be made")
-    dealt = _only(region, dataset.split_people("train"))
+    dealt = only(region, dataset.split_people("train"))
     if shuffle:  # only the aggregates: a composition counted on the shuffled people would be true of them
         # Among those left over too: the population less the shuffled regions must be anybody, as the regions are.
         labelled = [members[labels[members] >= 0] for members in of_split.values()]
-        region = _shuffled(region, labelled, seed)
-    counted = _only(region, dataset.split_people("train"))
+        region = shuffled(region, labelled, seed)
+    counted = only(region, dataset.split_people("train"))
     assigned = int(np.count_nonzero(counted >= 0))
     population = population_from_labels(dataset, maps, labels, groups, of_split["train"])
     return _Made(
         composition_from_labels(labels, dealt, groups, nominal.regions),
-        aggregates_from_dataset(dataset, maps, counted, "train", nominal.regions),
+        aggregates_from_dataset(dataset, maps, counted, "train", nominal.regions, disclosure),
         randomised=True,
         details={
             "way": "partition",
@@ -169,8 +188,8 @@ def _from_partition(dataset: TrajectoryDataset, name: str, maps: list[FeatureMap
             "nominal": {"regions": list(nominal.regions), "shares": nominal.shares.tolist()},
             "people": {"assigned": assigned, "surplus": round(population.n) - assigned},
         },
-        population=population,
-        validation=_validation(dataset, maps, region, nominal.regions),
+        population=None if disclosure.asked else population,  # its exact totals would give away what is hidden
+        validation=_validation(dataset, maps, region, nominal.regions, disclosure),
         region_of_person=region,
         notes=notes,
     )
@@ -184,6 +203,7 @@ def _from_column(
     shuffle: bool,
     same_people: bool,
     straddle: str,
+    disclosure: Disclosure,
     seed: int,
 ) -> _Made:
     if by not in dataset.region_columns:
@@ -192,37 +212,37 @@ def _from_column(
             f"--by {by}: is no region column of {dataset.path}{suggestion(by, dataset.region_columns)} (known: {known})"
         )
     region, names = region_codes(dataset.people[by].to_pylist())
-    region = _only(region, dataset.person)
+    region = only(region, dataset.person)
     if shuffle:
         placed = np.flatnonzero(region >= 0)
-        region = _shuffled(region, [np.intersect1d(dataset.split_people(s), placed) for s in ("train", "val")], seed)
-    train = _only(region, dataset.split_people("train"))
+        region = shuffled(region, [np.intersect1d(dataset.split_people(s), placed) for s in ("train", "val")], seed)
+    train = only(region, dataset.split_people("train"))
     notes: list[str] = []
     if census is not None:
         separation, with_phi = "census file", train
         published = read_composition(census, dataset.groups, straddle=straddle, notes=notes)
-        row = _matched(names, published.regions)  # (regions,) of the census, -1: not in it
+        row = matched(names, published.regions)  # (regions,) of the census, -1: not in it
         counted = row >= 0
     else:
         groups, labels = _labels(dataset, f"--by {by}", "; pass --composition FILE with a census instead")
         separation = "same people" if same_people else "disjoint halves"
-        with_labels = with_phi = _only(train, np.flatnonzero(labels >= 0))
+        with_labels = with_phi = only(train, np.flatnonzero(labels >= 0))
         if not same_people:
-            first = _first_half(dataset, seed)
-            with_labels, with_phi = _only(with_labels, np.flatnonzero(first)), _only(train, np.flatnonzero(~first))
-        counted = _sizes(with_labels, len(names)) >= MIN_PEOPLE
-    keep = np.flatnonzero(counted & (_sizes(with_phi, len(names)) >= MIN_PEOPLE))
+            first = first_half(dataset, seed)
+            with_labels, with_phi = only(with_labels, np.flatnonzero(first)), only(train, np.flatnonzero(~first))
+        counted = sizes(with_labels, len(names)) >= MIN_PEOPLE
+    keep = np.flatnonzero(counted & (sizes(with_phi, len(names)) >= MIN_PEOPLE))
     if not len(keep):
         where = f"in common with {census}" if census is not None else f"with {MIN_PEOPLE} people on either side"
         raise MobatlasError(f"--by {by}: no region {where}; choose a coarser column or check its ids")
-    kept, number = _renumbered(names, keep)
+    kept, number = renumbered(names, keep)
     if census is not None:
         composition = Composition(published.groups, kept, published.shares[row[keep]], published.n[row[keep]])
     else:
         composition = composition_from_labels(labels, number[with_labels], groups, kept)
     return _Made(
         composition,
-        aggregates_from_dataset(dataset, maps, number[with_phi], "train", kept),
+        aggregates_from_dataset(dataset, maps, number[with_phi], "train", kept, disclosure),
         randomised=False,
         details={
             "way": "by",
@@ -231,8 +251,9 @@ def _from_column(
             "census": Path(census).name if census is not None else None,
             "dropped_regions": len(names) - len(kept),
         },
-        validation=_validation(dataset, maps, number[region], kept),
+        validation=_validation(dataset, maps, number[region], kept, disclosure),
         region_of_person=number[region],
+        places=region_places(dataset, number[train], len(kept)),
         notes=notes,
     )
 
@@ -257,17 +278,17 @@ def _from_tables(
     columns = np.flatnonzero([name in wanted for name in v.features])
     if not len(columns):
         raise MobatlasError(f"{aggregates}: has no feature of {', '.join(chosen)}; choose another --feature")
-    row = _matched(v.regions, p.regions)
+    row = matched(v.regions, p.regions)
     keep = np.flatnonzero(row >= 0)
     if not len(keep):
         raise MobatlasError(
             f"{composition} and {aggregates}: no region in common ('{p.regions[0]}' in one, '{v.regions[0]}' in the other); "
             "give both the same ids"
         )
-    regions, _ = _renumbered(v.regions, keep)
+    regions, _ = renumbered(v.regions, keep)
     rows = row[keep]
     if shuffle:
-        rows = np.random.default_rng(_stream(seed, "shuffle")).permutation(rows)
+        rows = np.random.default_rng(stream(seed, "shuffle")).permutation(rows)
     return _Made(
         Composition(p.groups, regions, p.shares[rows], p.n[rows]),
         replace(
@@ -276,7 +297,7 @@ def _from_tables(
             features=tuple(v.features[number] for number in columns.tolist()),
             values=v.values[np.ix_(keep, columns)],
             n=v.n[keep],
-            noise=None if v.noise is None else v.noise[columns],
+            noise=None if v.noise is None else v.noise[np.ix_(keep, columns)],
         ),
         randomised=False,
         details={
@@ -297,69 +318,20 @@ def _labels(dataset: TrajectoryDataset, option: str, advice: str) -> tuple[Group
     return dataset.groups, dataset.person_groups()
 
 
-def _stream(seed: int, what: str) -> int:
-    """A seed of its own for each use, so that one does not follow from another."""
-    return int(np.random.SeedSequence([seed, SEEDS[what]]).generate_state(1)[0])
-
-
-def _first_half(dataset: TrajectoryDataset, seed: int) -> npt.NDArray[np.bool_]:
-    """A random half of people that depends on each user id alone."""
-    salt = f"{_stream(seed, 'halves')}:"
-    digests = (
-        hashlib.md5(f"{salt}{user}".encode(), usedforsecurity=False) for user in dataset.people["user_id"].to_pylist()
-    )
-    return np.array([digest.digest()[0] < 128 for digest in digests])  # (people,)
-
-
-def _shuffled(
-    region: npt.NDArray[np.int64], splits: Sequence[npt.NDArray[np.integer[Any]]], seed: int
-) -> npt.NDArray[np.int64]:
-    """The same region sizes with other people in them, split by split."""
-    rng = np.random.default_rng(_stream(seed, "shuffle"))
-    shuffled = region.copy()
-    for members in splits:
-        shuffled[members] = rng.permutation(region[members])
-    return shuffled
-
-
-def _only(region: npt.NDArray[np.int64], people: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
-    """The regions of these people, -1 for all others."""
-    kept = np.full(len(region), -1, dtype=np.int64)
-    kept[people] = region[people]
-    return kept
-
-
-def _renumbered(
-    names: Sequence[str], keep: npt.NDArray[np.integer[Any]]
-) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """The kept regions, and the new number of each old one; -1 for the rest, and for people without one (-1, the last)."""
-    number = np.full(len(names) + 1, -1, dtype=np.int64)
-    number[keep] = np.arange(len(keep))
-    return tuple(names[code] for code in keep.tolist()), number
-
-
-def _sizes(region: npt.NDArray[np.int64], regions: int) -> npt.NDArray[np.int64]:
-    return np.bincount(region[region >= 0], minlength=regions)
-
-
-def _matched(regions: Sequence[str], others: Sequence[str]) -> npt.NDArray[np.int64]:
-    """For each region its row among others, -1 for none; `1400000US01001020100` is `01001020100`."""
-    plain = [re.sub(r"^\d{7}US", "", name) for name in others]
-    row = {name: number for names in (plain, others) for number, name in enumerate(names)}
-    found = [row.get(name, row.get(re.sub(r"^\d{7}US", "", name), -1)) for name in regions]
-    return np.array(found, dtype=np.int64)
-
-
 def _validation(
-    dataset: TrajectoryDataset, maps: list[FeatureMap], region: npt.NDArray[np.int64], regions: Sequence[str]
+    dataset: TrajectoryDataset,
+    maps: list[FeatureMap],
+    region: npt.NDArray[np.int64],
+    regions: Sequence[str],
+    disclosure: Disclosure,
 ) -> Aggregates | None:
     """The twin of V from validation people, for the regions that have any."""
-    of_val = _only(region, dataset.split_people("val"))
-    present = np.flatnonzero(_sizes(of_val, len(regions)))
+    of_val = only(region, dataset.split_people("val"))
+    present = np.flatnonzero(sizes(of_val, len(regions)))
     if not len(present):
         return None
-    names, number = _renumbered(regions, present)
-    return aggregates_from_dataset(dataset, maps, number[of_val], "val", names)
+    names, number = renumbered(regions, present)
+    return aggregates_from_dataset(dataset, maps, number[of_val], "val", names, disclosure)
 
 
 def _details(dataset: TrajectoryDataset, out: Path, made: _Made, mask: Sequence[str], shuffled: bool) -> dict[str, Any]:
@@ -393,13 +365,14 @@ def _write(folder: Path, dataset: TrajectoryDataset, made: _Made) -> None:
     write_aggregates(folder / "aggregates.parquet", v)
     if made.population is not None:
         write_population(folder / "population.parquet", made.population, p.groups, v.features)
+    if made.places is not None:
+        write_places(folder / "places.parquet", p.regions, made.places)
     if made.validation is not None:
         write_aggregates(folder / "validation.parquet", made.validation)
     unknown = pa.nulls(len(v.features), pa.float64())
     spread = {
         "feature": list(v.features),
         "variance": unknown if v.spread is None else v.spread,
-        "noise": unknown if v.noise is None else v.noise,
     }
     pq.write_table(pa.table(spread), folder / "spread.parquet")
     if made.region_of_person is not None:

@@ -32,11 +32,13 @@ class Problem:
     doubt: Doubt | None  # of the composition; None: exact
     factors: tuple[Floats, ...]  # one (groups, groups) matrix an attribute, then the identity
     centring: Floats  # C (groups, groups)
+    covariates: Floats  # X (regions, covariates): what regions have in common, ones, and what else explains them
 
     def of_regions(self, rows: npt.NDArray[np.int64]) -> Problem:
         """The same with these regions alone."""
         doubt = None if self.doubt is None else Doubt(self.doubt.axes, self.doubt.variance[rows])
-        return Problem(self.shares[rows], self.n[rows], doubt, self.factors, self.centring)
+        covariates = independent(self.covariates[rows])
+        return Problem(self.shares[rows], self.n[rows], doubt, self.factors, self.centring, covariates)
 
     def prior(self, rho: Floats) -> Floats:
         """F with S = F F', trace of S equal to the number of groups."""
@@ -45,8 +47,8 @@ class Problem:
         size = np.sqrt(max((root**2).sum() / len(root), 1e-12))
         return np.asarray(root / size)
 
-    def noise(self, root: Floats, scale: float, effect: float, published: float) -> Floats:
-        """d (regions,): the variance of a regional mean that group means do not explain."""
+    def noise(self, root: Floats, scale: float, effect: float, published: Floats) -> Floats:
+        """d (regions,): the variance of a regional mean that group means do not explain; `published` (regions,) is of noise."""
         noise = 1 / self.n + scale * effect + published
         if self.doubt is not None:
             noise = noise + scale * self.doubt.variance @ ((root.T @ self.doubt.axes) ** 2).sum(0)
@@ -60,55 +62,72 @@ class Fit:
     weight: Floats  # 1/d (regions,)
     lift: Floats  # sqrt(lambda) F (groups, groups)
     inner: Any  # Cholesky factor of A = I + B' D^-1 B
-    ones: Floats  # B' D^-1 1 (groups,)
-    flat: float  # 1' Sigma^-1 1
-    log_determinant: float
+    common: Floats  # B' D^-1 X (groups, covariates)
+    flat: Any  # Cholesky factor of X' Sigma^-1 X
+    log_determinant: float  # of Sigma and of X' Sigma^-1 X
 
     @classmethod
-    def of(cls, problem: Problem, root: Floats, scale: float, effect: float, published: float) -> Fit:
+    def of(cls, problem: Problem, root: Floats, scale: float, effect: float, published: Floats) -> Fit:
         noise = problem.noise(root, scale, effect, published)
-        weight = 1 / noise
+        weight, known = 1 / noise, problem.covariates
         lift = np.sqrt(scale) * root
         design = problem.shares @ lift  # B (regions, groups)
         weighted = design * weight[:, None]
         inner = linalg.cho_factor(np.eye(design.shape[1]) + design.T @ weighted, lower=True)
-        ones = weighted.sum(0)
-        flat = float(weight.sum() - ones @ linalg.cho_solve(inner, ones))
-        log_determinant = float(np.log(noise).sum() + 2 * np.log(np.diag(inner[0])).sum())
-        return cls(weight, lift, inner, ones, max(flat, 1e-300), log_determinant)
+        common = weighted.T @ known
+        precision = known.T @ (known * weight[:, None]) - common.T @ linalg.cho_solve(inner, common)
+        flat = linalg.cho_factor(precision + 1e-10 * np.diag(np.diag(precision)), lower=True)
+        determinants = np.log(noise).sum() + 2 * sum(np.log(np.diag(each[0])).sum() for each in (inner, flat))
+        return cls(weight, lift, inner, common, flat, float(determinants))
 
     def project(self, problem: Problem, y: Floats) -> tuple[Floats, Floats, Floats]:
-        """B' D^-1 y (groups, bins), 1' Sigma^-1 y (bins,), y' D^-1 y (bins,)."""
+        """B' D^-1 y (groups, bins), X' Sigma^-1 y (covariates, bins), y' D^-1 y (bins,)."""
         weighted = y * self.weight[:, None]
         z = self.lift.T @ (problem.shares.T @ weighted)
-        total = weighted.sum(0) - self.ones @ linalg.cho_solve(self.inner, z)
+        total = problem.covariates.T @ weighted - self.common.T @ linalg.cho_solve(self.inner, z)
         return z, total, np.einsum("gj,gj->j", weighted, y)
 
     def deviance(self, problem: Problem, y: Floats) -> Floats:
         """-2 log restricted likelihood of each bin (bins,)."""
         z, total, squares = self.project(problem, y)
-        quadratic = squares - (z * linalg.cho_solve(self.inner, z)).sum(0) - total**2 / self.flat
-        return np.asarray(self.log_determinant + np.log(self.flat) + quadratic)
+        explained = (z * linalg.cho_solve(self.inner, z)).sum(0) + (total * linalg.cho_solve(self.flat, total)).sum(0)
+        return np.asarray(self.log_determinant + squares - explained)
 
     def means(self, problem: Problem, y: Floats) -> Floats:
         """Posterior means of b (groups, bins): deviations from the population mean."""
         z, total, _ = self.project(problem, y)
-        alpha = total / self.flat
-        return np.asarray(self.lift @ linalg.cho_solve(self.inner, z - np.outer(self.ones, alpha)))
+        alpha = linalg.cho_solve(self.flat, total)  # (covariates, bins)
+        return np.asarray(self.lift @ linalg.cho_solve(self.inner, z - self.common @ alpha))
 
     def covariance(self) -> Floats:
         """Posterior covariance of b for one bin (groups, groups)."""
         own = self.lift @ linalg.cho_solve(self.inner, self.lift.T)
-        shift = self.lift @ linalg.cho_solve(self.inner, self.ones)
-        return np.asarray(own + np.outer(shift, shift) / self.flat)
+        return np.asarray(own + self._shift @ linalg.cho_solve(self.flat, self._shift.T))
 
     def sampling_variance(self, problem: Problem) -> Floats:
         """The part of each group's posterior variance that is the noise of the regional means (groups,)."""
         lifted = self.lift @ linalg.cho_solve(self.inner, self.lift.T @ (problem.shares * self.weight[:, None]).T)
-        shift = self.lift @ linalg.cho_solve(self.inner, self.ones)
-        against = self.weight - (problem.shares @ shift) * self.weight  # Sigma^-1 1 (regions,)
-        gain = lifted - np.outer(shift, against) / self.flat  # (groups, regions): the means are gain @ y
+        against = (problem.covariates - problem.shares @ self._shift) * self.weight[:, None]  # Sigma^-1 X
+        gain = lifted - self._shift @ linalg.cho_solve(
+            self.flat, against.T
+        )  # (groups, regions): the means are gain @ y
         return np.asarray((gain**2 / self.weight).sum(1))
+
+    @property
+    def _shift(self) -> Floats:
+        """By how much b moves with each covariate, (groups, covariates)."""
+        return np.asarray(self.lift @ linalg.cho_solve(self.inner, self.common))
+
+
+def independent(columns: Floats) -> Floats:
+    """Those columns that the ones before them do not make up; the first are ones."""
+    kept = np.ones((len(columns), 1))
+    for column in columns.T[1:]:
+        rest = column - kept @ np.linalg.lstsq(kept, column, rcond=None)[0]
+        left, whole = (float(np.linalg.norm(each)) for each in (rest, column))
+        if left > 1e-6 * whole and kept.shape[1] + 1 < len(columns):
+            kept = np.column_stack([kept, rest * np.sqrt(len(rest)) / left])
+    return kept
 
 
 def nonnegative(means: Floats, covariance: Floats) -> tuple[Floats, Floats]:

@@ -39,7 +39,10 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def keys(path: Path, table: pd.DataFrame, column: str) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """A text column as numbers and distinct names, in order of appearance; spaces around commas do not matter."""
-    codes, values = pd.factorize(np.asarray(table[column], dtype=object))
+    try:
+        codes, values = pd.factorize(np.asarray(table[column], dtype=object))
+    except TypeError:
+        raise MobatlasError(f"{path}: column '{column}' holds lists; give one name a row") from None
     texts = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
     texts = [SEPARATOR.join(part.strip() for part in text.split(SEPARATOR.strip())) for text in texts]
     distinct = tuple(dict.fromkeys(texts))

@@ -1,22 +1,23 @@
 """Group feature means from (P, V, n): factor-structured empirical Bayes, and the least squares it is compared with.
 
-For every bin, in units of its standard deviation between people, with the population mean mu0 taken off, y = 1 alpha + P b + e:
+For every bin, in units of its standard deviation between people, with the population mean mu0 taken off, y = X alpha + P b + e:
 
     b ~ N(0, lambda S),  S = C (sum_a rho_a [same level of attribute a] + rho_0 I) C',  C = I - 1 w'
     e_g ~ N(0, 1 / n_g + lambda omega + lambda tr(S D_g))
 
-w are the population shares, so that the groups together stay the population; alpha has a flat prior and is what regions have
-in common beyond mu0; lambda omega is a region effect that composition does not explain (0 where people were assigned at
-random), and D_g is the covariance of an uncertain composition. The variances are fitted by restricted likelihood with weak
-priors on their ratios; what the regions do not identify stays at the population mean, and the posterior covariance says how
-far that may be off. Means are not negative. Where the population is larger than the people dealt to regions, w and mu0 are
-the population's, and the rest of it is one more region.
+w are the population shares, so that the groups together stay the population; X are ones and, where people chose their regions
+and it is known where those lie, a surface over the map: alpha has a flat prior and is what regions have in common beyond mu0,
+and what is due to where they are; lambda omega is a region effect that composition does not explain (0 where people were
+assigned at random), and D_g is the covariance of an uncertain composition. The variances are fitted by restricted likelihood
+with weak priors on their ratios; what the regions do not identify stays at the population mean, and the posterior covariance
+says how far that may be off. Means are not negative. Where the population is larger than the people dealt to regions, w and
+mu0 are the population's, and the rest of it is one more region.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +25,13 @@ from scipy import optimize, special
 
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
-from mobatlas.regions.gaussian import Doubt, Fit, Problem, nonnegative
+from mobatlas.regions.gaussian import Doubt, Fit, Problem, independent, nonnegative
+from mobatlas.regions.geography import surface
 from mobatlas.regions.least_squares import pseudo_inverse, simplex_least_squares
 from mobatlas.regions.population import with_rest
 from mobatlas.regions.table import Aggregates, Composition, Floats, Regions
+from mobatlas.regions.transfer import FEWEST as FEWEST_BLOCKED
+from mobatlas.regions.transfer import Blocks
 
 FIT_CELLS, FIT_BINS = 200_000, 64  # the variances are fitted on so many regions x bins, but at least on so many bins
 BAND = 4.0  # bins whose frequencies lie within this factor share a prior variance
@@ -46,6 +50,7 @@ SCALE_PRIOR = (np.log(0.02), 3.0)  # of log lambda: groups differ by about a sev
 GROUPS_EXPLAIN = 0.1
 BOUNDS = (-14.0, 6.0)  # of the logarithms
 METHODS = ("bayes", "least-squares", "simplex")
+UNHEARD = 2e-4  # of what is seen: slopes that predict less are none to speak of
 MOSTLY_PRIOR = 0.5  # information about a group below which its means are more assumption than data
 
 
@@ -61,6 +66,10 @@ class Recovery:
     baseline: Floats  # mu0 (features,): everyone is the population
     shares: Floats  # w (groups,)
     variances: dict[str, float]  # the fitted ones
+    believed: Floats | None = (
+        None  # (features,) share of what follows composition that is ascribed to groups; None: all
+    )
+    transfer: Mapping[str, float] = field(default_factory=dict)  # feature map -> how much of it holds all over the map
 
     @property
     def sd(self) -> Floats:
@@ -84,11 +93,12 @@ def recover(
     *,
     region_effects: bool | None = None,
     exact_composition: bool | None = None,
+    geography: bool | None = None,
 ) -> Recovery:
     """Group means from regions, and from the rest of the population where it is known (`with_rest`), whatever the method.
 
-    `region_effects` defaults to whether people chose their regions; `exact_composition` to whether the composition was counted
-    on the very people of the aggregates.
+    `region_effects` and `geography`, a surface over the map, default to whether people chose their regions; `exact_composition`
+    to whether the composition was counted on the very people of the aggregates.
     """
     if method not in METHODS:
         raise MobatlasError(f"recovery method '{method}' does not exist (known: {', '.join(METHODS)})")
@@ -100,7 +110,10 @@ def recover(
     exact = regions.randomised if exact_composition is None else exact_composition
     effects = not regions.randomised if region_effects is None else region_effects
     shares, doubt = (composition.shares, None) if exact else calibrate_composition(composition)
-    return _bayes(composition.groups, shares, doubt, aggregates, effects)
+    mapped = effects if geography is None else geography
+    # With noise in what regions publish, everybody's mean is better known from elsewhere.
+    known = regions.population.values if regions.population is not None and aggregates.noise is not None else None
+    return _bayes(composition.groups, shares, doubt, aggregates, effects, regions.places if mapped else None, known)
 
 
 def population(shares: Floats, aggregates: Aggregates) -> tuple[Floats, Floats]:
@@ -143,30 +156,46 @@ def calibrate_composition(composition: Composition) -> tuple[Floats, Doubt | Non
     return calibrated, Doubt(axes @ turn, variance * (1 - reliability))
 
 
-def _bayes(groups: Groups, shares: Floats, doubt: Doubt | None, aggregates: Aggregates, effects: bool) -> Recovery:
-    w, mu0 = population(shares, aggregates)
+def _bayes(
+    groups: Groups,
+    shares: Floats,
+    doubt: Doubt | None,
+    aggregates: Aggregates,
+    effects: bool,
+    places: Floats | None,
+    known: Floats | None,
+) -> Recovery:
+    w, mean = population(shares, aggregates)
+    mu0 = np.maximum(mean, 0) if known is None else known  # noise may take a rare place below nothing
     scale = _person_sd(aggregates, mu0)
     names, factors = _factors(groups)
     centring = np.eye(len(groups)) - np.outer(np.ones(len(groups)), w)
-    problem = Problem(shares, aggregates.n, doubt, factors, centring)
+    covariates = independent(surface(places, len(shares)))
+    problem = Problem(shares, aggregates.n, doubt, factors, centring, covariates)
     y = (aggregates.values - mu0) / scale  # (regions, features)
-    published = np.zeros(len(mu0)) if aggregates.noise is None else aggregates.noise / scale**2
-    ratios, effect, overall = _fit_variances(_most_telling(problem, y, mu0), float(published.mean()), effects)
+    published = np.zeros(y.shape) if aggregates.noise is None else aggregates.noise / scale**2  # (regions, features)
+    ratios, effect, overall = _fit_variances(_most_telling(problem, y, mu0), published.mean(1), effects)
     root = problem.prior(ratios)
-    stratum = _strata(mu0 / scale)
+    strata = _strata(aggregates.features, mu0 / scale)
+    slopes = {}  # stratum -> its scale
+    for name, members in strata.items():
+        parts, noise = _parts(problem, y, members), published[:, members].mean(1)
+        slopes[name] = _fit_scale(parts, root, effect, noise, overall)
+    holds = _transfer(problem, y, places, strata, slopes, (root, effect, published.mean(1))) if effects else {}
     # What no region tells about stays as the prior has it.
     means = np.tile(mu0 / scale, (len(groups), 1)).T  # (features, groups)
     covariance = np.repeat((overall * root @ root.T)[None], len(mu0), axis=0)
-    prior = np.full(len(mu0), overall)
-    for number in range(int(stratum.max()) + 1):
-        members = np.flatnonzero(stratum == number)
-        parts, noise = _parts(problem, y, members), float(published[members].mean())
-        slope = _fit_scale(parts, root, effect, noise, overall)
-        believed = min(1, GROUPS_EXPLAIN / slope) if effects else 1.0
-        prior[members] = believed * slope
-        for part in parts:
-            fit = Fit.of(part.problem, root, slope, effect, noise)
-            means[part.bins], covariance[part.bins] = _posterior(part, fit, means[part.bins], noise, believed)
+    prior, believed = np.full(len(mu0), overall), np.ones(len(mu0))
+    for name, members in strata.items():
+        slope, noise = slopes[name], published[:, members].mean(1)
+        if effects:
+            believed[members] = min(1.0, GROUPS_EXPLAIN / slope) * holds.get(name[0], 1.0)
+        prior[members] = believed[members] * slope
+        for part in _parts(problem, y, members):
+            fit = Fit.of(part.problem, root, slope, effect, noise[part.regions])
+            means[part.bins], covariance[part.bins] = _posterior(
+                part, fit, means[part.bins], noise[part.regions], float(believed[members[0]])
+            )
     return Recovery(
         groups=groups,
         features=aggregates.features,
@@ -177,10 +206,33 @@ def _bayes(groups: Groups, shares: Floats, doubt: Doubt | None, aggregates: Aggr
         shares=w,
         variances={f"share_{name}": float(share) for name, share in zip((*names, "group"), ratios, strict=True)}
         | {"region_effect": effect, "group_scale": overall},
+        believed=believed,
+        transfer=holds,
     )
 
 
-def _posterior(part: _Part, fit: Fit, baseline: Floats, published: float, believed: float) -> tuple[Floats, Floats]:
+def _transfer(
+    problem: Problem,
+    y: Floats,
+    places: Floats | None,
+    strata: Mapping[tuple[str, int], npt.NDArray[np.int64]],
+    slopes: Mapping[tuple[str, int], float],
+    variances: tuple[Floats, float, Floats],
+) -> dict[str, float]:
+    """Of each feature map, how much of what is learnt in some parts of the map holds in the others: 0 is nothing, 1 is all."""
+    if places is None or len(places) < FEWEST_BLOCKED:
+        return {}
+    blocks, (root, effect, noise) = Blocks(problem, places), variances
+    sums: dict[str, Floats] = {}
+    for name, members in strata.items():
+        known = members[~np.isnan(y[:, members]).any(0)]
+        found = blocks.compared(y[:, known], root, slopes[name], effect, noise)
+        sums[name[0]] = sums.get(name[0], np.zeros(3)) + found
+    heard = {name: each for name, each in sums.items() if each[1] > UNHEARD * each[2]}
+    return {name: float(np.clip(each[0] / each[1], 0, 1)) for name, each in heard.items()}
+
+
+def _posterior(part: _Part, fit: Fit, baseline: Floats, published: Floats, believed: float) -> tuple[Floats, Floats]:
     """Means (bins, groups) and covariances (bins, groups, groups) in units of the bins.
 
     `believed` is the share of the slopes' variance that is due to people, the rest being due to where they live. Noise grows
@@ -212,7 +264,7 @@ def _factors(groups: Groups) -> tuple[list[str], tuple[Floats, ...]]:
     return list(useful), (*useful.values(), np.eye(len(groups)))
 
 
-def _fit_variances(parts: Sequence[_Part], published: float, effects: bool) -> tuple[Floats, float, float]:
+def _fit_variances(parts: Sequence[_Part], published: Floats, effects: bool) -> tuple[Floats, float, float]:
     """Shares of the attributes in the variance between groups, the region effect relative to it, and its scale."""
     problem = parts[0].problem
     attributes = len(problem.factors) - 1
@@ -238,7 +290,7 @@ def _fit_variances(parts: Sequence[_Part], published: float, effects: bool) -> t
     return unpack(found.x)
 
 
-def _fit_scale(parts: Sequence[_Part], root: Floats, effect: float, published: float, overall: float) -> float:
+def _fit_scale(parts: Sequence[_Part], root: Floats, effect: float, published: Floats, overall: float) -> float:
     """Frequent bins differ more between groups, in units of noise, than rare ones: each stratum has its own scale."""
 
     def objective(x: float) -> float:
@@ -251,15 +303,19 @@ def _fit_scale(parts: Sequence[_Part], root: Floats, effect: float, published: f
     return float(np.exp(found.x))
 
 
-def _deviance(parts: Sequence[_Part], root: Floats, scale: float, effect: float, published: float) -> float:
-    fits = ((part, Fit.of(part.problem, root, scale, effect, published)) for part in parts)
+def _deviance(parts: Sequence[_Part], root: Floats, scale: float, effect: float, published: Floats) -> float:
+    fits = ((part, Fit.of(part.problem, root, scale, effect, published[part.regions])) for part in parts)
     return float(sum(fit.deviance(part.problem, part.y).sum() for part, fit in fits))
 
 
-def _strata(frequency: Floats) -> npt.NDArray[np.int64]:
-    """Bins by powers of four of their frequency: what everybody does daily differs otherwise than what few do ever."""
+def _strata(features: Sequence[str], frequency: Floats) -> dict[tuple[str, int], npt.NDArray[np.int64]]:
+    """Bins of a map by powers of four of their frequency: what everybody does daily differs otherwise than what few do ever."""
     bands = np.floor(np.log(np.maximum(frequency, 1e-12)) / np.log(BAND)).astype(np.int64)
-    return np.asarray(np.unique(bands, return_inverse=True)[1].ravel(), dtype=np.int64)
+    names = [(name.partition(":")[0], band) for name, band in zip(features, bands.tolist(), strict=True)]
+    found: dict[tuple[str, int], list[int]] = {}
+    for place, name in enumerate(names):
+        found.setdefault(name, []).append(place)
+    return {name: np.array(found[name], dtype=np.int64) for name in sorted(found)}
 
 
 def _person_sd(aggregates: Aggregates, mu0: Floats) -> Floats:
@@ -273,6 +329,7 @@ class _Part:
     """Bins that are known in the same regions."""
 
     bins: npt.NDArray[np.int64]
+    regions: npt.NDArray[np.int64]
     problem: Problem
     y: Floats  # (known regions, bins)
 
@@ -281,13 +338,13 @@ def _parts(problem: Problem, y: Floats, members: npt.NDArray[np.int64]) -> list[
     """Bins by the regions that tell about them: a suppressed cell is a region less for that bin."""
     known = ~np.isnan(y[:, members])
     if known.all():
-        return [_Part(members, problem, y[:, members])]
+        return [_Part(members, np.arange(len(y)), problem, y[:, members])]
     patterns, which = np.unique(known, axis=1, return_inverse=True)
     found = []
     for number, rows in enumerate(map(np.flatnonzero, patterns.T)):
         bins = members[which.ravel() == number]
         if len(rows):
-            found.append(_Part(bins, problem.of_regions(rows), y[np.ix_(rows, bins)]))
+            found.append(_Part(bins, rows, problem.of_regions(rows), y[np.ix_(rows, bins)]))
     return found
 
 

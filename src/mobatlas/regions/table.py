@@ -34,7 +34,7 @@ class Aggregates:
     n: Floats  # (regions,) people behind the values
     spread: Floats | None = None  # (features,) variance between people of one region; None where unknown
     pooled: bool = False  # shares only: no device counts were published
-    noise: Floats | None = None  # (features,) variance of published noise, on top of sampling
+    noise: Floats | None = None  # (regions, features) variance of published noise, on top of sampling
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class Regions:
     randomised: bool  # people were assigned to regions at random given their group: no region effect of its own
     details: dict[str, Any] = field(default_factory=dict)  # how they were made, for manifests and reports
     population: Population | None = None  # None: not known, or the regions are all of it
+    places: Floats | None = None  # (regions, 2) latitude and longitude of where their people live; None: not known
 
     def __post_init__(self) -> None:
         if self.composition.regions != self.aggregates.regions:

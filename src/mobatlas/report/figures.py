@@ -45,6 +45,28 @@ def bars_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float]]
     plt.close(figure)
 
 
+def disclosure_figure(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Error of recovered means against epsilon: a panel for each feature, a line for each partition and number of people."""
+    plt = _pyplot()
+    features = list(dict.fromkeys(row["feature"] for row in rows))
+    figure, axes = plt.subplots(1, len(features), figsize=(4.5 * len(features), 4), layout="constrained", squeeze=False)
+    for axis, feature in zip(axes[0], features, strict=True):
+        mine = [row for row in rows if row["feature"] == feature]
+        lines = dict.fromkeys((row["partition"], row["panel"]) for row in mine)
+        for number, (partition, panel) in enumerate(lines):
+            of = {row["rule"]: row["error"] for row in mine if (row["partition"], row["panel"]) == (partition, panel)}
+            points = [(float(rule.split()[-1]), error) for rule, error in of.items() if rule.startswith("epsilon")]
+            colour, mark = PALETTE[number % len(PALETTE)], "os^D"[number % 4]
+            axis.plot(*zip(*points, strict=True), color=colour, marker=mark, label=f"{partition}, {panel:,} people")
+            axis.axhline(of["exact"], color=colour, linestyle=":", linewidth=1)
+        axis.axhline(1.0, color="black", linestyle="--", linewidth=1, label="everybody alike")
+        axis.set(xscale="log", xlabel="epsilon", title=feature, ylim=(0, None))
+    axes[0][0].set_ylabel("error of recovered group means (dotted: exact)")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def curves_figure(path: Path, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """How finetuning went: for each run the regional loss and the JSD of groups to their recovered means, step by step."""
     plt = _pyplot()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,28 +14,25 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from mobatlas.artifacts import read_manifest
+from mobatlas.artifacts import as_written, read_manifest, write_whole
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, group_members
-from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS, Yardstick, column_sums, jsd, located, travel_distance
+from mobatlas.evaluation.metrics import ALL_METRICS, METRICS, PAPER_METRICS, Yardstick, column_sums, jsd
 from mobatlas.evaluation.samples import Samples, read_samples
 from mobatlas.features import Trajectories
+from mobatlas.folders import only_writer
 from mobatlas.generators.folder import KIND as MODEL
 from mobatlas.generators.folder import SUPERVISION
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery import MOSTLY_PRIOR
-from mobatlas.regions.table import Floats
 from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, line_chart
 from mobatlas.report.published import AVERAGE, STATES, published, published_rows
 from mobatlas.report.story import summary
+from mobatlas.report.views import REAL, View, Views
 from mobatlas.supervision.kept import CURVE as VALIDATIONS
 
 RUN = "run.json"
-REAL = "real people"
-KINDS = {REAL: "real", "baseline": "baseline", "supervised": "ours", "strong": "strong"}
-EXAMPLES = 6  # trajectories drawn on a map
-LONGEST = 60  # visits that are shown, at most
 CURVE = 300  # points of a learning curve
 BY_GROUP = "js "  # begins the columns of a finetuning curve
 
@@ -47,11 +42,8 @@ def write_report(run: Path | str, out: Path | str, *, overwrite: bool = False) -
     folder, target = Path(run), Path(out)
     if target.exists() and not overwrite:
         raise MobatlasError(f"{target}: exists already; choose another name, or pass --overwrite")
-    page = render(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(target)
+    with only_writer(target), as_written(folder):
+        write_whole(target, render(folder).encode())
     return target
 
 
@@ -81,15 +73,6 @@ def _style() -> Markup:
 
 
 @dataclass(frozen=True)
-class View:
-    """A group as real people and as each model have it."""
-
-    name: str
-    maps: dict[str, Markup]  # who -> picture
-    distributions: Markup
-
-
-@dataclass(frozen=True)
 class Chapter:
     """One way to know regions."""
 
@@ -110,8 +93,8 @@ class Chapter:
         """The metric table: averages over groups, or of everybody."""
         found = self.evaluation["groups"] or self.evaluation["everybody"]
         rows = []
-        for metric in METRICS:
-            values = {label: scores["average"][metric.name] for label, scores in found["scores"].items()}
+        for metric in (each for each in ALL_METRICS if each.name in found["intervals"]["ours"]):
+            values = {label: scores["average"].get(metric.name) for label, scores in found["scores"].items()}
             interval = found["intervals"]["ours"][metric.name]
             closed = found["floor_closed"].get(metric.name, {})
             rows.append({"metric": metric, **values, "interval": interval, "closed": closed})
@@ -231,71 +214,17 @@ class _Story:
         return group_members(self.dataset, "test") if self.labelled else {}
 
     def _views(self, samples: Mapping[str, Samples], groups: Groups) -> list[View]:
-        views = [self._view(EVERYBODY, {REAL: self._real(None)} | {k: v.trajectories for k, v in samples.items()})]
+        draw = Views(self.dataset, self.yardstick).view
+        views = [draw(EVERYBODY, {REAL: self._real(None)} | {k: v.trajectories for k, v in samples.items()})]
         for number, name in enumerate(groups.names):
             shown = {label: each.of_group(number) for label, each in samples.items()}
             real = {REAL: self._real(name)} if name in self._members else {}
-            views.append(self._view(name, real | shown))
+            views.append(draw(name, real | shown))
         return views
 
     def _real(self, group: str | None) -> Trajectories:
         rows = self.dataset.split("test") if group is None else self._members[group]
         return Trajectories.of(self.dataset, rows)
-
-    def _view(self, name: str, shown: Mapping[str, Trajectories]) -> View:
-        shown = {label: each for label, each in shown.items() if len(each)}
-        density = {label: self._density(each) for label, each in shown.items()}
-        top = max((float(each.max()) for each in density.values()), default=1.0)
-        maps = {label: self._map(label, name, density[label], top, each) for label, each in shown.items()}
-        return View(name, maps, self._distributions(name, shown))
-
-    def _density(self, trajectories: Trajectories) -> Floats:
-        """Shares of visits by cell, (cells, cells), north at the top."""
-        cells = self.yardstick.cells
-        counts = np.asarray(self.yardstick.counts(trajectories)["spatial"].sum(0)).ravel()[: cells**2]
-        return np.asarray((counts / max(counts.sum(), 1)).reshape(cells, cells)[::-1])
-
-    def _map(self, who: str, group: str, density: Floats, top: float, trajectories: Trajectories) -> Markup:
-        picture = _png(np.sqrt(density / max(top, 1e-12)))
-        paths = "".join(f'<path d="{line}"></path>' for line in self._lines(trajectories))
-        said = f"Where {who} of {group} go: density of visits, and {EXAMPLES} days as lines"
-        return Markup(
-            f'<figure class="map {KINDS[who]}"><figcaption>{escape(who)}</figcaption>'
-            f'<svg viewBox="0 0 400 400" role="img" aria-label="{escape(said)}">'
-            f'<image href="data:image/png;base64,{picture}" width="400" height="400" preserveAspectRatio="none"></image>'
-            f"<g>{paths}</g></svg></figure>"
-        )
-
-    def _lines(self, trajectories: Trajectories) -> list[str]:
-        """Some trajectories as paths on a map of 400 x 400."""
-        owner, places = located(trajectories, self.dataset.vocabulary)
-        south, west, north, east = self.yardstick.box
-        x = 400 * (places[:, 1] - west) / max(east - west, 1e-12)
-        y = 400 * (north - places[:, 0]) / max(north - south, 1e-12)
-        lines = []
-        for number in np.linspace(0, len(trajectories) - 1, min(EXAMPLES, len(trajectories))).astype(int).tolist():
-            mine = owner == number
-            if mine.sum() > 1:
-                lines.append("M" + "L".join(f"{a:.0f} {b:.0f}" for a, b in zip(x[mine], y[mine], strict=True)))
-        return lines
-
-    def _distributions(self, name: str, shown: Mapping[str, Trajectories]) -> Markup:
-        km = {label: travel_distance(each, self.dataset.vocabulary) for label, each in shown.items()}
-        visits = {label: np.diff(each.offsets).astype(float) for label, each in shown.items()}
-        charts = [
-            _histogram(km, f"Kilometres of a trajectory, {name}", "km"),
-            _histogram(visits, f"Visits of a trajectory, {name}", "visits", whole=True),
-        ]
-        real = shown.get(REAL)
-        if real is not None and real.hours is not None:
-            counts = np.bincount(real.hours, minlength=24)[:24] / max(len(real.hours), 1)
-            series = [Series(REAL, KINDS[REAL], np.arange(25.0), np.append(counts, counts[-1]))]
-            charts.append(
-                line_chart(
-                    series, f"Hour of arrival, {name} (samples tell no hours)", "hour", "share of visits", steps=True
-                )
-            )
-        return Markup("").join(charts)
 
     def _likeness(self, samples: Samples, groups: Groups) -> list[tuple[str, Markup]]:
         """JSD of POIs between groups, of real people and of samples: groups should be as unlike each other as they are."""
@@ -403,28 +332,3 @@ def _validations(model: Path, label: str) -> list[Markup]:
         (groups, f"Finetuning {label}: JSD of each group to its recovered means"),
     ]
     return [line_chart(lines, title, "step", "bits") for lines, title in drawn if rows]
-
-
-def _histogram(values: Mapping[str, Floats], title: str, unit: str, *, whole: bool = False) -> Markup:
-    everything = np.concatenate(list(values.values())) if values else np.zeros(0)
-    if not len(everything):
-        return Markup("")
-    top = float(np.quantile(everything, 0.99)) or 1.0
-    edges = np.arange(0, min(top, LONGEST) + 2) if whole else np.linspace(0, top, 41)
-    series = []
-    for label, each in values.items():
-        counts = np.histogram(each, edges)[0] / max(len(each), 1)
-        series.append(Series(label, KINDS[label], edges, np.append(counts, counts[-1])))
-    return line_chart(series, title, unit, "share of trajectories", steps=True)
-
-
-def _png(values: Floats) -> str:
-    """A picture of values from 0 to 1, one pixel each, in colours that all people tell apart; base64."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import image
-
-    buffer = io.BytesIO()
-    image.imsave(buffer, values, cmap="cividis", vmin=0, vmax=1, format="png")
-    return base64.b64encode(buffer.getvalue()).decode()

@@ -44,7 +44,7 @@ def write_question(out: Path, result: Result) -> None:
 
 def write_page(folder: Path, out: Path) -> str:
     """Write the page of all questions whose results lie in `folder`, and its figures into a folder of its name beside it."""
-    found = {name: _read(folder / f"{name}.json") for name in QUESTIONS if (folder / f"{name}.json").exists()}
+    found = {name: read_result(folder / f"{name}.json") for name in QUESTIONS if (folder / f"{name}.json").exists()}
     if not found:
         raise MobatlasError(
             f"{folder}: has none of {', '.join(f'{name}.json' for name in QUESTIONS)}; run mobatlas benchmark rq1 first"
@@ -248,7 +248,8 @@ def _bars(result: Result) -> tuple[dict[str, dict[str, dict[str, tuple[float, fl
     return bars, lines
 
 
-def _read(path: Path) -> Result:
+def read_result(path: Path) -> Result:
+    """A file that a benchmark wrote."""
     try:
         found: Result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

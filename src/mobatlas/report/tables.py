@@ -14,7 +14,7 @@ from typing import Any
 from mobatlas.artifacts import write_json
 from mobatlas.evaluation.comparison import EVERYBODY
 from mobatlas.evaluation.evaluate import BASELINE, FLOOR, OURS, STRONG, Evaluation, Standing
-from mobatlas.evaluation.metrics import METRICS
+from mobatlas.evaluation.metrics import ALL_METRICS, TIME_METRICS, Metric
 from mobatlas.folders import new_folder, refuse_overlap
 
 KIND = "evaluation"
@@ -36,6 +36,7 @@ LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 }
 MARKDOWN = {character: f"\\{character}" for character in "\\`*_[]<>|~&$"}
 UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")  # and what would break a line
+FORMULAS = ("=", "+", "-", "@")  # what a cell of a spreadsheet begins with to be one
 Cell = str | int | float | None
 
 
@@ -67,7 +68,7 @@ class Table:
     def as_csv(self) -> str:
         """A header and a line a row; what is missing is empty."""
         out, known = io.StringIO(), ([_known(cell) for cell in row] for row in self.rows)
-        lines = ([_line(cell) if isinstance(cell, str) else cell for cell in row] for row in (self.columns, *known))
+        lines = ([_inert(cell) if isinstance(cell, str) else cell for cell in row] for row in (self.columns, *known))
         csv.writer(out, lineterminator="\n").writerows(lines)
         return out.getvalue()
 
@@ -143,26 +144,36 @@ def _average(standing: Standing, caption: str) -> Table:
     closed = {name: found for name, found in closed.items() if found[1]}
     columns = [name for label in labels for name in ((OURS, "low", "high") if label == OURS else (label,))]
     rows = []
-    for metric in METRICS:
+    for metric in _compared(standing):
         row: list[Cell] = [metric.title]
         for label in labels:
-            one = standing.intervals[label][metric.name]
-            row += [one.estimate, one.low, one.high] if label == OURS else [one.estimate]
-        rows.append((*row, *(shares[metric.name].share for _, shares in closed.values())))
+            one = standing.intervals[label].get(metric.name)
+            row += [None] if one is None else [one.estimate, one.low, one.high] if label == OURS else [one.estimate]
+        found = [shares.get(metric.name) for _, shares in closed.values()]
+        rows.append((*row, *(None if each is None else each.share for each in found)))
     words = ["Low and high: 95 % interval over people"]
     words += [f"{name}: of the way from the baseline to {target}" for name, (target, _) in closed.items()]
     if any(one.share is None for _, shares in closed.values() for one in shares.values()):
         words.append("none where that way is no longer than the spread of resampled people")
+    timed = [TIME_METRICS[0].name in standing.intervals[label] for label in labels]
+    if not all(timed):
+        lacking = "one of these files does" if any(timed[:-1]) else "these samples do"
+        words.append(f"hours and dwell are compared where samples tell when, and {lacking} not")
     formats = dict.fromkeys(closed, SHARE)
     return Table(("metric", *columns, *closed), tuple(rows), caption, formats, f"{'; '.join(words)}.")
+
+
+def _compared(standing: Standing) -> list[Metric]:
+    """Metrics on which ours was measured: of when only if its samples tell it."""
+    return [metric for metric in ALL_METRICS if metric.name in standing.intervals[OURS]]
 
 
 def _by_group(standing: Standing, caption: str) -> Table:
     """Blocks of a metric: a model a row, a group a column."""
     names, labels = list(standing.sizes), [label for label in ORDER if label in standing.scores]
     rows: list[tuple[Cell, ...]] = [("Trajectories", "each", *standing.sizes.values(), None)]
-    for metric in METRICS:
-        for label in labels:
+    for metric in _compared(standing):
+        for label in (label for label in labels if metric.name in standing.scores[label].average):
             scores = standing.scores[label]
             values = [scores.groups[name][metric.name] for name in names]
             rows.append((metric.title, label, *values, scores.average[metric.name]))
@@ -204,6 +215,12 @@ def _escaped(cells: Iterable[str], signs: Mapping[str, str]) -> list[str]:
 
 def _escape(text: str, signs: Mapping[str, str]) -> str:
     return "".join(signs.get(character, character) for character in _line(text))
+
+
+def _inert(text: str) -> str:
+    """One line that no spreadsheet takes for a formula."""
+    line = _line(text)
+    return f"'{line}" if line.startswith(FORMULAS) else line
 
 
 def _line(text: str) -> str:

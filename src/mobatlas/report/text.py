@@ -163,7 +163,8 @@ def training_table(report: Mapping[str, Any], out: Path) -> RenderableType:
     lines = [f"{out}: trained, {report['peak_gb']:.2f} GB at most"]
     for stage, values in report.items():
         if isinstance(values, Mapping):
-            lines.append(f"{stage}: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+            said = (f"{name} {value:{',' if isinstance(value, int) else '.4g'}}" for name, value in values.items())
+            lines.append(f"{stage}: " + ", ".join(said))
     if report.get("truncated"):
         lines.append(f"{report['truncated']:,} trajectories were longer than the model's length and were truncated")
     return Text("\n".join(lines))

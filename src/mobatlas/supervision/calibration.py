@@ -22,7 +22,7 @@ import numpy as np
 from scipy import sparse
 
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import Generator
+from mobatlas.generators.base import Generator, tells_times
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
@@ -265,7 +265,7 @@ def _comparable(model: Generator, moments: Moments, anchors: Floats, pool: int, 
         )
     if not len(anchors):
         raise MobatlasError("calibration: there are no anchors to draw samples for")
-    if not any(each.name == TIMES for each in moments.phi.maps):
+    if tells_times(model) or not any(each.name == TIMES for each in moments.phi.maps):
         return moments
     log.warning("%s: samples do not tell when, so the feature '%s' is not calibrated", moments.source, TIMES)
     return moments.without(TIMES)

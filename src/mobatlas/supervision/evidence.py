@@ -24,11 +24,12 @@ from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.folder import KIND, load_assignment, load_regions, load_validation
 from mobatlas.regions.identifiability import diagnose
 from mobatlas.regions.recovery import MOSTLY_PRIOR, Recovery, calibrate_composition, recover
-from mobatlas.regions.table import Aggregates, Floats, Regions
+from mobatlas.regions.table import Aggregates, Floats, Population, Regions
+from mobatlas.regions.transfer import confounding
 
 log = logging.getLogger("mobatlas")
 SAME_LEVEL = 1.5  # factor between visits of the aggregates and of the dataset that is no surprise
-TIMES = "hour"  # the one map that counts when, which no generator tells yet
+TIMES = "hour"  # the one map that counts when, which few generators tell
 VISITS = "visits"
 STEEPEST = 3.0  # of the tilt of the number of visits, in standard deviations
 Ints = npt.NDArray[np.int64]
@@ -218,6 +219,7 @@ def gather_evidence(dataset: TrajectoryDataset, regions_folder: Path | str, *, v
     trajectories = Trajectories.of(dataset, indices)
     row = np.searchsorted(people, dataset.person[indices])  # (trajectories,) places in people
     training_mean = np.asarray(person_means(phi.counts(trajectories), row, len(people)).mean(0)).ravel()
+    regions = _with_known_mean(regions, training_mean, len(people))
     recovery = recover(regions)
     if regions.aggregates.pooled:
         recovery = _as_counts(recovery, training_mean)
@@ -326,6 +328,14 @@ def _as_counts(recovery: Recovery, training_mean: Floats) -> Recovery:
     )
 
 
+def _with_known_mean(regions: Regions, mean: Floats, n: int) -> Regions:
+    """Where noise was added to aggregates, what everybody does on average is better known from the trajectories."""
+    v = regions.aggregates
+    if v.noise is None or v.pooled or regions.population is not None:
+        return regions
+    return replace(regions, population=Population(v.n / v.n.sum() @ regions.composition.shares, mean, float(n)))
+
+
 def _warnings(regions: Regions, recovery: Recovery, training_mean: Floats) -> list[str]:
     composition, aggregates = regions.composition, regions.aggregates
     diagnosis = diagnose(composition, aggregates=aggregates, randomised=regions.randomised)
@@ -335,6 +345,7 @@ def _warnings(regions: Regions, recovery: Recovery, training_mean: Floats) -> li
     vague = [f"{name} ({share:.0%})" for name, share in told if share < MOSTLY_PRIOR]
     if vague:
         said.append(f"mostly prior, and so near the population, is what the regions tell of {'; '.join(vague)}")
+    said += confounding(recovery)
     visits, ours = float(recovery.baseline.sum()), float(training_mean.sum())
     if not 1 / SAME_LEVEL < visits / max(ours, 1e-300) < SAME_LEVEL:
         said.append(
@@ -372,5 +383,5 @@ def _chosen(aggregates: Aggregates, keep: npt.NDArray[np.integer[Any]]) -> Aggre
         features=tuple(aggregates.features[k] for k in keep.tolist()),
         values=aggregates.values[:, keep],
         spread=None if aggregates.spread is None else aggregates.spread[keep],
-        noise=None if aggregates.noise is None else aggregates.noise[keep],
+        noise=None if aggregates.noise is None else aggregates.noise[:, keep],
     )

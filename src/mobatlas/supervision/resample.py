@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from mobatlas.artifacts import write_json
+from mobatlas.draws import uniforms
 from mobatlas.errors import MobatlasError
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
@@ -24,7 +25,7 @@ from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.calibration import CANDIDATES, POOL, RIDGE, Calibration, fit_calibration
-from mobatlas.supervision.evidence import Evidence, Ints, Phi
+from mobatlas.supervision.evidence import Evidence, Ints, Moments, Phi
 from mobatlas.supervision.given import given_weights
 
 FILES = ("calibration.json", "calibration.safetensors")
@@ -174,7 +175,7 @@ class CalibratedSampler:
 
 def resample(
     model: Generator,
-    evidence: Evidence,
+    evidence: Evidence | Moments,
     anchors: Floats | None = None,
     seed: int = 0,
     *,
@@ -209,12 +210,6 @@ def load_calibration(folder: Path) -> Calibration | None:
         raise MobatlasError(
             f"{folder / FILES[0]}: is not a calibration as mobatlas writes it, or its tensors are of another; fit it again"
         ) from None
-
-
-def uniforms(seed: int, start: int, stop: int) -> Floats:
-    """Four numbers in [0, 1) for each of `start` to `stop`, (n, 4): Philox makes four at a time and can begin anywhere."""
-    bits = np.random.Philox(np.random.SeedSequence([seed, 0, 1])).advance(start)
-    return np.random.Generator(bits).random((stop - start, 4))
 
 
 def _stream(seed: int, stream: int, group: int) -> int:

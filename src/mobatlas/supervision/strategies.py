@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,13 +16,13 @@ from pydantic import Field, model_validator
 from mobatlas.config import Section, build, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.base import Generator
+from mobatlas.generators.base import Family, Generator, tells_times
 from mobatlas.generators.training import Trainer
 from mobatlas.progress import track
 from mobatlas.regions.table import Floats
 from mobatlas.supervision import calibration, finetune, teach
 from mobatlas.supervision.calibration import Calibration, fit_calibration
-from mobatlas.supervision.evidence import TIMES, Evidence
+from mobatlas.supervision.evidence import TIMES, Evidence, Moments
 from mobatlas.supervision.finetune import FinetuneConfig
 from mobatlas.supervision.resample import PlainSampler, resample
 from mobatlas.supervision.strong import teach_labels
@@ -92,23 +92,29 @@ class Supervised:
     facts: dict[str, Any] = field(default_factory=dict)  # for the manifest
 
 
+Run = Callable[
+    [Generator, TrajectoryDataset, Any, Trainer, Options], Supervised
+]  # the third: Evidence, if it is asked for
+
+
 @dataclass(frozen=True)
 class Strategy:
     """A way to supervise: what it does, and which options concern it."""
 
-    run: Callable[
-        [Generator, TrajectoryDataset, Any, Trainer, Options], Supervised
-    ]  # the third: Evidence, if it is asked for
+    run: Run
     options: frozenset[str]
     needs_regions: bool = True
+    untaught: Run | None = None  # what it does with a generator that cannot be taught; None: nothing
 
 
-def choose_strategy(model: Generator) -> tuple[str, str]:
+def choose_strategy(model: Generator, family: Family) -> tuple[str, str]:
     """What `auto` stands for, and why."""
     if model.groups is not None:
         raise MobatlasError(
             "--strategy auto: this model knows groups already; give one of phase 1, or --strategy finetune to go on from it"
         )
+    if not family.teachable:
+        return "resample", f"the generator {family.name} cannot be taught, so groups are chosen among its samples"
     return "tilt", "unlike finetune it need not simulate while it trains, and it refuses fewer candidates than resample"
 
 
@@ -118,6 +124,25 @@ def strategy_named(name: str) -> Strategy:
         known = (AUTO, *STRATEGIES)
         raise MobatlasError(f"--strategy {name} does not exist{suggestion(name, known)} (known: {', '.join(known)})")
     return STRATEGIES[name]
+
+
+def way_of(name: str, family: Family, values: Mapping[str, Any], *, from_scratch: bool = False) -> Run:
+    """How a strategy goes with a family; `values` are options of the generator, which one that cannot be taught refuses."""
+    strategy = strategy_named(name)
+    if family.teachable:
+        return strategy.run
+    known = " or ".join(each for each, found in STRATEGIES.items() if found.untaught is not None)
+    if strategy.untaught is None:
+        raise MobatlasError(
+            f"--strategy {name} teaches the generator, and {family.name} cannot be taught; take --strategy {known}, which "
+            "choose among its samples"
+        )
+    unused = ["--from-scratch"] if from_scratch else [f"--set {key}" for key in values]
+    if unused:
+        raise MobatlasError(
+            f"{unused[0]}: the generator {family.name} is not trained here, so this does nothing; leave it out"
+        )
+    return strategy.untaught
 
 
 def sections_of(name: str) -> set[str]:
@@ -160,17 +185,42 @@ def _tilt(
     model: Generator, dataset: TrajectoryDataset, evidence: Evidence, trainer: Trainer, options: Options
 ) -> Supervised:
     """Weigh training people, teach, and calibrate what was taught."""
+    tilts = _weighed(dataset, evidence, options)
+    taught, metrics = teach.teach(model, dataset, tilts, trainer, from_scratch=options.from_scratch)
+    fitted = _calibrated(fit_calibration, taught, evidence, trainer, options)
+    return _tilted(taught, tilts, evidence, metrics, fitted)
+
+
+def _tilt_untaught(
+    model: Generator, dataset: TrajectoryDataset, evidence: Evidence, trainer: Trainer, options: Options
+) -> Supervised:
+    """Weigh training people, and choose samples that do on average what these do: moments that nobody reaches are not asked."""
+    model.to(trainer.device.type)
+    tilts = _weighed(dataset, evidence, options)
+    reached = replace(evidence.moments, means=evidence.moments.means - tilts.unmet)
+    return _tilted(model, tilts, evidence, {}, _calibrated(resample, model, reached, trainer, options))
+
+
+def _weighed(dataset: TrajectoryDataset, evidence: Evidence, options: Options) -> teach.GroupTilts:
     config = options.config.tilt
     tilts = teach.fit_group_tilts(
         evidence, dataset, unit=config.unit, ridge=config.ridge, membership=options.membership
     )
     smallest, units = tilts.effective_sample_sizes.min(), len(tilts.tilts[0].weights)
     log.info("tilts fitted: of %d units at least %.0f count for a group", units, smallest)
-    taught, metrics = teach.teach(model, dataset, tilts, trainer, from_scratch=options.from_scratch)
+    return tilts
+
+
+def _tilted(
+    model: Generator,
+    tilts: teach.GroupTilts,
+    evidence: Evidence,
+    metrics: Mapping[str, float],
+    fitted: Calibration | None,
+) -> Supervised:
     found = tilts.report(evidence)
-    fitted = _calibrated(fit_calibration, taught, evidence, trainer, options)
     return Supervised(
-        taught,
+        model,
         {"tilt": {**metrics, **found}, **_of(fitted)},
         calibration=fitted,
         tilt=np.stack([tilt.coefficients for tilt in tilts.tilts]),
@@ -225,10 +275,11 @@ def _strong(
 
 
 def _calibrated(
-    fit: Callable[..., Calibration], model: Generator, evidence: Evidence, trainer: Trainer, options: Options
+    fit: Callable[..., Calibration], model: Generator, evidence: Evidence | Moments, trainer: Trainer, options: Options
 ) -> Calibration | None:
     """Fitted in one process, since one keeps it; None where samples show nothing of what the regions tell."""
-    if fit is fit_calibration and all(each.name == TIMES for each in evidence.phi.maps):
+    blind = not tells_times(model) and all(each.name == TIMES for each in evidence.phi.maps)
+    if fit is fit_calibration and blind:
         log.warning("%s: samples do not tell when, so there is no calibration", evidence.source)
         return None
     if trainer.share.rank:
@@ -243,9 +294,11 @@ def _of(fitted: Calibration | None) -> dict[str, Any]:
 
 STRATEGIES: Mapping[str, Strategy] = {
     "tilt": Strategy(
-        _tilt, frozenset({"--membership", "--from-scratch", "--set tilt", "--set calibration", "--set visits"})
+        _tilt,
+        frozenset({"--membership", "--from-scratch", "--set tilt", "--set calibration", "--set visits"}),
+        untaught=_tilt_untaught,
     ),
-    "resample": Strategy(_resample, frozenset({"--set calibration", "--set visits"})),
+    "resample": Strategy(_resample, frozenset({"--set calibration", "--set visits"}), untaught=_resample),
     "finetune": Strategy(
         _finetune, frozenset({"--preset", "--divergence", "--set finetune", "--set calibration", "--set visits"})
     ),

@@ -9,7 +9,7 @@ import duckdb
 from pydantic import Field
 
 from mobatlas.config import Section
-from mobatlas.data.engine import Engine, literal
+from mobatlas.data.engine import LONGEST_HEADER, Engine, literal
 from mobatlas.data.readers.base import Reader, Source
 from mobatlas.data.readers.conversion import convert
 from mobatlas.data.readers.plain import require_path
@@ -93,7 +93,7 @@ def _names(files: list[Path]) -> str:
 
 def _count_columns(file: Path) -> int:
     with file.open(encoding=ENCODING) as lines:
-        return len(lines.readline().rstrip("\n").split("\t"))
+        return len(lines.readline(LONGEST_HEADER).rstrip("\n").split("\t"))
 
 
 def _layout(file: Path) -> dict[str, str] | None:

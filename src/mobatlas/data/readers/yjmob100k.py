@@ -5,7 +5,6 @@ Coordinates and dates are nominal: a grid of 500 m cells around a point of your 
 
 from __future__ import annotations
 
-import gzip
 import math
 import re
 from datetime import date
@@ -15,7 +14,7 @@ import duckdb
 from pydantic import field_validator
 
 from mobatlas.config import Section
-from mobatlas.data.engine import Engine, literal
+from mobatlas.data.engine import Engine, first_line, literal
 from mobatlas.data.readers.base import Reader, Source
 from mobatlas.data.readers.conversion import convert
 from mobatlas.data.readers.plain import require_path
@@ -87,12 +86,7 @@ def _tables(folder: Path) -> list[Path]:
 
 
 def _header(file: Path) -> list[str]:
-    opener = gzip.open if file.suffix == ".gz" else open
-    try:
-        with opener(file, "rt", encoding="utf-8-sig") as lines:
-            return [name.strip().strip('"') for name in str(lines.readline()).split(",")]
-    except (OSError, UnicodeDecodeError) as error:
-        raise MobatlasError(f"{file}: cannot be read as CSV ({error}); download it again") from None
+    return [name.strip().strip('"') for name in first_line(file).split(",")]
 
 
 def _scan(file: Path, types: dict[str, str]) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import BOS, EOS, MASK, PAD
 from mobatlas.generators.autoregressive.conditioning import Conditioning
 from mobatlas.generators.autoregressive.config import TransformerConfig
@@ -51,6 +52,10 @@ class CausalTransformer(nn.Module):
     def decoder(self) -> CausalTransformer:
         return self
 
+    def measure(self, dataset: TrajectoryDataset) -> None:
+        """What is known of training people without training: where they live."""
+        self.conditioning.centre_on(dataset.anchors[dataset.split_people("train")])
+
     def forward(
         self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor, step: int | None = None
     ) -> Tensor:
@@ -67,11 +72,19 @@ class CausalTransformer(nn.Module):
 
     def logits(self, before: Tensor, condition: Tensor) -> Tensor:
         """Of the token at each place, (batch, any, vocabulary), given the tokens before each (batch, any)."""
-        hidden = self.words(before) + self.places[: before.shape[1]] + condition[:, None]  # (batch, any, width)
-        hidden = self.dropout(hidden)
+        return self.scores(self.hidden(self.words(before), condition))
+
+    def hidden(self, before: Tensor, condition: Tensor) -> Tensor:
+        """What is known at each place (batch, any, width), given what is before each, embedded (batch, any, width)."""
+        hidden = self.dropout(before + self.places[: before.shape[1]] + condition[:, None])
         for block in self.blocks:
             hidden = block(hidden)
-        logits = self.output(self.norm(hidden)).float() + self.barred  # (batch, any, vocabulary)
+        known: Tensor = self.norm(hidden)
+        return known
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Logits of tokens (batch, any, vocabulary) from what is known at all places."""
+        logits = self.output(hidden).float() + self.barred  # (batch, any, vocabulary)
         return torch.cat((logits[:, :1] + self.barred_first, logits[:, 1:]), 1)
 
     def nats(self, tokens: Tensor, condition: Tensor) -> Tensor:
@@ -82,10 +95,19 @@ class CausalTransformer(nn.Module):
 
     def step(self, last: Tensor, condition: Tensor, place: int, cache: Tensor) -> Tensor:
         """Logits (batch, vocabulary) of the token at a place, given the last one (batch,); of those before the cache knows."""
-        hidden = (self.words(last) + self.places[place] + condition)[:, None]  # (batch, 1, width)
+        return self.scores_at(place, self.hidden_at(place, self.words(last), condition, cache))
+
+    def hidden_at(self, place: int, last: Tensor, condition: Tensor, cache: Tensor) -> Tensor:
+        """As `hidden`, of one place (batch, width)."""
+        hidden = (last + self.places[place] + condition)[:, None]  # (batch, 1, width)
         for block, kept in zip(self.blocks, cache, strict=True):
             hidden = block(hidden, kept, place)
-        logits = self.output(self.norm(hidden[:, 0])).float()  # (batch, vocabulary)
+        known: Tensor = self.norm(hidden[:, 0])
+        return known
+
+    def scores_at(self, place: int, hidden: Tensor) -> Tensor:
+        """As `scores`, of one place (batch, vocabulary)."""
+        logits: Tensor = self.output(hidden).float()
         return logits + (self.barred if place else self.barred_first)
 
     def new_cache(self, batch: int) -> Tensor:
@@ -134,11 +156,16 @@ class Block(nn.Module):
 
 
 def in_parts(read: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, condition: Tensor) -> Tensor:
-    """What is read of tokens (batch, any), row by row; those of like length are read together, for less padding."""
-    lengths = (tokens != PAD).sum(1)
+    """What is read of tokens (batch, any, ...), row by row; those of like length are read together, for less padding."""
+    lengths = valid(tokens).sum(1)
     order = lengths.argsort(stable=True)
     parts = [read(tokens[rows, : int(lengths[rows[-1]])], condition[rows]) for rows in order.chunk(PARTS)]
     return torch.cat(parts)[order.argsort()]
+
+
+def valid(tokens: Tensor) -> Tensor:
+    """Where tokens (batch, any) are, or what begins with tokens (batch, any, more): not PAD, (batch, any)."""
+    return (tokens if tokens.ndim == 2 else tokens[..., 0]) != PAD
 
 
 def before(tokens: Tensor) -> Tensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -18,8 +18,8 @@ from mobatlas.errors import MobatlasError
 from mobatlas.features import SoftTrajectories, Trajectories
 from mobatlas.generators.autoregressive.conditioning import begin_as, told
 from mobatlas.generators.autoregressive.config import WriterConfig
-from mobatlas.generators.autoregressive.network import CausalTransformer, before, with_end
-from mobatlas.generators.autoregressive.writing import LATENT, TILE, TOKENS, spread, stream, tiles, write
+from mobatlas.generators.autoregressive.script import Script, Tokens
+from mobatlas.generators.autoregressive.writing import LATENT, TILE, spread, stream, tiles
 from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
 from mobatlas.generators.devices import autocast
 from mobatlas.generators.training import Share, Stage, Trainer
@@ -33,7 +33,9 @@ class Network(Protocol):
     """What the module of such a family answers; levels are those of attributes, None if it knows no groups."""
 
     @property
-    def decoder(self) -> CausalTransformer: ...
+    def decoder(self) -> Any:
+        """What the script of the family writes with; its `measure(dataset)` is called before it is trained."""
+        ...
 
     @property
     def latent(self) -> int:
@@ -56,15 +58,23 @@ class Network(Protocol):
 
 
 Make = Callable[[Any, int, Groups | None], nn.Module]  # (config, size of the vocabulary, groups) -> a `Network`
+TOKENS = Tokens()
 
 
 class Writer:
     """Trajectories token after token; `Generator` says what each method promises."""
 
     def __init__(
-        self, make: Make, config: WriterConfig, vocabulary: Vocabulary, groups: Groups | None = None, seed: int = 0
+        self,
+        make: Make,
+        config: WriterConfig,
+        vocabulary: Vocabulary,
+        groups: Groups | None = None,
+        seed: int = 0,
+        script: Script = TOKENS,
     ) -> None:
         self.config, self.vocabulary, self.groups, self._make = config, vocabulary, groups, make
+        self.script = script
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.network: Any = make(config, len(vocabulary), groups).eval()
@@ -78,12 +88,16 @@ class Writer:
         return TILE
 
     @property
+    def tells_times(self) -> bool:
+        return self.script.tells_times
+
+    @property
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
 
     def fit(self, dataset: TrajectoryDataset, trainer: Trainer) -> dict[str, Any]:
         """Maximise the likelihood of training trajectories."""
-        self.network.decoder.conditioning.centre_on(dataset.anchors[dataset.split_people("train")])
+        self.network.decoder.measure(dataset)
         draw = unlabelled(dataset, trainer.seed)
         found = trainer.run(self._stage(dataset, draw, "transformer", trainer, fresh=True))
         longer = int((dataset.lengths[dataset.split("train")] > self.max_length).sum())
@@ -93,7 +107,7 @@ class Writer:
         """A copy that can be told groups; without one it samples what this one does, unless it begins `fresh`."""
         if self.groups is not None:
             raise MobatlasError("this model is conditioned on groups already; give the model of phase 1")
-        other = Writer(self._make, self.config, self.vocabulary, groups, seed)
+        other = Writer(self._make, self.config, self.vocabulary, groups, seed, self.script)
         begin_as(other.network, self.network, fresh=fresh, alike=alike)
         other.network.to(self.device)
         return other
@@ -134,10 +148,10 @@ class Writer:
             examples, rows = draw(size, step), share.rows(size)
             groups = np.where(torch.rand(size).numpy() < hidden, UNKNOWN, examples.groups)
             noise = torch.randn(size, self.network.latent)[rows].to(self.device)
-            batch = dataset.gather(examples.indices, length)
-            tokens = with_end(torch.from_numpy(batch.tokens[rows]).long(), length).to(self.device)
-            person = told(self.groups, groups[rows], batch.anchors[rows], self.device)
-            found: Tensor = network(tokens, *person, noise, step if fresh else None)
+            visits = self.script.gathered(dataset, examples.indices[rows], length).to(self.device)
+            anchors = dataset.anchors[dataset.person[examples.indices[rows]]]
+            person = told(self.groups, groups[rows], anchors, self.device)
+            found: Tensor = network(visits, *person, noise, step if fresh else None)
             return found.sum() * (share.world / (size * places))
 
         return loss
@@ -145,10 +159,11 @@ class Writer:
     def held_out(self, dataset: TrajectoryDataset, split: str = "val") -> dict[str, float]:
         """Nats a token of held-out trajectories, groups unknown: minus the log-likelihood, and the terms it is made of."""
         members = dataset.split(split) if len(dataset.split(split)) else dataset.split("train")
-        batch = dataset.gather(members[:VALIDATED], self.max_length)
-        tokens = self._ended(batch.tokens)
-        terms = self._terms(tokens, _unknown(len(tokens)), batch.anchors, seed=0)
-        found = {name: float(values.sum() / (tokens != PAD).sum()) for name, values in terms.items()}
+        members = members[:VALIDATED]
+        visits = self.script.gathered(dataset, members, self.max_length).to(self.device)
+        terms = self._terms(visits, _unknown(len(members)), dataset.anchors[dataset.person[members]], seed=0)
+        places = (self.script.tokens(visits) != PAD).sum()
+        found = {name: float(values.sum() / places) for name, values in terms.items()}
         return {"nats": sum(found.values())} | (found if len(found) > 1 else {})
 
     def log_likelihood(self, trajectories: Trajectories, groups: Ints | None = None, seed: int = 0) -> Floats:
@@ -156,28 +171,20 @@ class Writer:
 
         Exact where tokens are all that is drawn, so of the autoregressive family; else a lower bound, on average over seeds.
         """
-        lengths = np.diff(trajectories.offsets)
-        valid = np.arange(lengths.max(initial=0)) < lengths[:, None]
-        tokens = np.full(valid.shape, PAD, dtype=np.int32)
-        tokens[valid] = trajectories.tokens
-        groups = _unknown(len(tokens)) if groups is None else groups
-        terms = self._terms(self._ended(tokens), groups, trajectories.anchors, seed)
-        return -sum(terms.values(), np.zeros(len(tokens)))
+        visits = self.script.read(trajectories, self.max_length).to(self.device)
+        groups = _unknown(len(visits)) if groups is None else groups
+        terms = self._terms(visits, groups, trajectories.anchors, seed)
+        return -sum(terms.values(), np.zeros(len(visits)))
 
     @torch.no_grad()
-    def _terms(self, tokens: Tensor, groups: Ints, anchors: Floats, seed: int) -> dict[str, Floats]:
-        """Those of the network, for tokens (n, any) with their ends: (n,) each."""
+    def _terms(self, visits: Tensor, groups: Ints, anchors: Floats, seed: int) -> dict[str, Floats]:
+        """Those of the network, for visits (n, any, ...) with their ends: (n,) each."""
         found: dict[str, list[Floats]] = {}
-        for number, rows, places in tiles(0, len(tokens)):
+        for number, rows, places in tiles(0, len(visits)):
             person = told(self.groups, groups[rows], anchors[rows], self.device)
-            for name, nats in self.network.terms(tokens[rows], *person, self._noise(number, seed)[places]).items():
+            for name, nats in self.network.terms(visits[rows], *person, self._noise(number, seed)[places]).items():
                 found.setdefault(name, []).append(nats.double().cpu().numpy())
         return {name: np.concatenate(parts) for name, parts in found.items()}
-
-    def _ended(self, tokens: npt.NDArray[np.int32]) -> Tensor:
-        """Tokens (n, any) with their ends, as networks read them; no longer than the longest."""
-        longest = int((tokens != PAD).sum(1).max(initial=0))
-        return with_end(torch.from_numpy(tokens[:, :longest]).long(), self.max_length).to(self.device)
 
     def _noise(self, number: int, seed: int) -> Tensor:
         """What the trajectories of a tile begin from."""
@@ -196,25 +203,25 @@ class Writer:
         """Trajectories number `first` to `first + n`, tile by tile."""
         groups = _unknown(n) if groups is None else groups
         anchors = np.full((n, 4), np.nan) if anchors is None else anchors
-        tokens = self._written(groups, anchors, seed, first, lengths)
-        valid = tokens != PAD
-        offsets = np.concatenate(([0], np.cumsum(valid.sum(1))))
-        return Trajectories(tokens[valid], offsets, anchors)
+        return self.script.trajectories(self._written(groups, anchors, seed, first, lengths), anchors)
 
     @torch.no_grad()
-    def _written(
-        self, groups: Ints, anchors: Floats, seed: int, first: int = 0, lengths: Ints | None = None
-    ) -> npt.NDArray[np.int32]:
-        """Tokens (n, length), PAD after the end."""
-        made = np.full((len(groups), self.max_length), PAD, dtype=np.int32)
+    def _written(self, groups: Ints, anchors: Floats, seed: int, first: int = 0, lengths: Ints | None = None) -> Tensor:
+        """Visits (n, ...) as the script has them, PAD after the end."""
+        made = torch.full((len(groups), *self.script.shape(self.max_length)), PAD)
         for number, rows, places in tiles(first, len(groups)):
             ends = None if lengths is None else torch.from_numpy(spread(lengths[rows], places)).to(self.device)
             person = told(self.groups, spread(groups[rows], places), spread(anchors[rows], places), self.device)
-            chance = torch.rand(TILE, self.max_length, generator=stream(seed, number, TOKENS)).to(self.device)
             with autocast(self.device):
                 condition = self.network.condition(*person, self._noise(number, seed))
-                made[rows] = write(self.network.decoder, condition, chance, ends)[places].cpu().numpy()
+                chance = partial(self._chance, seed, number)
+                made[rows] = self.script.write(self.network.decoder, condition, chance, self.max_length, ends)[
+                    places
+                ].cpu()
         return made
+
+    def _chance(self, seed: int, number: int, purpose: int, *shape: int) -> Tensor:
+        return torch.rand(TILE, *shape, generator=stream(seed, number, purpose)).to(self.device)
 
     def soft_sample(
         self,
@@ -234,11 +241,10 @@ class Writer:
         function came to 0.84, and on a smaller city relaxed tokens (Gumbel-softmax) to 0.94, in four times the time.
         """
         with self._without_dropout():
-            tokens = self._ended(self._written(groups, anchors, seed))  # (batch, any)
+            written = self._written(groups, anchors, seed).to(self.device)
             noise = torch.cat([self._noise(number, seed)[places] for number, _, places in tiles(0, len(groups))])
             condition = self.network.condition(*told(self.groups, groups, anchors, self.device), noise)
-            logits = self.network.decoder.logits(before(tokens), condition)
-        return SoftTrajectories(logits.softmax(-1) * (tokens != PAD)[..., None], anchors, written=tokens)
+            return self.script.soft(self.network.decoder, written, condition, anchors)
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
@@ -262,15 +268,19 @@ def _unknown(n: int) -> Ints:
 
 
 def writer_family(
-    name: str, config: type[WriterConfig], presets: Mapping[str, Mapping[str, Any]], make: Make
+    name: str,
+    config: type[WriterConfig],
+    presets: Mapping[str, Mapping[str, Any]],
+    make: Make,
+    script: Callable[[Any], Script] = lambda config: TOKENS,
 ) -> Family:
-    """The family of a network."""
+    """The family of a network, and of a script if it writes more than tokens."""
 
     def create(config: WriterConfig, dataset: TrajectoryDataset, seed: int) -> Writer:
-        return Writer(make, config, dataset.vocabulary, seed=seed)
+        return Writer(make, config, dataset.vocabulary, seed=seed, script=script(config))
 
     def load(folder: Path, config: WriterConfig, vocabulary: Vocabulary, groups: Groups | None) -> Writer:
-        model = Writer(make, config, vocabulary, groups)
+        model = Writer(make, config, vocabulary, groups, script=script(config))
         load_weights(folder, {"network": model.network})
         return model
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from mobatlas.data.vocabulary import BOS, EOS, PAD
 from mobatlas.generators.autoregressive.network import CausalTransformer
 
 TILE = 256
-TOKENS, LATENT = 0, 1  # streams of random numbers
+TOKENS, LATENT, TIMES, START = range(4)  # streams of random numbers
+Chance = Callable[..., Tensor]  # (stream, *shape) -> numbers in [0, 1) of the samples of a tile, (TILE, *shape)
 
 
 def tiles(first: int, n: int) -> Iterator[tuple[int, slice, slice]]:

@@ -1,0 +1,283 @@
+"""Real people: baseline, strong and the default strategy on a labelled survey, under partitions and under real regions.
+
+Controlled partitions show what the method gives where its assumption holds. Real home regions take their composition from
+people whom the aggregates were not counted on, or from a census; shuffled ones are the negative control. Those who are marked
+as another kind of day do not train: they are the shift test.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mobatlas.artifacts import library_versions, write_json
+from mobatlas.benchmark.cells import (
+    MEASURE,
+    PARTITIONS,
+    PHASE1,
+    Bench,
+    Job,
+    Place,
+    Samples,
+    check_partition,
+    fill,
+    read_cell,
+    summarise,
+)
+from mobatlas.benchmark.reweight import DIARY, person_features
+from mobatlas.config import merge
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.prepare import prepare
+from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
+from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.evaluation.comparison import Scores, real_groups
+from mobatlas.evaluation.metrics import Yardstick
+from mobatlas.evaluation.models import score_samples
+from mobatlas.features import Trajectories
+from mobatlas.regions.composition import read_composition
+from mobatlas.regions.folder import load_regions
+from mobatlas.regions.recovery import Recovery, recover
+
+log = logging.getLogger("mobatlas")
+FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # that name no place
+LONG = 4  # visits: a day with fewer is home, one place, home
+FOUR_VISITS, SHIFT = "four visits", "shift"
+WEEKDAY = "weekday"
+LEVEL = 0.9  # of the error bars that are checked
+Real = Mapping[str, Trajectories]
+
+
+def real_jobs(
+    partitions: Sequence[str],
+    columns: Sequence[str],
+    census: str | None,
+    features: Sequence[tuple[str, ...]] = FEATURES,
+) -> list[Job]:
+    """(a) partitions, (b) real regions, (c) those of the census, (d) shuffled ones; `census` is the column that it is about.
+
+    Where a person lives counts, and regions are shuffled, with the last of the features.
+    """
+    last = features[-1]
+    jobs = [Job(name, "tilt") for name in partitions]
+    jobs += [Job(column, "tilt", features=some) for column in columns for some in features]
+    jobs += [Job(column, "tilt", features=last, membership=True) for column in columns]
+    if census is not None:
+        jobs += [Job(census, "tilt", features=some, census=True) for some in features]
+        jobs += [Job(census, "tilt", features=last, census=True, membership=True)]
+    return jobs + [Job(column, "tilt", features=last, shuffled=True) for column in columns]
+
+
+def run(
+    source: Path,
+    out: Path,
+    seeds: int = 3,
+    first_seed: int = 0,
+    *,
+    generator: str = "autoregressive",
+    partitions: Sequence[str] = (),
+    regions: Sequence[str] = (),
+    features: Sequence[tuple[str, ...]] = FEATURES,
+    census: Path | None = None,
+    shift: str | None = None,
+    prepared: Mapping[str, Any] | None = None,
+    values: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Fill a folder of the family within `out`, write real-FAMILY.json there.
+
+    `partitions` are all by default, `regions` all columns of people that look like regions; `shift` is a column that is false
+    for those who do not train, `weekday` where there is one; `prepared` and `values` change how data are prepared and models
+    trained.
+    """
+    for name in partitions:
+        check_partition(name)
+    train_on, others = _datasets(source, out, shift, merge(DIARY, prepared or {}))
+    dataset = TrajectoryDataset.open(train_on)
+    columns = _columns(dataset, regions)
+    about = None if census is None else _census_column(dataset, columns, census)
+    folder, numbers = out / generator, range(first_seed, first_seed + seeds)
+    told = f"mobatlas benchmark real --data {source.name} --generator {generator}"
+    told += "" if census is None else f" --census {source.name}/{census.name}"
+    bench = Bench(
+        f"{told} --seeds 1 --first-seed {{seed}} --out {out.name}",
+        values or {},
+        quiet=quiet,
+        generator=generator,
+        data=train_on,
+        census=census,
+        views=lambda samples: _views(dataset, others, samples, first_seed),
+    )
+    jobs = real_jobs(partitions or PARTITIONS, columns, about, features)
+    fill(folder, generator, jobs, numbers, bench)
+    result = {
+        "command": f"{told} --seeds {seeds} --first-seed {first_seed} --out {out.name}",
+        "question": "real",
+        "generator": generator,
+        "seed": first_seed,
+        "versions": library_versions(),
+        "measure": f"{MEASURE}; {FOUR_VISITS}: trajectories of at least {LONG} visits on either side; {SHIFT}: against people "
+        "of another kind of day",
+        **summarise(folder, numbers, jobs),
+        "error_bars": list(_error_bars(dataset, folder, numbers, jobs, bench)),
+        "between_groups": read_cell(folder, first_seed, PHASE1)["between_groups"],
+    }
+    write_json(out / f"real-{generator}.json", result)
+    return result
+
+
+def _datasets(source: Path, out: Path, shift: str | None, values: Mapping[str, Any]) -> tuple[Path, Path | None]:
+    """The dataset to train on, and that of those who do not train, None where nobody is marked; made if they are not there."""
+    column = _shift_column(source, shift)
+    parts = {"dataset": source} if column is None else _divided(source, out, column)
+    made = {}
+    for name, part in parts.items():
+        made[name] = out / name
+        # Whatever place those who do not train visit is known by its name, and it is the vocabulary of the others that counts.
+        own = values if name == "dataset" else merge(values, {"vocabulary_size": 1_000_000})
+        if not made[name].exists():
+            prepare(part, made[name], values=own)
+    return made["dataset"], made.get(SHIFT)
+
+
+def _shift_column(source: Path, asked: str | None) -> str | None:
+    """The column that marks who does not train."""
+    schema = pq.read_schema(_people(source))
+    if asked is None:
+        return WEEKDAY if WEEKDAY in schema.names and pa.types.is_boolean(schema.field(WEEKDAY).type) else None
+    if asked not in schema.names:
+        raise MobatlasError(f"--shift {asked}: {_people(source)} has no such column{suggestion(asked, schema.names)}")
+    if not pa.types.is_boolean(schema.field(asked).type):
+        raise MobatlasError(f"--shift {asked}: is no column of true and false in {_people(source)}; make it one")
+    return asked
+
+
+def _people(source: Path) -> Path:
+    path = source / "people.parquet"
+    if not path.exists():
+        raise MobatlasError(f"--data {source}: has no people.parquet with labels; give a labelled dataset")
+    return path
+
+
+def _divided(source: Path, out: Path, column: str) -> dict[str, Path]:
+    """The tables of those who are marked and of the others, written once."""
+    parts = {}
+    for name, condition in (("dataset", "{}"), (SHIFT, "NOT {}")):
+        folder = parts[name] = out / "sources" / name
+        if folder.exists():
+            continue
+        folder.mkdir(parents=True)
+        with duckdb.connect() as connection:
+            people, visits = (str(source / f"{table}.parquet") for table in ("people", "visits"))
+            chosen = connection.read_parquet(people).filter(condition.format(f'"{column}"'))
+            chosen.write_parquet(str(folder / "people.parquet"))
+            ids = connection.read_parquet(str(folder / "people.parquet")).project("user_id")
+            connection.read_parquet(visits).join(ids, "user_id", how="semi").write_parquet(
+                str(folder / "visits.parquet")
+            )
+    return parts
+
+
+def _columns(dataset: TrajectoryDataset, asked: Sequence[str]) -> list[str]:
+    known = dataset.region_columns
+    for name in asked:
+        if name not in known:
+            raise MobatlasError(
+                f"--regions {name}: is no region column{suggestion(name, known)} (known: {', '.join(known)})"
+            )
+    if not known:
+        raise MobatlasError(f"{dataset.path}: people have no region column, such as home_zone; add one")
+    return list(asked or known)
+
+
+def _census_column(dataset: TrajectoryDataset, columns: Sequence[str], census: Path) -> str:
+    """The column most of whose regions the census knows."""
+    known = set(read_composition(census, dataset.groups, straddle="uniform").regions)
+    shared = {name: len(known & set(dataset.people[name].unique().to_pylist())) for name in columns}
+    best = max(shared, key=lambda name: shared[name])
+    if not shared[best]:
+        raise MobatlasError(
+            f"--census {census}: has no region of {', '.join(columns)}; write the ids the same way in both"
+        )
+    return best
+
+
+def _views(
+    dataset: TrajectoryDataset, others: Path | None, samples: Samples, seed: int
+) -> dict[str, dict[str, Scores]]:
+    """The same samples, those of long days against long days, and all of them against people of another kind of day."""
+    yardstick, training = Yardstick.of(dataset), real_groups(dataset, "train")
+    long = {label: _long(made) for label, made in samples.items()}
+    real = _long(real_groups(dataset, "test"))
+    found = {FOUR_VISITS: score_samples(dataset, yardstick, long, real, seed, training=_long(training))}
+    if others is not None:
+        shifted = _in_words_of(dataset.vocabulary, TrajectoryDataset.open(others))
+        found[SHIFT] = score_samples(dataset, yardstick, samples, shifted, seed, training=training)
+    return found
+
+
+def _long(groups: Real) -> dict[str, Trajectories]:
+    return {name: each.take(np.flatnonzero(np.diff(each.offsets) >= LONG)) for name, each in groups.items()}
+
+
+def _in_words_of(vocabulary: Vocabulary, others: TrajectoryDataset) -> dict[str, Trajectories]:
+    """All people of another dataset by group, their places as tokens of this one: OTHER where it has none."""
+    token = {poi: FIRST_POI + number for number, poi in enumerate(vocabulary.poi_ids[FIRST_POI:])}
+    known = (token.get(poi, OTHER) for poi in others.vocabulary.poi_ids[FIRST_POI:])
+    own = np.array([*range(FIRST_POI), *known], dtype=np.int32)
+    splits = [real_groups(others, split) for split in ("train", "val", "test")]
+    return {name: _collapsed(Trajectories.joined([each[name] for each in splits]), own) for name in splits[0]}
+
+
+def _collapsed(trajectories: Trajectories, token: np.ndarray) -> Trajectories:
+    """With other tokens; those that repeat the one before are one visit, as `prepare` has it."""
+    tokens, owner = token[trajectories.tokens], trajectories.owner
+    keep = np.ones(len(tokens), dtype=bool)
+    keep[1:] = (tokens[1:] != tokens[:-1]) | (owner[1:] != owner[:-1])
+    lengths = np.bincount(owner[keep], minlength=len(trajectories))
+    return Trajectories(tokens[keep], np.concatenate(([0], np.cumsum(lengths))), trajectories.anchors)
+
+
+def _error_bars(
+    dataset: TrajectoryDataset, folder: Path, seeds: Sequence[int], jobs: Sequence[Job], bench: Bench
+) -> Iterator[dict[str, Any]]:
+    """Of each kind of regions: are recovered group means where their error bars say, and how much nearer than the population's?
+
+    The truth are labelled training people; what is said is about them, and reaches no model.
+    """
+    for job in {job.regions: job for job in jobs}.values():
+        found = []
+        for seed in seeds:
+            regions = load_regions(Place(folder / f"seed-{seed}", seed, bench).regions(job))
+            truth = _group_means(dataset, person_features(dataset, regions))
+            found.append(judged(recover(regions), truth))
+        mean = {key: round(float(np.mean([each[key] for each in found])), 4) for key in found[0]}
+        yield {
+            "partition": job.partition,
+            "features": list(job.features),
+            "census": job.census,
+            "shuffled": job.shuffled,
+            **mean,
+        }
+
+
+def judged(recovery: Recovery, truth: np.ndarray) -> dict[str, float]:
+    """How often the truth lies within the error bars, and the distance that is left to it, 1 being the population's."""
+    low, high = recovery.interval(LEVEL)
+    scale = np.sqrt(np.maximum(recovery.baseline, 1e-6))
+    left, whole = (float(np.linalg.norm((means - truth) / scale)) for means in (recovery.means, recovery.baseline))
+    return {"coverage": float(np.mean((truth >= low) & (truth <= high))), "error": left / max(whole, 1e-12)}
+
+
+def _group_means(dataset: TrajectoryDataset, phi: Any) -> np.ndarray:
+    """Of labelled training people, (groups, features)."""
+    people, group = np.intersect1d(dataset.split_people("train"), dataset.person), dataset.person_groups()
+    assert dataset.groups is not None  # or there would be no regions of them
+    members = [people[group[people] == number] for number in range(len(dataset.groups))]
+    return np.stack([np.asarray(phi[some].mean(0)).ravel() for some in members])

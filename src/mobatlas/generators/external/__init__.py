@@ -1,0 +1,1 @@
+"""The external family: bring your own generator."""

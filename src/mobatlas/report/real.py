@@ -1,0 +1,119 @@
+"""The benchmark on real people as tables and one page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mobatlas.errors import MobatlasError
+from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
+from mobatlas.evaluation.models import FLOOR
+from mobatlas.folders import new_file
+from mobatlas.report.questions import TITLES, read_result
+from mobatlas.report.tables import SHARE, Cell, Table, write_tables
+
+SHOWN = (*PAPER_METRICS, "category", "transitions", "length")
+VIEWS = {
+    "group": "Homes of training people of the group, against test people.",
+    "population": "Homes of everybody, chosen together with the trajectory where the model is calibrated.",
+    "four visits": "Trajectories of at least four visits alone, on either side.",
+    "shift": "Against people of another kind of day, on whom nothing was trained.",
+}
+Result = Mapping[str, Any]
+
+
+def real_tables(result: Result) -> dict[str, Table]:
+    """By name; the first is the one to read."""
+    views = [view for view in VIEWS if any(row["anchors"] == view for row in result["rows"])]
+    tables = {f"closed-{view.replace(' ', '-')}": _closed(result, view) for view in views}
+    tables |= {f"jsd-{view.replace(' ', '-')}": _divergences(result, view) for view in views}
+    return tables | {"error-bars": _error_bars(result)}
+
+
+def write_real(out: Path, result: Result) -> None:
+    """Tables in four formats, in a folder within `out`."""
+    folder = out / f"real-{result['generator']}-tables"
+    folder.mkdir(exist_ok=True)
+    write_tables(folder, real_tables(result))
+
+
+def write_real_page(folder: Path, out: Path) -> str:
+    """The page of every family whose real-FAMILY.json lies in `folder`."""
+    found = {path.stem: read_result(path) for path in sorted(folder.glob("real-*.json"))}
+    if not found:
+        raise MobatlasError(f"{folder}: has no real-FAMILY.json; run mobatlas benchmark real first")
+    parts = [
+        "# Real people: tables\n",
+        f"Written by `mobatlas benchmark results {folder.as_posix()} --real --out {out.as_posix()}`.\n",
+        "JSD in bits, lower is better. *Closed* is the share of the way from the baseline to the sampling floor, of means over "
+        "seeds, with the standard deviation between seeds; it is empty where the two differ by no more than that.\n",
+    ]
+    for result in found.values():
+        parts += _section(result)
+    with new_file(out, overwrite=True) as path:
+        path.write_text("\n".join(parts), encoding="utf-8")
+    return f"{out}: {', '.join(found)}"
+
+
+def _section(result: Result) -> Iterator[str]:
+    versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items() if key in ("mobatlas", "torch"))
+    yield f"## {result['generator']}\n"
+    yield f"`{result['command']}`, seeds {', '.join(map(str, result['seeds']))}; {versions}.\n"
+    for table in real_tables(result).values():
+        yield table.as_markdown()
+
+
+def regions_label(row: Mapping[str, Any]) -> str:
+    """Where what was learnt came from."""
+    parts = (
+        "shuffled" if row["shuffled"] else "",
+        str(row["partition"] or ""),
+        "census" if row["census"] else "",
+        "+".join(row["features"] or ()),
+        "membership" if row.get("membership") else "",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _rows(result: Result, view: str) -> list[Mapping[str, Any]]:
+    return [row for row in result["rows"] if row["anchors"] == view]
+
+
+def _closed(result: Result, view: str) -> Table:
+    """Of supervised models."""
+    rows: list[tuple[Cell, ...]] = [
+        (regions_label(row), row["model"], *(_with_spread(row["metrics"][name]) for name in SHOWN))
+        for row in _rows(result, view)
+        if row["model"] != "baseline"
+    ]
+    columns = ("regions", "model", *(TITLES[name] for name in SHOWN))
+    return Table(columns, tuple(rows), f"Closed of the way from the baseline to the floor. {VIEWS[view]}")
+
+
+def _with_spread(found: Mapping[str, Any]) -> str | None:
+    if found["floor_closed"] is None:
+        return None
+    gap = found["baseline"] - found["floor"]
+    return f"{found['floor_closed']:.0%} ± {found['spread'] / gap:.0%}" if gap > 0 else f"{found['floor_closed']:.0%}"
+
+
+def _divergences(result: Result, view: str) -> Table:
+    rows: list[tuple[Cell, ...]] = [
+        (regions_label(row), row["model"], *(row["metrics"][metric.name]["jsd"] for metric in METRICS))
+        for row in _rows(result, view)
+    ]
+    first = _rows(result, view)[0]["metrics"]
+    rows.insert(2, ("", FLOOR, *(first[metric.name]["floor"] for metric in METRICS)))
+    return Table(
+        ("regions", "model", *(metric.title for metric in METRICS)), tuple(rows), f"JSD in bits. {VIEWS[view]}"
+    )
+
+
+def _error_bars(result: Result) -> Table:
+    rows: Sequence[tuple[Cell, ...]] = [
+        (regions_label(row), row["coverage"], row["error"]) for row in result["error_bars"]
+    ]
+    caption = "Recovered group means against those of labelled training people."
+    note = "Covered: how often a 90 % error bar holds the truth. Error left: 1 is that of the population's mean for everybody."
+    return Table(("regions", "covered", "error left"), tuple(rows), caption, {"covered": SHARE}, note)

@@ -1,0 +1,132 @@
+"""Disclosure control of aggregates: what hides, what is added, and that recovery knows how much."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from scipy import sparse
+from typer.testing import CliRunner
+
+from mobatlas import MobatlasError
+from mobatlas.cli import app
+from mobatlas.regions.aggregates import aggregate, read_aggregates
+from mobatlas.regions.disclosure import Disclosure, clipped, protected
+from mobatlas.regions.folder import build_regions, load_regions, load_validation
+from mobatlas.regions.recovery import recover
+from tests.test_recovery import FOUR, dirichlet, regions_of
+from tests.tiny import small_city
+
+PHI = sparse.csr_array(np.array([[2.0, 0, 1], [4, 0, 0], [0, 1, 0], [6, 3, 0], [1, 0, 0]]))
+REGION = np.array([0, 0, 0, 1, -1])
+NAMES = ("A", "B")
+
+
+def test_a_cell_with_few_people_behind_it_hides_and_an_empty_one_does_not() -> None:
+    v = aggregate(PHI, REGION, NAMES)
+    found = protected(v, PHI, REGION, Disclosure(suppress=2)).values
+    assert found[0, 0] == pytest.approx(2.0), "two people of region A go there"
+    assert np.isnan(found[0, 1]) and np.isnan(found[0, 2]) and np.isnan(found[1, 0])
+    assert found[1, 2] == 0
+
+
+def test_totals_become_multiples_and_recovery_hears_of_it() -> None:
+    v = aggregate(PHI, REGION, NAMES)
+    found = protected(v, PHI, REGION, Disclosure(rounding=5))
+    assert (found.values * found.n[:, None]).tolist() == [[5, 0, 0], [5, 5, 0]]
+    assert found.noise == pytest.approx(np.repeat(25 / 12 / np.array([[9.0], [1.0]]), 3, axis=1))
+
+
+def test_nobody_moves_the_totals_by_more_than_the_bound() -> None:
+    rng = np.random.default_rng(0)
+    phi = sparse.csr_array(rng.poisson(2.0, (50, 8)).astype(float))
+    kept = clipped(phi, 5.0).toarray()
+    assert kept.sum(1).max() <= 5 + 1e-12
+    few = phi.toarray().sum(1) <= 5
+    assert np.array_equal(kept[few], phi.toarray()[few])
+    assert kept[~few] == pytest.approx(phi.toarray()[~few] * 5 / phi.toarray()[~few].sum(1, keepdims=True))
+
+
+def test_noise_is_as_large_as_epsilon_says_and_cannot_be_repeated() -> None:
+    pytest.importorskip("opendp")
+    phi = sparse.csr_array(np.ones((40, 100)))
+    region = np.arange(40) % 20
+    v = aggregate(phi, region, tuple(map(str, range(20))))
+    rules = Disclosure(epsilon=2.0, max_visits=100.0)
+    one, two = (protected(v, phi, region, rules) for _ in range(2))
+    added = (one.values - v.values) * v.n[:, None]  # (20, 100) Laplace of scale 50
+    assert np.abs(added).mean() == pytest.approx(50, rel=0.1)
+    assert one.noise == pytest.approx(np.full((20, 100), 2 * 50.0**2 / 4))
+    assert not np.array_equal(one.values, two.values)
+    assert one.spread is None, "what was counted exactly is not shown"
+
+
+def test_recovery_is_as_sure_as_the_noise_allows() -> None:
+    """Regions with noise of a size that differs between them: error bars hold the truth only if it is told."""
+    rng = np.random.default_rng(1)
+    shares, means = dirichlet(80, 4, seed=3), 5 + rng.normal(0, 0.3, (4, 40))
+    sd = np.where(np.arange(80) < 60, 1.5, 0.05)[:, None] * np.ones((80, 40))
+    values = shares @ means + rng.normal(0, 1, (80, 40)) / np.sqrt(500) + sd * rng.normal(size=(80, 40))
+    told = recover(regions_of(shares, values, 500.0, FOUR, spread=np.ones(40), noise=sd**2))
+    not_told = recover(regions_of(shares, values, 500.0, FOUR, spread=np.ones(40)))
+    held = [np.mean((means >= low) & (means <= high)) for low, high in (told.interval(), not_told.interval())]
+    assert held[0] > 0.8 > held[1]
+    error = [np.sqrt(((found.means - means) ** 2).mean()) for found in (told, not_told)]
+    assert error[0] < 0.6 * error[1], "quiet regions count for more"
+
+
+@pytest.mark.parametrize(
+    ("rules", "sentence"),
+    [
+        ({"epsilon": 1.0}, "--epsilon needs --max-visits"),
+        ({"max_visits": 5.0}, "--max-visits goes with --epsilon"),
+        ({"epsilon": 0.0, "max_visits": 5.0}, "--epsilon 0: give a positive number"),
+        ({"epsilon": 1.0, "max_visits": 5.0, "suppress": 3}, "--suppress looks at exact counts"),
+        ({"suppress": -1}, "--suppress and --round"),
+    ],
+)
+def test_rules_that_do_not_go_together_are_refused(rules: dict[str, float], sentence: str) -> None:
+    with pytest.raises(MobatlasError, match=sentence):
+        Disclosure(**rules)  # type: ignore[arg-type]
+
+
+def test_without_opendp_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    v = aggregate(PHI, REGION, NAMES)
+    with pytest.raises(MobatlasError, match=r"pip install 'mobatlas\[dp\]'"):
+        protected(v, PHI, REGION, Disclosure(epsilon=1.0, max_visits=5.0))
+
+
+def test_the_command_writes_nothing_exact_and_its_table_can_be_published(tmp_path: Path) -> None:
+    pytest.importorskip("opendp")
+    dataset = small_city(tmp_path, users=400)
+    options = ("--partition", "demogroups", "--feature", "category", "--epsilon", "1", "--max-visits", "60")
+    done = CliRunner().invoke(app, ["regions", str(dataset.path), *options, "--out", str(tmp_path / "regions")])
+    assert done.exit_code == 0, done.output
+    regions, exact = (
+        load_regions(tmp_path / "regions"),
+        build_regions(dataset.path, tmp_path / "exact", partition="demogroups", features=["category"]),
+    )
+    assert regions.details["disclosure"]["epsilon"] == 1 and exact.details["disclosure"] is None
+    assert regions.population is None and exact.population is not None
+    assert not np.isclose(regions.aggregates.values, exact.aggregates.values).any()
+    twins = [load_validation(tmp_path / name) for name in ("regions", "exact")]
+    if twins[0] is not None and twins[1] is not None:
+        assert not np.isclose(twins[0].values, twins[1].values).any()
+    table = tmp_path / "regions" / "aggregates.parquet"
+    assert "noise_sd" in pq.read_schema(table).names
+    published = read_aggregates(table)
+    assert published.noise == pytest.approx(regions.aggregates.noise)
+    assert np.isfinite(recover(replace(regions, aggregates=replace(published, spread=None))).means).all()
+    with pytest.raises(MobatlasError, match="as it was published"):
+        build_regions(
+            dataset.path,
+            tmp_path / "again",
+            composition=tmp_path / "p.csv",
+            aggregates=table,
+            disclosure=Disclosure(suppress=5),
+        )

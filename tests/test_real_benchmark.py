@@ -1,0 +1,112 @@
+"""The benchmark on real people, on a city in their place: who trains, what stands beside what, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mobatlas import MobatlasError
+from mobatlas.benchmark.real import FOUR_VISITS, SHIFT, _collapsed, judged, real_jobs, run
+from mobatlas.config import CityConfig, load_run
+from mobatlas.data.city import write_city_folder
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.features import Trajectories
+from mobatlas.groups import Groups
+from mobatlas.regions.recovery import Recovery
+from mobatlas.report.real import real_tables, write_real_page
+from tests.tiny import OPTIONS
+
+FAMILY = "autoregressive"
+VALUES: dict[str, Any] = OPTIONS[FAMILY] | {
+    "training": {"steps": 4, "batch": 32, "warmup": 1},
+    "teaching": {"steps": 2, "warmup": 1},
+    "calibration": {"pool": 64, "candidates": 4},
+}
+
+
+@pytest.fixture(scope="module")
+def survey(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A city whose people have a weekday or a weekend day, and whose districts have a census."""
+    folder = tmp_path_factory.mktemp("survey")
+    write_city_folder(folder / "city", CityConfig(users=600, pois=40, districts=4, days=15), seed=3)
+    path = folder / "city" / "people.parquet"
+    people = pq.read_table(path)
+    marked = people.append_column("weekday", pa.array(np.arange(people.num_rows) % 5 != 0))
+    pq.write_table(marked, path)
+    table = people.group_by(["home_district", "age", "gender"]).aggregate([("user_id", "count")])
+    names = {"home_district": "region", "user_id_count": "count"}
+    pq.write_table(table.rename_columns([names.get(n, n) for n in table.column_names]), folder / "census.parquet")
+    return folder
+
+
+def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tmp_path: Path) -> None:
+    manner: dict[str, Any] = {"generator": FAMILY, "partitions": ["demogroups"], "regions": ["home_district"]}
+    manner |= {"features": [("category",)], "census": survey / "census.parquet", "quiet": True}
+    manner |= {"prepared": load_run(preset="small").prepare.model_dump(), "values": VALUES}
+    found = run(survey / "city", tmp_path / "out", 1, **manner)
+    people = pq.read_table(survey / "city" / "people.parquet")
+    marked = dict(zip(people["user_id"].to_pylist(), people["weekday"].to_pylist(), strict=True))
+    for name, weekday in (("dataset", True), (SHIFT, False)):
+        dataset = TrajectoryDataset.open(tmp_path / "out" / name)
+        assert {marked[user] for user in dataset.people["user_id"].to_pylist()} == {weekday}
+    assert {row["anchors"] for row in found["rows"]} == {"group", "population", FOUR_VISITS, SHIFT}
+    supervised = [row for row in found["rows"] if row["anchors"] == "group" and row["model"] == "tilt, calibrated"]
+    assert len(supervised) == len(real_jobs(["demogroups"], ["home_district"], "home_district", [("category",)]))
+    assert sum(row["census"] for row in supervised) == 2 and sum(row["shuffled"] for row in supervised) == 1
+    metrics = {
+        view: row["metrics"]["poi"] for row in found["rows"] if (view := row["anchors"]) and row["model"] == "strong"
+    }
+    assert metrics[SHIFT]["floor"] != metrics["group"]["floor"] != metrics[FOUR_VISITS]["floor"]
+    assert all(0 <= row["coverage"] <= 1 and row["error"] >= 0 for row in found["error_bars"])
+    exact = next(row for row in found["error_bars"] if row["partition"] == "demogroups")
+    assert exact["error"] < 0.2, "regions of one group each tell nearly everything"
+    again = run(survey / "city", tmp_path / "out", 1, **manner)
+    assert again == found
+    tables = real_tables(found)
+    assert {"closed-group", "closed-shift", "jsd-four-visits", "error-bars"} <= set(tables)
+    said = write_real_page(tmp_path / "out", tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert f"real-{FAMILY}" in said and "home\\_district, census, category, membership" in page
+
+
+def test_what_cannot_be_used_is_refused_before_anything_is_trained(survey: Path, tmp_path: Path) -> None:
+    city = survey / "city"
+    for options, sentence in (
+        ({"shift": "week"}, "--shift week: .*no such column.*weekday"),
+        ({"shift": "gender"}, "--shift gender: is no column of true and false"),
+        ({"partitions": ["mesy"]}, "--partition mesy does not exist.*messy"),
+    ):
+        with pytest.raises(MobatlasError, match=sentence):
+            run(city, tmp_path / "out", **options)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(MobatlasError, match=r"people.parquet"):
+        run(survey, tmp_path / "out")
+
+
+def test_other_days_are_told_in_the_words_of_the_training_people(survey: Path, tmp_path: Path) -> None:
+    trajectories = Trajectories(np.array([4, 7, 8, 4, 9], dtype=np.int32), np.array([0, 4, 5]), np.zeros((2, 4)))
+    found = _collapsed(trajectories, np.array([0, 1, 2, 3, 4, 5, 6, 6, 6, 7], dtype=np.int32))
+    assert found.tokens.tolist() == [4, 6, 4, 7] and found.offsets.tolist() == [0, 3, 4]
+
+
+def test_error_bars_are_judged_by_whether_they_hold_the_truth() -> None:
+    groups = Groups.of({"age": ("a", "b")})
+    means, sd = np.array([[1.0, 2.0], [3.0, 4.0]]), 0.1
+    recovery = Recovery(
+        groups,
+        ("f:1", "f:2"),
+        means,
+        np.repeat((sd**2 * np.eye(2))[None], 2, 0),
+        np.ones((2, 2)),
+        means.mean(0),
+        np.ones(2) / 2,
+        {},
+    )
+    assert judged(recovery, means) == {"coverage": 1.0, "error": 0.0}
+    wrong = judged(recovery, means + np.array([[0.1, 0.3], [0.0, 0.0]]))
+    assert wrong["coverage"] == 0.75 and 0 < wrong["error"] < 1
