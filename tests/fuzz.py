@@ -75,9 +75,12 @@ WORDS = (
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
 )
+ALIASES = (
+    f"train: {{options: {{x: &x [1, 1]}}}}\nsupervise: {{options: {{y: [{', '.join(['*x'] * 50)}]}}}}\n"  # no harm
+)
 YAML = (
     BOMB,
-    f"train: {{options: {{x: &x [1, 1]}}}}\nsupervise: {{options: {{y: [{', '.join(['*x'] * 50)}]}}}}\n",
+    ALIASES,
     "train:\n  options:\n    k0: &k0 [1]\n"
     + "".join(f"    k{n}: &k{n} {{a: *k{n - 1}, b: *k{n - 1}}}\n" for n in range(1, 40)),
     "train: &t\n  options: *t\n",

@@ -134,6 +134,10 @@ def test_predictors_are_compared_on_one_city_and_a_run_goes_on_where_it_stopped(
     write_question(out, third)
     assert (out / "rq3-tables" / "average.tex").exists()
     assert "rq3" in write_page(out, tmp_path / "results.md")
+    assert "rq3" in write_page(out, tmp_path / "results.md"), "a page is written over itself"
+    (tmp_path / "notes.md").write_text("my own")
+    with pytest.raises(MobatlasError, match=r"notes\.md: was not written by"):
+        write_page(out, tmp_path / "notes.md")
     page = (tmp_path / "results.md").read_text(encoding="utf-8")
     assert f"real {real['average']['accuracy']:.3f}" in page and "HR@10" in page
     job = Job("demogroups", "resample", features=("category",))

@@ -224,7 +224,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-LONGEST_FILE = 1_000_000  # characters of a configuration
+LONGEST_FILE = 200_000  # characters of a configuration
 MOST_VALUES = 100_000  # in it, aliases written out
 
 Model = TypeVar("Model", bound=BaseModel)

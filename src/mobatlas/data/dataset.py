@@ -259,7 +259,7 @@ class TrajectoryDataset:
                 aligned.schema.get_field_index("user_id"), "user_id", pa.array(users, pa.string())
             )
             names = self.groups.attribute_names if self.groups is not None else ()
-            if any(told[name].type != pa.string() for name in names):
+            if not all(_is_text(told[name].type) for name in names):  # others write the same text as other types
                 raise ValueError
             return told
 
@@ -311,6 +311,10 @@ def _checked_splits(folder: Path, manifest: Manifest, people: pa.Table) -> npt.N
             f"{folder / 'splits.parquet'}: is not the split of these user ids; prepare the dataset again"
         )
     return stored
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _map_sequences(path: Path) -> list[pa.RecordBatch]:

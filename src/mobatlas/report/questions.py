@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from mobatlas.artifacts import write_whole
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
 from mobatlas.evaluation.models import FLOOR
-from mobatlas.folders import new_file
 from mobatlas.report.figures import bars_figure, curves_figure, heatmap_figure
 from mobatlas.report.published import AVERAGE, STATES, published, published_rows
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
@@ -25,6 +25,7 @@ QUESTIONS = {
 PREDICTION = {"accuracy": "Accuracy", "hr10": "HR@10", "ndcg10": "NDCG@10", "geo_error_km": "GeoError, km"}
 POI_ALONE = {"poi_accuracy": "Accuracy, POIs alone", "poi_hr10": "HR@10, POIs alone"}
 TITLES = {metric.name: metric.title for metric in METRICS}
+WRITTEN = "Written by `mobatlas benchmark results"
 OWN = "tilt, calibrated"  # the default strategy
 Result = Mapping[str, Any]
 
@@ -53,14 +54,13 @@ def write_page(folder: Path, out: Path) -> str:
     figures.mkdir(parents=True, exist_ok=True)
     parts = [
         "# Results\n",
-        f"Written by `mobatlas benchmark results {folder.as_posix()} --out {out.as_posix()}`; figures are of files there.\n",
+        f"{WRITTEN} {folder.as_posix()} --out {out.as_posix()}`; figures are of files there.\n",
         "JSD in bits, lower is better. The *floor* is what sampling alone leaves between real training and real test people: "
         "nothing can be expected to be below it. *Closed* is the share of the way from the baseline to the floor.\n",
     ]
     for name, result in found.items():
         parts += _section(name, result, figures, out.parent)
-    with new_file(out, overwrite=True) as path:
-        path.write_text("\n".join(parts), encoding="utf-8")
+    write_markdown(out, parts)
     return f"{out}: {', '.join(found)}"
 
 
@@ -246,6 +246,13 @@ def _bars(result: Result) -> tuple[dict[str, dict[str, dict[str, tuple[float, fl
             spread = float(np.std([values[name][0] for values in row["groups"].values()], ddof=1))
             bars[TITLES[name]].setdefault(where(row), {})[_label(row)] = (row["metrics"][name]["jsd"], spread)
     return bars, lines
+
+
+def write_markdown(out: Path, parts: Sequence[str]) -> None:
+    """Write a page over one that was written so, and over nothing else."""
+    if out.exists() and WRITTEN not in out.read_text(encoding="utf-8", errors="replace"):
+        raise MobatlasError(f"{out}: was not written by mobatlas benchmark results; choose another --out")
+    write_whole(out, "\n".join(parts).encode())
 
 
 def read_result(path: Path) -> Result:

@@ -9,8 +9,7 @@ from typing import Any
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
 from mobatlas.evaluation.models import FLOOR
-from mobatlas.folders import new_file
-from mobatlas.report.questions import TITLES, read_result
+from mobatlas.report.questions import TITLES, WRITTEN, read_result, write_markdown
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 SHOWN = (*PAPER_METRICS, "category", "transitions", "length")
@@ -45,14 +44,13 @@ def write_real_page(folder: Path, out: Path) -> str:
         raise MobatlasError(f"{folder}: has no real-FAMILY.json; run mobatlas benchmark real first")
     parts = [
         "# Real people: tables\n",
-        f"Written by `mobatlas benchmark results {folder.as_posix()} --real --out {out.as_posix()}`.\n",
+        f"{WRITTEN} {folder.as_posix()} --real --out {out.as_posix()}`.\n",
         "JSD in bits, lower is better. *Closed* is the share of the way from the baseline to the sampling floor, of means over "
         "seeds, with the standard deviation between seeds; it is empty where the two differ by no more than that.\n",
     ]
     for result in found.values():
         parts += _section(result)
-    with new_file(out, overwrite=True) as path:
-        path.write_text("\n".join(parts), encoding="utf-8")
+    write_markdown(out, parts)
     return f"{out}: {', '.join(found)}"
 
 
