@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -204,6 +205,20 @@ def test_ctrl_c_while_it_imports_is_one_sentence() -> None:
     stopped = finish_cold(process)
     assert "Traceback" not in stopped.err
     assert stopped.code == 0 or (stopped.code == 130 and "stopped" in stopped.said), stopped.err
+
+
+def test_ctrl_c_within_what_is_executed_ends_with_its_exit_code(tmp_path: Path) -> None:
+    """Python ends a module by the signal, whatever code it was told, once an interrupt crossed an exec()."""
+    (tmp_path / "interrupted.py").write_text(
+        "import mobatlas.cli as cli\n"
+        "stopped = cli._watch_signals()\n"
+        "try:\n"
+        "    exec('import os, signal; os.kill(os.getpid(), signal.SIGINT)')\n"
+        "except BaseException:\n"
+        "    cli._fail('stopped', 128 + stopped[0])\n"
+    )
+    command = [sys.executable, "-m", "interrupted"]
+    assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 130
 
 
 @also_slow(("train", "generate", "report"))

@@ -74,13 +74,17 @@ def _sentence(error: BaseException) -> str:
     return f"unexpected {type(error).__name__}: {first_line} (set MOBATLAS_DEBUG=1 for the traceback)"
 
 
+class _Stopped(KeyboardInterrupt):
+    """A kind of its own: Python ends by the signal instead of the exit code if a plain one ever crossed an exec()."""
+
+
 def _watch_signals() -> list[int]:
     """Ctrl-C and a polite kill stop the work where it is and let it tidy up; which of them came is in the list."""
     received: list[int] = []
 
     def stop(number: int, _: Any) -> None:
         received.append(number)
-        raise KeyboardInterrupt
+        raise _Stopped
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
