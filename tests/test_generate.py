@@ -24,8 +24,9 @@ from mobatlas.coarsening import coarsened
 from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.vocabulary import FIRST_POI
+from mobatlas.draws import uniforms
 from mobatlas.features import haversine_km
-from mobatlas.generation import _uniform, generate
+from mobatlas.generation import generate
 from mobatlas.generators.folder import load_model
 from mobatlas.regions.folder import load_assignment
 from mobatlas.synthetic import SCHEMA, read_synthetic
@@ -68,8 +69,8 @@ def test_another_seed_gives_other_people_and_trajectories(world: World, tmp_path
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 10**12), st.integers(0, 20), st.integers(0, 20))
 def test_random_numbers_can_begin_anywhere(seed: int, start: int, some: int, more: int) -> None:
-    whole = _uniform(seed, 1, start, start + some + more)
-    assert np.array_equal(_uniform(seed, 1, start + some, start + some + more), whole[some:])
+    whole = uniforms(seed, start, start + some + more, 1)
+    assert np.array_equal(uniforms(seed, start + some, start + some + more, 1), whole[some:])
 
 
 def test_anchors_are_those_of_training_people(world: World, tmp_path: Path) -> None:

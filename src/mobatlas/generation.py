@@ -22,6 +22,7 @@ from mobatlas.coarsening import coarsened
 from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.vocabulary import Vocabulary
+from mobatlas.draws import uniforms
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import Trajectories
 from mobatlas.folders import new_file, refuse_overlap
@@ -275,7 +276,7 @@ class _Chunks:
         return accepted.trajectories, np.full(size, group, dtype=np.int64)
 
     def _drawn(self, start: int, size: int) -> tuple[Trajectories, Ints]:
-        draws, generator = _uniform(self.seed, DRAWS, start, start + size), self.model.generator  # (size, 4)
+        draws, generator = uniforms(self.seed, start, start + size, DRAWS), self.model.generator  # (size, 4)
         groups, anchors = self.people.conditions(draws, start)
         if self.sampler is not None:
             self.drawn += size * self.sampler.calibration.candidates
@@ -302,12 +303,6 @@ def _batches(chunks: _Chunks, region: str | None, vocabulary: Vocabulary, tracke
         names = pa.array([chunks.people.names[code] if code != UNKNOWN else None for code in groups], pa.string())
         yield rows_of(made, start, names, region, vocabulary)
         tracker.step(start + len(made))
-
-
-def _uniform(seed: int, stream: int, start: int, stop: int) -> Floats:
-    """Four numbers in [0, 1) for each of `start` to `stop`, (n, 4): Philox makes four at a time and can begin anywhere."""
-    bits = np.random.Philox(np.random.SeedSequence([seed, stream, 1])).advance(start)
-    return np.random.Generator(bits).random((stop - start, 4))
 
 
 def _pick(weights: Floats | Ints, uniform: Floats) -> Ints:

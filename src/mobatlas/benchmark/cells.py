@@ -89,7 +89,7 @@ class Bench:
     generator: str = "latent-diffusion"
     data: Path | None = None  # a dataset of real people, the same for every seed; None: a city of each seed
     census: Path | None = None
-    views: Callable[[Samples], dict[str, dict[str, Scores]]] | None = None  # other looks at the samples of groups
+    views: Callable[[Samples, int], dict[str, dict[str, Scores]]] | None = None  # other looks at the samples of a seed
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Place:
         made = {anchors: sample_groups(dataset, models, self.seed, anchors=anchors) for anchors in ANCHORS}
         found = {anchors: score_samples(dataset, yardstick, some, real, self.seed) for anchors, some in made.items()}
         if self.bench.views is not None:
-            found |= self.bench.views(made["group"])
+            found |= self.bench.views(made["group"], self.seed)
         average, by_group, variety = (
             {view: {label: what(each) for label, each in scores.items()} for view, scores in found.items()}
             for what in (_average, _by_group, _diversity)

@@ -112,7 +112,7 @@ def run(
         generator=generator,
         data=train_on,
         census=census,
-        views=lambda samples: _views(dataset, others, samples, first_seed),
+        views=lambda samples, seed: _views(dataset, others, samples, seed),
     )
     jobs = real_jobs(partitions or PARTITIONS, columns, about, features)
     fill(folder, generator, jobs, numbers, bench)

@@ -19,7 +19,7 @@ from mobatlas.data.schema import require_columns
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import FeatureMap, Trajectories
 from mobatlas.regions.composition import region_codes
-from mobatlas.regions.disclosure import Disclosure, clipped, protected
+from mobatlas.regions.disclosure import AS_COUNTED, Disclosure, clipped, protected
 from mobatlas.regions.reading import keys, numbers, read_table, region_column
 from mobatlas.regions.table import Aggregates, Floats
 
@@ -64,7 +64,7 @@ def aggregates_from_dataset(
     region_of_person: Sequence[str | None] | npt.NDArray[Any],
     split: str = "train",
     regions: Sequence[str] | None = None,
-    disclosure: Disclosure = Disclosure(),  # noqa: B008
+    disclosure: Disclosure = AS_COUNTED,
 ) -> Aggregates:
     """V of the people of one split, as `disclosure` lets it be seen; `region_of_person` is row for row with people, None or -1
     for people to leave out.

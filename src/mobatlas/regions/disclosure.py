@@ -61,6 +61,9 @@ class Disclosure:
         }
 
 
+AS_COUNTED = Disclosure()
+
+
 def clipped(phi: sparse.csr_array, most: float) -> sparse.csr_array:
     """People with more visits than that have all their counts scaled down to it."""
     visits = np.asarray(phi.sum(1)).ravel()

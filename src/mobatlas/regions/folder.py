@@ -22,7 +22,7 @@ from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import aggregates_from_dataset, load_aggregates, read_aggregates, write_aggregates
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
 from mobatlas.regions.dealing import first_half, matched, only, renumbered, shuffled, sizes, stream
-from mobatlas.regions.disclosure import Disclosure
+from mobatlas.regions.disclosure import AS_COUNTED, Disclosure
 from mobatlas.regions.geography import load_places, region_places, write_places
 from mobatlas.regions.partitions import assign, nominal_partition
 from mobatlas.regions.population import load_population, population_from_labels, write_population
@@ -60,7 +60,7 @@ def build_regions(
     shuffle_regions: bool = False,
     same_people: bool = False,
     straddle: str = "refuse",
-    disclosure: Disclosure = Disclosure(),  # noqa: B008
+    disclosure: Disclosure = AS_COUNTED,
     seed: int = 0,
     overwrite: bool = False,
 ) -> Regions:

@@ -333,7 +333,11 @@ def _with_known_mean(regions: Regions, mean: Floats, n: int) -> Regions:
     v = regions.aggregates
     if v.noise is None or v.pooled or regions.population is not None:
         return regions
-    return replace(regions, population=Population(v.n / v.n.sum() @ regions.composition.shares, mean, float(n)))
+    weight = v.n / v.n.sum()
+    level = float((weight @ np.nan_to_num(v.values)).sum()) / max(float(mean.sum()), 1e-300)
+    if not 1 / SAME_LEVEL < level < SAME_LEVEL:  # windows are not alike, which is said
+        return regions
+    return replace(regions, population=Population(weight @ regions.composition.shares, mean, float(n)))
 
 
 def _warnings(regions: Regions, recovery: Recovery, training_mean: Floats) -> list[str]:
