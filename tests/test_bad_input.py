@@ -241,6 +241,28 @@ def test_a_file_that_is_not_parquet(tmp_path: Path, content: bytes, sentence: st
         prepare(tmp_path / "visits.parquet", tmp_path / "dataset", values=VALUES)
 
 
+def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    raw = write_visits(tmp_path / "raw", [Visit("a", "p", "2024-03-04 08:00")])
+    table = pq.read_table(raw / "visits.parquet")
+    pq.write_table(table.append_column("lat", table["lat"]), raw / "visits.parquet")
+    with pytest.raises(MobatlasError, match=r"visits\.parquet: two columns are called 'lat'; rename one"):
+        prepare(raw, tmp_path / "dataset", values=VALUES)
+
+
+def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path: Path) -> None:
+    raw = write_visits(tmp_path / "raw", [Visit("a", f"p{n}", f"2024-03-04 08:{n:02}") for n in range(60)])
+    path = raw / "visits.parquet"
+    pq.write_table(pq.read_table(path), path, compression="snappy", use_dictionary=False)
+    column = pq.ParquetFile(path).metadata.row_group(0).column(1)
+    content = bytearray(path.read_bytes())
+    end = column.data_page_offset + column.total_compressed_size
+    content[end - 40 : end] = b"\xff" * 40
+    path.write_bytes(content)
+    with pytest.raises(MobatlasError, match=rf"^{path}: is damaged, or not Parquet \(.*\)$"):
+        prepare(raw, tmp_path / "dataset", values=VALUES)
+    assert not (tmp_path / "dataset").exists()
+
+
 def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
     raw = write_visits(tmp_path / "raw", [Visit(user, "p", "2024-03-04 08:00") for user in ("a", "b")])
     pq.write_table(pa.table(people), raw / "people.parquet")
@@ -252,6 +274,7 @@ def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
     [
         ({"id": ["a"]}, {}, "column 'user_id' is missing"),
         ({"user_id": ["A", "B"], "age": ["<30", "<30"]}, {}, "no user_id of .* is in it .there 'a', here 'A'"),
+        ({"user_id": pa.array([], pa.string())}, {}, r"people\.parquet: holds nobody"),
         ({"user_id": ["a"], "home_lat": ["n/a"]}, {}, "column 'home_lat' is no number in 1 rows"),
         ({"user_id": ["a", "a"]}, {}, "'user_id' is empty or repeated"),
         ({"user_id": ["a"], "home_lat": [95.0]}, {}, "column 'home_lat' is outside the globe"),

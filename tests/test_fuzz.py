@@ -59,6 +59,25 @@ def test_many_broken_files_are_read_or_refused(world: World, name: str, number: 
     check(world, name, number)
 
 
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("json: run, evaluation, audit, metrics", 6),  # an interval without its estimate
+        ("parquet: visits, people, pois", 7),  # a page that does not decompress
+        ("parquet: samples", 8),  # a column twice
+        ("csv: embee", 12),  # nobody
+        ("plt: geolife", 17),  # bytes that are no text
+        ("parquet: visits, people, pois", 22),  # times where numbers are due
+        ("json, safetensors: model folder", 26),  # weights that are no numbers
+        ("parquet: regions folder", 29),  # words where numbers are due
+        ("parquet: regions folder", 30),  # tables that do not fit each other
+        ("manifest: dataset", 31),  # a word where a number is due
+    ],
+)
+def test_what_was_once_not_refused(world: World, name: str, number: int) -> None:
+    check(world, name, number)
+
+
 HARM = {
     "pickle.find_class": f"import pickle; pickle.loads({pickle.dumps(Malice(Path(MARK)))!r})",
     "os.system": "os.system('true')",

@@ -74,7 +74,7 @@ def test_the_algebra_with_covariates_is_the_textbook_one() -> None:
     gain = prior @ shares.T @ q
     assert fit.means(problem, y) == pytest.approx(gain @ y, abs=1e-8)
     assert fit.covariance() == pytest.approx(prior - gain @ shares @ prior, abs=1e-8)
-    assert fit.sampling_variance(problem) == pytest.approx(np.diag(gain @ noise @ gain.T), abs=1e-8)
+    assert fit.sampling_variance() == pytest.approx(np.diag(gain @ noise @ gain.T), abs=1e-8)
     whole = -np.linalg.slogdet(sigma)[1] + np.linalg.slogdet(x.T @ sigma @ x)[1]
     assert fit.deviance(problem, y) == pytest.approx(whole + np.diag(y.T @ q @ y), abs=1e-6)
 

@@ -20,7 +20,6 @@ from mobatlas.data.dataset import DAY
 from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import jsd
-from mobatlas.evaluation.samples import read_samples
 from mobatlas.features import Trajectories, build_feature
 from mobatlas.generators.autoregressive.writer import Writer
 from mobatlas.generators.base import UNKNOWN
@@ -29,6 +28,7 @@ from mobatlas.generators.point_process.generator import PRESETS, PointProcessCon
 from mobatlas.generators.point_process.script import Timed
 from mobatlas.generators.vae import Variational
 from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.samples import read_samples
 from mobatlas.synthetic import read_synthetic
 from tests.networks import chance, stirred
 from tests.test_autoregressive_supervised import VALUES

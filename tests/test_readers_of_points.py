@@ -140,9 +140,10 @@ def test_gps_tracks_become_stays_at_shared_places_in_local_time(folder: Path, en
 def test_tracks_without_a_stay_and_files_that_are_no_tracks_are_told(folder: Path, engine: Engine) -> None:
     with pytest.raises(MobatlasError, match="no stay of 500 minutes within 200 m in the tracks of 2 people"):
         READERS["geolife"].open(write_geolife(folder), engine, {"stay_minutes": 500})
-    (folder / "Data" / "000" / "Trajectory" / "bad.plt").write_text(PLT_HEADER + "a,b,0,1,2,3,4\n")
-    with pytest.raises(MobatlasError, match=r"bad\.plt: not a GeoLife track"):
-        READERS["geolife"].open(folder, engine, {})
+    for line in (b"a,b,0,1,2,3,4\n", b"40,116,0,492,39744\x80-10-23,02:45:00\n"):
+        (folder / "Data" / "000" / "Trajectory" / "bad.plt").write_bytes(PLT_HEADER.encode() + line)
+        with pytest.raises(MobatlasError, match=r"bad\.plt: not a GeoLife track"):
+            READERS["geolife"].open(folder, engine, {})
 
 
 def test_real_geolife_tracks_become_believable_stays(data_folder: Path, engine: Engine) -> None:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from mobatlas import MobatlasError
-from mobatlas.benchmark import speed
+from mobatlas.benchmark import many_regions, speed
+from mobatlas.report.text import speed_table
 from tests.tiny import OPTIONS
 
 
@@ -29,6 +33,18 @@ def test_speed_is_a_ratio_measured_in_one_run(tmp_path: Path, monkeypatch: pytes
     assert prepared["ratio"] == prepared["seconds"] / prepared["reference_seconds"]
     assert 0.05 < prepared["peak_gb"] < 3
     assert sorted(path.name for path in (tmp_path / "speed").iterdir()) == ["manifest.json", "speed.json"]
+
+
+def test_a_profile_of_growth_is_kept_and_printed_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_regions, "POIS", 300)
+    monkeypatch.setattr(many_regions, "rows", partial(many_regions.rows, sizes=((60, 4),)))
+    result = speed.run(tmp_path / "speed", "regions", seed=1)
+    assert json.loads((tmp_path / "speed" / "speed.json").read_text()) == result
+    assert result["command"] == "mobatlas benchmark speed --profile regions --seed 1 --out speed"
+    assert all(row["size"].startswith("60 regions, 4 groups") and row["peak_gb"] > 0 for row in result["rows"])
+    page = io.StringIO()
+    Console(width=160, file=page).print(speed_table(result))
+    assert all(row["what"] in page.getvalue() for row in result["rows"])
 
 
 def test_a_profile_that_does_not_exist(tmp_path: Path) -> None:

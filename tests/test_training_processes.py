@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 
 from mobatlas import MobatlasError
 from mobatlas.generators.checkpoints import Checkpoints, Identity
+from mobatlas.generators.devices import fabric_on
 from mobatlas.generators.training import Stopped
 from tests.commands import wait_until
 from tests.trainers import FINAL, at_step, lines, make_stage, make_trainer, names, train, undisturbed_bytes
@@ -239,3 +240,26 @@ def test_two_processes_go_down_the_same_losses_as_one(tmp_path: Path, folder: Pa
         ours, theirs = load_file(tmp_path / "one" / "training" / name), load_file(folder / name)
         for key, tensor in ours.items():
             torch.testing.assert_close(theirs[key], tensor, atol=1e-5, rtol=1e-5)
+
+
+def test_processes_of_another_number_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun tells it
+    with pytest.raises(
+        MobatlasError, match="--devices 1: the launcher started 2 processes; start as many as --devices"
+    ):
+        make_trainer(None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    with pytest.raises(MobatlasError, match="on one machine"):
+        make_trainer(None, devices=2)
+
+
+def test_a_task_of_a_batch_system_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_fabric import Fabric
+
+    said = {"NTASKS": "1", "JOB_NAME": "train", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NODELIST": "localhost"}
+    for name, value in said.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(Fabric, "launch", lambda _: None)
+    assert fabric_on("cpu", 2, "auto").world_size == 2

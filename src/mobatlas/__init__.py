@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from mobatlas.evaluation.evaluate import Evaluation, evaluate
     from mobatlas.evaluation.metrics import Yardstick
     from mobatlas.evaluation.privacy import Audit, audit
-    from mobatlas.evaluation.samples import Samples, read_samples
     from mobatlas.features import Trajectories, build_feature, register_feature
     from mobatlas.generation import generate
     from mobatlas.generators.base import Generator, register_generator
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from mobatlas.report.page import write_report
     from mobatlas.report.privacy import audit_tables, write_audit
     from mobatlas.report.tables import Table, evaluation_tables, write_evaluation, write_tables
+    from mobatlas.samples import Samples, read_samples
     from mobatlas.supervision.kept import load_sampler
     from mobatlas.synthetic import read_synthetic
     from mobatlas.training import supervise, train
@@ -61,7 +61,7 @@ _LATER = {
     "Recovery": "mobatlas.regions.recovery",
     "Regions": "mobatlas.regions.table",
     "RunConfig": "mobatlas.config",
-    "Samples": "mobatlas.evaluation.samples",
+    "Samples": "mobatlas.samples",
     "Summary": "mobatlas.data.summary",
     "Table": "mobatlas.report.tables",
     "Trajectories": "mobatlas.features",
@@ -85,7 +85,7 @@ _LATER = {
     "load_sampler": "mobatlas.supervision.kept",
     "prepare": "mobatlas.data.prepare",
     "read_composition": "mobatlas.regions.composition",
-    "read_samples": "mobatlas.evaluation.samples",
+    "read_samples": "mobatlas.samples",
     "read_synthetic": "mobatlas.synthetic",
     "recover": "mobatlas.regions.recovery",
     "register_feature": "mobatlas.features",

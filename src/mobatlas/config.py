@@ -111,7 +111,7 @@ class PrepareConfig(Section):
     max_missing_coordinates: float = Field(0.2, ge=0, le=1)  # share of rows; above it the source is refused
     invalid_rows: Literal["refuse", "drop"] = "refuse"
     reader: dict[str, Any] = {}  # options of the reader, checked by it
-    memory_limit: str = "2GB"  # of the embedded engine, which spills to disk beyond it
+    memory_limit: str = "2GB"  # of DuckDB, which spills to disk beyond it, or the heap of a Spark session of ours
 
     @field_validator("attributes")
     @classmethod

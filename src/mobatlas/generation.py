@@ -1,7 +1,6 @@
 """Samples on disk: trajectories of people of a group, of a region or of a table, streamed to one Parquet file.
 
-Whom sample number i is of is a function of (seed, i), as the generator's tokens are: neither how many are asked for nor the
-chunks in which they are made change a row. No label is read here.
+What is in it does not depend on how many processes made it; `sampling` says why. No label is read here.
 """
 
 from __future__ import annotations
@@ -21,25 +20,21 @@ from mobatlas.artifacts import METADATA, file_hash, library_versions, write_parq
 from mobatlas.coarsening import coarsened
 from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS, require_columns
-from mobatlas.data.vocabulary import Vocabulary
-from mobatlas.draws import uniforms
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import Trajectories
 from mobatlas.folders import new_file, refuse_overlap
-from mobatlas.generators.base import UNKNOWN, Floats, Ints, tells_times
-from mobatlas.generators.devices import find_device
+from mobatlas.generators.base import Floats, tells_times
+from mobatlas.generators.devices import find_devices
 from mobatlas.generators.folder import SUPERVISION, Model, load_model
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.reading import keys, numbers, read_table
 from mobatlas.resources import peak_gb
+from mobatlas.sampling import Chunk, Maker, People, Plan, Shard
 from mobatlas.supervision.kept import load_sampler
-from mobatlas.supervision.resample import CalibratedSampler
-from mobatlas.synthetic import SCHEMA, TIMED, rows_of
+from mobatlas.synthetic import SCHEMA, TIMED
+from mobatlas.workers import made_by
 
 log = logging.getLogger("mobatlas")
-PER_CHUNK = 1_024  # trajectories, about: seconds of work, so that progress shows
 LENGTHS = ("model", "empirical")
-DRAWS = 1  # a stream of random numbers
 MARGIN, MARGIN_DEGREES = 0.5, 0.5  # homes lie outside the box of places: by half its size, or about 50 km
 
 
@@ -52,33 +47,15 @@ class Generated:
     tokens: int
     seconds: float  # of sampling and writing; loading comes on top
     trajectories_per_second: float
-    peak_gb: float  # of this process
+    peak_gb: float  # of the largest process
+    devices: int = 1
+    shard: str | None = None
     acceptance_rate: float | None = None  # of candidates, if samples were chosen by a calibration
     calibration: dict[str, Any] | None = None  # its form, and how far each group's means were from the recovered ones
 
     def as_dict(self) -> dict[str, Any]:
         """For reports."""
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class _People:
-    """Whom to sample: rows of anchors, and a group for each row or shares to draw it by."""
-
-    anchors: Floats  # (rows, 4) home lat, lon, work lat, lon; NaN where unknown
-    names: tuple[str, ...] = ()  # of groups
-    shares: Floats | None = None  # (groups,)
-    groups: Ints | None = None  # (rows,) places in `names`
-    in_order: bool = False  # each row in its turn, then from the first again; else rows are drawn
-
-    def conditions(self, draws: Floats, first: int) -> tuple[Ints, Floats]:
-        """Groups (n,) and anchors (n, 4) of samples from `first` on, each by its row of draws."""
-        numbers = first + np.arange(len(draws)) if self.in_order else (draws[:, 0] * len(self.anchors)).astype(np.int64)
-        rows = numbers % len(self.anchors)  # (n,)
-        if self.groups is not None:
-            return self.groups[rows], self.anchors[rows]
-        unknown = np.full(len(rows), UNKNOWN, dtype=np.int64)
-        return unknown if self.shares is None else _pick(self.shares, draws[:, 1]), self.anchors[rows]
 
 
 def generate(
@@ -96,6 +73,8 @@ def generate(
     calibrate: bool = False,
     seed: int = 0,
     accelerator: str = "auto",
+    devices: int = 1,
+    shard: str | None = None,
     overwrite: bool = False,
     chunk: int | None = None,
     tracker: Tracker = SILENT,
@@ -106,14 +85,17 @@ def generate(
     `region`, or from all training people; `coarsen` moves where they live and work, at random within a radius ("1km") or to the
     middle of a square ("grid:500m"). With `calibrate` samples of groups are chosen among candidates so that their means are the
     recovered ones, in one of two forms: anchors that are drawn from everybody are chosen together with the trajectory, those of
-    a table or a region stay as they are.
+    a table or a region stay as they are. Several `devices` have a process each and write the same bytes as one; `shard` "3/8"
+    writes the third of eight parts of the rows, those of the whole, numbered as they are there.
     """
     _check_options(n, region, regions, anchors, lengths, seed)
     coarsening = None if coarsen is None else _coarsening(coarsen)
+    piece = Shard() if shard is None else Shard.parse(shard)
+    kind = find_devices(accelerator, devices)
     table, folder, override = (Path(path) if path is not None else None for path in (anchors, regions, dataset))
     with new_file(Path(out), overwrite) as partial:
         loaded = load_model(model, override)
-        loaded.generator.to(find_device(accelerator)[0])
+        loaded.generator.to(kind)
         for source in filter(None, (loaded.path, loaded.dataset, folder, table)):
             refuse_overlap(source, Path(out))
         people = _people(loaded, group, region, folder, table)
@@ -123,29 +105,29 @@ def generate(
         if loaded.manifest.details.get(SUPERVISION, {}).get("membership"):
             log.warning("%s: was supervised with --membership, the region that each person lives in", loaded.path)
         form = _form(loaded, people, calibrate, lengths, given=region is not None or table is not None)
-        sampler = replace(load_sampler(loaded, _Calibrating(tracker)), anchors=people.anchors) if form else None
+        calibration = load_sampler(loaded, _Calibrating(tracker)).calibration if form else None
         n = len(people.anchors) if n is None else n
         facts = {"model": loaded.manifest.content_hash, "seed": seed, "n": n, "group": group, "region": region}
-        facts |= {
-            "lengths": lengths,
-            "coarsen": coarsening and str(coarsening),
-            "calibrated": form,
-            "versions": library_versions(),
-        }
-        facts["anchors"] = file_hash(table) if table is not None else None
+        facts |= {"lengths": lengths, "coarsen": coarsening and str(coarsening), "calibrated": form, "shard": shard}
+        facts |= {"anchors": file_hash(table) if table is not None else None, "versions": library_versions()}
         schema = (TIMED if tells_times(loaded.generator) else SCHEMA).with_metadata(
             {METADATA: json.dumps(facts, sort_keys=True)}
         )
         start = time.perf_counter()
-        chunks = _Chunks(loaded, people, sampler, form, n, lengths, seed, chunk)
-        batches = _batches(chunks, region, loaded.generator.vocabulary, tracker)
-        tokens = write_parquet(partial, schema, batches)
+        maker = Maker(Plan(people, n, seed, lengths, region, form, calibration, chunk), loaded)
+        chunks = maker.chunks(piece)
+        tally = _Tally(tracker, n / piece.of / max(1, sum(stop - first for first, stop in chunks)))
+        with made_by(maker, chunks, kind, devices) as made_chunks:
+            tokens = write_parquet(partial, schema, tally.rows(made_chunks))
         seconds = time.perf_counter() - start
-    made = Generated(str(out), n, tokens, seconds, n / seconds, peak_gb())
-    return made if sampler is None else replace(made, acceptance_rate=n / chunks.drawn, calibration=chunks.report())
+    peak = max(peak_gb(), tally.peak_gb)
+    made = Generated(str(out), tally.n, tokens, seconds, tally.n / seconds, peak, devices, shard)
+    if calibration is None:
+        return made
+    return replace(made, acceptance_rate=tally.n / max(1, tally.candidates), calibration=maker.calibrated())
 
 
-def _form(model: Model, people: _People, calibrate: bool, lengths: str, given: bool) -> str | None:
+def _form(model: Model, people: People, calibrate: bool, lengths: str, given: bool) -> str | None:
     """Which form of the calibration applies, None if none does."""
     of_groups = people.groups is not None or people.shares is not None
     if calibrate and not of_groups:
@@ -182,7 +164,7 @@ def _check_options(n: int | None, region: Any, regions: Any, anchors: Any, lengt
             raise MobatlasError(sentence)
 
 
-def _people(model: Model, group: str | None, region: str | None, regions: Path | None, anchors: Path | None) -> _People:
+def _people(model: Model, group: str | None, region: str | None, regions: Path | None, anchors: Path | None) -> People:
     groups = model.groups
     if group is not None and groups is None:
         raise MobatlasError(f"{model.path}: knows no groups, it is of phase 1; supervise it first")
@@ -192,28 +174,28 @@ def _people(model: Model, group: str | None, region: str | None, regions: Path |
     names = groups.names if groups is not None else ()
     if region is not None:
         homes, shares = model.region(region, regions)
-        return _People(homes, names, shares if one is None else one)
-    return _People(model.population(), names, one)
+        return People(homes, names, shares if one is None else one)
+    return People(model.population(), names, one)
 
 
-def _people_of_table(path: Path, model: Model, one: Floats | None) -> _People:
+def _people_of_table(path: Path, model: Model, one: Floats | None) -> People:
     groups, table = model.groups, read_table(path)
     require_columns(str(path), table.columns, ANCHORS)
     anchors = np.stack([numbers(path, table, name, missing=True) for name in ANCHORS], axis=1)  # (rows, 4)
     _check_anchors(path, anchors, model)
     if "group" not in table.columns:
-        return _People(anchors, groups.names if groups is not None else (), one, in_order=True)
+        return People(anchors, groups.names if groups is not None else (), one, in_order=True)
     if one is not None:
         raise MobatlasError(f"--group: {path} has a column 'group' already; leave one of them out")
     codes, names = keys(path, table, "group")
     if groups is None:  # a baseline, on the same people as the models that it is compared with
         log.warning("%s: knows no groups, so column 'group' of %s is copied but changes no sample", model.path, path)
-        return _People(anchors, names, groups=codes, in_order=True)
+        return People(anchors, names, groups=codes, in_order=True)
     try:
         number = np.array([groups.index(name) for name in names])
     except MobatlasError as error:
         raise MobatlasError(f"{path}: column 'group': {error}") from None
-    return _People(anchors, groups.names, groups=number[codes], in_order=True)
+    return People(anchors, groups.names, groups=number[codes], in_order=True)
 
 
 def _check_anchors(path: Path, anchors: Floats, model: Model) -> None:
@@ -246,69 +228,21 @@ class _Calibrating:
 
 
 @dataclass
-class _Chunks:
-    """All samples, a chunk at a time."""
+class _Tally:
+    """What has been written so far."""
 
-    model: Model
-    people: _People
-    sampler: CalibratedSampler | None
-    form: str | None
-    n: int
-    lengths: str
-    seed: int
-    tiles: int | None  # in a chunk
-    drawn: int = 0  # candidates so far
+    tracker: Tracker
+    weight: float  # of a sample for the tracker, to whom every shard is n / K samples, a tile more or less
+    n: int = 0
+    candidates: int = 0
+    peak_gb: float = 0.0
 
-    def __iter__(self) -> Iterator[tuple[int, Trajectories, Ints]]:
-        """Number of the first, trajectories and groups."""
-        tile = self.model.generator.tile
-        each = self.sampler.calibration.candidates if self.sampler and self.form == "given" else 1
-        step = tile * (self.tiles or max(1, PER_CHUNK // tile // each))
-        for start in range(0, self.n, step):
-            size = min(step, self.n - start)
-            yield start, *(self._population(size) if self.form == "population" else self._drawn(start, size))
-
-    def _population(self, size: int) -> tuple[Trajectories, Ints]:
-        assert self.sampler is not None and self.people.shares is not None
-        group = int(self.people.shares.argmax())  # one group was asked for
-        accepted = self.sampler.sample(size, group, self.seed, first=self.drawn)
-        self.drawn = accepted.following
-        return accepted.trajectories, np.full(size, group, dtype=np.int64)
-
-    def _drawn(self, start: int, size: int) -> tuple[Trajectories, Ints]:
-        draws, generator = uniforms(self.seed, start, start + size, DRAWS), self.model.generator  # (size, 4)
-        groups, anchors = self.people.conditions(draws, start)
-        if self.sampler is not None:
-            self.drawn += size * self.sampler.calibration.candidates
-            return self.sampler.sample_given(groups, anchors, self.seed, first=start), groups
-        told = None if generator.groups is None else groups
-        ends = _pick(self.model.lengths, draws[:, 2]) if self.lengths == "empirical" else None
-        return generator.sample(size, told, anchors, self.seed, first=start, lengths=ends), groups
-
-    def report(self) -> dict[str, Any]:
-        """Of the groups that were asked for: how far they are from the recovered means, on the pool of the calibration."""
-        assert self.sampler is not None and self.form is not None
-        calibration, people = self.sampler.calibration, self.people
-        asked = np.flatnonzero(np.asarray(people.shares)) if people.groups is None else people.groups
-        rows = {calibration.groups.names[k]: getattr(calibration, self.form)[k] for k in np.unique(asked).tolist()}
-        return {
-            "form": self.form,
-            "groups": {name: {"before": row.before, "after": row.after} for name, row in rows.items()},
-        }
-
-
-def _batches(chunks: _Chunks, region: str | None, vocabulary: Vocabulary, tracker: Tracker) -> Iterator[pa.RecordBatch]:
-    """The rows of all samples."""
-    for start, made, groups in chunks:
-        names = pa.array([chunks.people.names[code] if code != UNKNOWN else None for code in groups], pa.string())
-        yield rows_of(made, start, names, region, vocabulary)
-        tracker.step(start + len(made))
-
-
-def _pick(weights: Floats | Ints, uniform: Floats) -> Ints:
-    """Numbers of weights, drawn in proportion to them."""
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    return np.searchsorted(cumulative / cumulative[-1], uniform, side="right")
+    def rows(self, chunks: Iterator[Chunk]) -> Iterator[pa.RecordBatch]:
+        for chunk in chunks:
+            yield chunk.rows
+            self.n, self.candidates = self.n + chunk.n, self.candidates + chunk.candidates
+            self.peak_gb = max(self.peak_gb, chunk.peak_gb)
+            self.tracker.step(self.n * self.weight)
 
 
 def _first(wrong: Any) -> int | None:

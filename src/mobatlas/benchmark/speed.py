@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from mobatlas.folders import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.resources import peak_gb
 
-STEPS = 5
 EVALUATED = 100_000  # trajectories
 MEMORY_LIMIT = "2GB"  # of DuckDB, for the reference as for us
 VISITS_PER_USER = 67.0  # of the default city in 28 days; the table says how many there really were
@@ -47,6 +47,10 @@ class Profile:
 
 BRIEF = {"autoencoder": {"steps": 250}, "denoiser": {"steps": 250}}
 PROFILES = {"quick": Profile(1_000_000, BRIEF, 128, 128), "full": Profile(10_000_000, {}, 512)}
+# How it grows, each in a module of its own: with visits, with processes, with regions and groups.
+GROWING = {"prepare": "growth", "processes": "processes", "regions": "many_regions"}
+# What the bar counts to.
+STEPS = {"quick": 5.0, "full": 5.0, "prepare": 9.0, "processes": 1.0, "regions": 15.0}
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,11 @@ def run(
     out: Path, profile: str = "quick", seed: int = 0, *, overwrite: bool = False, tracker: Tracker = SILENT
 ) -> dict[str, Any]:
     """Measure everything and write speed.json."""
-    if profile not in PROFILES:
-        raise MobatlasError(f"--profile {profile} does not exist (known: {', '.join(PROFILES)})")
+    if profile not in STEPS:
+        raise MobatlasError(f"--profile {profile} does not exist (known: {', '.join(STEPS)})")
     with new_folder(out, "benchmark", seed=seed, config={"profile": profile}, overwrite=overwrite) as folder:
         with tempfile.TemporaryDirectory(dir=folder.scratch()) as scratch:
-            rows = _data_rows(Path(scratch), PROFILES[profile].visits, seed, tracker)
-            tracker.step(3, "evaluating")
-            rows.append(_evaluation_row(Path(scratch), seed))
-            tracker.step(4, "training and sampling")
-            rows += measure(_model_rows, Path(scratch), PROFILES[profile], seed).value
+            rows = _rows(Path(scratch), profile, seed, tracker)
         result = {
             "command": f"mobatlas benchmark speed --profile {profile} --seed {seed} --out {out.name}",
             "profile": profile,
@@ -79,8 +79,20 @@ def run(
             "rows": rows,
         }
         write_json(folder.path / "speed.json", result)
-    tracker.step(STEPS, "done")
+    tracker.step(STEPS[profile], "done")
     return result
+
+
+def _rows(scratch: Path, profile: str, seed: int, tracker: Tracker) -> list[dict[str, Any]]:
+    if profile in GROWING:
+        module = import_module(f"mobatlas.benchmark.{GROWING[profile]}")
+        found: list[dict[str, Any]] = module.rows(scratch, seed, tracker)
+        return found
+    rows = _data_rows(scratch, PROFILES[profile].visits, seed, tracker)
+    tracker.step(3, "evaluating")
+    rows.append(_evaluation_row(scratch, seed))
+    tracker.step(4, "training and sampling")
+    return rows + list(measure(_model_rows, scratch, PROFILES[profile], seed).value)
 
 
 def _data_rows(scratch: Path, visits: int, seed: int, tracker: Tracker) -> list[dict[str, Any]]:

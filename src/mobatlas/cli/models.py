@@ -22,6 +22,7 @@ from mobatlas.cli.options import (
     Preset,
     Quiet,
     Resume,
+    Shard,
     TensorBoard,
     TrustCode,
     show,
@@ -178,15 +179,19 @@ def generate(
     trust_code: TrustCode = False,
     seed: Annotated[int, typer.Option(help="Same seed, same machine: same file.")] = 0,
     accelerator: Accelerator = "auto",
+    devices: Devices = 1,
+    shard: Shard = None,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Sample trajectories into a Parquet file."""
     from mobatlas.generation import generate as run_generation
+    from mobatlas.sampling import Shard as Piece
 
     _trust(trust_code)
-    with track("generating", n or 1, quiet) as tracker:
+    about = max(1, (n or 1) // Piece.parse(shard).of) if shard is not None else n or 1
+    with track("generating", about, quiet) as tracker:
         made = run_generation(
             model,
             out,
@@ -201,6 +206,8 @@ def generate(
             calibrate=calibrate,
             seed=seed,
             accelerator=accelerator,
+            devices=devices,
+            shard=shard,
             overwrite=overwrite,
             tracker=tracker,
         )

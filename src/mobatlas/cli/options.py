@@ -22,6 +22,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 Resume = Annotated[bool, typer.Option("--resume", help="Go on where an earlier run stopped.")]
 Accelerator = Annotated[str, typer.Option("--accelerator", help="auto, cpu, cuda or mps.")]
 Devices = Annotated[int, typer.Option("--devices", help="Processes, one to a device.")]
+Shard = Annotated[
+    str | None,
+    typer.Option("--shard", metavar="I/K", help="The I-th of K parts of the file, for machines that share nothing."),
+]
 Precision = Annotated[str, typer.Option("--precision", help="auto, 32-true or bf16-mixed.")]
 CheckpointSeconds = Annotated[float, typer.Option(help="Between checkpoints, at most.")]
 TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the model's folder.")]

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.artifacts import HASHED_ON_LOAD, Manifest, as_written, read_manifest
-from mobatlas.config import SplitConfig, build
+from mobatlas.config import SplitConfig, WindowConfig, build
 from mobatlas.data.pipeline import split_thresholds
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.sequences import SEQUENCES, SPLITS, WIDE
@@ -98,6 +98,7 @@ class TrajectoryDataset:
             or self.anchors.shape != (people, len(ANCHORS))
             or self.vocabulary.table.schema != VOCABULARY
             or not set(self.region_columns) <= set(self.people.column_names)
+            or not self.windows
             or (self.groups is not None and not len(self.groups))
         ):
             raise ValueError(f"{self.path}: its files do not fit each other")
@@ -200,9 +201,14 @@ class TrajectoryDataset:
         table = pa.Table.from_batches(_map_sequences(self.path / SEQUENCES))
         return table["arrivals"], table["departures"]
 
+    @cached_property
+    def windows(self) -> WindowConfig:
+        """Which days a trajectory is of."""
+        return WindowConfig.model_validate(self.manifest.config["prepare"]["window"])
+
     @property
     def window_days(self) -> int:
-        return int(self.manifest.config["prepare"]["window"]["days"])
+        return self.windows.days
 
     @cached_property
     def first_days(self) -> npt.NDArray[np.int64]:
@@ -210,17 +216,17 @@ class TrajectoryDataset:
 
         Where windows are counted from a person's first observed day, which is not kept, it is the latest that can be.
         """
-        window = self.manifest.config["prepare"]["window"]
-        since = self.window.astype(np.int64) * int(window["stride"])  # (trajectories,)
-        if window["origin"] != "user":
-            return np.asarray(np.datetime64(window["origin"], "D").astype(np.int64) + since)
+        origin = self.windows.origin
+        since = self.window.astype(np.int64) * self.windows.stride  # (trajectories,)
+        if origin != "user":
+            return np.asarray(np.datetime64(origin, "D").astype(np.int64) + since)
         part = np.searchsorted(self._bounds, np.arange(len(self)), side="right") - 1
         arrival = np.zeros(len(self), dtype=np.int64)
         for number, (arrivals, _) in enumerate(self._times):
             arrival[part == number] = arrivals[self._starts[part == number]]
-        origin = np.full(self.people.num_rows, np.iinfo(np.int64).max)
-        np.minimum.at(origin, self.person, arrival // DAY - since)
-        return np.asarray(origin[self.person] + since)
+        earliest = np.full(self.people.num_rows, np.iinfo(np.int64).max)
+        np.minimum.at(earliest, self.person, arrival // DAY - since)
+        return np.asarray(earliest[self.person] + since)
 
     def all_times(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Arrivals and departures in seconds of the local clock since 1970-01-01, end to end like `all_tokens`."""

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from ibis import ir
 
+from mobatlas.data import spark
+from mobatlas.data.schema import refuse_namesakes
 from mobatlas.errors import MobatlasError
 
 ENGINES = ("duckdb", "spark")
@@ -64,53 +67,64 @@ class DuckDBEngine:
             temp_directory=str(spill), preserve_insertion_order=False, memory_limit=memory_limit
         )
         self._backend.con.execute("SET enable_progress_bar = false")  # ours is enough
+        self._read: dict[Path, str] = {}  # the files of the user, and what DuckDB calls them
 
     def read(self, path: Path) -> ir.Table:
-        if path.is_dir():
-            return self._backend.read_parquet(str(path / "**" / "*.parquet"), hive_partitioning=False)
-        return self._backend.read_parquet(str(parquet_of(path, self.work)))
+        several = path.is_dir()
+        found = path / "**" / "*.parquet" if several else parquet_of(path, self.work)
+        self._read[path] = str(found)
+        with self._blaming():
+            return self._backend.read_parquet(str(found), **({"hive_partitioning": False} if several else {}))
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
         path = self.work / f"{name}.parquet"
-        self._backend.to_parquet(expression, path, compression="lz4_raw")
+        with self._blaming():
+            self._backend.to_parquet(expression, path, compression="lz4_raw")
         return self._backend.read_parquet(str(path))
 
     def collect(self, expression: ir.Table) -> pa.Table:
-        return self._backend.to_pyarrow(expression)
+        with self._blaming():
+            return self._backend.to_pyarrow(expression)
 
     def sorted_batches(self, expression: ir.Table, by: Sequence[str]) -> Iterator[pa.RecordBatch]:
         # not `to_pyarrow_batches`: Ibis 12 calls a method that DuckDB 2 no longer has
         query = str(self._backend.compile(expression.order_by(list(by))))
         yield from self._backend.con.sql(query).to_arrow_reader(BATCH_ROWS)
 
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
+        """An error of a query is that of the first file which cannot be read to its end, if there is one."""
+        try:
+            yield
+        except (duckdb.OutOfMemoryException, duckdb.InterruptException):
+            raise
+        except duckdb.Error:
+            for path, found in self._read.items():
+                _read_whole(path, found)
+            raise
+
     def close(self) -> None:
         self._backend.disconnect()
 
 
 class SparkEngine:
-    """A Spark session: local mode by default, a cluster through the usual Spark configuration (spark-submit, SPARK_*)."""
+    """A Spark session: local by default, on a cluster as Spark is configured (spark-submit, SPARK_CONF_DIR)."""
 
     name = "spark"
 
-    def __init__(self, work: Path) -> None:
-        try:
-            from pyspark.sql import SparkSession
-        except ImportError:
-            raise MobatlasError("--engine spark needs the extra: pip install 'mobatlas[spark]'") from None
+    def __init__(self, work: Path, memory_limit: str = "2GB") -> None:
         self.work = work
         work.mkdir(parents=True, exist_ok=True)
-        active = SparkSession.getActiveSession()
-        builder = SparkSession.builder.appName("mobatlas").config("spark.ui.showConsoleProgress", "false")
-        self._session = active or builder.getOrCreate()
-        self._owned = active is None
-        # Naive local times must not be moved by the session's zone; nanosecond files are read as integers and rescaled.
-        self._session.conf.set("spark.sql.session.timeZone", "UTC")
-        self._session.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
+        self._session, self._owned = spark.open_session(memory_limit)
+        self._before = {key: self._session.conf.get(key, None) for key in spark.SETTINGS}
+        for key, value in spark.SETTINGS.items():
+            self._session.conf.set(key, value)
         self._backend = ibis.pyspark.connect(self._session)
 
     def read(self, path: Path) -> ir.Table:
         path = parquet_of(path, self.work)
-        table = self._backend.read_parquet(_local(path), recursiveFileLookup="true")
+        with spark.in_sentences(self.work):
+            table = self._backend.read_parquet(_local(path), recursiveFileLookup="true")
         nanoseconds = {
             field.name: (table[field.name] // 1_000_000_000).as_timestamp("s")
             for field in parquet_schema(path)
@@ -119,23 +133,37 @@ class SparkEngine:
         return table.mutate(**nanoseconds) if nanoseconds else table
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
-        path = self.work / f"{name}.parquet"
-        self._backend.to_parquet(expression, _local(path), mode="overwrite")
-        return self._backend.read_parquet(_local(path))
+        return self._backend.read_parquet(_local(self._write(expression, name)))
 
     def collect(self, expression: ir.Table) -> pa.Table:
-        return self._backend.to_pyarrow(expression)
+        with spark.in_sentences(self.work):
+            found = self._frame(expression).toArrow()
+        return found.cast(expression.schema().to_pyarrow())
 
     def sorted_batches(self, expression: ir.Table, by: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        path = self.work / "sorted.parquet"
-        self._backend.to_parquet(expression.order_by(list(by)), _local(path), mode="overwrite")
+        path = self._write(expression.order_by(list(by)), "sorted")
         # orderBy partitions by range, and the parts are numbered in that order
         for part in sorted(path.glob("part-*.parquet")):
             yield from pq.ParquetFile(part).iter_batches(BATCH_ROWS)
 
     def close(self) -> None:
         if self._owned:
-            self._session.stop()
+            spark.stop_session(self._session)
+            return
+        for key, value in self._before.items():
+            self._session.conf.unset(key) if value is None else self._session.conf.set(key, value)
+
+    def _frame(self, expression: ir.Table) -> Any:
+        return self._session.sql(str(self._backend.compile(expression)))
+
+    def _write(self, expression: ir.Table, name: str) -> Path:
+        """The rows in Parquet, all of them: workers with disks of their own would leave theirs there."""
+        path = self.work / f"{name}.parquet"
+        with spark.in_sentences(self.work):
+            written = spark.write(self._frame(expression), _local(path))
+        if pads.dataset(path, format="parquet").count_rows() != written:
+            raise MobatlasError(spark.not_shared(self.work))
+        return path
 
 
 def open_engine(name: str, work: Path, memory_limit: str = "2GB") -> Engine:
@@ -146,7 +174,7 @@ def open_engine(name: str, work: Path, memory_limit: str = "2GB") -> Engine:
         except duckdb.Error as error:
             raise MobatlasError(f"memory_limit '{memory_limit}': DuckDB refused it ({error})") from None
     if name == "spark":
-        return SparkEngine(work)
+        return SparkEngine(work, memory_limit)
     raise MobatlasError(f"--engine {name} does not exist (known: {', '.join(ENGINES)})")
 
 
@@ -178,9 +206,21 @@ def parquet_of(path: Path, work: Path) -> Path:
                 f"COPY (SELECT * FROM read_csv({literal(path)}, {options})) TO {literal(copy)} (FORMAT parquet)"
             )
     except duckdb.Error as error:
-        said = " ".join(str(error).split("Possible")[0].split())[:200]
-        raise MobatlasError(f"{path}: not a readable CSV file in UTF-8: {said}") from None
+        raise MobatlasError(f"{path}: not a readable CSV file in UTF-8: {_first_words(error)}") from None
     return copy
+
+
+def _read_whole(path: Path, found: str) -> None:
+    """Refuse a path that DuckDB, which calls it by another name, does not read to its end."""
+    try:
+        with duckdb.connect() as connection:  # that of a query that failed may be of no more use
+            connection.execute(f"SELECT max(hash(COLUMNS(*))) FROM read_parquet({literal(found)})").fetchall()
+    except duckdb.Error as error:
+        raise MobatlasError(f"{path}: is damaged, or not Parquet ({_first_words(error)})") from None
+
+
+def _first_words(error: duckdb.Error) -> str:
+    return " ".join(str(error).split("Possible")[0].split())[:200]
 
 
 def csv_header(path: Path) -> tuple[list[str], str]:
@@ -216,11 +256,13 @@ def literal(value: object) -> str:
 def parquet_schema(path: Path) -> pa.Schema:
     """The Arrow schema of a Parquet file or folder."""
     try:
-        return pads.dataset(path, format="parquet").schema if path.is_dir() else pq.read_schema(path)
+        schema = pads.dataset(path, format="parquet").schema if path.is_dir() else pq.read_schema(path)
     except (pa.ArrowInvalid, OSError) as error:
         raise MobatlasError(
             f"{path}: not a readable Parquet file; give .parquet or .csv ({str(error).splitlines()[0]})"
         ) from None
+    refuse_namesakes(str(path), schema.names)
+    return schema
 
 
 def one(engine: Engine, expression: ir.Table) -> dict[str, Any]:

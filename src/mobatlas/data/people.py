@@ -108,14 +108,15 @@ def require_known_people(users: ir.Table, people: ir.Table, source: Source, engi
     """How many of those who made visits are in people; none at all is a mistake in the ids."""
     known = int(one(engine, users.semi_join(people, "user_id").aggregate(n=lambda t: t.count()))["n"])
     if not known:
-        examples = [
-            engine.collect(table.select("user_id").order_by("user_id").limit(1))["user_id"][0].as_py()
-            for table in (users, people)
-        ]
-        raise MobatlasError(
-            f"{source.people_where}: no user_id of {source.where} is in it (there '{examples[0]}', here '{examples[1]}'); "
-            "write the ids the same way in both"
-        )
+        firsts = [engine.collect(table.select("user_id").order_by("user_id").limit(1)) for table in (users, people)]
+        there, here = (first["user_id"].to_pylist() for first in firsts)
+        if there and not here:
+            raise MobatlasError(f"{source.people_where}: holds nobody; leave it out, or give a row for each person")
+        if there:
+            raise MobatlasError(
+                f"{source.people_where}: no user_id of {source.where} is in it (there '{there[0]}', here '{here[0]}'); "
+                "write the ids the same way in both"
+            )
     return known
 
 

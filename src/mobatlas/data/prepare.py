@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,8 @@ def prepare(
 ) -> Summary:
     """Prepare `source` into the dataset folder `out`; `values` are fields of PrepareConfig."""
     config = prepare_config(format, merge(preset_values(preset).get("prepare", {}), values or {}))
+    for place in (source, out):
+        _refuse_address(str(place))
     refuse_overlap(Path(source), Path(out))
     reader = reader_named(format)
     recorded = {"format": format, "prepare": config.model_dump(mode="json", exclude={"memory_limit"})}
@@ -93,6 +96,14 @@ def prepare(
         write_json(folder.path / "summary.json", summary.as_dict())
     tracker.step(STEPS, "done")
     return summary
+
+
+def _refuse_address(place: str) -> None:
+    """hdfs://, s3a:// and the like, also as a Path has them, with one stroke."""
+    if re.match(r"[a-z][a-z0-9+.-]+:/", place, re.IGNORECASE) and not Path(place).exists():
+        raise MobatlasError(
+            f"{place}: is an address, not a path; mount that storage, on every worker too, and give the path"
+        )
 
 
 def _run(
@@ -276,7 +287,8 @@ def _write_people(
 ) -> tuple[pa.Table, Groups | None]:
     """people.parquet, splits.parquet and, where the source knows attributes, labels.parquet: those with a trajectory."""
     kept = windows.filter(windows.reason.isnull()).select("user").distinct()
-    people = engine.collect(users.semi_join(kept, "user").order_by("user"))
+    # not `collect`: there may be too many of them for what a Spark driver collects
+    people = pa.Table.from_batches(engine.sorted_batches(users.semi_join(kept, "user"), ["user"]))
     described = {name: people[inside].cast(pa.string()) for name, inside in columns.inside.items()}
     user_id = {"user_id": people["user_id"].cast(pa.string())}
     labels = {name: described[name] for name in (*columns.attributes, *columns.others)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from mobatlas.errors import MobatlasError, suggestion
 
@@ -36,10 +37,18 @@ REGION_NAMES = (
 def require_columns(where: str, columns: Iterable[str], required: Iterable[str]) -> None:
     """Refuse a table that lacks a column, naming the nearest one it has."""
     columns = list(columns)
+    refuse_namesakes(where, columns)
     for name in required:
         if name not in columns:
             hint = suggestion(name, columns)
             raise MobatlasError(f"{where}: column '{name}' is missing{hint} (columns: {', '.join(columns) or 'none'})")
+
+
+def refuse_namesakes(where: str, columns: Sequence[str]) -> None:
+    """Refuse a table that has two columns of one name."""
+    twice = next((name for name, times in Counter(columns).items() if times > 1), None)
+    if twice is not None:
+        raise MobatlasError(f"{where}: two columns are called '{twice}'; rename one")
 
 
 def looks_like_region(column: str) -> bool:

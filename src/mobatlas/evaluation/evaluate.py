@@ -27,8 +27,8 @@ from mobatlas.evaluation.comparison import (
 )
 from mobatlas.evaluation.diversity import diversity
 from mobatlas.evaluation.metrics import ALL_METRICS, Ints, Yardstick
-from mobatlas.evaluation.samples import Samples, read_samples
 from mobatlas.features import Trajectories
+from mobatlas.samples import Samples, read_samples
 
 BASELINE, OURS, STRONG, FLOOR = "baseline", "ours", "strong", "floor"  # in the order of tables
 TRAIN = "train"

@@ -88,7 +88,7 @@ class Yardstick:
         if not len(real):
             raise MobatlasError(f"{dataset.path}: no trajectory in split '{split}' to fix grids and edges with")
         km = travel_distance(real, dataset.vocabulary)
-        days = int(dataset.manifest.config["prepare"]["window"]["days"])
+        days = dataset.window_days
         # Where hardly anybody moves the quantile is zero, and bins without a width would hold nothing.
         top = float(np.quantile(km, TRAVEL_QUANTILE)) or float(km.max()) or 1.0
         return cls(

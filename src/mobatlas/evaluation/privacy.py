@@ -33,8 +33,8 @@ from mobatlas.evaluation.likeness import Flags
 from mobatlas.evaluation.membership import Attack, anchor_scores, attacks, infer, trajectory_scores
 from mobatlas.evaluation.memorisation import RARE, Excess, closer, rare_places, shared, singled_out
 from mobatlas.evaluation.metrics import Floats, Ints
-from mobatlas.evaluation.samples import read_samples
 from mobatlas.progress import SILENT, Tracker
+from mobatlas.samples import read_samples
 
 GREEN, AMBER, RED, UNTESTED = "green", "amber", "red", "not tested"
 MEMORISATION, MEMBERSHIP, ANCHORS = "memorisation", "membership", "anchors"

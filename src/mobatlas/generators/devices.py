@@ -50,22 +50,44 @@ def find_device(accelerator: str) -> tuple[str, int]:
     return kind, there[kind]
 
 
-def fabric_on(accelerator: str, devices: int, precision: str) -> Fabric:
-    """Fabric on the devices asked for, its processes running."""
-    from lightning_fabric import Fabric  # takes seconds to import, and sampling does without it
-
+def find_devices(accelerator: str, devices: int) -> str:
+    """The kind of device, after a check that there are so many; processes may share a core."""
     kind, there = find_device(accelerator)
-    if devices < 1 or (kind != "cpu" and devices > there):  # processes may share a core
+    if devices < 1 or (kind != "cpu" and devices > there):
         raise MobatlasError(f"--devices {devices}: {kind} has 1 to {there} here")
+    return kind
+
+
+def fabric_on(accelerator: str, devices: int, precision: str) -> Fabric:
+    """Fabric on the devices asked for, its processes running; torchrun may have started them.
+
+    What a batch system says of tasks is not looked at: Fabric would take one task for the only process.
+    """
+    from lightning_fabric import Fabric  # takes seconds to import, and sampling does without it
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+
+    kind = find_devices(accelerator, devices)
+    _refuse_other_processes(devices)
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # each process announces itself otherwise
     fabric = Fabric(
         accelerator=kind,
         devices=devices,
         strategy="ddp" if devices > 1 else "auto",
         precision=_precision(precision, kind),
+        plugins=[LightningEnvironment()],
     )
     fabric.launch()
     return fabric
+
+
+def _refuse_other_processes(devices: int) -> None:
+    """Processes that were started by somebody else must be as many as there are to be, and on one machine."""
+    if "LOCAL_RANK" in os.environ:
+        told = {int(os.environ.get(name, devices)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+        if told != {devices}:
+            raise MobatlasError(
+                f"--devices {devices}: the launcher started {max(told)} processes; start as many as --devices, on one machine"
+            )
 
 
 def _precision(asked: str, kind: str) -> Any:

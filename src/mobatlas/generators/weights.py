@@ -38,6 +38,8 @@ def load_weights(folder: Path, networks: Mapping[str, nn.Module]) -> None:
             raise MobatlasError(
                 f"{path}: its weights are not those of config.json ({name} differs); train the model again"
             )
+        if not bool(there.isfinite().all()):
+            raise MobatlasError(f"{path}: not all of {name} is a number; train the model again")
     with torch.no_grad():
         for name, tensor in wanted.items():
             tensor.copy_(found[name])

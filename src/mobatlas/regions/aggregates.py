@@ -21,7 +21,7 @@ from mobatlas.features import FeatureMap, Trajectories
 from mobatlas.regions.composition import region_codes
 from mobatlas.regions.disclosure import AS_COUNTED, Disclosure, clipped, protected
 from mobatlas.regions.reading import keys, numbers, read_table, region_column
-from mobatlas.regions.table import Aggregates, Floats
+from mobatlas.regions.table import Aggregates, Floats, blocks
 
 
 def person_means(
@@ -53,7 +53,8 @@ def aggregate(
     belongs = sparse.csr_array(
         (np.ones(len(members)), (codes[members], members)), shape=(len(names), person_phi.shape[0])
     )
-    values = np.asarray((belongs @ person_phi).todense()) / n[:, None]  # V (regions, features)
+    values = (belongs @ person_phi).toarray()  # V (regions, features)
+    values /= n[:, None]
     bins = tuple(features) if features is not None else tuple(f"bin:{number}" for number in range(values.shape[1]))
     return Aggregates(names, bins, values, n, spread=_pooled_variance(person_phi, codes, values, n))
 
@@ -144,25 +145,47 @@ def read_aggregates(
 
 def write_aggregates(path: Path, v: Aggregates) -> None:
     """Values and n as region, feature, value, n, and noise_sd where noise was added: all cells, region by region."""
-    region, feature = np.indices(v.values.shape, dtype=np.int32)
-    rows = {
-        "region": pa.array(v.regions, pa.string()).take(pa.array(region.ravel())),
-        "feature": pa.array(v.features, pa.string()).take(pa.array(feature.ravel())),
-        "value": v.values.ravel(),
-        "n": np.repeat(v.n, len(v.features)),
-    }
-    if v.noise is not None:
-        rows["noise_sd"] = np.sqrt(v.noise.ravel())
-    pq.write_table(pa.table(rows), path, compression="zstd")
+    names = ["value", "n", *(["noise_sd"] if v.noise is not None else [])]
+    texts = [(name, pa.dictionary(pa.int32(), pa.string())) for name in ("region", "feature")]
+    schema = pa.schema([*texts, *((name, pa.float64()) for name in names)])
+    features = pa.array(v.features, pa.string())
+    with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False, write_statistics=False) as writer:
+        for some in blocks(len(v.regions), len(v.features)):
+            values = v.values[some]
+            region, feature = np.indices(values.shape, dtype=np.int32)
+            columns = {
+                "region": pa.DictionaryArray.from_arrays(region.ravel(), pa.array(v.regions[some], pa.string())),
+                "feature": pa.DictionaryArray.from_arrays(feature.ravel(), features),
+                "value": values.ravel(),
+                "n": np.repeat(v.n[some], len(features)),
+            }
+            if v.noise is not None:
+                columns["noise_sd"] = np.sqrt(v.noise[some].ravel())
+            writer.write_table(pa.table(columns, schema))
 
 
 def load_aggregates(path: Path) -> Aggregates:
     """What `write_aggregates` wrote; the door for tables of others is `read_aggregates`."""
-    table = pq.read_table(path)
-    regions, features = (tuple(table[name].unique().to_pylist()) for name in ("region", "feature"))
-    values = table["value"].to_numpy().reshape(len(regions), len(features))
-    noise = table["noise_sd"].to_numpy().reshape(values.shape) ** 2 if "noise_sd" in table.column_names else None
-    return Aggregates(regions, features, values, table["n"].to_numpy()[:: len(features)], noise=noise)
+    file = pq.ParquetFile(path, read_dictionary=["region", "feature"])
+    if not file.metadata.num_rows:
+        return Aggregates((), (), np.zeros((0, 0)), np.zeros(0))
+    names: dict[str, dict[str, None]] = {"region": {}, "feature": {}}  # as sets that keep their order
+    for group in range(file.num_row_groups):
+        part = file.read_row_group(group, columns=list(names))
+        for column, seen in names.items():
+            seen.update(dict.fromkeys(part[column].unique().to_pylist()))
+    regions, features = (tuple(seen) for seen in names.values())
+    shape = len(regions), len(features)
+    found = {name: np.empty(shape) for name in ("value", "noise_sd") if name in file.schema_arrow.names}
+    n, done = [], 0
+    for group in range(file.num_row_groups):
+        part = file.read_row_group(group, columns=[*found, "n"])
+        for name, values in found.items():
+            values.ravel()[done : done + len(part)] = part[name].to_numpy()
+        n.append(part["n"].to_numpy()[-done % shape[1] :: shape[1]].copy())
+        done += len(part)
+    noise = found["noise_sd"] ** 2 if "noise_sd" in found else None
+    return Aggregates(regions, features, found["value"], np.concatenate(n), noise=noise)
 
 
 def _pooled_variance(
@@ -173,7 +196,7 @@ def _pooled_variance(
     if freedom <= 0:
         return None
     rows = phi[codes >= 0]
-    squares = np.asarray(rows.multiply(rows).sum(0)).ravel() - n @ values**2  # (features,)
+    squares = np.asarray(rows.multiply(rows).sum(0)).ravel() - np.einsum("g,gj,gj->j", n, values, values)  # (features,)
     return np.maximum(squares, 0) / freedom
 
 

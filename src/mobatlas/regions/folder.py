@@ -29,6 +29,7 @@ from mobatlas.regions.population import load_population, population_from_labels,
 from mobatlas.regions.table import Aggregates, Composition, Floats, Population, Regions
 
 KIND = "regions"
+MOST_NOMINAL = 100_000  # shares
 MIN_PEOPLE = 2  # on either side: one person is no region, and has no spread
 
 
@@ -94,6 +95,7 @@ def build_regions(
         folder.details |= _details(dataset, Path(out), made, mask, shuffle_regions)
         folder.details["disclosure"] = disclosure.details() if disclosure.asked else None
         _write(folder.path, dataset, made)
+    del made  # what is read back is as large
     return load_regions(out)
 
 
@@ -113,7 +115,9 @@ def _read(folder: Path, details: dict[str, Any]) -> Regions:
     composition = Composition(groups, regions, shares, table["n"].to_numpy()[:: len(groups)])
     values = load_aggregates(folder / "aggregates.parquet")
     spread = pq.read_table(folder / "spread.parquet")
-    variance = None if spread["variance"].null_count else spread["variance"].to_numpy()
+    variance = None if spread["variance"].null_count else spread["variance"].cast(pa.float64()).to_numpy()
+    if (values.regions, list(values.features)) != (regions, spread["feature"].to_pylist()):
+        raise LookupError("tables of other regions or features")
     aggregates = replace(values, spread=variance, pooled=details["pooled"])
     population = load_population(folder / "population.parquet")
     places = load_places(folder / "places.parquet")
@@ -185,7 +189,7 @@ def _from_partition(
             "way": "partition",
             "partition": name if Path(name).suffix == "" else Path(name).name,
             "separation": "controlled partition",
-            "nominal": {"regions": list(nominal.regions), "shares": nominal.shares.tolist()},
+            "nominal": _nominal(nominal),
             "people": {"assigned": assigned, "surplus": round(population.n) - assigned},
         },
         population=None if disclosure.asked else population,  # its exact totals would give away what is hidden
@@ -310,6 +314,13 @@ def _from_tables(
         },
         notes=notes,
     )
+
+
+def _nominal(aimed: Composition) -> dict[str, Any] | None:
+    """For the manifest, unless that would be megabytes: the partition's name and the seed make it again."""
+    if aimed.shares.size > MOST_NOMINAL:
+        return None
+    return {"regions": list(aimed.regions), "shares": aimed.shares.tolist()}
 
 
 def _labels(dataset: TrajectoryDataset, option: str, advice: str) -> tuple[Groups, npt.NDArray[np.int64]]:

@@ -56,12 +56,37 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """What regions add up to, whatever the bin: parts of them are summed on their own, and added or taken off."""
+
+    groups: Floats  # P' D^-1 P (groups, groups)
+    common: Floats  # P' D^-1 X (groups, covariates)
+    covariates: Floats  # X' D^-1 X (covariates, covariates)
+    log_noise: float  # log determinant of D
+
+    @classmethod
+    def of(cls, shares: Floats, covariates: Floats, noise: Floats) -> Sums:
+        weighted = shares / noise[:, None]
+        known = covariates / noise[:, None]
+        return cls(shares.T @ weighted, weighted.T @ covariates, covariates.T @ known, float(np.log(noise).sum()))
+
+    def __sub__(self, other: Sums) -> Sums:
+        return Sums(
+            self.groups - other.groups,
+            self.common - other.common,
+            self.covariates - other.covariates,
+            self.log_noise - other.log_noise,
+        )
+
+
+@dataclass(frozen=True)
 class Fit:
     """The algebra of one set of variances, all of it groups x groups (Woodbury)."""
 
-    weight: Floats  # 1/d (regions,)
+    weight: Floats  # 1/d (regions,); 0: of a region that does not tell
+    sums: Sums
     lift: Floats  # sqrt(lambda) F (groups, groups)
-    inner: Any  # Cholesky factor of A = I + B' D^-1 B
+    inner: Any  # Cholesky factor of A = I + B' D^-1 B, B = P sqrt(lambda) F
     common: Floats  # B' D^-1 X (groups, covariates)
     flat: Any  # Cholesky factor of X' Sigma^-1 X
     log_determinant: float  # of Sigma and of X' Sigma^-1 X
@@ -69,16 +94,23 @@ class Fit:
     @classmethod
     def of(cls, problem: Problem, root: Floats, scale: float, effect: float, published: Floats) -> Fit:
         noise = problem.noise(root, scale, effect, published)
-        weight, known = 1 / noise, problem.covariates
-        lift = np.sqrt(scale) * root
-        design = problem.shares @ lift  # B (regions, groups)
-        weighted = design * weight[:, None]
-        inner = linalg.cho_factor(np.eye(design.shape[1]) + design.T @ weighted, lower=True)
-        common = weighted.T @ known
-        precision = known.T @ (known * weight[:, None]) - common.T @ linalg.cho_solve(inner, common)
+        return cls._of(1 / noise, Sums.of(problem.shares, problem.covariates, noise), np.sqrt(scale) * root)
+
+    @classmethod
+    def _of(cls, weight: Floats, sums: Sums, lift: Floats) -> Fit:
+        inner = linalg.cho_factor(np.eye(lift.shape[1]) + lift.T @ sums.groups @ lift, lower=True)
+        common = lift.T @ sums.common
+        precision = sums.covariates - common.T @ linalg.cho_solve(inner, common)
         flat = linalg.cho_factor(precision + 1e-10 * np.diag(np.diag(precision)), lower=True)
-        determinants = np.log(noise).sum() + 2 * sum(np.log(np.diag(each[0])).sum() for each in (inner, flat))
-        return cls(weight, lift, inner, common, flat, float(determinants))
+        determinants = sums.log_noise + 2 * sum(np.log(np.diag(each[0])).sum() for each in (inner, flat))
+        return cls(weight, sums, lift, inner, common, flat, float(determinants))
+
+    def without(self, problem: Problem, regions: npt.NDArray[np.int64]) -> Fit:
+        """The same where these regions do not tell: what they add up to is taken off, which costs no more than they are."""
+        lost = Sums.of(problem.shares[regions], problem.covariates[regions], 1 / self.weight[regions])
+        weight = self.weight.copy()
+        weight[regions] = 0
+        return self._of(weight, self.sums - lost, self.lift)
 
     def project(self, problem: Problem, y: Floats) -> tuple[Floats, Floats, Floats]:
         """B' D^-1 y (groups, bins), X' Sigma^-1 y (covariates, bins), y' D^-1 y (bins,)."""
@@ -104,14 +136,14 @@ class Fit:
         own = self.lift @ linalg.cho_solve(self.inner, self.lift.T)
         return np.asarray(own + self._shift @ linalg.cho_solve(self.flat, self._shift.T))
 
-    def sampling_variance(self, problem: Problem) -> Floats:
+    def sampling_variance(self) -> Floats:
         """The part of each group's posterior variance that is the noise of the regional means (groups,)."""
-        lifted = self.lift @ linalg.cho_solve(self.inner, self.lift.T @ (problem.shares * self.weight[:, None]).T)
-        against = (problem.covariates - problem.shares @ self._shift) * self.weight[:, None]  # Sigma^-1 X
-        gain = lifted - self._shift @ linalg.cho_solve(
-            self.flat, against.T
-        )  # (groups, regions): the means are gain @ y
-        return np.asarray((gain**2 / self.weight).sum(1))
+        slopes = self.covariance()
+        surface = self._shift @ linalg.cho_solve(self.flat, np.eye(len(self.flat[0])))  # (groups, covariates)
+        # The means are (slopes P' - surface X') D^-1 y, and the variance of y is D.
+        total = slopes @ self.sums.groups @ slopes + surface @ self.sums.covariates @ surface.T
+        both = slopes @ self.sums.common @ surface.T
+        return np.maximum(np.diag(total - both - both.T), 0)
 
     @property
     def _shift(self) -> Floats:

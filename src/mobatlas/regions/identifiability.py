@@ -11,12 +11,13 @@ import numpy as np
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.regions.population import with_rest
-from mobatlas.regions.table import Aggregates, Composition, Floats, Population, Regions
+from mobatlas.regions.table import Aggregates, Composition, Floats, Population, Regions, blocks
 
 RANK_TOLERANCE = 1e-6  # of the largest singular value: published shares have six decimals
 IDENTIFIED, PARTLY = 0.9, 0.5  # share of a contrast's square that lies where regions speak louder than noise
 TYPICAL_SHARE, TYPICAL_VISITS = 0.05, 10.0  # a place with 5 % of ten visits a window, where no aggregates say better
 HOT = 0.85
+MERGED = 4_096  # regions among which the likest is looked for: the pairs of more would take minutes
 
 
 @dataclass(frozen=True)
@@ -202,10 +203,12 @@ def _share_unit(aggregates: Aggregates | None) -> float:
     """One standard deviation between people, on the share of visits that a typical bin takes."""
     if aggregates is None:
         return float(np.sqrt(TYPICAL_SHARE / TYPICAL_VISITS))
-    mean = np.nan_to_num(aggregates.values).mean(0)
+    values = aggregates.values
+    total = sum((np.nan_to_num(values[some]).sum(0) for some in blocks(*values.shape)), np.zeros(values.shape[1]))
+    mean = total / len(values)
     spread = mean if aggregates.spread is None else aggregates.spread
-    total = max(float(mean.sum()), 1e-300)
-    return float((mean / total) @ np.sqrt(np.maximum(spread, 0)) / total)
+    visits = max(float(mean.sum()), 1e-300)
+    return float((mean / visits) @ np.sqrt(np.maximum(spread, 0)) / visits)
 
 
 def _bounds(sigma_min: float, n: Floats, features: int, delta: float, bound: float = 1.0) -> Bounds:
@@ -222,61 +225,84 @@ def _proposals(composition: Composition, n: Floats, min_region: float) -> list[P
     groups = len(names)
     if groups == 1:
         return []
-
-    def gives(action: str, rows: Floats, people: Floats) -> Proposal:
-        sigma = float(np.linalg.svd(rows, compute_uv=False)[-1]) if len(rows) >= groups else 0.0
-        return Proposal(action, sigma, effective_rank(rows, people))
-
     typical = float(np.median(n))
+    known = _triangles(shares, n)
     added = []
     for group, name in enumerate(names):
-        row = np.full(groups, (1 - HOT) / (groups - 1))
-        row[group] = HOT
+        row = np.full((1, groups), (1 - HOT) / (groups - 1))
+        row[0, group] = HOT
         action = f"add a region of {typical:,.0f} people, {HOT:.0%} of them {name}"
-        added.append(gives(action, np.vstack([shares, row]), np.append(n, typical)))
+        added.append(_gives(action, known, len(shares), row, np.array([typical])))
     proposals = [max(added, key=lambda proposal: (proposal.effective_rank, proposal.sigma_min))]
-    proposals += _split(composition, n, min_region, gives)
+    proposals += _split(composition, n, min_region)
     small = np.flatnonzero(n < min_region)
     if len(small) and len(shares) > 1:
         rows, people = _merge(shares, n, min_region)
-        proposals.append(
-            gives(f"merge the {len(small)} regions below {min_region:g} people into their likest", rows, people)
-        )
+        action = f"merge the {len(small)} regions below {min_region:g} people into their likest"
+        proposals.append(_gives(action, _triangles(rows, people), len(rows)))
     return proposals
 
 
-def _split(composition: Composition, n: Floats, min_region: float, gives: Any) -> list[Proposal]:
+def _triangles(shares: Floats, n: Floats) -> tuple[Floats, Floats]:
+    """R of QR of P and of diag(sqrt(n)) P: as few rows as there are groups, with the same singular values."""
+    return np.linalg.qr(shares).R, np.linalg.qr(np.sqrt(n)[:, None] * shares).R
+
+
+def _gives(
+    action: str, known: tuple[Floats, Floats], regions: int, rows: Floats | None = None, n: Floats | None = None
+) -> Proposal:
+    """What these regions would give with a few more of them."""
+    plain, weighed = known
+    if rows is not None and n is not None:
+        plain, weighed = np.vstack([plain, rows]), np.vstack([weighed, np.sqrt(n)[:, None] * rows])
+        regions += len(rows)
+    sigma = float(np.linalg.svd(plain, compute_uv=False)[-1]) if regions >= plain.shape[1] else 0.0
+    return Proposal(action, sigma, int((np.linalg.svd(weighed, compute_uv=False) > 1).sum()))
+
+
+def _split(composition: Composition, n: Floats, min_region: float) -> list[Proposal]:
     """Split the largest region along the direction that regions know least."""
     largest = int(np.argmax(n))
     if n[largest] < 2 * min_region:
         return []
-    _, _, right = np.linalg.svd(np.sqrt(n)[:, None] * composition.shares, full_matrices=True)
+    # Of the triangle, whose right singular vectors are those of the regions.
+    _, _, right = np.linalg.svd(_triangles(composition.shares, n)[1], full_matrices=True)
     weakest = right[-1]
     halves = [composition.shares[largest] * mask for mask in (weakest > 0, weakest <= 0)]
     if min(half.sum() for half in halves) <= 0:
         return []
-    sizes = [n[largest] * half.sum() for half in halves]
-    rows = np.vstack([np.delete(composition.shares, largest, 0), *(half / half.sum() for half in halves)])
-    people = np.append(np.delete(n, largest), sizes)
-    if min(sizes) < min_region:
+    sizes = np.array([n[largest] * half.sum() for half in halves])
+    if sizes.min() < min_region:
         return []
+    others = _triangles(np.delete(composition.shares, largest, 0), np.delete(n, largest))
     apart = [name for name, sign in zip(composition.groups.names, weakest > 0, strict=True) if sign]
     action = f"split region '{composition.regions[largest]}' so that {'; '.join(apart)} live apart from the others"
-    return [gives(action, rows, people)]
+    return [_gives(action, others, len(n) - 1, np.vstack([half / half.sum() for half in halves]), sizes)]
 
 
 def _merge(shares: Floats, n: Floats, min_region: float) -> tuple[Floats, Floats]:
-    rows, people = shares.copy(), n.astype(np.float64).copy()
-    while len(rows) > 1 and people.min() < min_region:
+    """The smallest with its likest, again and again; of more than `MERGED` regions, among neighbours in what differs most."""
+    order = np.arange(len(n))
+    if len(n) > MERGED:
+        leading = np.linalg.svd(np.linalg.qr(shares - shares.mean(0)).R)[2][0]  # (groups,)
+        order = np.argsort(shares @ leading, kind="stable")
+    parts = [_merge_all(shares[some], n[some], min_region) for some in np.array_split(order, -(-len(n) // MERGED))]
+    return np.concatenate([rows for rows, _ in parts]), np.concatenate([people for _, people in parts])
+
+
+def _merge_all(shares: Floats, n: Floats, min_region: float) -> tuple[Floats, Floats]:
+    rows, people = shares.copy(), n.astype(np.float64)
+    squares, left = (rows**2).sum(1), np.ones(len(n), dtype=bool)
+    while left.sum() > 1 and people.min() < min_region:
         smallest = int(np.argmin(people))
-        gap = ((rows - rows[smallest]) ** 2).sum(1)
+        gap = squares - 2 * rows @ rows[smallest]  # the distance, less what is the same for all
         gap[smallest] = np.inf
-        other = int(np.argmin(gap))
+        other = int(np.argmin(np.where(left, gap, np.inf)))
         total = people[smallest] + people[other]
         rows[other] = (people[smallest] * rows[smallest] + people[other] * rows[other]) / total
-        people[other] = total
-        rows, people = np.delete(rows, smallest, 0), np.delete(people, smallest)
-    return rows, people
+        people[other], squares[other] = total, (rows[other] ** 2).sum()
+        people[smallest], left[smallest] = np.inf, False
+    return rows[left], people[left]
 
 
 def _people(composition: Composition, n: Floats | float | None, aggregates: Aggregates | None) -> Floats:

@@ -144,16 +144,13 @@ def _whole_people(nominal: Composition, available: npt.NDArray[np.int64]) -> npt
 
 def _region_sizes(shares: Floats, available: npt.NDArray[np.int64]) -> Floats:
     """Sizes N_g with sum_g N_g P_gd <= available_d: the smallest as large as possible, then the total."""
-    regions = len(shares)
+    asked = shares.sum(0)  # (groups,) by regions of one person each
+    # Where some sizes will do, all as large as the smallest of them will.
+    smallest = float((available[asked > 0] / asked[asked > 0]).min())
     demand: Any = sparse.csr_array(shares.T)  # (groups, regions)
-    each, one = sparse.eye_array(regions), np.ones((regions, 1))
-    with_smallest: Any = sparse.block_array([[demand, None], [-each, sparse.csr_array(one)]])  # smallest - N_g <= 0
-    limits = np.concatenate([available, np.zeros(regions)])
-    smallest = optimize.linprog([*[0.0] * regions, -1.0], A_ub=with_smallest, b_ub=limits)
-    sizes = np.asarray(smallest.x, dtype=np.float64)  # (regions + 1,)
-    least = float(sizes[-1]) * (1 - 1e-9)
+    regions, least = len(shares), smallest * (1 - 1e-9)
     total = optimize.linprog(-np.ones(regions), A_ub=demand, b_ub=available, bounds=(least, None))
-    return np.asarray(total.x if total.success else sizes[:-1], dtype=np.float64)  # (regions,)
+    return np.asarray(total.x if total.success else np.full(regions, smallest), dtype=np.float64)  # (regions,)
 
 
 def _rounded(quota: Floats, sizes: Floats, available: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:

@@ -20,21 +20,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, special
 
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
+from mobatlas.regions.bins import Deviations, Ints, Part, Strata, Stratum, Variances, deviance, strata
 from mobatlas.regions.gaussian import Doubt, Fit, Problem, independent, nonnegative
 from mobatlas.regions.geography import surface
 from mobatlas.regions.least_squares import pseudo_inverse, simplex_least_squares
 from mobatlas.regions.population import with_rest
-from mobatlas.regions.table import Aggregates, Composition, Floats, Regions
+from mobatlas.regions.table import Aggregates, Composition, Floats, Regions, mean_over_regions
 from mobatlas.regions.transfer import FEWEST as FEWEST_BLOCKED
 from mobatlas.regions.transfer import Blocks
 
 FIT_CELLS, FIT_BINS = 200_000, 64  # the variances are fitted on so many regions x bins, but at least on so many bins
-BAND = 4.0  # bins whose frequencies lie within this factor share a prior variance
+SCALE_CELLS = 2_000_000  # so is the scale of a stratum, on bins evenly spaced among its own
 # Log variance of an attribute relative to what is a group's own, a priori: mean and standard deviation. Lowered from equal
 # shares because intervals were too wide in simulated cities, whose groups share little by construction; the paper's Figure
 # "Pairwise JSD" (all pairs nearly equally far apart) speaks for the same, but is not where the number comes from.
@@ -119,10 +119,7 @@ def recover(
 def population(shares: Floats, aggregates: Aggregates) -> tuple[Floats, Floats]:
     """The population's composition w (groups,) and mean mu0 (features,), regions weighted by their people."""
     weight = aggregates.n / aggregates.n.sum()
-    known = ~np.isnan(aggregates.values)
-    per_bin = weight[:, None] * known
-    mean = np.nansum(per_bin * np.nan_to_num(aggregates.values), 0) / np.maximum(per_bin.sum(0), 1e-300)
-    return weight @ shares, mean
+    return weight @ shares, mean_over_regions(aggregates.values, weight)
 
 
 def calibrate_composition(composition: Composition) -> tuple[Floats, Doubt | None]:
@@ -172,83 +169,103 @@ def _bayes(
     centring = np.eye(len(groups)) - np.outer(np.ones(len(groups)), w)
     covariates = independent(surface(places, len(shares)))
     problem = Problem(shares, aggregates.n, doubt, factors, centring, covariates)
-    y = (aggregates.values - mu0) / scale  # (regions, features)
-    published = np.zeros(y.shape) if aggregates.noise is None else aggregates.noise / scale**2  # (regions, features)
-    ratios, effect, overall = _fit_variances(_most_telling(problem, y, mu0), published.mean(1), effects)
-    root = problem.prior(ratios)
-    strata = _strata(aggregates.features, mu0 / scale)
-    slopes = {}  # stratum -> its scale
-    for name, members in strata.items():
-        parts, noise = _parts(problem, y, members), published[:, members].mean(1)
-        slopes[name] = _fit_scale(parts, root, effect, noise, overall)
-    holds = _transfer(problem, y, places, strata, slopes, (root, effect, published.mean(1))) if effects else {}
-    # What no region tells about stays as the prior has it.
-    means = np.tile(mu0 / scale, (len(groups), 1)).T  # (features, groups)
-    covariance = np.repeat((overall * root @ root.T)[None], len(mu0), axis=0)
-    prior, believed = np.full(len(mu0), overall), np.ones(len(mu0))
-    for name, members in strata.items():
-        slope, noise = slopes[name], published[:, members].mean(1)
-        if effects:
-            believed[members] = min(1.0, GROUPS_EXPLAIN / slope) * holds.get(name[0], 1.0)
-        prior[members] = believed[members] * slope
-        for part in _parts(problem, y, members):
-            fit = Fit.of(part.problem, root, slope, effect, noise[part.regions])
-            means[part.bins], covariance[part.bins] = _posterior(
-                part, fit, means[part.bins], noise[part.regions], float(believed[members[0]])
-            )
+    y = Deviations(aggregates.values, mu0, scale, aggregates.noise)
+    members = strata(aggregates.features, mu0 / scale)
+    ratios, overall, fitted = _fit(problem, y, members, effects)
+    holds = _transfer(problem, y, places, members, fitted) if effects else {}
+    believed = np.ones(len(mu0))
+    for name, bins in members.items() if effects else ():
+        believed[bins] = min(1.0, GROUPS_EXPLAIN / fitted[name].scale) * holds.get(name[0], 1.0)
+    means, covariance, prior = _posteriors(problem, y, members, overall, fitted, believed)
     return Recovery(
         groups=groups,
         features=aggregates.features,
         means=means.T * scale,
-        covariance=covariance * (scale**2)[:, None, None],
-        prior=np.outer((root**2).sum(1), prior * scale**2),
+        covariance=covariance,
+        prior=np.outer((overall.root**2).sum(1), prior * scale**2),
         baseline=mu0,
         shares=w,
         variances={f"share_{name}": float(share) for name, share in zip((*names, "group"), ratios, strict=True)}
-        | {"region_effect": effect, "group_scale": overall},
+        | {"region_effect": overall.effect, "group_scale": overall.scale},
         believed=believed,
         transfer=holds,
     )
 
 
-def _transfer(
+def _fit(
+    problem: Problem, y: Deviations, members: Strata, effects: bool
+) -> tuple[Floats, Variances, dict[Stratum, Variances]]:
+    """Shares of the attributes, the variances of all bins together, and those of each stratum."""
+    published = y.published(np.arange(len(y.mean)))
+    chosen = list(y.parts(problem, _most_telling(y)))
+    ratios, effect, scale = _fit_variances(chosen, problem, published, effects)
+    overall = Variances(problem.prior(ratios), scale, effect, published)
+    fitted = {}
+    for name, bins in members.items():
+        parts = list(y.parts(problem, _thinned(bins, len(problem.n))))
+        fitted[name] = _fit_scale(parts, problem, overall._replace(published=y.published(bins)))
+    return ratios, overall, fitted
+
+
+def _posteriors(
     problem: Problem,
-    y: Floats,
-    places: Floats | None,
-    strata: Mapping[tuple[str, int], npt.NDArray[np.int64]],
-    slopes: Mapping[tuple[str, int], float],
-    variances: tuple[Floats, float, Floats],
+    y: Deviations,
+    members: Strata,
+    overall: Variances,
+    fitted: Mapping[Stratum, Variances],
+    believed: Floats,
+) -> tuple[Floats, Floats, Floats]:
+    """Means (features, groups) in units of the bins, covariances (features, groups, groups), and the scale of the prior."""
+    # What no region tells about stays as the prior has it.
+    means = np.repeat((y.mean / y.scale)[:, None], len(overall.root), axis=1)
+    covariance = np.repeat((overall.scale * overall.root @ overall.root.T)[None], len(means), axis=0)
+    prior = np.full(len(means), overall.scale)
+    for name, bins in members.items():
+        variances, whole = fitted[name], Fit.of(problem, *fitted[name])
+        prior[bins] = believed[bins] * variances.scale
+        for part in y.parts(problem, bins):
+            fit, belief = part.fit(whole, variances), float(believed[bins[0]])
+            means[part.bins], covariance[part.bins] = _posterior(
+                part, fit, means[part.bins], variances.published, belief
+            )
+    covariance *= (y.scale**2)[:, None, None]
+    return means, covariance, prior
+
+
+def _transfer(
+    problem: Problem, y: Deviations, places: Floats | None, members: Strata, fitted: Mapping[Stratum, Variances]
 ) -> dict[str, float]:
     """Of each feature map, how much of what is learnt in some parts of the map holds in the others: 0 is nothing, 1 is all."""
     if places is None or len(places) < FEWEST_BLOCKED:
         return {}
-    blocks, (root, effect, noise) = Blocks(problem, places), variances
+    blocks, published = Blocks(problem, places), y.published(np.arange(len(y.mean)))
     sums: dict[str, Floats] = {}
-    for name, members in strata.items():
-        known = members[~np.isnan(y[:, members]).any(0)]
-        found = blocks.compared(y[:, known], root, slopes[name], effect, noise)
+    for name, bins in members.items():
+        known = map(y.of, y.in_turn(bins[y.complete[bins]]))
+        found = blocks.compared(known, fitted[name]._replace(published=published))
         sums[name[0]] = sums.get(name[0], np.zeros(3)) + found
     heard = {name: each for name, each in sums.items() if each[1] > UNHEARD * each[2]}
     return {name: float(np.clip(each[0] / each[1], 0, 1)) for name, each in heard.items()}
 
 
-def _posterior(part: _Part, fit: Fit, baseline: Floats, published: Floats, believed: float) -> tuple[Floats, Floats]:
+def _posterior(part: Part, fit: Fit, baseline: Floats, published: Floats, believed: float) -> tuple[Floats, Floats]:
     """Means (bins, groups) and covariances (bins, groups, groups) in units of the bins.
 
     `believed` is the share of the slopes' variance that is due to people, the rest being due to where they live. Noise grows
     with the mean: a group that goes somewhere more than the population is less certain.
     """
-    weight = part.problem.n / part.problem.n.sum()
-    own = float(weight**2 @ (1 / part.problem.n + published))  # variance of the population mean itself
+    own = part.mean_variance(published)
     slopes = fit.means(part.problem, part.y).T  # (bins, groups)
     left = believed**2 * fit.covariance() + believed * (1 - believed) * fit.lift @ fit.lift.T
     means, covariance = nonnegative(baseline + believed * slopes, left)
     relative = np.clip(means / np.maximum(baseline, 1e-300), *HETEROSCEDASTIC)  # (bins, groups)
-    sampling = np.minimum(believed**2 * fit.sampling_variance(part.problem), np.diagonal(covariance, axis1=1, axis2=2))
-    covariance = covariance + own
+    sampling = np.minimum(believed**2 * fit.sampling_variance(), np.diagonal(covariance, axis1=1, axis2=2))
+    covariance += own
     variance = np.diagonal(covariance, axis1=1, axis2=2)
     wider = np.sqrt(np.maximum(variance + (relative - 1) * (sampling + own), 0) / np.maximum(variance, 1e-300))
-    return means, wider[:, :, None] * covariance * wider[:, None, :]  # correlations stay as they are
+    covariance *= wider[:, :, None]
+    covariance *= wider[:, None, :]  # correlations stay as they are
+    return means, covariance
 
 
 def _factors(groups: Groups) -> tuple[list[str], tuple[Floats, ...]]:
@@ -264,9 +281,10 @@ def _factors(groups: Groups) -> tuple[list[str], tuple[Floats, ...]]:
     return list(useful), (*useful.values(), np.eye(len(groups)))
 
 
-def _fit_variances(parts: Sequence[_Part], published: Floats, effects: bool) -> tuple[Floats, float, float]:
+def _fit_variances(
+    parts: Sequence[Part], problem: Problem, published: Floats, effects: bool
+) -> tuple[Floats, float, float]:
     """Shares of the attributes in the variance between groups, the region effect relative to it, and its scale."""
-    problem = parts[0].problem
     attributes = len(problem.factors) - 1
 
     def unpack(x: Floats) -> tuple[Floats, float, float]:
@@ -280,7 +298,7 @@ def _fit_variances(parts: Sequence[_Part], published: Floats, effects: bool) -> 
         penalty += ((x[0] - SCALE_PRIOR[0]) / SCALE_PRIOR[1]) ** 2
         if effects:
             penalty += ((x[-1] - EFFECT_PRIOR[0]) / EFFECT_PRIOR[1]) ** 2
-        return float(penalty) + _deviance(parts, problem.prior(rho), scale, effect, published)
+        return float(penalty) + deviance(parts, problem, Variances(problem.prior(rho), scale, effect, published))
 
     start = np.concatenate(
         ([SCALE_PRIOR[0]], np.full(attributes, RATIO_PRIOR[0]), [EFFECT_PRIOR[0]] if effects else [])
@@ -290,32 +308,18 @@ def _fit_variances(parts: Sequence[_Part], published: Floats, effects: bool) -> 
     return unpack(found.x)
 
 
-def _fit_scale(parts: Sequence[_Part], root: Floats, effect: float, published: Floats, overall: float) -> float:
+def _fit_scale(parts: Sequence[Part], problem: Problem, start: Variances) -> Variances:
     """Frequent bins differ more between groups, in units of noise, than rare ones: each stratum has its own scale."""
+    overall = np.log(start.scale)
 
     def objective(x: float) -> float:
-        prior = ((x - np.log(overall)) / STRATUM_SPREAD) ** 2
-        return float(prior) + _deviance(parts, root, float(np.exp(x)), effect, published)
+        prior = ((x - overall) / STRATUM_SPREAD) ** 2
+        return float(prior) + deviance(parts, problem, start._replace(scale=float(np.exp(x))))
 
     found = optimize.minimize_scalar(
-        objective, bounds=(np.log(overall) - 6, np.log(overall) + 4), method="bounded", options={"xatol": 0.02}
+        objective, bounds=(overall - 6, overall + 4), method="bounded", options={"xatol": 0.02}
     )
-    return float(np.exp(found.x))
-
-
-def _deviance(parts: Sequence[_Part], root: Floats, scale: float, effect: float, published: Floats) -> float:
-    fits = ((part, Fit.of(part.problem, root, scale, effect, published[part.regions])) for part in parts)
-    return float(sum(fit.deviance(part.problem, part.y).sum() for part, fit in fits))
-
-
-def _strata(features: Sequence[str], frequency: Floats) -> dict[tuple[str, int], npt.NDArray[np.int64]]:
-    """Bins of a map by powers of four of their frequency: what everybody does daily differs otherwise than what few do ever."""
-    bands = np.floor(np.log(np.maximum(frequency, 1e-12)) / np.log(BAND)).astype(np.int64)
-    names = [(name.partition(":")[0], band) for name, band in zip(features, bands.tolist(), strict=True)]
-    found: dict[tuple[str, int], list[int]] = {}
-    for place, name in enumerate(names):
-        found.setdefault(name, []).append(place)
-    return {name: np.array(found[name], dtype=np.int64) for name in sorted(found)}
+    return start._replace(scale=float(np.exp(found.x)))
 
 
 def _person_sd(aggregates: Aggregates, mu0: Floats) -> Floats:
@@ -324,39 +328,21 @@ def _person_sd(aggregates: Aggregates, mu0: Floats) -> Floats:
     return np.sqrt(np.maximum(variance, 1 / aggregates.n.sum()))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Bins that are known in the same regions."""
-
-    bins: npt.NDArray[np.int64]
-    regions: npt.NDArray[np.int64]
-    problem: Problem
-    y: Floats  # (known regions, bins)
+def _thinned(bins: Ints, regions: int) -> Ints:
+    """Enough of them to tell one variance by."""
+    most = max(SCALE_CELLS // regions, FIT_BINS)
+    return bins if len(bins) <= most else bins[np.linspace(0, len(bins) - 1, most).astype(np.int64)]
 
 
-def _parts(problem: Problem, y: Floats, members: npt.NDArray[np.int64]) -> list[_Part]:
-    """Bins by the regions that tell about them: a suppressed cell is a region less for that bin."""
-    known = ~np.isnan(y[:, members])
-    if known.all():
-        return [_Part(members, np.arange(len(y)), problem, y[:, members])]
-    patterns, which = np.unique(known, axis=1, return_inverse=True)
-    found = []
-    for number, rows in enumerate(map(np.flatnonzero, patterns.T)):
-        bins = members[which.ravel() == number]
-        if len(rows):
-            found.append(_Part(bins, rows, problem.of_regions(rows), y[np.ix_(rows, bins)]))
-    return found
-
-
-def _most_telling(problem: Problem, y: Floats, mu0: Floats) -> list[_Part]:
+def _most_telling(y: Deviations) -> Ints:
     """The most frequent bins, those without suppressed cells first."""
-    enough = max(FIT_CELLS // len(y), FIT_BINS)
-    complete = np.asarray(~np.isnan(y).any(0))
-    order = np.argsort(-mu0, kind="stable")
-    chosen = order[complete[order]][:enough]
+    enough = max(FIT_CELLS // len(y.values), FIT_BINS)
+    order = np.argsort(-y.mean, kind="stable")
+    complete = y.complete[order]
+    chosen = order[complete][:enough]
     if len(chosen) < FIT_BINS:
-        chosen = np.concatenate([chosen, order[~complete[order]][: FIT_BINS - len(chosen)]])
-    return _parts(problem, y, chosen)
+        chosen = np.concatenate([chosen, order[~complete][: FIT_BINS - len(chosen)]])
+    return chosen
 
 
 def _least_squares(composition: Composition, aggregates: Aggregates, on_simplex: bool) -> Recovery:
@@ -383,7 +369,7 @@ def _refuse_unusable(composition: Composition, aggregates: Aggregates) -> None:
     if not (aggregates.n > 0).all():
         empty = aggregates.regions[int(np.flatnonzero(~(aggregates.n > 0))[0])]
         raise MobatlasError(f"aggregates: region '{empty}' has no people; leave it out")
-    if not np.nansum(np.abs(aggregates.values)):
+    if not ((aggregates.values != 0) & ~np.isnan(aggregates.values)).any():
         raise MobatlasError("aggregates: every value is zero or suppressed; there is nothing to recover from")
     if np.isnan(composition.shares).any():
         raise MobatlasError("composition: some shares are NaN; mend the table")

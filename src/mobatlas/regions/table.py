@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 
 Floats = npt.NDArray[np.float64]
+CELLS = 4_000_000  # of regions x features that are held a second time while one thing is made of another
 
 
 @dataclass(frozen=True)
@@ -69,3 +71,18 @@ class Regions:
     @property
     def groups(self) -> Groups:
         return self.composition.groups
+
+
+def blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Rows by as many as `CELLS` allows."""
+    step = max(1, CELLS // max(columns, 1))
+    return (slice(start, start + step) for start in range(0, rows, step))
+
+
+def mean_over_regions(values: Floats, weight: Floats) -> Floats:
+    """The weighted mean (features,) of values (regions, features), over those regions that tell them."""
+    total, heard = np.zeros((2, values.shape[1]))
+    for some in blocks(*values.shape):
+        total += weight[some] @ np.nan_to_num(values[some])
+        heard += weight[some] @ ~np.isnan(values[some])
+    return total / np.maximum(heard, 1e-300)

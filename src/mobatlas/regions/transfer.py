@@ -7,12 +7,14 @@ taken off both: about 1 where they hold, about 0 where they do not.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from scipy.cluster import vq
 
+from mobatlas.regions.bins import Variances
 from mobatlas.regions.gaussian import Fit, Problem, independent
 from mobatlas.regions.geography import surface
 from mobatlas.regions.table import Floats
@@ -44,15 +46,18 @@ class Blocks:
                 self._parts.append((inside, outside, problem.of_regions(outside), own))
         self._shares, self._n = problem.shares, problem.n
 
-    def compared(self, y: Floats, root: Floats, scale: float, effect: float, noise: Floats) -> Floats:
-        """Over bins y (regions, bins) of one scale, sums of seen times predicted, of predicted squared and of seen squared."""
+    def compared(self, ys: Iterable[Floats], variances: Variances) -> Floats:
+        """Over bins ys (regions, bins) of one scale, sums of seen times predicted, of predicted squared and of seen squared."""
+        root, scale, effect, noise = variances
+        fits = [Fit.of(problem, root, scale, effect, noise[outside]) for _, outside, problem, _ in self._parts]
         sums = np.zeros(3)
-        for inside, outside, problem, own in self._parts:
-            slopes = Fit.of(problem, root, scale, effect, noise[outside]).means(problem, y[outside])  # (groups, bins)
-            weight = np.sqrt(self._n[inside])[:, None]
-            seen, shares = (_without(own * weight, each * weight) for each in (y[inside], self._shares[inside]))
-            predicted = shares @ slopes
-            sums += [(seen * predicted).sum(), (predicted**2).sum(), (seen**2).sum()]
+        for y in ys:
+            for (inside, outside, problem, own), fit in zip(self._parts, fits, strict=True):
+                slopes = fit.means(problem, y[outside])  # (groups, bins)
+                weight = np.sqrt(self._n[inside])[:, None]
+                seen, shares = (_without(own * weight, each * weight) for each in (y[inside], self._shares[inside]))
+                predicted = shares @ slopes
+                sums += [(seen * predicted).sum(), (predicted**2).sum(), (seen**2).sum()]
         return sums
 
 

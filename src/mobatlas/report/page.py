@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup, escape
 
 from mobatlas.artifacts import as_written, read_manifest, write_whole
@@ -19,7 +19,6 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, group_members
 from mobatlas.evaluation.metrics import ALL_METRICS, METRICS, PAPER_METRICS, Yardstick, column_sums, jsd
-from mobatlas.evaluation.samples import Samples, read_samples
 from mobatlas.features import Trajectories
 from mobatlas.folders import only_writer
 from mobatlas.generators.folder import KIND as MODEL
@@ -30,6 +29,7 @@ from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, line_char
 from mobatlas.report.published import AVERAGE, STATES, published, published_rows
 from mobatlas.report.story import summary
 from mobatlas.report.views import REAL, View, Views
+from mobatlas.samples import Samples, read_samples
 from mobatlas.supervision.kept import CURVE as VALIDATIONS
 
 RUN = "run.json"
@@ -53,7 +53,10 @@ def render(folder: Path) -> str:
     environment = Environment(loader=PackageLoader("mobatlas.report"), autoescape=True, undefined=StrictUndefined)
     environment.filters["share"] = lambda value: "-" if value is None else f"{value:.0%}"
     environment.filters["bits"] = lambda value: "-" if value is None else f"{value:.4f}"
-    return environment.get_template("report.html.j2").render(story=story, style=_style())
+    try:
+        return environment.get_template("report.html.j2").render(story=story, style=_style())
+    except UndefinedError as error:  # a file of the run lacks what the page asks of it
+        raise LookupError(str(error)) from error
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def speed_table(result: Mapping[str, Any]) -> RenderableType:
             row.get("reference", "-"),
             "-" if reference is None else f"{reference:.1f}",
             "-" if row.get("ratio") is None else f"{row['ratio']:.2f}",
-            f"{row['peak_gb']:.2f} GB",
+            "-" if row["peak_gb"] is None else f"{row['peak_gb']:.2f} GB",
         )
     return table
 

@@ -24,13 +24,14 @@ from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.folder import KIND, load_assignment, load_regions, load_validation
 from mobatlas.regions.identifiability import diagnose
 from mobatlas.regions.recovery import MOSTLY_PRIOR, Recovery, calibrate_composition, recover
-from mobatlas.regions.table import Aggregates, Floats, Population, Regions
+from mobatlas.regions.table import Aggregates, Floats, Population, Regions, blocks
 from mobatlas.regions.transfer import confounding
 
 log = logging.getLogger("mobatlas")
 SAME_LEVEL = 1.5  # factor between visits of the aggregates and of the dataset that is no surprise
 TIMES = "hour"  # the one map that counts when, which few generators tell
 VISITS = "visits"
+NAMED = 20  # groups in a sentence, at most
 STEEPEST = 3.0  # of the tilt of the number of visits, in standard deviations
 Ints = npt.NDArray[np.int64]
 
@@ -97,13 +98,18 @@ class Moments:
 
     def distance(self, means: Floats, target: Floats) -> dict[str, float]:
         """Between two means of phi: norm in scaled coordinates, and JSD in bits of shares within each map, averaged."""
+        return {kind: float(value) for kind, value in self.distances(means, target).items()}
+
+    def distances(self, means: Floats, targets: Floats) -> dict[str, Floats]:
+        """The same row by row (rows, features)."""
+        pairs = ((np.maximum(means[..., part], 0), targets[..., part]) for part in self._columns)
+        apart = [js(normalise(one), normalise(other)) for one, other in pairs]
+        return {"scaled": np.linalg.norm((means - targets) / self.scale, axis=-1), "js": np.mean(apart, axis=0)}
+
+    @cached_property
+    def _columns(self) -> list[Ints]:
         names = np.array([name.partition(":")[0] for name in self.phi.features])
-        parts = [names == name for name in _maps(self.phi.features)]
-        shares = [(normalise(np.maximum(means[part], 0)), normalise(target[part])) for part in parts]
-        return {
-            "scaled": float(np.linalg.norm((means - target) / self.scale)),
-            "js": float(np.mean([js(*pair) for pair in shares])),
-        }
+        return [np.flatnonzero(names == name) for name in _maps(self.phi.features)]
 
     def without(self, name: str) -> Moments:
         """The same without one feature map."""
@@ -193,9 +199,9 @@ class Evidence:
         if seen is None:
             return None
         place = {name: number for number, name in enumerate(self.regions.composition.regions)}
-        mixed = self.regions.composition.shares[[place[name] for name in seen.regions]] @ means  # (regions, features)
-        found = [self.told.distance(ours, theirs) for ours, theirs in zip(mixed, seen.values, strict=True)]
-        return {kind: float(np.average([each[kind] for each in found], weights=seen.n)) for kind in ("scaled", "js")}
+        shares = self.regions.composition.shares[[place[name] for name in seen.regions]]  # (regions, groups)
+        found = [self.told.distances(shares[some] @ means, seen.values[some]) for some in blocks(*seen.values.shape)]
+        return {kind: float(seen.n @ np.hstack([each[kind] for each in found]) / seen.n.sum()) for kind in found[0]}
 
 
 def gather_evidence(dataset: TrajectoryDataset, regions_folder: Path | str, *, visits: bool = True) -> Evidence:
@@ -248,7 +254,7 @@ def _refuse_unusable(folder: Path, regions: Regions) -> None:
     values, shares = regions.aggregates.values, regions.composition.shares
     if np.isnan(values).all():
         raise MobatlasError(f"{folder}: every value of the aggregates is suppressed; there is nothing to learn from")
-    if not np.nansum(np.abs(values)):
+    if not ((values != 0) & ~np.isnan(values)).any():
         raise MobatlasError(
             f"{folder}: every value of the aggregates is zero; there is nothing to learn from, make them anew"
         )
@@ -287,17 +293,19 @@ def _visits(
     feature = build_feature(VISITS, vocabulary, phi.mask)
     counts = feature.counts(trajectories)  # (trajectories, bins)
     assert isinstance(feature, VisitsFeature)
-    number, weights = feature.numbers(trajectories).astype(np.float64), weights / weights.sum()
+    weights = weights / weights.sum()
     first = np.array([name.startswith(f"{phi.maps[0].name}:") for name in phi.features])
     level = recovery.means[:, first].sum(1) / max(recovery.baseline[first].sum(), 1e-300)  # (groups,)
-    means = [counts.T @ _tilted_to(weights, number, share) for share in level]
+    number, where, which = np.unique(feature.numbers(trajectories), return_index=True, return_inverse=True)
+    share = np.bincount(which, weights).astype(np.float64)  # (numbers,): they are few
+    means = [_tilted_to(share, number.astype(np.float64), each) @ counts[where] for each in level]
     return Visits(Phi.of(feature.bins, vocabulary, phi.mask), np.stack(means), counts.T @ weights)
 
 
 def _tilted_to(weights: Floats, number: Floats, level: float) -> Floats:
     """Weights times exp(b number), so that their mean number is `level` times what it was."""
     mean = float(weights @ number)
-    span = number.std() or 1.0
+    span = float(np.sqrt(weights @ (number - mean) ** 2)) or 1.0
 
     def tilted(b: float) -> Floats:
         logits = b * (number - mean) / span
@@ -348,7 +356,8 @@ def _warnings(regions: Regions, recovery: Recovery, training_mean: Floats) -> li
     told = zip(recovery.groups.names, recovery.information().tolist(), strict=True)
     vague = [f"{name} ({share:.0%})" for name, share in told if share < MOSTLY_PRIOR]
     if vague:
-        said.append(f"mostly prior, and so near the population, is what the regions tell of {'; '.join(vague)}")
+        named = vague if len(vague) <= NAMED else [*vague[:NAMED], f"{len(vague) - NAMED} groups more"]
+        said.append(f"mostly prior, and so near the population, is what the regions tell of {'; '.join(named)}")
     said += confounding(recovery)
     visits, ours = float(recovery.baseline.sum()), float(training_mean.sum())
     if not 1 / SAME_LEVEL < visits / max(ours, 1e-300) < SAME_LEVEL:

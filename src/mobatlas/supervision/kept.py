@@ -24,22 +24,21 @@ from mobatlas.supervision.resample import CalibratedSampler, load_calibration
 from mobatlas.supervision.strategies import CalibrationConfig
 
 MEANS, CURVE = "group_means.parquet", "curve.jsonl"
+MOST_COVARIANCES = 2**25  # numbers: a quarter of a gigabyte
 COLUMNS = ("group", "feature", "mean", "population")  # of MEANS, that calibration reads
 
 
 def keep_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) -> None:
     """Write composition, anchors and recovered means; beside the means the tilt (groups, features), where there is one.
 
-    A mean has its posterior covariance with the same mean of every group, in their order.
+    A mean has its posterior covariance with the same mean of every group, in their order; where these are more than
+    `MOST_COVARIANCES` its standard deviation alone is kept, and recovery tells the rest again.
     """
     composition, regions = evidence.regions.composition, evidence.regions.composition.regions
     groups, moments, told = evidence.groups.names, evidence.moments, evidence.means.shape[1]
     features = moments.phi.features
-    covariance = np.full(
-        (len(groups), len(features), len(groups)), np.nan
-    )  # of what the regions do not tell there is none
-    covariance[:, :told] = evidence.recovery.covariance.transpose(1, 0, 2)
-    sd = np.sqrt(np.diagonal(covariance, axis1=0, axis2=2).T)  # (groups, features)
+    sd = np.full(moments.means.shape, np.nan)  # of what the regions do not tell there is none
+    sd[:, :told] = evidence.recovery.sd
     shares = {
         "region": np.repeat(regions, len(groups)).tolist(),
         "group": list(groups) * len(regions),
@@ -52,7 +51,7 @@ def keep_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) 
         "feature": list(features) * len(groups),
         "mean": moments.means.ravel(),
         "sd": pa.array(sd.ravel(), from_pandas=True),
-        "covariance": pa.FixedSizeListArray.from_arrays(pa.array(covariance.ravel(), from_pandas=True), len(groups)),
+        "covariance": _covariances(evidence, len(features)),
         "population": np.tile(moments.baseline, len(groups)),
         "tilt": pa.nulls(moments.means.size, pa.float64()) if tilt is None else tilt.ravel(),
     }
@@ -97,6 +96,16 @@ def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
         seed = model.manifest.seed or 0
         calibration = fit_calibration(model.generator, moments, seed=seed, tracker=tracker, **asked.arguments())
     return CalibratedSampler.of(model.generator, calibration, moments.anchors)
+
+
+def _covariances(evidence: Evidence, features: int) -> pa.FixedSizeListArray:
+    """A list for each mean, group by group."""
+    groups, known = len(evidence.groups), evidence.recovery.covariance  # (told, groups, groups)
+    if known.size > MOST_COVARIANCES:
+        return pa.nulls(groups * features, pa.list_(pa.float64(), groups))
+    every = np.full((groups, features, groups), np.nan)
+    every[:, : len(known)] = known.transpose(1, 0, 2)
+    return pa.FixedSizeListArray.from_arrays(pa.array(every.ravel(), from_pandas=True), groups)
 
 
 def _anchors(evidence: Evidence) -> pa.Table:

@@ -31,6 +31,7 @@ from mobatlas.supervision.given import given_weights
 FILES = ("calibration.json", "calibration.safetensors")
 BLOCK = 4_096  # candidates drawn at a time, at most
 PATIENCE = 10  # times as many candidates as expected are drawn before giving up
+PIECE, APART = 1_024, 2**32  # samples with candidates of their own, and how many of these no piece comes to
 POPULATION, GIVEN = 21, 22  # streams of random numbers
 
 
@@ -145,6 +146,10 @@ class CalibratedSampler:
         numbers = np.concatenate([each for _, each in found])
         following = int(numbers[-1]) + 1
         return Accepted(Trajectories.joined([each for each, _ in found]), numbers, following, following - first)
+
+    def sample_piece(self, number: int, n: int, group: int, seed: int = 0, *, block: int = BLOCK) -> Accepted:
+        """The first n of the PIECE samples of a piece: a function of (seed, number), whatever was accepted before it."""
+        return self.sample(n, group, seed, first=number * APART, block=block)
 
     def _accepted(self, first: int, size: int, group: int, seed: int, most: int) -> tuple[Trajectories, Ints]:
         """Which of the candidates from `first` on are accepted, `most` of them at most."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,14 @@ from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.evidence import Evidence, Ints
-from mobatlas.supervision.tilt import Tilt, fit_tilt
+from mobatlas.supervision.tilt import Scaled, Tilt, fit_tilt, scaled_features
 
 log = logging.getLogger("mobatlas")
 UNITS = ("trajectory", "person")
 RIDGE = 3e-3
+MOST_UNITS = (
+    300_000  # their means are known to within half a per cent of a standard deviation: less than the ridge leaves
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ def fit_group_tilts(
     """Weigh unlabelled training trajectories so that their mean of phi is each group's recovered one.
 
     With the person as the unit all windows of a person share its weight. `membership` begins from p(d|g) of the region that
-    each person lives in instead of from everybody alike.
+    each person lives in instead of from everybody alike. Of more than `MOST_UNITS` units the tilts are fitted on a sample,
+    and weigh all of them.
     """
     if unit not in UNITS:
         raise MobatlasError(
@@ -106,33 +110,61 @@ def fit_group_tilts(
     row = np.searchsorted(evidence.people, dataset.person[indices])  # (trajectories,) places in evidence.people
     people, windows = len(evidence.people), np.bincount(row, minlength=len(evidence.people))
     base = 1 / (people * windows[row])  # (trajectories,)
-    belongs = evidence.membership() if membership else np.ones((people, len(evidence.groups)))
     if membership:
         _say_membership(evidence)
     of_person = unit == "person"
     rows = person_means(phi, row, people) if of_person else phi  # (units, features)
-    tilts, gaps = [], []
+    alike = np.full(people, 1 / people) if of_person else base  # (units,)
+    belongs = evidence.membership() if membership else None  # (people, groups)
+    fitting = _Fitting.of(rows, ridge)
+    scaled = scaled_features(fitting.phi, _shares(alike[fitting.units])) if belongs is None else None
+    tilts, gaps, weights = [], [], np.empty((len(evidence.groups), len(indices)))
     for group, name in enumerate(evidence.groups.names):
-        prior = belongs[:, group] / people if of_person else base * belongs[row, group]  # (units,)
+        prior = alike if belongs is None else alike * (belongs[:, group] if of_person else belongs[row, group])
         if not prior.sum() > 0:
             raise MobatlasError(f"--membership: no training person lives in a region with anybody of group '{name}'")
-        tilt = fit_tilt(rows, moments.means[group], ridge, prior=prior)
+        tilt, gap = fitting.fit(moments.means[group], prior, scaled)
         if not tilt.converged:
             log.warning("group '%s': its means lie outside of what training people do; the nearest is taken", name)
-        tilts.append(tilt)
-        gaps.append(_duality_gap(tilt, rows, moments.means[group], ridge, prior / prior.sum()))
-    each = [tilt.weights[row] / windows[row] if of_person else tilt.weights for tilt in tilts]
+        weights[group] = tilt.weights[row] / windows[row] if of_person else tilt.weights
+        tilts.append(tilt if of_person else replace(tilt, weights=weights[group]))
+        gaps.append(gap)
     return GroupTilts(
         groups=evidence.groups,
         indices=indices,
         base=base,
-        weights=np.stack(each),
+        weights=weights,
         tilts=tuple(tilts),
         gaps=np.array(gaps),
         unit=unit,
         ridge=ridge,
         membership=membership,
     )
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """Rows to weigh, and those of them that tilts are fitted on."""
+
+    rows: sparse.csr_array  # (units, features)
+    units: Ints  # among them
+    phi: sparse.csr_array  # of those
+    ridge: float
+
+    @classmethod
+    def of(cls, rows: sparse.csr_array, ridge: float) -> _Fitting:
+        units = np.arange(rows.shape[0])
+        if len(units) <= MOST_UNITS:
+            return cls(rows, units, rows, ridge)
+        some = np.sort(np.random.default_rng(len(units)).choice(units, MOST_UNITS, replace=False))
+        return cls(rows, some, rows[some], ridge)
+
+    def fit(self, target: Floats, prior: Floats, scaled: Scaled | None) -> tuple[Tilt, float]:
+        """The tilt of all rows, and the duality gap where it was fitted."""
+        mine = _shares(prior[self.units])
+        tilt = fit_tilt(self.phi, target, self.ridge, prior=mine, scaled_phi=scaled)
+        gap = _duality_gap(tilt, self.phi, target, self.ridge, mine)
+        return (tilt if len(self.units) == self.rows.shape[0] else tilt.over(self.rows, target, prior)), gap
 
 
 def tilted_draw(tilts: GroupTilts, seed: int, shares: Floats | None = None) -> Draw:
@@ -210,6 +242,10 @@ def _duality_gap(tilt: Tilt, phi: sparse.csr_array, target: Floats, ridge: float
     if ridge > 0:
         primal += float(((tilt.unmet / scale) ** 2).sum()) / (2 * ridge)
     return primal + tilt.dual
+
+
+def _shares(weights: Floats) -> Floats:
+    return np.asarray(weights / weights.sum())
 
 
 def _cumulative(weights: Floats) -> Floats:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import optimize, sparse, special
+from scipy import optimize, sparse
 from scipy.sparse import linalg
 
 from mobatlas.errors import MobatlasError
@@ -18,6 +18,7 @@ STEPS, NEWTON_STEPS = 2_000, 5
 NEAR, CONVERGED = 1e-4, 1e-6
 Dual = Callable[[Floats], tuple[float, Floats]]  # value and gradient
 Product = Callable[[Floats], Floats]  # with the second derivatives
+Scaled = tuple[Floats, sparse.csr_array, sparse.csc_array]  # see `scaled_features`
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,13 @@ class Tilt:
         """The effective sample size as a share of the rows."""
         return self.effective_sample_size / len(self.weights)
 
+    def over(self, phi: sparse.csr_array, target: Floats, prior: Floats) -> Tilt:
+        """The same coefficients on other rows."""
+        with np.errstate(divide="ignore"):
+            weights, _ = softmax(np.log(prior) + phi @ self.coefficients)
+        size = float(1 / (weights**2).sum())
+        return replace(self, weights=weights, effective_sample_size=size, unmet=target - phi.T @ weights)
+
 
 def fit_tilt(
     phi: sparse.csr_array,
@@ -45,24 +53,26 @@ def fit_tilt(
     prior: Floats | None = None,
     start: Floats | None = None,
     steps: int = STEPS,
+    scaled_phi: Scaled | None = None,
 ) -> Tilt:
     """The weights nearest to `prior` (uniform by default, in Kullback-Leibler) whose mean of `phi` is the target.
 
     Minimises log sum_x prior(x) exp(<lambda, phi(x)>) - <lambda, target> + ridge/2 |lambda|^2 with features scaled by the root
     of their mean, in which counts are about equally noisy. The ridge leaves moments unmet that would cost much: unmet = ridge
     lambda there; without it and with a target outside the hull of the rows there is no solution, and `converged` says so.
+    Who fits many targets scales the features once and passes them as `scaled_phi`.
     """
     refuse_unusable(phi, target, ridge, prior)
     weight = np.full(phi.shape[0], 1 / phi.shape[0]) if prior is None else prior / prior.sum()
     with np.errstate(divide="ignore"):
         log_prior = np.log(weight)  # -inf: rows that may not be used
-    scale, scaled, transposed = scaled_features(phi, weight)
+    scale, scaled, transposed = scaled_phi or scaled_features(phi, weight)
     wanted = target / scale
 
     def tilted(x: Floats) -> tuple[Floats, float]:
-        logits = log_prior + scaled @ x
-        partition = float(special.logsumexp(logits))
-        return np.exp(logits - partition), partition
+        logits = scaled @ x
+        logits += log_prior
+        return softmax(logits)
 
     def dual(x: Floats) -> tuple[float, Floats]:
         weights, partition = tilted(x)
@@ -80,7 +90,6 @@ def fit_tilt(
 
     x, converged = minimise_dual(dual, curvature, np.zeros(phi.shape[1]) if start is None else start * scale, steps)
     weights, _ = tilted(x)
-    weights = weights / weights.sum()
     reached = np.asarray(phi.T @ weights)
     return Tilt(
         coefficients=x / scale,
@@ -92,14 +101,24 @@ def fit_tilt(
     )
 
 
-def scaled_features(
-    phi: sparse.csr_array, weight: Floats | None = None
-) -> tuple[Floats, sparse.csr_array, sparse.csr_array]:
+def scaled_features(phi: sparse.csr_array, weight: Floats | None = None) -> Scaled:
     """The root of the mean of each feature (features,), phi in its units (rows, features), and that transposed."""
     mean = phi.mean(0) if weight is None else phi.T @ weight
     scale = np.sqrt(np.maximum(np.asarray(mean).ravel(), 1 / phi.shape[0]))
-    scaled = sparse.csr_array(phi @ sparse.diags_array(1 / scale))
-    return scale, scaled, sparse.csr_array(scaled.T)
+    narrow = np.int32 if phi.nnz < 2**31 else np.int64  # half the memory to go through in every product
+    places = phi.indices.astype(narrow), phi.indptr.astype(narrow)
+    scaled = sparse.csr_array((phi.data / scale[phi.indices], *places), shape=phi.shape)
+    return scale, scaled, scaled.T
+
+
+def softmax(logits: Floats) -> tuple[Floats, float]:
+    """exp(logits) so that they sum to 1, in their place, and the logarithm of what they sum to."""
+    top = float(logits.max())
+    logits -= top
+    np.exp(logits, out=logits)
+    total = float(logits.sum())
+    logits /= total
+    return logits, top + float(np.log(total))
 
 
 def minimise_dual(
@@ -111,7 +130,7 @@ def minimise_dual(
         start,
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": steps, "maxfun": 2 * steps, "ftol": 1e-15, "gtol": TOLERANCE, "maxcor": 20},
+        options={"maxiter": steps, "maxfun": 2 * steps, "ftol": 1e-12, "gtol": TOLERANCE, "maxcor": 20},
     )
 
     def operator(x: Floats) -> linalg.LinearOperator:

@@ -97,10 +97,13 @@ def _read_file(file: Path) -> tuple[pa.Table, int]:
         skipped += 1
         return "skip"
 
+    content = file.read_bytes()
+    if not content.isascii():
+        raise MobatlasError(f"{file}: not a GeoLife track (there are bytes in it that are no text); mend or remove it")
     types = {"lat": pa.float64(), "lon": pa.float64(), "date": pa.string(), "time": pa.string()}
     try:
         table = pacsv.read_csv(
-            file,
+            pa.BufferReader(content),
             pacsv.ReadOptions(skip_rows=HEADER_LINES, column_names=COLUMNS, use_threads=False),
             pacsv.ParseOptions(invalid_row_handler=skip),
             pacsv.ConvertOptions(column_types=types, include_columns=list(types)),

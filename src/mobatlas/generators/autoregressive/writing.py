@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mobatlas.data.vocabulary import BOS, EOS, PAD
+from mobatlas.errors import MobatlasError
 from mobatlas.generators.autoregressive.network import CausalTransformer
 
 TILE = 256
@@ -63,4 +64,8 @@ def write(network: CausalTransformer, condition: Tensor, chance: Tensor, lengths
 def draw(logits: Tensor, chance: Tensor) -> Tensor:
     """A token (batch,) of each distribution (batch, vocabulary): where the cumulated probability passes the chance (batch,)."""
     total = logits.softmax(-1).double().cumsum(-1)  # (batch, vocabulary); in float a chance near 1 could pass all of it
+    if not bool(total[:, -1].isfinite().all()):
+        raise MobatlasError(
+            "the model gives no probabilities: its weights are too large to compute with; train it again"
+        )
     return torch.searchsorted(total, chance[:, None] * total[:, -1:], right=True).squeeze(1)

@@ -22,10 +22,10 @@ from mobatlas.artifacts import write_whole
 from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
 from mobatlas.draws import uniforms
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.samples import read_samples
 from mobatlas.features import EARTH_KM, Trajectories
 from mobatlas.generators.base import Floats, Ints
 from mobatlas.generators.weights import WEIGHTS
+from mobatlas.samples import read_samples
 
 log = logging.getLogger("mobatlas")
 STREAM = 31  # of random numbers

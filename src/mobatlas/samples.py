@@ -19,7 +19,6 @@ from mobatlas.data.dataset import DAY
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.vocabulary import HOME, OTHER, WORK, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.features import Trajectories
 from mobatlas.features import monday as monday_of
 from mobatlas.groups import Groups
@@ -31,6 +30,8 @@ NAMED = 3  # places of a warning
 DEGREES = (90.0, 180.0, 90.0, 180.0)  # the furthest that an anchor can be
 AGAIN = "number trajectories anew when you put files together"
 Tokens = npt.NDArray[np.int32]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
 

@@ -1,0 +1,157 @@
+"""Many regions and groups: the same answers as with few, and no array that grows with the square of either times the places."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from mobatlas.benchmark import many_regions
+from mobatlas.benchmark.speed import Measured
+from mobatlas.regions import identifiability, table
+from mobatlas.regions.aggregates import load_aggregates, write_aggregates
+from mobatlas.regions.gaussian import Fit, Problem, independent
+from mobatlas.regions.recovery import recover
+from mobatlas.regions.table import Aggregates, Composition, Floats, Regions
+from mobatlas.supervision import teach
+from mobatlas.supervision.teach import _Fitting
+from mobatlas.supervision.tilt import fit_tilt
+
+PANEL = 30.0
+
+
+def many(regions: int, groups: int, pois: int, seed: int = 0) -> tuple[Regions, Floats]:
+    """Regions of people who go somewhere as often as their groups do, and what these do."""
+    world = many_regions.make_world(regions, groups, seed, pois)
+    rng = np.random.default_rng(seed)
+    values = rng.poisson(PANEL * world.shares @ world.means) / PANEL
+    names = tuple(f"R{number}" for number in range(regions))
+    features = tuple(f"poi:{number}" for number in range(pois))
+    composition = Composition(world.groups, names, world.shares, np.full(regions, 1_500.0))
+    aggregates = Aggregates(names, features, values, np.full(regions, PANEL), spread=world.shares.mean(0) @ world.means)
+    places = np.array([40.0, -100.0]) + rng.normal(0, 0.3, (regions, 2))
+    return Regions(composition, aggregates, randomised=False, places=places), world.means
+
+
+def peak(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What it gives, and the megabytes that it held at once."""
+    tracemalloc.start()
+    try:
+        return work(), tracemalloc.get_traced_memory()[1] / 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def inline(work: Callable[..., Any], *arguments: Any) -> Measured:
+    start = time.perf_counter()
+    return Measured(value=work(*arguments), seconds=time.perf_counter() - start, peak_gb=1.0)
+
+
+def test_thousands_of_regions_and_dozens_of_groups_are_recovered_in_little_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, truth = many(2_000, 40, 200)
+    monkeypatch.setattr(table, "CELLS", 100_000)
+    found, megabytes = peak(lambda: recover(made))
+    score = many_regions.error(found, truth)
+    assert score["error"] < 0.85 * score["baseline_error"]
+    assert score["coverage"] > 0.8
+    assert megabytes < 25, "regions x regions are 32, groups x places x regions 128"
+
+
+def test_what_is_recovered_does_not_depend_on_how_much_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = many(120, 8, 16)
+    values = made.aggregates.values.copy()
+    values[np.random.default_rng(1).random(values.shape) < 0.1] = np.nan
+    values[:, 3:] = made.aggregates.values[:, 3:]
+    made = replace(made, aggregates=replace(made.aggregates, values=values, noise=np.full(values.shape, 1e-3)))
+    whole = recover(made)
+    monkeypatch.setattr(table, "CELLS", 1_000)
+    apart = recover(made)
+    assert apart.means == pytest.approx(whole.means, rel=0.02)
+    assert apart.sd == pytest.approx(whole.sd, rel=0.05)
+
+
+def test_regions_that_do_not_tell_are_taken_off_the_sums() -> None:
+    rng = np.random.default_rng(2)
+    shares, places = rng.dirichlet(np.ones(6), 80), rng.normal(size=(80, 2))
+    covariates = independent(np.column_stack([np.ones(80), places]))
+    problem = Problem(shares, rng.integers(5, 50, 80).astype(float), None, (np.eye(6),), np.eye(6) - 1 / 6, covariates)
+    root, published = problem.prior(np.ones(1)), rng.random(80) / 100
+    silent = np.sort(rng.choice(80, 30, replace=False))
+    rest = np.setdiff1d(np.arange(80), silent)
+    y = rng.normal(size=(80, 4))
+    taken_off = Fit.of(problem, root, 0.3, 0.1, published).without(problem, silent)
+    fewer = problem.of_regions(rest)
+    alone = Fit.of(fewer, root, 0.3, 0.1, published[rest])
+    assert taken_off.means(problem, y) == pytest.approx(alone.means(fewer, y[rest]), abs=1e-7)
+    assert taken_off.covariance() == pytest.approx(alone.covariance(), abs=1e-9)
+    assert taken_off.sampling_variance() == pytest.approx(alone.sampling_variance(), abs=1e-9)
+    # The surface has other units there, which the likelihood knows of, but no variance does.
+    off = [one.deviance(p, values) for one, p, values in ((taken_off, problem, y), (alone, fewer, y[rest]))]
+    assert np.ptp(off[0] - off[1]) < 1e-7
+
+
+def test_aggregates_are_written_and_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = many(70, 8, 30)
+    values = made.aggregates.values.copy()
+    values[3, 4] = np.nan
+    v = replace(made.aggregates, values=values, n=np.linspace(1.0, 70.0, 70), noise=values**2)
+    monkeypatch.setattr(table, "CELLS", 200)
+    write_aggregates(tmp_path / "v.parquet", v)
+    read = load_aggregates(tmp_path / "v.parquet")
+    assert (read.regions, read.features) == (v.regions, v.features)
+    assert np.array_equal(read.values, v.values, equal_nan=True) and np.array_equal(read.n, v.n)
+    assert read.noise is not None and np.allclose(read.noise, v.values**2, equal_nan=True)
+
+
+def test_very_many_small_regions_merge_among_those_that_are_like_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _ = many(300, 8, 10)
+    shares, n = made.composition.shares, np.full(300, 20.0)
+    closest = identifiability._merge(shares, n, 100.0)
+    monkeypatch.setattr(identifiability, "MERGED", 64)
+    rows, people = identifiability._merge(shares, n, 100.0)
+    assert people.sum() == 6_000 and people.min() >= 100
+    assert people @ rows == pytest.approx(n @ shares)
+    spread = [float((size @ (each - shares.mean(0)) ** 2).sum()) for each, size in (closest, (rows, people))]
+    assert spread[1] > 0.7 * spread[0], "what differs between regions stays apart"
+
+
+def test_tilts_fitted_on_a_sample_hold_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    rows = sparse.csr_array(rng.poisson(0.4, (8_000, 12)).astype(float))
+    target, prior = np.asarray(rows.mean(0)).ravel() * rng.uniform(0.8, 1.25, 12), rng.random(8_000)
+    monkeypatch.setattr(teach, "MOST_UNITS", 4_000)
+    tilt, gap = _Fitting.of(rows, 1e-3).fit(target, prior, None)
+    exact = fit_tilt(rows, target, 1e-3, prior=prior)
+    assert tilt.weights.shape == (8_000,) and tilt.weights.sum() == pytest.approx(1)
+    assert gap == pytest.approx(0, abs=1e-8)
+    assert np.abs(tilt.unmet).max() < 4 * np.sqrt(target.max() / 4_000)
+    assert tilt.effective_sample_size == pytest.approx(exact.effective_sample_size, rel=0.05)
+
+
+def test_the_whole_way_with_three_attributes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_regions, "POIS", 40)
+    monkeypatch.setattr(many_regions, "measure", inline)
+    found = many_regions.rows(tmp_path, 0, sizes=((150, 20),))
+    assert [row["what"] for row in found] == ["regions", "diagnose", "recovery", "tilts"]
+    assert {row["size"] for row in found} == {"150 regions, 20 groups, 40 POIs, 4,500 people"}
+    assert found[0]["kept"] == 150
+    assert 0 < found[2]["error"] < found[2]["baseline_error"]
+    assert found[3]["converged"] == 1
+
+
+@pytest.mark.slow
+def test_ten_thousand_regions_and_ninety_groups_take_minutes_and_four_gigabytes(tmp_path: Path) -> None:
+    found = many_regions.rows(tmp_path, 0, sizes=((10_000, 90),))
+    assert max(row["peak_gb"] for row in found) < 4
+    recovered = next(row for row in found if row["what"] == "recovery")
+    assert recovered["error"] < 0.85 * recovered["baseline_error"]
+    assert recovered["coverage"] > 0.8
