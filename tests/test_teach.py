@@ -369,12 +369,10 @@ def test_regions_of_another_dataset_pass_if_they_count_the_same_places(
         gather_evidence(world.dataset, other).means, gather_evidence(world.dataset, world.groups).means
     )
     assert "was made of another dataset" in caplog.text
-    fewer = remade(
-        redetailed(world.districts, tmp_path / "d", dataset={"content_hash": "another"}),
-        tmp_path / "fewer",
-        "aggregates.parquet",
-        lambda t: t.filter(pc.not_equal(t["feature"], "hour:23")),
-    )
+    fewer = redetailed(world.districts, tmp_path / "d", dataset={"content_hash": "another"})
+    for name in ("aggregates", "spread"):
+        without = tmp_path / f"fewer-{name}"
+        fewer = remade(fewer, without, f"{name}.parquet", lambda t: t.filter(pc.not_equal(t["feature"], "hour:23")))
     with pytest.raises(MobatlasError, match="whose places are others"):
         gather_evidence(world.dataset, fewer)
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, out_of_memory
 
 FORMAT = 1  # of the folders; a folder of another format is refused, not guessed at
 MANIFEST = "manifest.json"
@@ -83,7 +83,7 @@ def as_written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is not None:  # of the disk, not of Arrow
+        if error.errno is not None or out_of_memory(error):  # of the disk or the machine, not of Arrow
             raise
         raise _meddled(path) from error
     except (
@@ -95,6 +95,8 @@ def as_written(path: Path) -> Iterator[None]:
         ArithmeticError,
         RecursionError,
     ) as error:
+        if out_of_memory(error):
+            raise
         raise _meddled(path) from error
 
 
@@ -159,6 +161,15 @@ def write_whole(path: Path, content: bytes) -> None:
             partial.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None = None, *, memory_map: bool = False) -> pa.Table:
+    """A Parquet file without Arrow's threads: where memory does not suffice to start one, its scanner waits for ever."""
+    with pq.ParquetFile(path, memory_map=memory_map) as file:
+        table = file.read(columns=None if columns is None else list(columns), use_threads=False)
+    return (
+        table if columns is None else table.select(list(columns))
+    )  # in their order; one that is missing is a KeyError
 
 
 def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:

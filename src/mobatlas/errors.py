@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
+
+# As Python and its relatives, DuckDB, torch on a GPU and torch on a CPU say it; the words are also Arrow's.
+NO_MEMORY = ("MemoryError", "OutOfMemoryException", "OutOfMemoryError")
+NO_MEMORY_WORDS = (
+    "not enough memory",
+    "can't allocate memory",
+    "std::bad_alloc",
+    "can't start new thread",
+    "Failed to launch worker thread",
+    os.strerror(errno.ENOMEM),
+)
 
 
 class MobatlasError(Exception):
@@ -15,3 +28,9 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     by_lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
     return f"; did you mean '{by_lower[near[0]]}'?" if near else ""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether it says that memory does not suffice: as no other error may be taken for it, nor it for another."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return not kinds.isdisjoint(NO_MEMORY) or any(words in str(error) for words in NO_MEMORY_WORDS)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from mobatlas.data.dataset import DAY
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.vocabulary import HOME, OTHER, WORK, Vocabulary
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, out_of_memory
 from mobatlas.features import Trajectories
 from mobatlas.features import monday as monday_of
 from mobatlas.groups import Groups
@@ -126,9 +126,11 @@ class _File:
     def column(self, name: str, kind: pa.DataType | None = None, missing: bool = False) -> pa.ChunkedArray:
         """Cast to a type, if one is given; `missing` allows nulls."""
         try:
-            values = self.parquet.read(columns=[name])[name]
+            values = self.parquet.read(columns=[name], use_threads=False)[name]
             values = values if kind is None else values.cast(kind)
         except (OSError, pa.ArrowException) as error:
+            if out_of_memory(error):
+                raise
             raise self._unreadable(name, error) from None
         if values.null_count and not missing:
             raise MobatlasError(f"{self.path}: column '{name}' is empty in {values.null_count:,} rows; fill it")

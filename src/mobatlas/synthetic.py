@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from mobatlas.artifacts import read_parquet
 from mobatlas.data.dataset import DAY
 from mobatlas.data.engine import parquet_schema
 from mobatlas.data.schema import ANCHORS, require_columns
@@ -65,7 +65,7 @@ def read_synthetic(path: Path | str, vocabulary: Vocabulary) -> tuple[Trajectori
     require_columns(str(file), parquet_schema(file).names, READ)
     columns = [*READ, *(name for name in TIMES if name in parquet_schema(file).names)]
     try:
-        table = pq.read_table(file, columns=columns).cast(pa.schema([TIMED.field(name) for name in columns]))
+        table = read_parquet(file, columns=columns).cast(pa.schema([TIMED.field(name) for name in columns]))
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise MobatlasError(f"{file}: is cut short, or a column is not as mobatlas writes it ({reason})") from None

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -94,6 +96,7 @@ def _in_order(workers: list[tuple[BaseProcess, Connection]], chunks: int) -> Ite
 def _run(connection: Connection) -> None:
     """What another process does."""
     logging.disable(logging.WARNING)  # the first one has said it
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
     try:
         work: _Work = connection.recv()
         torch.set_num_threads(work.threads)
@@ -108,6 +111,14 @@ def _run(connection: Connection) -> None:
         pass
     except Exception as error:
         connection.send(error)
+
+
+def _end_with_the_first() -> None:
+    """Killed, it cannot say so."""
+    first = multiprocessing.parent_process()
+    assert first is not None
+    first.join()
+    os._exit(1)
 
 
 @contextmanager

@@ -135,7 +135,7 @@ def error(recovery: Recovery, truth: Floats) -> dict[str, float]:
 
 def true_means(folder: Path, features: Sequence[str]) -> Floats:
     """Of features in their order (groups, features); nobody goes to OTHER, HOME or WORK."""
-    means = np.load(folder / TRUTH)
+    means = np.load(folder / TRUTH, allow_pickle=False)
     place = {f"poi:{_poi(number)}": number for number in range(means.shape[1])}
     padded = np.column_stack([means, np.zeros(len(means))])
     return np.asarray(padded[:, [place.get(name, -1) for name in features]])

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +46,6 @@ class Profile:
 
 BRIEF = {"autoencoder": {"steps": 250}, "denoiser": {"steps": 250}}
 PROFILES = {"quick": Profile(1_000_000, BRIEF, 128, 128), "full": Profile(10_000_000, {}, 512)}
-# How it grows, each in a module of its own: with visits, with processes, with regions and groups.
-GROWING = {"prepare": "growth", "processes": "processes", "regions": "many_regions"}
 # What the bar counts to.
 STEPS = {"quick": 5.0, "full": 5.0, "prepare": 9.0, "processes": 1.0, "regions": 15.0}
 
@@ -84,10 +81,13 @@ def run(
 
 
 def _rows(scratch: Path, profile: str, seed: int, tracker: Tracker) -> list[dict[str, Any]]:
-    if profile in GROWING:
-        module = import_module(f"mobatlas.benchmark.{GROWING[profile]}")
-        found: list[dict[str, Any]] = module.rows(scratch, seed, tracker)
-        return found
+    from mobatlas.benchmark import growth, many_regions, processes  # they measure by what is here
+
+    # how it grows: with visits, with processes, with regions and groups
+    growing: dict[str, Callable[[Path, int, Tracker], list[dict[str, Any]]]]
+    growing = {"prepare": growth.rows, "processes": processes.rows, "regions": many_regions.rows}
+    if profile in growing:
+        return growing[profile](scratch, seed, tracker)
     rows = _data_rows(scratch, PROFILES[profile].visits, seed, tracker)
     tracker.step(3, "evaluating")
     rows.append(_evaluation_row(scratch, seed))

@@ -10,7 +10,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, out_of_memory
 
 if TYPE_CHECKING:
     from mobatlas.cli.commands import app
@@ -18,15 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# As Python and its relatives, DuckDB, torch on a GPU and torch on a CPU say it.
-NO_MEMORY = ("MemoryError", "OutOfMemoryException", "OutOfMemoryError")
-NO_MEMORY_WORDS = (
-    "not enough memory",
-    "can't allocate memory",
-    "std::bad_alloc",
-    "can't start new thread",
-    os.strerror(errno.ENOMEM),
-)
 
 
 def __getattr__(name: str) -> Any:
@@ -63,8 +54,7 @@ def main() -> None:
 def _sentence(error: BaseException) -> str:
     """What a person can do something about; the rest is ours to mend."""
     said = str(error).strip()
-    kinds = [kind.__name__ for kind in type(error).__mro__]
-    if not set(kinds).isdisjoint(NO_MEMORY) or any(words in said for words in NO_MEMORY_WORDS):
+    if out_of_memory(error):
         return "there is not enough memory; end other programs or ask for less, nothing was left half-written"
     if any(os.strerror(number) in said for number in FULL):
         return "the disk is full; make room and run it again, nothing was left half-written"

@@ -12,9 +12,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from mobatlas.artifacts import HASHED_ON_LOAD, Manifest, as_written, read_manifest
+from mobatlas.artifacts import HASHED_ON_LOAD, Manifest, as_written, read_manifest, read_parquet
 from mobatlas.config import SplitConfig, WindowConfig, build
 from mobatlas.data.pipeline import split_thresholds
 from mobatlas.data.schema import ANCHORS
@@ -68,14 +67,14 @@ class TrajectoryDataset:
 
     @classmethod
     def _map(cls, folder: Path, manifest: Manifest) -> TrajectoryDataset:
-        people = pq.read_table(folder / "people.parquet", memory_map=True)
+        people = read_parquet(folder / "people.parquet", memory_map=True)
         split_of_person = _checked_splits(folder, manifest, people)
         batches = _map_sequences(folder / SEQUENCES)
         offsets = [batch["tokens"].offsets.to_numpy() for batch in batches]
         return cls(
             path=folder,
             manifest=manifest,
-            vocabulary=Vocabulary(pq.read_table(folder / "vocabulary.parquet")),
+            vocabulary=Vocabulary(read_parquet(folder / "vocabulary.parquet")),
             people=people,
             person=np.concatenate([batch["person"].to_numpy() for batch in batches]),
             window=np.concatenate([batch["window"].to_numpy() for batch in batches]),
@@ -257,7 +256,7 @@ class TrajectoryDataset:
         if not path.exists():
             return None
         with as_written(path):
-            table = pq.read_table(path)
+            table = read_parquet(path)
             row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
             users = self.people["user_id"].to_pylist()
             aligned = table.take(pa.array([row.get(user) for user in users], pa.int64()))
@@ -303,7 +302,7 @@ def _split_code(name: str) -> int:
 
 
 def _checked_splits(folder: Path, manifest: Manifest, people: pa.Table) -> npt.NDArray[np.int64]:
-    splits = pq.read_table(folder / "splits.parquet")
+    splits = read_parquet(folder / "splits.parquet")
     users = splits["user_id"].to_pylist()
     codes = {name: code for code, name in enumerate(SPLITS)}
     stored = np.array([codes.get(name, -1) for name in splits["split"].to_pylist()], dtype=np.int64)

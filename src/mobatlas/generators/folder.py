@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict
 
-from mobatlas.artifacts import MANIFEST, Manifest, as_written, read_manifest, write_json, write_parquet
+from mobatlas.artifacts import MANIFEST, Manifest, as_written, read_manifest, read_parquet, write_json, write_parquet
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
@@ -112,7 +111,7 @@ class Model:
             dataset = self.open_dataset()
             return dataset.anchors[dataset.split_people("train")]
         with as_written(self.path):
-            anchors = _columns(pq.read_table(self.path / REGION_ANCHORS))
+            anchors = _columns(read_parquet(self.path / REGION_ANCHORS))
             return anchors[np.lexsort(anchors.T)]
 
     def region(self, name: str, regions: Path | None = None) -> tuple[Floats, Floats | None]:
@@ -140,7 +139,8 @@ class Model:
         return anchors, shares
 
     def _shares(self, region: str, folder: Path) -> Floats | None:
-        table = pq.read_table(folder / COMPOSITION, columns=["region", "group", "share"])
+        with as_written(folder):
+            table = read_parquet(folder / COMPOSITION, columns=["region", "group", "share"])
         known, groups = table["region"].unique().to_pylist(), self.groups
         if region not in known:
             raise MobatlasError(f"--region {region}: is no region of {folder}{suggestion(region, known)}")
@@ -156,7 +156,8 @@ class Model:
 
     def _kept_anchors(self, region: str) -> Floats:
         with as_written(self.path):
-            return _columns(pq.read_table(self.path / REGION_ANCHORS, filters=[("region", "==", region)]))
+            table = read_parquet(self.path / REGION_ANCHORS)
+            return _columns(table.filter(pc.equal(table["region"], region)))
 
     def _anchors_of(self, region: str, regions: Path, assignment: Mapping[str, str]) -> Floats:
         dataset = self.open_dataset()
@@ -234,7 +235,7 @@ def _generator(folder: Path, described: _Description) -> Generator:
 
 def _vocabulary(path: Path) -> Vocabulary:
     try:
-        table = pq.read_table(path)
+        table = read_parquet(path)
     except (OSError, pa.ArrowInvalid):
         raise MobatlasError(f"{path}: not a readable Parquet file; train the model again") from None
     if (

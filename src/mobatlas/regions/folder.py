@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import as_written, read_manifest
+from mobatlas.artifacts import as_written, read_manifest, read_parquet
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import BUILDERS, FeatureMap, build_feature
@@ -109,12 +109,12 @@ def load_regions(path: Path | str) -> Regions:
 
 def _read(folder: Path, details: dict[str, Any]) -> Regions:
     groups = Groups.of(details["groups"])
-    table = pq.read_table(folder / "composition.parquet")
+    table = read_parquet(folder / "composition.parquet")
     regions = tuple(table["region"].unique().to_pylist())
     shares = table["share"].to_numpy().reshape(len(regions), len(groups))
     composition = Composition(groups, regions, shares, table["n"].to_numpy()[:: len(groups)])
     values = load_aggregates(folder / "aggregates.parquet")
-    spread = pq.read_table(folder / "spread.parquet")
+    spread = read_parquet(folder / "spread.parquet")
     variance = None if spread["variance"].null_count else spread["variance"].cast(pa.float64()).to_numpy()
     if (values.regions, list(values.features)) != (regions, spread["feature"].to_pylist()):
         raise LookupError("tables of other regions or features")
@@ -141,7 +141,7 @@ def load_assignment(path: Path | str) -> dict[str, str] | None:
     if not file.exists():
         return None
     with as_written(folder):
-        table = pq.read_table(file)
+        table = read_parquet(file)
         return dict(zip(table["user_id"].to_pylist(), table["region"].to_pylist(), strict=True))
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mobatlas.artifacts import read_parquet
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.regions.table import Floats
 
@@ -51,5 +52,5 @@ def load_places(path: Path) -> Floats | None:
     """What `write_places` wrote; None where nothing was."""
     if not path.exists():
         return None
-    table = pq.read_table(path)
+    table = read_parquet(path)
     return np.stack([table[name].to_numpy() for name in ("lat", "lon")], axis=1)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mobatlas.artifacts import read_parquet
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.features import FeatureMap
 from mobatlas.groups import Groups
@@ -78,6 +79,6 @@ def load_population(path: Path) -> Population | None:
     """What `write_population` wrote; None where nothing was."""
     if not path.exists():
         return None
-    table = pq.read_table(path)
+    table = read_parquet(path)
     values, of_groups = table["value"].to_numpy(), np.array(table["of"].to_pylist()) == "composition"
     return Population(values[of_groups], values[~of_groups], float(table["n"][0].as_py()))

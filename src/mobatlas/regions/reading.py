@@ -34,6 +34,9 @@ def read_table(path: Path) -> pd.DataFrame:
         raise MobatlasError(f"{path}: rows have more fields than the header; quote group names, they hold a comma")
     if table.empty:
         raise MobatlasError(f"{path}: the table has no rows")
+    for name in table.columns:
+        if pd.api.types.infer_dtype(table[name], skipna=True) == "bytes":
+            raise MobatlasError(f"{path}: column '{name}' holds bytes; write it as text or numbers")
     return table.rename(columns=lambda name: str(name).strip())
 
 

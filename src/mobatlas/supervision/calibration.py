@@ -106,6 +106,8 @@ class Calibration:
         shape = (len(groups), len(values["features"]))
         if any(tensors[form].shape != shape or len(values[form]) != len(groups) for form in FORMS):
             raise MobatlasError(f"calibration: its tensors are not those of {shape[0]} groups and {shape[1]} features")
+        if not all(_is_weighting(facts) for form in FORMS for facts in values[form]):
+            raise MobatlasError("calibration: it does not say of each group how far its means were and are")
         forms = (
             tuple(Weighting(row, **facts) for row, facts in zip(tensors[form], values[form], strict=True))
             for form in FORMS
@@ -118,6 +120,15 @@ class Calibration:
         values = self.as_dict()
         groups = {name: {form: values[form][k] for form in FORMS} for k, name in enumerate(self.groups.names)}
         return {name: values[name] for name in PLAIN} | {"groups": groups}
+
+
+def _is_weighting(facts: Any) -> bool:
+    """Whether it holds numbers where a `Weighting` does."""
+    if not isinstance(facts, dict) or not all(isinstance(facts.get(name), dict) for name in ("before", "after")):
+        return False
+    distances = (facts[name].get("js") for name in ("before", "after"))
+    told = (facts.get(name) for name in ("offset", "visits", "cap", "ridge", "effective_sample_size"))
+    return all(isinstance(value, int | float) for value in (*distances, *told))
 
 
 def fit_calibration(

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mobatlas.artifacts import read_parquet
 from mobatlas.config import build
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
@@ -69,7 +70,7 @@ def load_moments(model: Model) -> Moments | None:
     if not path.exists() or groups is None:
         return None
     try:
-        table = pq.read_table(path, columns=list(COLUMNS))
+        table = read_parquet(path, columns=list(COLUMNS))
         features = table["feature"].unique().to_pylist()
         shape = len(groups), len(features)
         means, population = (table[name].to_numpy().reshape(shape) for name in ("mean", "population"))
