@@ -103,6 +103,9 @@ class Calibration:
     def of(cls, values: Mapping[str, Any], tensors: Mapping[str, Floats]) -> Calibration:
         """The inverse of `as_dict` and `tensors`; the two must be of one calibration."""
         groups = Groups.of(values["groups"])
+        names, plainly = (*values["features"], *values["mask"]), [values[name] for name in PLAIN]
+        if not all(isinstance(name, str) for name in names) or not all(isinstance(v, int | float) for v in plainly):
+            raise MobatlasError("calibration: its features are no names, or what is a number there is none")
         shape = (len(groups), len(values["features"]))
         if any(tensors[form].shape != shape or len(values[form]) != len(groups) for form in FORMS):
             raise MobatlasError(f"calibration: its tensors are not those of {shape[0]} groups and {shape[1]} features")
