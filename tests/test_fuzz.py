@@ -72,6 +72,9 @@ def test_many_broken_files_are_read_or_refused(world: World, name: str, number: 
         ("parquet: regions folder", 29),  # words where numbers are due
         ("parquet: regions folder", 30),  # tables that do not fit each other
         ("manifest: dataset", 31),  # a word where a number is due
+        ("parquet: composition, aggregates", 2_460_485_812),  # bytes that are no text
+        ("json, safetensors: model folder", 362_770),  # a calibration that does not say how far its means were
+        ("json, safetensors: model folder", 45_726),  # and one whose features are no names
     ],
 )
 def test_what_was_once_not_refused(world: World, name: str, number: int) -> None:
