@@ -167,9 +167,8 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None, *, memory_map
     """A Parquet file without Arrow's threads: where memory does not suffice to start one, its scanner waits for ever."""
     with pq.ParquetFile(path, memory_map=memory_map) as file:
         table = file.read(columns=None if columns is None else list(columns), use_threads=False)
-    return (
-        table if columns is None else table.select(list(columns))
-    )  # in their order; one that is missing is a KeyError
+    # in their order; one that is missing is a KeyError
+    return table if columns is None else table.select(list(columns))
 
 
 def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:

@@ -81,13 +81,19 @@ def run(
 
 
 def _rows(scratch: Path, profile: str, seed: int, tracker: Tracker) -> list[dict[str, Any]]:
-    from mobatlas.benchmark import growth, many_regions, processes  # they measure by what is here
+    # how it grows; these modules measure by what is here
+    if profile == "prepare":
+        from mobatlas.benchmark import growth
 
-    # how it grows: with visits, with processes, with regions and groups
-    growing: dict[str, Callable[[Path, int, Tracker], list[dict[str, Any]]]]
-    growing = {"prepare": growth.rows, "processes": processes.rows, "regions": many_regions.rows}
-    if profile in growing:
-        return growing[profile](scratch, seed, tracker)
+        return growth.rows(scratch, seed, tracker)
+    if profile == "processes":
+        from mobatlas.benchmark import processes
+
+        return processes.rows(scratch, seed, tracker)
+    if profile == "regions":
+        from mobatlas.benchmark import many_regions
+
+        return many_regions.rows(scratch, seed, tracker)
     rows = _data_rows(scratch, PROFILES[profile].visits, seed, tracker)
     tracker.step(3, "evaluating")
     rows.append(_evaluation_row(scratch, seed))
