@@ -17,8 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from mobatlas import (
@@ -33,12 +31,11 @@ from mobatlas import (
     write_evaluation,
 )
 from mobatlas.cli import app
-from mobatlas.data.vocabulary import HOME, OTHER
 from mobatlas.evaluation.comparison import EVERYBODY, group_members, sampling_floor
 from mobatlas.groups import DEFAULT_GROUPS
 from tests.tiny import fresh, small_city
-from tests.written import table_of, write
-from tests.yardsticks import NAMES, PARK, SHOP, TOWN, walks
+from tests.written import write
+from tests.yardsticks import NAMES
 
 KINDS = ("average", "diversity", "everybody", "groups")
 
@@ -257,61 +254,6 @@ def test_a_hundred_thousand_trajectories_take_seconds(dataset: TrajectoryDataset
     found = evaluate(ours, dataset.path)
     assert time.process_time() - start < 10
     assert found.files["ours"]["trajectories"] == 100_000
-
-
-trips = st.lists(st.lists(st.sampled_from([HOME, OTHER, PARK, SHOP]), min_size=1, max_size=5), min_size=1, max_size=6)
-
-
-@settings(max_examples=40)
-@given(trips, st.randoms(use_true_random=False), st.booleans(), st.booleans())
-def test_a_file_is_read_whatever_its_rows_are_called_and_however_they_lie(
-    tmp_path_factory: pytest.TempPathFactory, walked: list[list[int]], shuffle: Any, positions: bool, words: bool
-) -> None:
-    made, path = walks(*walked), tmp_path_factory.getbasetemp() / "read.parquet"
-    table = table_of(made, TOWN.vocabulary.table["poi_id"].combine_chunks(), ["30-40,F"] * len(made))
-    order = list(range(table.num_rows))
-    if positions:
-        shuffle.shuffle(order)
-    else:  # trajectories may lie in one another, visits of one in order
-        order = sorted(order, key=lambda row: (table["position"][row].as_py(), shuffle.random()))
-        table = table.drop_columns(["position"])
-    table = table.take(order)
-    if words:
-        names = pa.array([f"walk {number}" for number in table["trajectory"].to_pylist()])
-        table = table.set_column(0, "trajectory", names.dictionary_encode())
-    pq.write_table(table, path, row_group_size=3)
-    read = read_samples(path, TOWN.vocabulary, DEFAULT_GROUPS)
-    seen = list(dict.fromkeys(made.owner[order].tolist()))  # trajectories are numbered as they appear
-    expected = made.take(np.array(seen))
-    assert read.trajectories.tokens.tolist() == expected.tokens.tolist()
-    assert read.trajectories.offsets.tolist() == expected.offsets.tolist()
-    assert np.array_equal(read.trajectories.anchors, expected.anchors, equal_nan=True)
-    assert read.groups is not None and set(read.groups) == {DEFAULT_GROUPS.index("30-40, F")}
-    assert read.warnings == ()
-
-
-def test_the_least_a_file_must_hold_is_trajectories_and_places(tmp_path: Path) -> None:
-    rows = {"trajectory": ["b", "b", "a", "b"], "poi_id": ["HOME", "park", "cafe", "shop"]}
-    pq.write_table(pa.table(rows), tmp_path / "least.parquet")
-    read = read_samples(tmp_path / "least.parquet", TOWN.vocabulary, DEFAULT_GROUPS)
-    assert read.trajectories.offsets.tolist() == [0, 3, 4] and read.groups is None
-    assert np.isnan(read.trajectories.anchors).all()
-    assert [warning.partition(": ")[2] for warning in read.warnings] == [
-        "has no column 'home_lat', so visits to HOME are left out in space"
-    ]
-
-
-def test_places_outside_the_vocabulary_are_other_and_a_run_of_them_one_visit(tmp_path: Path) -> None:
-    places = ["Oz", "park", "Oz", "Utopia", "OTHER", "park", "OTHER", "OTHER", "<pad>", "Thule"]
-    rows = {"trajectory": [1] + [0] * 8 + [2], "poi_id": places}
-    pq.write_table(pa.table(rows), tmp_path / "far.parquet")
-    read = read_samples(tmp_path / "far.parquet", TOWN.vocabulary)
-    assert read.trajectories.tokens.tolist() == [OTHER, PARK, OTHER, PARK, OTHER, OTHER, OTHER]
-    assert read.trajectories.offsets.tolist() == [0, 1, 6, 7]
-    assert (read.unknown_places, read.unknown_visits) == (4, 5)
-    (warning,) = read.warnings
-    assert "5 visits (50.0%) are to 4 places that the dataset does not know" in warning
-    assert warning.endswith("count as OTHER ('Oz', 'Utopia', '<pad>', ...)")
 
 
 def test_a_file_of_generate_is_read_as_it_was_written(dataset: TrajectoryDataset, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +51,24 @@ def run(
     numbers = range(first_seed, first_seed + seeds)
     asked = "".join(f" --generator {name}" for name in generators)
     told = f"mobatlas benchmark families --seconds {seconds:g}{asked}"
-    rows = []
-    for name in names:
-        own = Bench("", (values or {}).get(name, {}), city or {}, quiet=quiet, generator=name)
-        steps = _steps(out / name, first_seed, own, seconds)
-        command = f"{told} --seeds 1 --first-seed {{seed}} --out {out.name}"
-        bench = Bench(command, merge(own.values, steps), own.city, quiet=quiet, generator=name)
+    command = f"{told} --seeds 1 --first-seed {{seed}} --out {out.name}"
+    steps: dict[str, dict[str, Any]] = {}
+    benches: dict[str, Bench] = {}
+    for name in names:  # all trials before anything long, so that they meet the same machine
+        own = Bench(command, (values or {}).get(name, {}), city or {}, quiet=quiet, generator=name)
+        steps[name] = _steps(out / name, first_seed, own, seconds)
+        benches[name] = replace(own, values=merge(own.values, steps[name]))
+    for name, bench in benches.items():
         fill(out / name, name, JOBS, numbers, bench)
-        found = summarise(out / name, numbers, JOBS)
-        speed = _speed(Place(out / name / f"seed-{first_seed}", first_seed, bench))
-        rows.append({"generator": name, "steps": steps, "trajectories_per_second": speed, **found})
+    rows = [
+        {
+            "generator": name,
+            "steps": steps[name],
+            "trajectories_per_second": _speed(Place(out / name / f"seed-{first_seed}", first_seed, bench)),
+            **summarise(out / name, numbers, JOBS),
+        }
+        for name, bench in benches.items()
+    ]
     result = {
         "command": f"{told} --seeds {seeds} --first-seed {first_seed} --out {out.name}",
         "seed": first_seed,

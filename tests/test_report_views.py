@@ -1,0 +1,43 @@
+"""How a group looks in the report: when its people arrive, as far as anybody says."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mobatlas import Trajectories, TrajectoryDataset, Yardstick
+from mobatlas.report.views import REAL, Views
+from tests.tiny import small_city
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
+    return small_city(tmp_path_factory.mktemp("city"), users=60)
+
+
+def heights(distributions: str, title: str) -> dict[str, list[float]]:
+    """Of the lines of a chart, who -> up on the page at the beginning of each step."""
+    [chart] = [each for each in re.findall(r"<figure.*?</figure>", distributions, flags=re.DOTALL) if title in each]
+    lines = re.findall(r'<path class="line [^"]*" d="M([^"]*)"><title>([^<]*)</title>', chart)
+    return {who: [-float(point.split()[1]) for point in path.split("L")[::2]] for path, who in lines}
+
+
+def test_the_hours_of_a_chart_are_those_of_the_visits(dataset: TrajectoryDataset) -> None:
+    real = Trajectories.of(dataset)
+    assert real.hours is not None
+    night = replace(real, arrivals=np.full(len(real.tokens), 3 * 3600))
+    views = Views(dataset, Yardstick.of(dataset))
+    found = heights(str(views.view("somebody", {REAL: real, "supervised": night}).distributions), "Hour of arrival")
+    assert np.argmax(found["supervised"]) == 3 and len(set(found["supervised"][:3])) == 1
+    assert np.corrcoef(found[REAL][:24], np.bincount(real.hours, minlength=24))[0, 1] > 0.999
+
+
+def test_a_chart_says_where_samples_tell_no_hours(dataset: TrajectoryDataset) -> None:
+    real, views = Trajectories.of(dataset), Views(dataset, Yardstick.of(dataset))
+    silent = replace(real, arrivals=None, stays=None)
+    shown = str(views.view("somebody", {REAL: real, "supervised": silent}).distributions)
+    assert list(heights(shown, "Hour of arrival, somebody (samples tell no hours)")) == [REAL]
+    assert "Hour of arrival" not in str(views.view("somebody", {REAL: silent, "supervised": silent}).distributions)
