@@ -39,9 +39,13 @@ def refused(tmp_path: Path, lines: list[str], header: str = HEADER, **changes: A
     return sentence
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["duckdb", "spark"])
+def test_a_missing_file_is_told_before_an_engine_starts(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mobatlas.data.prepare.open_engine", lambda *_: pytest.fail("it started"))
     with pytest.raises(MobatlasError, match=r"nowhere\.parquet: no such file or folder"):
-        prepare(tmp_path / "nowhere.parquet", tmp_path / "dataset")
+        prepare(tmp_path / "nowhere.parquet", tmp_path / "dataset", engine=engine)
 
 
 def test_a_folder_without_visits(tmp_path: Path) -> None:

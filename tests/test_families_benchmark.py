@@ -14,7 +14,7 @@ from mobatlas.report.families import families_table
 from tests.test_phase2_benchmark import CITY
 from tests.tiny import OPTIONS
 
-FAMILY = "autoregressive"
+FAMILY = "point-process"
 
 
 def test_stages_share_the_time_as_their_preset_shares_the_steps() -> None:
@@ -47,6 +47,7 @@ def test_a_family_is_measured_and_a_run_goes_on_with_the_same_steps(tmp_path: Pa
     assert {row["model"] for row in family["rows"]} == {"baseline", "strong", "tilt", "tilt, calibrated"}
     table = families_table(first)
     assert table.texts()[0][0] == FAMILY and "closed, hot16" in table.columns
+    assert {"POI frequency", "Hour of arrival", "Dwell"} <= {row[2] for row in table.texts()}
     again = run(tmp_path / "out", seconds=1.0, **manner)
     assert again == first
     assert json.loads((tmp_path / "out" / "families.json").read_text()) == first

@@ -30,6 +30,7 @@ from mobatlas.data.people import (
     sort_columns,
 )
 from mobatlas.data.readers import Source, reader_named
+from mobatlas.data.readers.plain import require_path
 from mobatlas.data.schema import ANCHORS, POIS_REQUIRED, require_columns
 from mobatlas.data.sequences import write_sequences
 from mobatlas.data.summary import Summary, WindowCounts
@@ -79,6 +80,7 @@ def prepare(
     for place in (source, out):
         _refuse_address(str(place))
     refuse_overlap(Path(source), Path(out))
+    require_path(Path(source))  # before an engine starts: Java takes seconds
     reader = reader_named(format)
     recorded = {"format": format, "prepare": config.model_dump(mode="json", exclude={"memory_limit"})}
     with new_folder(Path(out), KIND, config=recorded, overwrite=overwrite) as folder:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mobatlas.evaluation.metrics import METRICS
+from mobatlas.evaluation.metrics import ALL_METRICS
 from mobatlas.report.tables import SHARE, Cell, Table
 
-SHOWN = ("poi", "spatial", "travel_distance", "length")
+SHOWN = ("poi", "spatial", "travel_distance", "length", "hour", "dwell")
 OWN = "tilt, calibrated"  # the default strategy
 
 
 def families_table(result: Mapping[str, Any]) -> Table:
     """A family and a metric a row: baseline, strong, floor, and what the default strategy comes to under each partition."""
-    titles = {metric.name: metric.title for metric in METRICS}
+    titles = {metric.name: metric.title for metric in ALL_METRICS}
     partitions = list(dict.fromkeys(row["partition"] for row in result["families"][0]["rows"] if row["partition"]))
     rows: list[tuple[Cell, ...]] = []
     for family in result["families"]:
@@ -23,7 +23,8 @@ def families_table(result: Mapping[str, Any]) -> Table:
             for row in family["rows"]
             if row["model"] == OWN and row["anchors"] == "group"
         }
-        for number, metric in enumerate(SHOWN):
+        told = [metric for metric in SHOWN if metric in ours[partitions[0]]]  # not everybody tells times
+        for number, metric in enumerate(told):
             first = ours[partitions[0]][metric]
             said = (family["generator"], family["trajectories_per_second"]) if number == 0 else ("", None)
             cells: list[Cell] = [first["baseline"], first["strong"], first["floor"]]
