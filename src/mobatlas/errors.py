@@ -33,4 +33,6 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def out_of_memory(error: BaseException) -> bool:
     """Whether it says that memory does not suffice: as no other error may be taken for it, nor it for another."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, SystemError) and str(error).startswith("<function "):
+        return True  # a function in Python that returned nothing at all: the interpreter had no memory left to say so
     return not kinds.isdisjoint(NO_MEMORY) or any(words in str(error) for words in NO_MEMORY_WORDS)
