@@ -75,7 +75,7 @@ def test_overwrite_leaves_another_programs_manifest_alone(tmp_path: Path) -> Non
 def test_overwrite_leaves_a_folder_of_another_kind_or_with_other_files_alone(tmp_path: Path) -> None:
     write(tmp_path / "out")
     with (
-        pytest.raises(MobatlasError, match="holds a thing, not a model"),
+        pytest.raises(MobatlasError, match="is a thing folder, not a model folder"),
         new_folder(tmp_path / "out", "model", overwrite=True),
     ):
         pass
@@ -180,7 +180,7 @@ def test_a_file_of_somebody_else_in_a_begun_folder_is_no_part_of_it_and_never_go
             '{"format": 99, "kind": "thing", "files": {}, "versions": {"mobatlas": "9.0"}}',
             "another version .mobatlas 9.0",
         ),
-        ('{"format": 1, "kind": "model", "files": {}}', "holds a model, not a thing"),
+        ('{"format": 1, "kind": "model", "files": {}}', "is a model folder, not a thing folder"),
         ('{"format": 1, "kind": "thing", "files": {"gone.txt": {"sha256": "", "bytes": 0}}}', "gone.txt is missing"),
     ],
 )

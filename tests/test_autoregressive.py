@@ -27,6 +27,7 @@ from mobatlas.generators.base import UNKNOWN, Examples
 from mobatlas.generators.training import Share, Trainer
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.supervision.strong import labelled
+from mobatlas.training import train
 from tests.networks import chance, stirred
 from tests.tiny import OPTIONS, fitted, fresh, small_city
 
@@ -369,3 +370,19 @@ def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(values: dict[
         build(AutoregressiveConfig, values, "train")
     assert sentence in str(refused.value)
     assert str(refused.value).startswith("train: ") and "\n" not in str(refused.value)
+
+
+def test_training_says_how_many_trajectories_are_too_long_and_which_length_would_do(
+    dataset: TrajectoryDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    brief = OPTIONS[NAME] | {"training": OPTIONS[NAME]["training"] | {"steps": 1, "warmup": 0}}
+    lengths = dataset.lengths[dataset.split("train")]
+    for length, cut in ((4, True), (int(lengths.max()), False)):
+        caplog.clear()
+        values = brief | {"length": length}
+        train(dataset.path, tmp_path / str(length), generator=NAME, values=values, quiet=True)
+        assert (f"{np.mean(lengths > length):.0%}".replace("%", " %") in caplog.text) == cut
+        assert ("are longer than the model's 4 tokens and are cut off there; --set length=" in caplog.text) == cut
+    advised = int(np.sort(lengths)[int(np.ceil(0.95 * (len(lengths) - 1)))])
+    train(dataset.path, tmp_path / "advised", generator=NAME, values=brief | {"length": advised}, quiet=True)
+    assert np.mean(lengths > advised) <= 0.05 and "cut off" not in caplog.text

@@ -58,6 +58,14 @@ def test_a_diagnosis_reads_well_and_draws_itself(tmp_path: Path) -> None:
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_diagnosis_without_n_says_whose_number_it_took(tmp_path: Path) -> None:
+    table = tmp_path / "census.csv"
+    table.write_text("region,age,count\na,<30,90000\na,30+,10000\nb,<30,20000\nb,30+,70000\n")
+    sentence = "without --n the census population counts as people observed"
+    assert sentence in run("diagnose", "--composition", str(table))
+    assert sentence not in run("diagnose", "--composition", str(table), "--n", "500")
+
+
 def test_regions_are_made_diagnosed_and_recovered_from(dataset: Path, tmp_path: Path) -> None:
     made = json.loads(run("regions", str(dataset), "--out", str(tmp_path / "r"), "--partition", "demogroups", "--json"))
     assert (made["separation"], made["diagnosis"]["effective_rank"]) == ("controlled partition", 8)

@@ -10,7 +10,7 @@ import pytest
 
 from mobatlas import MobatlasError
 from mobatlas.benchmark.families import budget, run, stages
-from mobatlas.report.families import families_table
+from mobatlas.report.families import families_table, write_families
 from tests.test_phase2_benchmark import CITY
 from tests.tiny import OPTIONS
 
@@ -48,6 +48,8 @@ def test_a_family_is_measured_and_a_run_goes_on_with_the_same_steps(tmp_path: Pa
     table = families_table(first)
     assert table.texts()[0][0] == FAMILY and "closed, hot16" in table.columns
     assert {"POI frequency", "Hour of arrival", "Dwell"} <= {row[2] for row in table.texts()}
+    write_families(tmp_path / "out", first)
+    assert (tmp_path / "out" / "families-tables" / "families.md").read_text() == table.as_markdown()
     again = run(tmp_path / "out", seconds=1.0, **manner)
     assert again == first
     assert json.loads((tmp_path / "out" / "families.json").read_text()) == first

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -44,7 +44,7 @@ def homes(world: World, tmp_path: Path) -> Path:
 
 
 def test_the_same_seed_gives_the_same_bytes_whatever_the_chunks(world: World, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"region": "R3", "regions": world.regions, "coarsen": 1.0, "lengths": "empirical"}
+    options: dict[str, Any] = {"region": "R3", "regions": world.regions, "coarsen": "1km", "lengths": "empirical"}
     for chunk in (1, 2, None):
         generate(world.grouped, tmp_path / f"{chunk}", 600, seed=4, chunk=chunk, **options)
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes() == (tmp_path / "None").read_bytes()
@@ -166,10 +166,9 @@ def test_a_table_may_say_the_group_of_each_row(
 
 
 def test_coarsening_moves_each_person_once_and_no_farther_than_asked(world: World, tmp_path: Path) -> None:
-    for name, coarsen in (("exact", None), ("zero", 0.0), ("coarse", 1.0)):
+    for name, coarsen in (("exact", None), ("coarse", "1km")):
         generate(world.model, tmp_path / name, 2_000, coarsen=coarsen)
-    exact, zero, coarse = (firsts(tmp_path / name)[list(ANCHORS)].to_numpy() for name in ("exact", "zero", "coarse"))
-    assert np.array_equal(exact, zero)
+    exact, coarse = (firsts(tmp_path / name)[list(ANCHORS)].to_numpy() for name in ("exact", "coarse"))
     for two in (slice(0, 2), slice(2, 4)):
         km = haversine_km(exact[:, two], coarse[:, two])
         assert km.max() <= 1 + 1e-9 and abs(np.mean(km) - 2 / 3) < 0.05  # uniform over the disc
@@ -190,6 +189,18 @@ def test_a_place_moves_alike_in_every_file_and_by_what_no_file_tells(world: Worl
     assert (np.abs(coarsened(people, Coarsening.of("1km"), others) - moved) > 1e-9).any(1).mean() > 0.99
     wider = coarsened(people, Coarsening.of("2km"), people)
     assert np.abs(wider - people - 2 * (moved - people)).max() > 1e-3  # or two files would point back at the place
+
+
+@pytest.mark.parametrize("form", ["disc", "grid"])
+def test_homes_that_would_move_out_of_the_country_are_refused_and_those_that_stay_are_told(
+    form: Literal["disc", "grid"], caplog: pytest.LogCaptureFixture
+) -> None:
+    place = np.array([[1.0, 2.0, 3.0, 4.0]])
+    for far in (Coarsening(form, 100.1), Coarsening(form, 500.0)):
+        with pytest.raises(MobatlasError, match=f"--coarsen {far}: give at most 100 km, such as 3km"):
+            coarsened(place, far, place)
+    assert np.array_equal(coarsened(place, Coarsening(form, 0.0), place), place)
+    assert "homes and workplaces stay where they are" in caplog.text
 
 
 def test_homes_move_to_the_middle_of_a_square_of_the_size_asked_for(world: World, tmp_path: Path) -> None:

@@ -45,7 +45,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "two places": ({"region": "R1", "anchors": "x.csv"}, "--anchors and --region each say where people live"),
     "no such table": ({"anchors": "nowhere.csv"}, "nowhere.csv: no such file"),
     "no such model": ({"model": "nowhere"}, "nowhere: no such model folder"),
-    "a dataset for a model": ({"model": "DATASET"}, "holds a dataset, not a model"),
+    "a dataset for a model": ({"model": "DATASET"}, "is a dataset folder, not a model folder"),
+    "a table of commas": (
+        {"out": "out.CSV"},
+        "out.CSV: samples are written as Parquet; name a file that ends in .parquet",
+    ),
     "a dataset that is gone": ({"dataset": "nowhere"}, "there is no dataset at nowhere; pass --dataset"),
 }
 
@@ -56,7 +60,7 @@ def test_bad_input_is_refused_in_one_sentence_and_writes_nothing(world: World, t
     named: dict[str, Any] = {"REGIONS": world.regions, "DATASET": world.dataset.path}
     options: dict[str, Any] = {key: named.get(str(value), value) for key, value in ({"n": 10} | changes).items()}
     with pytest.raises(MobatlasError) as caught:
-        generate(options.pop("model", world.grouped), tmp_path / "new" / "out", **options)
+        generate(options.pop("model", world.grouped), tmp_path / "new" / options.pop("out", "out"), **options)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 

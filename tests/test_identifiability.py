@@ -194,12 +194,26 @@ def test_a_split_region_gives_the_sigma_min_it_promises() -> None:
     assert contrast(built, "gender").share_identified > contrast(found, "gender").share_identified
 
 
-def test_small_regions_are_proposed_to_merge_and_people_are_kept() -> None:
-    shares = np.random.default_rng(0).dirichlet(np.ones(8), 12)
-    found = diagnose(composition_of(shares), n=np.array([20.0] * 4 + [500.0] * 8), min_region=50)
-    merge = next(each for each in found.proposals if each.action.startswith("merge"))
-    assert "4 regions below 50 people" in merge.action
-    assert merge.sigma_min >= 0
+def test_small_regions_are_proposed_to_be_joined_where_that_loses_nothing() -> None:
+    twins = np.eye(8)[[0, 0, 1, 1, 2]]
+    found = diagnose(composition_of(twins), n=np.array([20.0, 500, 20, 500, 500]), min_region=50)
+    joined = next(each for each in found.proposals if each.action.startswith("join"))
+    assert joined.action == "join the 2 regions below 50 people with those most like them in composition"
+    assert (joined.sigma_min, joined.effective_rank) == (found.sigma_min, found.effective_rank) == (0, 3)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_small_regions_are_not_proposed_to_be_joined_where_groups_are_told_worse(seed: int) -> None:
+    shares = np.random.default_rng(seed).dirichlet(np.ones(8), 12)
+    found = diagnose(composition_of(shares), n=np.array([20.0] * 8 + [500.0] * 4), min_region=50)
+    assert not any("below 50 people" in each.action for each in found.proposals)
+
+
+def test_a_census_without_people_observed_says_who_counts_as_such() -> None:
+    counted = composition_of(np.eye(8), n=5e5)
+    assert "without --n the census population counts as people observed" in diagnose(counted).warnings
+    assert "without --n shares count as if everybody had been observed" in diagnose(composition_of(np.eye(8))).warnings
+    assert not any("--n" in said for said in diagnose(counted, n=100).warnings)
 
 
 def test_a_region_too_small_to_split_is_not_proposed() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from mobatlas import (
@@ -33,11 +36,24 @@ from mobatlas.cli import app
 from mobatlas.coarsening import coarsened
 from mobatlas.config import Coarsening
 from mobatlas.data.vocabulary import FIRST_POI, HOME
+from mobatlas.evaluation.comparison import Interval
 from mobatlas.evaluation.likeness import distances, log_likelihood, number_grams, shingles
 from mobatlas.evaluation.membership import area, attacks, hit_rate, infer
 from mobatlas.evaluation.memorisation import rare_places
-from mobatlas.evaluation.privacy import AMBER, ANCHORS, GREEN, KINDS, MEMBERSHIP, MEMORISATION, RED, UNTESTED
+from mobatlas.evaluation.privacy import (
+    AMBER,
+    ANCHORS,
+    GREEN,
+    KINDS,
+    MEMBERSHIP,
+    MEMORISATION,
+    RED,
+    UNDECIDED,
+    UNTESTED,
+    Check,
+)
 from mobatlas.generation import generate
+from mobatlas.report.privacy import audit_table
 from tests.tiny import fitted
 from tests.worlds import FAMILY, keep
 from tests.written import write
@@ -106,16 +122,6 @@ def passed(town: Town) -> Audit:
     return audit(town.fresh, town.dataset.path)
 
 
-def worst(found: Audit) -> dict[str, str]:
-    """The worst verdict on each subject."""
-    order = (UNTESTED, GREEN, AMBER, RED)
-    verdicts: dict[str, str] = {}
-    for check in found.checks:
-        about = check.kind.about
-        verdicts[about] = max(verdicts.get(about, UNTESTED), check.verdict, key=order.index)
-    return verdicts
-
-
 def measured(found: Audit, name: str) -> Any:
     (check,) = (check for check in found.checks if check.name == name)
     return check.measured
@@ -130,7 +136,7 @@ def test_people_whom_nobody_learnt_from_pass(passed: Audit) -> None:
 
 def test_noisy_copies_of_training_people_fail_though_their_homes_are_moved(town: Town) -> None:
     found = audit(town.copies("noisy", noise=0.1), town.dataset.path)
-    assert worst(found) == {MEMORISATION: RED, MEMBERSHIP: RED, ANCHORS: GREEN}
+    assert found.subjects == {MEMORISATION: RED, MEMBERSHIP: RED, ANCHORS: GREEN}
     assert {check.name for check in found.checks if check.verdict == RED} >= {
         "grams_of_one",
         "closest",
@@ -152,7 +158,7 @@ def test_real_homes_fail_whatever_is_done_there(town: Town) -> None:
             table = table.set_column(table.schema.get_field_index(name), name, pa.array(homes[:, k]))
         pq.write_table(table, town.folder / "homes.parquet")
         found = audit(town.folder / "homes.parquet", dataset.path)
-        assert worst(found) == {MEMORISATION: GREEN, MEMBERSHIP: GREEN, ANCHORS: verdict}
+        assert found.subjects == {MEMORISATION: GREEN, MEMBERSHIP: GREEN, ANCHORS: verdict}
         assert found.equal_anchors["of_only_one_person"] == pytest.approx(float(verdict == RED))
 
 
@@ -187,7 +193,7 @@ def test_a_model_that_learnt_few_people_by_heart_fails_and_one_of_many_passes(
     name = f"{people} {steps}"
     keep(town.folder / name, model, dataset)
     generate(town.folder / name, town.folder / f"{name}.parquet", 1_000, coarsen="5km")
-    found = worst(audit(town.folder / f"{name}.parquet", dataset.path))
+    found = audit(town.folder / f"{name}.parquet", dataset.path).subjects
     assert {found[MEMORISATION], found[MEMBERSHIP]} == {verdict}
     assert people == "few" or found[ANCHORS] == GREEN  # of few people home and work are far from anybody else's
 
@@ -275,7 +281,61 @@ def test_rare_places_are_those_of_few_training_people() -> None:
     assert rare_places(train, walks([common]), np.zeros(1, dtype=np.int64), train) is None
 
 
-def test_what_cannot_be_tested_is_said_and_does_not_count(town: Town) -> None:
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-0.772, 1.317, UNDECIDED),
+        (-0.01, 0.051, UNDECIDED),
+        (-0.01, 0.05, GREEN),
+        (0.011, 0.9, AMBER),
+        (0.051, 0.9, RED),
+    ],
+)
+def test_green_is_said_only_where_red_is_excluded(low: float, high: float, verdict: str) -> None:
+    check = Check("closest", measured=Interval((low + high) / 2, low, high, (high - low) / 4))
+    assert check.verdict == verdict
+    assert (check.why is not None) == (verdict == UNDECIDED)
+    assert check.as_dict()["reason"] == check.why
+
+
+def together(passed: Audit, *verdicts: str) -> Audit:
+    """An audit whose six checks of memorisation have these verdicts, and all others are green."""
+    ends = {GREEN: (0.0, 0.0), UNDECIDED: (0.0, 1.0), AMBER: (0.02, 0.03), RED: (0.9, 1.0)}
+    checks = [
+        Check(name) if told == UNTESTED else Check(name, measured=Interval(0.0, *ends[told], 0.1))
+        for name, told in zip([*KINDS], (*verdicts, *[GREEN] * 6), strict=True)
+    ]
+    return replace(passed, checks=tuple(checks))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "verdict"),
+    [
+        ((GREEN, GREEN, GREEN, UNDECIDED, UNDECIDED, UNTESTED), GREEN),
+        ((GREEN, GREEN, UNTESTED, UNDECIDED, UNDECIDED, UNTESTED), UNDECIDED),
+        ((UNTESTED,) * 6, UNDECIDED),
+        ((AMBER, *[UNDECIDED] * 5), AMBER),
+        ((AMBER, RED, *[GREEN] * 4), RED),
+    ],
+)
+def test_a_subject_is_green_if_half_of_its_checks_are(passed: Audit, verdicts: tuple[str, ...], verdict: str) -> None:
+    found = together(passed, *verdicts)
+    assert found.subjects == {MEMORISATION: verdict, MEMBERSHIP: GREEN, ANCHORS: GREEN}
+    assert found.verdict == found.as_dict()["verdict"] == verdict
+
+
+def test_thirty_held_out_people_decide_nothing(town: Town) -> None:
+    found = audit(town.fresh, town.prepared("thirty", {"train": 0.86, "val": 0.1, "test": 0.04}).path)
+    (closest,) = (check for check in found.checks if check.name == "closest")
+    assert closest.verdict == UNDECIDED and "too few people" in str(closest.why)
+    assert found.verdict == UNDECIDED and found.advice == ()
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(audit_table(found))
+    said = console.export_text()
+    assert "Closest record: not decided, too few people" in said and "verdict: not decided" in said
+
+
+def test_what_cannot_be_tested_is_said_and_is_not_green(town: Town) -> None:
     bare = town.folder / "bare.parquet"
     table = pq.read_table(town.fresh, columns=["trajectory", "position", "poi_id"])
     pq.write_table(table.filter(pc.less(table["position"], 4)), bare)
@@ -290,7 +350,7 @@ def test_what_cannot_be_tested_is_said_and_does_not_count(town: Town) -> None:
     assert reasons["pairs"] == "samples have no home and work"
     assert "are too few to suspect 1 % of them" in str(reasons["membership_tpr"])
     assert len(found.attacks["trajectories"]) == 3 and any("split 'val'" in each for each in found.warnings)
-    assert found.verdict != UNTESTED
+    assert found.verdict == found.subjects[ANCHORS] == UNDECIDED
 
 
 def test_one_sample_is_audited(town: Town) -> None:

@@ -235,7 +235,9 @@ def test_shuffled_people_keep_region_sizes_and_lose_their_composition(path: Path
     assert excess(control) < 2
 
 
-def test_a_census_gives_the_composition_and_everybody_the_aggregates(path: Path, tmp_path: Path) -> None:
+def test_a_census_gives_the_composition_and_everybody_the_aggregates(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     dataset = TrajectoryDataset.open(path)
     districts = dataset.people["home_district"].to_pylist()
     census = files(tmp_path, [*sorted(set(districts))[1:], "elsewhere"])["composition"]
@@ -244,6 +246,7 @@ def test_a_census_gives_the_composition_and_everybody_the_aggregates(path: Path,
     regions = build_regions(tmp_path / "unlabelled", tmp_path / "regions", by="home_district", composition=census)
     assert regions.details["separation"] == "census file"
     assert regions.details["dropped_regions"] == 1
+    assert f"left out: 1 region of home_district not in p.csv ('{min(districts)}')" in caplog.text
     assert regions.composition.n.tolist() == [2, 3, 4, 5, 6]
     train = [districts[row] for row in dataset.split_people("train").tolist()]
     assert regions.aggregates.n.tolist() == [train.count(name) for name in regions.aggregates.regions]
@@ -268,6 +271,50 @@ def test_two_published_tables_meet_by_region(path: Path, tmp_path: Path) -> None
     assert sorted(shuffled.composition.n.tolist()) == [2, 3, 4]
     assert shuffled.aggregates.values.ravel().tolist() == [3, 2, 1]
     assert shuffled.composition.n.tolist() != regions.composition.n.tolist()
+
+
+def test_regions_that_one_table_alone_has_are_counted_and_named(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    composition = files(tmp_path, ["North", "South", "a", "b", "c", "d"])["composition"]
+    (tmp_path / "other").mkdir()
+    aggregates = files(tmp_path / "other", ["north", "South"])["aggregates"]
+    regions = build_regions(path, tmp_path / "regions", composition=composition, aggregates=aggregates)
+    assert regions.composition.regions == ("South",)
+    assert (regions.details["only_in_composition"], regions.details["only_in_aggregates"]) == (5, 1)
+    assert (
+        "left out: 5 regions of p.csv without values in v.csv ('North', 'a', 'b', ...) and 1 region of v.csv not in p.csv "
+        "('north'); are the names written alike?"
+    ) in caplog.text
+
+
+def test_tables_of_the_same_regions_leave_nobody_out(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_regions(path, tmp_path / "regions", **files(tmp_path, ["a", "b"]))
+    assert "left out" not in caplog.text
+
+
+@pytest.mark.parametrize("times", [1.0, 1.4, 4.0, 0.25])
+def test_other_windows_in_the_aggregates_are_asked_about_at_once(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, times: float
+) -> None:
+    dataset = TrajectoryDataset.open(path)
+    visits = build_feature("category", dataset.vocabulary)
+    everybody = aggregates_from_dataset(dataset, [visits], ["all"] * dataset.people.num_rows).values[0]
+    tables = files(tmp_path, ["a", "b"])
+    rows = [
+        (region, name, times * value, 50) for region in "ab" for name, value in zip(visits.bins, everybody, strict=True)
+    ]
+    pd.DataFrame(rows, columns=["region", "feature", "value", "n"]).to_csv(tables["aggregates"], index=False)
+    build_regions(path, tmp_path / "regions", **tables)
+    total = everybody.sum()
+    question = f"people make {times * total:.3g} visits a window in the aggregates, {total:.3g} in the dataset"
+    assert (question in caplog.text) == (times in (4.0, 0.25))
+    pd.read_csv(tables["aggregates"]).drop(columns="n").to_csv(tables["aggregates"], index=False)
+    caplog.clear()
+    build_regions(path, tmp_path / "shares", **tables)
+    assert "visits a window" not in caplog.text
 
 
 def test_census_ids_meet_plain_ones(path: Path, tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from importlib import resources
 
 import numpy as np
 import pytest
+from jinja2 import Template
 
 from mobatlas import Trajectories, TrajectoryDataset, Yardstick
 from mobatlas.report.views import REAL, Views
@@ -41,3 +43,12 @@ def test_a_chart_says_where_samples_tell_no_hours(dataset: TrajectoryDataset) ->
     shown = str(views.view("somebody", {REAL: real, "supervised": silent}).distributions)
     assert list(heights(shown, "Hour of arrival, somebody (samples tell no hours)")) == [REAL]
     assert "Hour of arrival" not in str(views.view("somebody", {REAL: silent, "supervised": silent}).distributions)
+
+
+def test_a_note_that_asks_something_ends_as_a_question() -> None:
+    page = resources.files("mobatlas.report").joinpath("templates", "report.html.j2").read_text(encoding="utf-8")
+    [notes] = re.findall(r"{% for warning in .*?{% endfor %}", page, flags=re.DOTALL)
+    said = Template(notes).render(
+        chapter={"supervision": {"warnings": ["are windows alike?", "gender is not identified"]}}
+    )
+    assert "Note: are windows alike?</p>" in said and "Note: gender is not identified.</p>" in said

@@ -12,8 +12,10 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from mobatlas import MobatlasError, build_regions
+from mobatlas.cli import app
 from mobatlas.config import build_run, load_run
 from mobatlas.report.page import write_report
 from mobatlas.run import run
@@ -56,6 +58,22 @@ def test_what_did_not_change_is_not_made_again(made: Path, tmp_path: Path) -> No
     (folder / "stages.json").write_text("{")  # nothing is known any more, so everything is made again
     run(build_run(VALUES | {"samples": {"each": 12}, "strong": False}), folder, quiet=True)
     assert times(folder)["dataset"] != before["dataset"]
+
+
+def test_the_command_ends_with_the_verdict_of_the_audit(made: Path, tmp_path: Path) -> None:
+    folder, path = tmp_path / "run", tmp_path / "run.yaml"
+    shutil.copytree(made, folder)
+    path.write_text(yaml.safe_dump(VALUES))
+    verdict = json.loads((folder / "audit" / "hot16.json").read_text())["verdict"]
+    command = ["run", str(path), "--out", str(folder), "--quiet"]
+    said = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert said.exit_code == 0 and said.stdout.splitlines()[-1] == f"privacy audit: hot16 {verdict}"
+    told = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
+    assert json.loads(told.stdout)["audit"] == {"hot16": verdict}
+    path.write_text(yaml.safe_dump(VALUES | {"audit": False}))
+    silent = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "privacy audit" not in silent.stdout
+    assert "audit" not in json.loads(CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False).stdout)
 
 
 class _Page(HTMLParser):
@@ -144,6 +162,17 @@ def test_what_cannot_be_done_is_refused_before_anything_is_trained(
     assert not (folder / "baseline").exists()
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_something_else_is_left_alone(made: Path, tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for folder in (tmp_path / "mine", made / "dataset"):
+        before = sorted(path.name for path in folder.iterdir())
+        with pytest.raises(MobatlasError, match=f"{folder}: holds something that is not a run; choose another --out"):
+            run(build_run(VALUES), folder, overwrite=overwrite, quiet=True)
+        assert sorted(path.name for path in folder.iterdir()) == before
+
+
 def test_a_page_is_written_of_a_run_only_and_over_nothing(made: Path, tmp_path: Path) -> None:
     with pytest.raises(MobatlasError, match=r"has no run\.json"):
         write_report(tmp_path, tmp_path / "page.html")
@@ -160,6 +189,9 @@ def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: P
     assert "300 people" in said[0] and f"mobatlas run {out}" in said[1]
     config = load_run(out)
     assert config.source is not None and config.source.path == city and config.prepare.window.days == 3
+    assert config.audit and "# coarsen: 3km" in out.read_text() and config.samples.coarsen is None
+    out.write_text(out.read_text().replace("# coarsen:", "coarsen:"))
+    assert load_run(out).samples.coarsen == "3km"  # what docs/trust.md found to be enough
     with pytest.raises(MobatlasError, match="exists already"):
         write_configuration(out, city, None, None)
     diary = tmp_path / "diary.csv"

@@ -304,6 +304,8 @@ def test_a_mean_number_of_visits_beyond_what_people_do_takes_the_steepest_tilt()
 
 def test_a_map_can_be_left_out(world: World) -> None:
     both = gather_evidence(world.dataset, world.districts, visits=False)
+    held = gather_evidence(world.dataset, world.districts, visits=False, groups_explain=1e-6)
+    assert np.abs(held.means - held.recovery.baseline).max() < 0.1 * np.abs(both.means - both.recovery.baseline).max()
     one = both.moments.without("hour")
     assert {name.partition(":")[0] for name in one.phi.features} == {"category"}
     real = Trajectories.of(world.dataset, world.dataset.split("train")[:50])
@@ -397,7 +399,7 @@ def test_regions_that_cannot_be_used_are_refused_in_a_sentence(world: World, tmp
         gather_evidence(world.dataset, masked)
     with pytest.raises(MobatlasError, match="no such regions folder"):
         gather_evidence(world.dataset, tmp_path / "nowhere")
-    with pytest.raises(MobatlasError, match="holds a dataset, not a regions"):
+    with pytest.raises(MobatlasError, match="is a dataset folder, not a regions folder"):
         gather_evidence(world.dataset, world.dataset.path)
 
 

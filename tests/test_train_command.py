@@ -136,6 +136,8 @@ def test_a_model_outlives_an_overwrite_that_cannot_begin(world: World, tmp_path:
         pytest.param(["--precision", "8"], "--precision 8 does not exist", id="precision"),
         pytest.param(["--tensorboard"], "mobatlas[tensorboard]", marks=NO_BOARD, id="tensorboard"),
         pytest.param(["--seed", "-1"], "seed", id="seed"),
+        pytest.param(["--seed", "one"], "invalid value for '--seed'", id="no number"),
+        pytest.param(["--sed", "1"], "no such option: --sed", id="no option"),
     ],
 )
 def test_a_bad_option_is_one_sentence_and_nothing_is_left(
@@ -148,9 +150,9 @@ def test_a_bad_option_is_one_sentence_and_nothing_is_left(
     ("dataset", "sentence"),
     [
         ("nowhere", "nowhere: no such dataset folder"),
-        ("model", "model: holds a model, not a dataset"),
+        ("model", "model: is a model folder, not a dataset folder"),
         ("run.yaml", "run.yaml: not a dataset folder"),
-        ("city", "city: holds a city, not a dataset"),
+        ("city", "city: is a city folder, not a dataset folder"),
     ],
 )
 def test_what_is_not_a_dataset_is_one_sentence_and_nothing_is_left(

@@ -64,7 +64,7 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
             f"format {FORMAT}); make it again"
         )
     if values.get("kind") != kind:
-        raise MobatlasError(f"{folder}: holds a {values.get('kind')}, not a {kind}")
+        raise MobatlasError(f"{folder}: is a {values.get('kind')} folder, not a {kind} folder")
     _check_files(folder, values["files"])
     return Manifest(
         kind=kind,

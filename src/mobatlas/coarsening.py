@@ -7,20 +7,27 @@ population, or several files would average to where it is.
 
 from __future__ import annotations
 
+import logging
 from hashlib import blake2b
 
 import numpy as np
 
 from mobatlas.config import Coarsening
+from mobatlas.errors import MobatlasError
 from mobatlas.features import EARTH_KM
 from mobatlas.generators.base import Floats
 
+log = logging.getLogger("mobatlas")
+WIDEST_KM = 100  # who asks for more means metres
 DEGREE_KM = EARTH_KM * np.pi / 180  # of latitude
 
 
 def coarsened(anchors: Floats, how: Coarsening, secret: Floats) -> Floats:
     """Homes and workplaces (rows, 4) moved; `secret` holds the places of all people. What is unknown stays so."""
+    if how.km > WIDEST_KM:
+        raise MobatlasError(f"--coarsen {how}: give at most {WIDEST_KM} km, such as 3km, 500m or grid:1km")
     if not how.km:
+        log.warning("--coarsen %s: homes and workplaces stay where they are", how)
         return anchors
     if how.form == "grid":
         return np.hstack([_snapped(anchors[:, two], how.km) for two in (slice(0, 2), slice(2, 4))])

@@ -217,7 +217,9 @@ def _refuse_existing(out: Path, kind: str, overwrite: bool) -> None:
     if not ours:
         raise MobatlasError(f"{out}: was not written by mobatlas, so --overwrite leaves it alone")
     if old.get("kind") != kind:
-        raise MobatlasError(f"{out}: holds a {old.get('kind')}, not a {kind}, so --overwrite leaves it alone")
+        raise MobatlasError(
+            f"{out}: is a {old.get('kind')} folder, not a {kind} folder, so --overwrite leaves it alone"
+        )
     added = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
     _refuse_foreign(out, [name for name in added if name not in known])
 

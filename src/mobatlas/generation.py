@@ -35,6 +35,7 @@ from mobatlas.workers import made_by
 
 log = logging.getLogger("mobatlas")
 LENGTHS = ("model", "empirical")
+OTHER_FORMS = {".csv", ".tsv", ".txt", ".json", ".geojson", ".xlsx", ".gz", ".zip", ".feather", ".arrow"}
 MARGIN, MARGIN_DEGREES = 0.5, 0.5  # homes lie outside the box of places: by half its size, or about 50 km
 
 
@@ -89,6 +90,8 @@ def generate(
     writes the third of eight parts of the rows, those of the whole, numbered as they are there.
     """
     _check_options(n, region, regions, anchors, lengths, seed)
+    if Path(out).suffix.lower() in OTHER_FORMS:
+        raise MobatlasError(f"--out {out}: samples are written as Parquet; name a file that ends in .parquet")
     coarsening = None if coarsen is None else _coarsening(coarsen)
     piece = Shard() if shard is None else Shard.parse(shard)
     kind = find_devices(accelerator, devices)
@@ -122,9 +125,9 @@ def generate(
         seconds = time.perf_counter() - start
     peak = max(peak_gb(), tally.peak_gb)
     made = Generated(str(out), tally.n, tokens, seconds, tally.n / seconds, peak, devices, shard)
-    if calibration is None:
+    if calibration is None or not tally.candidates:  # an empty shard refuses nothing
         return made
-    return replace(made, acceptance_rate=tally.n / max(1, tally.candidates), calibration=maker.calibrated())
+    return replace(made, acceptance_rate=tally.n / tally.candidates, calibration=maker.calibrated())
 
 
 def _form(model: Model, people: People, calibrate: bool, lengths: str, given: bool) -> str | None:

@@ -68,11 +68,12 @@ class Groups:
 
     def index(self, name: str) -> int:
         """The number of a group by its name; spaces around commas do not matter."""
-        tidy = SEPARATOR.join(part.strip() for part in name.split(SEPARATOR.strip()))
+        parts = [part.strip() for part in name.split(SEPARATOR.strip())]
+        tidy = SEPARATOR.join(parts)
         if tidy not in self.names:
-            raise MobatlasError(
-                f"group '{name}' does not exist{suggestion(tidy, self.names)} (known: {'; '.join(self.names)})"
-            )
+            same = [each for each in self.names if sorted(each.split(SEPARATOR)) == sorted(parts)]  # in another order
+            near = suggestion(tidy, self.names) if not same else f"; did you mean '{same[0]}'?"
+            raise MobatlasError(f"group '{name}' does not exist{near} (known: {'; '.join(self.names)})")
         return self.names.index(tidy)
 
     def codes(self, labels: Mapping[str, Sequence[str | None]]) -> npt.NDArray[np.int64]:

@@ -42,7 +42,7 @@ from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import build_regions, load_regions
 from mobatlas.regions.identifiability import diagnose
 from mobatlas.report.page import RUN, write_report
-from mobatlas.stages import Stages, content_of, made
+from mobatlas.stages import Stages, content_of, made, refuse_other
 from mobatlas.supervision.kept import load_sampler
 from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.training import divided, supervise, train
@@ -63,6 +63,7 @@ class Result:
 def run(config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, quiet: bool = False) -> Result:
     """Everything that a configuration asks for, into `out`."""
     whole, above = (config, Path()) if isinstance(config, RunConfig) else (load_run(config), config.parent)
+    refuse_other(Path(out))
     with only_writer(Path(out)):
         return _run(_Job(whole, above, Path(out), Stages(Path(out), overwrite), quiet))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mobatlas.artifacts import file_hash, read_manifest, write_json
+from mobatlas.errors import MobatlasError
 
 log = logging.getLogger("mobatlas")
 FILE = "stages.json"
@@ -49,6 +50,12 @@ class Stages:
         self._known[name] = {"key": key, "done": done}
         self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / FILE, self._known)
+
+
+def refuse_other(folder: Path) -> None:
+    """Refuse a folder that holds anything and was not filled by stages: their file is the first thing that they write."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / FILE).exists():
+        raise MobatlasError(f"{folder}: holds something that is not a run; choose another --out")
 
 
 def content_of(path: Path) -> str:

@@ -170,7 +170,7 @@ def _rest() -> list[str]:
         "audit: true  # also what the samples give away of training people",
         "samples:",
         "  each: 500  # trajectories of each group",
-        "  # coarsen: 1km  # homes and workplaces move at random within it; grid:500m moves them to the middle of a square",
+        "  # coarsen: 3km  # homes and workplaces move at random within it; the audit says whether that is enough",
     ]
 
 

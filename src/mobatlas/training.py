@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mobatlas.artifacts import read_manifest
 from mobatlas.config import build, merge
 from mobatlas.data.dataset import TrajectoryDataset
@@ -49,6 +51,7 @@ from mobatlas.supervision.strategies import (
 
 log = logging.getLogger("mobatlas")
 TRAINED = (CONFIG, LENGTHS, VOCABULARY, WEIGHTS, METRICS, "tensorboard")  # what a MODEL folder holds
+CUT = 0.05  # of training trajectories that may be longer than the model without a word
 SUPERVISED = (COMPOSITION, REGION_ANCHORS, MEANS, CURVE, *CALIBRATION)  # and what one of phase 2 may hold beside
 
 
@@ -96,8 +99,23 @@ def train(
         return _finished(target, identity, seed)
     with _model_folder(target, identity, seed, resume, overwrite, hardware, tensorboard, quiet) as (folder, trainer):
         model = family.create(config, opened, seed)
+        if family.teachable:
+            _warn_of_cuts(model, opened)
         report = model.fit(opened, trainer)
         return _keep(folder, model, generator, opened, trainer, report)
+
+
+def _warn_of_cuts(model: Generator, dataset: TrajectoryDataset) -> None:
+    """Where more than a few trajectories are longer than the model; says before training which length would do."""
+    lengths = dataset.lengths[dataset.split("train")]
+    cut = float(np.mean(lengths > model.max_length))
+    if cut > CUT:
+        longest = int(np.quantile(lengths, 1 - CUT, method="higher"))
+        log.warning(
+            "%s: %.0f %% of the training trajectories are longer than the model's %d tokens and are cut off there; "
+            "--set length=%d keeps all but %.0f %% whole, or prepare shorter windows (window.days)",
+            *(dataset.path, 100 * cut, model.max_length, longest, 100 * CUT),
+        )
 
 
 def supervise(
@@ -122,7 +140,7 @@ def supervise(
     """Phase 2: give a model groups, as a REGIONS folder tells them; returns the report that the manifest keeps.
 
     `strong` needs no regions: it learns labels, an upper bound. `values` are those of the generator (`teaching.steps`) and of
-    `SuperviseConfig` (`tilt`, `calibration`, `finetune`, `visits`).
+    `SuperviseConfig` (`tilt`, `calibration`, `finetune`, `visits`, `groups_explain`).
     """
     source, target = Path(model), Path(out)
     if strategy != AUTO:
@@ -152,7 +170,8 @@ def supervise(
     }
     if resume and is_complete(target):
         return _finished(target, identity, seed)
-    evidence = gather_evidence(opened, folder_of_regions, visits=options.config.visits) if folder_of_regions else None
+    known = {name: getattr(options.config, name) for name in ("visits", "groups_explain")}
+    evidence = gather_evidence(opened, folder_of_regions, **known) if folder_of_regions else None
     if strategy == AUTO:
         log.info("strategy %s: %s", name, reason)
     with _model_folder(target, identity, seed, resume, overwrite, hardware, tensorboard, quiet) as (folder, trainer):

@@ -36,7 +36,8 @@ def main() -> None:
     try:
         from mobatlas.cli.commands import app  # takes seconds, in which somebody may press Ctrl-C
 
-        app()
+        code = app(standalone_mode=False)  # what is wrong with options comes here too, instead of into a box
+        sys.exit(code if isinstance(code, int) else 0)
     except MobatlasError as error:
         # training that was stopped says so itself, because it knows how to go on
         told = getattr(error, "signal", stopped[0] if stopped else None)
@@ -46,9 +47,19 @@ def main() -> None:
             _fail("stopped; nothing was left half-written", 128 + stopped[0])
         if isinstance(error, SystemExit):
             raise
+        if hasattr(error, "format_message"):  # of the command line: an option or an argument
+            _refuse_usage(error)
         if os.environ.get("MOBATLAS_DEBUG"):
             traceback.print_exc()
         _fail(_sentence(error), 1)
+
+
+def _refuse_usage(error: Any) -> None:
+    """What is wrong with a command line, and where to read how it is meant."""
+    said, asked = error.format_message().rstrip("."), getattr(error.ctx, "command_path", "mobatlas")
+    if not said:  # no argument at all: the help was printed
+        raise SystemExit(2)
+    _fail(f"{said[:1].lower()}{said[1:]}; see {asked} --help", 2)
 
 
 def _sentence(error: BaseException) -> str:

@@ -150,9 +150,10 @@ def families(
 ) -> None:
     """Families of generators at equal training time: baseline, strong, supervised, samples a second."""
     from mobatlas.benchmark import families as families_benchmark
-    from mobatlas.report.families import families_table
+    from mobatlas.report.families import families_table, write_families
 
     result = families_benchmark.run(out, seeds, first_seed, generators=generator or (), seconds=seconds, quiet=quiet)
+    write_families(out, result)
     show(result, json, plain_table(families_table(result)))
 
 

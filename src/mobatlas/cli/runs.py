@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from json import loads
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -55,7 +57,17 @@ def run(
     from mobatlas.run import run as run_all  # torch takes seconds to import
 
     made = run_all(config, out or Path("runs") / config.stem, overwrite=overwrite, quiet=quiet)
-    show(made.facts, json, Group(*run_tables(made.folder, made.facts), Text(f"report: {made.report}")))
+    lines, facts = [f"report: {made.report}"], made.facts
+    if verdicts := _verdicts(made.folder, made.facts):
+        lines.append("privacy audit: " + ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items()))
+        facts = facts | {"audit": verdicts}
+    show(facts, json, Group(*run_tables(made.folder, made.facts), *map(Text, lines)))
+
+
+def _verdicts(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
+    """What the audit of each way to know regions says, where one was asked for."""
+    audits = {name: folder / each["audit"] for name, each in facts["regions"].items() if "audit" in each}
+    return {name: str(loads(path.read_text(encoding="utf-8"))["verdict"]) for name, path in audits.items()}
 
 
 @app.command()

@@ -1,12 +1,13 @@
 """The privacy audit of a file of samples: does it repeat training people, betray who they were, or tell where they live.
 
 Everything stands beside people whom the model never saw, because what these share with samples is chance. A check is judged by
-the lower end of its 95 % interval: amber and red are said of what is sure, and the interval tells what could be missed.
+both ends of its 95 % interval: amber and red are said of what is sure, and so is green. It is green only where its upper end is
+not above the red line; where the interval has room for both, nothing was decided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.samples import read_samples
 
-GREEN, AMBER, RED, UNTESTED = "green", "amber", "red", "not tested"
+GREEN, AMBER, RED, UNDECIDED, UNTESTED = "green", "amber", "red", "not decided", "not tested"
 MEMORISATION, MEMBERSHIP, ANCHORS = "memorisation", "membership", "anchors"
 ADVICE = {
     MEMORISATION: "train on more people, or less long, or with fewer places (prepare --set vocabulary_size=N)",
@@ -52,7 +53,7 @@ STEPS = 4  # of an audit, for a tracker
 
 @dataclass(frozen=True)
 class Kind:
-    """What is measured; a lower end above `amber` is amber, above `red` red."""
+    """What is measured; a lower end above `amber` is amber, above `red` red, an upper end up to `red` green."""
 
     title: str
     about: str
@@ -98,12 +99,21 @@ class Check:
     def verdict(self) -> str:
         if self.measured is None:
             return UNTESTED
-        low = self.measured.low
-        return RED if low > self.kind.red else AMBER if low > self.kind.amber else GREEN
+        low, high = self.measured.low, self.measured.high
+        if low > self.kind.amber:
+            return RED if low > self.kind.red else AMBER
+        return GREEN if high <= self.kind.red else UNDECIDED
+
+    @property
+    def why(self) -> str | None:
+        """Why it is neither green nor amber nor red."""
+        if self.measured is None or self.verdict != UNDECIDED:
+            return self.reason
+        return f"too few people: up to {self.measured.high:.3f} is possible, and red begins at {self.kind.red:.2f}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | asdict(self.kind) | {"verdict": self.verdict}
+        return asdict(self) | asdict(self.kind) | {"verdict": self.verdict, "reason": self.why}
 
 
 @dataclass(frozen=True)
@@ -124,9 +134,17 @@ class Audit:
     seed: int
 
     @property
+    def subjects(self) -> dict[str, str]:
+        """The verdict on each subject."""
+        found: dict[str, list[str]] = {}
+        for check in self.checks:
+            found.setdefault(check.kind.about, []).append(check.verdict)
+        return {about: _together(verdicts) for about, verdicts in found.items()}
+
+    @property
     def verdict(self) -> str:
-        """The worst of all checks."""
-        return max((check.verdict for check in self.checks), key=(UNTESTED, GREEN, AMBER, RED).index)
+        """The worst of all subjects."""
+        return max(self.subjects.values(), key=(GREEN, UNDECIDED, AMBER, RED).index)
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -136,8 +154,16 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        found = {"verdict": self.verdict, "advice": list(self.advice)} | asdict(self)
+        found = {"verdict": self.verdict, "subjects": self.subjects, "advice": list(self.advice)} | asdict(self)
         return found | {"checks": [check.as_dict() for check in self.checks]}
+
+
+def _together(verdicts: Sequence[str]) -> str:
+    """Of the checks of a subject: the worst that is sure; green needs at least half of them to be green."""
+    for sure in (RED, AMBER):
+        if sure in verdicts:
+            return sure
+    return GREEN if 2 * verdicts.count(GREEN) >= len(verdicts) else UNDECIDED
 
 
 def audit(samples: Path | str, dataset: Path | str, *, seed: int = 0, tracker: Tracker = SILENT) -> Audit:

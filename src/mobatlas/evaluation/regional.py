@@ -42,7 +42,7 @@ def held_out_regions(regions: Regions, seed: int = 0, folds: int = FOLDS) -> dic
     groups, everybody, weight = np.zeros(count), np.zeros(count), regions.aggregates.n
     for number in range(folds):
         out, kept = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
-        found = recover(_some(regions, kept))
+        found = recover(_some(regions, kept), quiet=True)
         predicted = regions.composition.shares[out] @ found.means  # (regions, features)
         for row, region in zip(predicted, out.tolist(), strict=True):
             groups[region] = _distance(row, regions.aggregates.values[region])

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from mobatlas.data.dataset import TrajectoryDataset
 
 SEEDS = {"halves": 1, "shuffle": 2, "train": 3, "val": 4}  # one stream of random numbers each
+NAMED = 3  # regions of a warning
 
 
 def stream(seed: int, what: str) -> int:
@@ -67,3 +68,30 @@ def matched(regions: Sequence[str], others: Sequence[str]) -> npt.NDArray[np.int
     row = {name: number for names in (plain, others) for number, name in enumerate(names)}
     found = [row.get(name, row.get(re.sub(r"^\d{7}US", "", name), -1)) for name in regions]
     return np.array(found, dtype=np.int64)
+
+
+def unmatched(
+    composition: Sequence[str], aggregates: Sequence[str], row: npt.NDArray[np.int64]
+) -> tuple[list[str], list[str]]:
+    """Regions of the composition that no row says, and regions of the aggregates whose row is -1."""
+    met = set(row.tolist())
+    only_p = [name for number, name in enumerate(composition) if number not in met]
+    return only_p, [name for name, number in zip(aggregates, row.tolist(), strict=True) if number < 0]
+
+
+def left_out(composition: str, only_p: Sequence[str], aggregates: str, only_v: Sequence[str]) -> list[str]:
+    """A sentence about regions that one table has and the other has not."""
+    parts = []
+    if only_p:
+        parts.append(f"{_counted(only_p)} of {composition} without values in {aggregates} ({_named(only_p)})")
+    if only_v:
+        parts.append(f"{_counted(only_v)} of {aggregates} not in {composition} ({_named(only_v)})")
+    return [f"left out: {' and '.join(parts)}; are the names written alike?"] if parts else []
+
+
+def _counted(regions: Sequence[str]) -> str:
+    return f"{len(regions):,} region{'s' if len(regions) > 1 else ''}"
+
+
+def _named(regions: Sequence[str]) -> str:
+    return ", ".join([*(f"'{name}'" for name in regions[:NAMED]), *(["..."] if len(regions) > NAMED else [])])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,13 +22,15 @@ from mobatlas.folders import new_folder
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import aggregates_from_dataset, load_aggregates, read_aggregates, write_aggregates
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
-from mobatlas.regions.dealing import first_half, matched, only, renumbered, shuffled, sizes, stream
+from mobatlas.regions.dealing import first_half, left_out, matched, only, renumbered, shuffled, sizes, stream, unmatched
 from mobatlas.regions.disclosure import AS_COUNTED, Disclosure
 from mobatlas.regions.geography import load_places, region_places, write_places
 from mobatlas.regions.partitions import assign, nominal_partition
 from mobatlas.regions.population import load_population, population_from_labels, write_population
 from mobatlas.regions.table import Aggregates, Composition, Floats, Population, Regions
+from mobatlas.regions.windows import compared_with_dataset
 
+log = logging.getLogger("mobatlas")
 KIND = "regions"
 MOST_NOMINAL = 100_000  # shares
 MIN_PEOPLE = 2  # on either side: one person is no region, and has no spread
@@ -46,6 +49,7 @@ class _Made:
     region_of_person: npt.NDArray[np.int64] | None = None  # (people,) of train and val people, -1: none
     places: Floats | None = None  # (regions, 2) where their people live
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def build_regions(
@@ -95,6 +99,8 @@ def build_regions(
         folder.details |= _details(dataset, Path(out), made, mask, shuffle_regions)
         folder.details["disclosure"] = disclosure.details() if disclosure.asked else None
         _write(folder.path, dataset, made)
+    for sentence in made.warnings:
+        log.warning("%s: %s", out, sentence)
     del made  # what is read back is as large
     return load_regions(out)
 
@@ -222,10 +228,13 @@ def _from_column(
         region = shuffled(region, [np.intersect1d(dataset.split_people(s), placed) for s in ("train", "val")], seed)
     train = only(region, dataset.split_people("train"))
     notes: list[str] = []
+    warnings: list[str] = []
     if census is not None:
         separation, with_phi = "census file", train
         published = read_composition(census, dataset.groups, straddle=straddle, notes=notes)
         row = matched(names, published.regions)  # (regions,) of the census, -1: not in it
+        # A census may well be of more regions than anybody was seen in.
+        warnings = left_out(Path(census).name, (), by, unmatched(published.regions, names, row)[1])
         counted = row >= 0
     else:
         groups, labels = _labels(dataset, f"--by {by}", "; pass --composition FILE with a census instead")
@@ -259,6 +268,7 @@ def _from_column(
         region_of_person=number[region],
         places=region_places(dataset, number[train], len(kept)),
         notes=notes,
+        warnings=warnings,
     )
 
 
@@ -278,7 +288,8 @@ def _from_tables(
     known = {name for each in BUILDERS for name in build_feature(each, vocabulary).bins}
     v = read_aggregates(aggregates, known, notes)
     chosen = features or tuple(dict.fromkeys(name.partition(":")[0] for name in v.features))
-    wanted = {name for each in chosen for name in build_feature(each, vocabulary, mask).bins}
+    maps = [build_feature(name, vocabulary, mask) for name in chosen]
+    wanted = {name for each in maps for name in each.bins}
     columns = np.flatnonzero([name in wanted for name in v.features])
     if not len(columns):
         raise MobatlasError(f"{aggregates}: has no feature of {', '.join(chosen)}; choose another --feature")
@@ -293,26 +304,32 @@ def _from_tables(
     rows = row[keep]
     if shuffle:
         rows = np.random.default_rng(stream(seed, "shuffle")).permutation(rows)
+    kept = replace(
+        v,
+        regions=regions,
+        features=tuple(v.features[number] for number in columns.tolist()),
+        values=v.values[np.ix_(keep, columns)],
+        n=v.n[keep],
+        noise=None if v.noise is None else v.noise[np.ix_(keep, columns)],
+    )
+    only_p, only_v = unmatched(p.regions, v.regions, row)
     return _Made(
         Composition(p.groups, regions, p.shares[rows], p.n[rows]),
-        replace(
-            v,
-            regions=regions,
-            features=tuple(v.features[number] for number in columns.tolist()),
-            values=v.values[np.ix_(keep, columns)],
-            n=v.n[keep],
-            noise=None if v.noise is None else v.noise[np.ix_(keep, columns)],
-        ),
+        kept,
         randomised=False,
         details={
             "way": "tables",
             "separation": "published tables",
             "census": composition.name,
             "aggregates": aggregates.name,
-            "only_in_composition": len(p.regions) - len(keep),
-            "only_in_aggregates": len(v.regions) - len(keep),
+            "only_in_composition": len(only_p),
+            "only_in_aggregates": len(only_v),
         },
         notes=notes,
+        warnings=[
+            *left_out(composition.name, only_p, aggregates.name, only_v),
+            *compared_with_dataset(kept, dataset, maps),
+        ],
     )
 
 

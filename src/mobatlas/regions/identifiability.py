@@ -129,7 +129,7 @@ def diagnose(
         contrasts=tuple(_contrasts(composition.groups, shares, people, _share_unit(aggregates))),
         bounds=bounds,
         proposals=tuple(_proposals(composition, people, min_region)),
-        warnings=tuple(_warnings(composition, aggregates, rank, randomised)),
+        warnings=(*_assumed(composition, n, aggregates), *_warnings(composition, aggregates, rank, randomised)),
         effective_rank_with_rest=_rank_with_rest(composition, aggregates, randomised, population),
     )
 
@@ -238,8 +238,13 @@ def _proposals(composition: Composition, n: Floats, min_region: float) -> list[P
     small = np.flatnonzero(n < min_region)
     if len(small) and len(shares) > 1:
         rows, people = _merge(shares, n, min_region)
-        action = f"merge the {len(small)} regions below {min_region:g} people into their likest"
-        proposals.append(_gives(action, _triangles(rows, people), len(rows)))
+        plural = "s" if len(small) > 1 else ""
+        action = f"join the {len(small):,} region{plural} below {min_region:g} people with those most like them in composition"
+        merged, now = _gives(action, _triangles(rows, people), len(rows)), _gives("", known, len(shares))
+        # A mean of two regions tells no more than both: at best nothing is lost.
+        lost = now.sigma_min - merged.sigma_min > RANK_TOLERANCE
+        if merged.effective_rank >= now.effective_rank and not lost:
+            proposals.append(merged)
     return proposals
 
 
@@ -314,6 +319,15 @@ def _people(composition: Composition, n: Floats | float | None, aggregates: Aggr
     if not (people > 0).all():
         raise MobatlasError("--n: give a positive number of people per region")
     return np.where(np.isfinite(people), people, 1e9)
+
+
+def _assumed(composition: Composition, n: Floats | float | None, aggregates: Aggregates | None) -> list[str]:
+    """What stands in for the people observed where nobody said how many they are."""
+    if n is not None or aggregates is not None:
+        return []
+    if np.isfinite(composition.n).all():
+        return ["without --n the census population counts as people observed"]
+    return ["without --n shares count as if everybody had been observed"]
 
 
 def _warnings(composition: Composition, aggregates: Aggregates | None, rank: int, randomised: bool) -> list[str]:

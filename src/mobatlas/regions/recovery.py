@@ -16,6 +16,7 @@ mu0 are the population's, and the rest of it is one more region.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,8 +32,9 @@ from mobatlas.regions.least_squares import pseudo_inverse, simplex_least_squares
 from mobatlas.regions.population import with_rest
 from mobatlas.regions.table import Aggregates, Composition, Floats, Regions, mean_over_regions
 from mobatlas.regions.transfer import FEWEST as FEWEST_BLOCKED
-from mobatlas.regions.transfer import Blocks
+from mobatlas.regions.transfer import Blocks, confounding
 
+log = logging.getLogger("mobatlas")
 FIT_CELLS, FIT_BINS = 200_000, 64  # the variances are fitted on so many regions x bins, but at least on so many bins
 SCALE_CELLS = 2_000_000  # so is the scale of a stratum, on bins evenly spaced among its own
 # Log variance of an attribute relative to what is a group's own, a priori: mean and standard deviation. Lowered from equal
@@ -94,11 +96,15 @@ def recover(
     region_effects: bool | None = None,
     exact_composition: bool | None = None,
     geography: bool | None = None,
+    groups_explain: float = GROUPS_EXPLAIN,
+    quiet: bool = False,
 ) -> Recovery:
     """Group means from regions, and from the rest of the population where it is known (`with_rest`), whatever the method.
 
     `region_effects` and `geography`, a surface over the map, default to whether people chose their regions; `exact_composition`
-    to whether the composition was counted on the very people of the aggregates.
+    to whether the composition was counted on the very people of the aggregates. Without region effects all that follows
+    composition is ascribed to groups; with them they differ by at most `groups_explain` times the variance between
+    people, and where that binds it is logged, unless `quiet`.
     """
     if method not in METHODS:
         raise MobatlasError(f"recovery method '{method}' does not exist (known: {', '.join(METHODS)})")
@@ -113,7 +119,11 @@ def recover(
     mapped = effects if geography is None else geography
     # With noise in what regions publish, everybody's mean is better known from elsewhere.
     known = regions.population.values if regions.population is not None and aggregates.noise is not None else None
-    return _bayes(composition.groups, shares, doubt, aggregates, effects, regions.places if mapped else None, known)
+    places, most = regions.places if mapped else None, groups_explain if effects else None
+    found = _bayes(composition.groups, shares, doubt, aggregates, places, known, most)
+    for sentence in () if quiet else confounding(found):
+        log.warning("%s", sentence)
+    return found
 
 
 def population(shares: Floats, aggregates: Aggregates) -> tuple[Floats, Floats]:
@@ -158,10 +168,11 @@ def _bayes(
     shares: Floats,
     doubt: Doubt | None,
     aggregates: Aggregates,
-    effects: bool,
     places: Floats | None,
     known: Floats | None,
+    most: float | None,
 ) -> Recovery:
+    """`most`: what groups explain of the variance between people, at most; None without region effects."""
     w, mean = population(shares, aggregates)
     mu0 = np.maximum(mean, 0) if known is None else known  # noise may take a rare place below nothing
     scale = _person_sd(aggregates, mu0)
@@ -171,11 +182,11 @@ def _bayes(
     problem = Problem(shares, aggregates.n, doubt, factors, centring, covariates)
     y = Deviations(aggregates.values, mu0, scale, aggregates.noise)
     members = strata(aggregates.features, mu0 / scale)
-    ratios, overall, fitted = _fit(problem, y, members, effects)
-    holds = _transfer(problem, y, places, members, fitted) if effects else {}
+    ratios, overall, fitted = _fit(problem, y, members, most is not None)
+    holds = {} if most is None else _transfer(problem, y, places, members, fitted)
     believed = np.ones(len(mu0))
-    for name, bins in members.items() if effects else ():
-        believed[bins] = min(1.0, GROUPS_EXPLAIN / fitted[name].scale) * holds.get(name[0], 1.0)
+    for name, bins in members.items():
+        believed[bins] = 1.0 if most is None else min(1.0, most / fitted[name].scale) * holds.get(name[0], 1.0)
     means, covariance, prior = _posteriors(problem, y, members, overall, fitted, believed)
     return Recovery(
         groups=groups,

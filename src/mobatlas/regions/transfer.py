@@ -75,9 +75,23 @@ def confounding(recovery: Recovery) -> list[str]:
         if holds < HOLDS:
             told = f"of what some parts of the map tell about groups only {holds:.0%} holds in the others"
             said.append(f"'{name}' is confounded with where people live: {told}; {ascribed}")
-        elif belief < PLACES:
-            said.append(f"{ascribed}: it does so more steeply than groups of people differ")
+        else:
+            said += _steep(recovery, np.flatnonzero((maps == name) & (recovery.believed < PLACES)))
     return said
+
+
+def _steep(recovery: Recovery, bins: npt.NDArray[np.int64]) -> list[str]:
+    """A sentence where regions differ by far more than groups are believed to, named by the bin that does so most."""
+    if not len(bins) or recovery.believed is None:
+        return []
+    apart = (recovery.means - recovery.baseline)[:, bins] ** 2 / np.maximum(recovery.prior[:, bins], 1e-300)
+    most = int(bins[np.argmax(apart.max(0))])
+    others = f" (and {len(bins) - 1:,} held with it)" if len(bins) > 1 else ""
+    return [
+        f"regions differ in '{recovery.features[most]}' by more than groups are believed to explain: of how it{others} follows "
+        f"composition {recovery.believed[most]:.0%} is ascribed to groups, so group means are held near everybody's and "
+        "intervals hold under that belief alone; groups_explain=100 lifts it, if regions differ in their people and no more"
+    ]
 
 
 def _without(known: Floats, columns: Floats) -> Floats:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from mobatlas.evaluation.metrics import ALL_METRICS
-from mobatlas.report.tables import SHARE, Cell, Table
+from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 SHOWN = ("poi", "spatial", "travel_distance", "length", "hour", "dwell")
 OWN = "tilt, calibrated"  # the default strategy
@@ -37,3 +38,10 @@ def families_table(result: Mapping[str, Any]) -> Table:
     note = "Closed: of the way from the baseline to the floor; none where the two are within the spread between seeds."
     head = ("generator", "samples a second", "metric", "baseline", "strong", "floor", *columns)
     return Table(head, tuple(rows), caption, formats, note)
+
+
+def write_families(out: Path, result: Mapping[str, Any]) -> None:
+    """The table in four formats, in a folder within `out`."""
+    folder = out / "families-tables"
+    folder.mkdir(exist_ok=True)
+    write_tables(folder, {"families": families_table(result)})

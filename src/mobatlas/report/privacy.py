@@ -24,7 +24,7 @@ NOTE = (
     "samples know beyond chance, the AUC of the best attack on membership (chance: 0.5), the TPR: whom it finds while it "
     "suspects 1 % of others (chance: 0.01). Amber, red: the lower end is above "
     + ", ".join(f"{amber:.2f}, {red:.2f} ({name})" for name, (amber, red) in LIMITS.items())
-    + "."
+    + ". Green: the upper end is not above red. Otherwise it is not decided."
 )
 
 
@@ -55,7 +55,7 @@ def audit_table(found: Audit) -> RenderableType:
         checks.note,
         f"compared: {people['train']:,} training and {people['test']:,} held-out people; an attacker knows {people['val']:,} "
         f"others; distances of {compared['samples']:,} samples and {compared['people']:,} people",
-        *(f"{check.kind.title}: not tested, {check.reason}" for check in found.checks if check.reason),
+        *(f"{check.kind.title}: {check.verdict}, {check.why}" for check in found.checks if check.why),
         *(f"warning: {warning}" for warning in found.warnings),
         *found.advice,
     ]

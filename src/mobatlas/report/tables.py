@@ -130,7 +130,7 @@ def evaluation_tables(found: Evaluation) -> dict[str, Table]:
     tables = {}
     to, of_all = f"JSD in bits to {found.split} people", found.everybody.sizes[EVERYBODY]
     if found.groups is not None:
-        tables["average"] = _average(found.groups, f"{to} of a group, average over {len(found.groups.sizes)} groups.")
+        tables["average"] = _average(found.groups, f"{to} of a group, average over {_groups(len(found.groups.sizes))}.")
         tables["groups"] = _by_group(found.groups, f"{to} of each group, at equal sizes.")
     tables["everybody"] = _average(found.everybody, f"{to}, all together, {of_all:,} trajectories on either side.")
     tables["diversity"] = _diversity(found)
@@ -225,3 +225,7 @@ def _inert(text: str) -> str:
 
 def _line(text: str) -> str:
     return UNPRINTABLE.sub(" ", text).strip()
+
+
+def _groups(n: int) -> str:
+    return "1 group" if n == 1 else f"{n} groups"

@@ -166,7 +166,9 @@ def training_table(report: Mapping[str, Any], out: Path) -> RenderableType:
             said = (f"{name} {value:{',' if isinstance(value, int) else '.4g'}}" for name, value in values.items())
             lines.append(f"{stage}: " + ", ".join(said))
     if report.get("truncated"):
-        lines.append(f"{report['truncated']:,} trajectories were longer than the model's length and were truncated")
+        lines.append(
+            f"{report['truncated']:,} trajectories are longer than the model and were cut off (--set length=N)"
+        )
     return Text("\n".join(lines))
 
 

@@ -23,12 +23,12 @@ from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.folder import KIND, load_assignment, load_regions, load_validation
 from mobatlas.regions.identifiability import diagnose
-from mobatlas.regions.recovery import MOSTLY_PRIOR, Recovery, calibrate_composition, recover
+from mobatlas.regions.recovery import GROUPS_EXPLAIN, MOSTLY_PRIOR, Recovery, calibrate_composition, recover
 from mobatlas.regions.table import Aggregates, Floats, Population, Regions, blocks
 from mobatlas.regions.transfer import confounding
+from mobatlas.regions.windows import same_level, unlike_windows
 
 log = logging.getLogger("mobatlas")
-SAME_LEVEL = 1.5  # factor between visits of the aggregates and of the dataset that is no surprise
 TIMES = "hour"  # the one map that counts when, which few generators tell
 VISITS = "visits"
 NAMED = 20  # groups in a sentence, at most
@@ -204,10 +204,16 @@ class Evidence:
         return {kind: float(seen.n @ np.hstack([each[kind] for each in found]) / seen.n.sum()) for kind in found[0]}
 
 
-def gather_evidence(dataset: TrajectoryDataset, regions_folder: Path | str, *, visits: bool = True) -> Evidence:
+def gather_evidence(
+    dataset: TrajectoryDataset,
+    regions_folder: Path | str,
+    *,
+    visits: bool = True,
+    groups_explain: float = GROUPS_EXPLAIN,
+) -> Evidence:
     """Read a REGIONS folder for phase 2 on this dataset; what it cannot tell is logged, what cannot be used is refused.
 
-    With `visits` tilts also keep the spread of the number of visits, see `Visits`.
+    With `visits` tilts also keep the spread of the number of visits, see `Visits`; `groups_explain` is of `recover`.
     """
     folder = Path(regions_folder)
     regions, manifest = load_regions(folder), read_manifest(folder, KIND)
@@ -226,7 +232,7 @@ def gather_evidence(dataset: TrajectoryDataset, regions_folder: Path | str, *, v
     row = np.searchsorted(people, dataset.person[indices])  # (trajectories,) places in people
     training_mean = np.asarray(person_means(phi.counts(trajectories), row, len(people)).mean(0)).ravel()
     regions = _with_known_mean(regions, training_mean, len(people))
-    recovery = recover(regions)
+    recovery = recover(regions, groups_explain=groups_explain, quiet=True)  # what it has to say is among the warnings
     if regions.aggregates.pooled:
         recovery = _as_counts(recovery, training_mean)
     warnings += _warnings(regions, recovery, training_mean)
@@ -342,8 +348,8 @@ def _with_known_mean(regions: Regions, mean: Floats, n: int) -> Regions:
     if v.noise is None or v.pooled or regions.population is not None:
         return regions
     weight = v.n / v.n.sum()
-    level = float((weight @ np.nan_to_num(v.values)).sum()) / max(float(mean.sum()), 1e-300)
-    if not 1 / SAME_LEVEL < level < SAME_LEVEL:  # windows are not alike, which is said
+    published = float((weight @ np.nan_to_num(v.values)).sum())
+    if not same_level(published, float(mean.sum())):  # windows are not alike, which is said
         return regions
     return replace(regions, population=Population(weight @ regions.composition.shares, mean, float(n)))
 
@@ -359,12 +365,7 @@ def _warnings(regions: Regions, recovery: Recovery, training_mean: Floats) -> li
         named = vague if len(vague) <= NAMED else [*vague[:NAMED], f"{len(vague) - NAMED} groups more"]
         said.append(f"mostly prior, and so near the population, is what the regions tell of {'; '.join(named)}")
     said += confounding(recovery)
-    visits, ours = float(recovery.baseline.sum()), float(training_mean.sum())
-    if not 1 / SAME_LEVEL < visits / max(ours, 1e-300) < SAME_LEVEL:
-        said.append(
-            f"people make {visits:.3g} visits a window in the aggregates, {ours:.3g} in the dataset: are the windows alike?"
-        )
-    return said
+    return said + unlike_windows(float(recovery.baseline.sum()), float(training_mean.sum()))
 
 
 def _region_of(

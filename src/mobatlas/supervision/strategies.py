@@ -19,6 +19,7 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Family, Generator, tells_times
 from mobatlas.generators.training import Trainer
 from mobatlas.progress import track
+from mobatlas.regions.recovery import GROUPS_EXPLAIN
 from mobatlas.regions.table import Floats
 from mobatlas.supervision import calibration, finetune, teach
 from mobatlas.supervision.calibration import Calibration, fit_calibration
@@ -65,6 +66,8 @@ class SuperviseConfig(Section):
     # Tilts keep the spread of the number of visits, see evidence.Visits; without it they are the paper's I-projection, which
     # meets what regions tell and nothing else.
     visits: bool = True
+    # How much groups differ relative to the variance between people, at most, where these chose their regions; see recovery.
+    groups_explain: float = Field(GROUPS_EXPLAIN, gt=0, le=1e6)
     tilt: TiltConfig = TiltConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     finetune: FinetuneConfig = FinetuneConfig()
@@ -292,15 +295,16 @@ def _of(fitted: Calibration | None) -> dict[str, Any]:
     return {} if fitted is None else {"calibration": fitted.report()}
 
 
+OF_EVIDENCE = ("--set visits", "--set groups_explain")  # what every strategy that asks regions can be told of them
 STRATEGIES: Mapping[str, Strategy] = {
     "tilt": Strategy(
         _tilt,
-        frozenset({"--membership", "--from-scratch", "--set tilt", "--set calibration", "--set visits"}),
+        frozenset({"--membership", "--from-scratch", "--set tilt", "--set calibration", *OF_EVIDENCE}),
         untaught=_tilt_untaught,
     ),
-    "resample": Strategy(_resample, frozenset({"--set calibration", "--set visits"}), untaught=_resample),
+    "resample": Strategy(_resample, frozenset({"--set calibration", *OF_EVIDENCE}), untaught=_resample),
     "finetune": Strategy(
-        _finetune, frozenset({"--preset", "--divergence", "--set finetune", "--set calibration", "--set visits"})
+        _finetune, frozenset({"--preset", "--divergence", "--set finetune", "--set calibration", *OF_EVIDENCE})
     ),
     STRONG: Strategy(_strong, frozenset({"--from-scratch"}), needs_regions=False),
 }
