@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import mobatlas
 from mobatlas.data.readers import READERS
 from mobatlas.generators.base import generator_names
+from mobatlas.report.families import families_table
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -38,6 +40,11 @@ def test_every_reader_is_in_the_how_to() -> None:
 def test_every_family_of_generators_is_in_the_how_to() -> None:
     page = (ROOT / "docs" / "how-to.md").read_text()
     assert [name for name in generator_names() if f"| `{name}` |" not in page] == []
+
+
+def test_the_table_of_families_is_that_of_the_benchmark() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "families.json").read_text())
+    assert families_table(found).as_markdown() in (ROOT / "docs" / "choosing.md").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -10,6 +10,7 @@ from mobatlas.evaluation.metrics import ALL_METRICS
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 SHOWN = ("poi", "spatial", "travel_distance", "length", "hour", "dwell")
+LEAST = 0.01  # bits between baseline and floor of which a share can be told
 OWN = "tilt, calibrated"  # the default strategy
 
 
@@ -30,14 +31,23 @@ def families_table(result: Mapping[str, Any]) -> Table:
             said = (family["generator"], family["trajectories_per_second"]) if number == 0 else ("", None)
             cells: list[Cell] = [first["baseline"], first["strong"], first["floor"]]
             for name in partitions:
-                cells += [ours[name][metric]["jsd"], ours[name][metric]["floor_closed"]]
+                cells += [ours[name][metric]["jsd"], _closed(ours[name][metric])]
             rows.append((*said, titles[metric], *cells))
     columns = [name for partition in partitions for name in (partition, f"closed, {partition}")]
     formats = {name: SHARE for name in columns if name.startswith("closed")} | {"samples a second": ",.0f"}
     caption = f"JSD in bits to test people of a group, average over groups; {result['seconds']:g} s of training each."
-    note = "Closed: of the way from the baseline to the floor; none where the two are within the spread between seeds."
+    note = (
+        f"Closed: of the way from the baseline to the floor; none where the two are within {LEAST:g} bits or the "
+        "spread between seeds."
+    )
     head = ("generator", "samples a second", "metric", "baseline", "strong", "floor", *columns)
     return Table(head, tuple(rows), caption, formats, note)
+
+
+def _closed(found: Mapping[str, Any]) -> float | None:
+    """Of the way to the floor, where there is one."""
+    closed: float | None = found["floor_closed"]
+    return closed if found["baseline"] - found["floor"] >= LEAST else None
 
 
 def write_families(out: Path, result: Mapping[str, Any]) -> None:
