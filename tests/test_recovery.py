@@ -373,38 +373,6 @@ def test_slopes_too_steep_for_people_are_mostly_ascribed_to_places() -> None:
     assert found.sd.min() > 0.1
 
 
-def of_bars(times: float) -> Regions:
-    """From .05 to .95 of a region are old and go to bars, the more the larger `times`; what else they do is what all do."""
-    old = np.linspace(0.05, 0.95, 40)
-    shares = np.column_stack([1 - old, old])
-    means = np.array([[10 - 10 * times, 40.0], [10 + 10 * times, 40.0]])
-    values = np.random.default_rng(0).poisson(400 * shares @ means) / 400
-    made = regions_of(shares, values, 400.0, TWO, randomised=False)
-    return replace(made, aggregates=replace(made.aggregates, features=("category:bar", "category:home")))
-
-
-def test_a_belief_that_holds_groups_near_everybody_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    found = recover(of_bars(1.0))
-    assert found.interval()[0][0, 0] > 5  # the truth is 0
-    [record] = caplog.records
-    assert "regions differ in 'category:bar' by more than groups are believed to explain" in record.message
-    assert "intervals hold under that belief alone" in record.message
-    assert "groups_explain=100 lifts it" in record.message
-
-
-def test_the_belief_is_lifted_by_the_option_that_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    found = recover(of_bars(1.0), groups_explain=100)
-    assert found.means[:, 0] == pytest.approx([0, 20], abs=0.3)
-    recover(of_bars(1.0), quiet=True)
-    assert not caplog.records
-
-
-def test_regions_that_differ_as_groups_may_are_no_matter_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    found = recover(of_bars(0.05))
-    assert found.means[:, 0] == pytest.approx([9.5, 10.5], abs=0.3)
-    assert not caplog.records
-
-
 @pytest.mark.parametrize(("regions", "bins", "groups"), [(1_000, 2_000, 8), (10_000, 50, 8)])
 def test_many_regions_and_bins_are_recovered(regions: int, bins: int, groups: int) -> None:
     made, means = simulate(dirichlet(regions, groups), 200.0, 0, bins=bins)

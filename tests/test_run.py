@@ -19,6 +19,7 @@ from mobatlas.cli import app
 from mobatlas.config import build_run, load_run
 from mobatlas.report.page import write_report
 from mobatlas.run import run
+from mobatlas.stages import refuse_other
 from mobatlas.starting import write_configuration
 from tests.runs import VALUES, finished_run
 
@@ -171,6 +172,17 @@ def test_a_folder_of_something_else_is_left_alone(made: Path, tmp_path: Path, ov
         with pytest.raises(MobatlasError, match=f"{folder}: holds something that is not a run; choose another --out"):
             run(build_run(VALUES), folder, overwrite=overwrite, quiet=True)
         assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_a_run_that_was_killed_at_its_very_beginning_is_begun_again(tmp_path: Path) -> None:
+    (tmp_path / ".stages.json.partial").write_text("{")
+    refuse_other(tmp_path)
+    (tmp_path / "city").mkdir()
+    with pytest.raises(MobatlasError, match="holds something that is not a run"):
+        refuse_other(tmp_path)
+    (tmp_path / "stages.json").write_text("{}")
+    refuse_other(tmp_path)
+    refuse_other(tmp_path / "nowhere")
 
 
 def test_a_page_is_written_of_a_run_only_and_over_nothing(made: Path, tmp_path: Path) -> None:

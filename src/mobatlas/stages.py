@@ -53,8 +53,12 @@ class Stages:
 
 
 def refuse_other(folder: Path) -> None:
-    """Refuse a folder that holds anything and was not filled by stages: their file is the first thing that they write."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / FILE).exists():
+    """Refuse a folder that was not filled by stages: their file is the first thing that they write.
+
+    What is hidden does not count: a process that was killed while it wrote that file leaves nothing else.
+    """
+    held = [path.name for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+    if held and FILE not in held:
         raise MobatlasError(f"{folder}: holds something that is not a run; choose another --out")
 
 
