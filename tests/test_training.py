@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from mobatlas import MobatlasError
 from mobatlas.generators.checkpoints import named_tensors, only_one_process
+from mobatlas.generators.devices import fast_bf16
 from mobatlas.generators.training import Share, Stage, Trainer
 from mobatlas.progress import Tracker
 from tests.trainers import (
@@ -259,6 +260,17 @@ def test_a_second_process_is_kept_out_of_the_folder(folder: Path) -> None:
     begun(folder)
     with only_one_process(folder), pytest.raises(MobatlasError, match="another mobatlas process is training there"):
         train(folder)
+
+
+@pytest.mark.parametrize(("amx", "avx", "precision"), [(True, True, "bf16"), (False, True, "32"), (False, False, "32")])
+def test_a_cpu_trains_in_bf16_only_with_tiles_for_it(
+    monkeypatch: pytest.MonkeyPatch, amx: bool, avx: bool, precision: str
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
+    chosen = Trainer(None, accelerator="cpu").fabric.strategy.precision.precision
+    assert str(chosen).startswith(precision)
+    assert fast_bf16(torch.device("cpu")) is (amx or avx)
 
 
 def test_a_device_or_a_precision_that_is_not_there_is_named() -> None:

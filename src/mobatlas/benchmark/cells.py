@@ -314,8 +314,8 @@ def _compared(
 
 
 def _over_seeds(cells: Sequence[Mapping[str, Any]], model: str) -> dict[str, dict[str, list[float]]]:
-    """By group and metric the mean over seeds and their standard deviation, 0 for one."""
-    found = [cell["groups"][model] for cell in cells]
+    """By group and metric the mean over seeds and their standard deviation, 0 for one; cells may have kept averages alone."""
+    found = [cell["groups"][model] for cell in cells if "groups" in cell]
     return {
         group: {metric: _mean_sd([each[group][metric] for each in found]) for metric in metrics}
         for group, metrics in found[0].items()
