@@ -318,7 +318,7 @@ def _over_seeds(cells: Sequence[Mapping[str, Any]], model: str) -> dict[str, dic
     found = [cell["groups"][model] for cell in cells if "groups" in cell]
     return {
         group: {metric: _mean_sd([each[group][metric] for each in found]) for metric in metrics}
-        for group, metrics in found[0].items()
+        for group, metrics in (found[0] if found else {}).items()
     }
 
 
