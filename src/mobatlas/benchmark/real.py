@@ -47,6 +47,7 @@ from mobatlas.regions.recovery import Recovery, recover
 
 log = logging.getLogger("mobatlas")
 FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # that name no place
+DEALT = ("poi", "category")  # of partitions: rare places borrow from their category what they do not tell themselves
 LONG = 4  # visits: a day with fewer is home, one place, home
 FOUR_VISITS, SHIFT = "four visits", "shift"
 WEEKDAY = "weekday"
@@ -65,7 +66,7 @@ def real_jobs(
     Where a person lives counts, and regions are shuffled, with the last of the features.
     """
     last = features[-1]
-    jobs = [Job(name, "tilt") for name in partitions]
+    jobs = [Job(name, "tilt", features=DEALT) for name in partitions]
     jobs += [Job(column, "tilt", features=some) for column in columns for some in features]
     jobs += [Job(column, "tilt", features=last, membership=True) for column in columns]
     if census is not None:

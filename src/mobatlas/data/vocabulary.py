@@ -66,6 +66,12 @@ class Vocabulary:
     def categories(self) -> list[str | None]:
         return list(self.table["category"].to_pylist())
 
+    @cached_property
+    def parents(self) -> dict[str, str]:
+        """The bin of each place, and that of its category where it has one, as features are named."""
+        named = zip(self.poi_ids, self.categories, strict=True)
+        return {f"poi:{place}": f"category:{category}" for place, category in named if category is not None}
+
 
 def most_frequent(visits: ir.Table, places: ir.Table, size: int) -> ir.Table:
     """The POIs that training people visit most, with their coordinates; ties are settled by the id."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from mobatlas.config import Section
 from mobatlas.generators.autoregressive.config import PAPER, WriterConfig
@@ -93,21 +94,26 @@ class Variational(nn.Module):
 
     def condition(self, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> Tensor:
         """Of the person and the latent."""
-        person: Tensor = self.decoder.conditioning(anchors, levels)
-        return person + self.from_latent(noise)
+        return self._with(self.decoder.person(anchors, levels), noise)
+
+    def _with(self, person: Tensor, latent: Tensor) -> Tensor:
+        """The condition of a person, which may tell more than the network is wide, and of a latent."""
+        told: Tensor = self.from_latent(latent)
+        return person + F.pad(told, (0, person.shape[1] - told.shape[1]))
 
     def _parts(self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Minus the log-likelihood given a latent drawn by the encoder (batch,), and the KL of its numbers (batch, latent)."""
-        person = self.decoder.conditioning(anchors, levels)  # (batch, width)
+        person = self.decoder.person(anchors, levels)
         mean, log_deviation = in_parts(self.encode, tokens, person).chunk(2, -1)  # (batch, latent) each
         drawn = mean + log_deviation.exp() * noise
         kl = (mean.square() + (2 * log_deviation).exp() - 1) / 2 - log_deviation
-        return in_parts(self.decoder.nats, tokens, person + self.from_latent(drawn)), kl
+        return in_parts(self.decoder.nats, tokens, self._with(person, drawn)), kl
 
     def encode(self, tokens: Tensor, person: Tensor) -> Tensor:
         """Means of q(u | x, z, d), then logarithms of its standard deviations: (batch, 2 latent)."""
         there = valid(tokens)  # (batch, any)
-        hidden = self.words(tokens) + self.decoder.places[: tokens.shape[1]] + person[:, None]  # (batch, any, width)
+        condition = person[:, None, : self.norm.normalized_shape[0]]  # (batch, 1, width)
+        hidden = self.words(tokens) + self.decoder.places[: tokens.shape[1]] + condition  # (batch, any, width)
         for block in self.blocks:
             hidden = block(hidden, valid=there)
         mean = (hidden * there[..., None]).sum(1) / there.sum(1, keepdim=True)  # (batch, width)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy import optimize, special
@@ -29,6 +29,7 @@ from mobatlas.regions.bins import Deviations, Ints, Part, Strata, Stratum, Varia
 from mobatlas.regions.gaussian import Doubt, Fit, Problem, independent, nonnegative
 from mobatlas.regions.geography import surface
 from mobatlas.regions.least_squares import pseudo_inverse, simplex_least_squares
+from mobatlas.regions.nested import Nesting
 from mobatlas.regions.population import with_rest
 from mobatlas.regions.table import Aggregates, Composition, Floats, Regions, mean_over_regions
 from mobatlas.regions.transfer import FEWEST as FEWEST_BLOCKED
@@ -97,6 +98,7 @@ def recover(
     exact_composition: bool | None = None,
     geography: bool | None = None,
     groups_explain: float = GROUPS_EXPLAIN,
+    parents: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> Recovery:
     """Group means from regions, and from the rest of the population where it is known (`with_rest`), whatever the method.
@@ -104,7 +106,8 @@ def recover(
     `region_effects` and `geography`, a surface over the map, default to whether people chose their regions; `exact_composition`
     to whether the composition was counted on the very people of the aggregates. Without region effects all that follows
     composition is ascribed to groups; with them they differ by at most `groups_explain` times the variance between
-    people, and where that binds it is logged, unless `quiet`.
+    people, and where that binds it is logged, unless `quiet`. `parents` names the feature that another is part of, such as
+    the category of a place, from which it then borrows (`nested`).
     """
     if method not in METHODS:
         raise MobatlasError(f"recovery method '{method}' does not exist (known: {', '.join(METHODS)})")
@@ -121,6 +124,10 @@ def recover(
     known = regions.population.values if regions.population is not None and aggregates.noise is not None else None
     places, most = regions.places if mapped else None, groups_explain if effects else None
     found = _bayes(composition.groups, shares, doubt, aggregates, places, known, most)
+    nesting = Nesting.of(found, parents or {})
+    if nesting is not None:
+        left = replace(aggregates, values=aggregates.values - shares @ nesting.shift)
+        found = nesting.joined(found, _bayes(composition.groups, shares, doubt, left, places, known, most))
     for sentence in () if quiet else confounding(found):
         log.warning("%s", sentence)
     return found

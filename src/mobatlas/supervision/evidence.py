@@ -232,7 +232,8 @@ def gather_evidence(
     row = np.searchsorted(people, dataset.person[indices])  # (trajectories,) places in people
     training_mean = np.asarray(person_means(phi.counts(trajectories), row, len(people)).mean(0)).ravel()
     regions = _with_known_mean(regions, training_mean, len(people))
-    recovery = recover(regions, groups_explain=groups_explain, quiet=True)  # what it has to say is among the warnings
+    # What recovery has to say is among the warnings.
+    recovery = recover(regions, groups_explain=groups_explain, parents=dataset.vocabulary.parents, quiet=True)
     if regions.aggregates.pooled:
         recovery = _as_counts(recovery, training_mean)
     warnings += _warnings(regions, recovery, training_mean)

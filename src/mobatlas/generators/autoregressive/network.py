@@ -17,6 +17,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import BOS, EOS, MASK, PAD
 from mobatlas.generators.autoregressive.conditioning import Conditioning
 from mobatlas.generators.autoregressive.config import TransformerConfig
+from mobatlas.generators.autoregressive.nearness import Nearness
 from mobatlas.groups import Groups
 
 PARTS = 4  # of a batch, by length: two thirds of the time of one
@@ -31,10 +32,11 @@ class CausalTransformer(nn.Module):
 
     def __init__(self, config: TransformerConfig, vocabulary: int, length: int, groups: Groups | None = None) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.heads, self.width = config.heads, config.width
         self.words = nn.Embedding(vocabulary, config.width)
         self.places = nn.Parameter(torch.randn(length, config.width) * config.width**-0.5)
         self.conditioning = Conditioning(config.width, config.embedding, groups)
+        self.nearness = Nearness(config.width, vocabulary, config.curves) if config.curves else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width)
@@ -55,36 +57,43 @@ class CausalTransformer(nn.Module):
     def measure(self, dataset: TrajectoryDataset) -> None:
         """What is known of training people without training: where they live."""
         self.conditioning.centre_on(dataset.anchors[dataset.split_people("train")])
+        if self.nearness is not None:
+            self.nearness.measure(dataset.vocabulary)
 
     def forward(
         self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor, step: int | None = None
     ) -> Tensor:
         """Minus the log-likelihood (batch,)."""
-        return in_parts(self.nats, tokens, self.conditioning(anchors, levels))
+        return in_parts(self.nats, tokens, self.person(anchors, levels))
 
     def terms(self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> dict[str, Tensor]:
         """As `forward`: it is exact."""
-        return {"nats": self.nats(tokens, self.conditioning(anchors, levels))}
+        return {"nats": self.nats(tokens, self.person(anchors, levels))}
 
     def condition(self, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> Tensor:
         """Of the person alone."""
-        return self.conditioning(anchors, levels)
+        return self.person(anchors, levels)
+
+    def person(self, anchors: Tensor, levels: Tensor | None) -> Tensor:
+        """A condition: (batch, width), and after it how near places are, if this network has a map."""
+        condition: Tensor = self.conditioning(anchors, levels)
+        return condition if self.nearness is None else torch.cat((condition, self.nearness(anchors, condition)), 1)
 
     def logits(self, before: Tensor, condition: Tensor) -> Tensor:
         """Of the token at each place, (batch, any, vocabulary), given the tokens before each (batch, any)."""
-        return self.scores(self.hidden(self.words(before), condition))
+        return self.scores(self.hidden(self.words(before), condition), condition)
 
     def hidden(self, before: Tensor, condition: Tensor) -> Tensor:
         """What is known at each place (batch, any, width), given what is before each, embedded (batch, any, width)."""
-        hidden = self.dropout(before + self.places[: before.shape[1]] + condition[:, None])
+        hidden = self.dropout(before + self.places[: before.shape[1]] + condition[:, None, : self.width])
         for block in self.blocks:
             hidden = block(hidden)
         known: Tensor = self.norm(hidden)
         return known
 
-    def scores(self, hidden: Tensor) -> Tensor:
+    def scores(self, hidden: Tensor, condition: Tensor) -> Tensor:
         """Logits of tokens (batch, any, vocabulary) from what is known at all places."""
-        logits = self.output(hidden).float() + self.barred  # (batch, any, vocabulary)
+        logits = self._scores(hidden, condition) + self.barred  # (batch, any, vocabulary)
         return torch.cat((logits[:, :1] + self.barred_first, logits[:, 1:]), 1)
 
     def nats(self, tokens: Tensor, condition: Tensor) -> Tensor:
@@ -95,20 +104,24 @@ class CausalTransformer(nn.Module):
 
     def step(self, last: Tensor, condition: Tensor, place: int, cache: Tensor) -> Tensor:
         """Logits (batch, vocabulary) of the token at a place, given the last one (batch,); of those before the cache knows."""
-        return self.scores_at(place, self.hidden_at(place, self.words(last), condition, cache))
+        return self.scores_at(place, self.hidden_at(place, self.words(last), condition, cache), condition)
 
     def hidden_at(self, place: int, last: Tensor, condition: Tensor, cache: Tensor) -> Tensor:
         """As `hidden`, of one place (batch, width)."""
-        hidden = (last + self.places[place] + condition)[:, None]  # (batch, 1, width)
+        hidden = (last + self.places[place] + condition[:, : self.width])[:, None]  # (batch, 1, width)
         for block, kept in zip(self.blocks, cache, strict=True):
             hidden = block(hidden, kept, place)
         known: Tensor = self.norm(hidden[:, 0])
         return known
 
-    def scores_at(self, place: int, hidden: Tensor) -> Tensor:
+    def scores_at(self, place: int, hidden: Tensor, condition: Tensor) -> Tensor:
         """As `scores`, of one place (batch, vocabulary)."""
-        logits: Tensor = self.output(hidden).float()
+        logits = self._scores(hidden[:, None], condition)[:, 0]
         return logits + (self.barred if place else self.barred_first)
+
+    def _scores(self, hidden: Tensor, condition: Tensor) -> Tensor:
+        logits: Tensor = self.output(hidden).float()
+        return logits if self.nearness is None else logits + self.nearness.logits(hidden, condition[:, self.width :])
 
     def new_cache(self, batch: int) -> Tensor:
         """Room for keys and values: (layers, 2, batch, heads, length, head)."""
@@ -157,10 +170,9 @@ class Block(nn.Module):
 
 def in_parts(read: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, condition: Tensor) -> Tensor:
     """What is read of tokens (batch, any, ...), row by row; those of like length are read together, for less padding."""
-    lengths = valid(tokens).sum(1)
-    order = lengths.argsort(stable=True)
-    parts = [read(tokens[rows, : int(lengths[rows[-1]])], condition[rows]) for rows in order.chunk(PARTS)]
-    return torch.cat(parts)[order.argsort()]
+    lengths, order = valid(tokens).sum(1).sort(stable=True)
+    parts = zip(*(whole.chunk(PARTS) for whole in (lengths, tokens[order], condition[order])), strict=True)
+    return torch.cat([read(some[:, : int(ends[-1])], given) for ends, some, given in parts])[order.argsort()]
 
 
 def valid(tokens: Tensor) -> Tensor:

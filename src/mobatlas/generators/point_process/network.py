@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from mobatlas.data.dataset import DAY, TrajectoryDataset
 from mobatlas.data.vocabulary import EOS, HOME, PAD
-from mobatlas.generators.autoregressive.conditioning import Conditioning
 from mobatlas.generators.autoregressive.config import TransformerConfig
 from mobatlas.generators.autoregressive.network import CausalTransformer
 from mobatlas.generators.point_process.durations import MOMENT, Durations, moment
@@ -74,9 +73,9 @@ class TimedTransformer(nn.Module):
     def places(self) -> Tensor:
         return self.writer.places
 
-    @property
-    def conditioning(self) -> Conditioning:
-        return self.writer.conditioning
+    def person(self, anchors: Tensor, levels: Tensor | None) -> Tensor:
+        """As the writer has it."""
+        return self.writer.person(anchors, levels)
 
     def measure(self, dataset: TrajectoryDataset) -> None:
         """What is known of training people without training: where they live, and on which days windows begin."""
@@ -100,13 +99,13 @@ class TimedTransformer(nn.Module):
         """Of each place, given visits before: hidden (batch, any, width), logits of its token, when the last visit ended."""
         before, start = visits[:, :-1], visits[:, :1, 1]
         hidden = self.writer.hidden(self.writer.words(before[..., 0]) + self.times(before, start), condition)
-        return hidden, self._open(self.writer.scores(hidden), before[..., 2], start), before[..., 2]
+        return hidden, self._open(self.writer.scores(hidden, condition), before[..., 2], start), before[..., 2]
 
     def step(self, last: Tensor, start: Tensor, condition: Tensor, place: int, cache: Tensor) -> tuple[Tensor, Tensor]:
         """Hidden (batch, width) and logits (batch, vocabulary) at a place, given the last visit (batch, 3)."""
         embedded = self.writer.words(last[:, 0]) + self.times(last, start)
         hidden = self.writer.hidden_at(place, embedded, condition, cache)
-        return hidden, self._open(self.writer.scores_at(place, hidden), last[:, 2], start)
+        return hidden, self._open(self.writer.scores_at(place, hidden, condition), last[:, 2], start)
 
     def _open(self, logits: Tensor, left: Tensor, start: Tensor) -> Tensor:
         """Who stayed until the window ended goes nowhere else."""

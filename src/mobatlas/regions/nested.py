@@ -1,0 +1,59 @@
+"""Bins within bins: a rare place borrows from its category what its own counts do not tell.
+
+Of a category c all regions together tell much, of one of its places j little. So each group's mean of a place begins at
+mu0_j m_dc / mu0_c, as if the group went to all places of a category in the population's proportions, and what is recovered of
+the place itself are deviations from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from mobatlas.regions.table import Floats
+
+if TYPE_CHECKING:
+    from mobatlas.regions.recovery import Recovery
+
+
+@dataclass(frozen=True)
+class Nesting:
+    """Where each nested bin of a recovery begins."""
+
+    children: npt.NDArray[np.int64]  # (nested,) bins
+    parents: npt.NDArray[np.int64]  # (nested,) the bin that each of them is part of
+    share: Floats  # (nested,) mu0_j / mu0_c
+    shift: Floats  # (groups, features) where groups begin less mu0; w of it is zero
+
+    @classmethod
+    def of(cls, found: Recovery, parents: Mapping[str, str]) -> Nesting | None:
+        """Of bins whose parents were recovered as well, None where there are none."""
+        pairs = _pairs(found.features, parents)
+        pairs = pairs[found.baseline[pairs[:, 1]] > 0]
+        if not len(pairs):
+            return None
+        children, whole = pairs.T
+        share = found.baseline[children] / found.baseline[whole]
+        shift = np.zeros_like(found.means)
+        shift[:, children] = share * found.means[:, whole] - found.baseline[children]
+        return cls(children, whole, share, shift - found.shares @ shift)
+
+    def joined(self, parents: Recovery, deviations: Recovery) -> Recovery:
+        """The means of nested bins from where they begin and what they deviate by; all others as they were recovered."""
+        means, covariance, prior = parents.means.copy(), parents.covariance.copy(), parents.prior.copy()
+        own, scale = self.children, self.share**2
+        means[:, own] = np.maximum(deviations.means + self.shift, 0)[:, own]
+        # both are uncertain: that of the category is counted as if the places told nothing of it, so a little twice
+        covariance[own] = deviations.covariance[own] + scale[:, None, None] * parents.covariance[self.parents]
+        prior[:, own] = deviations.prior[:, own] + scale * parents.prior[:, self.parents]
+        return replace(parents, means=means, covariance=covariance, prior=prior)
+
+
+def _pairs(features: Sequence[str], parents: Mapping[str, str]) -> npt.NDArray[np.int64]:
+    place = {name: number for number, name in enumerate(features)}
+    found = [(number, place[parents[name]]) for name, number in place.items() if parents.get(name) in place]
+    return np.array(found, dtype=np.int64).reshape(-1, 2)
