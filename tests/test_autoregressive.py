@@ -172,7 +172,7 @@ def test_the_likelihood_is_the_product_of_what_it_gave_each_token(grouped: Write
         levels = DEFAULT_GROUPS.level_codes[groups[number]] + 1 if groups[number] != UNKNOWN else np.zeros(2, np.int64)
         home = torch.from_numpy(given_to.anchors[number : number + 1]).float()
         with torch.no_grad():
-            condition = grouped.network.conditioning(home, torch.from_numpy(levels[None]))
+            condition = grouped.network.person(home, torch.from_numpy(levels[None]))
             for place, token in enumerate(written):
                 scores = grouped.network.step(torch.tensor([last]), condition, place, cache)
                 total, last = total + float(scores.log_softmax(-1)[0, token]), token

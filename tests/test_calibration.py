@@ -346,3 +346,16 @@ def test_diversity_counts_distinct_trajectories_and_copies(world: World) -> None
     samples = world.sampler.sample(100, SIX).trajectories
     real = [Trajectories.of(world.dataset, world.dataset.split(name)) for name in ("train", "test")]
     assert 0 < diversity(samples, *real)["distinct"] <= 1
+
+
+def test_a_pool_lives_where_the_group_does(world: World) -> None:
+    """Homes of the first row alone: every sample of the pool, and of the sampler, has them."""
+    lives = np.zeros((len(world.evidence.anchors), len(world.evidence.groups)))
+    lives[0, SIX], lives[1, :SIX], lives[1, SIX + 1 :] = 1, 1, 1
+    moments = replace(world.evidence.moments, lives=lives)
+    calibration = fit_calibration(world.model, moments, pool=64)
+    sampler = CalibratedSampler.of(world.model, calibration, moments.anchors, lives)
+    for group, row in ((SIX, 0), (0, 1)):
+        made = sampler.sample(5, group).trajectories.anchors
+        assert np.array_equal(made, np.tile(moments.anchors[row], (5, 1)), equal_nan=True)
+    assert calibration.population[SIX].before != calibration.population[0].before

@@ -192,7 +192,7 @@ def test_a_model_keeps_recovered_means_and_anchors_of_training_people_and_nobody
     kept = np.stack([anchors[name].to_numpy() for name in ANCHORS], axis=1)
     real = dataset.anchors[train_people]
     assert np.array_equal(kept[np.lexsort(kept.T)], real[np.lexsort(real.T)])
-    assert pq.read_table(model / "composition.parquet").column_names == ["region", "group", "share"]
+    assert pq.read_table(model / "composition.parquet").column_names == ["region", "group", "share", "believed"]
     said = supervision(model)
     assert set(said["effective_sample_size"]) == set(said["dual_gap"]) == set(dataset.groups.names)
     users = set(dataset.people["user_id"].to_pylist())
@@ -246,6 +246,25 @@ def test_membership_is_said_wherever_it_is_on(world: World, tmp_path: Path, capl
     caplog.clear()
     assert run("generate", out, "--n", 5, "--group", GROUP, "--out", tmp_path / "a").code == 0
     assert "was supervised with --membership" in caplog.text
+
+
+@pytest.mark.parametrize("calibrate", [(), ("--calibrate",)])
+def test_with_membership_a_group_lives_where_its_regions_are(
+    world: World, tmp_path: Path, calibrate: tuple[str, ...]
+) -> None:
+    """Here a region is a group: no home of its samples is of another region, where without it they are anybody's."""
+    theirs, anybodys = tmp_path / "theirs", world.supervised("tilt")
+    assert run("supervise", world.model, world.groups, "--membership", *SMALL, "--out", theirs).code == 0
+    shares = pd.read_parquet(theirs / "composition.parquet")
+    [own] = shares[(shares["group"] == GROUP) & (shares["believed"] == 1)]["region"]
+    homes = pd.read_parquet(theirs / "anchors.parquet")
+    elsewhere = set(homes[homes["region"].notna() & (homes["region"] != own)]["home_lat"])
+    found = []
+    for number, model in enumerate((theirs, anybodys)):
+        out = tmp_path / f"{number}.parquet"
+        assert run("generate", model, "--n", 40, "--group", GROUP, *calibrate, "--out", out).code == 0
+        found.append(set(pd.read_parquet(out)["home_lat"]))
+    assert not found[0] & elsewhere and found[1] & elsewhere
 
 
 def test_fewer_regions_than_groups_go_on_and_say_what_is_not_identified(world: World, tmp_path: Path) -> None:

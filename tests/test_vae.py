@@ -49,7 +49,7 @@ def batch(net: Variational, n: int = BATCH) -> tuple[Tensor, Tensor, Tensor, Ten
 
 def by_number(net: Variational, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
     """The KL of each number of the latent, (batch, latent), as torch has it."""
-    mean, log_deviation = net.encode(inputs[0], net.decoder.conditioning(inputs[1], inputs[2])).chunk(2, -1)
+    mean, log_deviation = net.encode(inputs[0], net.decoder.person(inputs[1], inputs[2])).chunk(2, -1)
     return kl_divergence(Normal(mean, log_deviation.exp()), Normal(0.0, 1.0))
 
 
@@ -59,7 +59,7 @@ def test_the_terms_are_reconstruction_and_kl() -> None:
     terms = net.terms(*inputs)
     assert list(terms) == ["reconstruction", "kl"]
     torch.testing.assert_close(terms["kl"], by_number(net, inputs).sum(1))
-    mean, log_deviation = net.encode(inputs[0], net.decoder.conditioning(inputs[1], inputs[2])).chunk(2, -1)
+    mean, log_deviation = net.encode(inputs[0], net.decoder.person(inputs[1], inputs[2])).chunk(2, -1)
     latent = mean + log_deviation.exp() * inputs[3]
     expected = net.decoder.nats(inputs[0], net.condition(inputs[1], inputs[2], latent))
     torch.testing.assert_close(terms["reconstruction"], expected)
@@ -68,7 +68,7 @@ def test_the_terms_are_reconstruction_and_kl() -> None:
 def test_padding_does_not_change_what_is_encoded() -> None:
     net = network()
     tokens, anchors, levels, _ = batch(net)
-    person = net.decoder.conditioning(anchors, levels)
+    person = net.decoder.person(anchors, levels)
     longer = torch.nn.functional.pad(tokens, (0, 3), value=PAD)
     torch.testing.assert_close(net.encode(tokens, person), net.encode(longer, person))
 

@@ -10,3 +10,11 @@ def uniforms(seed: int, start: int, stop: int, stream: int = 0) -> npt.NDArray[n
     """Four numbers in [0, 1) for each of `start` to `stop`, (n, 4): Philox makes four at a time and can begin anywhere."""
     bits = np.random.Philox(np.random.SeedSequence([seed, stream, 1])).advance(start)
     return np.random.Generator(bits).random((stop - start, 4))
+
+
+def drawn(uniform: np.ndarray, rows: int, weights: np.ndarray | None = None) -> np.ndarray:
+    """Numbers of rows, one for each uniform number in [0, 1): all alike, or in proportion to weights (rows,)."""
+    if weights is None:
+        return (uniform * rows).astype(np.int64)
+    total = np.cumsum(weights, dtype=np.float64)
+    return np.searchsorted(total / total[-1], uniform, side="right")

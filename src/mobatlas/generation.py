@@ -29,7 +29,7 @@ from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.reading import keys, numbers, read_table
 from mobatlas.resources import peak_gb
 from mobatlas.sampling import Chunk, Maker, People, Plan, Shard
-from mobatlas.supervision.kept import load_sampler
+from mobatlas.supervision.kept import load_lives, load_sampler
 from mobatlas.synthetic import SCHEMA, TIMED
 from mobatlas.workers import made_by
 
@@ -178,7 +178,7 @@ def _people(model: Model, group: str | None, region: str | None, regions: Path |
     if region is not None:
         homes, shares = model.region(region, regions)
         return People(homes, names, shares if one is None else one)
-    return People(model.population(), names, one)
+    return People(model.population(), names, one, lives=None if one is None else load_lives(model))
 
 
 def _people_of_table(path: Path, model: Model, one: Floats | None) -> People:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mobatlas.draws import uniforms
+from mobatlas.draws import drawn, uniforms
 from mobatlas.errors import MobatlasError
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import UNKNOWN, Floats, Ints
@@ -60,15 +60,22 @@ class People:
     shares: Floats | None = None  # (groups,)
     groups: Ints | None = None  # (rows,) places in `names`
     in_order: bool = False  # each row in its turn, then from the first again; else rows are drawn
+    lives: Floats | None = (
+        None  # (rows, groups) how likely a row is of a group, where one group is asked for; None: all alike
+    )
 
     def conditions(self, draws: Floats, first: int) -> tuple[Ints, Floats]:
         """Groups (n,) and anchors (n, 4) of samples from `first` on, each by its row of draws."""
-        numbers = first + np.arange(len(draws)) if self.in_order else (draws[:, 0] * len(self.anchors)).astype(np.int64)
+        numbers = first + np.arange(len(draws)) if self.in_order else self._drawn(draws[:, 0])
         rows = numbers % len(self.anchors)  # (n,)
         if self.groups is not None:
             return self.groups[rows], self.anchors[rows]
         unknown = np.full(len(rows), UNKNOWN, dtype=np.int64)
-        return unknown if self.shares is None else _pick(self.shares, draws[:, 1]), self.anchors[rows]
+        return unknown if self.shares is None else drawn(draws[:, 1], len(self.shares), self.shares), self.anchors[rows]
+
+    def _drawn(self, uniform: Floats) -> Ints:
+        weights = None if self.lives is None or self.shares is None else self.lives @ self.shares
+        return drawn(uniform, len(self.anchors), weights)
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,8 @@ class Maker:
     def __init__(self, plan: Plan, model: Model) -> None:
         self.plan, self.model, self._sampler = plan, model, None
         if plan.calibration is not None:
-            self._sampler = CalibratedSampler.of(model.generator, plan.calibration, plan.people.anchors)
+            people = plan.people
+            self._sampler = CalibratedSampler.of(model.generator, plan.calibration, people.anchors, people.lives)
 
     def chunks(self, shard: Shard) -> list[Range]:
         """Those of a shard, in order."""
@@ -137,7 +145,7 @@ class Maker:
             made = self._sampler.sample_given(groups, anchors, plan.seed, first=start)
             return made, groups, size * self._sampler.calibration.candidates
         told = None if generator.groups is None else groups
-        ends = _pick(self.model.lengths, draws[:, 2]) if plan.lengths == "empirical" else None
+        ends = drawn(draws[:, 2], len(self.model.lengths), self.model.lengths) if plan.lengths == "empirical" else None
         return generator.sample(size, told, anchors, plan.seed, first=start, lengths=ends), groups, size
 
     def calibrated(self) -> dict[str, Any]:
@@ -150,9 +158,3 @@ class Maker:
             "form": form,
             "groups": {name: {"before": row.before, "after": row.after} for name, row in rows.items()},
         }
-
-
-def _pick(weights: Floats | Ints, uniform: Floats) -> Ints:
-    """Numbers of weights, drawn in proportion to them."""
-    cumulative = np.cumsum(weights, dtype=np.float64)
-    return np.searchsorted(cumulative / cumulative[-1], uniform, side="right")

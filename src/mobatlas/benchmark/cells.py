@@ -32,7 +32,7 @@ from mobatlas.progress import track
 from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import build_regions
 from mobatlas.supervision.kept import CURVE, load_sampler
-from mobatlas.supervision.resample import Sampler
+from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.supervision.strategies import strategy_named
 from mobatlas.training import divided, supervise, train
 
@@ -166,7 +166,11 @@ class Place:
             return {"finetune": model.generator}
         if job.strategy == "resample":
             return {"resample": load_sampler(model)}
-        return {job.strategy: model.generator, f"{job.strategy}, calibrated": load_sampler(model)}
+        calibrated = load_sampler(model)
+        plain = (
+            PlainSampler(model.generator, calibrated.anchors, calibrated.lives) if job.membership else model.generator
+        )
+        return {job.strategy: plain, f"{job.strategy}, calibrated": calibrated}
 
     def scored(self, name: str) -> bool:
         return (self.path / f"{name}.json").exists()

@@ -21,12 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
+from mobatlas.draws import drawn
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.base import Generator, tells_times
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
-from mobatlas.supervision.evidence import TIMES, Evidence, Moments
+from mobatlas.supervision.evidence import TIMES, Evidence, Ints, Moments
 from mobatlas.supervision.given import fit_given_tilt, given_weights
 from mobatlas.supervision.tilt import Product, minimise_dual, refuse_unusable, scaled_features
 
@@ -153,17 +154,17 @@ def fit_calibration(
     homes = known.anchors if anchors is None else anchors
     moments = _comparable(model, known, homes, pool, candidates)
     rng = np.random.default_rng([seed, STREAM])
-    times = -(-(pool // candidates) // len(homes))  # everybody as often as the others, to within one
-    rows = np.concatenate([rng.permutation(len(homes)) for _ in range(times)])[: pool // candidates].repeat(candidates)
+    people = _people(moments, len(homes), pool // candidates, rng)
     found: dict[str, list[Weighting]] = {form: [] for form in FORMS}
-    pools = _pools(model, moments, homes[rows], rng.integers(2**62, size=len(moments.groups)).tolist(), tracker)
+    seeds = rng.integers(2**62, size=len(moments.groups)).tolist()
+    pools = _pools(model, moments, [homes[rows].repeat(candidates, axis=0) for rows in people], seeds, tracker)
     for name, target, phi in zip(moments.groups.names, moments.means, pools, strict=True):
         found["population"].append(_weighting(moments, phi, target, ridge, None))
         found["given"].append(_weighting(moments, phi, target, ridge, candidates))
         last = found["population"][-1]
         said = (name, last.before["js"], last.after["js"], last.cap)
         log.info("group '%s': JSD to its recovered means %.4f, calibrated %.4f, accepting 1 in %g", *said)
-    plain = (model.groups is not None, candidates, len(rows), ridge)
+    plain = (model.groups is not None, candidates, candidates * (pool // candidates), ridge)
     forms = (tuple(found[form]) for form in FORMS)
     return Calibration(moments.groups, moments.phi.features, moments.phi.mask, *plain, *forms)
 
@@ -252,20 +253,33 @@ def _weighting(
     )
 
 
+def _people(moments: Moments, people: int, n: int, rng: np.random.Generator) -> list[Ints]:
+    """Rows of n people for the pool of each group, or of all groups where they may live anywhere."""
+    if moments.lives is None:
+        times = -(-n // people)  # everybody as often as the others, to within one
+        return [np.concatenate([rng.permutation(people) for _ in range(times)])[:n]]
+    strata = (rng.permutation(n) + rng.random(n)) / n  # one number in each of n equal parts of 0 to 1
+    return [drawn(strata, people, weights) for weights in moments.lives.T]
+
+
 def _pools(
-    model: Generator, moments: Moments, anchors: Floats, seeds: Sequence[int], tracker: Tracker
+    model: Generator, moments: Moments, anchors: Sequence[Floats], seeds: Sequence[int], tracker: Tracker
 ) -> Iterator[sparse.csr_array]:
-    """phi of the pool of each group, (rows, features): samples of the group, or of everybody, made once."""
-    told, n, phi = model.groups is not None, len(anchors), moments.phi
-    for group, seed in enumerate(seeds if told else seeds[:1]):
+    """phi of the pool of each group, (rows, features): samples of the group, or of everybody, made once if they may be.
+
+    `anchors` are those of the pool of each group, or one for all.
+    """
+    told, n, phi = model.groups is not None, len(anchors[0]), moments.phi
+    apart = told or len(anchors) > 1
+    for group, seed in enumerate(seeds if apart else seeds[:1]):
         parts: list[sparse.csr_array] = []
         for start in range(0, n, BLOCK):
-            some = anchors[start : start + BLOCK]
+            some = anchors[group % len(anchors)][start : start + BLOCK]
             groups = np.full(len(some), group, dtype=np.int64) if told else None
             parts.append(phi.counts(model.sample(len(some), groups, some, seed, first=start)))
-            tracker.step(100 * (group + (start + len(some)) / n) / (len(seeds) if told else 1))
+            tracker.step(100 * (group + (start + len(some)) / n) / (len(seeds) if apart else 1))
         whole = sparse.csr_array(sparse.vstack(parts, format="csr"))
-        yield from [whole] if told else [whole] * len(seeds)
+        yield from [whole] if apart else [whole] * len(seeds)
 
 
 def _comparable(model: Generator, moments: Moments, anchors: Floats, pool: int, candidates: int) -> Moments:

@@ -90,6 +90,8 @@ class Moments:
     means: Floats  # (groups, features)
     baseline: Floats  # (features,) of everybody
     anchors: Floats  # (people, 4) of the population
+    # (people, groups) how likely it is that who lives there is of a group, where regions are told to say so; else all alike
+    lives: Floats | None = None
 
     @property
     def scale(self) -> Floats:
@@ -169,6 +171,11 @@ class Evidence:
             means, baseline = np.hstack([means, self.visits.means]), np.concatenate([baseline, self.visits.baseline])
         return Moments(self.source, self.groups, phi, means, baseline, self.anchors[order])
 
+    def moments_by(self, membership: bool) -> Moments:
+        """The moments; with `membership` a group lives where its regions are."""
+        order = np.lexsort(self.anchors.T)
+        return replace(self.moments, lives=self.membership()[order]) if membership else self.moments
+
     @cached_property
     def told(self) -> Moments:
         """The moments without what the regions do not tell."""
@@ -185,13 +192,17 @@ class Evidence:
         return self.anchors[self.region == self.regions.composition.regions.index(region)]
 
     def membership(self) -> Floats:
-        """p(d|g) of the region that each training person lives in, (people, groups); the population's where it is unknown."""
+        """p(d|g) of the region that each training person lives in, (people, groups); where it is unknown that of all others."""
         if self.region is None:
             raise MobatlasError(f"--membership: {self.source} does not say who lives in which region; leave it out")
+        return lives_by(self.believed_shares, self.region)
+
+    @property
+    def believed_shares(self) -> Floats:
+        """p(d|g) (regions, groups), counted shares of few people drawn to those of all regions."""
         composition = self.regions.composition
         shares = composition.shares if self.regions.randomised else calibrate_composition(composition)[0]
-        known = np.vstack([np.maximum(shares, 0), self.recovery.shares])
-        return np.asarray(known[self.region])  # -1 is the last row
+        return np.maximum(shares, 0)
 
     def against_validation(self, means: Floats) -> dict[str, float] | None:
         """P M (groups, features) against V of validation people, averaged over people; None where there is no such V."""
@@ -202,6 +213,18 @@ class Evidence:
         shares = self.regions.composition.shares[[place[name] for name in seen.regions]]  # (regions, groups)
         found = [self.told.distances(shares[some] @ means, seen.values[some]) for some in blocks(*seen.values.shape)]
         return {kind: float(seen.n @ np.hstack([each[kind] for each in found]) / seen.n.sum()) for kind in found[0]}
+
+
+def lives_by(shares: Floats, region: Ints) -> Floats:
+    """Rows of shares (regions, groups) by the number of a region (people,), -1 being none: the mean of all who have one."""
+    there = np.bincount(region[region >= 0], minlength=len(shares))
+    mean = there @ shares / max(there.sum(), 1) if there.any() else shares.mean(0)
+    return np.asarray(np.vstack([shares, mean])[region])
+
+
+def of_group(lives: Floats | None, group: int) -> Floats | None:
+    """The column of a group."""
+    return None if lives is None else lives[:, group]
 
 
 def gather_evidence(

@@ -20,7 +20,7 @@ from mobatlas.generators.folder import COMPOSITION, REGION_ANCHORS, SUPERVISION,
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.calibration import fit_calibration
-from mobatlas.supervision.evidence import Evidence, Moments, Phi
+from mobatlas.supervision.evidence import Evidence, Moments, Phi, lives_by
 from mobatlas.supervision.resample import CalibratedSampler, load_calibration
 from mobatlas.supervision.strategies import CalibrationConfig
 
@@ -44,6 +44,7 @@ def keep_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) 
         "region": np.repeat(regions, len(groups)).tolist(),
         "group": list(groups) * len(regions),
         "share": composition.shares.ravel(),
+        "believed": evidence.believed_shares.ravel(),
     }
     pq.write_table(pa.table(shares), folder / COMPOSITION)
     pq.write_table(_anchors(evidence), folder / REGION_ANCHORS)
@@ -79,7 +80,26 @@ def load_moments(model: Model) -> Moments | None:
     except (OSError, ValueError, KeyError, pa.ArrowException):
         raise MobatlasError(f"{path}: does not hold the means of the model's groups; supervise it again") from None
     phi = Phi.of(features, vocabulary, model.manifest.details.get(SUPERVISION, {}).get("mask", ()))
-    return Moments(path, groups, phi, means, population[0], model.population())
+    return Moments(path, groups, phi, means, population[0], model.population(), load_lives(model))
+
+
+def load_lives(model: Model) -> Floats | None:
+    """How likely it is that who lives at a row of the model's anchors is of each group (rows, groups).
+
+    None where it was not told to ask where people live.
+    """
+    if not model.manifest.details.get(SUPERVISION, {}).get("membership"):
+        return None
+    path = model.path / COMPOSITION
+    try:
+        table, homes = read_parquet(path), read_parquet(model.path / REGION_ANCHORS, columns=["region"])
+        regions = table["region"].unique().to_pylist()
+        shares = table["believed"].to_numpy().reshape(len(regions), -1)
+        place = {name: number for number, name in enumerate(regions)}
+        region = [place[name] if name is not None else -1 for name in homes["region"].to_pylist()]
+        return lives_by(shares, np.array(region, dtype=np.int64))
+    except (OSError, ValueError, KeyError, pa.ArrowException):
+        raise MobatlasError(f"{path}: does not hold the regions of the model's anchors; supervise it again") from None
 
 
 def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
@@ -96,7 +116,7 @@ def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
         )
         seed = model.manifest.seed or 0
         calibration = fit_calibration(model.generator, moments, seed=seed, tracker=tracker, **asked.arguments())
-    return CalibratedSampler.of(model.generator, calibration, moments.anchors)
+    return CalibratedSampler.of(model.generator, calibration, moments.anchors, moments.lives)
 
 
 def _covariances(evidence: Evidence, features: int) -> pa.FixedSizeListArray:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from mobatlas.artifacts import write_json
-from mobatlas.draws import uniforms
+from mobatlas.draws import drawn, uniforms
 from mobatlas.errors import MobatlasError
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
@@ -25,7 +25,7 @@ from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.calibration import CANDIDATES, POOL, RIDGE, Calibration, fit_calibration
-from mobatlas.supervision.evidence import Evidence, Ints, Moments, Phi
+from mobatlas.supervision.evidence import Evidence, Ints, Moments, Phi, of_group
 from mobatlas.supervision.given import given_weights
 
 FILES = ("calibration.json", "calibration.safetensors")
@@ -74,6 +74,7 @@ class PlainSampler:
 
     model: Generator
     anchors: Floats  # (rows, 4) of the population
+    lives: Floats | None = None  # see Moments
 
     @property
     def groups(self) -> Groups | None:
@@ -82,7 +83,7 @@ class PlainSampler:
     def sample(self, n: int, group: int, seed: int = 0, *, first: int = 0) -> Accepted:
         """With anchors drawn from the population."""
         uniform = uniforms(_stream(seed, POPULATION, group), first, first + n)[:, 0]
-        anchors = self.anchors[(uniform * len(self.anchors)).astype(np.int64)]
+        anchors = self.anchors[drawn(uniform, len(self.anchors), of_group(self.lives, group))]
         made = self.sample_given(np.full(n, group, dtype=np.int64), anchors, seed, first=first)
         return Accepted(made, first + np.arange(n), first + n, n)
 
@@ -100,9 +101,12 @@ class CalibratedSampler:
     calibration: Calibration
     anchors: Floats  # (rows, 4) of the population: those of training people
     phi: Phi
+    lives: Floats | None = None  # see Moments
 
     @classmethod
-    def of(cls, model: Generator, calibration: Calibration, anchors: Floats) -> CalibratedSampler:
+    def of(
+        cls, model: Generator, calibration: Calibration, anchors: Floats, lives: Floats | None = None
+    ) -> CalibratedSampler:
         """Refuses a calibration of another kind of model, or in other words than the model's."""
         if calibration.told != (model.groups is not None):
             known = "knows groups" if model.groups is not None else "knows no groups"
@@ -111,7 +115,8 @@ class CalibratedSampler:
             raise MobatlasError("calibration: its groups are not those of the model; fit it again")
         if not len(anchors):
             raise MobatlasError("calibration: there are no anchors to draw samples for")
-        return cls(model, calibration, anchors, Phi.of(calibration.features, model.vocabulary, calibration.mask))
+        phi = Phi.of(calibration.features, model.vocabulary, calibration.mask)
+        return cls(model, calibration, anchors, phi, lives)
 
     @property
     def groups(self) -> Groups:
@@ -155,7 +160,7 @@ class CalibratedSampler:
         """Which of the candidates from `first` on are accepted, `most` of them at most."""
         weighting, own = self.calibration.population[group], _stream(seed, POPULATION, group)
         uniform = uniforms(own, first, first + size)  # (size, 4)
-        anchors = self.anchors[(uniform[:, 0] * len(self.anchors)).astype(np.int64)]
+        anchors = self.anchors[drawn(uniform[:, 0], len(self.anchors), of_group(self.lives, group))]
         groups = np.full(size, group, dtype=np.int64) if self.calibration.told else None
         made = self.model.sample(size, groups, anchors, own, first=first)
         logits = self.phi.counts(made) @ weighting.coefficients - weighting.offset - np.log(weighting.cap)

@@ -190,7 +190,7 @@ def _tilt(
     """Weigh training people, teach, and calibrate what was taught."""
     tilts = _weighed(dataset, evidence, options)
     taught, metrics = teach.teach(model, dataset, tilts, trainer, from_scratch=options.from_scratch)
-    fitted = _calibrated(fit_calibration, taught, evidence, trainer, options)
+    fitted = _calibrated(fit_calibration, taught, evidence.moments_by(options.membership), trainer, options)
     return _tilted(taught, tilts, evidence, metrics, fitted)
 
 
@@ -200,7 +200,8 @@ def _tilt_untaught(
     """Weigh training people, and choose samples that do on average what these do: moments that nobody reaches are not asked."""
     model.to(trainer.device.type)
     tilts = _weighed(dataset, evidence, options)
-    reached = replace(evidence.moments, means=evidence.moments.means - tilts.unmet)
+    moments = evidence.moments_by(options.membership)
+    reached = replace(moments, means=moments.means - tilts.unmet)
     return _tilted(model, tilts, evidence, {}, _calibrated(resample, model, reached, trainer, options))
 
 

@@ -14,7 +14,8 @@ from mobatlas.generators.base import UNKNOWN, Floats, Ints
 from mobatlas.groups import Groups
 
 FREQUENCIES = 4  # octaves of sine and cosine of a coordinate
-MEASURED = ("centre", "extent", "weekdays", "where", "there")  # what is known of the dataset without having been trained
+# What is known of the dataset without having been trained.
+MEASURED = ("centre", "extent", "weekdays", "where", "there")
 
 
 class Conditioning(nn.Module):

@@ -20,7 +20,7 @@ class TransformerConfig(Section):
     activation: Literal["relu", "gelu"] = "relu"
     dropout: float = Field(0.0, ge=0, lt=1)
     embedding: int = Field(64, ge=1, le=4_096)  # of one demographic attribute
-    curves: int = Field(4, ge=0, le=64)  # of the distance to an anchor, see Nearness; 0 for a network without a map
+    curves: int = Field(0, ge=0, le=64)  # of the distance to each anchor, see Nearness; 0: a network without a map
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> TransformerConfig:
@@ -59,8 +59,16 @@ class WriterConfig(Section):
     teaching: TeachingConfig = TeachingConfig()
 
 
+class MappedConfig(TransformerConfig):
+    """A transformer that knows how far places are: on a real city the distance travelled is ten times nearer with it."""
+
+    curves: int = Field(4, ge=0, le=64)
+
+
 class AutoregressiveConfig(WriterConfig):
     """The whole generator."""
+
+    network: MappedConfig = MappedConfig()
 
 
 # What the paper's table says of its transformers, where it concerns this one.

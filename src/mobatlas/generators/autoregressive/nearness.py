@@ -45,7 +45,7 @@ class Nearness(nn.Module):
         self.where.copy_(where.nan_to_num())
 
     def forward(self, anchors: Tensor, condition: Tensor) -> Tensor:
-        """Q (batch, total * vocabulary) of people with anchors (batch, 4), NaN where unknown, and a condition (batch, width)."""
+        """Q (batch, total * vocabulary) of anchors (batch, 4), NaN where unknown, and a condition (batch, width)."""
         bends = self.bend(condition).float().view(len(anchors), ANCHORS, self.curves, KNOTS)
         found = [bends[:, a] @ self._hats(anchors[:, 2 * a : 2 * a + 2]) for a in range(ANCHORS)]
         return (torch.cat(found, 1) * self.kind).flatten(1)  # each found (batch, curves, vocabulary)

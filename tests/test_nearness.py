@@ -1,0 +1,114 @@
+"""Writers that know how far places are from where a person lives and works."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from mobatlas.data.vocabulary import FIRST_POI, HOME, SCHEMA, SPECIALS, Vocabulary
+from mobatlas.generators.autoregressive.config import TransformerConfig
+from mobatlas.generators.autoregressive.nearness import KNOTS, Nearness
+from mobatlas.generators.autoregressive.network import CausalTransformer, before, with_end
+from tests.networks import chance, stirred
+
+PLACES, KM = 24, 1 / 111.195  # of latitude, in degrees
+
+
+def line(places: int = PLACES) -> Vocabulary:
+    """Places a kilometre apart on the way north from the equator."""
+    n = len(SPECIALS)
+    columns = {
+        "token": range(n + places),
+        "poi_id": [*SPECIALS, *(f"p{number}" for number in range(places))],
+        "lat": [*[None] * n, *(KM * number for number in range(places))],
+        "lon": [*[None] * n, *[0.0] * places],
+        "category": [None] * (n + places),
+        "visits": [1] * (n + places),
+    }
+    return Vocabulary(pa.table({name: pa.array(values) for name, values in columns.items()}).cast(SCHEMA))
+
+
+def network(curves: int, seed: int = 0) -> CausalTransformer:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = TransformerConfig(depth=1, width=16, heads=2, embedding=8, curves=curves)
+        made = CausalTransformer(config, FIRST_POI + PLACES, length=4)
+    if made.nearness is not None:
+        made.nearness.measure(line())
+    return made
+
+
+def homes(n: int, seed: int = 0) -> Tensor:
+    """Anywhere on the line, without work."""
+    north = KM * (PLACES - 1) * torch.rand(n, generator=chance(seed))
+    return torch.stack((north, torch.zeros(n), *[torch.full((n,), torch.nan)] * 2), 1)
+
+
+def test_distances_are_between_knots_of_doubling_width() -> None:
+    near = Nearness(8, FIRST_POI + PLACES, 1)
+    near.measure(line())
+    hats = near._hats(torch.zeros(1, 2))[0]  # (knots, vocabulary), of somebody at the first place
+    assert hats[:, :FIRST_POI].abs().max() == 0  # HOME, OTHER and the like are nowhere
+    assert hats[:, FIRST_POI:].sum(0) == pytest.approx(np.ones(PLACES))
+    where = torch.arange(KNOTS, dtype=torch.float32) @ hats[:, FIRST_POI:]
+    assert where == pytest.approx(np.log2(1 + 2 * np.arange(PLACES)), abs=2e-3)
+
+
+def test_a_degree_of_longitude_is_shorter_away_from_the_equator() -> None:
+    near = Nearness(8, 1, 1)
+    near.where.copy_(torch.tensor([[60.0, 0.0]]))
+    near.there.fill_(1)
+    east, north = (near._hats(torch.tensor([anchor]))[0] for anchor in ([60.0, 0.02], [60.01, 0.0]))
+    torch.testing.assert_close(east, north, atol=1e-3, rtol=0)
+
+
+def test_who_lives_nowhere_that_is_known_is_near_to_nothing() -> None:
+    near = Nearness(8, FIRST_POI + PLACES, 2)
+    near.measure(line())
+    stirred(near)
+    assert near(torch.full((1, 4), torch.nan), torch.ones(1, 8)).abs().max() == 0
+
+
+def test_the_map_changes_nothing_before_it_is_learnt() -> None:
+    tokens = before(torch.full((3, 4), HOME))
+    mapped, plain = network(2), network(0)
+    plain.load_state_dict({name: value for name, value in mapped.state_dict().items() if "nearness" not in name})
+    people = homes(3)
+    ours, theirs = (each.logits(tokens, each.person(people, None)) for each in (mapped, plain))
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None:
+    net = cast(CausalTransformer, stirred(network(3)).eval())
+    condition = net.person(homes(5), None)
+    tokens, cache = before(torch.randint(HOME, FIRST_POI + PLACES, (5, 4), generator=chance(1))), net.new_cache(5)
+    one_by_one = [net.step(tokens[:, place], condition, place, cache) for place in range(4)]
+    torch.testing.assert_close(torch.stack(one_by_one, 1), net.logits(tokens, condition), atol=1e-4, rtol=1e-4)
+
+
+def held_out_nats(curves: int) -> float:
+    """People go to the place nearest to home and back; what that costs to foretell of others after some training."""
+    net = network(curves)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+
+    def nats(people: Tensor) -> Tensor:
+        nearest = FIRST_POI + (people[:, 0] / KM).round().long()
+        tokens = F.pad(nearest[:, None], (1, 1), value=HOME)
+        return net(with_end(tokens, 4), people, None, torch.empty(0)).mean()
+
+    for step in range(150):
+        optimizer.zero_grad()
+        nats(homes(64, step)).backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float(nats(homes(500, 10_000)))
+
+
+def test_with_a_map_a_network_learns_sooner_where_people_go() -> None:
+    assert held_out_nats(2) < 0.6 * held_out_nats(0)

@@ -1,0 +1,66 @@
+"""Rare places borrow from their category, and keep what is their own where there is enough of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mobatlas.regions.recovery import recover
+from mobatlas.regions.table import Floats, Regions
+from tests.test_recovery import FOUR, dirichlet, error, regions_of
+
+CATEGORIES, PLACES = 3, 40  # places of each category
+PARENTS = {f"poi:{c}.{p}": f"category:{c}" for c in range(CATEGORIES) for p in range(PLACES)}
+
+
+def world(seed: int = 0, own: float = 0.0, people: float = 300.0) -> tuple[Regions, Floats]:
+    """Groups that differ in how much they go to a category, and by `own` in which of its places; counts are Poisson."""
+    rng = np.random.default_rng(seed)
+    base = rng.dirichlet(np.ones(PLACES), CATEGORIES).ravel() * 2  # (places,) visits of everybody
+    likes = np.exp(rng.normal(0, 0.4, (len(FOUR), CATEGORIES))).repeat(PLACES, 1)
+    means = base * likes * np.exp(rng.normal(0, own, (len(FOUR), len(base))))  # M
+    shares = dirichlet(12, len(FOUR), seed=seed)
+    places = rng.poisson(people * shares @ means) / people
+    categories = places.reshape(len(shares), CATEGORIES, PLACES).sum(2)
+    made = regions_of(shares, np.hstack([places, categories]), people, FOUR)
+    features = (*PARENTS, *(f"category:{c}" for c in range(CATEGORIES)))
+    return replace(made, aggregates=replace(made.aggregates, features=features)), means
+
+
+def test_rare_places_borrow_from_their_category() -> None:
+    for seed in range(3):
+        regions, means = world(seed)
+        alone, nested = recover(regions), recover(regions, parents=PARENTS)
+        places = slice(0, len(PARENTS))
+        assert error(nested.means[:, places], means) < 0.6 * error(alone.means[:, places], means)
+        assert nested.means[:, len(PARENTS) :] == pytest.approx(alone.means[:, len(PARENTS) :])
+
+
+def test_a_place_that_is_unlike_its_category_is_found_where_people_are_many() -> None:
+    regions, means = world(own=0.5, people=200_000.0)
+    nested = recover(regions, parents=PARENTS).means[:, : len(PARENTS)]
+    assert error(nested, means) < 0.1 * error(np.tile(means.mean(0), (len(FOUR), 1)), means)
+
+
+def test_nested_error_bars_hold_the_truth() -> None:
+    held = []
+    for seed in range(4):
+        regions, means = world(seed, own=0.2)
+        low, high = recover(regions, parents=PARENTS).interval(0.9)
+        held.append(np.mean((means >= low[:, : len(PARENTS)]) & (means <= high[:, : len(PARENTS)])))
+    assert 0.8 < np.mean(held) <= 1
+
+
+def test_the_groups_together_stay_the_population() -> None:
+    regions, _ = world()
+    found = recover(regions, parents=PARENTS)
+    assert found.shares @ found.means == pytest.approx(found.baseline, rel=0.05, abs=2e-3)
+
+
+def test_parents_that_regions_do_not_tell_change_nothing() -> None:
+    regions, _ = world()
+    renamed = {place: f"elsewhere {category}" for place, category in PARENTS.items()}
+    alone, other = recover(regions), recover(regions, parents=renamed)
+    assert np.array_equal(alone.means, other.means) and np.array_equal(alone.covariance, other.covariance)
