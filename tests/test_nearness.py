@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -104,7 +104,8 @@ def held_out_nats(curves: int) -> float:
 
     for step in range(150):
         optimizer.zero_grad()
-        nats(homes(64, step)).backward()
+        loss: Any = nats(homes(64, step))
+        loss.backward()
         optimizer.step()
     with torch.no_grad():
         return float(nats(homes(500, 10_000)))

@@ -84,7 +84,7 @@ def load_moments(model: Model) -> Moments | None:
 
 
 def load_lives(model: Model) -> Floats | None:
-    """How likely it is that who lives at a row of the model's anchors is of each group (rows, groups).
+    """How likely it is that who lives at a row of the model's population is of each group (rows, groups).
 
     None where it was not told to ask where people live.
     """
@@ -92,12 +92,13 @@ def load_lives(model: Model) -> Floats | None:
         return None
     path = model.path / COMPOSITION
     try:
-        table, homes = read_parquet(path), read_parquet(model.path / REGION_ANCHORS, columns=["region"])
+        table, homes = read_parquet(path), read_parquet(model.path / REGION_ANCHORS)
         regions = table["region"].unique().to_pylist()
         shares = table["believed"].to_numpy().reshape(len(regions), -1)
         place = {name: number for number, name in enumerate(regions)}
         region = [place[name] if name is not None else -1 for name in homes["region"].to_pylist()]
-        return lives_by(shares, np.array(region, dtype=np.int64))
+        order = np.lexsort([homes[name].to_numpy() for name in ANCHORS])  # that of `Model.population`
+        return lives_by(shares, np.array(region, dtype=np.int64)[order])
     except (OSError, ValueError, KeyError, pa.ArrowException):
         raise MobatlasError(f"{path}: does not hold the regions of the model's anchors; supervise it again") from None
 
