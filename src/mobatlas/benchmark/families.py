@@ -55,7 +55,9 @@ def run(
     steps: dict[str, dict[str, Any]] = {}
     benches: dict[str, Bench] = {}
     for name in names:  # all trials before anything long, so that they meet the same machine
-        own = Bench(command, (values or {}).get(name, {}), city or {}, quiet=quiet, generator=name)
+        own = Bench(
+            command, merge(_mapless(name), (values or {}).get(name, {})), city or {}, quiet=quiet, generator=name
+        )
         steps[name] = _steps(out / name, first_seed, own, seconds)
         benches[name] = replace(own, values=merge(own.values, steps[name]))
     for name, bench in benches.items():
@@ -74,11 +76,18 @@ def run(
         "seed": first_seed,
         "versions": library_versions(),
         "seconds": seconds,
-        "measure": f"{MEASURE}; every family trains for as many steps as take {seconds:g} s here, and half of that in phase 2",
+        "measure": f"{MEASURE}; every family trains for as many steps as take {seconds:g} s here, and half of that in phase 2; "
+        "none of them is given a map (network.curves)",
         "families": rows,
     }
     write_json(out / "families.json", result)
     return result
+
+
+def _mapless(name: str) -> dict[str, Any]:
+    """Options of a family without what not all of them have: how far places are."""
+    network = getattr(family_of(name).config(), "network", None)
+    return {"network": {"curves": 0}} if getattr(network, "curves", 0) else {}
 
 
 def stages(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -93,7 +93,8 @@ def run(
 ) -> dict[str, Any]:
     """Fill a folder of the family within `out`, write real-FAMILY.json there.
 
-    `partitions` are all by default, `regions` all columns of people that look like regions; `shift` is a column that is false
+    `partitions` are all by default, `regions` all columns of people that look like regions; `features` are what real regions
+    tell, the last of them is used for what is tried with one alone; `shift` is a column that is false
     for those who do not train, `weekday` where there is one; `prepared` and `values` change how data are prepared and models
     trained.
     """
@@ -106,6 +107,7 @@ def run(
     folder, numbers = out / generator, range(first_seed, first_seed + seeds)
     told = f"mobatlas benchmark real --data {source.name} --generator {generator}"
     told += "" if census is None else f" --census {source.name}/{census.name}"
+    told += "" if tuple(features) == FEATURES else "".join(f" --feature {'+'.join(some)}" for some in features)
     bench = Bench(
         f"{told} --seeds 1 --first-seed {{seed}} --out {out.name}",
         values or {},
@@ -257,7 +259,7 @@ def _error_bars(
         for seed in seeds:
             regions = load_regions(Place(folder / f"seed-{seed}", seed, bench).regions(job))
             truth = _group_means(dataset, person_features(dataset, regions))
-            found.append(judged(recover(regions), truth))
+            found.append(judged(recover(regions, parents=dataset.vocabulary.parents), truth))
         mean = {key: round(float(np.mean([each[key] for each in found])), 4) for key in found[0]}
         yield {
             "partition": job.partition,

@@ -157,7 +157,7 @@ def reweight(
     seen = behaviour(dataset) if seen is None else seen
     train, others = (np.intersect1d(dataset.split_people(name), dataset.person) for name in ("train", split))
     group = dataset.person_groups()
-    recovered = recover(regions)
+    recovered = recover(regions, parents=dataset.vocabulary.parents)
     phi = person_features(dataset, regions)[train]
     found = []
     for number, name in enumerate(regions.groups.names):

@@ -171,6 +171,12 @@ def real(
     regions: Annotated[
         list[str] | None, typer.Option(help="A column of people; may be repeated, all region columns by default.")
     ] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What real regions tell, maps joined by +; may be repeated. By default category, transitions, and both."
+        ),
+    ] = None,
     shift: Annotated[
         str | None, typer.Option(help="A column that is false for those who do not train; weekday if there is one.")
     ] = None,
@@ -192,6 +198,7 @@ def real(
         generator=generator,
         partitions=partition or (),
         regions=regions or (),
+        features=[tuple(each.split("+")) for each in feature or ()] or real_benchmark.FEATURES,
         census=census,
         shift=shift,
         values=parse_assignments(assignments or []),
