@@ -161,7 +161,7 @@ def test_a_group_that_one_material_cannot_teach_is_left_out_of_all(tmp_path: Pat
             sizes["c"] = 9
         found = {"sizes": sizes, "left_out": left_out, "groups": dict.fromkeys(sizes, scores)}
         write_json(tmp_path / "seed-0" / f"{material.cell}.json", found)
-    made = prediction.summarise(tmp_path, [0])
+    made = prediction.summarise(tmp_path, [0], prediction.materials())
     assert list(made["sizes"]) == ["a"] and set(made["left_out"]) == {"b", "c"}
     assert made["rows"][2]["average"]["accuracy"] == pytest.approx(0.2)
     assert made["rows"][2]["gap_closed"]["geo_error_km"] == pytest.approx(-1.0), "0.2 km, baseline 0.1, real 0"

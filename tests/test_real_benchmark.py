@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mobatlas import MobatlasError
+from mobatlas.benchmark import prediction
 from mobatlas.benchmark.real import FOUR_VISITS, SHIFT, _collapsed, judged, real_jobs, run
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
@@ -72,6 +73,22 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     said = write_real_page(tmp_path / "out", tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert f"real-{FAMILY}" in said and "home\\_district, census, category, membership" in page
+
+
+def test_predictors_learn_from_models_of_a_survey_that_are_there_already(survey: Path, tmp_path: Path) -> None:
+    manner: dict[str, Any] = {"generator": FAMILY, "values": VALUES, "quiet": True}
+    manner |= {"prepared": load_run(preset="small").prepare.model_dump()}
+    brief = {"steps": 2, "batch": 16, "hidden": 8, "embedding": 4}
+    found = prediction.run(survey / "out", data=survey / "city", seeds=1, size=400, predictor=brief, **manner)
+    assert [row["material"] for row in found["rows"]] == ["real", "baseline", "strong", "tilt, calibrated"]
+    assert all(0 <= row["average"]["accuracy"] <= 1 for row in found["rows"])
+    assert found["command"].startswith("mobatlas benchmark rq3 --profile quick --data city --generator autoregressive")
+    assert (survey / "out" / f"rq3-real-{FAMILY}.json").exists()
+    trained = survey / "out" / FAMILY / "seed-0"
+    before = {path: path.stat().st_mtime_ns for path in trained.glob("*/weights.safetensors")}
+    options: dict[str, Any] = {"partitions": ["fullrank"], "regions": ["home_district"], "features": [("category",)]}
+    run(survey / "city", survey / "out", 1, **options, **manner)
+    assert len(before) == 3 and all(path.stat().st_mtime_ns == when for path, when in before.items())
 
 
 def test_what_cannot_be_used_is_refused_before_anything_is_trained(survey: Path, tmp_path: Path) -> None:

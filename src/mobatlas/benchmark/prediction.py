@@ -16,6 +16,7 @@ import numpy as np
 from mobatlas.artifacts import library_versions, write_json
 from mobatlas.benchmark.cells import BASELINE, STRONG, Bench, Job, Place, read_cell, write_cell
 from mobatlas.benchmark.questions import profile_named
+from mobatlas.benchmark.real import DEALT, divided_people
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
 from mobatlas.evaluation.downstream import ByGroup, compare_predictors
 from mobatlas.evaluation.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, with_two_visits
@@ -26,6 +27,7 @@ from mobatlas.progress import track
 from mobatlas.supervision.resample import PlainSampler, Sampler
 
 PARTITION, REAL = "fullrank", "real"
+POI, TUNED = ("poi",), ("js", "tv")  # on simulated cities; real people are measured without finetuning
 SIZES: Mapping[str, int] = {"quick": 8_000, "full": 30_000}  # trajectories of all groups together; the paper's
 SPARE = 1.1  # times as many samples are made: some have fewer than two visits, which teach nothing
 BLOCK = 1_024  # samples made at a time
@@ -45,8 +47,8 @@ class Material:
         return f"rq3-{self.label.replace(', ', '-')}"
 
 
-def materials() -> list[Material]:
-    """In the order of the tables."""
+def materials(features: tuple[str, ...] = POI, tuned: Sequence[str] = TUNED) -> list[Material]:
+    """In the order of the tables; `features` are what regions tell, `tuned` the divergences of finetuning."""
 
     def real(place: Place, n: int) -> ByGroup:
         return real_groups(place.dataset)
@@ -57,13 +59,13 @@ def materials() -> list[Material]:
     def supervised(job: Job, label: str) -> Callable[[Place, int], ByGroup]:
         return lambda place, n: sampled(place, place.samplers(job)[label], n)
 
-    tuned = [Job(PARTITION, "finetune", divergence) for divergence in ("js", "tv")]
+    jobs = [Job(PARTITION, "finetune", divergence) for divergence in tuned]
     return [
         Material(REAL, real),
         Material(BASELINE, plain(Place.baseline)),
         Material(STRONG, plain(Place.strong)),
-        Material("tilt, calibrated", supervised(Job(PARTITION, "tilt"), "tilt, calibrated")),
-        *(Material(f"finetune, {job.divergence}", supervised(job, "finetune")) for job in tuned),
+        Material("tilt, calibrated", supervised(Job(PARTITION, "tilt", features=features), "tilt, calibrated")),
+        *(Material(f"finetune, {job.divergence}", supervised(job, "finetune")) for job in jobs),
     ]
 
 
@@ -90,19 +92,31 @@ def run(
     seeds: int | None = None,
     first_seed: int = 0,
     size: int | None = None,
+    data: Path | None = None,
+    generator: str = "latent-diffusion",
+    prepared: Mapping[str, Any] | None = None,
     predictor: Mapping[str, Any] | None = None,
     values: Mapping[str, Any] | None = None,
     city: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Fill `out`, write rq3.json there; `values` and `city` change the preset of the profile, `predictor` the LSTM."""
+    """Fill `out`, write rq3.json there; `values` and `city` change the preset of the profile, `predictor` the LSTM.
+
+    `data` is a folder of labelled real people, whose models lie where `benchmark real` has them and are shared with it, and
+    whose result is rq3-real-FAMILY.json; `prepared` changes how it is prepared.
+    """
     chosen, config = profile_named(profile), next_poi_config(profile, predictor)
     numbers = range(first_seed, first_seed + (chosen.seeds if seeds is None else seeds))
     said = f"mobatlas benchmark rq3 --profile {profile}"
-    bench = Bench(
-        f"{said} --seeds 1 --first-seed {{seed}} --out {{out}}", values or {}, city or {}, chosen.preset, quiet
-    )
-    plan = [(Place(out / f"seed-{seed}", seed, bench), material) for seed in numbers for material in materials()]
+    said += "" if data is None else f" --data {data.name}"
+    said += "" if generator == "latent-diffusion" else f" --generator {generator}"
+    people = None if data is None else divided_people(data, out, prepared=prepared)[0]
+    manner: dict[str, Any] = {"preset": chosen.preset, "quiet": quiet, "generator": generator, "data": people}
+    command = f"{said} --seeds 1 --first-seed {{seed}} --out {out.name}"
+    bench = Bench(command, values or {}, city or {}, **manner)
+    folder = out if data is None else out / generator
+    told = materials() if data is None else materials(DEALT, ())
+    plan = [(Place(folder / f"seed-{seed}", seed, bench), material) for seed in numbers for material in told]
     with track("rq3", len(plan), quiet=True) as tracker:  # lines: what it is made of has bars of its own
         for done, (place, material) in enumerate(plan):
             tracker.step(done, f"seed {place.seed}, {material.label}")
@@ -119,18 +133,18 @@ def run(
         "predictor": config.model_dump(mode="json"),
         "measure": "of the next visit of real test people of a group, by a predictor that learnt from each material, as many "
         "trajectories of each; average over groups; gap_closed: the share of the way from the baseline to real training people",
-        **summarise(out, numbers),
+        **summarise(folder, numbers, told),
     }
-    write_json(out / "rq3.json", result)
+    write_json(out / ("rq3.json" if data is None else f"rq3-real-{generator}.json"), result)
     return result
 
 
-def summarise(out: Path, seeds: Sequence[int]) -> dict[str, Any]:
+def summarise(out: Path, seeds: Sequence[int], told: Sequence[Material]) -> dict[str, Any]:
     """Means over seeds, on average and by group, and what is closed of the way from the baseline to real people.
 
     Groups count that every material taught as much as real people did, in every seed; the others are in `left_out`.
     """
-    cells = {each.label: [read_cell(out, seed, each.cell) for seed in seeds] for each in materials()}
+    cells = {each.label: [read_cell(out, seed, each.cell) for seed in seeds] for each in told}
     left_out: dict[str, str] = {}
     for label, found in cells.items():
         for cell, real in zip(found, cells[REAL], strict=True):

@@ -100,7 +100,7 @@ def run(
     """
     for name in partitions:
         check_partition(name)
-    train_on, others = _datasets(source, out, shift, merge(DIARY, prepared or {}))
+    train_on, others = divided_people(source, out, shift, prepared)
     dataset = TrajectoryDataset.open(train_on)
     columns = _columns(dataset, regions)
     about = None if census is None else _census_column(dataset, columns, census)
@@ -135,9 +135,11 @@ def run(
     return result
 
 
-def _datasets(source: Path, out: Path, shift: str | None, values: Mapping[str, Any]) -> tuple[Path, Path | None]:
+def divided_people(
+    source: Path, out: Path, shift: str | None = None, prepared: Mapping[str, Any] | None = None
+) -> tuple[Path, Path | None]:
     """The dataset to train on, and that of those who do not train, None where nobody is marked; made if they are not there."""
-    column = _shift_column(source, shift)
+    column, values = _shift_column(source, shift), merge(DIARY, prepared or {})
     parts = {"dataset": source} if column is None else _divided(source, out, column)
     made = {}
     for name, part in parts.items():

@@ -126,6 +126,11 @@ def rq3(
     seeds: Seeds = None,
     first_seed: FirstSeed = 0,
     size: Annotated[int | None, typer.Option(help="Trajectories to learn from, of all groups together.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="A folder of labelled people in the canonical tables, not a simulated city."),
+    ] = None,
+    generator: Annotated[str, typer.Option(help="The family of generators.")] = "latent-diffusion",
     assignments: Assignments = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -134,7 +139,8 @@ def rq3(
     from mobatlas.benchmark import prediction
 
     values = parse_assignments(assignments or [])
-    result = prediction.run(out, profile, seeds=seeds, first_seed=first_seed, size=size, values=values, quiet=quiet)
+    manner: dict[str, Any] = {"data": data, "generator": generator, "values": values, "quiet": quiet}
+    result = prediction.run(out, profile, seeds=seeds, first_seed=first_seed, size=size, **manner)
     _tell(out, result, json)
 
 
