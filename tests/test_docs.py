@@ -13,6 +13,7 @@ import mobatlas
 from mobatlas.data.readers import READERS
 from mobatlas.generators.base import generator_names
 from mobatlas.report.families import families_table
+from mobatlas.report.phase2 import phase2_tables
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -45,6 +46,12 @@ def test_every_family_of_generators_is_in_the_how_to() -> None:
 def test_the_table_of_families_is_that_of_the_benchmark() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "families.json").read_text())
     assert families_table(found).as_markdown() in (ROOT / "docs" / "choosing.md").read_text()
+
+
+def test_the_tables_of_phase_2_are_those_of_the_benchmark() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "phase2.json").read_text())
+    page = (ROOT / "docs" / "phase2.md").read_text()
+    assert [name for name, table in phase2_tables(found).items() if table.as_markdown() not in page] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -15,9 +15,12 @@ from mobatlas import MobatlasError
 from mobatlas.artifacts import write_json
 from mobatlas.benchmark.cells import ANCHORS, Job, summarise
 from mobatlas.benchmark.phase2 import run
+from mobatlas.evaluation.metrics import METRICS
+from mobatlas.report.phase2 import phase2_tables, write_phase2
 from mobatlas.report.text import phase2_table
 from tests.tiny import OPTIONS
 
+NAMES = [metric.name for metric in METRICS]
 CITY = {"users": 700, "pois": 40, "districts": 4, "days": 15}
 VALUES: dict[str, Any] = OPTIONS["latent-diffusion"] | {
     "teaching": {"steps": 4, "warmup": 1},
@@ -28,7 +31,7 @@ VALUES: dict[str, Any] = OPTIONS["latent-diffusion"] | {
 
 def written(folder: Path, seed: int, name: str, models: dict[str, float], **more: Any) -> None:
     (folder / f"seed-{seed}").mkdir(exist_ok=True)
-    jsd = {anchors: {model: {"poi": value} for model, value in models.items()} for anchors in ANCHORS}
+    jsd = {anchors: {model: dict.fromkeys(NAMES, value) for model, value in models.items()} for anchors in ANCHORS}
     variety = {
         "n": 10,
         "distinct": 1 - 0.2 * seed,
@@ -55,6 +58,24 @@ def test_what_is_closed_is_of_the_means_over_seeds_and_the_spread_is_between_the
     assert found["spread"] == pytest.approx(0.1 / 2**0.5, abs=1e-4)  # of -0.1 and -0.2
     assert found["by_seed"] == pytest.approx([0.5, 0.5])
     assert next(row for row in rows if row["model"] == "strong")["metrics"]["poi"]["gap_closed"] == pytest.approx(1.0)
+
+
+def test_what_is_above_the_baseline_by_more_than_the_spread_is_marked(tmp_path: Path) -> None:
+    for seed, (messy, shuffled) in enumerate([(0.39, 0.52), (0.43, 0.48), (0.41, 0.51)]):
+        written(tmp_path, seed, "phase1", {"baseline": 0.4, "strong": 0.2, "floor": 0.1})
+        written(tmp_path, seed, "messy-tilt", {"tilt": messy, "floor": 0.1})
+        written(tmp_path, seed, "shuffled-demogroups-tilt", {"tilt": shuffled, "floor": 0.1})
+    jobs = [Job("messy", "tilt"), Job("demogroups", "tilt", shuffled=True)]
+    result = summarise(tmp_path, range(3), jobs)
+    tables = phase2_tables(result)
+    changes = {row[:2]: row[2] for row in tables["changes"].rows}
+    assert changes["messy", "tilt"] == "+0.0100 ± 0.0200"
+    assert changes["demogroups, shuffled", "tilt"] == "+0.1033 ± 0.0208 !"
+    closed: dict[Any, Any] = {row[:2]: row[2:6] for row in tables["closed"].rows}
+    assert closed["messy", "tilt"] == (0.41, pytest.approx(-0.033), "-10% to 3%", pytest.approx(-0.05))
+    assert closed["", "floor"] == (0.1, 1.0, "", None)
+    write_phase2(tmp_path, result)
+    assert (tmp_path / "phase2-tables" / "changes.csv").exists()
 
 
 def test_no_gap_is_closed_where_there_is_none(tmp_path: Path) -> None:

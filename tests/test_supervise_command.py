@@ -244,6 +244,8 @@ def test_membership_is_said_wherever_it_is_on(world: World, tmp_path: Path, capl
     assert "--membership under a controlled partition can be the label itself" in caplog.text
     assert supervision(out)["membership"] is True
     caplog.clear()
+    tuned = ("supervise", out, world.groups, "--strategy", "finetune", *HOW["finetune"], "--out", tmp_path / "tuned")
+    assert run(*tuned).code == 0 and supervision(tmp_path / "tuned")["membership"] is True
     assert run("generate", out, "--n", 5, "--group", GROUP, "--out", tmp_path / "a").code == 0
     assert "was supervised with --membership" in caplog.text
 

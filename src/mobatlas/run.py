@@ -291,7 +291,9 @@ class _Job:
             }
             regional = {
                 "held_out_people": held_out_people(samplers, dataset, regions, self.config.seed),
-                "held_out_regions": held_out_regions(load_regions(regions), self.config.seed),
+                "held_out_regions": held_out_regions(
+                    load_regions(regions), self.config.seed, parents=dataset.vocabulary.parents
+                ),
             }
             out.parent.mkdir(parents=True, exist_ok=True)
             write_json(out, found.as_dict() | {"regional": regional})

@@ -177,7 +177,10 @@ def supervise(
     with _model_folder(target, identity, seed, resume, overwrite, hardware, tensorboard, quiet) as (folder, trainer):
         base = family.load(source, config, opened.vocabulary, loaded.generator.groups)
         made = way(base, opened, evidence, trainer, options)
-        said = {"strategy": name, "reason": reason, **_told(evidence, membership)}
+        before = loaded.manifest.details.get(SUPERVISION, {}).get(
+            "membership", False
+        )  # of the tilt that finetune goes on from
+        said = {"strategy": name, "reason": reason, **_told(evidence, membership or before)}
         if folder is not None:
             _keep_supervision(folder, made, evidence, said)
         return _keep(folder, made.generator, loaded.name, opened, trainer, said | made.report)

@@ -23,7 +23,7 @@ from mobatlas.evaluation.comparison import EVERYBODY, evaluate_groups, sampling_
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import UNKNOWN, unlabelled
-from mobatlas.generators.devices import fast_bf16
+from mobatlas.generators.devices import fast_bf16, trains_in_bf16
 from mobatlas.generators.latent_diffusion.config import LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.training import Share, Trainer
@@ -48,10 +48,13 @@ def rows(
     dataset = TrajectoryDataset.open(scratch / "small-dataset")
     ours = _trained(dataset, options, seed)
     published = _trained(dataset, merge(ENOUGH, options, PUBLISHED), seed)
-    peak = matmul_peak(torch.bfloat16 if fast_bf16(ours.device) else torch.float32)
+    peak, trained = (
+        matmul_peak(torch.bfloat16 if in_bf16(ours.device) else torch.float32)
+        for in_bf16 in (fast_bf16, trains_in_bf16)
+    )
     return [
         _sampling_row(dataset, ours, published, samples, peak, seed) | _divergences(dataset, ours, compared, seed),
-        _training_row(dataset, ours, peak, seed),
+        _training_row(dataset, ours, trained, seed),
         {
             "what": "matmul peak",
             "size": "2048 x 2048",

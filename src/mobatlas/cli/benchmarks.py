@@ -85,9 +85,11 @@ def phase2(
 ) -> None:
     """What each strategy of phase 2 closes of the way from the baseline to the sampling floor."""
     from mobatlas.benchmark import phase2 as phase2_benchmark
+    from mobatlas.report.phase2 import write_phase2
 
     values = parse_assignments(assignments or [])
     result = phase2_benchmark.run(out, seeds, first_seed, partitions=partition or (), values=values, quiet=quiet)
+    write_phase2(out, result)
     show(result, json, phase2_table(result))
 
 

@@ -100,7 +100,11 @@ def supervise(
         str | None, typer.Option("--divergence", help="finetune: js, tv, kl or hellinger; js by default.")
     ] = None,
     membership: Annotated[
-        bool, typer.Option("--membership", help="tilt: weights begin from the composition of each person's region.")
+        bool,
+        typer.Option(
+            "--membership",
+            help="tilt: weights begin from the composition of each person's region, and groups live there.",
+        ),
     ] = False,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="strong, tilt: train the conditional part anew, not on from phase 1.")

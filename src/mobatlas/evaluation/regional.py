@@ -30,7 +30,9 @@ def held_out_people(
     return {name: regional_loss(each, dataset, regions_folder, config, seed) for name, each in samplers.items()}
 
 
-def held_out_regions(regions: Regions, seed: int = 0, folds: int = FOLDS) -> dict[str, Any] | None:
+def held_out_regions(
+    regions: Regions, seed: int = 0, folds: int = FOLDS, *, parents: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
     """JSD (bits) between regions and what the others predict for them: by recovered groups, and by the mean of all.
 
     None where there are too few regions to leave any out.
@@ -42,7 +44,7 @@ def held_out_regions(regions: Regions, seed: int = 0, folds: int = FOLDS) -> dic
     groups, everybody, weight = np.zeros(count), np.zeros(count), regions.aggregates.n
     for number in range(folds):
         out, kept = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
-        found = recover(_some(regions, kept), quiet=True)
+        found = recover(_some(regions, kept), parents=parents, quiet=True)
         predicted = regions.composition.shares[out] @ found.means  # (regions, features)
         for row, region in zip(predicted, out.tolist(), strict=True):
             groups[region] = _distance(row, regions.aggregates.values[region])

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from mobatlas.regions.recovery import Recovery
 
 
+LEAST = 0.02  # of what a parent follows composition that is ascribed to groups; of less nothing can be told
+
+
 @dataclass(frozen=True)
 class Nesting:
     """Where each nested bin of a recovery begins."""
@@ -28,28 +31,35 @@ class Nesting:
     parents: npt.NDArray[np.int64]  # (nested,) the bin that each of them is part of
     share: Floats  # (nested,) mu0_j / mu0_c
     shift: Floats  # (groups, features) where groups begin less mu0; w of it is zero
+    whole: Floats  # the same, of all that follows composition: what is not ascribed to groups is no child's own either
 
     @classmethod
     def of(cls, found: Recovery, parents: Mapping[str, str]) -> Nesting | None:
         """Of bins whose parents were recovered as well, None where there are none."""
-        pairs = _pairs(found.features, parents)
-        pairs = pairs[found.baseline[pairs[:, 1]] > 0]
-        if not len(pairs):
+        children, whole = _pairs(found.features, parents).T
+        believed = np.ones(len(found.baseline)) if found.believed is None else found.believed
+        share = found.baseline[children] / np.maximum(found.baseline[whole], 1e-300)
+        keep = (
+            (found.baseline[whole] > 0) & (share <= 1) & (believed[whole] >= LEAST)
+        )  # noise may make a part the larger
+        if not keep.any():
             return None
-        children, whole = pairs.T
-        share = found.baseline[children] / found.baseline[whole]
+        children, whole, share = children[keep], whole[keep], share[keep]
         shift = np.zeros_like(found.means)
-        shift[:, children] = share * found.means[:, whole] - found.baseline[children]
-        return cls(children, whole, share, shift - found.shares @ shift)
+        shift[:, children] = share * (found.means - found.baseline)[:, whole]
+        shift -= found.shares @ shift
+        full = shift.copy()
+        full[:, children] /= believed[whole]
+        return cls(children, whole, share, shift, full)
 
-    def joined(self, parents: Recovery, deviations: Recovery) -> Recovery:
-        """The means of nested bins from where they begin and what they deviate by; all others as they were recovered."""
+    def joined(self, parents: Recovery, children: Recovery) -> Recovery:
+        """Nested bins as recovered from where they begin, with the doubt about their parents; all others as they were."""
         means, covariance, prior = parents.means.copy(), parents.covariance.copy(), parents.prior.copy()
         own, scale = self.children, self.share**2
-        means[:, own] = np.maximum(deviations.means + self.shift, 0)[:, own]
-        # both are uncertain: that of the category is counted as if the places told nothing of it, so a little twice
-        covariance[own] = deviations.covariance[own] + scale[:, None, None] * parents.covariance[self.parents]
-        prior[:, own] = deviations.prior[:, own] + scale * parents.prior[:, self.parents]
+        means[:, own] = children.means[:, own]
+        # that of the category is counted as if the places told nothing of it, so a little twice
+        covariance[own] = children.covariance[own] + scale[:, None, None] * parents.covariance[self.parents]
+        prior[:, own] = children.prior[:, own] + scale * parents.prior[:, self.parents]
         return replace(parents, means=means, covariance=covariance, prior=prior)
 
 

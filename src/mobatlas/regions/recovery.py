@@ -126,8 +126,9 @@ def recover(
     found = _bayes(composition.groups, shares, doubt, aggregates, places, known, most)
     nesting = Nesting.of(found, parents or {})
     if nesting is not None:
-        left = replace(aggregates, values=aggregates.values - shares @ nesting.shift)
-        found = nesting.joined(found, _bayes(composition.groups, shares, doubt, left, places, known, most))
+        left = replace(aggregates, values=aggregates.values - shares @ nesting.whole)
+        mine = _bayes(composition.groups, shares, doubt, left, places, found.baseline, most, nesting.shift)
+        found = nesting.joined(found, mine)
     for sentence in () if quiet else confounding(found):
         log.warning("%s", sentence)
     return found
@@ -178,8 +179,12 @@ def _bayes(
     places: Floats | None,
     known: Floats | None,
     most: float | None,
+    start: Floats | None = None,
 ) -> Recovery:
-    """`most`: what groups explain of the variance between people, at most; None without region effects."""
+    """`most`: what groups explain of the variance between people, at most; None without region effects.
+
+    `start` (groups, features) is where groups begin less mu0, and is no part of the aggregates; None: all begin at mu0.
+    """
     w, mean = population(shares, aggregates)
     mu0 = np.maximum(mean, 0) if known is None else known  # noise may take a rare place below nothing
     scale = _person_sd(aggregates, mu0)
@@ -194,7 +199,8 @@ def _bayes(
     believed = np.ones(len(mu0))
     for name, bins in members.items():
         believed[bins] = 1.0 if most is None else min(1.0, most / fitted[name].scale) * holds.get(name[0], 1.0)
-    means, covariance, prior = _posteriors(problem, y, members, overall, fitted, believed)
+    begun = np.zeros((len(mu0), len(groups))) if start is None else start.T / scale[:, None]
+    means, covariance, prior = _posteriors(problem, y, members, overall, fitted, believed, begun)
     return Recovery(
         groups=groups,
         features=aggregates.features,
@@ -232,10 +238,12 @@ def _posteriors(
     overall: Variances,
     fitted: Mapping[Stratum, Variances],
     believed: Floats,
+    begun: Floats,
 ) -> tuple[Floats, Floats, Floats]:
     """Means (features, groups) in units of the bins, covariances (features, groups, groups), and the scale of the prior."""
+    everybody = y.mean / y.scale  # (features,)
     # What no region tells about stays as the prior has it.
-    means = np.repeat((y.mean / y.scale)[:, None], len(overall.root), axis=1)
+    means = everybody[:, None] + begun
     covariance = np.repeat((overall.scale * overall.root @ overall.root.T)[None], len(means), axis=0)
     prior = np.full(len(means), overall.scale)
     for name, bins in members.items():
@@ -244,7 +252,7 @@ def _posteriors(
         for part in y.parts(problem, bins):
             fit, belief = part.fit(whole, variances), float(believed[bins[0]])
             means[part.bins], covariance[part.bins] = _posterior(
-                part, fit, means[part.bins], variances.published, belief
+                part, fit, everybody[part.bins], means[part.bins], variances.published, belief
             )
     covariance *= (y.scale**2)[:, None, None]
     return means, covariance, prior
@@ -266,8 +274,10 @@ def _transfer(
     return {name: float(np.clip(each[0] / each[1], 0, 1)) for name, each in heard.items()}
 
 
-def _posterior(part: Part, fit: Fit, baseline: Floats, published: Floats, believed: float) -> tuple[Floats, Floats]:
-    """Means (bins, groups) and covariances (bins, groups, groups) in units of the bins.
+def _posterior(
+    part: Part, fit: Fit, everybody: Floats, begun: Floats, published: Floats, believed: float
+) -> tuple[Floats, Floats]:
+    """Means (bins, groups) and covariances (bins, groups, groups) in units of the bins, from mu0 (bins,) and where they begin.
 
     `believed` is the share of the slopes' variance that is due to people, the rest being due to where they live. Noise grows
     with the mean: a group that goes somewhere more than the population is less certain.
@@ -275,8 +285,8 @@ def _posterior(part: Part, fit: Fit, baseline: Floats, published: Floats, believ
     own = part.mean_variance(published)
     slopes = fit.means(part.problem, part.y).T  # (bins, groups)
     left = believed**2 * fit.covariance() + believed * (1 - believed) * fit.lift @ fit.lift.T
-    means, covariance = nonnegative(baseline + believed * slopes, left)
-    relative = np.clip(means / np.maximum(baseline, 1e-300), *HETEROSCEDASTIC)  # (bins, groups)
+    means, covariance = nonnegative(begun + believed * slopes, left)
+    relative = np.clip(means / np.maximum(everybody, 1e-300)[:, None], *HETEROSCEDASTIC)  # (bins, groups)
     sampling = np.minimum(believed**2 * fit.sampling_variance(), np.diagonal(covariance, axis1=1, axis2=2))
     covariance += own
     variance = np.diagonal(covariance, axis1=1, axis2=2)

@@ -183,7 +183,9 @@ def supervised_table(report: Mapping[str, Any], out: Path) -> RenderableType:
             f"best at step {best['step']}: validation {best['validation']:.4g} ({stage['validated_on']} people)"
         )
     if report.get("membership"):
-        lines.append("membership: weights began from the region that each person lives in")
+        lines.append(
+            "membership: weights began from the region that each person lives in, and groups live where their regions are"
+        )
     lines += [f"warning: {warning}" for warning in report.get("warnings", ())]
     rows = [_supervised_row(name, told, report) for name, told in report.get("information", {}).items()]
     return Group(Text("\n".join(lines)), rows_table(rows, "groups")) if rows else Text("\n".join(lines))

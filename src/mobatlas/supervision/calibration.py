@@ -8,14 +8,14 @@ population: the joint of anchors and trajectory is tilted, by at most a factor c
     f*(s) = exp(s) up to log cap and goes on straight.
 given: anchors stay as they are. Of K candidates with the same anchors one is taken, see `given`.
 
-Both are fitted on anchors drawn from all training people; no label is read here.
+Both are fitted on anchors drawn from all training people, or where regions say that the group lives; no label is read here.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,6 +151,7 @@ def fit_calibration(
     A pool is `candidates` samples for each of some anchors of the population (training people). The tracker is told per cent.
     """
     known = evidence.moments if isinstance(evidence, Evidence) else evidence
+    known = known if anchors is None else replace(known, lives=None)  # these are of other homes
     homes = known.anchors if anchors is None else anchors
     moments = _comparable(model, known, homes, pool, candidates)
     rng = np.random.default_rng([seed, STREAM])
@@ -258,7 +259,8 @@ def _people(moments: Moments, people: int, n: int, rng: np.random.Generator) -> 
     if moments.lives is None:
         times = -(-n // people)  # everybody as often as the others, to within one
         return [np.concatenate([rng.permutation(people) for _ in range(times)])[:n]]
-    strata = (rng.permutation(n) + rng.random(n)) / n  # one number in each of n equal parts of 0 to 1
+    # one number in each of n equal parts of 0 to 1
+    strata = np.minimum((rng.permutation(n) + rng.random(n)) / n, np.nextafter(1, 0))
     return [drawn(strata, people, weights) for weights in moments.lives.T]
 
 
