@@ -65,9 +65,9 @@ def sample_groups(
 
     A model that knows no groups is the baseline: its samples differ between groups by their anchors alone. With anchors of
     the `group` every model is given the same homes, of training people of the group, so a calibrated one chooses among
-    candidates for each of them (the form `given`, which does not touch anchors; its tilt was fitted on homes of
-    everybody, or of the group's regions, since whose they are is a label). With anchors of the `population` homes are drawn from everybody, and a calibrated model chooses
-    homes and trajectories together (the form `population`).
+    candidates for each of them (the form `given`, which does not touch anchors; its tilt was fitted on homes of everybody, or
+    of the group's regions, since whose they are is a label). With anchors of the `population` homes are drawn from everybody,
+    or by regions, and a calibrated model chooses homes and trajectories together (the form `population`).
     """
     if anchors not in ANCHORS_OF:
         raise MobatlasError(f"anchors '{anchors}' do not exist; take those of the {' or the '.join(ANCHORS_OF)}")
