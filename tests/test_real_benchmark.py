@@ -101,6 +101,14 @@ def test_what_cannot_be_used_is_refused_before_anything_is_trained(survey: Path,
         with pytest.raises(MobatlasError, match=sentence):
             run(city, tmp_path / "out", **options)
         assert not (tmp_path / "out").exists()
+    with pytest.raises(MobatlasError, match=r"categry.*does not exist"):
+        run(city, tmp_path / "out", features=[("categry",)])
+    assert not (tmp_path / "out" / FAMILY).exists()
+    with pytest.raises(MobatlasError, match=r"autoregresive.*does not exist.*autoregressive"):
+        prediction.run(tmp_path / "new", data=city, generator="autoregresive")
+    with pytest.raises(MobatlasError, match=r"--generator autoregressive goes with --data"):
+        prediction.run(tmp_path / "new", generator=FAMILY)
+    assert not (tmp_path / "new").exists()
     with pytest.raises(MobatlasError, match=r"people.parquet"):
         run(survey, tmp_path / "out")
 

@@ -17,16 +17,17 @@ from mobatlas.artifacts import library_versions, write_json
 from mobatlas.benchmark.cells import BASELINE, STRONG, Bench, Job, Place, read_cell, write_cell
 from mobatlas.benchmark.questions import profile_named
 from mobatlas.benchmark.real import DEALT, divided_people
+from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
 from mobatlas.evaluation.downstream import ByGroup, compare_predictors
 from mobatlas.evaluation.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, with_two_visits
 from mobatlas.features import Trajectories
-from mobatlas.generators.base import Generator
+from mobatlas.generators.base import Generator, family_of
 from mobatlas.generators.folder import load_model
 from mobatlas.progress import track
 from mobatlas.supervision.resample import PlainSampler, Sampler
 
-PARTITION, REAL = "fullrank", "real"
+PARTITION, REAL, FAMILY = "fullrank", "real", "latent-diffusion"
 POI, TUNED = ("poi",), ("js", "tv")  # on simulated cities; real people are measured without finetuning
 SIZES: Mapping[str, int] = {"quick": 8_000, "full": 30_000}  # trajectories of all groups together; the paper's
 SPARE = 1.1  # times as many samples are made: some have fewer than two visits, which teach nothing
@@ -93,7 +94,7 @@ def run(
     first_seed: int = 0,
     size: int | None = None,
     data: Path | None = None,
-    generator: str = "latent-diffusion",
+    generator: str = FAMILY,
     prepared: Mapping[str, Any] | None = None,
     predictor: Mapping[str, Any] | None = None,
     values: Mapping[str, Any] | None = None,
@@ -106,10 +107,13 @@ def run(
     whose result is rq3-real-FAMILY.json; `prepared` changes how it is prepared.
     """
     chosen, config = profile_named(profile), next_poi_config(profile, predictor)
+    family_of(generator)  # refused before anything is prepared
+    if data is None and generator != FAMILY:
+        raise MobatlasError(f"--generator {generator} goes with --data; simulated cities are measured with {FAMILY}")
     numbers = range(first_seed, first_seed + (chosen.seeds if seeds is None else seeds))
     said = f"mobatlas benchmark rq3 --profile {profile}"
     said += "" if data is None else f" --data {data.name}"
-    said += "" if generator == "latent-diffusion" else f" --generator {generator}"
+    said += "" if generator == FAMILY else f" --generator {generator}"
     people = None if data is None else divided_people(data, out, prepared=prepared)[0]
     manner: dict[str, Any] = {"preset": chosen.preset, "quiet": quiet, "generator": generator, "data": people}
     command = f"{said} --seeds 1 --first-seed {{seed}} --out {out.name}"

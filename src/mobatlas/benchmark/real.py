@@ -40,7 +40,7 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import score_samples
-from mobatlas.features import Trajectories
+from mobatlas.features import Trajectories, build_feature
 from mobatlas.regions.composition import read_composition
 from mobatlas.regions.folder import load_regions
 from mobatlas.regions.recovery import Recovery, recover
@@ -103,6 +103,8 @@ def run(
     train_on, others = divided_people(source, out, shift, prepared)
     dataset = TrajectoryDataset.open(train_on)
     columns = _columns(dataset, regions)
+    for name in {name for some in features for name in some}:  # refused before anything is trained
+        build_feature(name, dataset.vocabulary)
     about = None if census is None else _census_column(dataset, columns, census)
     folder, numbers = out / generator, range(first_seed, first_seed + seeds)
     told = f"mobatlas benchmark real --data {source.name} --generator {generator}"

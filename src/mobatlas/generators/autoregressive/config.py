@@ -60,7 +60,7 @@ class WriterConfig(Section):
 
 
 class MappedConfig(TransformerConfig):
-    """A transformer that knows how far places are: on a real city the distance travelled is ten times nearer with it."""
+    """A transformer that knows how far places are: real cities have more of them than visits could teach it."""
 
     curves: int = Field(4, ge=0, le=64)
 
