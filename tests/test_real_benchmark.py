@@ -19,6 +19,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.features import Trajectories
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery import Recovery
+from mobatlas.report.questions import write_question
 from mobatlas.report.real import real_tables, write_real_page
 from tests.tiny import OPTIONS
 
@@ -83,7 +84,10 @@ def test_predictors_learn_from_models_of_a_survey_that_are_there_already(survey:
     assert [row["material"] for row in found["rows"]] == ["real", "baseline", "strong", "tilt, calibrated"]
     assert all(0 <= row["average"]["accuracy"] <= 1 for row in found["rows"])
     assert found["command"].startswith("mobatlas benchmark rq3 --profile quick --data city --generator autoregressive")
-    assert (survey / "out" / f"rq3-real-{FAMILY}.json").exists()
+    write_question(survey / "out", found)
+    assert {f"rq3-real-{FAMILY}.json", f"rq3-real-{FAMILY}-tables"} <= {
+        path.name for path in (survey / "out").iterdir()
+    }
     trained = survey / "out" / FAMILY / "seed-0"
     before = {path: path.stat().st_mtime_ns for path in trained.glob("*/weights.safetensors")}
     options: dict[str, Any] = {"partitions": ["fullrank"], "regions": ["home_district"], "features": [("category",)]}

@@ -118,7 +118,7 @@ def run(
     manner: dict[str, Any] = {"preset": chosen.preset, "quiet": quiet, "generator": generator, "data": people}
     command = f"{said} --seeds 1 --first-seed {{seed}} --out {out.name}"
     bench = Bench(command, values or {}, city or {}, **manner)
-    folder = out if data is None else out / generator
+    folder, name = (out, "rq3") if data is None else (out / generator, f"rq3-real-{generator}")
     told = materials() if data is None else materials(DEALT, ())
     plan = [(Place(folder / f"seed-{seed}", seed, bench), material) for seed in numbers for material in told]
     with track("rq3", len(plan), quiet=True) as tracker:  # lines: what it is made of has bars of its own
@@ -130,6 +130,7 @@ def run(
     result = {
         "command": f"{said} --seeds {len(numbers)} --first-seed {first_seed} --out {out.name}",
         "question": "rq3",
+        "name": name,
         "profile": profile,
         "seed": first_seed,
         "versions": library_versions(),
@@ -139,7 +140,7 @@ def run(
         "trajectories of each; average over groups; gap_closed: the share of the way from the baseline to real training people",
         **summarise(folder, numbers, told),
     }
-    write_json(out / ("rq3.json" if data is None else f"rq3-real-{generator}.json"), result)
+    write_json(out / f"{name}.json", result)
     return result
 
 

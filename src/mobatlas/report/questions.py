@@ -37,7 +37,7 @@ def question_tables(result: Result) -> dict[str, Table]:
 
 def write_question(out: Path, result: Result) -> None:
     """Tables in four formats and figures, in folders of the question within `out`."""
-    folder = out / f"{result['question']}-tables"
+    folder = out / f"{result.get('name', result['question'])}-tables"
     folder.mkdir(exist_ok=True)
     write_tables(folder, question_tables(result))
     _draw(folder, result)
