@@ -31,7 +31,7 @@ PUBLISHED: Mapping[str, Any] = {"rollout_steps": 50, "batch": 256, "early": Fals
 SHORT: Mapping[str, Any] = {"rollout_steps": 5, "batch": 256, "early": False}  # what is lost by a shorter rollout
 EARLY: Mapping[str, Any] = {}  # our defaults
 # A tilt in a hurry.
-BRIEF: Mapping[str, Any] = {"teaching": {"steps": 60, "warmup": 20}, "calibration": {"pool": 512}}
+BRIEF: Mapping[str, Any] = {"teaching": {"steps": 40, "warmup": 10}, "calibration": {"pool": 512}}
 STEPS = 6
 
 
