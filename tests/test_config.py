@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mobatlas import MobatlasError, load_run
-from mobatlas.config import Coarsening, PrepareConfig, merge, parse_assignments
+from mobatlas.config import Coarsening, PrepareConfig, assignments, merge, parse_assignments
 from mobatlas.data.prepare import prepare_config
 
 
@@ -76,6 +76,11 @@ def test_assignments_reach_into_sections() -> None:
     assert values == {"window": {"days": 1, "origin": date(2024, 1, 1)}, "quality": {"min_coverage": 0}}
     with pytest.raises(MobatlasError, match=r"section\.key=value"):
         parse_assignments(["window.days"])
+
+
+def test_assignments_can_be_told_again() -> None:
+    values = {"denoiser": {"curves": 4, "decay": "none"}, "resume": True, "levels": [1, 0.5]}
+    assert parse_assignments(list(assignments(values))) == values
 
 
 def test_what_suits_the_source_gives_way_to_the_user() -> None:

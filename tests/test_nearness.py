@@ -13,8 +13,10 @@ from torch.nn import functional as F
 
 from mobatlas.data.vocabulary import FIRST_POI, HOME, SCHEMA, SPECIALS, Vocabulary
 from mobatlas.generators.autoregressive.config import TransformerConfig
-from mobatlas.generators.autoregressive.nearness import KNOTS, Nearness
 from mobatlas.generators.autoregressive.network import CausalTransformer, before, with_end
+from mobatlas.generators.latent_diffusion.config import DenoiserConfig
+from mobatlas.generators.latent_diffusion.dit import DiT
+from mobatlas.generators.nearness import KNOTS, Nearness
 from tests.networks import chance, stirred
 
 PLACES, KM = 24, 1 / 111.195  # of latitude, in degrees
@@ -113,3 +115,47 @@ def held_out_nats(curves: int) -> float:
 
 def test_with_a_map_a_network_learns_sooner_where_people_go() -> None:
     assert held_out_nats(2) < 0.6 * held_out_nats(0)
+
+
+def denoiser(curves: int) -> DiT:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = DiT(DenoiserConfig(depth=1, width=16, heads=2, embedding=8, curves=curves), 4, 3, FIRST_POI + PLACES)
+    if made.nearness is not None:
+        made.nearness.measure(line())
+    return made
+
+
+def test_a_denoiser_with_a_map_begins_as_one_without() -> None:
+    mapped, plain = denoiser(2), denoiser(0)
+    plain.load_state_dict({name: value for name, value in mapped.state_dict().items() if "nearness" not in name})
+    noisy, t = torch.randn(3, 3, 4, generator=chance()), torch.tensor([5, 500, 995])
+    torch.testing.assert_close(mapped(noisy, t, homes(3)), plain(noisy, t, homes(3)))
+
+
+def guessed_nats(curves: int) -> float:
+    """What the place nearest to home costs to foretell from noise alone, of people who were not trained on."""
+    net = denoiser(curves)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+
+    def nats(people: Tensor, seed: int) -> Tensor:
+        noise, t = torch.randn(len(people), 3, 4, generator=chance(seed)), torch.full((len(people),), 999)
+        words = net(noise, t, people).words[:, 1]
+        return F.cross_entropy(words, FIRST_POI + (people[:, 0] / KM).round().long())
+
+    for step in range(150):
+        optimizer.zero_grad()
+        loss: Any = nats(homes(64, step), step)
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        return float(nats(homes(512, 1_000), 1_000))
+
+
+def test_a_denoiser_with_a_map_foretells_places_that_it_saw_nobody_visit_from_there() -> None:
+    assert guessed_nats(3) < guessed_nats(0) - 0.3
+
+
+def test_a_map_without_logits_to_add_to_is_refused() -> None:
+    with pytest.raises(ValueError, match="cross_entropy"):
+        DenoiserConfig(curves=2, cross_entropy=0.0)

@@ -65,6 +65,10 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     }
     assert metrics[SHIFT]["floor"] != metrics["group"]["floor"] != metrics[FOUR_VISITS]["floor"]
     assert all(0 <= row["coverage"] <= 1 and row["error"] >= 0 for row in found["error_bars"])
+    bands = [row for row in found["error_bars"] if row["features"] == ["distance"]]
+    assert [row["census"] for row in bands] == [False, True] and all(row["unguarded"] >= 0 for row in bands)
+    asked = "--partition demogroups --regions home_district --feature category", "--set training.steps=4"
+    assert all(some in found["command"] for some in asked)
     exact = next(row for row in found["error_bars"] if row["partition"] == "demogroups")
     assert exact["error"] < 0.2, "regions of one group each tell nearly everything"
     again = run(survey / "city", tmp_path / "out", 1, **manner)

@@ -6,9 +6,10 @@ earlier: the defaults below, a preset, the suggestions of a reader, the file, `-
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -286,6 +287,15 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
             value = {part: value}
         values = merge(values, value)
     return values
+
+
+def assignments(values: Mapping[str, Any], under: str = "") -> Iterator[str]:
+    """The inverse of `parse_assignments`, one after the other."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from assignments(value, f"{under}{name}.")
+        else:
+            yield f"{under}{name}={json.dumps(value, default=str)}"
 
 
 def _parsed(text: str) -> Any:

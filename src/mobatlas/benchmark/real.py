@@ -32,7 +32,7 @@ from mobatlas.benchmark.cells import (
     summarise,
 )
 from mobatlas.benchmark.reweight import DIARY, person_features
-from mobatlas.config import merge
+from mobatlas.config import assignments, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
 from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
@@ -44,9 +44,11 @@ from mobatlas.features import Trajectories, build_feature
 from mobatlas.regions.composition import read_composition
 from mobatlas.regions.folder import load_regions
 from mobatlas.regions.recovery import Recovery, recover
+from mobatlas.regions.transfer import confounding
 
 log = logging.getLogger("mobatlas")
 FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # that name no place
+BANDS = ("distance",)  # who lives far out travels far, of whatever group: nothing is trained on them, they show the guard
 DEALT = ("poi", "category")  # of partitions: rare places borrow from their category what they do not tell themselves
 LONG = 4  # visits: a day with fewer is home, one place, home
 FOUR_VISITS, SHIFT = "four visits", "shift"
@@ -73,6 +75,12 @@ def real_jobs(
         jobs += [Job(census, "tilt", features=some, census=True) for some in features]
         jobs += [Job(census, "tilt", features=last, census=True, membership=True)]
     return jobs + [Job(column, "tilt", features=last, shuffled=True) for column in columns]
+
+
+def _bands(columns: Sequence[str], census: str | None) -> list[Job]:
+    """Regions that tell distances."""
+    jobs = [Job(column, "tilt", features=BANDS) for column in columns]
+    return jobs if census is None else [*jobs, Job(census, "tilt", features=BANDS, census=True)]
 
 
 def run(
@@ -107,9 +115,17 @@ def run(
         build_feature(name, dataset.vocabulary)
     about = None if census is None else _census_column(dataset, columns, census)
     folder, numbers = out / generator, range(first_seed, first_seed + seeds)
-    told = f"mobatlas benchmark real --data {source.name} --generator {generator}"
-    told += "" if census is None else f" --census {source.name}/{census.name}"
-    told += "" if tuple(features) == FEATURES else "".join(f" --feature {'+'.join(some)}" for some in features)
+    asked = {
+        "--data": [source.name],
+        "--generator": [generator],
+        "--census": [] if census is None else [f"{source.name}/{census.name}"],
+        "--partition": partitions,
+        "--regions": regions,
+        "--feature": [] if tuple(features) == FEATURES else ["+".join(some) for some in features],
+        "--shift": [] if shift is None else [shift],
+        "--set": list(assignments(values or {})),
+    }
+    told = " ".join(("mobatlas benchmark real", *(f"{name} {one}" for name, each in asked.items() for one in each)))
     bench = Bench(
         f"{told} --seeds 1 --first-seed {{seed}} --out {out.name}",
         values or {},
@@ -130,7 +146,7 @@ def run(
         "measure": f"{MEASURE}; {FOUR_VISITS}: trajectories of at least {LONG} visits on either side; {SHIFT}: against people "
         "of another kind of day",
         **summarise(folder, numbers, jobs),
-        "error_bars": list(_error_bars(dataset, folder, numbers, jobs, bench)),
+        "error_bars": list(_error_bars(dataset, folder, numbers, [*jobs, *_bands(columns, about)], bench)),
         "between_groups": read_cell(folder, first_seed, PHASE1)["between_groups"],
     }
     write_json(out / f"real-{generator}.json", result)
@@ -256,14 +272,19 @@ def _error_bars(
 ) -> Iterator[dict[str, Any]]:
     """Of each kind of regions: are recovered group means where their error bars say, and how much nearer than the population's?
 
-    The truth are labelled training people; what is said is about them, and reaches no model.
+    Beside them what they would be if all that follows composition were ascribed to groups, and what the guard against that
+    says of the first seed. The truth are labelled training people; what is said is about them, and reaches no model.
     """
+    parents = dataset.vocabulary.parents
     for job in {job.regions: job for job in jobs}.values():
-        found = []
+        found, said = [], []
         for seed in seeds:
             regions = load_regions(Place(folder / f"seed-{seed}", seed, bench).regions(job))
             truth = _group_means(dataset, person_features(dataset, regions))
-            found.append(judged(recover(regions, parents=dataset.vocabulary.parents), truth))
+            guarded = recover(regions, parents=parents, quiet=True)
+            plain = recover(regions, parents=parents, region_effects=False, geography=False, quiet=True)
+            found.append(judged(guarded, truth) | {"unguarded": judged(plain, truth)["error"]})
+            said.append(confounding(guarded))
         mean = {key: round(float(np.mean([each[key] for each in found])), 4) for key in found[0]}
         yield {
             "partition": job.partition,
@@ -271,6 +292,7 @@ def _error_bars(
             "census": job.census,
             "shuffled": job.shuffled,
             **mean,
+            "said": said[0],
         }
 
 

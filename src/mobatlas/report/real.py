@@ -110,8 +110,14 @@ def _divergences(result: Result, view: str) -> Table:
 
 def _error_bars(result: Result) -> Table:
     rows: Sequence[tuple[Cell, ...]] = [
-        (regions_label(row), row["coverage"], row["error"]) for row in result["error_bars"]
+        (regions_label(row), row["coverage"], row["error"], row["unguarded"], "yes" if row["said"] else "")
+        for row in result["error_bars"]
     ]
     caption = "Recovered group means against those of labelled training people."
-    note = "Covered: how often a 90 % error bar holds the truth. Error left: 1 is that of the population's mean for everybody."
-    return Table(("regions", "covered", "error left"), tuple(rows), caption, {"covered": SHARE}, note)
+    note = (
+        "Covered: how often a 90 % error bar holds the truth. Error left: 1 is that of the population's mean for everybody. "
+        "Without the guard: if all that follows composition were ascribed to groups. Warned: the guard says that places "
+        "explain it better."
+    )
+    columns = ("regions", "covered", "error left", "without the guard", "warned")
+    return Table(columns, tuple(rows), caption, {"covered": SHARE}, note)

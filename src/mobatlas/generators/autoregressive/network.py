@@ -17,7 +17,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import BOS, EOS, MASK, PAD
 from mobatlas.generators.autoregressive.conditioning import Conditioning
 from mobatlas.generators.autoregressive.config import TransformerConfig
-from mobatlas.generators.autoregressive.nearness import Nearness
+from mobatlas.generators.nearness import Nearness
 from mobatlas.groups import Groups
 
 PARTS = 4  # of a batch, by length: two thirds of the time of one

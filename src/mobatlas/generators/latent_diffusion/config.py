@@ -54,6 +54,8 @@ class DenoiserConfig(Section):
     # Share of the cross-entropy of tokens in the loss; the rest is squared error, which alone hardly learns which places a
     # group prefers. With it x0 is estimated as a mixture of the latents of tokens (Dieleman et al. 2022).
     cross_entropy: float = Field(0.9, ge=0, le=1)
+    # Curves of the distance to each anchor that are added to the logits of tokens, see Nearness; 0: a denoiser without a map.
+    curves: int = Field(0, ge=0, le=64)
     ema: float = Field(0.999, ge=0, lt=1)
     steps: int = Field(3_000, ge=1)
     batch: int = Field(128, ge=1)
@@ -65,6 +67,8 @@ class DenoiserConfig(Section):
     def _heads_divide_width(self) -> DenoiserConfig:
         if self.width % (2 * self.heads):
             raise ValueError(f"width {self.width} is not a multiple of twice the heads {self.heads}")
+        if self.curves and not self.cross_entropy:
+            raise ValueError("curves are of the logits of tokens, which cross_entropy 0 does without; set one of them")
         return self
 
 

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.generators.latent_diffusion.config import DenoiserConfig
+from mobatlas.generators.nearness import Nearness
 from mobatlas.groups import Groups
 
 Floats = npt.NDArray[np.float64]
@@ -54,6 +56,7 @@ class DiT(nn.Module):
         self.modulation = nn.Linear(config.width, 2 * config.width)
         self.output = nn.Linear(config.width, latent)
         self.words = nn.Linear(config.width, vocabulary) if config.cross_entropy else None
+        self.nearness = Nearness(config.width, vocabulary, config.curves) if config.curves else None
         # where coordinates are centred and how wide they are, degrees; set from the training people
         self.register_buffer("centre", torch.zeros(2))
         self.register_buffer("extent", torch.ones(2))
@@ -88,7 +91,15 @@ class DiT(nn.Module):
         if self.words is None:
             return Estimate(clean, None)
         words = self.words(hidden).float()  # (batch, length, vocabulary)
+        if self.nearness is not None:
+            words = words + self.nearness.logits(hidden, self.nearness(anchors, condition))
         return Estimate(clean + words.softmax(-1) @ self.prototypes, words)
+
+    def measure(self, dataset: TrajectoryDataset) -> None:
+        """What is known of training people without training: where they live, and how far places are from there."""
+        self.centre_on(dataset.anchors[dataset.split_people("train")])
+        if self.nearness is not None:
+            self.nearness.measure(dataset.vocabulary)
 
     def centre_on(self, anchors: Floats) -> None:
         """Measure coordinates from the middle of these anchors (people, 4), in units of twice their spread."""

@@ -36,7 +36,8 @@ ENOUGH = 0.95  # of held-out tokens reconstructed
 VALIDATED = 2_048  # trajectories
 LATENTS = "latents.npy"
 LATENT, TOKENS, EARLY = 0, 1, 2  # streams of random numbers
-MEASURED = ("centre", "extent", "prototypes")  # what the denoiser knows of the dataset without having been trained
+# what the denoiser knows of the dataset without having been trained
+MEASURED = ("centre", "extent", "prototypes", "nearness.where", "nearness.there")
 
 
 class LatentDiffusion:
@@ -87,7 +88,7 @@ class LatentDiffusion:
         prototypes = set_statistics(self.autoencoder, dataset)
         if self.network.words is not None:
             self.network.prototypes.copy_(prototypes)
-        self.network.centre_on(dataset.anchors[dataset.split_people("train")])
+        self.network.measure(dataset)
         draw = unlabelled(dataset, trainer.seed)
         denoised = trainer.run(self.denoising(dataset, draw, "denoiser", trainer, fresh=True))
         longer = int((dataset.lengths[dataset.split("train")] > self.max_length).sum())
