@@ -48,7 +48,8 @@ from mobatlas.regions.transfer import confounding
 
 log = logging.getLogger("mobatlas")
 FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # that name no place
-BANDS = ("distance",)  # who lives far out travels far, of whatever group: nothing is trained on them, they show the guard
+# Who lives far out travels far, of whatever group: nothing is trained on distances, they show the guard.
+BANDS = ("distance",)
 DEALT = ("poi", "category")  # of partitions: rare places borrow from their category what they do not tell themselves
 LONG = 4  # visits: a day with fewer is home, one place, home
 FOUR_VISITS, SHIFT = "four visits", "shift"
