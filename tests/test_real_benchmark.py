@@ -12,7 +12,8 @@ import pytest
 
 from mobatlas import MobatlasError
 from mobatlas.benchmark import prediction
-from mobatlas.benchmark.real import FOUR_VISITS, SHIFT, _collapsed, judged, real_jobs, run
+from mobatlas.benchmark.error_bars import PRECAUTIONS, judged
+from mobatlas.benchmark.real import FOUR_VISITS, SHIFT, _collapsed, real_jobs, run
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -66,7 +67,8 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     assert metrics[SHIFT]["floor"] != metrics["group"]["floor"] != metrics[FOUR_VISITS]["floor"]
     assert all(0 <= row["coverage"] <= 1 and row["error"] >= 0 for row in found["error_bars"])
     bands = [row for row in found["error_bars"] if row["features"] == ["distance"]]
-    assert [row["census"] for row in bands] == [False, True] and all(row["unguarded"] >= 0 for row in bands)
+    assert [row["census"] for row in bands] == [False, True]
+    assert all(list(row["precautions"]) == list(PRECAUTIONS) for row in bands)
     asked = "--partition demogroups --regions home_district --feature category", "--set training.steps=4"
     assert all(some in found["command"] for some in asked)
     exact = next(row for row in found["error_bars"] if row["partition"] == "demogroups")

@@ -8,7 +8,7 @@ as another kind of day do not train: they are the shift test.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from mobatlas.benchmark.cells import (
     read_cell,
     summarise,
 )
-from mobatlas.benchmark.reweight import DIARY, person_features
+from mobatlas.benchmark.error_bars import error_bars
+from mobatlas.benchmark.reweight import DIARY
 from mobatlas.config import assignments, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
@@ -42,9 +43,6 @@ from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import score_samples
 from mobatlas.features import Trajectories, build_feature
 from mobatlas.regions.composition import read_composition
-from mobatlas.regions.folder import load_regions
-from mobatlas.regions.recovery import Recovery, recover
-from mobatlas.regions.transfer import confounding
 
 log = logging.getLogger("mobatlas")
 FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # that name no place
@@ -54,7 +52,6 @@ DEALT = ("poi", "category")  # of partitions: rare places borrow from their cate
 LONG = 4  # visits: a day with fewer is home, one place, home
 FOUR_VISITS, SHIFT = "four visits", "shift"
 WEEKDAY = "weekday"
-LEVEL = 0.9  # of the error bars that are checked
 Real = Mapping[str, Trajectories]
 
 
@@ -138,6 +135,7 @@ def run(
     )
     jobs = real_jobs(partitions or PARTITIONS, columns, about, features)
     fill(folder, generator, jobs, numbers, bench)
+    places = [Place(folder / f"seed-{seed}", seed, bench) for seed in numbers]
     result = {
         "command": f"{told} --seeds {seeds} --first-seed {first_seed} --out {out.name}",
         "question": "real",
@@ -147,7 +145,7 @@ def run(
         "measure": f"{MEASURE}; {FOUR_VISITS}: trajectories of at least {LONG} visits on either side; {SHIFT}: against people "
         "of another kind of day",
         **summarise(folder, numbers, jobs),
-        "error_bars": list(_error_bars(dataset, folder, numbers, [*jobs, *_bands(columns, about)], bench)),
+        "error_bars": error_bars(places, [*jobs, *_bands(columns, about)]),
         "between_groups": read_cell(folder, first_seed, PHASE1)["between_groups"],
     }
     write_json(out / f"real-{generator}.json", result)
@@ -266,48 +264,3 @@ def _collapsed(trajectories: Trajectories, token: np.ndarray) -> Trajectories:
     keep[1:] = (tokens[1:] != tokens[:-1]) | (owner[1:] != owner[:-1])
     lengths = np.bincount(owner[keep], minlength=len(trajectories))
     return Trajectories(tokens[keep], np.concatenate(([0], np.cumsum(lengths))), trajectories.anchors)
-
-
-def _error_bars(
-    dataset: TrajectoryDataset, folder: Path, seeds: Sequence[int], jobs: Sequence[Job], bench: Bench
-) -> Iterator[dict[str, Any]]:
-    """Of each kind of regions: are recovered group means where their error bars say, and how much nearer than the population's?
-
-    Beside them what they would be if all that follows composition were ascribed to groups, and what the guard against that
-    says of the first seed. The truth are labelled training people; what is said is about them, and reaches no model.
-    """
-    parents = dataset.vocabulary.parents
-    for job in {job.regions: job for job in jobs}.values():
-        found, said = [], []
-        for seed in seeds:
-            regions = load_regions(Place(folder / f"seed-{seed}", seed, bench).regions(job))
-            truth = _group_means(dataset, person_features(dataset, regions))
-            guarded = recover(regions, parents=parents, quiet=True)
-            plain = recover(regions, parents=parents, region_effects=False, geography=False, quiet=True)
-            found.append(judged(guarded, truth) | {"unguarded": judged(plain, truth)["error"]})
-            said.append(confounding(guarded))
-        mean = {key: round(float(np.mean([each[key] for each in found])), 4) for key in found[0]}
-        yield {
-            "partition": job.partition,
-            "features": list(job.features),
-            "census": job.census,
-            "shuffled": job.shuffled,
-            **mean,
-            "said": said[0],
-        }
-
-
-def judged(recovery: Recovery, truth: np.ndarray) -> dict[str, float]:
-    """How often the truth lies within the error bars, and the distance that is left to it, 1 being the population's."""
-    low, high = recovery.interval(LEVEL)
-    scale = np.sqrt(np.maximum(recovery.baseline, 1e-6))
-    left, whole = (float(np.linalg.norm((means - truth) / scale)) for means in (recovery.means, recovery.baseline))
-    return {"coverage": float(np.mean((truth >= low) & (truth <= high))), "error": left / max(whole, 1e-12)}
-
-
-def _group_means(dataset: TrajectoryDataset, phi: Any) -> np.ndarray:
-    """Of labelled training people, (groups, features)."""
-    people, group = np.intersect1d(dataset.split_people("train"), dataset.person), dataset.person_groups()
-    assert dataset.groups is not None  # or there would be no regions of them
-    members = [people[group[people] == number] for number in range(len(dataset.groups))]
-    return np.stack([np.asarray(phi[some].mean(0)).ravel() for some in members])

@@ -19,6 +19,13 @@ VIEWS = {
     "four visits": "Trajectories of at least four visits alone, on either side.",
     "shift": "Against people of another kind of day, on whom nothing was trained.",
 }
+PRECAUTIONS = {
+    "none": "regression",
+    "composition": "doubt of the composition",
+    "regions": "regions of their own",
+    "map": "surface over the map",
+    "all": "limit to groups",
+}
 Result = Mapping[str, Any]
 
 
@@ -27,7 +34,7 @@ def real_tables(result: Result) -> dict[str, Table]:
     views = [view for view in VIEWS if any(row["anchors"] == view for row in result["rows"])]
     tables = {f"closed-{view.replace(' ', '-')}": _closed(result, view) for view in views}
     tables |= {f"jsd-{view.replace(' ', '-')}": _divergences(result, view) for view in views}
-    return tables | {"error-bars": _error_bars(result)}
+    return tables | {"error-bars": _error_bars(result), "precautions": _precautions(result)}
 
 
 def write_real(out: Path, result: Result) -> None:
@@ -110,14 +117,23 @@ def _divergences(result: Result, view: str) -> Table:
 
 def _error_bars(result: Result) -> Table:
     rows: Sequence[tuple[Cell, ...]] = [
-        (regions_label(row), row["coverage"], row["error"], row["unguarded"], "yes" if row["said"] else "")
+        (regions_label(row), row["coverage"], row["error"], "yes" if row["said"] else "")
         for row in result["error_bars"]
     ]
     caption = "Recovered group means against those of labelled training people."
     note = (
         "Covered: how often a 90 % error bar holds the truth. Error left: 1 is that of the population's mean for everybody. "
-        "Without the guard: if all that follows composition were ascribed to groups. Warned: the guard says that places "
-        "explain it better."
+        "Warned: `supervise` says that places explain it better than groups."
     )
-    columns = ("regions", "covered", "error left", "without the guard", "warned")
-    return Table(columns, tuple(rows), caption, {"covered": SHARE}, note)
+    return Table(("regions", "covered", "error left", "warned"), tuple(rows), caption, {"covered": SHARE}, note)
+
+
+def _precautions(result: Result) -> Table:
+    rows: Sequence[tuple[Cell, ...]] = [
+        (regions_label(row), *(row["precautions"][name] for name in PRECAUTIONS))
+        for row in result["error_bars"]
+        if "precautions" in row
+    ]
+    caption = "What recovery gains from each precaution: error left to the group means of labelled validation people."
+    note = "1 is the error of the population's mean for everybody. Each column adds to the one before."
+    return Table(("regions", *PRECAUTIONS.values()), tuple(rows), caption, note=note)

@@ -1,0 +1,78 @@
+"""Recovered group means against those of labelled people: are they where their error bars say, and what helped them there?
+
+Real regions differ in more than their people, so that recovery takes several precautions; each is measured alone with those
+before it. What is found is about people of training and validation, and reaches no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mobatlas.benchmark.cells import PARTITIONS, Job, Place
+from mobatlas.benchmark.reweight import person_features
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.regions.folder import load_regions
+from mobatlas.regions.recovery import Recovery, recover
+from mobatlas.regions.transfer import confounding
+
+LEVEL = 0.9  # of the error bars that are checked
+TRUST = 1e6  # groups may differ as much as regions say
+# One precaution more in each: doubt of the composition, regions that differ by themselves, a surface over the map, and a limit
+# to what groups explain, which is all of them.
+PRECAUTIONS: Mapping[str, Mapping[str, Any]] = {
+    "none": {"exact_composition": True, "region_effects": False, "geography": False},
+    "composition": {"region_effects": False, "geography": False},
+    "regions": {"geography": False, "groups_explain": TRUST},
+    "map": {"groups_explain": TRUST},
+    "all": {},
+}
+
+
+def error_bars(places: Sequence[Place], jobs: Sequence[Job]) -> list[dict[str, Any]]:
+    """A row for each kind of regions, means over seeds; what the guard says is of the first seed."""
+    rows = []
+    for job in {job.regions: job for job in jobs}.values():
+        found = [_one(place, job) for place in places]
+        measured = {name: _mean([each[name] for each in found]) for name in ("coverage", "error")}
+        kind = {"partition": job.partition, "features": list(job.features), "census": job.census}
+        row: dict[str, Any] = {**kind, "shuffled": job.shuffled, **measured, "said": found[0]["said"]}
+        if job.partition not in PARTITIONS:
+            row["precautions"] = {name: _mean([each["precautions"][name] for each in found]) for name in PRECAUTIONS}
+        rows.append(row)
+    return rows
+
+
+def _one(place: Place, job: Job) -> dict[str, Any]:
+    dataset, regions = place.dataset, load_regions(place.regions(job))
+    phi, parents = person_features(dataset, regions), dataset.vocabulary.parents
+    recovery = recover(regions, parents=parents, quiet=True)
+    found: dict[str, Any] = judged(recovery, _group_means(dataset, phi, "train"))
+    found["said"] = confounding(recovery)
+    if job.partition not in PARTITIONS:
+        truth = _group_means(dataset, phi, "val")
+        ways = {name: recover(regions, parents=parents, quiet=True, **way) for name, way in PRECAUTIONS.items()}
+        found["precautions"] = {name: judged(way, truth)["error"] for name, way in ways.items()}
+    return found
+
+
+def judged(recovery: Recovery, truth: np.ndarray) -> dict[str, float]:
+    """How often the truth lies within the error bars, and the distance that is left to it, 1 being the population's."""
+    low, high = recovery.interval(LEVEL)
+    scale = np.sqrt(np.maximum(recovery.baseline, 1e-6))
+    left, whole = (float(np.linalg.norm((means - truth) / scale)) for means in (recovery.means, recovery.baseline))
+    return {"coverage": float(np.mean((truth >= low) & (truth <= high))), "error": left / max(whole, 1e-12)}
+
+
+def _group_means(dataset: TrajectoryDataset, phi: Any, split: str) -> np.ndarray:
+    """Of labelled people of a split, (groups, features)."""
+    people, group = np.intersect1d(dataset.split_people(split), dataset.person), dataset.person_groups()
+    assert dataset.groups is not None  # or there would be no regions of them
+    members = [people[group[people] == number] for number in range(len(dataset.groups))]
+    return np.stack([np.asarray(phi[some].mean(0)).ravel() for some in members])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(float(np.mean(values)), 4)
