@@ -13,7 +13,7 @@ import mobatlas
 from mobatlas.data.readers import READERS
 from mobatlas.generators.base import generator_names
 from mobatlas.report.families import families_table
-from mobatlas.report.phase2 import phase2_tables
+from mobatlas.report.phase2 import cost_table, phase2_tables
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -52,6 +52,8 @@ def test_the_tables_of_phase_2_are_those_of_the_benchmark() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "phase2.json").read_text())
     page = (ROOT / "docs" / "phase2.md").read_text()
     assert [name for name, table in phase2_tables(found).items() if table.as_markdown() not in page] == []
+    cost = json.loads((ROOT / "benchmarks" / "results" / "cost.json").read_text())
+    assert cost_table(cost).as_markdown() in page and f"{cost['times_faster']:.0f} times faster" in page
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -26,6 +26,22 @@ def write_phase2(out: Path, result: Result) -> None:
     write_tables(folder, phase2_tables(result))
 
 
+def cost_table(result: Result) -> Table:
+    """What strategies cost, of `benchmark cost`."""
+    rows: list[tuple[Cell, ...]] = [
+        (row["strategy"], row["seconds"], row["regional_loss"], row["gradient_agreement"]) for row in result["rows"]
+    ]
+    caption = (
+        f"One simulated city, preset small, latent diffusion, seed {result['seed']}, threads: {result['threads']}."
+    )
+    note = (
+        "Regional loss: JSD in bits between simulated regions and those of validation people. Gradient agreement: mean cosine "
+        "between gradients of one region from two batches."
+    )
+    columns = ("strategy", "seconds", "regional loss", "gradient agreement")
+    return Table(columns, tuple(rows), caption, {"seconds": ".0f"}, note)
+
+
 def _rows(result: Result) -> list[Mapping[str, Any]]:
     return [row for row in result["rows"] if row["anchors"] == "group"]
 
