@@ -55,7 +55,7 @@ def test_people_who_were_dealt_to_regions_have_no_geography() -> None:
 
 def test_few_regions_or_none_that_lie_somewhere_have_no_surface() -> None:
     places = np.random.default_rng(0).normal(size=(FEWEST, 2))
-    assert surface(places, FEWEST).shape == (FEWEST, 5)
+    assert surface(places, FEWEST).shape == (FEWEST, 8)
     assert surface(places[1:], FEWEST - 1).tolist() == [[1.0]] * (FEWEST - 1)
     assert surface(None, 100).shape == (100, 1)
     assert independent(surface(np.zeros((FEWEST, 2)), FEWEST)).shape == (FEWEST, 1), "all in one place"

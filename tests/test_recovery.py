@@ -12,10 +12,11 @@ from scipy import optimize
 
 from mobatlas import MobatlasError
 from mobatlas.groups import DEFAULT_GROUPS, Groups
+from mobatlas.regions.counted import calibrate_composition
 from mobatlas.regions.gaussian import nonnegative
 from mobatlas.regions.partitions import nominal_partition
 from mobatlas.regions.population import with_rest
-from mobatlas.regions.recovery import METHODS, Recovery, calibrate_composition, population, recover
+from mobatlas.regions.recovery import METHODS, Recovery, population, recover
 from mobatlas.regions.table import Aggregates, Composition, Floats, Population, Regions
 
 TWO = Groups.of({"sex": ("M", "F")})

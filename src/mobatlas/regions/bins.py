@@ -98,6 +98,12 @@ def deviance(parts: Sequence[Part], problem: Problem, variances: Variances) -> f
     return float(sum(part.fit(whole, variances).deviance(part.problem, part.y).sum() for part in parts))
 
 
+def maps_of(features: Sequence[str]) -> dict[str, Ints]:
+    """The bins of each feature map."""
+    names = np.array([name.partition(":")[0] for name in features])
+    return {name: np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())}
+
+
 def strata(features: Sequence[str], frequency: Floats) -> Strata:
     """Bins of a map by powers of four of their frequency: what everybody does daily differs otherwise than what few do ever."""
     bands = np.floor(np.log(np.maximum(frequency, 1e-12)) / np.log(BAND)).astype(np.int64)

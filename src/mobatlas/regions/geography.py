@@ -33,14 +33,15 @@ def region_places(dataset: TrajectoryDataset, region: npt.NDArray[np.int64], reg
 
 
 def surface(places: Floats | None, regions: int) -> Floats:
-    """Ones, and over enough regions that are somewhere: how far from the middle (log), north, east, and one times the other."""
+    """Ones, and over enough regions that are somewhere how far from the middle (log), north and east, to the second power."""
     ones = np.ones((regions, 1))
     if places is None or regions < FEWEST:
         return ones
     middle = np.median(places, axis=0)
     north, east = ((places - middle) * KM_PER_DEGREE * [1.0, np.cos(np.radians(middle[0]))]).T
     size = max(float(np.sqrt(np.mean(north**2 + east**2))), 1e-9)
-    return np.column_stack([ones, np.log1p(np.hypot(north, east)), north / size, east / size, north * east / size**2])
+    far, north, east = np.log1p(np.hypot(north, east)), north / size, east / size
+    return np.column_stack([ones, far, north, east, north * east, north**2, east**2, far**2])
 
 
 def write_places(path: Path, regions: Sequence[str], places: Floats) -> None:

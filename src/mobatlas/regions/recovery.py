@@ -25,7 +25,8 @@ from scipy import optimize, special
 
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
-from mobatlas.regions.bins import Deviations, Ints, Part, Strata, Stratum, Variances, deviance, strata
+from mobatlas.regions.bins import Deviations, Ints, Part, Strata, Stratum, Variances, deviance, maps_of, strata
+from mobatlas.regions.counted import calibrate_composition
 from mobatlas.regions.gaussian import Doubt, Fit, Problem, independent, nonnegative
 from mobatlas.regions.geography import surface
 from mobatlas.regions.least_squares import pseudo_inverse, simplex_least_squares
@@ -51,6 +52,8 @@ SCALE_PRIOR = (np.log(0.02), 3.0)  # of log lambda: groups differ by about a sev
 # variance between people (categories by age and sex in the Santiago survey: 0.05), and a slope beyond it is believed in that
 # proportion.
 GROUPS_EXPLAIN = 0.1
+# Nor do they differ by more than this times the mean: a tenth of its variance would be several times what a rare bin has.
+RELATIVE = 1.0
 BOUNDS = (-14.0, 6.0)  # of the logarithms
 METHODS = ("bayes", "least-squares", "simplex")
 UNHEARD = 2e-4  # of what is seen: slopes that predict less are none to speak of
@@ -123,11 +126,12 @@ def recover(
     # With noise in what regions publish, everybody's mean is better known from elsewhere.
     known = regions.population.values if regions.population is not None and aggregates.noise is not None else None
     places, most = regions.places if mapped else None, groups_explain if effects else None
-    found = _bayes(composition.groups, shares, doubt, aggregates, places, known, most)
+    fit = _bayes_by_map if effects else _bayes
+    found = fit(composition.groups, shares, doubt, aggregates, places, known, most)
     nesting = Nesting.of(found, parents or {})
     if nesting is not None:
         left = replace(aggregates, values=aggregates.values - shares @ nesting.whole)
-        mine = _bayes(composition.groups, shares, doubt, left, places, found.baseline, most, nesting.shift)
+        mine = fit(composition.groups, shares, doubt, left, places, found.baseline, most, nesting.shift)
         found = nesting.joined(found, mine)
     for sentence in () if quiet else confounding(found):
         log.warning("%s", sentence)
@@ -140,35 +144,39 @@ def population(shares: Floats, aggregates: Aggregates) -> tuple[Floats, Floats]:
     return weight @ shares, mean_over_regions(aggregates.values, weight)
 
 
-def calibrate_composition(composition: Composition) -> tuple[Floats, Doubt | None]:
-    """Regression calibration of a composition counted on n people: E[p | counts], and what is left of its variance.
-
-    True shares vary between regions with a covariance that is estimated from how much more the counted ones vary than n
-    explains, direction by direction: ages may differ much between regions where sexes do not. Plugging in the counted
-    shares would attenuate every group difference.
-    """
-    shares, n = composition.shares, composition.n
-    sampling = np.where(np.isfinite(n), 1 / np.maximum(n, 1), 0.0)  # (regions,) in units of one person's variance
-    if not sampling.any():
-        return shares, None
-    weight = 1 / (sampling + 1 / len(n))
-    weight = weight / weight.sum()
-    centre = weight @ shares  # (groups,)
-    values, vectors = np.linalg.eigh(np.diag(centre) - np.outer(centre, centre))  # the covariance of one person's group
-    spans = values > 1e-9
-    axes = vectors[:, spans] * np.sqrt(values[spans])  # (groups, directions)
-    whitened = (shares - centre) @ (vectors[:, spans] / np.sqrt(values[spans]))  # (regions, directions)
-    observed = (whitened * weight[:, None]).T @ whitened / max(1 - float(weight @ weight), 1e-12)
-    one, expected = np.eye(len(axes.T)), float(weight @ sampling)
-    trust = len(n) / (len(n) + len(one))  # few regions do not tell directions apart
-    observed = trust * observed + (1 - trust) * np.trace(observed) / max(len(one), 1) * one
-    # Within a region people vary the less the more regions differ: observed = between + (1 - between) / n.
-    variance, turn = np.linalg.eigh((observed - expected * one) / max(1 - expected, 1e-12))
-    variance = np.clip(variance, 0, 1)  # (directions,) between regions
-    counting = (1 - variance) * sampling[:, None]  # (regions, directions)
-    reliability = variance / np.maximum(variance + counting, 1e-300)
-    calibrated = centre + ((whitened @ turn) * reliability) @ (axes @ turn).T
-    return calibrated, Doubt(axes @ turn, variance * (1 - reliability))
+def _bayes_by_map(
+    groups: Groups,
+    shares: Floats,
+    doubt: Doubt | None,
+    aggregates: Aggregates,
+    places: Floats | None,
+    known: Floats | None,
+    most: float | None,
+    start: Floats | None = None,
+) -> Recovery:
+    """Each feature map by itself: one may follow places where another follows people, and they would share a region effect."""
+    parts = maps_of(aggregates.features)
+    found = []
+    for bins in parts.values():
+        mine, begun = (None if each is None else each[..., bins] for each in (known, start))
+        found.append(_bayes(groups, shares, doubt, aggregates.of_features(bins), places, mine, most, begun))
+    order = np.argsort(np.concatenate(list(parts.values())))
+    variances = {
+        f"{name} {key}" if len(parts) > 1 else key: value
+        for name, each in zip(parts, found, strict=True)
+        for key, value in each.variances.items()
+    }
+    return replace(
+        found[0],
+        features=aggregates.features,
+        means=np.concatenate([each.means for each in found], 1)[:, order],
+        covariance=np.concatenate([each.covariance for each in found])[order],
+        prior=np.concatenate([each.prior for each in found], 1)[:, order],
+        baseline=np.concatenate([each.baseline for each in found])[order],
+        variances=variances,
+        believed=np.concatenate([each.believed for each in found if each.believed is not None])[order],
+        transfer={name: value for each in found for name, value in each.transfer.items()},
+    )
 
 
 def _bayes(
@@ -198,7 +206,9 @@ def _bayes(
     holds = {} if most is None else _transfer(problem, y, places, members, fitted)
     believed = np.ones(len(mu0))
     for name, bins in members.items():
-        believed[bins] = 1.0 if most is None else min(1.0, most / fitted[name].scale) * holds.get(name[0], 1.0)
+        if most is not None:
+            rare = min(1.0, RELATIVE**2 * float(np.mean((mu0 / scale)[bins] ** 2)) / GROUPS_EXPLAIN)
+            believed[bins] = min(1.0, most * rare / fitted[name].scale) * holds.get(name[0], 1.0)
     begun = np.zeros((len(mu0), len(groups))) if start is None else start.T / scale[:, None]
     means, covariance, prior = _posteriors(problem, y, members, overall, fitted, believed, begun)
     return Recovery(

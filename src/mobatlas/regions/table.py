@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,12 @@ class Aggregates:
     spread: Floats | None = None  # (features,) variance between people of one region; None where unknown
     pooled: bool = False  # shares only: no device counts were published
     noise: Floats | None = None  # (regions, features) variance of published noise, on top of sampling
+
+    def of_features(self, bins: npt.NDArray[np.int64]) -> Aggregates:
+        """Some of the features alone."""
+        spread, noise = (None if each is None else each[..., bins] for each in (self.spread, self.noise))
+        names = tuple(self.features[number] for number in bins.tolist())
+        return replace(self, features=names, values=self.values[:, bins], spread=spread, noise=noise)
 
 
 @dataclass(frozen=True)

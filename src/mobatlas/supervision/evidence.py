@@ -21,9 +21,11 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import FeatureMap, Trajectories, VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
+from mobatlas.regions.bins import maps_of
+from mobatlas.regions.counted import calibrate_composition
 from mobatlas.regions.folder import KIND, load_assignment, load_regions, load_validation
 from mobatlas.regions.identifiability import diagnose
-from mobatlas.regions.recovery import GROUPS_EXPLAIN, MOSTLY_PRIOR, Recovery, calibrate_composition, recover
+from mobatlas.regions.recovery import GROUPS_EXPLAIN, MOSTLY_PRIOR, Recovery, recover
 from mobatlas.regions.table import Aggregates, Floats, Population, Regions, blocks
 from mobatlas.regions.transfer import confounding
 from mobatlas.regions.windows import same_level, unlike_windows
@@ -110,8 +112,7 @@ class Moments:
 
     @cached_property
     def _columns(self) -> list[Ints]:
-        names = np.array([name.partition(":")[0] for name in self.phi.features])
-        return [np.flatnonzero(names == name) for name in _maps(self.phi.features)]
+        return list(maps_of(self.phi.features).values())
 
     def without(self, name: str) -> Moments:
         """The same without one feature map."""
