@@ -87,7 +87,7 @@ def run(
 def _mapless(name: str) -> dict[str, Any]:
     """Options of a family without what not all of them have: how far places are."""
     network = getattr(family_of(name).config(), "network", None)
-    return {"network": {"curves": 0}} if getattr(network, "curves", 0) else {}
+    return {"network": {"curves": 0, "tastes": False}} if getattr(network, "curves", 0) else {}
 
 
 def stages(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -189,7 +189,7 @@ def _tilt(
 ) -> Supervised:
     """Weigh training people, teach, and calibrate what was taught."""
     tilts = _weighed(dataset, evidence, options)
-    taught, metrics = teach.teach(model, dataset, tilts, trainer, from_scratch=options.from_scratch)
+    taught, metrics = teach.teach(model, dataset, evidence, tilts, trainer, from_scratch=options.from_scratch)
     fitted = _calibrated(fit_calibration, taught, evidence.moments_by(options.membership), trainer, options)
     return _tilted(taught, tilts, evidence, metrics, fitted)
 

@@ -11,19 +11,21 @@ import numpy as np
 from scipy import sparse, special
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import Trajectories
-from mobatlas.generators.base import Draw, Examples, Generator
+from mobatlas.generators.base import Draw, Examples, Generator, Tiltable
 from mobatlas.generators.training import Trainer
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.table import Floats
-from mobatlas.supervision.evidence import Evidence, Ints
+from mobatlas.supervision.evidence import TIMES, VISITS, Evidence, Ints, Phi
 from mobatlas.supervision.tilt import Scaled, Tilt, fit_tilt, scaled_features
 
 log = logging.getLogger("mobatlas")
 UNITS = ("trajectory", "person")
 RIDGE = 3e-3
+FURTHEST = 2.0  # logits: of a place that hardly anybody visits coefficients may be anything
 MOST_UNITS = (
     300_000  # their means are known to within half a per cent of a standard deviation: less than the ridge leaves
 )
@@ -207,13 +209,15 @@ def teach_tilts(
 ) -> tuple[Generator, dict[str, Any]]:
     """The model after phase 2: told groups, and continued on trajectories drawn by their tilts; and what to report."""
     tilts = fit_group_tilts(evidence, dataset, unit=unit, ridge=ridge, membership=membership)
-    taught, metrics = teach(model, dataset, tilts, trainer, shares=shares, from_scratch=from_scratch)
+    manner: dict[str, Any] = {"shares": shares, "from_scratch": from_scratch}
+    taught, metrics = teach(model, dataset, evidence, tilts, trainer, **manner)
     return taught, {"tilt": metrics, **tilts.report(evidence)}
 
 
 def teach(
     model: Generator,
     dataset: TrajectoryDataset,
+    evidence: Evidence,
     tilts: GroupTilts,
     trainer: Trainer,
     *,
@@ -222,8 +226,29 @@ def teach(
 ) -> tuple[Generator, dict[str, float]]:
     """Step 3 alone: the model told groups and trained on, and what the training came to."""
     taught = model.with_groups(tilts.groups, trainer.seed, from_scratch)
+    if isinstance(taught, Tiltable):
+        taught.begin_tilted(token_shifts(evidence.moments.phi, tilts, dataset))
     draw = tilted_draw(tilts, trainer.seed, shares)
     return taught, trainer.run(taught.teaching(dataset, draw, "tilt", trainer, fresh=from_scratch))
+
+
+def token_shifts(phi: Phi, tilts: GroupTilts, dataset: TrajectoryDataset) -> Floats:
+    """What the tilts say of each place, <lambda, phi> of a visit to it and to nowhere else, as logits (groups, vocabulary).
+
+    Their mean over visits is zero, because how often people go out is for teaching to say, and so are HOME and the like.
+    """
+    size = len(dataset.vocabulary)
+    shifts = np.zeros((len(tilts.groups), size))
+    tokens = np.arange(FIRST_POI, size, dtype=np.int32)
+    visits = Trajectories(tokens, np.arange(len(tokens) + 1), np.full((len(tokens), 4), np.nan))
+    own = np.flatnonzero([name.partition(":")[0] not in (VISITS, TIMES) for name in phi.features])
+    if not len(own) or not len(tokens):
+        return shifts
+    often = np.bincount(Trajectories.of(dataset, tilts.indices).tokens, minlength=size)[FIRST_POI:]
+    said = np.stack([tilt.coefficients[own] for tilt in tilts.tilts]) @ phi.chosen(own).counts(visits).T
+    said = said - np.average(said, axis=1, weights=np.maximum(often, 1e-9))[:, None]
+    shifts[:, FIRST_POI:] = np.clip(said, -FURTHEST, FURTHEST)
+    return shifts
 
 
 def _say_membership(evidence: Evidence) -> None:

@@ -21,6 +21,7 @@ class TransformerConfig(Section):
     dropout: float = Field(0.0, ge=0, lt=1)
     embedding: int = Field(64, ge=1, le=4_096)  # of one demographic attribute
     curves: int = Field(0, ge=0, le=64)  # of the distance to each anchor, see Nearness; 0: a network without a map
+    tastes: bool = False  # logits of places of every group, see Tastes
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> TransformerConfig:
@@ -60,9 +61,10 @@ class WriterConfig(Section):
 
 
 class MappedConfig(TransformerConfig):
-    """A transformer that knows how far places are: real cities have more of them than visits could teach it."""
+    """A transformer that knows how far places are and which a group prefers: real cities have too few visits to learn it by."""
 
     curves: int = Field(4, ge=0, le=64)
+    tastes: bool = True
 
 
 class AutoregressiveConfig(WriterConfig):

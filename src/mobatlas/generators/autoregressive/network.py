@@ -18,6 +18,7 @@ from mobatlas.data.vocabulary import BOS, EOS, MASK, PAD
 from mobatlas.generators.autoregressive.conditioning import Conditioning
 from mobatlas.generators.autoregressive.config import TransformerConfig
 from mobatlas.generators.nearness import Nearness
+from mobatlas.generators.tastes import Tastes
 from mobatlas.groups import Groups
 
 PARTS = 4  # of a batch, by length: two thirds of the time of one
@@ -37,6 +38,7 @@ class CausalTransformer(nn.Module):
         self.places = nn.Parameter(torch.randn(length, config.width) * config.width**-0.5)
         self.conditioning = Conditioning(config.width, config.embedding, groups)
         self.nearness = Nearness(config.width, vocabulary, config.curves) if config.curves else None
+        self.tastes = Tastes(groups, vocabulary) if config.tastes and groups is not None else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width)
@@ -75,9 +77,13 @@ class CausalTransformer(nn.Module):
         return self.person(anchors, levels)
 
     def person(self, anchors: Tensor, levels: Tensor | None) -> Tensor:
-        """A condition: (batch, width), and after it how near places are, if this network has a map."""
-        condition: Tensor = self.conditioning(anchors, levels)
-        return condition if self.nearness is None else torch.cat((condition, self.nearness(anchors, condition)), 1)
+        """A condition: (batch, width), and after it logits of places: by their distance, and by the person's group."""
+        parts: list[Tensor] = [self.conditioning(anchors, levels)]
+        if self.nearness is not None:
+            parts.append(self.nearness(anchors, parts[0]))
+        if self.tastes is not None:
+            parts.append(self.tastes(levels, len(anchors)))
+        return torch.cat(parts, 1)
 
     def logits(self, before: Tensor, condition: Tensor) -> Tensor:
         """Of the token at each place, (batch, any, vocabulary), given the tokens before each (batch, any)."""
@@ -121,7 +127,11 @@ class CausalTransformer(nn.Module):
 
     def _scores(self, hidden: Tensor, condition: Tensor) -> Tensor:
         logits: Tensor = self.output(hidden).float()
-        return logits if self.nearness is None else logits + self.nearness.logits(hidden, condition[:, self.width :])
+        of_person = condition[:, self.width :]
+        if self.tastes is not None:
+            logits = logits + of_person[:, None, -logits.shape[-1] :]
+            of_person = of_person[:, : -logits.shape[-1]]
+        return logits if self.nearness is None else logits + self.nearness.logits(hidden, of_person)
 
     def new_cache(self, batch: int) -> Tensor:
         """Room for keys and values: (layers, 2, batch, heads, length, head)."""

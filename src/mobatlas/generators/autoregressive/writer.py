@@ -22,6 +22,7 @@ from mobatlas.generators.autoregressive.script import Script, Tokens
 from mobatlas.generators.autoregressive.writing import LATENT, TILE, spread, stream, tiles
 from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
 from mobatlas.generators.devices import autocast
+from mobatlas.generators.tastes import begin_with
 from mobatlas.generators.training import Share, Stage, Trainer
 from mobatlas.generators.weights import load_weights, save_weights
 from mobatlas.groups import Groups
@@ -111,6 +112,10 @@ class Writer:
         begin_as(other.network, self.network, fresh=fresh, alike=alike)
         other.network.to(self.device)
         return other
+
+    def begin_tilted(self, shifts: Floats) -> None:
+        """Groups with these logits of tokens (groups, vocabulary), if the network has a place for them."""
+        begin_with(self.network, shifts)
 
     def teaching(
         self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool = False

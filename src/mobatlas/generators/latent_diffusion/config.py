@@ -56,6 +56,7 @@ class DenoiserConfig(Section):
     cross_entropy: float = Field(0.9, ge=0, le=1)
     # Curves of the distance to each anchor that are added to the logits of tokens, see Nearness; 0: a denoiser without a map.
     curves: int = Field(0, ge=0, le=64)
+    tastes: bool = False  # logits of places of every group, see Tastes
     ema: float = Field(0.999, ge=0, lt=1)
     steps: int = Field(3_000, ge=1)
     batch: int = Field(128, ge=1)
@@ -67,8 +68,10 @@ class DenoiserConfig(Section):
     def _heads_divide_width(self) -> DenoiserConfig:
         if self.width % (2 * self.heads):
             raise ValueError(f"width {self.width} is not a multiple of twice the heads {self.heads}")
-        if self.curves and not self.cross_entropy:
-            raise ValueError("curves are of the logits of tokens, which cross_entropy 0 does without; set one of them")
+        if (self.curves or self.tastes) and not self.cross_entropy:
+            raise ValueError(
+                "curves and tastes are of logits of tokens, which cross_entropy 0 does without; change one"
+            )
         return self
 
 

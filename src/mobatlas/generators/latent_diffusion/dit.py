@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.generators.latent_diffusion.config import DenoiserConfig
 from mobatlas.generators.nearness import Nearness
+from mobatlas.generators.tastes import Tastes
 from mobatlas.groups import Groups
 
 Floats = npt.NDArray[np.float64]
@@ -57,6 +58,7 @@ class DiT(nn.Module):
         self.output = nn.Linear(config.width, latent)
         self.words = nn.Linear(config.width, vocabulary) if config.cross_entropy else None
         self.nearness = Nearness(config.width, vocabulary, config.curves) if config.curves else None
+        self.tastes = Tastes(groups, vocabulary) if config.tastes and groups is not None else None
         # where coordinates are centred and how wide they are, degrees; set from the training people
         self.register_buffer("centre", torch.zeros(2))
         self.register_buffer("extent", torch.ones(2))
@@ -93,6 +95,8 @@ class DiT(nn.Module):
         words = self.words(hidden).float()  # (batch, length, vocabulary)
         if self.nearness is not None:
             words = words + self.nearness.logits(hidden, self.nearness(anchors, condition))
+        if self.tastes is not None:
+            words = words + self.tastes(levels, len(words))[:, None]
         return Estimate(clean + words.softmax(-1) @ self.prototypes, words)
 
     def measure(self, dataset: TrajectoryDataset) -> None:
