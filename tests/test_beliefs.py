@@ -42,3 +42,42 @@ def test_regions_that_differ_as_groups_may_are_no_matter_for_a_warning(caplog: p
     found = recover(of_bars(0.05))
     assert found.means[:, 0] == pytest.approx([9.5, 10.5], abs=0.3)
     assert not caplog.records
+
+
+def of_rare() -> Regions:
+    """Only the old go somewhere, two in five of them, and they are one in twenty."""
+    old = np.linspace(0.002, 0.1, 40)
+    shares = np.column_stack([1 - old, old])
+    values = np.random.default_rng(0).poisson(40_000 * shares @ [[0.0, 1.0], [0.4, 1.0]]) / 40_000
+    made = regions_of(shares, values, 40_000.0, TWO, randomised=False)
+    return replace(made, aggregates=replace(made.aggregates, features=("category:rare", "category:home")))
+
+
+def test_of_what_is_rare_groups_are_believed_to_differ_by_no_more_than_its_mean(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tenth of the variance between people would be several times the mean of what one in fifty does."""
+    held = recover(of_rare(), quiet=True)
+    assert held.means[1, 0] < 5 * held.baseline[0]
+    assert recover(of_rare(), groups_explain=100, quiet=True).means[1, 0] == pytest.approx(0.4, rel=0.1)
+    monkeypatch.setattr("mobatlas.regions.recovery.RELATIVE", 100.0)
+    assert recover(of_rare(), quiet=True).means[1, 0] > 2 * held.means[1, 0]
+
+
+def test_one_map_tells_the_same_beside_another() -> None:
+    """Bars follow who lives there, and what follows the place instead must not be held against them."""
+    bars, rng = of_bars(0.3), np.random.default_rng(1)
+    other = 5 + 3 * rng.normal(size=(40, 2))  # of each region, whoever lives there
+    both = replace(
+        bars,
+        aggregates=replace(
+            bars.aggregates,
+            features=("hour:1", *bars.aggregates.features, "hour:2"),
+            values=np.column_stack([other[:, :1], bars.aggregates.values, other[:, 1:]]),
+            spread=None,
+        ),
+    )
+    alone, beside = recover(bars, quiet=True), recover(both, quiet=True)
+    np.testing.assert_allclose(beside.means[:, 1:3], alone.means)
+    np.testing.assert_allclose(beside.covariance[1:3], alone.covariance)
+    assert beside.features == both.aggregates.features and len(beside.baseline) == 4

@@ -1,0 +1,94 @@
+"""Networks that can be told which places a group prefers before anything is taught."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mobatlas import TrajectoryDataset, build_regions
+from mobatlas.data.vocabulary import FIRST_POI, HOME
+from mobatlas.generators.base import UNKNOWN, Generator, Tiltable
+from mobatlas.generators.tastes import Tastes
+from mobatlas.groups import Groups
+from mobatlas.supervision.evidence import gather_evidence
+from mobatlas.supervision.teach import FURTHEST, fit_group_tilts, token_shifts
+from tests.networks import LATENT, LENGTH, chance, new_model
+from tests.tiny import OPTIONS, fresh, small_city
+
+WRITERS, PLACE, SHIFT = ("autoregressive", "vae", "point-process"), FIRST_POI + 3, 4.0
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
+    return small_city(tmp_path_factory.mktemp("city"))
+
+
+def groups_of(dataset: TrajectoryDataset) -> Groups:
+    assert dataset.groups is not None
+    return dataset.groups
+
+
+def told(model: Generator, dataset: TrajectoryDataset) -> Generator:
+    """That its first group prefers one place."""
+    groups = groups_of(dataset)
+    made = model.with_groups(groups, 0, alike=True)
+    shifts = np.zeros((len(groups), len(dataset.vocabulary)))
+    shifts[0, PLACE] = SHIFT
+    assert isinstance(made, Tiltable)
+    made.begin_tilted(shifts)
+    return made
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_writer_with_a_map_visits_what_its_group_prefers(name: str, dataset: TrajectoryDataset) -> None:
+    network: dict[str, Any] = OPTIONS[name]["network"] | {"curves": 2, "tastes": True}
+    model = fresh(name, dataset, network=network)
+    made, n = told(model, dataset), 400
+    anchors = dataset.anchors[:1].repeat(n, 0)
+    visits = [made.sample(n, np.full(n, group), anchors, 3).tokens for group in (0, 1, UNKNOWN)]
+    often = [float(np.mean(tokens == PLACE)) for tokens in visits]
+    assert often[0] > 5 * max(often[1:]) > 0
+    assert np.array_equal(visits[2], model.sample(n, anchors=anchors, seed=3).tokens), "nobody's taste is nothing"
+
+
+def test_a_denoiser_adds_the_tastes_of_a_group_to_what_it_thinks_of_tokens(dataset: TrajectoryDataset) -> None:
+    options = OPTIONS["latent-diffusion"]["denoiser"] | {"curves": 2, "tastes": True}
+    made = told(new_model(dataset, denoiser=options), dataset)
+    noisy, t = torch.randn(3, LENGTH, LATENT, generator=chance()), torch.full((3,), 500)
+    codes = torch.from_numpy(groups_of(dataset).level_codes[[0, 1]] + 1)
+    levels = torch.cat((codes, torch.zeros_like(codes[:1])))
+    with torch.no_grad():
+        words = made.network(noisy, t, torch.from_numpy(dataset.anchors[:3]).float(), levels).words
+    wanted = torch.zeros_like(words)
+    wanted[0, :, PLACE] = SHIFT
+    torch.testing.assert_close(words, wanted)  # a new denoiser thinks nothing else of them
+
+
+def test_who_is_known_in_part_is_a_group_of_their_own(dataset: TrajectoryDataset) -> None:
+    groups = groups_of(dataset)
+    tastes = Tastes(groups, 5)
+    sizes = [len(levels) + 1 for _, levels in groups.attributes]
+    every = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(-1, len(sizes))
+    assert (every * tastes.radix).sum(1).tolist() == list(range(len(tastes.table.weight)))
+    assert tastes(None, 2).abs().max() == 0
+
+
+def test_what_the_tilts_say_of_places_is_what_they_were_recovered_to_be(
+    dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
+    build_regions(dataset.path, tmp_path / "groups", partition="demogroups", features=("poi", "category"))
+    evidence = gather_evidence(dataset, tmp_path / "groups")
+    tilts = fit_group_tilts(evidence, dataset)
+    shifts = token_shifts(evidence.moments.phi, tilts, dataset)
+    assert np.abs(shifts[:, :FIRST_POI]).max() == 0 and HOME < FIRST_POI
+    assert 0 < np.abs(shifts).max() <= FURTHEST
+    token = {f"poi:{poi}": FIRST_POI + number for number, poi in enumerate(dataset.vocabulary.poi_ids[FIRST_POI:])}
+    places = [(number, token[name]) for number, name in enumerate(evidence.phi.features) if name in token]
+    columns, tokens = np.array(places).T
+    ratio = np.log(np.maximum(evidence.means[:, columns], 1e-6) / evidence.recovery.baseline[columns])
+    often = evidence.recovery.baseline[columns] > np.median(evidence.recovery.baseline[columns])
+    assert np.corrcoef(ratio[:, often].ravel(), shifts[:, tokens[often]].ravel())[0, 1] > 0.5
