@@ -79,6 +79,9 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     assert {"closed-group", "closed-shift", "jsd-four-visits", "error-bars"} <= set(tables)
     said = write_real_page(tmp_path / "out", tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
+    assert sorted(path.name for path in (tmp_path / "page").iterdir()) == [
+        f"real-{FAMILY}-partitions.png", f"real-{FAMILY}-regions.png"
+    ]  # fmt: skip
     assert f"real-{FAMILY}" in said and "home\\_district, census, category, membership" in page
 
 

@@ -21,7 +21,7 @@ COLOURS = {"identified": BLUE, "partly identified": ORANGE, "not identified": GR
 Bars = Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]  # metric -> what varies -> model -> (value, error)
 
 
-def bars_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float]]) -> None:
+def bars_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float]], measure: str = "JSD, bits") -> None:
     """A panel for each metric: bars in groups, and lines across for what all of them share."""
     plt = _pyplot()
     figure, axes = plt.subplots(1, len(bars), figsize=(4 * len(bars), 4), layout="constrained", squeeze=False)
@@ -39,7 +39,7 @@ def bars_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float]]
             axis.axhline(level, color="black", linestyle=dash, linewidth=1, label=name)
         axis.set_xticks(range(len(kinds)), kinds, rotation=30, ha="right")
         axis.set_title(metric)
-    axes[0][0].set_ylabel("JSD, bits")
+    axes[0][0].set_ylabel(measure)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)

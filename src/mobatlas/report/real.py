@@ -9,6 +9,7 @@ from typing import Any
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
 from mobatlas.evaluation.models import FLOOR
+from mobatlas.report.figures import bars_figure
 from mobatlas.report.questions import TITLES, WRITTEN, read_result, write_markdown
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
@@ -55,18 +56,52 @@ def write_real_page(folder: Path, out: Path) -> str:
         "JSD in bits, lower is better. *Closed* is the share of the way from the baseline to the sampling floor, of means over "
         "seeds, with the standard deviation between seeds; it is empty where the two differ by no more than that.\n",
     ]
+    figures = out.parent / out.stem
+    figures.mkdir(parents=True, exist_ok=True)
     for result in found.values():
-        parts += _section(result)
+        parts += _section(result, figures, out.parent)
     write_markdown(out, parts)
     return f"{out}: {', '.join(found)}"
 
 
-def _section(result: Result) -> Iterator[str]:
+def _section(result: Result, figures: Path, beside: Path) -> Iterator[str]:
     versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items() if key in ("mobatlas", "torch"))
     yield f"## {result['generator']}\n"
     yield f"`{result['command']}`, seeds {', '.join(map(str, result['seeds']))}; {versions}.\n"
+    for path in draw_real(figures, result):
+        yield f"![{path.stem.replace('-', ' ')}]({path.relative_to(beside).as_posix()})\n"
     for table in real_tables(result).values():
         yield table.as_markdown()
+
+
+def draw_real(folder: Path, result: Result) -> list[Path]:
+    """What is closed under partitions with homes of the group, and under real regions with homes of everybody."""
+    made, chosen = (
+        [],
+        {row["partition"] for row in result["error_bars"] if "precautions" in row},
+    )  # by people themselves
+    for name, view, real, shown in (
+        ("partitions", "group", False, ("poi", "category", "transitions")),
+        ("regions", "population", True, ("spatial", "travel_distance", "poi", "category", "transitions")),
+    ):
+        rows = [row for row in _rows(result, view) if row["partition"] is not None]
+        rows = [row for row in rows if (row["partition"] in chosen) == real]
+        bars = {TITLES[metric]: _bars(rows, metric) for metric in shown}
+        if rows and any(bars.values()):
+            made.append(folder / f"real-{result['generator']}-{name}.png")
+            lines = {title: {"baseline": 0.0, "floor": 1.0} for title in bars}
+            bars_figure(made[-1], bars, lines, "closed of baseline to floor")
+    return made
+
+
+def _bars(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, dict[str, tuple[float, float]]]:
+    bars: dict[str, dict[str, tuple[float, float]]] = {}
+    for row in rows:
+        found = row["metrics"][metric]
+        own, gap = bars.setdefault(regions_label(row), {}), found["baseline"] - found["floor"]
+        if gap > found["spread"]:
+            own[row["model"]] = ((found["baseline"] - found["jsd"]) / gap, found["spread"] / gap)
+    return bars
 
 
 def regions_label(row: Mapping[str, Any]) -> str:
