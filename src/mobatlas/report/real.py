@@ -27,6 +27,7 @@ PRECAUTIONS = {
     "map": "surface over the map",
     "all": "limit to groups",
 }
+DEFAULT = "tilt, calibrated"
 Result = Mapping[str, Any]
 
 
@@ -36,6 +37,22 @@ def real_tables(result: Result) -> dict[str, Table]:
     tables = {f"closed-{view.replace(' ', '-')}": _closed(result, view) for view in views}
     tables |= {f"jsd-{view.replace(' ', '-')}": _divergences(result, view) for view in views}
     return tables | {"error-bars": _error_bars(result), "precautions": _precautions(result)}
+
+
+def headline_tables(result: Result) -> dict[str, Table]:
+    """Strong and the default strategy alone: partitions with homes of the group, real regions with either kind of homes."""
+    chosen = _chosen(result)
+    kinds = {"partitions": ("group", False), "regions": ("population", True), "regions-given": ("group", True)}
+    tables = {}
+    for name, (view, real) in kinds.items():
+        rows = [row for row in _rows(result, view) if row["partition"] is None or (row["partition"] in chosen) == real]
+        tables[name] = _closed_table(result, [row for row in rows if row["model"] in ("strong", DEFAULT)], view)
+    return tables
+
+
+def _chosen(result: Result) -> set[str]:
+    """Columns of regions that people chose themselves."""
+    return {row["partition"] for row in result["error_bars"] if "precautions" in row}
 
 
 def write_real(out: Path, result: Result) -> None:
@@ -122,13 +139,16 @@ def _rows(result: Result, view: str) -> list[Mapping[str, Any]]:
 
 def _closed(result: Result, view: str) -> Table:
     """Of supervised models."""
+    return _closed_table(result, [row for row in _rows(result, view) if row["model"] != "baseline"], view)
+
+
+def _closed_table(result: Result, shown: Sequence[Mapping[str, Any]], view: str) -> Table:
     rows: list[tuple[Cell, ...]] = [
-        (regions_label(row), row["model"], *(_with_spread(row["metrics"][name]) for name in SHOWN))
-        for row in _rows(result, view)
-        if row["model"] != "baseline"
+        (regions_label(row), row["model"], *(_with_spread(row["metrics"][name]) for name in SHOWN)) for row in shown
     ]
     columns = ("regions", "model", *(TITLES[name] for name in SHOWN))
-    return Table(columns, tuple(rows), f"Closed of the way from the baseline to the floor. {VIEWS[view]}")
+    caption = f"{result['generator']}: closed of the way from the baseline to the floor. {VIEWS[view]}"
+    return Table(columns, tuple(rows), caption)
 
 
 def _with_spread(found: Mapping[str, Any]) -> str | None:
