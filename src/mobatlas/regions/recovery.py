@@ -17,8 +17,9 @@ mu0 are the population's, and the rest of it is one more region.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 from scipy import optimize, special
@@ -126,12 +127,13 @@ def recover(
     # With noise in what regions publish, everybody's mean is better known from elsewhere.
     known = regions.population.values if regions.population is not None and aggregates.noise is not None else None
     places, most = regions.places if mapped else None, groups_explain if effects else None
-    fit = _bayes_by_map if effects else _bayes
-    found = fit(composition.groups, shares, doubt, aggregates, places, known, most)
+    fit = partial(_bayes, composition.groups, shares, doubt, places, most)
+    fit = partial(_by_map, fit) if effects else fit
+    found = fit(aggregates, known)
     nesting = Nesting.of(found, parents or {})
     if nesting is not None:
         left = replace(aggregates, values=aggregates.values - shares @ nesting.whole)
-        mine = fit(composition.groups, shares, doubt, left, places, found.baseline, most, nesting.shift)
+        mine = fit(left, found.baseline, nesting.shift)
         found = nesting.joined(found, mine)
     for sentence in () if quiet else confounding(found):
         log.warning("%s", sentence)
@@ -144,22 +146,15 @@ def population(shares: Floats, aggregates: Aggregates) -> tuple[Floats, Floats]:
     return weight @ shares, mean_over_regions(aggregates.values, weight)
 
 
-def _bayes_by_map(
-    groups: Groups,
-    shares: Floats,
-    doubt: Doubt | None,
-    aggregates: Aggregates,
-    places: Floats | None,
-    known: Floats | None,
-    most: float | None,
-    start: Floats | None = None,
+def _by_map(
+    fit: Callable[..., Recovery], aggregates: Aggregates, known: Floats | None, start: Floats | None = None
 ) -> Recovery:
     """Each feature map by itself: one may follow places where another follows people, and they would share a region effect."""
     parts = maps_of(aggregates.features)
     found = []
     for bins in parts.values():
         mine, begun = (None if each is None else each[..., bins] for each in (known, start))
-        found.append(_bayes(groups, shares, doubt, aggregates.of_features(bins), places, mine, most, begun))
+        found.append(fit(aggregates.of_features(bins), mine, begun))
     order = np.argsort(np.concatenate(list(parts.values())))
     variances = {
         f"{name} {key}" if len(parts) > 1 else key: value
@@ -183,10 +178,10 @@ def _bayes(
     groups: Groups,
     shares: Floats,
     doubt: Doubt | None,
-    aggregates: Aggregates,
     places: Floats | None,
-    known: Floats | None,
     most: float | None,
+    aggregates: Aggregates,
+    known: Floats | None,
     start: Floats | None = None,
 ) -> Recovery:
     """`most`: what groups explain of the variance between people, at most; None without region effects.
