@@ -79,7 +79,13 @@ def test_assignments_reach_into_sections() -> None:
 
 
 def test_assignments_can_be_told_again() -> None:
-    values = {"denoiser": {"curves": 4, "decay": "none"}, "resume": True, "levels": [1, 0.5]}
+    values = {
+        "denoiser": {"curves": 4, "decay": "none"},
+        "resume": True,
+        "levels": [1, 0.5],
+        "rate": 1e-5,
+        "share": 0.1,
+    }
     assert parse_assignments(list(assignments(values))) == values
 
 

@@ -11,11 +11,14 @@ import torch
 
 from mobatlas import TrajectoryDataset, build_regions
 from mobatlas.data.vocabulary import FIRST_POI, HOME
+from mobatlas.divergences import js
+from mobatlas.features import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator, Tiltable
-from mobatlas.generators.tastes import Tastes
+from mobatlas.generators.tastes import Tastes, begin_with
 from mobatlas.groups import Groups
+from mobatlas.regions.table import Floats
 from mobatlas.supervision.evidence import gather_evidence
-from mobatlas.supervision.teach import FURTHEST, fit_group_tilts, token_shifts
+from mobatlas.supervision.teach import fit_group_tilts, token_shifts
 from tests.networks import LATENT, LENGTH, chance, new_model
 from tests.tiny import OPTIONS, fresh, small_city
 
@@ -68,27 +71,36 @@ def test_a_denoiser_adds_the_tastes_of_a_group_to_what_it_thinks_of_tokens(datas
     torch.testing.assert_close(words, wanted)  # a new denoiser thinks nothing else of them
 
 
-def test_who_is_known_in_part_is_a_group_of_their_own(dataset: TrajectoryDataset) -> None:
+def test_every_group_has_a_row_of_its_own(dataset: TrajectoryDataset) -> None:
     groups = groups_of(dataset)
     tastes = Tastes(groups, 5)
-    sizes = [len(levels) + 1 for _, levels in groups.attributes]
-    every = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).reshape(-1, len(sizes))
-    assert (every * tastes.radix).sum(1).tolist() == list(range(len(tastes.table.weight)))
+    codes = torch.from_numpy(groups.level_codes) + 1
+    begin_with(tastes, np.arange(5.0 * len(groups)).reshape(-1, 5))
+    found = tastes(torch.cat((codes, torch.zeros_like(codes[:1]))), len(groups) + 1)
+    assert found.flatten().tolist() == [*map(float, range(5 * len(groups))), *[0.0] * 5]
     assert tastes(None, 2).abs().max() == 0
 
 
-def test_what_the_tilts_say_of_places_is_what_they_were_recovered_to_be(
-    dataset: TrajectoryDataset, tmp_path: Path
+@pytest.mark.parametrize("unit", ["trajectory", "person"])
+@pytest.mark.parametrize("features", [("poi", "category"), ("category", "transitions"), ("transitions",)])
+def test_what_tilts_say_of_places_is_what_the_people_do_whom_they_weigh(
+    features: tuple[str, ...], unit: str, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
-    build_regions(dataset.path, tmp_path / "groups", partition="demogroups", features=("poi", "category"))
+    build_regions(dataset.path, tmp_path / "groups", partition="demogroups", features=features)
     evidence = gather_evidence(dataset, tmp_path / "groups")
-    tilts = fit_group_tilts(evidence, dataset)
-    shifts = token_shifts(evidence.moments.phi, tilts, dataset)
-    assert np.abs(shifts[:, :FIRST_POI]).max() == 0 and HOME < FIRST_POI
-    assert 0 < np.abs(shifts).max() <= FURTHEST
-    token = {f"poi:{poi}": FIRST_POI + number for number, poi in enumerate(dataset.vocabulary.poi_ids[FIRST_POI:])}
-    places = [(number, token[name]) for number, name in enumerate(evidence.phi.features) if name in token]
-    columns, tokens = np.array(places).T
-    ratio = np.log(np.maximum(evidence.means[:, columns], 1e-6) / evidence.recovery.baseline[columns])
-    often = evidence.recovery.baseline[columns] > np.median(evidence.recovery.baseline[columns])
-    assert np.corrcoef(ratio[:, often].ravel(), shifts[:, tokens[often]].ravel())[0, 1] > 0.5
+    tilts = fit_group_tilts(evidence, dataset, unit=unit)
+    shifts = token_shifts(tilts, dataset, by_place="poi" in features)
+    assert np.abs(shifts[:, :FIRST_POI]).max() == 0 < np.abs(shifts).max() and HOME < FIRST_POI
+    trajectories = Trajectories.of(dataset, tilts.indices)
+    out = trajectories.tokens >= FIRST_POI
+
+    def shares(weights: Floats) -> Floats:
+        counted = np.bincount(trajectories.tokens[out], weights[trajectories.owner[out]], len(dataset.vocabulary))
+        return np.asarray(counted / counted.sum())
+
+    everybody = shares(tilts.base)
+    for shift, weights in zip(shifts, tilts.weights, strict=True):
+        assert everybody @ np.exp(shift) == pytest.approx(1), "the odds of going out stay"
+        wanted = shares(weights)
+        told = float(js(everybody * np.exp(shift), wanted))
+        assert told < 0.8 * float(js(everybody, wanted)), "nearer than everybody is"

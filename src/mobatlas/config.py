@@ -295,7 +295,9 @@ def assignments(values: Mapping[str, Any], under: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from assignments(value, f"{under}{name}.")
         else:
-            yield f"{under}{name}={json.dumps(value, default=str)}"
+            text = json.dumps(value, default=str)
+            tiny = isinstance(value, float) and "e-" in text  # 1e-05, which YAML takes for a word
+            yield f"{under}{name}={f'{value:.17f}' if tiny else text}"
 
 
 def _parsed(text: str) -> Any:

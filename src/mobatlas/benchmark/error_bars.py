@@ -20,8 +20,8 @@ from mobatlas.regions.transfer import confounding
 
 LEVEL = 0.9  # of the error bars that are checked
 TRUST = 1e6  # groups may differ as much as regions say
-# One precaution more in each: doubt of the composition, regions that differ by themselves, a surface over the map, and a limit
-# to what groups explain, which is all of them.
+# More in each than in the one before: doubt of the composition; regions that differ by themselves, and by themselves in each
+# feature map; a surface over the map, and belief in what holds all over it; a limit to what groups explain, which is all.
 PRECAUTIONS: Mapping[str, Mapping[str, Any]] = {
     "none": {"exact_composition": True, "region_effects": False, "geography": False},
     "composition": {"region_effects": False, "geography": False},
@@ -59,19 +59,27 @@ def _one(place: Place, job: Job) -> dict[str, Any]:
 
 
 def judged(recovery: Recovery, truth: np.ndarray) -> dict[str, float]:
-    """How often the truth lies within the error bars, and the distance that is left to it, 1 being the population's."""
+    """How often the truth lies within the error bars, and the distance that is left to it, 1 being the population's.
+
+    Groups whose truth (groups, features) is NaN are left out.
+    """
     low, high = recovery.interval(LEVEL)
     scale = np.sqrt(np.maximum(recovery.baseline, 1e-6))
-    left, whole = (float(np.linalg.norm((means - truth) / scale)) for means in (recovery.means, recovery.baseline))
-    return {"coverage": float(np.mean((truth >= low) & (truth <= high))), "error": left / max(whole, 1e-12)}
+    known = ~np.isnan(truth).any(1)
+    left, whole = (
+        float(np.linalg.norm(((means - truth) / scale)[known])) for means in (recovery.means, recovery.baseline)
+    )
+    inside = ((truth >= low) & (truth <= high))[known]
+    return {"coverage": float(np.mean(inside)), "error": left / max(whole, 1e-12)}
 
 
 def _group_means(dataset: TrajectoryDataset, phi: Any, split: str) -> np.ndarray:
-    """Of labelled people of a split, (groups, features)."""
+    """Of labelled people of a split, (groups, features); NaN for a group that has none there."""
     people, group = np.intersect1d(dataset.split_people(split), dataset.person), dataset.person_groups()
     assert dataset.groups is not None  # or there would be no regions of them
     members = [people[group[people] == number] for number in range(len(dataset.groups))]
-    return np.stack([np.asarray(phi[some].mean(0)).ravel() for some in members])
+    nobody = np.full(phi.shape[1], np.nan)
+    return np.stack([np.asarray(phi[some].mean(0)).ravel() if len(some) else nobody for some in members])
 
 
 def _mean(values: Sequence[float]) -> float:

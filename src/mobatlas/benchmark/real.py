@@ -8,6 +8,7 @@ as another kind of day do not train: they are the shift test.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,10 @@ def real_jobs(
     return jobs + [Job(column, "tilt", features=last, shuffled=True) for column in columns]
 
 
-def _bands(columns: Sequence[str], census: str | None) -> list[Job]:
-    """Regions that tell distances."""
+def _bands(dataset: TrajectoryDataset, columns: Sequence[str], census: str | None) -> list[Job]:
+    """Regions that tell distances, where it is known where people live."""
+    if np.isnan(dataset.anchors[dataset.split_people("train"), :2]).all():
+        return []
     jobs = [Job(column, "tilt", features=BANDS) for column in columns]
     return jobs if census is None else [*jobs, Job(census, "tilt", features=BANDS, census=True)]
 
@@ -123,7 +126,8 @@ def run(
         "--shift": [] if shift is None else [shift],
         "--set": list(assignments(values or {})),
     }
-    told = " ".join(("mobatlas benchmark real", *(f"{name} {one}" for name, each in asked.items() for one in each)))
+    options = [word for name, each in asked.items() for one in each for word in (name, one)]
+    told = shlex.join(["mobatlas", "benchmark", "real", *options]).replace("{", "{{").replace("}", "}}")
     bench = Bench(
         f"{told} --seeds 1 --first-seed {{seed}} --out {out.name}",
         values or {},
@@ -137,7 +141,7 @@ def run(
     fill(folder, generator, jobs, numbers, bench)
     places = [Place(folder / f"seed-{seed}", seed, bench) for seed in numbers]
     result = {
-        "command": f"{told} --seeds {seeds} --first-seed {first_seed} --out {out.name}",
+        "command": f"{told.format()} --seeds {seeds} --first-seed {first_seed} --out {out.name}",
         "question": "real",
         "generator": generator,
         "seed": first_seed,
@@ -145,7 +149,7 @@ def run(
         "measure": f"{MEASURE}; {FOUR_VISITS}: trajectories of at least {LONG} visits on either side; {SHIFT}: against people "
         "of another kind of day",
         **summarise(folder, numbers, jobs),
-        "error_bars": error_bars(places, [*jobs, *_bands(columns, about)]),
+        "error_bars": error_bars(places, [*jobs, *_bands(dataset, columns, about)]),
         "between_groups": read_cell(folder, first_seed, PHASE1)["between_groups"],
     }
     write_json(out / f"real-{generator}.json", result)

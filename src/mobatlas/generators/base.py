@@ -48,6 +48,11 @@ Draw = Callable[[int, int], Examples]
 class Tiltable(Protocol):
     """A generator that can be told which places groups prefer before it is taught."""
 
+    @property
+    def has_tastes(self) -> bool:
+        """Whether its network has a place for them."""
+        ...
+
     def begin_tilted(self, shifts: Floats) -> None:
         """Groups begin with these logits of tokens (groups, vocabulary)."""
         ...

@@ -16,24 +16,25 @@ from mobatlas.groups import Groups
 
 
 class Tastes(nn.Module):
-    """One row of logits for every group, and for groups of which not all attributes are known; they begin as nothing."""
+    """A row of logits for every group, after one for whoever is of none that is known; they begin as nothing."""
 
+    row: Tensor
     radix: Tensor
-    rows: Tensor
 
     def __init__(self, groups: Groups, vocabulary: int) -> None:
         super().__init__()
-        sizes = [len(levels) + 1 for _, levels in groups.attributes]
-        self.table = nn.Embedding(math.prod(sizes), vocabulary)
+        self.table = nn.Embedding(1 + len(groups), vocabulary)
         nn.init.zeros_(self.table.weight)
+        sizes = [len(levels) + 1 for _, levels in groups.attributes]
         radix = torch.tensor([math.prod(sizes[a + 1 :]) for a in range(len(sizes))])
+        row = torch.zeros(math.prod(sizes), dtype=torch.long)
+        row[((torch.from_numpy(groups.level_codes) + 1) * radix).sum(1)] = torch.arange(1, 1 + len(groups))
         self.register_buffer("radix", radix, persistent=False)
-        rows = ((torch.from_numpy(groups.level_codes) + 1) * radix).sum(1)
-        self.register_buffer("rows", rows, persistent=False)
+        self.register_buffer("row", row, persistent=False)
 
     def forward(self, levels: Tensor | None, batch: int) -> Tensor:
         """(batch, vocabulary) of levels (batch, attributes), 0 unknown."""
-        known = self.radix.new_zeros(batch) if levels is None else (levels * self.radix).sum(1)
+        known = self.row.new_zeros(batch) if levels is None else self.row[(levels * self.radix).sum(1)]
         logits: Tensor = self.table(known)
         return logits
 
@@ -43,4 +44,4 @@ def begin_with(network: nn.Module, shifts: Floats) -> None:
     """Every group with these logits (groups, vocabulary), wherever the network has a place for them."""
     for part in network.modules():
         if isinstance(part, Tastes):
-            part.table.weight[part.rows] = torch.from_numpy(shifts).to(part.table.weight)
+            part.table.weight[1:] = torch.from_numpy(shifts).to(part.table.weight)

@@ -53,7 +53,8 @@ SCALE_PRIOR = (np.log(0.02), 3.0)  # of log lambda: groups differ by about a sev
 # variance between people (categories by age and sex in the Santiago survey: 0.05), and a slope beyond it is believed in that
 # proportion.
 GROUPS_EXPLAIN = 0.1
-# Nor do they differ by more than this times the mean: a tenth of its variance would be several times what a rare bin has.
+# Nor do they differ by more than about this times the mean: a tenth of its variance would be several times what a rare bin
+# has. `groups_explain` scales both.
 RELATIVE = 1.0
 BOUNDS = (-14.0, 6.0)  # of the logarithms
 METHODS = ("bayes", "least-squares", "simplex")
@@ -202,8 +203,10 @@ def _bayes(
     believed = np.ones(len(mu0))
     for name, bins in members.items():
         if most is not None:
-            rare = min(1.0, RELATIVE**2 * float(np.mean((mu0 / scale)[bins] ** 2)) / GROUPS_EXPLAIN)
-            believed[bins] = min(1.0, most * rare / fitted[name].scale) * holds.get(name[0], 1.0)
+            often = np.maximum((mu0 / scale)[bins] ** 2, 1e-300)  # of bins of like frequency
+            limit = most * min(1.0, RELATIVE**2 * float(np.exp(np.log(often).mean())) / GROUPS_EXPLAIN)
+            believed[bins] = min(1.0, limit / fitted[name].scale) * holds.get(name[0], 1.0)
+    believed[mu0 <= 0] = 1.0  # what nobody does no group does otherwise
     begun = np.zeros((len(mu0), len(groups))) if start is None else start.T / scale[:, None]
     means, covariance, prior = _posteriors(problem, y, members, overall, fitted, believed, begun)
     return Recovery(

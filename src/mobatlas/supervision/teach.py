@@ -12,6 +12,7 @@ from scipy import sparse, special
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI
+from mobatlas.divergences import normalise
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Draw, Examples, Generator, Tiltable
@@ -19,13 +20,13 @@ from mobatlas.generators.training import Trainer
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.table import Floats
-from mobatlas.supervision.evidence import TIMES, VISITS, Evidence, Ints, Phi
+from mobatlas.supervision.evidence import Evidence, Ints
 from mobatlas.supervision.tilt import Scaled, Tilt, fit_tilt, scaled_features
 
 log = logging.getLogger("mobatlas")
 UNITS = ("trajectory", "person")
 RIDGE = 3e-3
-FURTHEST = 2.0  # logits: of a place that hardly anybody visits coefficients may be anything
+FURTHEST = 2.0  # logits: how often a group visits what hardly anybody does is hardly known
 MOST_UNITS = (
     300_000  # their means are known to within half a per cent of a standard deviation: less than the ridge leaves
 )
@@ -226,28 +227,38 @@ def teach(
 ) -> tuple[Generator, dict[str, float]]:
     """Step 3 alone: the model told groups and trained on, and what the training came to."""
     taught = model.with_groups(tilts.groups, trainer.seed, from_scratch)
-    if isinstance(taught, Tiltable):
-        taught.begin_tilted(token_shifts(evidence.moments.phi, tilts, dataset))
+    if isinstance(taught, Tiltable) and taught.has_tastes:
+        told = any(name.startswith("poi:") for name in evidence.phi.features)
+        taught.begin_tilted(token_shifts(tilts, dataset, by_place=told))
     draw = tilted_draw(tilts, trainer.seed, shares)
     return taught, trainer.run(taught.teaching(dataset, draw, "tilt", trainer, fresh=from_scratch))
 
 
-def token_shifts(phi: Phi, tilts: GroupTilts, dataset: TrajectoryDataset) -> Floats:
-    """What the tilts say of each place, <lambda, phi> of a visit to it and to nowhere else, as logits (groups, vocabulary).
+def token_shifts(tilts: GroupTilts, dataset: TrajectoryDataset, *, by_place: bool) -> Floats:
+    """How much oftener a group visits each place than everybody, by the weights of its tilt, as logits (groups, vocabulary).
 
-    Their mean over visits is zero, because how often people go out is for teaching to say, and so are HOME and the like.
+    Where regions tell no places, how much oftener those of its category. They leave the odds of going out as they are, which
+    is for teaching to say, and so are HOME and the like.
     """
-    size = len(dataset.vocabulary)
-    shifts = np.zeros((len(tilts.groups), size))
-    tokens = np.arange(FIRST_POI, size, dtype=np.int32)
-    visits = Trajectories(tokens, np.arange(len(tokens) + 1), np.full((len(tokens), 4), np.nan))
-    own = np.flatnonzero([name.partition(":")[0] not in (VISITS, TIMES) for name in phi.features])
-    if not len(own) or not len(tokens):
+    vocabulary, visits = dataset.vocabulary, Trajectories.of(dataset, tilts.indices)
+    told = (
+        np.arange(len(vocabulary))
+        if by_place
+        else np.unique([str(c) for c in vocabulary.categories], return_inverse=True)[1]
+    )
+    out = visits.tokens >= FIRST_POI
+    kind, owner, shifts = told[visits.tokens[out]], visits.owner[out], np.zeros((len(tilts.groups), len(vocabulary)))
+    if not len(kind):
         return shifts
-    often = np.bincount(Trajectories.of(dataset, tilts.indices).tokens, minlength=size)[FIRST_POI:]
-    said = np.stack([tilt.coefficients[own] for tilt in tilts.tilts]) @ phi.chosen(own).counts(visits).T
-    said = said - np.average(said, axis=1, weights=np.maximum(often, 1e-9))[:, None]
-    shifts[:, FIRST_POI:] = np.clip(said, -FURTHEST, FURTHEST)
+
+    def shares(weights: Floats) -> Floats:
+        return normalise(np.bincount(kind, weights[owner], told.max() + 1))  # (kinds,)
+
+    often = shares(tilts.base)
+    for group, weights in enumerate(tilts.weights):
+        ratio = np.divide(shares(weights), often, out=np.ones(len(often)), where=often > 0)
+        steep = np.clip(np.log(np.maximum(ratio, 1e-300)), -FURTHEST, FURTHEST)
+        shifts[group, FIRST_POI:] = (steep - np.log(often @ np.exp(steep)))[told[FIRST_POI:]]
     return shifts
 
 
