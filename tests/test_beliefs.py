@@ -81,3 +81,11 @@ def test_one_map_tells_the_same_beside_another() -> None:
     np.testing.assert_allclose(beside.means[:, 1:3], alone.means)
     np.testing.assert_allclose(beside.covariance[1:3], alone.covariance)
     assert beside.features == both.aggregates.features and len(beside.baseline) == 4
+
+
+def test_what_nobody_does_is_no_matter_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    bars = of_bars(0.05)
+    empty = np.column_stack([bars.aggregates.values, np.zeros(40)])
+    features = (*bars.aggregates.features, "category:never")
+    found = recover(replace(bars, aggregates=replace(bars.aggregates, features=features, values=empty, spread=None)))
+    assert found.means[:, 2].max() == 0 and not caplog.records

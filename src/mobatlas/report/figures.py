@@ -40,7 +40,10 @@ def bars_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float]]
         axis.set_xticks(range(len(kinds)), kinds, rotation=30, ha="right")
         axis.set_title(metric)
     axes[0][0].set_ylabel(measure)
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
+    pairs = [pair for axis in axes[0] for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    named = {label: handle for handle, label in reversed(pairs)}  # a panel may lack what another has
+    shown = {label: named[label] for label in [*models, *named] if label in named}
+    figure.legend([*shown.values()], [*shown], loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -87,6 +87,10 @@ def _section(result: Result, figures: Path, beside: Path) -> Iterator[str]:
     yield f"`{result['command']}`, seeds {', '.join(map(str, result['seeds']))}; {versions}.\n"
     for path in draw_real(figures, result):
         yield f"![{path.stem.replace('-', ' ')}]({path.relative_to(beside).as_posix()})\n"
+    yield "### In short\n"
+    for table in headline_tables(result).values():
+        yield table.as_markdown()
+    yield "### Everything\n"
     for table in real_tables(result).values():
         yield table.as_markdown()
 
@@ -178,7 +182,7 @@ def _error_bars(result: Result) -> Table:
     caption = "Recovered group means against those of labelled training people."
     note = (
         "Covered: how often a 90 % error bar holds the truth. Error left: 1 is that of the population's mean for everybody. "
-        "Warned: `supervise` says that places explain it better than groups."
+        "Warned: `supervise` says that it follows places, or differs by more than groups are believed to explain."
     )
     return Table(("regions", "covered", "error left", "warned"), tuple(rows), caption, {"covered": SHARE}, note)
 
