@@ -14,8 +14,8 @@ from mobatlas.evaluation.comparison import group_members
 from mobatlas.features import Trajectories
 from mobatlas.generators.folder import load_model
 from mobatlas.regions.table import Floats
-from mobatlas.supervision.evidence import Ints
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
+from mobatlas.supervision.moments import Ints
 from mobatlas.supervision.resample import Accepted, PlainSampler
 from tests.test_phase2_benchmark import CITY, VALUES
 

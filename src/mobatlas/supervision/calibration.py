@@ -27,8 +27,9 @@ from mobatlas.generators.base import Generator, tells_times
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
-from mobatlas.supervision.evidence import TIMES, Evidence, Ints, Moments
+from mobatlas.supervision.evidence import Evidence
 from mobatlas.supervision.given import fit_given_tilt, given_weights
+from mobatlas.supervision.moments import TIMES, Ints, Moments
 from mobatlas.supervision.tilt import Product, minimise_dual, refuse_unusable, scaled_features
 
 log = logging.getLogger("mobatlas")

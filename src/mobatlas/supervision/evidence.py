@@ -7,21 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from scipy import optimize, sparse
+from scipy import optimize
 
 from mobatlas.artifacts import read_manifest
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
-from mobatlas.divergences import js, normalise
-from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import FeatureMap, Trajectories, VisitsFeature, build_feature
+from mobatlas.errors import MobatlasError
+from mobatlas.features import Trajectories, VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
-from mobatlas.regions.bins import maps_of
 from mobatlas.regions.counted import calibrate_composition
 from mobatlas.regions.folder import KIND, load_assignment, load_regions, load_validation
 from mobatlas.regions.identifiability import diagnose
@@ -29,98 +25,11 @@ from mobatlas.regions.recovery import GROUPS_EXPLAIN, MOSTLY_PRIOR, Recovery, re
 from mobatlas.regions.table import Aggregates, Floats, Population, Regions, blocks
 from mobatlas.regions.transfer import confounding
 from mobatlas.regions.windows import same_level, unlike_windows
+from mobatlas.supervision.moments import VISITS, Ints, Moments, Phi
 
 log = logging.getLogger("mobatlas")
-TIMES = "hour"  # the one map that counts when, which few generators tell
-VISITS = "visits"
 NAMED = 20  # groups in a sentence, at most
 STEEPEST = 3.0  # of the tilt of the number of visits, in standard deviations
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Phi:
-    """The bins of aggregates, of one feature map or of several, as counts in trajectories."""
-
-    features: tuple[str, ...]  # `map:bin`
-    mask: tuple[str, ...]
-    maps: tuple[FeatureMap, ...]
-    columns: Ints  # (features,) among the bins of all maps
-
-    @classmethod
-    def of(cls, features: Sequence[str], vocabulary: Vocabulary, mask: Sequence[str] = ()) -> Phi:
-        """Built from the names of the bins; refuses bins that the vocabulary does not have."""
-        maps = tuple(build_feature(name, vocabulary, mask) for name in _maps(features))
-        position = {name: number for number, name in enumerate(name for each in maps for name in each.bins)}
-        for name in features:
-            if name not in position:
-                raise MobatlasError(f"feature '{name}' is not in the vocabulary{suggestion(name, position)}")
-        return cls(tuple(features), tuple(mask), maps, np.array([position[name] for name in features], dtype=np.int64))
-
-    def counts(self, trajectories: Trajectories) -> sparse.csr_array:
-        """phi of each trajectory, (trajectories, features)."""
-        counted = sparse.hstack([each.counts(trajectories) for each in self.maps], format="csr")
-        return sparse.csr_array(counted[:, self.columns])
-
-    @property
-    def visits(self) -> Floats:
-        """How many visits the bins of their number stand for, (features,); 0 for all others."""
-        least = [name.removeprefix(f"{VISITS}:").rstrip("+").partition("-")[0] for name in self.features]
-        pairs = zip(self.features, least, strict=True)
-        return np.array([float(first) if name.startswith(f"{VISITS}:") else 0.0 for name, first in pairs])
-
-    def joined(self, other: Phi) -> Phi:
-        """The bins of both."""
-        columns = np.concatenate([self.columns, other.columns + sum(len(each.bins) for each in self.maps)])
-        return Phi(self.features + other.features, self.mask, self.maps + other.maps, columns)
-
-    def chosen(self, keep: Ints) -> Phi:
-        """Some of the bins, and the maps that they are of."""
-        features = tuple(self.features[k] for k in keep.tolist())
-        maps = tuple(each for each in self.maps if each.name in _maps(features))
-        position = {name: number for number, name in enumerate(name for each in maps for name in each.bins)}
-        return Phi(features, self.mask, maps, np.array([position[name] for name in features], dtype=np.int64))
-
-
-@dataclass(frozen=True)
-class Moments:
-    """What each group should do on average, and where people live: all that calibration asks of regions."""
-
-    source: Path  # that told it
-    groups: Groups
-    phi: Phi
-    means: Floats  # (groups, features)
-    baseline: Floats  # (features,) of everybody
-    anchors: Floats  # (people, 4) of the population
-    # (people, groups) how likely it is that who lives there is of a group, where regions are told to say so; else all alike
-    lives: Floats | None = None
-
-    @property
-    def scale(self) -> Floats:
-        """sqrt(mu0) (features,), in which counts are about equally noisy."""
-        return np.sqrt(np.maximum(self.baseline, 1 / max(len(self.anchors), 1)))
-
-    def distance(self, means: Floats, target: Floats) -> dict[str, float]:
-        """Between two means of phi: norm in scaled coordinates, and JSD in bits of shares within each map, averaged."""
-        return {kind: float(value) for kind, value in self.distances(means, target).items()}
-
-    def distances(self, means: Floats, targets: Floats) -> dict[str, Floats]:
-        """The same row by row (rows, features)."""
-        pairs = ((np.maximum(means[..., part], 0), targets[..., part]) for part in self._columns)
-        apart = [js(normalise(one), normalise(other)) for one, other in pairs]
-        return {"scaled": np.linalg.norm((means - targets) / self.scale, axis=-1), "js": np.mean(apart, axis=0)}
-
-    @cached_property
-    def _columns(self) -> list[Ints]:
-        return list(maps_of(self.phi.features).values())
-
-    def without(self, name: str) -> Moments:
-        """The same without one feature map."""
-        keep = np.flatnonzero([feature.partition(":")[0] != name for feature in self.phi.features])
-        if {each.name for each in self.phi.maps} <= {name, VISITS}:
-            raise MobatlasError(f"{self.source}: has no feature but '{name}', which samples do not show; add another")
-        means, baseline = self.means[:, keep], self.baseline[keep]
-        return replace(self, phi=self.phi.chosen(keep), means=means, baseline=baseline)
 
 
 @dataclass(frozen=True)
@@ -271,7 +180,7 @@ def gather_evidence(
         phi=phi,
         recovery=recovery,
         # Of shares without device counts there is no validation twin: they come with published tables.
-        validation=None if validation is None else _chosen(validation, known),
+        validation=None if validation is None else validation.of_features(known),
         training_mean=training_mean,
         visits=_visits(phi, recovery, trajectories, 1 / np.bincount(row)[row], dataset.vocabulary) if visits else None,
         people=people,
@@ -403,24 +312,10 @@ def _region_of(
     return np.array(found, dtype=np.int64)
 
 
-def _maps(features: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(name.partition(":")[0] for name in features))
-
-
-def _columns(regions: Regions, keep: npt.NDArray[np.integer[Any]]) -> Regions:
+def _columns(regions: Regions, keep: Ints) -> Regions:
     population = regions.population
     return replace(
         regions,
-        aggregates=_chosen(regions.aggregates, keep),
+        aggregates=regions.aggregates.of_features(keep),
         population=None if population is None else replace(population, values=population.values[keep]),
-    )
-
-
-def _chosen(aggregates: Aggregates, keep: npt.NDArray[np.integer[Any]]) -> Aggregates:
-    return replace(
-        aggregates,
-        features=tuple(aggregates.features[k] for k in keep.tolist()),
-        values=aggregates.values[:, keep],
-        spread=None if aggregates.spread is None else aggregates.spread[keep],
-        noise=None if aggregates.noise is None else aggregates.noise[:, keep],
     )

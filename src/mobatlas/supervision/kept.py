@@ -20,7 +20,8 @@ from mobatlas.generators.folder import COMPOSITION, REGION_ANCHORS, SUPERVISION,
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.calibration import fit_calibration
-from mobatlas.supervision.evidence import Evidence, Moments, Phi, lives_by
+from mobatlas.supervision.evidence import Evidence, lives_by
+from mobatlas.supervision.moments import Moments, Phi
 from mobatlas.supervision.resample import CalibratedSampler, load_calibration
 from mobatlas.supervision.strategies import CalibrationConfig
 

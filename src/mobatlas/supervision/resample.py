@@ -25,8 +25,9 @@ from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.calibration import CANDIDATES, POOL, RIDGE, Calibration, fit_calibration
-from mobatlas.supervision.evidence import Evidence, Ints, Moments, Phi, of_group
+from mobatlas.supervision.evidence import Evidence, of_group
 from mobatlas.supervision.given import given_weights
+from mobatlas.supervision.moments import Ints, Moments, Phi
 
 FILES = ("calibration.json", "calibration.safetensors")
 BLOCK = 4_096  # candidates drawn at a time, at most

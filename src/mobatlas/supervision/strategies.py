@@ -23,8 +23,9 @@ from mobatlas.regions.recovery import GROUPS_EXPLAIN
 from mobatlas.regions.table import Floats
 from mobatlas.supervision import calibration, finetune, teach
 from mobatlas.supervision.calibration import Calibration, fit_calibration
-from mobatlas.supervision.evidence import TIMES, Evidence, Moments
+from mobatlas.supervision.evidence import Evidence
 from mobatlas.supervision.finetune import FinetuneConfig
+from mobatlas.supervision.moments import TIMES, Moments
 from mobatlas.supervision.resample import PlainSampler, resample
 from mobatlas.supervision.strong import teach_labels
 
