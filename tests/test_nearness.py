@@ -77,6 +77,15 @@ def test_who_lives_nowhere_that_is_known_is_near_to_nothing() -> None:
     assert near(torch.full((1, 4), torch.nan), torch.ones(1, 8)).abs().max() == 0
 
 
+def test_distances_are_those_of_the_people_asked_for() -> None:
+    near = stirred(Nearness(8, FIRST_POI + PLACES, 2))
+    cast(Nearness, near).measure(line())
+    first, second, condition = homes(3), homes(3, 1), torch.ones(3, 8)
+    alone = near(second, condition)
+    assert torch.equal(near(first, condition), near(first.clone(), condition))
+    assert torch.equal(near(second, condition), alone) and not torch.equal(near(first, condition), alone)
+
+
 def test_the_map_changes_nothing_before_it_is_learnt() -> None:
     tokens = before(torch.full((3, 4), HOME))
     mapped, plain = network(2), network(0)

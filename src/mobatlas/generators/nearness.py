@@ -13,6 +13,7 @@ from mobatlas.data.vocabulary import Vocabulary
 KNOTS = 8  # at 0, 0.5, 1.5, 3.5 ... 63.5 km: each is a unit of log2(1 + 2 km)
 KM = math.pi / 180 * 6_371  # of a degree of latitude
 ANCHORS = 2
+KEPT = 2**23  # numbers: 32 MB of each anchor
 
 
 class Nearness(nn.Module):
@@ -34,6 +35,7 @@ class Nearness(nn.Module):
         for part in (self.bend.weight, self.bend.bias):
             nn.init.zeros_(part)
         nn.init.ones_(self.gates.bias)
+        self._seen: tuple[Tensor, list[Tensor]] | None = None  # the last people, and how far places are from them
         # degrees, and whether they are known; set from the vocabulary
         self.register_buffer("where", torch.zeros(vocabulary, 2))
         self.register_buffer("there", torch.zeros(vocabulary))
@@ -43,16 +45,26 @@ class Nearness(nn.Module):
         where = torch.from_numpy(vocabulary.coordinates)
         self.there.copy_((~where.isnan().any(1)).to(self.there.dtype))
         self.where.copy_(where.nan_to_num())
+        self._seen = None
 
     def forward(self, anchors: Tensor, condition: Tensor) -> Tensor:
         """Q (batch, total * vocabulary) of anchors (batch, 4), NaN where unknown, and a condition (batch, width)."""
         bends = self.bend(condition).float().view(len(anchors), ANCHORS, self.curves, KNOTS)
-        found = [bends[:, a] @ self._hats(anchors[:, 2 * a : 2 * a + 2]) for a in range(ANCHORS)]
+        hats = self._distances(anchors)
+        found = [bends[:, a] @ hats[a] for a in range(ANCHORS)]
         return (torch.cat(found, 1) * self.kind).flatten(1)  # each found (batch, curves, vocabulary)
 
     def logits(self, hidden: Tensor, curves: Tensor) -> Tensor:
         """(batch, any, vocabulary) of what is known at some places (batch, any, width), and Q."""
         return self.gates(hidden).float() @ curves.view(len(curves), self.total, -1)
+
+    def _distances(self, anchors: Tensor) -> list[Tensor]:
+        """Hats of both anchors; a denoiser asks for the same people at every step, and they are kept if they are not large."""
+        if self._seen is not None and self._seen[0] is anchors:
+            return self._seen[1]
+        hats = [self._hats(anchors[:, 2 * a : 2 * a + 2]) for a in range(ANCHORS)]
+        self._seen = (anchors, hats) if hats[0].numel() <= KEPT else None
+        return hats
 
     @torch.no_grad()
     def _hats(self, anchor: Tensor) -> Tensor:
