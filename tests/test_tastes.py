@@ -13,8 +13,8 @@ from mobatlas import TrajectoryDataset, build_regions
 from mobatlas.data.vocabulary import FIRST_POI, HOME
 from mobatlas.divergences import js
 from mobatlas.features import Trajectories
-from mobatlas.generators.base import UNKNOWN, Generator, Tiltable
-from mobatlas.generators.tastes import Tastes, begin_with
+from mobatlas.generators.base import UNKNOWN, Generator
+from mobatlas.generators.tastes import Tastes, begin_with, has_tastes
 from mobatlas.groups import Groups
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.evidence import gather_evidence
@@ -41,8 +41,8 @@ def told(model: Generator, dataset: TrajectoryDataset) -> Generator:
     made = model.with_groups(groups, 0, alike=True)
     shifts = np.zeros((len(groups), len(dataset.vocabulary)))
     shifts[0, PLACE] = SHIFT
-    assert isinstance(made, Tiltable)
-    made.begin_tilted(shifts)
+    assert has_tastes(made.network) and not has_tastes(model.network)
+    begin_with(made.network, shifts)
     return made
 
 

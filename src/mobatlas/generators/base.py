@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,20 +42,6 @@ class Examples:
 
 # The examples of a step, (batch size, step) -> examples: a pure function, so that a resumed run sees what it would have seen.
 Draw = Callable[[int, int], Examples]
-
-
-@runtime_checkable
-class Tiltable(Protocol):
-    """A generator that can be told which places groups prefer before it is taught."""
-
-    @property
-    def has_tastes(self) -> bool:
-        """Whether its network has a place for them."""
-        ...
-
-    def begin_tilted(self, shifts: Floats) -> None:
-        """Groups begin with these logits of tokens (groups, vocabulary)."""
-        ...
 
 
 class Generator(Protocol):

@@ -1,7 +1,7 @@
 """Which places each group prefers, as logits of tokens that are added to those of a network.
 
 A group prefers hundreds of places by a little. Through the few numbers of an embedding a network learns that last, from fewer
-examples of each place than tell it; the coefficients of a tilt tell it before anything is taught.
+examples of each place than tell it; the people whom a tilt weighs tell it before anything is taught.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ class Tastes(nn.Module):
         known = self.row.new_zeros(batch) if levels is None else self.row[(levels * self.radix).sum(1)]
         logits: Tensor = self.table(known)
         return logits
+
+
+def has_tastes(network: nn.Module) -> bool:
+    """Whether it has a place for them."""
+    return any(isinstance(part, Tastes) for part in network.modules())
 
 
 @torch.no_grad()

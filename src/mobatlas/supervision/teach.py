@@ -15,7 +15,8 @@ from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.divergences import normalise
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import Trajectories
-from mobatlas.generators.base import Draw, Examples, Generator, Tiltable
+from mobatlas.generators.base import Draw, Examples, Generator
+from mobatlas.generators.tastes import begin_with, has_tastes
 from mobatlas.generators.training import Trainer
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
@@ -228,9 +229,9 @@ def teach(
 ) -> tuple[Generator, dict[str, float]]:
     """Step 3 alone: the model told groups and trained on, and what the training came to."""
     taught = model.with_groups(tilts.groups, trainer.seed, from_scratch)
-    if isinstance(taught, Tiltable) and taught.has_tastes:
+    if has_tastes(taught.network):
         told = any(name.startswith("poi:") for name in evidence.phi.features)
-        taught.begin_tilted(token_shifts(tilts, dataset, by_place=told))
+        begin_with(taught.network, token_shifts(tilts, dataset, by_place=told))
     draw = tilted_draw(tilts, trainer.seed, shares)
     return taught, trainer.run(taught.teaching(dataset, draw, "tilt", trainer, fresh=from_scratch))
 

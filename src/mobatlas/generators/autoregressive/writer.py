@@ -22,7 +22,6 @@ from mobatlas.generators.autoregressive.script import Script, Tokens
 from mobatlas.generators.autoregressive.writing import LATENT, TILE, spread, stream, tiles
 from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
 from mobatlas.generators.devices import autocast
-from mobatlas.generators.tastes import Tastes, begin_with
 from mobatlas.generators.training import Share, Stage, Trainer
 from mobatlas.generators.weights import load_weights, save_weights
 from mobatlas.groups import Groups
@@ -112,14 +111,6 @@ class Writer:
         begin_as(other.network, self.network, fresh=fresh, alike=alike)
         other.network.to(self.device)
         return other
-
-    @property
-    def has_tastes(self) -> bool:
-        return any(isinstance(part, Tastes) for part in self.network.modules())
-
-    def begin_tilted(self, shifts: Floats) -> None:
-        """Groups with these logits of tokens (groups, vocabulary)."""
-        begin_with(self.network, shifts)
 
     def teaching(
         self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool = False

@@ -26,7 +26,6 @@ from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusion
 from mobatlas.generators.latent_diffusion.diffusion import noise_schedule, rollout
 from mobatlas.generators.latent_diffusion.dit import DiT, Estimate
 from mobatlas.generators.latent_diffusion.latents import Latents, encode_split, set_statistics
-from mobatlas.generators.tastes import Tastes, begin_with
 from mobatlas.generators.training import Share, Stage, Trainer
 from mobatlas.generators.weights import load_weights, save_weights
 from mobatlas.groups import Groups
@@ -108,14 +107,6 @@ class LatentDiffusion:
             other.network.group.begin_alike()
         other.network.to(self.device)
         return other
-
-    @property
-    def has_tastes(self) -> bool:
-        return any(isinstance(part, Tastes) for part in self.network.modules())
-
-    def begin_tilted(self, shifts: Floats) -> None:
-        """Groups with these logits of tokens (groups, vocabulary)."""
-        begin_with(self.network, shifts)
 
     def teaching(
         self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool = False
