@@ -97,18 +97,15 @@ def _section(result: Result, figures: Path, beside: Path) -> Iterator[str]:
 
 def draw_real(folder: Path, result: Result) -> list[Path]:
     """What is closed under partitions with homes of the group, and under real regions with homes of everybody."""
-    made, chosen = (
-        [],
-        {row["partition"] for row in result["error_bars"] if "precautions" in row},
-    )  # by people themselves
+    made, chosen = [], _chosen(result)
     for name, view, real, shown in (
         ("partitions", "group", False, ("poi", "category", "transitions")),
         ("regions", "population", True, ("spatial", "travel_distance", "poi", "category", "transitions")),
     ):
         rows = [row for row in _rows(result, view) if row["partition"] is not None]
         rows = [row for row in rows if (row["partition"] in chosen) == real]
-        bars = {TITLES[metric]: _bars(rows, metric) for metric in shown}
-        if rows and any(bars.values()):
+        bars = {TITLES[metric]: found for metric in shown if any((found := _bars(rows, metric)).values())}
+        if bars:
             made.append(folder / f"real-{result['generator']}-{name}.png")
             lines = {title: {"baseline": 0.0, "floor": 1.0} for title in bars}
             bars_figure(made[-1], bars, lines, "closed of baseline to floor")
