@@ -94,9 +94,9 @@ class DiT(nn.Module):
             return Estimate(clean, None)
         words = self.words(hidden).float()  # (batch, length, vocabulary)
         if self.nearness is not None:
-            words = words + self.nearness.logits(hidden, self.nearness(anchors, condition))
+            words += self.nearness.logits(hidden, self.nearness(anchors, condition))
         if self.tastes is not None:
-            words = words + self.tastes(levels, len(words))[:, None]
+            words += self.tastes(levels, len(words))[:, None]
         return Estimate(clean + words.softmax(-1) @ self.prototypes, words)
 
     def measure(self, dataset: TrajectoryDataset) -> None:
