@@ -25,6 +25,7 @@ from mobatlas.supervision.evidence import Evidence, gather_evidence
 from mobatlas.supervision.given import fit_given_tilt, given_weights
 from mobatlas.supervision.resample import (
     CalibratedSampler,
+    PlainSampler,
     Sampler,
     load_calibration,
     resample,
@@ -225,6 +226,20 @@ def test_the_output_does_not_depend_on_chunks(world: World) -> None:
     given = sampler.sample_given(groups, anchors, seed=4)
     parts = [sampler.sample_given(groups[a:b], anchors[a:b], seed=4, first=a) for a, b in ((0, 17), (17, 60))]
     assert np.array_equal(given.tokens, np.concatenate([part.tokens for part in parts]))
+
+
+def test_several_draws_begin_with_the_one_that_is_drawn_alone(world: World) -> None:
+    groups, anchors = np.arange(60) % 8, world.evidence.anchors[:60]
+    samplers: list[Sampler] = [world.sampler, PlainSampler(world.sampler.model, world.evidence.anchors)]
+    for sampler in samplers:
+        one, three = (sampler.sample_given(groups, anchors, seed=4, draws=draws) for draws in (1, 3))
+        draws = [three.take(np.arange(60 * draw, 60 * (draw + 1))) for draw in range(3)]
+        assert len(three) == 180 and same(draws[0], one)
+        assert not same(draws[1], one) and not same(draws[1], draws[2])
+        assert all(np.array_equal(draw.anchors, anchors) for draw in draws)
+    made = world.sampler.sample_given(groups, anchors, seed=4, draws=40)
+    days = {tuple(made.take(np.array([60 * draw])).tokens) for draw in range(40)}
+    assert 1 < len(days) <= world.sampler.calibration.candidates, "all draws choose among the same candidates"
 
 
 def test_seeds_and_groups_have_candidates_of_their_own(world: World) -> None:

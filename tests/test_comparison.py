@@ -14,12 +14,14 @@ from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.data.vocabulary import HOME
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
+    Scores,
     bootstrap,
     compare,
     evaluate_groups,
     floor_closed,
     gap_closed,
     group_members,
+    mean_scores,
     sampling_floor,
 )
 from mobatlas.evaluation.metrics import Yardstick
@@ -57,6 +59,15 @@ def test_real_and_synthetic_sizes_are_equal_in_every_group(
     assert set(capped.values()) == {10}
     assert evaluate_groups(yardstick, real, synthetic, size=dict.fromkeys(real, 7) | {"x": 1}).sizes["<30, M"] == 7
     assert json.loads(json.dumps(scores.as_dict()))["sizes"] == scores.sizes
+
+
+def test_scores_of_several_draws_are_their_mean() -> None:
+    first = Scores({"a": {"poi": 0.2}, "b": {"poi": 0.4}}, {"a": 5, "b": 6}, {"poi": 0.3}, {"distinct": 1.0})
+    second = Scores({"a": {"poi": 0.4}, "b": {"poi": 0.8}}, {"a": 5, "b": 6}, {"poi": 0.6}, {"distinct": 0.5})
+    mean = mean_scores([first, second])
+    assert mean.groups == {"a": {"poi": pytest.approx(0.3)}, "b": {"poi": pytest.approx(0.6)}}
+    assert mean.average == {"poi": pytest.approx(0.45)} and mean.sizes == first.sizes
+    assert mean_scores([first]).groups == first.groups and mean.diversity == first.diversity
 
 
 def test_the_seed_alone_decides_who_is_compared(

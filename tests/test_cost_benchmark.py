@@ -57,6 +57,9 @@ class _People:
         made = self.sample_given(np.full(n, group), np.full((n, 4), np.nan), seed)
         return Accepted(made, first + np.arange(n), first + n, n)
 
-    def sample_given(self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0) -> Trajectories:
+    def sample_given(
+        self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0, draws: int = 1
+    ) -> Trajectories:
         rng = np.random.default_rng(seed)
-        return Trajectories.of(self.dataset, np.array([rng.choice(self.members[group]) for group in groups]))
+        rows = [rng.choice(self.members[group]) for group in np.tile(groups, draws)]
+        return Trajectories.of(self.dataset, np.array(rows))

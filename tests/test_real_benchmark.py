@@ -74,9 +74,15 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     exact = next(row for row in found["error_bars"] if row["partition"] == "demogroups")
     assert exact["error"] < 0.2, "regions of one group each tell nearly everything"
     again = run(survey / "city", tmp_path / "out", 1, **manner)
-    assert again == found
+    assert again == found and found["draws"] == 3
+    once = run(survey / "city", tmp_path / "out", 1, draws=1, **manner)
+    assert once["draws"] == 1 and "--draws 1" in once["command"]
+    assert once["rows"] != found["rows"], "cells of another number of draws are scored again"
     tables = real_tables(found)
     assert {"closed-group", "closed-shift", "jsd-four-visits", "error-bars"} <= set(tables)
+    by_group = tables["groups-poi"]
+    assert list(by_group.columns[1:]) == list(found["floor_of_groups"]) and len(by_group.rows) == 1 + len(supervised)
+    assert by_group.rows[0][0] == "strong" and by_group.rows[1][0] == "demogroups, poi+category"
     said = write_real_page(tmp_path / "out", tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
     assert sorted(path.name for path in (tmp_path / "page").iterdir()) == [
@@ -110,13 +116,11 @@ def test_what_cannot_be_used_is_refused_before_anything_is_trained(survey: Path,
         ({"shift": "week"}, "--shift week: .*no such column.*weekday"),
         ({"shift": "gender"}, "--shift gender: is no column of true and false"),
         ({"partitions": ["mesy"]}, "--partition mesy does not exist.*messy"),
+        ({"features": [("categry",)]}, "categry.*does not exist.*category"),
     ):
         with pytest.raises(MobatlasError, match=sentence):
             run(city, tmp_path / "out", **options)
         assert not (tmp_path / "out").exists()
-    with pytest.raises(MobatlasError, match=r"categry.*does not exist"):
-        run(city, tmp_path / "out", features=[("categry",)])
-    assert not (tmp_path / "out" / FAMILY).exists()
     with pytest.raises(MobatlasError, match=r"autoregresive.*does not exist.*autoregressive"):
         prediction.run(tmp_path / "new", data=city, generator="autoregresive")
     with pytest.raises(MobatlasError, match=r"--generator autoregressive goes with --data"):

@@ -303,10 +303,7 @@ def register_feature(name: str, builder: Builder) -> None:
 
 def build_feature(name: str, vocabulary: Vocabulary, mask: Sequence[str] = ()) -> FeatureMap:
     """The feature map of that name over a vocabulary; `mask` leaves out HOME, WORK or OTHER."""
-    if name not in BUILDERS:
-        raise MobatlasError(
-            f"--feature {name} does not exist{suggestion(name, BUILDERS)} (known: {', '.join(BUILDERS)})"
-        )
+    check_feature(name)
     maskable = SPECIALS[HOME:]
     for word in mask:
         if word not in maskable:
@@ -314,6 +311,14 @@ def build_feature(name: str, vocabulary: Vocabulary, mask: Sequence[str] = ()) -
                 f"mask '{word}' does not exist{suggestion(word, maskable)} (known: {', '.join(maskable)})"
             )
     return BUILDERS[name](vocabulary, mask)
+
+
+def check_feature(name: str) -> None:
+    """Refuse one that does not exist."""
+    if name not in BUILDERS:
+        raise MobatlasError(
+            f"--feature {name} does not exist{suggestion(name, BUILDERS)} (known: {', '.join(BUILDERS)})"
+        )
 
 
 def monday(days: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -22,9 +22,9 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.evaluation.comparison import Scores, floor_closed, gap_closed, pairwise, real_groups
+from mobatlas.evaluation.comparison import Scores, floor_closed, gap_closed, mean_scores, pairwise, real_groups
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.evaluation.models import FLOOR, sample_groups, score_samples
+from mobatlas.evaluation.models import FLOOR, draw_groups, score_samples
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.folder import load_model
@@ -43,6 +43,7 @@ ANCHORS = ("group", "population")
 # What a cell of preset `small` took on one thread of a slow machine; for the plan alone.
 MINUTES: Mapping[str, int] = {"phase1": 20, "tilt": 18, "resample": 8, "finetune": 20}
 BASELINE, STRONG, PHASE1 = "baseline", "strong", "phase1"
+APART = 1_000  # seeds of two draws
 MEASURE = (
     "JSD in bits against test people of each group at equal sizes, averaged over groups; floor: training people of the group; "
     "closed: the share of baseline - floor; spread: standard deviation between seeds"
@@ -89,6 +90,7 @@ class Bench:
     generator: str = "latent-diffusion"
     data: Path | None = None  # a dataset of real people, the same for every seed; None: a city of each seed
     census: Path | None = None
+    draws: int = 1  # of the samples of a cell, whose scores are averaged
     views: Callable[[Samples, int], dict[str, dict[str, Scores]]] | None = None  # other looks at the samples of a seed
 
 
@@ -173,23 +175,35 @@ class Place:
         return {job.strategy: plain, f"{job.strategy}, calibrated": calibrated}
 
     def scored(self, name: str) -> bool:
-        return (self.path / f"{name}.json").exists()
+        """Whether the file of the cell is there, of as many draws."""
+        path = self.path / f"{name}.json"
+        return path.exists() and json.loads(path.read_text(encoding="utf-8")).get("draws", 1) == self.bench.draws
 
     def score(self, name: str, models: Mapping[str, Generator | Sampler], facts: Mapping[str, Any]) -> None:
         """Against test people, both ways to choose anchors; the file says that the cell is finished, and how it was made."""
         dataset = self.dataset
         yardstick, real = Yardstick.of(dataset), real_groups(dataset, "test")
-        made = {anchors: sample_groups(dataset, models, self.seed, anchors=anchors) for anchors in ANCHORS}
-        found = {anchors: score_samples(dataset, yardstick, some, real, self.seed) for anchors, some in made.items()}
-        if self.bench.views is not None:
-            found |= self.bench.views(made["group"], self.seed)
+        draws = self.bench.draws
+        made = {anchors: draw_groups(dataset, models, draws, self.seed, anchors=anchors) for anchors in ANCHORS}
+        rounds = []
+        for draw in range(draws):
+            some, seed = {anchors: each[draw] for anchors, each in made.items()}, self.seed + APART * draw
+            rounds.append({view: score_samples(dataset, yardstick, each, real, seed) for view, each in some.items()})
+            if self.bench.views is not None:
+                rounds[-1] |= self.bench.views(some["group"], seed)
+        found = {
+            view: {label: mean_scores([each[view][label] for each in rounds]) for label in labels}
+            for view, labels in rounds[0].items()
+        }
         average, by_group, variety = (
             {view: {label: what(each) for label, each in scores.items()} for view, scores in found.items()}
             for what in (_average, _by_group, _diversity)
         )
         for kinds in variety.values():
             del kinds[FLOOR]
-        write_cell(self, name, {**facts, "jsd": average, "groups": by_group["group"], "diversity": variety})
+        write_cell(
+            self, name, {**facts, "draws": draws, "jsd": average, "groups": by_group["group"], "diversity": variety}
+        )
 
 
 def write_cell(place: Place, name: str, found: Mapping[str, Any]) -> None:
@@ -242,7 +256,7 @@ def summarise(out: Path, seeds: Iterable[int], jobs: Iterable[Job]) -> dict[str,
             "membership": job is not None and job.membership,
             "model": model,
             "metrics": _compared(phase1, cell, anchors, model),
-            "groups": _over_seeds(cell, model) if anchors == "group" else None,
+            "groups": over_seeds(cell, model) if anchors == "group" else None,
             "diversity": _variety(cell, anchors, model),
         }
         for anchors in phase1[0]["jsd"]
@@ -257,6 +271,15 @@ def read_cell(out: Path, seed: int, name: str) -> dict[str, Any]:
     """What `Place.score` wrote."""
     found: dict[str, Any] = json.loads((out / f"seed-{seed}" / f"{name}.json").read_text(encoding="utf-8"))
     return found
+
+
+def over_seeds(cells: Sequence[Mapping[str, Any]], model: str) -> dict[str, dict[str, list[float]]]:
+    """By group and metric the mean over seeds and their standard deviation, 0 for one; cells may have kept averages alone."""
+    found = [cell["groups"][model] for cell in cells if "groups" in cell]
+    return {
+        group: {metric: _mean_sd([each[group][metric] for each in found]) for metric in metrics}
+        for group, metrics in (found[0] if found else {}).items()
+    }
 
 
 def rounded(values: Mapping[str, float]) -> dict[str, float]:
@@ -315,15 +338,6 @@ def _compared(
             ],
         }
     return metrics
-
-
-def _over_seeds(cells: Sequence[Mapping[str, Any]], model: str) -> dict[str, dict[str, list[float]]]:
-    """By group and metric the mean over seeds and their standard deviation, 0 for one; cells may have kept averages alone."""
-    found = [cell["groups"][model] for cell in cells if "groups" in cell]
-    return {
-        group: {metric: _mean_sd([each[group][metric] for each in found]) for metric in metrics}
-        for group, metrics in (found[0] if found else {}).items()
-    }
 
 
 def _mean_sd(values: Sequence[float]) -> list[float]:

@@ -29,6 +29,7 @@ from mobatlas.benchmark.cells import (
     Samples,
     check_partition,
     fill,
+    over_seeds,
     read_cell,
     summarise,
 )
@@ -41,8 +42,8 @@ from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.evaluation.models import score_samples
-from mobatlas.features import Trajectories, build_feature
+from mobatlas.evaluation.models import FLOOR, score_samples
+from mobatlas.features import Trajectories, check_feature
 from mobatlas.regions.composition import read_composition
 
 log = logging.getLogger("mobatlas")
@@ -50,6 +51,7 @@ FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # tha
 # Who lives far out travels far, of whatever group: nothing is trained on distances, they show the guard.
 BANDS = ("distance",)
 DEALT = ("poi", "category")  # of partitions: rare places borrow from their category what they do not tell themselves
+DRAWS = 3  # one strays by a tenth of what a group differs in
 LONG = 4  # visits: a day with fewer is home, one place, home
 FOUR_VISITS, SHIFT = "four visits", "shift"
 WEEKDAY = "weekday"
@@ -96,6 +98,7 @@ def run(
     features: Sequence[tuple[str, ...]] = FEATURES,
     census: Path | None = None,
     shift: str | None = None,
+    draws: int = DRAWS,
     prepared: Mapping[str, Any] | None = None,
     values: Mapping[str, Any] | None = None,
     quiet: bool = False,
@@ -103,17 +106,17 @@ def run(
     """Fill a folder of the family within `out`, write real-FAMILY.json there.
 
     `partitions` are all by default, `regions` all columns of people that look like regions; `features` are what real regions
-    tell, the last of them is used for what is tried with one alone; `shift` is a column that is false
-    for those who do not train, `weekday` where there is one; `prepared` and `values` change how data are prepared and models
-    trained.
+    tell, the last of them is used for what is tried with one alone; `shift` is a column that is false for those who do not
+    train, `weekday` where there is one; scores are means of so many `draws`; `prepared` and `values` change how data are
+    prepared and models trained.
     """
     for name in partitions:
         check_partition(name)
+    for name in {name for some in features for name in some}:
+        check_feature(name)
     train_on, others = divided_people(source, out, shift, prepared)
     dataset = TrajectoryDataset.open(train_on)
     columns = _columns(dataset, regions)
-    for name in {name for some in features for name in some}:  # refused before anything is trained
-        build_feature(name, dataset.vocabulary)
     about = None if census is None else _census_column(dataset, columns, census)
     folder, numbers = out / generator, range(first_seed, first_seed + seeds)
     asked = {
@@ -124,6 +127,7 @@ def run(
         "--regions": regions,
         "--feature": [] if tuple(features) == FEATURES else ["+".join(some) for some in features],
         "--shift": [] if shift is None else [shift],
+        "--draws": [] if draws == DRAWS else [str(draws)],
         "--set": list(assignments(values or {})),
     }
     options = [word for name, each in asked.items() for one in each for word in (name, one)]
@@ -135,6 +139,7 @@ def run(
         generator=generator,
         data=train_on,
         census=census,
+        draws=draws,
         views=lambda samples, seed: _views(dataset, others, samples, seed),
     )
     jobs = real_jobs(partitions or PARTITIONS, columns, about, features)
@@ -146,9 +151,11 @@ def run(
         "generator": generator,
         "seed": first_seed,
         "versions": library_versions(),
-        "measure": f"{MEASURE}; {FOUR_VISITS}: trajectories of at least {LONG} visits on either side; {SHIFT}: against people "
-        "of another kind of day",
+        "draws": draws,
+        "measure": f"{MEASURE}; mean of {draws} draws; {FOUR_VISITS}: trajectories of at least {LONG} visits on either side; "
+        f"{SHIFT}: against people of another kind of day",
         **summarise(folder, numbers, jobs),
+        "floor_of_groups": over_seeds([read_cell(folder, seed, PHASE1) for seed in numbers], FLOOR),
         "error_bars": error_bars(places, [*jobs, *_bands(dataset, columns, about)]),
         "between_groups": read_cell(folder, first_seed, PHASE1)["between_groups"],
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
 
@@ -95,6 +95,16 @@ def evaluate_groups(
         groups[name] = compare(yardstick, real[name].take(mine), synthetic[name].take(theirs))
         sizes[name] = len(mine)
     return Scores(groups, sizes, _average(groups))
+
+
+def mean_scores(scores: Sequence[Scores]) -> Scores:
+    """Of several draws; sizes and diversity are those of the first."""
+    first = scores[0]
+    groups = {
+        name: {metric: float(np.mean([each.groups[name][metric] for each in scores])) for metric in metrics}
+        for name, metrics in first.groups.items()
+    }
+    return replace(first, groups=groups, average=_average(groups))
 
 
 def sampling_floor(

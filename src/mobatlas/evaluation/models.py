@@ -69,21 +69,35 @@ def sample_groups(
     of the group's regions, since whose they are is a label). With anchors of the `population` homes are drawn from everybody,
     or by regions, and a calibrated model chooses homes and trajectories together (the form `population`).
     """
+    return draw_groups(dataset, models, 1, seed, split, anchors=anchors)[0]
+
+
+def draw_groups(
+    dataset: TrajectoryDataset,
+    models: Mapping[str, Generator | Sampler],
+    draws: int,
+    seed: int = 0,
+    split: str = "test",
+    *,
+    anchors: str = "group",
+) -> list[dict[str, dict[str, Trajectories]]]:
+    """`sample_groups` several times: what one draw of so few people says by chance, their mean says less."""
     if anchors not in ANCHORS_OF:
         raise MobatlasError(f"anchors '{anchors}' do not exist; take those of the {' or the '.join(ANCHORS_OF)}")
     held_out, training = group_members(dataset, split), group_members(dataset, "train")
     everybody = dataset.anchors[np.intersect1d(dataset.split_people("train"), dataset.person)]
-    samples: dict[str, dict[str, Trajectories]] = {}
+    samples: list[dict[str, dict[str, Trajectories]]] = [{label: {} for label in models} for _ in range(draws)]
     for label, model in models.items():
         sampler = model if isinstance(model, Sampler) else PlainSampler(model, everybody)
-        made = samples[label] = {}
         for number, (name, rows) in enumerate(held_out.items()):
-            group = number if sampler.groups is None else sampler.groups.index(name)
+            n, group = len(rows), number if sampler.groups is None else sampler.groups.index(name)
             if anchors == "population":
-                made[name] = sampler.sample(len(rows), group, seed + number + 1).trajectories
-                continue
-            homes = _anchors(dataset, training[name], len(rows), seed)
-            made[name] = sampler.sample_given(np.full(len(rows), group, dtype=np.int64), homes, seed + number + 1)
+                made = sampler.sample(draws * n, group, seed + number + 1).trajectories
+            else:
+                told, homes = np.full(n, group, dtype=np.int64), _anchors(dataset, training[name], n, seed)
+                made = sampler.sample_given(told, homes, seed + number + 1, draws=draws)
+            for draw, of in enumerate(samples):
+                of[label][name] = made.take(np.arange(draw * n, (draw + 1) * n))
     return samples
 
 

@@ -40,12 +40,44 @@ def bars_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float]]
         axis.set_xticks(range(len(kinds)), kinds, rotation=30, ha="right")
         axis.set_title(metric)
     axes[0][0].set_ylabel(measure)
-    pairs = [pair for axis in axes[0] for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
+    _legend_below(figure, axes[0], models)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def forest_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float]], measure: str) -> None:
+    """A panel for each metric beside one list of what varies: points with error bars, and lines for what all of them share."""
+    plt = _pyplot()
+    kinds = list(dict.fromkeys(kind for metric in bars.values() for kind in metric))
+    models = list(dict.fromkeys(label for metric in bars.values() for found in metric.values() for label in found))
+    size = (3 + 2.4 * len(bars), 1.6 + 0.3 * len(kinds))
+    figure, axes = plt.subplots(1, len(bars), figsize=size, layout="constrained", squeeze=False, sharey=True)
+    for axis, (metric, found) in zip(axes[0], bars.items(), strict=True):
+        for number, label in enumerate(models):
+            drawn = [(kinds.index(kind), *values[label]) for kind, values in found.items() if label in values]
+            if drawn:
+                where, value, error = (np.array(column) for column in zip(*drawn, strict=True))
+                shift = 0.3 * ((number + 0.5) / len(models) - 0.5)
+                manner = {"color": PALETTE[number % len(PALETTE)], "fmt": "os^D"[number % 4], "markersize": 4}
+                axis.errorbar(value, where + shift, xerr=error, label=label, capsize=2, linewidth=1, **manner)
+        for (name, level), dash in zip(lines[metric].items(), ("--", "-.", ":"), strict=False):
+            axis.axvline(level, color="black", linestyle=dash, linewidth=1, label=name)
+        axis.set_title(metric)
+        axis.grid(axis="y", linewidth=0.3)
+    axes[0][0].set_yticks(range(len(kinds)), kinds)
+    axes[0][0].invert_yaxis()
+    figure.supxlabel(measure, fontsize="medium")
+    _legend_below(figure, axes[0], models)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def _legend_below(figure: Any, axes: Sequence[Any], models: Sequence[str]) -> None:
+    """One legend of all panels, models first."""
+    pairs = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
     named = {label: handle for handle, label in reversed(pairs)}  # a panel may lack what another has
     shown = {label: named[label] for label in [*models, *named] if label in named}
     figure.legend([*shown.values()], [*shown], loc="outside lower center", ncols=5, fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def disclosure_figure(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

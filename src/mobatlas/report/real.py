@@ -9,7 +9,7 @@ from typing import Any
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
 from mobatlas.evaluation.models import FLOOR
-from mobatlas.report.figures import bars_figure
+from mobatlas.report.figures import forest_figure
 from mobatlas.report.questions import TITLES, WRITTEN, read_result, write_markdown
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
@@ -36,6 +36,7 @@ def real_tables(result: Result) -> dict[str, Table]:
     views = [view for view in VIEWS if any(row["anchors"] == view for row in result["rows"])]
     tables = {f"closed-{view.replace(' ', '-')}": _closed(result, view) for view in views}
     tables |= {f"jsd-{view.replace(' ', '-')}": _divergences(result, view) for view in views}
+    tables |= {f"groups-{metric}": _by_group(result, metric) for metric in ("poi", "category", "transitions")}
     return tables | {"error-bars": _error_bars(result), "precautions": _precautions(result)}
 
 
@@ -108,7 +109,7 @@ def draw_real(folder: Path, result: Result) -> list[Path]:
         if bars:
             made.append(folder / f"real-{result['generator']}-{name}.png")
             lines = {title: {"baseline": 0.0, "floor": 1.0} for title in bars}
-            bars_figure(made[-1], bars, lines, "closed of baseline to floor")
+            forest_figure(made[-1], bars, lines, "closed of baseline to floor")
     return made
 
 
@@ -157,6 +158,22 @@ def _with_spread(found: Mapping[str, Any]) -> str | None:
         return None
     gap = found["baseline"] - found["floor"]
     return f"{found['floor_closed']:.0%} ± {found['spread'] / gap:.0%}" if gap > 0 else f"{found['floor_closed']:.0%}"
+
+
+def _by_group(result: Result, metric: str) -> Table:
+    """Of strong and the default strategy."""
+    rows = [row for row in _rows(result, "group") if row["model"] in ("strong", DEFAULT)]
+    floor = {group: found[metric][0] for group, found in result["floor_of_groups"].items()}
+    first = _rows(result, "group")[0]["groups"]  # of the baseline
+    gap = {group: first[group][metric][0] - floor[group] for group in floor}
+
+    def closed(row: Mapping[str, Any], group: str) -> float | None:
+        return (first[group][metric][0] - row["groups"][group][metric][0]) / gap[group] if gap[group] > 0 else None
+
+    body = tuple((regions_label(row) or row["model"], *(closed(row, group) for group in floor)) for row in rows)
+    caption = f"{TITLES[metric]}: closed of the way from the baseline to the floor, by group. {VIEWS['group']}"
+    apart = ", ".join(f"{group} {bits:.3f}" for group, bits in gap.items())
+    return Table(("regions", *floor), body, caption, dict.fromkeys(floor, SHARE), f"Bits on that way: {apart}.")
 
 
 def _divergences(result: Result, view: str) -> Table:

@@ -33,7 +33,7 @@ FILES = ("calibration.json", "calibration.safetensors")
 BLOCK = 4_096  # candidates drawn at a time, at most
 PATIENCE = 10  # times as many candidates as expected are drawn before giving up
 PIECE, APART = 1_024, 2**32  # samples with candidates of their own, and how many of these no piece comes to
-POPULATION, GIVEN = 21, 22  # streams of random numbers
+POPULATION, GIVEN, AGAIN = 21, 22, 23  # streams of random numbers
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,10 @@ class Sampler(Protocol):
         """n samples of a group with anchors of the population, from candidate `first` on."""
         ...
 
-    def sample_given(self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0) -> Trajectories:
-        """Samples number `first` and on, one for each group and each row of anchors."""
+    def sample_given(
+        self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0, draws: int = 1
+    ) -> Trajectories:
+        """Samples number `first` and on, one for each group and each row of anchors; `draws` of them, draw after draw."""
         ...
 
 
@@ -88,10 +90,13 @@ class PlainSampler:
         made = self.sample_given(np.full(n, group, dtype=np.int64), anchors, seed, first=first)
         return Accepted(made, first + np.arange(n), first + n, n)
 
-    def sample_given(self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0) -> Trajectories:
+    def sample_given(
+        self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0, draws: int = 1
+    ) -> Trajectories:
         """As the generator makes them."""
         told = None if self.model.groups is None else groups
-        return self.model.sample(len(groups), told, anchors, seed, first=first)
+        seeds = [seed, *(_stream(seed, AGAIN, draw) for draw in range(1, draws))]
+        return Trajectories.joined([self.model.sample(len(groups), told, anchors, own, first=first) for own in seeds])
 
 
 @dataclass(frozen=True)
@@ -168,8 +173,13 @@ class CalibratedSampler:
         chosen = np.flatnonzero(uniform[:, 1] < np.exp(np.minimum(logits, 0)))[:most]  # w(x) / cap
         return made.take(chosen), first + chosen
 
-    def sample_given(self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0) -> Trajectories:
-        """Form `given`: of K candidates for each row one, by the weights of its group; all alike where it is UNKNOWN."""
+    def sample_given(
+        self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0, draws: int = 1
+    ) -> Trajectories:
+        """Form `given`: of K candidates for each row one, by the weights of its group; all alike where it is UNKNOWN.
+
+        Several draws choose among the same candidates.
+        """
         k, own = self.calibration.candidates, _stream(seed, GIVEN, 0)
         told = np.repeat(groups, k) if self.calibration.told else None
         made = self.model.sample(k * len(groups), told, np.repeat(anchors, k, axis=0), own, first=k * first)
@@ -179,9 +189,10 @@ class CalibratedSampler:
         each = counts @ table.T  # (candidates, groups + 1)
         logits = each[np.arange(len(each)), np.repeat(groups, k)].reshape(-1, k)  # (n, K)
         weights = np.cumsum(given_weights(logits, (counts @ self.phi.visits).reshape(-1, k), ratio[groups]), axis=1)
-        uniform = uniforms(own, first, first + len(groups))[:, 0]
-        which = (weights <= uniform[:, None] * weights[:, -1:]).sum(1)  # (n,)
-        return made.take(k * np.arange(len(groups)) + which)
+        streams = [own, *(_stream(seed, AGAIN, draw) for draw in range(1, draws))]
+        uniform = np.stack([uniforms(each, first, first + len(groups))[:, 0] for each in streams])  # (draws, n)
+        which = (weights <= uniform[..., None] * weights[:, -1:]).sum(-1)  # (draws, n)
+        return made.take((k * np.arange(len(groups)) + which).ravel())
 
 
 def resample(
