@@ -128,7 +128,7 @@ def test_a_straddling_range_is_refused_or_split_by_years(tmp_path: Path) -> None
     rows: dict[str, list[Any]] = {"region": ["A", "A"], "age": ["25-34", "45+"], "count": [10, 110]}
     path = table(tmp_path, rows)
     with pytest.raises(
-        MobatlasError, match=r"composition.csv: age range '25-34' straddles '<30' and '30-40'; .*uniform"
+        MobatlasError, match=r"age range '25-34' straddles '<30' and '30-40'; .*--split-ages; straddle: uniform"
     ):
         read_composition(path, AGES)
     notes: list[str] = []
@@ -197,7 +197,7 @@ def test_an_unquoted_comma_a_missing_file_and_a_wrong_option_are_explained(tmp_p
         read_composition(path)
     with pytest.raises(MobatlasError, match="no such file"):
         read_composition(tmp_path / "absent.parquet")
-    with pytest.raises(MobatlasError, match="--straddle even does not exist"):
+    with pytest.raises(MobatlasError, match="straddle 'even' does not exist"):
         read_composition(path, straddle="even")
 
 

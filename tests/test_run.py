@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from mobatlas import MobatlasError, build_regions
 from mobatlas.cli import app
 from mobatlas.config import build_run, load_run
+from mobatlas.regions.folder import load_regions
 from mobatlas.report.page import write_report
 from mobatlas.run import run
 from mobatlas.stages import refuse_other
@@ -137,6 +139,22 @@ def test_a_run_without_labels_says_what_cannot_be_measured(made: Path, tmp_path:
     with pytest.raises(MobatlasError, match="label"):  # a controlled partition is of labelled people
         run(build_run(rest | {"source": {"path": str(city)}}), tmp_path / "no", quiet=True)
     assert not (tmp_path / "no" / "baseline").exists()
+
+
+def test_ages_of_a_census_are_split_where_the_configuration_says_so(made: Path, tmp_path: Path) -> None:
+    people = pd.read_parquet(made / "city" / "people.parquet")[["home_district", "gender"]]
+    ages = np.where(np.arange(len(people)) % 2, "<35", "35+")  # 30-40 is in both
+    counted = people.assign(age=ages, count=1).groupby(["home_district", "age", "gender"], as_index=False).sum()
+    counted.rename(columns={"home_district": "region"}).to_csv(tmp_path / "census.csv", index=False)
+    way = {"by": "home_district", "composition": str(tmp_path / "census.csv"), "features": ["category"]}
+    folder = tmp_path / "run"
+    shutil.copytree(made, folder)
+    values = VALUES | {"strong": False, "audit": False}
+    with pytest.raises(MobatlasError, match=r"census.csv: age range .* straddles .*straddle: uniform in a config"):
+        run(build_run(values | {"regions": {"census": way}}), folder, quiet=True)
+    run(build_run(values | {"regions": {"census": way | {"straddle": "uniform"}}}), folder, quiet=True)
+    found = load_regions(folder / "regions" / "census").composition
+    assert np.allclose(found.shares.sum(1), 1)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,8 @@ class RegionsConfig(Section):
     partition: str | None = None
     features: tuple[str, ...] | None = None
     mask: tuple[str, ...] = ()
+    # An age range of the composition that straddles two groups: refused by default, or spread evenly over its years.
+    straddle: Literal["refuse", "uniform"] | None = None
 
 
 @dataclass(frozen=True)

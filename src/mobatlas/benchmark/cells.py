@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -215,6 +216,12 @@ def write_cell(place: Place, name: str, found: Mapping[str, Any]) -> None:
         "threads": torch.get_num_threads(),
     }
     write_json(place.path / f"{name}.json", {**made, **found})
+
+
+def command_of(benchmark: str, asked: Mapping[str, Sequence[str]]) -> str:
+    """The command line with what was asked for of each option, to be formatted: its own braces are doubled."""
+    options = [word for name, each in asked.items() for one in each for word in (name, one)]
+    return shlex.join(["mobatlas", "benchmark", benchmark, *options]).replace("{", "{{").replace("}", "}}")
 
 
 def fill(out: Path, title: str, jobs: Sequence[Job], seeds: Sequence[int], bench: Bench) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.cells import BASELINE, STRONG, Bench, Job, Place, read_cell, write_cell
+from mobatlas.benchmark.cells import BASELINE, STRONG, Bench, Job, Place, command_of, read_cell, write_cell
 from mobatlas.benchmark.questions import profile_named
 from mobatlas.benchmark.real import DEALT, divided_people
+from mobatlas.config import assignments
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
 from mobatlas.evaluation.downstream import ByGroup, compare_predictors
@@ -111,9 +112,14 @@ def run(
     if data is None and generator != FAMILY:
         raise MobatlasError(f"--generator {generator} goes with --data; simulated cities are measured with {FAMILY}")
     numbers = range(first_seed, first_seed + (chosen.seeds if seeds is None else seeds))
-    said = f"mobatlas benchmark rq3 --profile {profile}"
-    said += "" if data is None else f" --data {data.name}"
-    said += "" if generator == FAMILY else f" --generator {generator}"
+    asked = {
+        "--profile": [profile],
+        "--size": [] if size is None else [str(size)],
+        "--data": [] if data is None else [data.name],
+        "--generator": [] if generator == FAMILY else [generator],
+        "--set": list(assignments(values or {})),
+    }
+    said = command_of("rq3", asked)
     people = None if data is None else divided_people(data, out, prepared=prepared)[0]
     manner: dict[str, Any] = {"preset": chosen.preset, "quiet": quiet, "generator": generator, "data": people}
     command = f"{said} --seeds 1 --first-seed {{seed}} --out {out.name}"
@@ -128,7 +134,7 @@ def run(
                 place.baseline()
                 _cell(place, material, SIZES[profile] if size is None else size, config)
     result = {
-        "command": f"{said} --seeds {len(numbers)} --first-seed {first_seed} --out {out.name}",
+        "command": f"{said.format()} --seeds {len(numbers)} --first-seed {first_seed} --out {out.name}",
         "question": "rq3",
         "name": name,
         "profile": profile,

@@ -8,7 +8,6 @@ as another kind of day do not train: they are the shift test.
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from mobatlas.benchmark.cells import (
     Place,
     Samples,
     check_partition,
+    command_of,
     fill,
     over_seeds,
     read_cell,
@@ -130,8 +130,7 @@ def run(
         "--draws": [] if draws == DRAWS else [str(draws)],
         "--set": list(assignments(values or {})),
     }
-    options = [word for name, each in asked.items() for one in each for word in (name, one)]
-    told = shlex.join(["mobatlas", "benchmark", "real", *options]).replace("{", "{{").replace("}", "}}")
+    told = command_of("real", asked)
     bench = Bench(
         f"{told} --seeds 1 --first-seed {{seed}} --out {out.name}",
         values or {},

@@ -58,7 +58,7 @@ def read_composition(
     range that covers two groups evenly over its years.
     """
     if straddle not in STRADDLE:
-        raise MobatlasError(f"--straddle {straddle} does not exist (known: {', '.join(STRADDLE)})")
+        raise MobatlasError(f"straddle '{straddle}' does not exist (known: {', '.join(STRADDLE)})")
     path, notes = Path(path), [] if notes is None else notes
     table = read_table(path)
     cells = _acs(path, table) or _men_and_women(path, table) or _long(path, table, groups)
@@ -326,8 +326,8 @@ def _parts(
         both = " and ".join(touched if len(touched) > 1 else [*touched, "no group"])
         if straddle == "refuse":
             raise MobatlasError(
-                f"{path}: age range '{own}' straddles {both}; give finer ranges, or pass --straddle uniform to spread its "
-                "people evenly over its years"
+                f"{path}: age range '{own}' straddles {both}; give finer ranges, or spread its people evenly over its years "
+                "(--split-ages; straddle: uniform in a configuration)"
             )
         ending = f" (taken to end at {OLDEST})" if np.isinf(years[1]) else ""
         notes.append(f"{path.name}: people of age range '{own}'{ending} are spread evenly over its years to {both}")
