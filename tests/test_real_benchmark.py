@@ -21,7 +21,7 @@ from mobatlas.features import Trajectories
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery import Recovery
 from mobatlas.report.questions import write_question
-from mobatlas.report.real import real_tables, write_real_page
+from mobatlas.report.real import headline_tables, real_tables, write_real_page
 from tests.tiny import OPTIONS
 
 FAMILY = "autoregressive"
@@ -73,6 +73,10 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     assert all(some in found["command"] for some in asked)
     exact = next(row for row in found["error_bars"] if row["partition"] == "demogroups")
     assert exact["error"] < 0.2, "regions of one group each tell nearly everything"
+    people = exact["people"]
+    assert people["known"]["poi"] > 0.7 and abs(people["known"]["poi"] - people["recovered"]["poi"]) < 0.2
+    unknown = next(row for row in found["error_bars"] if row["shuffled"])["people"]
+    assert unknown["known"]["category"] > 0.7 > 0.3 > unknown["recovered"]["category"]
     again = run(survey / "city", tmp_path / "out", 1, **manner)
     assert again == found and found["draws"] == 3
     once = run(survey / "city", tmp_path / "out", 1, draws=1, **manner)
@@ -80,6 +84,13 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     assert once["rows"] != found["rows"], "cells of another number of draws are scored again"
     tables = real_tables(found)
     assert {"closed-group", "closed-shift", "jsd-four-visits", "error-bars"} <= set(tables)
+    stages = headline_tables(found)["stages"]
+    assert [row[1] for row in stages.rows[:4]] == [
+        "people, known means",
+        "people, recovered means",
+        "tilt",
+        "tilt, calibrated",
+    ]
     by_group = tables["groups-poi"]
     assert list(by_group.columns[1:]) == list(found["floor_of_groups"]) and len(by_group.rows) == 1 + len(supervised)
     assert by_group.rows[0][0] == "strong" and by_group.rows[1][0] == "demogroups, poi+category"

@@ -145,11 +145,12 @@ def reweight(
     dataset: TrajectoryDataset,
     regions: Regions,
     *,
+    means: Floats | None = None,
     seen: Behaviour | None = None,
     split: str = "test",
     ridge: float = RIDGE,
 ) -> dict[str, Any]:
-    """Recover group means, tilt training people to them, and compare with people of `split` by JSD in bits.
+    """Tilt training people to group means, those that regions tell by default, and compare with people of `split` by JSD.
 
     Baseline are unweighted training people, labelled the training people of the group; gap closed is 1 - (tilted - labelled) /
     (baseline - labelled), of divergences averaged over groups. Labels serve to compare, and for nothing else.
@@ -157,14 +158,14 @@ def reweight(
     seen = behaviour(dataset) if seen is None else seen
     train, others = (np.intersect1d(dataset.split_people(name), dataset.person) for name in ("train", split))
     group = dataset.person_groups()
-    recovered = recover(regions, parents=dataset.vocabulary.parents)
+    means = recover(regions, parents=dataset.vocabulary.parents).means if means is None else means
     phi = person_features(dataset, regions)[train]
     found = []
     for number, name in enumerate(regions.groups.names):
         theirs = others[group[others] == number]
         if not len(theirs):
             raise MobatlasError(f"{dataset.path}: nobody of group '{name}' in split '{split}' to compare with")
-        tilt = fit_tilt(phi, recovered.means[number], ridge)
+        tilt = fit_tilt(phi, means[number], ridge)
         samples = {
             "tilted": (train, tilt.weights),
             "baseline": (train, None),
@@ -185,7 +186,7 @@ def reweight(
         gap = 1 - (mean["tilted"] - mean["labelled"]) / (mean["baseline"] - mean["labelled"])
         metrics[metric] = mean | {"gap_closed": gap}
     size = float(np.mean([row["effective_sample_size"] for row in found]))
-    return {"metrics": metrics, "effective_sample_size": size, "groups": found, "variances": recovered.variances}
+    return {"metrics": metrics, "effective_sample_size": size, "groups": found}
 
 
 def person_features(dataset: TrajectoryDataset, regions: Regions) -> sparse.csr_array:

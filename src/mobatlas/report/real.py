@@ -37,7 +37,8 @@ def real_tables(result: Result) -> dict[str, Table]:
     tables = {f"closed-{view.replace(' ', '-')}": _closed(result, view) for view in views}
     tables |= {f"jsd-{view.replace(' ', '-')}": _divergences(result, view) for view in views}
     tables |= {f"groups-{metric}": _by_group(result, metric) for metric in ("poi", "category", "transitions")}
-    return tables | {"error-bars": _error_bars(result), "precautions": _precautions(result)}
+    tables |= {"error-bars": _error_bars(result), "precautions": _precautions(result)}
+    return tables | {"stages": _stages(result, result["error_bars"])}
 
 
 def headline_tables(result: Result) -> dict[str, Table]:
@@ -48,7 +49,9 @@ def headline_tables(result: Result) -> dict[str, Table]:
     for name, (view, real) in kinds.items():
         rows = [row for row in _rows(result, view) if row["partition"] is None or (row["partition"] in chosen) == real]
         tables[name] = _closed_table(result, [row for row in rows if row["model"] in ("strong", DEFAULT)], view)
-    return tables
+    last = [row["features"] for row in result["rows"] if row["shuffled"]][-1]  # what all kinds of real regions tell
+    told = [row for row in result["error_bars"] if row["features"] == last and not row["shuffled"]]
+    return tables | {"stages": _stages(result, told)}
 
 
 def _chosen(result: Result) -> set[str]:
@@ -199,6 +202,28 @@ def _error_bars(result: Result) -> Table:
         "Warned: `supervise` says that it follows places, or differs by more than groups are believed to explain."
     )
     return Table(("regions", "covered", "error left", "warned"), tuple(rows), caption, {"covered": SHARE}, note)
+
+
+def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
+    """What is closed before any generator, as it is taught, and as it is calibrated."""
+    shown = ("poi", "travel_distance", "category", "transitions")
+    body: list[tuple[Cell, ...]] = []
+    for row in told:
+        label = regions_label(row)
+        people = [(f"people, {stage} means", row["people"][stage]) for stage in row["people"]]
+        models = [
+            (each["model"], {name: each["metrics"][name]["floor_closed"] for name in shown})
+            for each in _rows(result, "population")
+            if regions_label(each) == label
+        ]
+        body += [(label, stage, *(found[name] for name in shown)) for stage, found in (*people, *models)]
+    titles = [TITLES[name] for name in shown]
+    note = (
+        "People: training people weighed so that they have the means that labels know, or those that regions tell; no generator "
+        "is behind them. What is lost between the first two, recovery loses; what is lost after them, the generator."
+    )
+    caption = f"{result['generator']}: what is closed, stage by stage. {VIEWS['population']}"
+    return Table(("regions", "stage", *titles), tuple(body), caption, dict.fromkeys(titles, SHARE), note)
 
 
 def _precautions(result: Result) -> Table:
