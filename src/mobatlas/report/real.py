@@ -219,7 +219,7 @@ def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
         body += [(label, stage, *(found[name] for name in shown)) for stage, found in (*people, *models)]
     titles = [TITLES[name] for name in shown]
     note = (
-        "People: training people weighed so that they have the means that labels know, or those that regions tell; no generator "
+        "People: training people weighed to the means that labels know, or to those that regions tell; no generator "
         "is behind them. What is lost between the first two, recovery loses; what is lost after them, the generator."
     )
     caption = f"{result['generator']}: what is closed, stage by stage. {VIEWS['population']}"
