@@ -148,19 +148,22 @@ def _closed(result: Result, view: str) -> Table:
 
 
 def _closed_table(result: Result, shown: Sequence[Mapping[str, Any]], view: str) -> Table:
+    seeds = len(result["seeds"])
     rows: list[tuple[Cell, ...]] = [
-        (regions_label(row), row["model"], *(_with_spread(row["metrics"][name]) for name in SHOWN)) for row in shown
+        (regions_label(row), row["model"], *(_with_spread(row["metrics"][name], seeds) for name in SHOWN)) for row in shown
     ]
     columns = ("regions", "model", *(TITLES[name] for name in SHOWN))
     caption = f"{result['generator']}: closed of the way from the baseline to the floor. {VIEWS[view]}"
     return Table(columns, tuple(rows), caption)
 
 
-def _with_spread(found: Mapping[str, Any]) -> str | None:
+def _with_spread(found: Mapping[str, Any], seeds: int) -> str | None:
+    """A share, and how much seeds differ where there are several."""
     if found["floor_closed"] is None:
         return None
     gap = found["baseline"] - found["floor"]
-    return f"{found['floor_closed']:.0%} ± {found['spread'] / gap:.0%}" if gap > 0 else f"{found['floor_closed']:.0%}"
+    spread = f" ± {found['spread'] / gap:.0%}" if seeds > 1 and gap > 0 else ""
+    return f"{found['floor_closed']:.0%}{spread}"
 
 
 def _by_group(result: Result, metric: str) -> Table:
