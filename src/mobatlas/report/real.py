@@ -150,7 +150,8 @@ def _closed(result: Result, view: str) -> Table:
 def _closed_table(result: Result, shown: Sequence[Mapping[str, Any]], view: str) -> Table:
     seeds = len(result["seeds"])
     rows: list[tuple[Cell, ...]] = [
-        (regions_label(row), row["model"], *(_with_spread(row["metrics"][name], seeds) for name in SHOWN)) for row in shown
+        (regions_label(row), row["model"], *(_with_spread(row["metrics"][name], seeds) for name in SHOWN))
+        for row in shown
     ]
     columns = ("regions", "model", *(TITLES[name] for name in SHOWN))
     caption = f"{result['generator']}: closed of the way from the baseline to the floor. {VIEWS[view]}"
