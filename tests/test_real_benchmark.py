@@ -12,7 +12,7 @@ import pytest
 
 from mobatlas import MobatlasError
 from mobatlas.benchmark import prediction
-from mobatlas.benchmark.error_bars import PRECAUTIONS, judged
+from mobatlas.benchmark.error_bars import KNOWN, PRECAUTIONS, RECOVERED, RESIDENCE, judged
 from mobatlas.benchmark.real import FOUR_VISITS, SHIFT, _collapsed, real_jobs, run
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
@@ -74,9 +74,9 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     exact = next(row for row in found["error_bars"] if row["partition"] == "demogroups")
     assert exact["error"] < 0.2, "regions of one group each tell nearly everything"
     people = exact["people"]
-    assert people["known"]["poi"] > 0.7 and abs(people["known"]["poi"] - people["recovered"]["poi"]) < 0.2
+    assert people[KNOWN]["poi"] > 0.7 and abs(people[KNOWN]["poi"] - people[RECOVERED]["poi"]) < 0.2
     unknown = next(row for row in found["error_bars"] if row["shuffled"])["people"]
-    assert unknown["known"]["category"] > 0.7 > 0.3 > unknown["recovered"]["category"]
+    assert unknown[KNOWN]["category"] > 0.7 > 0.3 > unknown[RECOVERED]["category"]
     again = run(survey / "city", tmp_path / "out", 1, **manner)
     assert again == found and found["draws"] == 3
     once = run(survey / "city", tmp_path / "out", 1, draws=1, **manner)
@@ -85,12 +85,9 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     tables = real_tables(found)
     assert {"closed-group", "closed-shift", "jsd-four-visits", "error-bars"} <= set(tables)
     stages = headline_tables(found)["stages"]
-    assert [row[1] for row in stages.rows[:4]] == [
-        "people, known means",
-        "people, recovered means",
-        "tilt",
-        "tilt, calibrated",
-    ]
+    people = [f"people, {stage}" for stage in (KNOWN, RECOVERED, RESIDENCE)]
+    models = [f"tilt{more}" for more in ("", ", calibrated", ", membership", ", calibrated, membership")]
+    assert [row[1] for row in stages.rows] == 2 * [*people, *models], "of the district's own regions and of the census"
     by_group = tables["groups-poi"]
     assert list(by_group.columns[1:]) == list(found["floor_of_groups"]) and len(by_group.rows) == 1 + len(supervised)
     assert by_group.rows[0][0] == "strong" and by_group.rows[1][0] == "demogroups, poi+category"

@@ -2,8 +2,8 @@
 what do they tell of everything else that a group does?
 
 Real regions differ in more than their people, so that recovery takes several precautions; each is measured with those before
-it, on validation people. Training people tilted to recovered means, and to those that are known from labels, show what
-recovery loses and what the features do, before any generator. What is found reaches no model.
+it, on validation people. Training people weighed by recovered means, by those that are known from labels, and by where they
+live show what recovery loses and what the features do, before any generator. What is found reaches no model.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from mobatlas.benchmark.cells import PARTITIONS, Job, Place
-from mobatlas.benchmark.reweight import METRICS, Behaviour, behaviour, person_features, reweight
+from mobatlas.benchmark.reweight import METRICS, Behaviour, behaviour, person_features, reweight, weighed
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.regions.folder import load_regions
+from mobatlas.regions.folder import load_assignment, load_regions
 from mobatlas.regions.recovery import Recovery, recover
 from mobatlas.regions.transfer import confounding
+from mobatlas.supervision.evidence import believed_shares, lives_by, region_of
 
-STAGES = ("known", "recovered")  # means that training people are tilted to
+KNOWN, RECOVERED, RESIDENCE = "known means", "recovered means", "residence"  # by which training people are weighed
 LEVEL = 0.9  # of the error bars that are checked
 TRUST = 1e6  # groups may differ as much as regions say
 # More in each than in the one before: doubt of the composition; regions that differ by themselves, and by themselves in each
@@ -44,7 +45,7 @@ def error_bars(places: Sequence[Place], jobs: Sequence[Job]) -> list[dict[str, A
         row: dict[str, Any] = {**kind, "shuffled": job.shuffled, **measured, "said": found[0]["said"]}
         row["people"] = {
             stage: {metric: _mean([each["people"][stage][metric] for each in found]) for metric in METRICS}
-            for stage in STAGES
+            for stage in found[0]["people"]
         }
         if job.partition not in PARTITIONS:
             row["precautions"] = {name: _mean([each["precautions"][name] for each in found]) for name in PRECAUTIONS}
@@ -59,11 +60,16 @@ def _one(place: Place, job: Job, seen: Behaviour) -> dict[str, Any]:
     known = _group_means(dataset, phi, "train")
     found: dict[str, Any] = judged(recovery, known)
     found["said"] = confounding(recovery)
+    wanted = {KNOWN: np.where(np.isnan(known), recovery.means, known), RECOVERED: recovery.means}
     found["people"] = {
-        stage: _closed(reweight(dataset, regions, means=means, seen=seen))
-        for stage, means in zip(STAGES, (np.where(np.isnan(known), recovery.means, known), recovery.means), strict=True)
+        stage: _closed(reweight(dataset, regions, means=means, seen=seen)) for stage, means in wanted.items()
     }
     if job.partition not in PARTITIONS:
+        people = np.intersect1d(dataset.split_people("train"), dataset.person)
+        region = region_of(dataset, people, load_assignment(place.regions(job)), regions.composition.regions)
+        if region is not None:
+            lives = lives_by(believed_shares(regions), region)
+            found["people"][RESIDENCE] = _closed(weighed(dataset, lives, seen=seen))
         truth = _group_means(dataset, phi, "val")
         ways = {name: recover(regions, parents=parents, quiet=True, **way) for name, way in PRECAUTIONS.items()}
         found["precautions"] = {name: judged(way, truth)["error"] for name, way in ways.items()}

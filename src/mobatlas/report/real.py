@@ -210,21 +210,21 @@ def _error_bars(result: Result) -> Table:
 
 def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
     """What is closed before any generator, as it is taught, and as it is calibrated."""
-    shown = ("poi", "travel_distance", "category", "transitions")
+    shown = ("poi", "travel_distance", "category", "transitions", "spatial")
     body: list[tuple[Cell, ...]] = []
     for row in told:
         label = regions_label(row)
-        people = [(f"people, {stage} means", row["people"][stage]) for stage in row["people"]]
+        people = [(f"people, {stage}", found) for stage, found in row["people"].items()]
         models = [
-            (each["model"], {name: each["metrics"][name]["floor_closed"] for name in shown})
+            (each["model"] + name.removeprefix(label), {key: each["metrics"][key]["floor_closed"] for key in shown})
             for each in _rows(result, "population")
-            if regions_label(each) == label
+            if (name := regions_label(each)) in (label, f"{label}, membership")
         ]
         body += [(label, stage, *(found[name] for name in shown)) for stage, found in (*people, *models)]
     titles = [TITLES[name] for name in shown]
     note = (
-        "People: training people weighed to the means that labels know, or to those that regions tell; no generator "
-        "is behind them. What is lost between the first two, recovery loses; what is lost after them, the generator."
+        "People: training people weighed to the means that labels know, to those that regions tell, or by what the composition "
+        "says of who lives where; no generator is behind them. What is lost between the first two, recovery loses."
     )
     caption = f"{result['generator']}: what is closed, stage by stage. {VIEWS['population']}"
     return Table(("regions", "stage", *titles), tuple(body), caption, dict.fromkeys(titles, SHARE), note)

@@ -109,10 +109,7 @@ class Evidence:
 
     @property
     def believed_shares(self) -> Floats:
-        """p(d|g) (regions, groups), counted shares of few people drawn to those of all regions."""
-        composition = self.regions.composition
-        shares = composition.shares if self.regions.randomised else calibrate_composition(composition)[0]
-        return np.maximum(shares, 0)
+        return believed_shares(self.regions)
 
     def against_validation(self, means: Floats) -> dict[str, float] | None:
         """P M (groups, features) against V of validation people, averaged over people; None where there is no such V."""
@@ -123,6 +120,12 @@ class Evidence:
         shares = self.regions.composition.shares[[place[name] for name in seen.regions]]  # (regions, groups)
         found = [self.told.distances(shares[some] @ means, seen.values[some]) for some in blocks(*seen.values.shape)]
         return {kind: float(seen.n @ np.hstack([each[kind] for each in found]) / seen.n.sum()) for kind in found[0]}
+
+
+def believed_shares(regions: Regions) -> Floats:
+    """p(d|g) (regions, groups), counted shares of few people drawn to those of all regions."""
+    composition = regions.composition
+    return np.maximum(composition.shares if regions.randomised else calibrate_composition(composition)[0], 0)
 
 
 def lives_by(shares: Floats, region: Ints) -> Floats:
@@ -185,7 +188,7 @@ def gather_evidence(
         visits=_visits(phi, recovery, trajectories, 1 / np.bincount(row)[row], dataset.vocabulary) if visits else None,
         people=people,
         anchors=dataset.anchors[people],
-        region=_region_of(dataset, people, load_assignment(folder), regions.composition.regions),
+        region=region_of(dataset, people, load_assignment(folder), regions.composition.regions),
         warnings=tuple(warnings),
     )
 
@@ -302,7 +305,7 @@ def _warnings(regions: Regions, recovery: Recovery, training_mean: Floats) -> li
     return said + unlike_windows(float(recovery.baseline.sum()), float(training_mean.sum()))
 
 
-def _region_of(
+def region_of(
     dataset: TrajectoryDataset, people: Ints, assignment: dict[str, str] | None, regions: Sequence[str]
 ) -> Ints | None:
     if assignment is None:
