@@ -112,10 +112,13 @@ def test_predictors_learn_from_models_of_a_survey_that_are_there_already(survey:
     assert {f"rq3-real-{FAMILY}.json", f"rq3-real-{FAMILY}-tables"} <= {
         path.name for path in (survey / "out").iterdir()
     }
+    assert all(row["spread"]["accuracy"] is None for row in found["rows"]), "one seed has none"
     trained = survey / "out" / FAMILY / "seed-0"
     before = {path: path.stat().st_mtime_ns for path in trained.glob("*/weights.safetensors")}
     options: dict[str, Any] = {"partitions": ["fullrank"], "regions": ["home_district"], "features": [("category",)]}
     run(survey / "city", survey / "out", 1, **options, **manner)
+    write_real_page(survey / "out", survey / "page.md")
+    assert "### Next-POI prediction" in (survey / "page.md").read_text()
     assert len(before) == 3 and all(path.stat().st_mtime_ns == when for path, when in before.items())
 
 

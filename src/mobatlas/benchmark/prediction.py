@@ -143,7 +143,8 @@ def run(
         "partition": PARTITION,
         "predictor": config.model_dump(mode="json"),
         "measure": "of the next visit of real test people of a group, by a predictor that learnt from each material, as many "
-        "trajectories of each; average over groups; gap_closed: the share of the way from the baseline to real training people",
+        "trajectories of each; average over groups; spread: standard deviation between seeds; gap_closed: the share of the way "
+        "from the baseline to real training people",
         **summarise(folder, numbers, told),
     }
     write_json(out / f"{name}.json", result)
@@ -174,7 +175,9 @@ def summarise(out: Path, seeds: Sequence[int], told: Sequence[Material]) -> dict
             metric: _closed(metric, *(average[each][metric] for each in (label, BASELINE, REAL)))
             for metric in NEXT_POI_METRICS
         }
-        rows.append({"material": label, "average": average[label], "gap_closed": closed, "groups": groups[label]})
+        spread = _spread([_mean([cell["groups"][name] for name in names]) for cell in cells[label]])
+        row = {"material": label, "average": average[label], "spread": spread, "gap_closed": closed}
+        rows.append(row | {"groups": groups[label]})
     sizes = {name: cells[REAL][0]["sizes"][name] for name in names}
     return {"seeds": list(seeds), "sizes": sizes, "left_out": left_out, "rows": rows}
 
@@ -196,6 +199,15 @@ def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     values = {metric: [each[metric] for each in found] for metric in NEXT_POI_METRICS}
     return {
         metric: None if not some or any(each is None for each in some) else round(float(np.mean(some)), 4)
+        for metric, some in values.items()
+    }
+
+
+def _spread(averages: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Standard deviation between seeds of each metric; None where there is one seed, or nothing to compare."""
+    values = {metric: [each[metric] for each in averages] for metric in NEXT_POI_METRICS}
+    return {
+        metric: None if len(some) < 2 or None in some else round(float(np.std(np.array(some, float), ddof=1)), 4)
         for metric, some in values.items()
     }
 

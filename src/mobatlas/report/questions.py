@@ -188,7 +188,7 @@ def _published(result: Result, state: str) -> Table:
 def _prediction_tables(result: Result) -> dict[str, Table]:
     sizes = sum(result["sizes"].values())
     columns = PREDICTION | POI_ALONE
-    rows = tuple(
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
         (row["material"], *(row["average"][name] for name in columns), row["gap_closed"]["accuracy"])
         for row in result["rows"]
     )
@@ -197,7 +197,13 @@ def _prediction_tables(result: Result) -> dict[str, Table]:
     )
     closed = "closed, Accuracy"
     note = "Closed: of the way from the baseline to real training people."
-    head = ("learnt from", *columns.values(), closed)
+    head: tuple[str, ...] = ("learnt from", *columns.values(), closed)
+    if len(result["seeds"]) > 1:
+        note += " Spread: standard deviation between seeds."
+        head, rows = (
+            (*head, "spread, Accuracy"),
+            tuple((*row, found["spread"]["accuracy"]) for row, found in zip(rows, result["rows"], strict=True)),
+        )
     tables = {"average": Table(head, rows, caption, {closed: SHARE}, note)}
     names = list(result["rows"][0]["groups"])
     for metric, title in columns.items():

@@ -10,7 +10,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
 from mobatlas.evaluation.models import FLOOR
 from mobatlas.report.figures import forest_figure
-from mobatlas.report.questions import TITLES, WRITTEN, read_result, write_markdown
+from mobatlas.report.questions import TITLES, WRITTEN, question_tables, read_result, write_markdown
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 SHOWN = (*PAPER_METRICS, "category", "transitions", "length")
@@ -79,8 +79,11 @@ def write_real_page(folder: Path, out: Path) -> str:
     ]
     figures = out.parent / out.stem
     figures.mkdir(parents=True, exist_ok=True)
-    for result in found.values():
+    for name, result in found.items():
         parts += _section(result, figures, out.parent)
+        predicted = folder / f"rq3-{name}.json"
+        if predicted.exists():
+            parts += _prediction(read_result(predicted))
     write_markdown(out, parts)
     return f"{out}: {', '.join(found)}"
 
@@ -97,6 +100,14 @@ def _section(result: Result, figures: Path, beside: Path) -> Iterator[str]:
     yield "### Everything\n"
     for table in real_tables(result).values():
         yield table.as_markdown()
+
+
+def _prediction(result: Result) -> Iterator[str]:
+    yield "### Next-POI prediction\n"
+    yield f"`{result['command']}`, regions {result['partition']}.\n"
+    for name, table in question_tables(result).items():
+        if not name.startswith("published"):
+            yield table.as_markdown()
 
 
 def draw_real(folder: Path, result: Result) -> list[Path]:
