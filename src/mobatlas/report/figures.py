@@ -66,7 +66,7 @@ def forest_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float
         axis.grid(axis="y", linewidth=0.3)
     axes[0][0].set_yticks(range(len(kinds)), kinds)
     axes[0][0].invert_yaxis()
-    figure.supxlabel(measure, fontsize="medium")
+    axes[0][len(bars) // 2].set_xlabel(measure)
     _legend_below(figure, axes[0], models)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -11,7 +11,7 @@ from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
 from mobatlas.evaluation.models import FLOOR
 from mobatlas.report.figures import forest_figure
 from mobatlas.report.questions import TITLES, WRITTEN, question_tables, read_result, write_markdown
-from mobatlas.report.tables import SHARE, Cell, Table, write_tables
+from mobatlas.report.tables import MINUS, SHARE, Cell, Table, write_tables
 
 SHOWN = (*PAPER_METRICS, "category", "transitions", "length")
 VIEWS = {
@@ -175,7 +175,7 @@ def _with_spread(found: Mapping[str, Any], seeds: int) -> str | None:
         return None
     gap = found["baseline"] - found["floor"]
     spread = f" ± {found['spread'] / gap:.0%}" if seeds > 1 and gap > 0 else ""
-    return f"{found['floor_closed']:.0%}{spread}"
+    return format(found["floor_closed"], SHARE).replace("-", MINUS) + spread
 
 
 def _by_group(result: Result, metric: str) -> Table:
@@ -214,7 +214,7 @@ def _error_bars(result: Result) -> Table:
     caption = "Recovered group means against those of labelled training people."
     note = (
         "Covered: how often a 90 % error bar holds the truth. Error left: 1 is that of the population's mean for everybody. "
-        "Warned: `supervise` says that it follows places, or differs by more than groups are believed to explain."
+        "Warned: supervise says that it follows places, or differs by more than groups are believed to explain."
     )
     return Table(("regions", "covered", "error left", "warned"), tuple(rows), caption, {"covered": SHARE}, note)
 
