@@ -150,6 +150,21 @@ def test_predictors_are_compared_on_one_city_and_a_run_goes_on_where_it_stopped(
     ]
 
 
+def test_what_seeds_differ_by_is_told_and_hides_what_is_less(tmp_path: Path) -> None:
+    told = {"real": (0.5, 0.5), "baseline": (0.3, 0.5), "strong": (0.5, 0.6), "tilt, calibrated": (0.4, 0.4)}
+    materials = prediction.materials(tuned=())
+    for seed in (0, 1):
+        (tmp_path / f"seed-{seed}").mkdir()
+        for material in materials:
+            scores = dict.fromkeys(NEXT_POI_METRICS, told[material.label][seed]) | {"hr10": 0.1 * len(material.label)}
+            found = {"sizes": {"a": 9}, "left_out": {}, "groups": {"a": scores}}
+            write_json(tmp_path / f"seed-{seed}" / f"{material.cell}.json", found)
+    rows = {row["material"]: row for row in prediction.summarise(tmp_path, [0, 1], materials)["rows"]}
+    assert rows["baseline"]["spread"]["accuracy"] == pytest.approx(0.02**0.5, abs=1e-4)
+    assert rows["tilt, calibrated"]["spread"]["accuracy"] == 0
+    assert rows["strong"]["gap_closed"]["accuracy"] is None, "0.1 between baseline and real, and seeds differ by 0.14"
+
+
 def test_a_group_that_one_material_cannot_teach_is_left_out_of_all(tmp_path: Path) -> None:
     (tmp_path / "seed-0").mkdir()
     for number, material in enumerate(prediction.materials()):

@@ -154,7 +154,10 @@ def test_ages_of_a_census_are_split_where_the_configuration_says_so(made: Path, 
         run(build_run(values | {"regions": {"census": way}}), folder, quiet=True)
     run(build_run(values | {"regions": {"census": way | {"straddle": "uniform"}}}), folder, quiet=True)
     found = load_regions(folder / "regions" / "census").composition
-    assert np.allclose(found.shares.sum(1), 1)
+    ages = found.shares.reshape(len(found.regions), 4, 2).sum(2)  # <30, 30-40, 40-50, >50
+    assert np.allclose(ages.sum(1), 1) and (ages[:, 1] > 0.05).all(), "of both ranges some are 30 to 40"
+    with pytest.raises(MobatlasError, match="straddle is about the ages of a composition"):
+        build_run(VALUES | {"regions": {"c": {"partition": "hot16", "straddle": "uniform"}}})
 
 
 @pytest.mark.parametrize(

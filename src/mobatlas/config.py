@@ -158,6 +158,12 @@ class RegionsConfig(Section):
     # An age range of the composition that straddles two groups: refused by default, or spread evenly over its years.
     straddle: Literal["refuse", "uniform"] | None = None
 
+    @model_validator(mode="after")
+    def _straddle_is_of_a_composition(self) -> RegionsConfig:
+        if self.straddle is not None and self.composition is None:
+            raise ValueError("straddle is about the ages of a composition; give one, or leave it out")
+        return self
+
 
 @dataclass(frozen=True)
 class Coarsening:

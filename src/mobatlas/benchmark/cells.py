@@ -44,7 +44,7 @@ ANCHORS = ("group", "population")
 # What a cell of preset `small` took on one thread of a slow machine; for the plan alone.
 MINUTES: Mapping[str, int] = {"phase1": 20, "tilt": 18, "resample": 8, "finetune": 20}
 BASELINE, STRONG, PHASE1 = "baseline", "strong", "phase1"
-APART = 1_000  # seeds of two draws
+STRIDE = 1_000  # seeds between two draws
 MEASURE = (
     "JSD in bits against test people of each group at equal sizes, averaged over groups; floor: training people of the group; "
     "closed: the share of baseline - floor; spread: standard deviation between seeds"
@@ -188,7 +188,7 @@ class Place:
         made = {anchors: draw_groups(dataset, models, draws, self.seed, anchors=anchors) for anchors in ANCHORS}
         rounds = []
         for draw in range(draws):
-            some, seed = {anchors: each[draw] for anchors, each in made.items()}, self.seed + APART * draw
+            some, seed = {anchors: each[draw] for anchors, each in made.items()}, self.seed + STRIDE * draw
             rounds.append({view: score_samples(dataset, yardstick, each, real, seed) for view, each in some.items()})
             if self.bench.views is not None:
                 rounds[-1] |= self.bench.views(some["group"], seed)

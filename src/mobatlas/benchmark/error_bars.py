@@ -3,7 +3,7 @@ what do they tell of everything else that a group does?
 
 Real regions differ in more than their people, so that recovery takes several precautions; each is measured with those before
 it, on validation people. Training people weighed by recovered means, by those that are known from labels, and by where they
-live show what recovery loses and what the features do, before any generator. What is found reaches no model.
+live show, against test people, what comes of them before any generator. What is found reaches no model.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 
 from mobatlas.benchmark.cells import PARTITIONS, Job, Place
-from mobatlas.benchmark.reweight import METRICS, Behaviour, behaviour, person_features, reweight, weighed
+from mobatlas.benchmark.people import METRICS, Crowd
+from mobatlas.benchmark.reweight import RIDGE, person_features
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.regions.folder import load_assignment, load_regions
 from mobatlas.regions.recovery import Recovery, recover
 from mobatlas.regions.transfer import confounding
 from mobatlas.supervision.evidence import believed_shares, lives_by, region_of
+from mobatlas.supervision.tilt import fit_tilt
 
 KNOWN, RECOVERED, RESIDENCE = "known means", "recovered means", "residence"  # by which training people are weighed
 LEVEL = 0.9  # of the error bars that are checked
@@ -37,14 +40,14 @@ PRECAUTIONS: Mapping[str, Mapping[str, Any]] = {
 
 def error_bars(places: Sequence[Place], jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """A row for each kind of regions, means over seeds; what the guard says is of the first seed."""
-    rows, seen = [], behaviour(places[0].dataset)
+    rows, crowd = [], Crowd.of(places[0].dataset)
     for job in {job.regions: job for job in jobs}.values():
-        found = [_one(place, job, seen) for place in places]
+        found = [_one(place, job, crowd) for place in places]
         measured = {name: _mean([each[name] for each in found]) for name in ("coverage", "error")}
         kind = {"partition": job.partition, "features": list(job.features), "census": job.census}
         row: dict[str, Any] = {**kind, "shuffled": job.shuffled, **measured, "said": found[0]["said"]}
         row["people"] = {
-            stage: {metric: _mean([each["people"][stage][metric] for each in found]) for metric in METRICS}
+            stage: {metric: _known([each["people"][stage][metric] for each in found]) for metric in METRICS}
             for stage in found[0]["people"]
         }
         if job.partition not in PARTITIONS:
@@ -53,23 +56,20 @@ def error_bars(places: Sequence[Place], jobs: Sequence[Job]) -> list[dict[str, A
     return rows
 
 
-def _one(place: Place, job: Job, seen: Behaviour) -> dict[str, Any]:
+def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
     dataset, regions = place.dataset, load_regions(place.regions(job))
     phi, parents = person_features(dataset, regions), dataset.vocabulary.parents
     recovery = recover(regions, parents=parents, quiet=True)
     known = _group_means(dataset, phi, "train")
     found: dict[str, Any] = judged(recovery, known)
     found["said"] = confounding(recovery)
+    people = np.intersect1d(dataset.split_people("train"), dataset.person)
     wanted = {KNOWN: np.where(np.isnan(known), recovery.means, known), RECOVERED: recovery.means}
-    found["people"] = {
-        stage: _closed(reweight(dataset, regions, means=means, seen=seen)) for stage, means in wanted.items()
-    }
+    found["people"] = {stage: crowd.closed(_tilted(phi[people], means)) for stage, means in wanted.items()}
     if job.partition not in PARTITIONS:
-        people = np.intersect1d(dataset.split_people("train"), dataset.person)
         region = region_of(dataset, people, load_assignment(place.regions(job)), regions.composition.regions)
         if region is not None:
-            lives = lives_by(believed_shares(regions), region)
-            found["people"][RESIDENCE] = _closed(weighed(dataset, lives, seen=seen))
+            found["people"][RESIDENCE] = crowd.closed(lives_by(believed_shares(regions), region))
         truth = _group_means(dataset, phi, "val")
         ways = {name: recover(regions, parents=parents, quiet=True, **way) for name, way in PRECAUTIONS.items()}
         found["precautions"] = {name: judged(way, truth)["error"] for name, way in ways.items()}
@@ -100,8 +100,15 @@ def _group_means(dataset: TrajectoryDataset, phi: Any, split: str) -> np.ndarray
     return np.stack([np.asarray(phi[some].mean(0)).ravel() if len(some) else nobody for some in members])
 
 
-def _closed(found: Mapping[str, Any]) -> dict[str, float]:
-    return {metric: found["metrics"][metric]["gap_closed"] for metric in METRICS}
+def _tilted(phi: sparse.csr_array, means: np.ndarray) -> np.ndarray:
+    """Weights of people (people, groups) that give them the means of each group."""
+    return np.stack([fit_tilt(phi, wanted, RIDGE).weights for wanted in means], axis=1)
+
+
+def _known(values: Sequence[float | None]) -> float | None:
+    """The mean, None where one of them is."""
+    some = [value for value in values if value is not None]
+    return _mean(some) if len(some) == len(values) else None
 
 
 def _mean(values: Sequence[float]) -> float:

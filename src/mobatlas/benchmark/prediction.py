@@ -49,6 +49,17 @@ class Material:
         return f"rq3-{self.label.replace(', ', '-')}"
 
 
+@dataclass(frozen=True)
+class Asked:
+    """How predictors learn."""
+
+    size: int  # trajectories of all groups together
+    predictor: NextPoiConfig
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"size": self.size, "predictor": self.predictor.model_dump(mode="json")}
+
+
 def materials(features: tuple[str, ...] = POI, tuned: Sequence[str] = TUNED) -> list[Material]:
     """In the order of the tables; `features` are what regions tell, `tuned` the divergences of finetuning."""
 
@@ -112,14 +123,15 @@ def run(
     if data is None and generator != FAMILY:
         raise MobatlasError(f"--generator {generator} goes with --data; simulated cities are measured with {FAMILY}")
     numbers = range(first_seed, first_seed + (chosen.seeds if seeds is None else seeds))
-    asked = {
+    asked = Asked(SIZES[profile] if size is None else size, config)
+    options = {
         "--profile": [profile],
         "--size": [] if size is None else [str(size)],
         "--data": [] if data is None else [data.name],
         "--generator": [] if generator == FAMILY else [generator],
         "--set": list(assignments(values or {})),
     }
-    said = command_of("rq3", asked)
+    said = command_of("rq3", options)
     people = None if data is None else divided_people(data, out, prepared=prepared)[0]
     manner: dict[str, Any] = {"preset": chosen.preset, "quiet": quiet, "generator": generator, "data": people}
     command = f"{said} --seeds 1 --first-seed {{seed}} --out {out.name}"
@@ -130,9 +142,9 @@ def run(
     with track("rq3", len(plan), quiet=True) as tracker:  # lines: what it is made of has bars of its own
         for done, (place, material) in enumerate(plan):
             tracker.step(done, f"seed {place.seed}, {material.label}")
-            if not place.scored(material.cell):
+            if not _made(place, material, asked):
                 place.baseline()
-                _cell(place, material, SIZES[profile] if size is None else size, config)
+                _cell(place, material, asked)
     result = {
         "command": f"{said.format()} --seeds {len(numbers)} --first-seed {first_seed} --out {out.name}",
         "question": "rq3",
@@ -169,29 +181,41 @@ def summarise(out: Path, seeds: Sequence[int], told: Sequence[Material]) -> dict
         for label, found in cells.items()
     }
     average = {label: _mean(list(each.values())) for label, each in groups.items()}
+    spread = {
+        label: _spread([_mean([cell["groups"][name] for name in names]) for cell in some])
+        for label, some in cells.items()
+    }
     rows = []
-    for label in cells:
+    first, last = average[BASELINE], average[REAL]
+    for label, reached in average.items():
         closed = {
-            metric: _closed(metric, *(average[each][metric] for each in (label, BASELINE, REAL)))
+            metric: _closed(metric, reached[metric], first[metric], last[metric], spread[BASELINE][metric])
             for metric in NEXT_POI_METRICS
         }
-        spread = _spread([_mean([cell["groups"][name] for name in names]) for cell in cells[label]])
-        row = {"material": label, "average": average[label], "spread": spread, "gap_closed": closed}
+        row = {"material": label, "average": reached, "spread": spread[label], "gap_closed": closed}
         rows.append(row | {"groups": groups[label]})
     sizes = {name: cells[REAL][0]["sizes"][name] for name in names}
     return {"seeds": list(seeds), "sizes": sizes, "left_out": left_out, "rows": rows}
 
 
-def _cell(place: Place, material: Material, size: int, config: NextPoiConfig) -> None:
+def _made(place: Place, material: Material, asked: Asked) -> bool:
+    """Whether the cell is there, as it is asked for now; files of before do not say how they were."""
+    if not place.scored(material.cell):
+        return False
+    cell = read_cell(place.path.parent, place.seed, material.cell)
+    return bool(cell.get("asked", asked.as_dict()) == asked.as_dict())
+
+
+def _cell(place: Place, material: Material, asked: Asked) -> None:
     """As many trajectories of each group as asked for, or as real training people have."""
     dataset = place.dataset
     real = {name: len(with_two_visits(each)) for name, each in real_groups(dataset).items()}
-    sizes = {name: min(n, size // len(real)) for name, n in real.items()}
+    sizes = {name: min(n, asked.size // len(real)) for name, n in real.items()}
     made = material.make(place, int(SPARE * max(sizes.values())) + 1)
     manner: dict[str, Any] = {"size": sizes, "seed": place.seed, "quiet": place.bench.quiet, "fewest": 1}
-    found = compare_predictors(dataset, {material.label: made}, config, **manner)
+    found = compare_predictors(dataset, {material.label: made}, asked.predictor, **manner)
     scores = found.pop("materials")[material.label]
-    write_cell(place, material.cell, found | scores)
+    write_cell(place, material.cell, found | scores | {"asked": asked.as_dict()})
 
 
 def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
@@ -212,10 +236,12 @@ def _spread(averages: Sequence[Mapping[str, float | None]]) -> dict[str, float |
     }
 
 
-def _closed(metric: str, ours: float | None, baseline: float | None, real: float | None) -> float | None:
-    """More is better but for distances, and `gap_closed` is about what should fall."""
+def _closed(
+    metric: str, ours: float | None, baseline: float | None, real: float | None, spread: float | None
+) -> float | None:
+    """More is better but for distances, and `gap_closed` is about what should fall; None where seeds differ by more."""
     if ours is None or baseline is None or real is None:
         return None
     sign = 1 if metric in LESS_IS_BETTER else -1
-    share = gap_closed(sign * ours, sign * baseline, sign * real)
+    share = gap_closed(sign * ours, sign * baseline, sign * real, spread or 0.0)
     return None if share is None else round(share, 3)

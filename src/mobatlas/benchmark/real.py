@@ -51,7 +51,7 @@ FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # tha
 # Who lives far out travels far, of whatever group: nothing is trained on distances, they show the guard.
 BANDS = ("distance",)
 DEALT = ("poi", "category")  # of partitions: rare places borrow from their category what they do not tell themselves
-DRAWS = 3  # one strays by a tenth of what a group differs in
+DRAWS = 3  # the spread between seeds says whether they are enough
 LONG = 4  # visits: a day with fewer is home, one place, home
 FOUR_VISITS, SHIFT = "four visits", "shift"
 WEEKDAY = "weekday"

@@ -16,7 +16,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
 from mobatlas.divergences import js, normalise
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.metrics import Yardstick, travel_distance
+from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features import Trajectories, build_feature
 from mobatlas.folders import new_folder
 from mobatlas.progress import SILENT, Tracker
@@ -27,8 +27,7 @@ from mobatlas.regions.table import Floats, Regions
 from mobatlas.supervision.tilt import fit_tilt
 
 MASK = ("HOME", "WORK", "OTHER")
-TOLD = ("poi", "category", "transitions")  # metrics that are feature maps
-METRICS = ("poi", "travel_distance", "category", "transitions", "spatial")
+METRICS = ("poi", "travel_distance", "category", "transitions")
 # Equal widths up to that quantile of real trajectories, then one bin for the rest.
 DISTANCE_BINS, DISTANCE_QUANTILE = 50, 0.99
 RIDGE = 3e-3  # on validation people of the Santiago survey 1e-2 was no better
@@ -124,13 +123,14 @@ class Behaviour:
 
 
 def behaviour(dataset: TrajectoryDataset) -> Behaviour:
-    """POIs without HOME, WORK and OTHER, travel distance, category, transitions and cells of the map, of every person."""
+    """POI frequency without HOME, WORK and OTHER, travel distance, category and transitions of every person."""
     trajectories, people = Trajectories.of(dataset), dataset.people.num_rows
 
     def of_people(counts: sparse.csr_array) -> sparse.csr_array:
         return person_means(counts, dataset.person, people)
 
-    maps = {name: build_feature(name, dataset.vocabulary, MASK if name == "poi" else ()) for name in TOLD}
+    maps = {name: build_feature(name, dataset.vocabulary, MASK if name == "poi" else ()) for name in METRICS[::2]}
+    maps["transitions"] = build_feature("transitions", dataset.vocabulary)
     counted = {name: of_people(feature.counts(trajectories)) for name, feature in maps.items()}
     km = travel_distance(trajectories, dataset.vocabulary)
     edges = np.linspace(0, np.quantile(km, DISTANCE_QUANTILE), DISTANCE_BINS + 1)[1:]
@@ -138,7 +138,6 @@ def behaviour(dataset: TrajectoryDataset) -> Behaviour:
     counted["travel_distance"] = of_people(
         sparse.csr_array((np.ones(len(km)), where), shape=(len(km), DISTANCE_BINS + 1))
     )
-    counted["spatial"] = of_people(Yardstick.of(dataset).counts(trajectories)["spatial"])
     return Behaviour(counted)
 
 
@@ -146,42 +145,32 @@ def reweight(
     dataset: TrajectoryDataset,
     regions: Regions,
     *,
-    means: Floats | None = None,
     seen: Behaviour | None = None,
     split: str = "test",
     ridge: float = RIDGE,
 ) -> dict[str, Any]:
-    """Tilt training people to group means, those that regions tell by default, and compare them with people of `split`."""
-    means = recover(regions, parents=dataset.vocabulary.parents).means if means is None else means
-    train = np.intersect1d(dataset.split_people("train"), dataset.person)
-    phi = person_features(dataset, regions)[train]
-    tilts = [fit_tilt(phi, wanted, ridge) for wanted in means]
-    found = weighed(dataset, np.stack([tilt.weights for tilt in tilts], axis=1), seen=seen, split=split)
-    return found | {"effective_sample_size": float(np.mean([tilt.effective_sample_size for tilt in tilts]))}
-
-
-def weighed(
-    dataset: TrajectoryDataset, weights: Floats, *, seen: Behaviour | None = None, split: str = "test"
-) -> dict[str, Any]:
-    """Training people weighed for each group (people, groups) against people of the group in `split`, by JSD in bits.
+    """Recover group means, tilt training people to them, and compare with people of `split` by JSD in bits.
 
     Baseline are unweighted training people, labelled the training people of the group; gap closed is 1 - (tilted - labelled) /
     (baseline - labelled), of divergences averaged over groups. Labels serve to compare, and for nothing else.
     """
-    assert dataset.groups is not None
     seen = behaviour(dataset) if seen is None else seen
     train, others = (np.intersect1d(dataset.split_people(name), dataset.person) for name in ("train", split))
-    group, found = dataset.person_groups(), []
-    for number, name in enumerate(dataset.groups.names):
+    group = dataset.person_groups()
+    recovered = recover(regions, parents=dataset.vocabulary.parents)
+    phi = person_features(dataset, regions)[train]
+    found = []
+    for number, name in enumerate(regions.groups.names):
         theirs = others[group[others] == number]
         if not len(theirs):
             raise MobatlasError(f"{dataset.path}: nobody of group '{name}' in split '{split}' to compare with")
+        tilt = fit_tilt(phi, recovered.means[number], ridge)
         samples = {
-            "tilted": (train, weights[:, number]),
+            "tilted": (train, tilt.weights),
             "baseline": (train, None),
             "labelled": (train[group[train] == number], None),
         }
-        row: dict[str, Any] = {"group": name}
+        row: dict[str, Any] = {"group": name, "effective_sample_size": tilt.effective_sample_size}
         for metric in METRICS:
             real = seen.distribution(metric, theirs)
             row[metric] = {
@@ -195,7 +184,8 @@ def weighed(
         }
         gap = 1 - (mean["tilted"] - mean["labelled"]) / (mean["baseline"] - mean["labelled"])
         metrics[metric] = mean | {"gap_closed": gap}
-    return {"metrics": metrics, "groups": found}
+    size = float(np.mean([row["effective_sample_size"] for row in found]))
+    return {"metrics": metrics, "effective_sample_size": size, "groups": found, "variances": recovered.variances}
 
 
 def person_features(dataset: TrajectoryDataset, regions: Regions) -> sparse.csr_array:

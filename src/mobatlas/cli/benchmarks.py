@@ -188,7 +188,9 @@ def real(
     shift: Annotated[
         str | None, typer.Option(help="A column that is false for those who do not train; weekday if there is one.")
     ] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Samples of each model whose scores are averaged.")] = 3,
+    draws: Annotated[
+        int | None, typer.Option(min=1, help="Samples of each model whose scores are averaged; 3 by default.")
+    ] = None,
     seeds: Annotated[int, typer.Option(help="Ways to deal or halve the people, each with its own models.")] = 3,
     first_seed: FirstSeed = 0,
     assignments: Assignments = None,
@@ -210,7 +212,7 @@ def real(
         features=[tuple(each.split("+")) for each in feature or ()] or real_benchmark.FEATURES,
         census=census,
         shift=shift,
-        draws=draws,
+        draws=real_benchmark.DRAWS if draws is None else draws,
         values=parse_assignments(assignments or []),
         quiet=quiet,
     )

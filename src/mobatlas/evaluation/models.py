@@ -81,7 +81,12 @@ def draw_groups(
     *,
     anchors: str = "group",
 ) -> list[dict[str, dict[str, Trajectories]]]:
-    """`sample_groups` several times: what one draw of so few people says by chance, their mean says less."""
+    """`sample_groups` several times: what one draw of so few people says by chance, their mean says less.
+
+    Anchors of the `group` are the same in all draws, and a calibrated model then chooses again among the same candidates.
+    """
+    if draws < 1:
+        raise MobatlasError(f"--draws {draws}: ask for at least one")
     if anchors not in ANCHORS_OF:
         raise MobatlasError(f"anchors '{anchors}' do not exist; take those of the {' or the '.join(ANCHORS_OF)}")
     held_out, training = group_members(dataset, split), group_members(dataset, "train")

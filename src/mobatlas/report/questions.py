@@ -198,13 +198,15 @@ def _prediction_tables(result: Result) -> dict[str, Table]:
     closed = "closed, Accuracy"
     note = "Closed: of the way from the baseline to real training people."
     head: tuple[str, ...] = ("learnt from", *columns.values(), closed)
-    if len(result["seeds"]) > 1:
-        note += " Spread: standard deviation between seeds."
-        head, rows = (
-            (*head, "spread, Accuracy"),
-            tuple((*row, found["spread"]["accuracy"]) for row, found in zip(rows, result["rows"], strict=True)),
+    also = f"closed, {POI_ALONE['poi_hr10']}"
+    if len(result["seeds"]) > 1 and "spread" in result["rows"][0]:
+        note += " Empty where seeds differ by more than that way. Spread: standard deviation between seeds."
+        head = (*head, also, *(f"spread, {columns[name]}" for name in ("accuracy", "poi_hr10")))
+        rows = tuple(
+            (*row, found["gap_closed"]["poi_hr10"], found["spread"]["accuracy"], found["spread"]["poi_hr10"])
+            for row, found in zip(rows, result["rows"], strict=True)
         )
-    tables = {"average": Table(head, rows, caption, {closed: SHARE}, note)}
+    tables = {"average": Table(head, rows, caption, {closed: SHARE, also: SHARE}, note)}
     names = list(result["rows"][0]["groups"])
     for metric, title in columns.items():
         body = tuple(

@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mobatlas.errors import MobatlasError
+from mobatlas.evaluation.comparison import floor_closed
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
 from mobatlas.evaluation.models import FLOOR
 from mobatlas.report.figures import forest_figure
@@ -77,6 +80,11 @@ def write_real_page(folder: Path, out: Path) -> str:
         "JSD in bits, lower is better. *Closed* is the share of the way from the baseline to the sampling floor, of means over "
         "seeds, with the standard deviation between seeds; it is empty where the two differ by no more than that.\n",
     ]
+    for name, result in found.items():
+        if "floor_of_groups" not in result:
+            raise MobatlasError(
+                f"{folder / name}.json: was written by an older mobatlas; run mobatlas benchmark real again"
+            )
     figures = out.parent / out.stem
     figures.mkdir(parents=True, exist_ok=True)
     for name, result in found.items():
@@ -181,17 +189,21 @@ def _with_spread(found: Mapping[str, Any], seeds: int) -> str | None:
 def _by_group(result: Result, metric: str) -> Table:
     """Of strong and the default strategy."""
     rows = [row for row in _rows(result, "group") if row["model"] in ("strong", DEFAULT)]
-    floor = {group: found[metric][0] for group, found in result["floor_of_groups"].items()}
-    first = _rows(result, "group")[0]["groups"]  # of the baseline
-    gap = {group: first[group][metric][0] - floor[group] for group in floor}
+    floor, first = result["floor_of_groups"], _rows(result, "group")[0]["groups"]  # of the baseline
 
-    def closed(row: Mapping[str, Any], group: str) -> float | None:
-        return (first[group][metric][0] - row["groups"][group][metric][0]) / gap[group] if gap[group] > 0 else None
+    def closed(row: Mapping[str, Any], group: str) -> str | None:
+        (start, early), (end, late), (ours, spread) = (each[group][metric] for each in (first, floor, row["groups"]))
+        share = floor_closed(ours, start, end, float(np.hypot(early, late)))
+        if share is None:
+            return None
+        said = format(share, SHARE).replace("-", MINUS)
+        return f"{said} ± {np.hypot(early, spread) / (start - end):.0%}" if len(result["seeds"]) > 1 else said
 
     body = tuple((regions_label(row) or row["model"], *(closed(row, group) for group in floor)) for row in rows)
     caption = f"{TITLES[metric]}: closed of the way from the baseline to the floor, by group. {VIEWS['group']}"
-    apart = ", ".join(f"{group} {bits:.3f}" for group, bits in gap.items())
-    return Table(("regions", *floor), body, caption, dict.fromkeys(floor, SHARE), f"Bits on that way: {apart}.")
+    apart = ", ".join(f"{group} {first[group][metric][0] - floor[group][metric][0]:.3f}" for group in floor)
+    note = f"Bits on that way: {apart}. Spread: of baseline and model between seeds."
+    return Table(("regions", *floor), body, caption, note=note)
 
 
 def _divergences(result: Result, view: str) -> Table:
@@ -234,10 +246,11 @@ def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
         body += [(label, stage, *(found[name] for name in shown)) for stage, found in (*people, *models)]
     titles = [TITLES[name] for name in shown]
     note = (
-        "People: training people weighed to the means that labels know, to those that regions tell, or by what the composition "
-        "says of who lives where; no generator is behind them. What is lost between the first two, recovery loses."
+        "People: training people drawn by weights, without a generator, from unweighted ones to those of the group: weighed to "
+        "the means that labels know, to those that regions tell (the difference is what recovery changes), or by residence: "
+        "what the composition says of their region. Models: with homes of everybody, or by region (membership)."
     )
-    caption = f"{result['generator']}: what is closed, stage by stage. {VIEWS['population']}"
+    caption = f"{result['generator']}: what is closed against test people, stage by stage."
     return Table(("regions", "stage", *titles), tuple(body), caption, dict.fromkeys(titles, SHARE), note)
 
 

@@ -308,6 +308,7 @@ def _warnings(regions: Regions, recovery: Recovery, training_mean: Floats) -> li
 def region_of(
     dataset: TrajectoryDataset, people: Ints, assignment: dict[str, str] | None, regions: Sequence[str]
 ) -> Ints | None:
+    """The number of the region of each person, -1 where it is none of these; None where nobody's is known."""
     if assignment is None:
         return None
     users, place = dataset.people["user_id"].to_pylist(), {name: number for number, name in enumerate(regions)}
