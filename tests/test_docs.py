@@ -14,6 +14,8 @@ from mobatlas.data.readers import READERS
 from mobatlas.generators.base import generator_names
 from mobatlas.report.families import families_table
 from mobatlas.report.phase2 import cost_table, phase2_tables
+from mobatlas.report.questions import question_tables
+from mobatlas.report.real import headline_tables, real_tables
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -54,6 +56,17 @@ def test_the_tables_of_phase_2_are_those_of_the_benchmark() -> None:
     assert [name for name, table in phase2_tables(found).items() if table.as_markdown() not in page] == []
     cost = json.loads((ROOT / "benchmarks" / "results" / "cost.json").read_text())
     assert cost_table(cost).as_markdown() in page and f"{cost['times_faster']:.0f} times faster" in page
+
+
+def test_the_tables_of_real_people_are_those_of_the_benchmark() -> None:
+    results, page = ROOT / "benchmarks" / "results", (ROOT / "docs" / "santiago.md").read_text()
+    found = json.loads((results / "real-autoregressive.json").read_text())
+    whole = real_tables(found)
+    shown = headline_tables(found) | {name: whole[name] for name in ("groups-poi", "error-bars", "precautions")}
+    shown["rq3"] = question_tables(json.loads((results / "rq3-real-autoregressive.json").read_text()))["average"]
+    assert [name for name, table in shown.items() if table.as_markdown().rstrip("\n") not in page] == []
+    everything = (ROOT / "docs" / "santiago-tables.md").read_text()
+    assert [name for name, table in whole.items() if table.as_markdown().rstrip("\n") not in everything] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -12,6 +12,7 @@ from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
+from mobatlas.evaluation.regional import held_out_regions
 from mobatlas.regions.folder import build_regions, load_assignment, load_regions
 from mobatlas.regions.gaussian import Fit, Problem, independent
 from mobatlas.regions.geography import FEWEST, surface
@@ -49,6 +50,19 @@ def test_what_follows_the_map_is_not_taken_for_a_difference_between_groups(seed:
     assert left[1] < (0.8 if valley else 0.5) * left[0]
     assert left[1] < error(np.zeros_like(off), off), "nearer than the population is"
     assert recover(replace(made, places=places), geography=False).means == pytest.approx(without.means)
+
+
+def test_regions_that_are_left_out_take_their_places_and_their_noise_with_them() -> None:
+    shares, values, _, places = confounded(0, regions=60)
+    made = replace(regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False), places=places)
+    noise = np.random.default_rng(1).uniform(0, 0.1, values.shape)
+    made = replace(made, aggregates=replace(made.aggregates, noise=noise))
+    kept = made.some(np.array([5, 3]))
+    assert kept.composition.regions == tuple(made.composition.regions[row] for row in (5, 3))
+    assert kept.places is not None and np.array_equal(kept.places, places[[5, 3]])
+    assert kept.aggregates.noise is not None and np.array_equal(kept.aggregates.noise, noise[[5, 3]])
+    found = held_out_regions(made)
+    assert found is not None and found["by_groups"] < found["by_everybody"]
 
 
 def test_people_who_were_dealt_to_regions_have_no_geography() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def held_out_regions(
     groups, everybody, weight = np.zeros(count), np.zeros(count), regions.aggregates.n
     for number in range(folds):
         out, kept = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
-        found = recover(_some(regions, kept), parents=parents, quiet=True)
+        found = recover(regions.some(kept), parents=parents, quiet=True)
         predicted = regions.composition.shares[out] @ found.means  # (regions, features)
         for row, region in zip(predicted, out.tolist(), strict=True):
             groups[region] = _distance(row, regions.aggregates.values[region])
@@ -55,18 +54,6 @@ def held_out_regions(
         "by_everybody": float(np.average(everybody, weights=weight)),
         "better_in": float((groups < everybody).mean()),
     }
-
-
-def _some(regions: Regions, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Regions:
-    """Some of the regions, without what is known of all people together: it would tell of those that are left out."""
-    names = tuple(regions.composition.regions[row] for row in rows.tolist())
-    composition, aggregates = regions.composition, regions.aggregates
-    return replace(
-        regions,
-        composition=replace(composition, regions=names, shares=composition.shares[rows], n=composition.n[rows]),
-        aggregates=replace(aggregates, regions=names, values=aggregates.values[rows], n=aggregates.n[rows]),
-        population=None,
-    )
 
 
 def _distance(ours: Floats, theirs: Floats) -> float:

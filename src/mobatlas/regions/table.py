@@ -78,6 +78,19 @@ class Regions:
     def groups(self) -> Groups:
         return self.composition.groups
 
+    def some(self, rows: npt.NDArray[np.int64]) -> Regions:
+        """Some of the regions, without what is known of all people together: it would tell of those that are left out."""
+        names = tuple(self.composition.regions[row] for row in rows.tolist())
+        composition, v = self.composition, self.aggregates
+        noise, places = (None if each is None else each[rows] for each in (v.noise, self.places))
+        return replace(
+            self,
+            composition=replace(composition, regions=names, shares=composition.shares[rows], n=composition.n[rows]),
+            aggregates=replace(v, regions=names, values=v.values[rows], n=v.n[rows], noise=noise),
+            population=None,
+            places=places,
+        )
+
 
 def blocks(rows: int, columns: int) -> Iterator[slice]:
     """Rows by as many as `CELLS` allows."""
