@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,12 @@ def headline_tables(result: Result) -> dict[str, Table]:
     for name, (view, real) in kinds.items():
         rows = [row for row in _rows(result, view) if row["partition"] is None or (row["partition"] in chosen) == real]
         tables[name] = _closed_table(result, [row for row in rows if row["model"] in ("strong", DEFAULT)], view)
-    last = [row["features"] for row in result["rows"] if row["shuffled"]][-1]  # what all kinds of real regions tell
-    told = [row for row in result["error_bars"] if row["features"] == last and not row["shuffled"]]
-    return tables | {"stages": _stages(result, told)}
+    regional = [row for row in result["error_bars"] if "precautions" in row and not row["shuffled"]]
+    told = [row["features"] for row in result["rows"] if row["partition"] in chosen]
+    shown = [
+        row for row in real if row["features"] in (told[0], told[-1])
+    ]  # one feature alone, and what is also shuffled
+    return tables | {"groups": _by_group(result, "poi", chosen), "stages": _stages(result, shown)}
 
 
 def _chosen(result: Result) -> set[str]:
@@ -186,9 +189,10 @@ def _with_spread(found: Mapping[str, Any], seeds: int) -> str | None:
     return format(found["floor_closed"], SHARE).replace("-", MINUS) + spread
 
 
-def _by_group(result: Result, metric: str) -> Table:
-    """Of strong and the default strategy."""
+def _by_group(result: Result, metric: str, without: Container[str] = ()) -> Table:
+    """Of strong and the default strategy, `without` some kinds of regions."""
     rows = [row for row in _rows(result, "group") if row["model"] in ("strong", DEFAULT)]
+    rows = [row for row in rows if row["partition"] not in without]
     floor, first = result["floor_of_groups"], _rows(result, "group")[0]["groups"]  # of the baseline
 
     def closed(row: Mapping[str, Any], group: str) -> str | None:
