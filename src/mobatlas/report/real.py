@@ -54,9 +54,8 @@ def headline_tables(result: Result) -> dict[str, Table]:
         tables[name] = _closed_table(result, [row for row in rows if row["model"] in ("strong", DEFAULT)], view)
     regional = [row for row in result["error_bars"] if "precautions" in row and not row["shuffled"]]
     told = [row["features"] for row in result["rows"] if row["partition"] in chosen]
-    shown = [
-        row for row in real if row["features"] in (told[0], told[-1])
-    ]  # one feature alone, and what is also shuffled
+    some = (told[0], told[-1])  # one feature alone, and what is also shuffled
+    shown = [row for row in regional if row["features"] in some]
     return tables | {"groups": _by_group(result, "poi", chosen), "stages": _stages(result, shown)}
 
 
