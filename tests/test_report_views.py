@@ -45,6 +45,13 @@ def test_a_chart_says_where_samples_tell_no_hours(dataset: TrajectoryDataset) ->
     assert "Hour of arrival" not in str(views.view("somebody", {REAL: silent, "supervised": silent}).distributions)
 
 
+def test_no_day_of_a_real_person_is_drawn(dataset: TrajectoryDataset) -> None:
+    real = Trajectories.of(dataset)
+    maps = Views(dataset, Yardstick.of(dataset)).view("somebody", {REAL: real, "supervised": real}).maps
+    assert "<path" not in maps[REAL] and "days as lines" not in maps[REAL]
+    assert "<path" in maps["supervised"] and "days as lines" in maps["supervised"]
+
+
 def test_a_note_that_asks_something_ends_as_a_question() -> None:
     page = resources.files("mobatlas.report").joinpath("templates", "report.html.j2").read_text(encoding="utf-8")
     [notes] = re.findall(r"{% for warning in .*?{% endfor %}", page, flags=re.DOTALL)

@@ -18,7 +18,7 @@ from mobatlas.report.charts import Series, line_chart
 
 REAL = "real people"
 KINDS = {REAL: "real", "baseline": "baseline", "supervised": "ours", "strong": "strong"}
-EXAMPLES = 6  # trajectories drawn on a map
+EXAMPLES = 6  # samples drawn on a map
 LONGEST = 60  # visits that are shown, at most
 
 
@@ -54,8 +54,10 @@ class Views:
 
     def _map(self, who: str, group: str, density: Floats, top: float, trajectories: Trajectories) -> Markup:
         picture = _png(np.sqrt(density / max(top, 1e-12)))
-        paths = "".join(f'<path d="{line}"></path>' for line in self._lines(trajectories))
-        said = f"Where {who} of {group} go: density of visits, and {EXAMPLES} days as lines"
+        # A page is handed on: nobody's own day is on it.
+        lines = [] if who == REAL else self._lines(trajectories)
+        paths = "".join(f'<path d="{line}"></path>' for line in lines)
+        said = f"Where {who} of {group} go: density of visits" + (f", and {len(lines)} days as lines" if lines else "")
         return Markup(
             f'<figure class="map {KINDS[who]}"><figcaption>{escape(who)}</figcaption>'
             f'<svg viewBox="0 0 400 400" role="img" aria-label="{escape(said)}">'
@@ -64,7 +66,7 @@ class Views:
         )
 
     def _lines(self, trajectories: Trajectories) -> list[str]:
-        """Some trajectories as paths on a map of 400 x 400."""
+        """Some samples as paths on a map of 400 x 400."""
         owner, places = located(trajectories, self.dataset.vocabulary)
         south, west, north, east = self.yardstick.box
         x = 400 * (places[:, 1] - west) / max(east - west, 1e-12)
