@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mobatlas.data.vocabulary import BOS, EOS, HOME, MASK, PAD
+from mobatlas.errors import MobatlasError
 from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, hide_spans, with_end
 from mobatlas.generators.latent_diffusion.config import AutoencoderConfig
 from tests.networks import LATENT, LENGTH, VOCABULARY, chance
@@ -125,6 +126,37 @@ def test_decoding_takes_what_teacher_forcing_finds_likeliest(autoencoder: Autoen
     logits[..., [PAD, BOS, MASK]] = -torch.inf
     logits[:, 0, EOS] = -torch.inf
     assert torch.equal(logits.argmax(-1)[written != PAD], written[written != PAD])
+
+
+def test_drawn_tokens_are_as_frequent_as_the_decoder_finds_them_likely(autoencoder: Autoencoder) -> None:
+    """The first of them, of many trajectories from the same latents; banned tokens share what they would have had."""
+    rows, latent = 4_000, torch.randn(1, LENGTH, LATENT, generator=chance(5))
+    drawn = autoencoder.decode(latent.expand(rows, -1, -1), noise=chance(6))
+    check_trajectories(drawn)
+    logits = autoencoder.logits(latent, drawn[:1])[0, 0]
+    logits[[PAD, BOS, MASK, EOS]] = -torch.inf
+    expected = rows * logits.softmax(-1)
+    counts = drawn[:, 0].bincount(minlength=VOCABULARY)
+    assert float(expected.max()) < rows / 2, "one token takes it all, and nothing is compared"
+    assert float(((counts - expected).abs() / (expected + 1).sqrt()).max()) < 4.5
+    assert not torch.equal(drawn[:2], autoencoder.decode(latent.expand(2, -1, -1), noise=chance(7)))
+
+
+def test_a_decoder_without_probabilities_is_refused(autoencoder: Autoencoder, latents: Tensor) -> None:
+    bias = autoencoder.bart.final_logits_bias
+    try:
+        bias[0, HOME] = torch.inf
+        with pytest.raises(MobatlasError, match="train it again"):
+            autoencoder.decode(latents, noise=chance(9))
+    finally:
+        bias.zero_()
+
+
+def test_forced_lengths_are_kept_by_drawn_tokens_too(autoencoder: Autoencoder, latents: Tensor) -> None:
+    lengths = torch.arange(64) % LENGTH + 1
+    drawn = autoencoder.decode(latents, lengths, noise=chance(8))
+    assert torch.equal(check_trajectories(drawn), lengths)
+    assert not torch.equal(drawn, autoencoder.decode(latents, lengths))
 
 
 @pytest.mark.parametrize("beams", [1, 3])

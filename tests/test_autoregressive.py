@@ -22,8 +22,9 @@ from mobatlas.features import SoftTrajectories, Trajectories, build_feature
 from mobatlas.generators.autoregressive.config import PRESETS, AutoregressiveConfig, TransformerConfig
 from mobatlas.generators.autoregressive.network import CausalTransformer, before, in_parts, with_end
 from mobatlas.generators.autoregressive.writer import Writer
-from mobatlas.generators.autoregressive.writing import draw, write
+from mobatlas.generators.autoregressive.writing import write
 from mobatlas.generators.base import UNKNOWN, Examples
+from mobatlas.generators.tiles import draw
 from mobatlas.generators.training import Share, Trainer
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.supervision.strong import labelled

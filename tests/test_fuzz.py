@@ -23,8 +23,9 @@ from mobatlas.config import load_run, parse_assignments
 from mobatlas.data.engine import csv_header
 from mobatlas.errors import MobatlasError
 from mobatlas.stages import Stages
+from tests.breaking import ALIASES, MARK, RUNS, YAML
 from tests.faults import VALUES, World, tiny_world
-from tests.fuzz import ALIASES, FAULTY, GUARD, MARK, MEMORY, RUNS, SECONDS, TARGETS, YAML, attempt
+from tests.fuzz import FAULTY, GUARD, MEMORY, SECONDS, TARGETS, attempt
 from tests.malice import Malice
 
 numbers = st.integers(0, 2**32)

@@ -70,6 +70,19 @@ def test_a_degree_of_longitude_is_shorter_away_from_the_equator() -> None:
     torch.testing.assert_close(east, north, atol=1e-3, rtol=0)
 
 
+def test_distances_that_are_kept_serve_either_precision() -> None:
+    near = Nearness(8, FIRST_POI + PLACES, 2)
+    near.measure(line())
+    stirred(near)
+    anchors, condition = homes(5), torch.randn(5, 8, generator=chance(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        coarse = near(anchors, condition)
+    fine = near(anchors, condition)
+    torch.testing.assert_close(coarse, fine, atol=0.1, rtol=0.1)
+    assert not torch.equal(coarse, fine) and near._seen is not None and near._seen[1][0].dtype == torch.float32
+    assert near._distances(anchors) is near._distances(anchors), "they are kept"
+
+
 def test_who_lives_nowhere_that_is_known_is_near_to_nothing() -> None:
     near = Nearness(8, FIRST_POI + PLACES, 2)
     near.measure(line())

@@ -86,8 +86,14 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     assert people[KNOWN]["poi"] > 0.7 and abs(people[KNOWN]["poi"] - people[RECOVERED]["poi"]) < 0.2
     unknown = next(row for row in found["error_bars"] if row["shuffled"])["people"]
     assert unknown[KNOWN]["category"] > 0.7 > 0.4 > unknown[RECOVERED]["category"]
+    kept = tmp_path / "out" / FAMILY / "seed-0" / "error-bars-demogroups-poi+category.json"
+    before = kept.stat().st_mtime_ns
     again = run(survey / "city", tmp_path / "out", 1, **manner)
     assert again == found and found["draws"] == 3
+    assert kept.stat().st_mtime_ns == before, "what is judged is not judged again"
+    kept.write_text(kept.read_text().replace('"regions": "', '"regions": "0'))
+    assert run(survey / "city", tmp_path / "out", 1, **manner) == found
+    assert kept.stat().st_mtime_ns != before, "of other regions it is"
     once = run(survey / "city", tmp_path / "out", 1, draws=1, **manner)
     assert once["draws"] == 1 and "--draws 1" in once["command"]
     assert once["rows"] != found["rows"], "cells of another number of draws are scored again"

@@ -275,7 +275,7 @@ def summarise(out: Path, seeds: Iterable[int], jobs: Iterable[Job]) -> dict[str,
 
 
 def read_cell(out: Path, seed: int, name: str) -> dict[str, Any]:
-    """What `Place.score` wrote."""
+    """What `write_cell` wrote."""
     found: dict[str, Any] = json.loads((out / f"seed-{seed}" / f"{name}.json").read_text(encoding="utf-8"))
     return found
 

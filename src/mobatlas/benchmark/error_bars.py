@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from mobatlas.benchmark.cells import PARTITIONS, Job, Place
+from mobatlas.artifacts import read_manifest
+from mobatlas.benchmark.cells import PARTITIONS, Job, Place, read_cell, write_cell
 from mobatlas.benchmark.people import METRICS, Crowd
 from mobatlas.benchmark.reweight import RIDGE, person_features
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.progress import track
+from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import load_assignment, load_regions
 from mobatlas.regions.recovery import Recovery, recover
 from mobatlas.regions.transfer import confounding
@@ -40,9 +43,10 @@ PRECAUTIONS: Mapping[str, Mapping[str, Any]] = {
 
 def error_bars(places: Sequence[Place], jobs: Sequence[Job]) -> list[dict[str, Any]]:
     """A row for each kind of regions, means over seeds; what the guard says is of the first seed."""
-    rows, crowd = [], Crowd.of(places[0].dataset)
-    for job in {job.regions: job for job in jobs}.values():
-        found = [_one(place, job, crowd) for place in places]
+    rows, kinds = [], {job.regions: job for job in jobs}
+    known = _kept(places, list(kinds.values()))
+    for regions, job in kinds.items():
+        found = known[regions]
         measured = {name: _mean([each[name] for each in found]) for name in ("coverage", "error")}
         kind = {"partition": job.partition, "features": list(job.features), "census": job.census}
         row: dict[str, Any] = {**kind, "shuffled": job.shuffled, **measured, "said": found[0]["said"]}
@@ -54,6 +58,34 @@ def error_bars(places: Sequence[Place], jobs: Sequence[Job]) -> list[dict[str, A
             row["precautions"] = {name: _mean([each["precautions"][name] for each in found]) for name in PRECAUTIONS}
         rows.append(row)
     return rows
+
+
+def _kept(places: Sequence[Place], jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
+    """Name of regions -> what was found in each place: a file of its own each, made if it is not there of the same regions."""
+    plan = [(place, job, f"error-bars-{job.regions}", _made_of(place, job)) for job in jobs for place in places]
+    missing = [(place, job, name, of) for place, job, name, of in plan if not _known_of(place, name, of)]
+    if missing:
+        crowd = Crowd.of(places[0].dataset)
+        with track("error bars", len(missing), quiet=True) as tracker:  # lines, as of the other cells
+            for done, (place, job, name, of) in enumerate(missing):
+                tracker.step(done, f"seed {place.seed}, {job.regions}")
+                write_cell(place, name, _one(place, job, crowd) | {"of": of})
+    found: dict[str, list[dict[str, Any]]] = {job.regions: [] for job in jobs}
+    for place, job, name, _ in plan:
+        found[job.regions].append(read_cell(place.path.parent, place.seed, name))
+    return found
+
+
+def _made_of(place: Place, job: Job) -> dict[str, Any]:
+    """What else than code they depend on."""
+    regions = read_manifest(place.regions(job), REGIONS).content_hash
+    asked = {"level": LEVEL, "precautions": list(PRECAUTIONS), "metrics": list(METRICS)}
+    return {"dataset": place.dataset.manifest.content_hash, "regions": regions, **asked}
+
+
+def _known_of(place: Place, name: str, of: Mapping[str, Any]) -> bool:
+    there = (place.path / f"{name}.json").exists()
+    return there and read_cell(place.path.parent, place.seed, name).get("of") == of
 
 
 def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:

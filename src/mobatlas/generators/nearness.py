@@ -13,7 +13,7 @@ from mobatlas.data.vocabulary import Vocabulary
 KNOTS = 8  # at 0, 0.5, 1.5, 3.5 ... 63.5 km: each is a unit of log2(1 + 2 km)
 KM = math.pi / 180 * 6_371  # of a degree of latitude
 ANCHORS = 2
-KEPT = 2**23  # numbers: 32 MB of each anchor
+KEPT = 2**23  # numbers: 32 MB of each anchor, at most
 
 
 class Nearness(nn.Module):
@@ -60,9 +60,12 @@ class Nearness(nn.Module):
 
     def _distances(self, anchors: Tensor) -> list[Tensor]:
         """Hats of both anchors; a denoiser asks for the same people at every step, and they are kept if they are not large."""
-        if self._seen is not None and self._seen[0] is anchors:
+        kind = anchors.device.type
+        # as they will be multiplied, so that they are not made so at every step
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else anchors.dtype
+        if self._seen is not None and self._seen[0] is anchors and self._seen[1][0].dtype == dtype:
             return self._seen[1]
-        hats = [self._hats(anchors[:, 2 * a : 2 * a + 2]) for a in range(ANCHORS)]
+        hats = [self._hats(anchors[:, 2 * a : 2 * a + 2]).to(dtype) for a in range(ANCHORS)]
         self._seen = (anchors, hats) if hats[0].numel() <= KEPT else None
         return hats
 

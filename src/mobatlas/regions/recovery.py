@@ -17,16 +17,16 @@ mu0 are the population's, and the rest of it is one more region.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
-from mobatlas.regions.bins import Deviations, Ints, Part, Strata, Stratum, Variances, deviance, maps_of, strata
+from mobatlas.regions.bins import Deviations, Part, Strata, Stratum, Variances, maps_of, strata
 from mobatlas.regions.counted import calibrate_composition
 from mobatlas.regions.gaussian import Doubt, Fit, Problem, independent, nonnegative
 from mobatlas.regions.geography import surface
@@ -36,18 +36,10 @@ from mobatlas.regions.population import with_rest
 from mobatlas.regions.table import Aggregates, Composition, Floats, Regions, mean_over_regions
 from mobatlas.regions.transfer import FEWEST as FEWEST_BLOCKED
 from mobatlas.regions.transfer import Blocks, confounding
+from mobatlas.regions.variances import fit_variances
 
 log = logging.getLogger("mobatlas")
-FIT_CELLS, FIT_BINS = 200_000, 64  # the variances are fitted on so many regions x bins, but at least on so many bins
-SCALE_CELLS = 2_000_000  # so is the scale of a stratum, on bins evenly spaced among its own
-# Log variance of an attribute relative to what is a group's own, a priori: mean and standard deviation. Lowered from equal
-# shares because intervals were too wide in simulated cities, whose groups share little by construction; the paper's Figure
-# "Pairwise JSD" (all pairs nearly equally far apart) speaks for the same, but is not where the number comes from.
-RATIO_PRIOR = (np.log(0.15), 1.0)
-STRATUM_SPREAD = 3.0  # prior standard deviation of the log scale of a stratum around the overall one
 HETEROSCEDASTIC = (0.2, 10.0)  # bounds of a group's noise variance relative to the population's: it grows with the mean
-EFFECT_PRIOR = (np.log(0.1), 2.0)  # of log omega
-SCALE_PRIOR = (np.log(0.02), 3.0)  # of log lambda: groups differ by about a seventh of a person's standard deviation
 # Where people chose their regions, aggregates also follow composition because places with other people are other places. Such
 # contextual slopes are not group differences, and only their size tells: groups are assumed to explain at most so much of the
 # variance between people (categories by age and sex in the Santiago survey: 0.05), and a slope beyond it is believed in that
@@ -56,7 +48,6 @@ GROUPS_EXPLAIN = 0.1
 # Nor do they differ by more than about this times the mean: a tenth of its variance would be several times what a rare bin
 # has. `groups_explain` scales both.
 RELATIVE = 1.0
-BOUNDS = (-14.0, 6.0)  # of the logarithms
 METHODS = ("bayes", "least-squares", "simplex")
 UNHEARD = 2e-4  # of what is seen: slopes that predict less are none to speak of
 MOSTLY_PRIOR = 0.5  # information about a group below which its means are more assumption than data
@@ -199,7 +190,7 @@ def _bayes(
     problem = Problem(shares, aggregates.n, doubt, factors, centring, covariates)
     y = Deviations(aggregates.values, mu0, scale, aggregates.noise)
     members = strata(aggregates.features, mu0 / scale)
-    ratios, overall, fitted = _fit(problem, y, members, most is not None)
+    ratios, overall, fitted = fit_variances(problem, y, members, most is not None)
     holds = {} if most is None else _transfer(problem, y, places, members, fitted)
     believed = np.ones(len(mu0))
     for name, bins in members.items():
@@ -223,21 +214,6 @@ def _bayes(
         believed=believed,
         transfer=holds,
     )
-
-
-def _fit(
-    problem: Problem, y: Deviations, members: Strata, effects: bool
-) -> tuple[Floats, Variances, dict[Stratum, Variances]]:
-    """Shares of the attributes, the variances of all bins together, and those of each stratum."""
-    published = y.published(np.arange(len(y.mean)))
-    chosen = list(y.parts(problem, _most_telling(y)))
-    ratios, effect, scale = _fit_variances(chosen, problem, published, effects)
-    overall = Variances(problem.prior(ratios), scale, effect, published)
-    fitted = {}
-    for name, bins in members.items():
-        parts = list(y.parts(problem, _thinned(bins, len(problem.n))))
-        fitted[name] = _fit_scale(parts, problem, overall._replace(published=y.published(bins)))
-    return ratios, overall, fitted
 
 
 def _posteriors(
@@ -318,68 +294,10 @@ def _factors(groups: Groups) -> tuple[list[str], tuple[Floats, ...]]:
     return list(useful), (*useful.values(), np.eye(len(groups)))
 
 
-def _fit_variances(
-    parts: Sequence[Part], problem: Problem, published: Floats, effects: bool
-) -> tuple[Floats, float, float]:
-    """Shares of the attributes in the variance between groups, the region effect relative to it, and its scale."""
-    attributes = len(problem.factors) - 1
-
-    def unpack(x: Floats) -> tuple[Floats, float, float]:
-        rho = np.exp(np.append(x[1 : 1 + attributes], 0.0))
-        effect = float(np.exp(x[-1])) if effects else 0.0
-        return rho / rho.sum(), effect, float(np.exp(x[0]))
-
-    def objective(x: Floats) -> float:
-        rho, effect, scale = unpack(x)
-        penalty = (((x[1 : 1 + attributes] - RATIO_PRIOR[0]) / RATIO_PRIOR[1]) ** 2).sum()
-        penalty += ((x[0] - SCALE_PRIOR[0]) / SCALE_PRIOR[1]) ** 2
-        if effects:
-            penalty += ((x[-1] - EFFECT_PRIOR[0]) / EFFECT_PRIOR[1]) ** 2
-        return float(penalty) + deviance(parts, problem, Variances(problem.prior(rho), scale, effect, published))
-
-    start = np.concatenate(
-        ([SCALE_PRIOR[0]], np.full(attributes, RATIO_PRIOR[0]), [EFFECT_PRIOR[0]] if effects else [])
-    )
-    bounds = [BOUNDS, *[(-6.0, 6.0)] * attributes, *([BOUNDS] if effects else [])]
-    found = optimize.minimize(objective, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 60})
-    return unpack(found.x)
-
-
-def _fit_scale(parts: Sequence[Part], problem: Problem, start: Variances) -> Variances:
-    """Frequent bins differ more between groups, in units of noise, than rare ones: each stratum has its own scale."""
-    overall = np.log(start.scale)
-
-    def objective(x: float) -> float:
-        prior = ((x - overall) / STRATUM_SPREAD) ** 2
-        return float(prior) + deviance(parts, problem, start._replace(scale=float(np.exp(x))))
-
-    found = optimize.minimize_scalar(
-        objective, bounds=(overall - 6, overall + 4), method="bounded", options={"xatol": 0.02}
-    )
-    return start._replace(scale=float(np.exp(found.x)))
-
-
 def _person_sd(aggregates: Aggregates, mu0: Floats) -> Floats:
     """Standard deviation between people; where nobody measured it, as if visits were Poisson."""
     variance = mu0 if aggregates.spread is None else np.maximum(aggregates.spread, 0.1 * mu0)
     return np.sqrt(np.maximum(variance, 1 / aggregates.n.sum()))
-
-
-def _thinned(bins: Ints, regions: int) -> Ints:
-    """Enough of them to tell one variance by."""
-    most = max(SCALE_CELLS // regions, FIT_BINS)
-    return bins if len(bins) <= most else bins[np.linspace(0, len(bins) - 1, most).astype(np.int64)]
-
-
-def _most_telling(y: Deviations) -> Ints:
-    """The most frequent bins, those without suppressed cells first."""
-    enough = max(FIT_CELLS // len(y.values), FIT_BINS)
-    order = np.argsort(-y.mean, kind="stable")
-    complete = y.complete[order]
-    chosen = order[complete][:enough]
-    if len(chosen) < FIT_BINS:
-        chosen = np.concatenate([chosen, order[~complete][: FIT_BINS - len(chosen)]])
-    return chosen
 
 
 def _least_squares(composition: Composition, aggregates: Aggregates, on_simplex: bool) -> Recovery:

@@ -19,9 +19,10 @@ from mobatlas.features import SoftTrajectories, Trajectories
 from mobatlas.generators.autoregressive.conditioning import begin_as, told
 from mobatlas.generators.autoregressive.config import WriterConfig
 from mobatlas.generators.autoregressive.script import Script, Tokens
-from mobatlas.generators.autoregressive.writing import LATENT, TILE, spread, stream, tiles
+from mobatlas.generators.autoregressive.writing import LATENT
 from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
 from mobatlas.generators.devices import autocast
+from mobatlas.generators.tiles import TILE, spread, stream, tiles
 from mobatlas.generators.training import Share, Stage, Trainer
 from mobatlas.generators.weights import load_weights, save_weights
 from mobatlas.groups import Groups

@@ -14,6 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mobatlas.data.vocabulary import BOS, EOS, HOME, MASK, PAD
 from mobatlas.generators.latent_diffusion.config import AutoencoderConfig
+from mobatlas.generators.tiles import draw
 
 
 class Autoencoder(nn.Module):
@@ -139,7 +140,7 @@ class Autoencoder(nn.Module):
 class _Choice:
     """Bans tokens that no trajectory holds, an end before the first token, and ends elsewhere than at the lengths given.
 
-    With `noise` the largest score is a draw: Gumbel noise from a generator of its own, as much at every step whoever has ended,
+    With `noise` the only score left is a draw: one number a row at every step, from a generator of its own, whoever has ended,
     so that a row depends on its place in the batch alone.
     """
 
@@ -148,9 +149,6 @@ class _Choice:
 
     def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
         done = tokens.shape[1] - 1  # tokens so far, without BOS
-        if self.noise is not None:
-            exponential = torch.empty(scores.shape).exponential_(generator=self.noise)
-            scores = scores - exponential.log().to(scores.device)
         scores[:, [PAD, BOS, MASK]] = -torch.inf
         if done == 0:
             scores[:, EOS] = -torch.inf
@@ -158,7 +156,11 @@ class _Choice:
             ends = self.lengths.repeat_interleave(len(scores) // len(self.lengths)) <= done  # (batch * beams,)
             scores[~ends, EOS] = -torch.inf
             scores[ends] = torch.where(torch.arange(scores.shape[1], device=scores.device) == EOS, 0.0, -torch.inf)
-        return scores
+        if self.noise is None:
+            return scores
+        # one number a row: noise of every token, of which the largest is as good a draw, would take ten times as long
+        token = draw(scores, torch.rand(len(scores), generator=self.noise, dtype=torch.float64))
+        return torch.full_like(scores, -torch.inf).scatter_(1, token[:, None], 0.0)
 
 
 def with_end(tokens: Tensor, length: int) -> Tensor:

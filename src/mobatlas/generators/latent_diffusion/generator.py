@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,12 @@ from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusion
 from mobatlas.generators.latent_diffusion.diffusion import noise_schedule, rollout
 from mobatlas.generators.latent_diffusion.dit import DiT, Estimate
 from mobatlas.generators.latent_diffusion.latents import Latents, encode_split, set_statistics
+from mobatlas.generators.tiles import TILE, spread, stream, tiles
 from mobatlas.generators.training import Share, Stage, Trainer
 from mobatlas.generators.weights import load_weights, save_weights
 from mobatlas.groups import Groups
 
 log = logging.getLogger("mobatlas")
-TILE = 256
 ENOUGH = 0.95  # of held-out tokens reconstructed
 VALIDATED = 2_048  # trajectories
 LATENTS = "latents.npy"
@@ -244,9 +244,9 @@ class LatentDiffusion:
         groups = np.full(n, UNKNOWN, dtype=np.int64) if groups is None else groups
         anchors = np.full((n, 4), np.nan) if anchors is None else anchors
         made = np.full((n, self.max_length), PAD)
-        for number, rows, places in _tiles(first, n):
-            ends = None if lengths is None else _spread(lengths[rows], places)
-            told, where = _spread(groups[rows], places), _spread(anchors[rows], places)
+        for number, rows, places in tiles(first, n):
+            ends = None if lengths is None else spread(lengths[rows], places)
+            told, where = spread(groups[rows], places), spread(anchors[rows], places)
             made[rows] = self._sample_tile(number, told, where, seed, ends)[places].numpy()
         valid = made != PAD
         offsets = np.concatenate(([0], np.cumsum(valid.sum(1))))
@@ -260,12 +260,12 @@ class LatentDiffusion:
 
     def _write(self, latents: Tensor, number: int, seed: int, lengths: Tensor | None = None) -> Tensor:
         """Tokens of a tile."""
-        noise = _generator(seed, number, TOKENS) if self.config.diffusion.decoding == "draw" else None
+        noise = stream(seed, number, TOKENS) if self.config.diffusion.decoding == "draw" else None
         return self.autoencoder.decode(latents, lengths, noise=noise)
 
     def _noise(self, number: int, seed: int) -> Tensor:
         shape = (TILE, self.max_length, self.config.autoencoder.latent)
-        return torch.randn(shape, generator=_generator(seed, number, LATENT)).to(self.device)
+        return torch.randn(shape, generator=stream(seed, number, LATENT)).to(self.device)
 
     def roll_out(
         self,
@@ -315,8 +315,8 @@ class LatentDiffusion:
         if early and self.network.words is not None:
             stop = 1 + int(np.random.default_rng([seed, EARLY]).integers(self.config.diffusion.steps))
         parts = []
-        for number, rows, places in _tiles(0, len(groups)):
-            told, where = _spread(groups[rows], places), _spread(anchors[rows], places)
+        for number, rows, places in tiles(0, len(groups)):
+            told, where = spread(groups[rows], places), spread(anchors[rows], places)
             noise = self._noise(number, seed)
             found = self.roll_out(noise, told, where, differentiable=differentiable, stop=stop)
             if stop is not None and found.words is not None:
@@ -340,26 +340,6 @@ class LatentDiffusion:
 
     def _networks(self) -> dict[str, nn.Module]:
         return {"autoencoder": self.autoencoder, "denoiser": self.network}
-
-
-def _generator(seed: int, number: int, stream: int) -> torch.Generator:
-    """Random numbers of a tile."""
-    state = np.random.SeedSequence([seed, number, stream]).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(state[0] >> 1))
-
-
-def _tiles(first: int, n: int) -> Iterator[tuple[int, slice, slice]]:
-    """Tiles that hold samples `first` to `first + n`: the tile's number, which rows of the n, which places of the tile."""
-    for number in range(first // TILE, -(-(first + n) // TILE)):
-        start, stop = max(first, number * TILE), min(first + n, (number + 1) * TILE)
-        yield number, slice(start - first, stop - first), slice(start - number * TILE, stop - number * TILE)
-
-
-def _spread(values: Any, places: slice) -> Any:
-    """Values at their places of a tile; the other places repeat the first, they are computed and thrown away."""
-    out = np.repeat(values[:1], TILE, axis=0)
-    out[places] = values
-    return out
 
 
 def _create(config: LatentDiffusionConfig, dataset: TrajectoryDataset, seed: int) -> LatentDiffusion:

@@ -15,9 +15,10 @@ from mobatlas.errors import MobatlasError
 from mobatlas.features import SoftTrajectories, Trajectories, monday
 from mobatlas.generators.autoregressive.network import valid, with_end
 from mobatlas.generators.autoregressive.script import flat, padded
-from mobatlas.generators.autoregressive.writing import START, TIMES, TOKENS, Chance, draw
+from mobatlas.generators.autoregressive.writing import START, TIMES, TOKENS, Chance
 from mobatlas.generators.base import Floats, Ints
 from mobatlas.generators.point_process.network import TimedTransformer
+from mobatlas.generators.tiles import draw
 
 
 @dataclass(frozen=True)
