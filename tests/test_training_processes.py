@@ -200,12 +200,15 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_half_file(
 
 
 IN_TWO_PROCESSES = """
-import os, signal, sys
+import atexit, os, signal, sys
 from dataclasses import replace
 from pathlib import Path
+import torch
 from mobatlas.generators.training import Stopped
 from tests.trainers import at_step, make_stage, make_trainer
 folder = Path(sys.argv[1])
+talking = torch.distributed.is_initialized
+atexit.register(lambda: (folder / f"talking-{trainer.share.rank}").write_text(str(talking())))  # runs last
 trainer = make_trainer(folder, devices=2, log_every=1)
 stage = make_stage(dropout=0.0, examples_per_step=16)
 trainer.path("cache.npy").touch()
@@ -231,6 +234,8 @@ def test_two_processes_go_down_the_same_losses_as_one(tmp_path: Path, folder: Pa
     assert run.returncode == 0, run.stderr
     said = "stopped at step 7 of 12 of the mlp; continue with --resume"
     assert [(folder / f"said-{rank}").read_text() for rank in range(2)] == [said, said]
+    parted = [(folder / f"talking-{rank}").read_text() for rank in range(2)]
+    assert parted == ["False", "False"], "threads that talk while Python ends abort the process now and then"
     assert sorted(path.name for path in folder.glob("*.npy")) == ["cache-1.npy", "cache.npy"], "each has its own"
     alone, together = lines(tmp_path / "one" / "training"), lines(folder)
     assert [(line["stage"], line["step"]) for line in together] == [(line["stage"], line["step"]) for line in alone]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -87,7 +88,15 @@ def fabric_on(accelerator: str, devices: int, precision: str) -> Fabric:
         plugins=[LightningEnvironment()],
     )
     fabric.launch()
+    if devices > 1:
+        atexit.register(_part)
     return fabric
+
+
+def _part() -> None:
+    """End the threads that talk to other processes: one that still frees tensors while Python goes away aborts it."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _refuse_other_processes(devices: int) -> None:
