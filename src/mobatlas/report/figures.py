@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mobatlas.regions.table import Composition, Floats
 SHOWN_REGIONS = 60
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # told apart by colour-blind people
 PALETTE = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+DASHES = ("--", "-.", ":")
 HATCHES = ("", "//", "..", "xx", "--", "oo")
 COLOURS = {"identified": BLUE, "partly identified": ORANGE, "not identified": GREY}
 
@@ -35,8 +37,7 @@ def bars_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float]]
                 shift = (number - (len(models) - 1) / 2) * width
                 manner = {"color": PALETTE[number % len(PALETTE)], "hatch": HATCHES[number % len(HATCHES)]}
                 axis.bar(where + shift, value, width, yerr=error, label=label, edgecolor="white", **manner)
-        for (name, level), dash in zip(lines[metric].items(), ("--", "-.", ":"), strict=False):
-            axis.axhline(level, color="black", linestyle=dash, linewidth=1, label=name)
+        _across(axis.axhline, lines[metric])
         axis.set_xticks(range(len(kinds)), kinds, rotation=30, ha="right")
         axis.set_title(metric)
     axes[0][0].set_ylabel(measure)
@@ -60,8 +61,7 @@ def forest_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float
                 shift = 0.3 * ((number + 0.5) / len(models) - 0.5)
                 manner = {"color": PALETTE[number % len(PALETTE)], "fmt": "os^D"[number % 4], "markersize": 4}
                 axis.errorbar(value, where + shift, xerr=error, label=label, capsize=2, linewidth=1, **manner)
-        for (name, level), dash in zip(lines[metric].items(), ("--", "-.", ":"), strict=False):
-            axis.axvline(level, color="black", linestyle=dash, linewidth=1, label=name)
+        _across(axis.axvline, lines[metric])
         axis.set_title(metric)
         axis.grid(axis="y", linewidth=0.3)
     axes[0][0].set_yticks(range(len(kinds)), kinds)
@@ -70,6 +70,12 @@ def forest_figure(path: Path, bars: Bars, lines: Mapping[str, Mapping[str, float
     _legend_below(figure, axes[0], models)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def _across(line: Callable[..., Any], levels: Mapping[str, float]) -> None:
+    """What all of a panel share, drawn by its `axhline` or `axvline`."""
+    for (name, level), dash in zip(levels.items(), itertools.cycle(DASHES), strict=False):
+        line(level, color="black", linestyle=dash, linewidth=1, label=name)
 
 
 def _legend_below(figure: Any, axes: Sequence[Any], models: Sequence[str]) -> None:
