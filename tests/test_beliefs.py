@@ -56,11 +56,11 @@ def of_rare() -> Regions:
 def test_of_what_is_rare_groups_are_believed_to_differ_by_no_more_than_its_mean(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A tenth of the variance between people would be several times the mean of what one in fifty does."""
+    """A share of the variance between people would be several times the mean of what one in fifty does."""
     held = recover(of_rare(), quiet=True)
     assert held.means[1, 0] < 5 * held.baseline[0]
     assert recover(of_rare(), groups_explain=100, quiet=True).means[1, 0] == pytest.approx(0.4, rel=0.1)
-    monkeypatch.setattr("mobatlas.regions.recovery.RELATIVE", 100.0)
+    monkeypatch.setattr("mobatlas.regions.recovery.RARE", 1e-5)
     assert recover(of_rare(), quiet=True).means[1, 0] > 2 * held.means[1, 0]
 
 

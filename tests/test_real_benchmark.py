@@ -12,7 +12,8 @@ import pytest
 
 from mobatlas import MobatlasError
 from mobatlas.benchmark import prediction
-from mobatlas.benchmark.error_bars import KNOWN, PRECAUTIONS, RECOVERED, RESIDENCE, judged
+from mobatlas.benchmark.cells import Bench, Job, Place
+from mobatlas.benchmark.error_bars import KNOWN, PRECAUTIONS, RECOVERED, RESIDENCE, coverage, error_bars, error_left
 from mobatlas.benchmark.people import Crowd
 from mobatlas.benchmark.real import FOUR_VISITS, SHIFT, _collapsed, real_jobs, run
 from mobatlas.config import CityConfig, load_run
@@ -23,6 +24,7 @@ from mobatlas.evaluation.models import draw_groups, sample_groups
 from mobatlas.features import Trajectories
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery import Recovery
+from mobatlas.regions.table import Floats
 from mobatlas.report.questions import write_question
 from mobatlas.report.real import headline_tables, real_tables, write_real_page
 from tests.tiny import OPTIONS, fitted
@@ -74,7 +76,9 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
         view: row["metrics"]["poi"] for row in found["rows"] if (view := row["anchors"]) and row["model"] == "strong"
     }
     assert metrics[SHIFT]["floor"] != metrics["group"]["floor"] != metrics[FOUR_VISITS]["floor"]
-    assert all(0 <= row["coverage"] <= 1 and row["error"] >= 0 for row in found["error_bars"])
+    assert all(0 <= each <= 1 for row in found["error_bars"] for each in row["coverage"].values())
+    assert [list(row["coverage"]) for row in found["error_bars"]] == [row["features"] for row in found["error_bars"]]
+    assert all(row["error"] >= 0 for row in found["error_bars"])
     bands = [row for row in found["error_bars"] if row["features"] == ["distance"]]
     assert [row["census"] for row in bands] == [False, True]
     assert all(list(row["precautions"]) == list(PRECAUTIONS) for row in bands)
@@ -187,19 +191,53 @@ def test_other_days_are_told_in_the_words_of_the_training_people(survey: Path, t
     assert found.tokens.tolist() == [4, 6, 4, 7] and found.offsets.tolist() == [0, 3, 4]
 
 
-def test_error_bars_are_judged_by_whether_they_hold_the_truth() -> None:
-    groups = Groups.of({"age": ("a", "b")})
-    means, sd = np.array([[1.0, 2.0], [3.0, 4.0]]), 0.1
-    recovery = Recovery(
-        groups,
-        ("f:1", "f:2"),
+def test_error_bars_are_those_of_the_belief_that_models_were_given(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+    job = Job("home_district", "tilt", features=("category",))
+
+    def left(**values: float) -> float:
+        place = Place(tmp_path / "seed-0", 0, Bench("", values, data=dataset.path))
+        place.prepared()
+        [row] = error_bars([place], [job])
+        assert row["precautions"]["all"] != row["precautions"]["map"]
+        return float(row["error"])
+
+    assert left() != left(groups_explain=1e-9), "kept ones are of the other belief"
+    assert left(groups_explain=1e-9) == pytest.approx(1, abs=0.01)  # groups are everybody
+
+
+def of_means(means: Floats, sd: float, features: tuple[str, ...]) -> Recovery:
+    """What two groups are believed to do, each mean with the same error bar."""
+    count = len(features)
+    return Recovery(
+        Groups.of({"age": ("a", "b")}),
+        features,
         means,
-        np.repeat((sd**2 * np.eye(2))[None], 2, 0),
-        np.ones((2, 2)),
+        np.repeat((sd**2 * np.eye(2))[None], count, 0),
+        np.ones((2, count)),
         means.mean(0),
         np.ones(2) / 2,
         {},
     )
-    assert judged(recovery, means) == {"coverage": 1.0, "error": 0.0}
-    wrong = judged(recovery, means + np.array([[0.1, 0.3], [0.0, 0.0]]))
-    assert wrong["coverage"] == 0.75 and 0 < wrong["error"] < 1
+
+
+def test_error_bars_are_judged_by_whether_they_hold_the_truth() -> None:
+    means, features = np.array([[1.0, 2.0, 5.0], [3.0, 4.0, 6.0]]), ("f:1", "f:2", "g:1")
+    recovery, exact = of_means(means, 0.1, features), np.zeros((2, 3))
+    assert coverage(recovery, means, exact) == {"f": 1.0, "g": 1.0} and error_left(recovery, means) == 0.0
+    moved = means + np.array([[0.1, 0.3, 0.0], [0.0, 0.0, 0.3]])
+    assert coverage(recovery, moved, exact) == {"f": 0.75, "g": 0.5} and 0 < error_left(recovery, moved) < 1
+    assert coverage(recovery, moved, exact + 0.3**2) == {"f": 1.0, "g": 1.0}, "so few people may stray so far"
+    moved[1] = np.nan
+    assert coverage(recovery, moved, exact) == {"f": 0.5, "g": 1.0}, "nobody of the second group was tested"
+
+
+def test_error_bars_hold_as_often_as_they_say_whatever_is_behind_the_aggregates() -> None:
+    """Bayes' rule for normal means by hand: the data themselves lie outside of the bars far oftener than new people do."""
+    rng, count, noise, apart = np.random.default_rng(0), 4_000, 0.3, 0.1
+    truth = apart * rng.normal(size=(2, count))
+    data, others = (truth + noise * rng.normal(size=truth.shape) for _ in range(2))
+    kept = apart**2 / (apart**2 + noise**2)
+    recovery = of_means(kept * data, np.sqrt(kept) * noise, tuple(f"f:{place}" for place in range(count)))
+    assert coverage(recovery, truth, np.zeros_like(truth))["f"] == pytest.approx(0.9, abs=0.02)
+    assert coverage(recovery, others, np.full_like(truth, noise**2))["f"] == pytest.approx(0.9, abs=0.02)
+    assert coverage(recovery, data, np.zeros_like(truth))["f"] < 0.5

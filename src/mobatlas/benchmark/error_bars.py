@@ -9,10 +9,11 @@ live show, against test people, what comes of them before any generator. What is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy import sparse
+from scipy import sparse, special
 
 from mobatlas.artifacts import read_manifest
 from mobatlas.benchmark.cells import PARTITIONS, Job, Place, read_cell, write_cell
@@ -20,6 +21,7 @@ from mobatlas.benchmark.people import METRICS, Crowd
 from mobatlas.benchmark.reweight import RIDGE, person_features
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.progress import track
+from mobatlas.regions.bins import maps_of
 from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import load_assignment, load_regions
 from mobatlas.regions.recovery import Recovery, recover
@@ -29,6 +31,7 @@ from mobatlas.supervision.tilt import fit_tilt
 
 KNOWN, RECOVERED, RESIDENCE = "known means", "recovered means", "residence"  # by which training people are weighed
 LEVEL = 0.9  # of the error bars that are checked
+FEW = 30  # visits of a group's training people, which do not tell a spread
 TRUST = 1e6  # groups may differ as much as regions say
 # More in each than in the one before: doubt of the composition; regions that differ by themselves, and by themselves in each
 # feature map; a surface over the map, and belief in what holds all over it; a limit to what groups explain, which is all.
@@ -47,7 +50,10 @@ def error_bars(places: Sequence[Place], jobs: Sequence[Job]) -> list[dict[str, A
     known = _kept(places, list(kinds.values()))
     for regions, job in kinds.items():
         found = known[regions]
-        measured = {name: _mean([each[name] for each in found]) for name in ("coverage", "error")}
+        measured: dict[str, Any] = {"error": _mean([each["error"] for each in found])}
+        measured["coverage"] = {
+            name: _mean([each["coverage"][name] for each in found]) for name in found[0]["coverage"]
+        }
         kind = {"partition": job.partition, "features": list(job.features), "census": job.census}
         row: dict[str, Any] = {**kind, "shuffled": job.shuffled, **measured, "said": found[0]["said"]}
         row["people"] = {
@@ -79,8 +85,8 @@ def _kept(places: Sequence[Place], jobs: Sequence[Job]) -> dict[str, list[dict[s
 def _made_of(place: Place, job: Job) -> dict[str, Any]:
     """What else than code they depend on."""
     regions = read_manifest(place.regions(job), REGIONS).content_hash
-    asked = {"level": LEVEL, "precautions": list(PRECAUTIONS), "metrics": list(METRICS)}
-    return {"dataset": place.dataset.manifest.content_hash, "regions": regions, **asked}
+    asked = {"level": LEVEL, "few": FEW, "precautions": list(PRECAUTIONS), "metrics": list(METRICS)}
+    return {"dataset": place.dataset.manifest.content_hash, "regions": regions, **asked, **_asked(place)}
 
 
 def _known_of(place: Place, name: str, of: Mapping[str, Any]) -> bool:
@@ -91,9 +97,11 @@ def _known_of(place: Place, name: str, of: Mapping[str, Any]) -> bool:
 def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
     dataset, regions = place.dataset, load_regions(place.regions(job))
     phi, parents = person_features(dataset, regions), dataset.vocabulary.parents
-    recovery = recover(regions, parents=parents, quiet=True)
+    believe = partial(recover, regions, parents=parents, quiet=True)
+    recovery = believe(**_asked(place))
     known = _group_means(dataset, phi, "train")
-    found: dict[str, Any] = judged(recovery, known)
+    found: dict[str, Any] = {"error": error_left(recovery, known)}
+    found["coverage"] = coverage(recovery, _group_means(dataset, phi, "test"), _chance(recovery, dataset, phi))
     found["said"] = confounding(recovery)
     people = np.intersect1d(dataset.split_people("train"), dataset.person)
     wanted = {KNOWN: np.where(np.isnan(known), recovery.means, known), RECOVERED: recovery.means}
@@ -103,33 +111,71 @@ def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
         if region is not None:
             found["people"][RESIDENCE] = crowd.closed(lives_by(believed_shares(regions), region))
         truth = _group_means(dataset, phi, "val")
-        ways = {name: recover(regions, parents=parents, quiet=True, **way) for name, way in PRECAUTIONS.items()}
-        found["precautions"] = {name: judged(way, truth)["error"] for name, way in ways.items()}
+        ways = {name: believe(**{**_asked(place), **way}) for name, way in PRECAUTIONS.items()}
+        found["precautions"] = {name: error_left(way, truth) for name, way in ways.items()}
     return found
 
 
-def judged(recovery: Recovery, truth: np.ndarray) -> dict[str, float]:
-    """How often the truth lies within the error bars, and the distance that is left to it, 1 being the population's.
+def _asked(place: Place) -> dict[str, Any]:
+    """How models of this place believe their regions."""
+    return {name: value for name, value in place.bench.values.items() if name == "groups_explain"}
 
-    Groups whose truth (groups, features) is NaN are left out.
-    """
-    low, high = recovery.interval(LEVEL)
-    scale = np.sqrt(np.maximum(recovery.baseline, 1e-6))
-    known = ~np.isnan(truth).any(1)
+
+def error_left(recovery: Recovery, truth: np.ndarray) -> float:
+    """The distance to the truth (groups, features), 1 being that of the population's mean; groups without one are NaN."""
+    scale, known = np.sqrt(np.maximum(recovery.baseline, 1e-6)), ~np.isnan(truth).any(1)
     left, whole = (
         float(np.linalg.norm(((means - truth) / scale)[known])) for means in (recovery.means, recovery.baseline)
     )
-    inside = ((truth >= low) & (truth <= high))[known]
-    return {"coverage": float(np.mean(inside)), "error": left / max(whole, 1e-12)}
+    return left / max(whole, 1e-12)
+
+
+def coverage(recovery: Recovery, truth: np.ndarray, chance: np.ndarray) -> dict[str, float]:
+    """Feature map -> how often error bars hold the means of people of whom nothing was told (groups, features).
+
+    An error bar is about a group, and those people are a sample of it, so bars are widened by the variance `chance` of their
+    means. The people behind the aggregates would not do: their means are the data, noise and all, which recovery smooths.
+    """
+    wide = special.ndtri(0.5 + LEVEL / 2) * np.sqrt(recovery.sd**2 + chance)  # (groups, features)
+    inside = (np.abs(truth - recovery.means) <= wide)[~np.isnan(truth).any(1)]
+    return {name: float(inside[:, bins].mean()) for name, bins in maps_of(recovery.features).items()}
+
+
+def _chance(recovery: Recovery, dataset: TrajectoryDataset, phi: sparse.csr_array) -> np.ndarray:
+    """Variance of the means of a group's test people (groups, features), by the spread between its training people."""
+    tested = np.array([max(len(some), 1) for some in _members(dataset, "test")])
+    return np.asarray(_spread_of(recovery, dataset, phi) / tested[:, None])
+
+
+def _spread_of(recovery: Recovery, dataset: TrajectoryDataset, phi: sparse.csr_array) -> np.ndarray:
+    """Variance between people of a group (groups, features), of training people; too few visits: everybody's, by the mean."""
+    members = _members(dataset, "train")
+    every = _moments(phi[np.concatenate(members)])
+    disperse = np.divide(every[1], every[0], out=np.zeros_like(every[1]), where=every[0] > 0)
+    rows = []
+    for some, mean in zip(members, recovery.means, strict=True):
+        own = _moments(phi[some]) if len(some) else (np.zeros_like(mean), np.zeros_like(mean))
+        rows.append(np.where(own[0] * len(some) >= FEW, own[1], mean * disperse))
+    return np.stack(rows)
+
+
+def _moments(phi: sparse.csr_array) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of each feature."""
+    mean, square = (np.asarray(each.mean(0)).ravel() for each in (phi, phi.multiply(phi)))
+    return mean, square - mean**2
 
 
 def _group_means(dataset: TrajectoryDataset, phi: Any, split: str) -> np.ndarray:
     """Of labelled people of a split, (groups, features); NaN for a group that has none there."""
+    nobody = np.full(phi.shape[1], np.nan)
+    return np.stack([_moments(phi[some])[0] if len(some) else nobody for some in _members(dataset, split)])
+
+
+def _members(dataset: TrajectoryDataset, split: str) -> list[np.ndarray]:
+    """Of each group, the people of a split who have trajectories."""
     people, group = np.intersect1d(dataset.split_people(split), dataset.person), dataset.person_groups()
     assert dataset.groups is not None  # or there would be no regions of them
-    members = [people[group[people] == number] for number in range(len(dataset.groups))]
-    nobody = np.full(phi.shape[1], np.nan)
-    return np.stack([np.asarray(phi[some].mean(0)).ravel() if len(some) else nobody for some in members])
+    return [people[group[people] == number] for number in range(len(dataset.groups))]
 
 
 def _tilted(phi: sparse.csr_array, means: np.ndarray) -> np.ndarray:

@@ -222,16 +222,20 @@ def _divergences(result: Result, view: str) -> Table:
 
 
 def _error_bars(result: Result) -> Table:
+    maps = list(dict.fromkeys(name for row in result["error_bars"] for name in row["coverage"]))
+    titles = [f"{name} covered" for name in maps]
     rows: Sequence[tuple[Cell, ...]] = [
-        (regions_label(row), row["coverage"], row["error"], "yes" if row["said"] else "")
+        (regions_label(row), *(row["coverage"].get(name) for name in maps), row["error"], "yes" if row["said"] else "")
         for row in result["error_bars"]
     ]
-    caption = "Recovered group means against those of labelled training people."
+    caption = "Recovered group means against those of labelled people."
     note = (
-        "Covered: how often a 90 % error bar holds the truth. Error left: 1 is that of the population's mean for everybody. "
+        "Covered: how often a 90 % error bar, widened by what chance does to so few, holds the mean of test people. "
+        "Error left: to the means of training people; 1 is that of the population's mean for everybody. "
         "Warned: supervise says that it follows places, or differs by more than groups are believed to explain."
     )
-    return Table(("regions", "covered", "error left", "warned"), tuple(rows), caption, {"covered": SHARE}, note)
+    columns = ("regions", *titles, "error left", "warned")
+    return Table(columns, tuple(rows), caption, dict.fromkeys(titles, SHARE), note)
 
 
 def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
