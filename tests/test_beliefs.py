@@ -53,7 +53,7 @@ def of_rare() -> Regions:
     return replace(made, aggregates=replace(made.aggregates, features=("category:rare", "category:home")))
 
 
-def test_of_what_is_rare_groups_are_believed_to_differ_by_no_more_than_its_mean(
+def test_of_what_is_rare_groups_are_believed_to_differ_by_little_more_than_its_mean(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A share of the variance between people would be several times the mean of what one in fifty does."""

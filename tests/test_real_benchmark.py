@@ -9,11 +9,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy import sparse
 
 from mobatlas import MobatlasError
 from mobatlas.benchmark import prediction
 from mobatlas.benchmark.cells import Bench, Job, Place
-from mobatlas.benchmark.error_bars import KNOWN, PRECAUTIONS, RECOVERED, RESIDENCE, coverage, error_bars, error_left
+from mobatlas.benchmark.error_bars import (
+    KNOWN,
+    PRECAUTIONS,
+    RECOVERED,
+    RESIDENCE,
+    Sample,
+    coverage,
+    error_bars,
+    error_left,
+)
 from mobatlas.benchmark.people import Crowd
 from mobatlas.benchmark.real import FOUR_VISITS, SHIFT, _collapsed, real_jobs, run
 from mobatlas.config import CityConfig, load_run
@@ -76,9 +86,10 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
         view: row["metrics"]["poi"] for row in found["rows"] if (view := row["anchors"]) and row["model"] == "strong"
     }
     assert metrics[SHIFT]["floor"] != metrics["group"]["floor"] != metrics[FOUR_VISITS]["floor"]
-    assert all(0 <= each <= 1 for row in found["error_bars"] for each in row["coverage"].values())
-    assert [list(row["coverage"]) for row in found["error_bars"]] == [row["features"] for row in found["error_bars"]]
-    assert all(row["error"] >= 0 for row in found["error_bars"])
+    for row in found["error_bars"]:
+        assert row["error"] >= 0 and (row["cells"] > 0) == (row["coverage"] is not None)
+        assert not row["cells"] or (0 <= row["coverage"] <= 1 and 0.5 < row["coverage_of_labels"] <= 1)
+    assert sum(row["cells"] > 0 for row in found["error_bars"]) > 2
     bands = [row for row in found["error_bars"] if row["features"] == ["distance"]]
     assert [row["census"] for row in bands] == [False, True]
     assert all(list(row["precautions"]) == list(PRECAUTIONS) for row in bands)
@@ -220,24 +231,53 @@ def of_means(means: Floats, sd: float, features: tuple[str, ...]) -> Recovery:
     )
 
 
-def test_error_bars_are_judged_by_whether_they_hold_the_truth() -> None:
-    means, features = np.array([[1.0, 2.0, 5.0], [3.0, 4.0, 6.0]]), ("f:1", "f:2", "g:1")
-    recovery, exact = of_means(means, 0.1, features), np.zeros((2, 3))
-    assert coverage(recovery, means, exact) == {"f": 1.0, "g": 1.0} and error_left(recovery, means) == 0.0
-    moved = means + np.array([[0.1, 0.3, 0.0], [0.0, 0.0, 0.3]])
-    assert coverage(recovery, moved, exact) == {"f": 0.75, "g": 0.5} and 0 < error_left(recovery, moved) < 1
-    assert coverage(recovery, moved, exact + 0.3**2) == {"f": 1.0, "g": 1.0}, "so few people may stray so far"
+def people_of(means: Floats, n: int, spread: float = 0.0) -> Sample:
+    return Sample(np.full(2, float(n)), means, np.full_like(means, spread))
+
+
+def test_error_bars_are_judged_by_whether_they_hold_what_others_do() -> None:
+    means = np.array([[1.0, 2.0, 0.2], [3.0, 4.0, 0.1]])
+    recovery, told = of_means(means, 0.1, ("f:1", "f:2", "f:rare")), people_of(means, 100)
+    assert coverage(recovery, told, people_of(means, 100)) == {"coverage": 1.0, "coverage_of_labels": 1.0, "cells": 4}
+    assert error_left(recovery, means) == 0.0
+    moved = means + np.array([[0.1, 0.3, 9.0], [0.0, 0.0, 9.0]])
+    found = coverage(recovery, told, people_of(moved, 100))
+    assert found == {"coverage": 0.75, "coverage_of_labels": 0.5, "cells": 4}, "what is rare tells nothing"
+    assert 0 < (error_left(recovery, means + 0.1) or 0) < 1
+    wide = coverage(recovery, people_of(means, 100, spread=9.0), people_of(moved, 100))
+    assert wide["coverage"] == wide["coverage_of_labels"] == 1.0, "so few people may stray so far"
     moved[1] = np.nan
-    assert coverage(recovery, moved, exact) == {"f": 0.5, "g": 1.0}, "nobody of the second group was tested"
+    assert coverage(recovery, told, people_of(moved, 100))["cells"] == 2, "nobody of the second group was tested"
+    moved[:] = np.nan
+    nothing = {"coverage": None, "coverage_of_labels": None, "cells": 0}
+    assert coverage(recovery, told, people_of(moved, 0)) == nothing and error_left(recovery, moved) is None
 
 
-def test_error_bars_hold_as_often_as_they_say_whatever_is_behind_the_aggregates() -> None:
+def test_error_bars_hold_as_often_as_they_say_though_not_the_data_behind_them() -> None:
     """Bayes' rule for normal means by hand: the data themselves lie outside of the bars far oftener than new people do."""
-    rng, count, noise, apart = np.random.default_rng(0), 4_000, 0.3, 0.1
-    truth = apart * rng.normal(size=(2, count))
+    rng, count, n, spread, apart = np.random.default_rng(0), 4_000, 100, 9.0, 0.1
+    noise = np.sqrt(spread / n)
+    truth = 2 + apart * rng.normal(size=(2, count))
     data, others = (truth + noise * rng.normal(size=truth.shape) for _ in range(2))
     kept = apart**2 / (apart**2 + noise**2)
-    recovery = of_means(kept * data, np.sqrt(kept) * noise, tuple(f"f:{place}" for place in range(count)))
-    assert coverage(recovery, truth, np.zeros_like(truth))["f"] == pytest.approx(0.9, abs=0.02)
-    assert coverage(recovery, others, np.full_like(truth, noise**2))["f"] == pytest.approx(0.9, abs=0.02)
-    assert coverage(recovery, data, np.zeros_like(truth))["f"] < 0.5
+    features = tuple(f"f:{place}" for place in range(count))
+    recovery = of_means(2 + kept * (data - 2), np.sqrt(kept) * noise, features)
+    told = people_of(data, n, spread)
+    found = coverage(recovery, told, people_of(others, n, spread))
+    assert found["coverage"] == pytest.approx(0.9, abs=0.02)
+    assert found["coverage_of_labels"] == pytest.approx(0.9, abs=0.02)
+    exact = people_of(data, n, 0.0)  # as if the data were the truth
+    assert coverage(recovery, exact, people_of(truth, n))["coverage"] == pytest.approx(0.9, abs=0.02)
+    assert coverage(recovery, exact, people_of(data, n))["coverage"] < 0.5
+    surer = of_means(recovery.means, 0.0, features)
+    assert coverage(surer, told, people_of(others, n, spread))["coverage"] < found["coverage"]
+
+
+def test_people_are_summed_up_by_group(dataset: TrajectoryDataset) -> None:
+    phi = sparse.csr_array(np.random.default_rng(0).poisson(1.0, (dataset.people.num_rows, 3)))
+    found = Sample.of(dataset, phi, "test")
+    people, group = np.intersect1d(dataset.split_people("test"), dataset.person), dataset.person_groups()
+    theirs = phi.toarray()[people[group[people] == 1]]
+    assert found.n[1] == len(theirs) > 0
+    np.testing.assert_allclose(found.means[1], theirs.mean(0))
+    np.testing.assert_allclose(found.spread[1], theirs.var(0))

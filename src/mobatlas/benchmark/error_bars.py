@@ -9,6 +9,7 @@ live show, against test people, what comes of them before any generator. What is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,17 +22,18 @@ from mobatlas.benchmark.people import METRICS, Crowd
 from mobatlas.benchmark.reweight import RIDGE, person_features
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.progress import track
-from mobatlas.regions.bins import maps_of
 from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import load_assignment, load_regions
-from mobatlas.regions.recovery import Recovery, recover
+from mobatlas.regions.recovery import GROUPS_EXPLAIN, Recovery, recover
+from mobatlas.regions.table import Floats
 from mobatlas.regions.transfer import confounding
 from mobatlas.supervision.evidence import believed_shares, lives_by, region_of
 from mobatlas.supervision.tilt import fit_tilt
 
 KNOWN, RECOVERED, RESIDENCE = "known means", "recovered means", "residence"  # by which training people are weighed
 LEVEL = 0.9  # of the error bars that are checked
-FEW = 30  # visits of a group's training people, which do not tell a spread
+FEW = 30.0  # visits of test people, which tell something
+MEASURED = ("coverage", "coverage_of_labels", "error")
 TRUST = 1e6  # groups may differ as much as regions say
 # More in each than in the one before: doubt of the composition; regions that differ by themselves, and by themselves in each
 # feature map; a surface over the map, and belief in what holds all over it; a limit to what groups explain, which is all.
@@ -61,7 +63,7 @@ def error_bars(places: Sequence[Place], jobs: Sequence[Job]) -> list[dict[str, A
             for stage in found[0]["people"]
         }
         if job.partition not in PARTITIONS:
-            row["precautions"] = {name: _mean([each["precautions"][name] for each in found]) for name in PRECAUTIONS}
+            row["precautions"] = {name: _known([each["precautions"][name] for each in found]) for name in PRECAUTIONS}
         rows.append(row)
     return rows
 
@@ -85,8 +87,9 @@ def _kept(places: Sequence[Place], jobs: Sequence[Job]) -> dict[str, list[dict[s
 def _made_of(place: Place, job: Job) -> dict[str, Any]:
     """What else than code they depend on."""
     regions = read_manifest(place.regions(job), REGIONS).content_hash
-    asked = {"level": LEVEL, "few": FEW, "precautions": list(PRECAUTIONS), "metrics": list(METRICS)}
-    return {"dataset": place.dataset.manifest.content_hash, "regions": regions, **asked, **_asked(place)}
+    asked = {"level": LEVEL, "few": FEW, "metrics": list(METRICS), "ridge": RIDGE, "groups_explain": GROUPS_EXPLAIN}
+    ways = {"precautions": {name: dict(way) for name, way in PRECAUTIONS.items()}}
+    return {"dataset": place.dataset.manifest.content_hash, "regions": regions, **asked, **ways, **_asked(place)}
 
 
 def _known_of(place: Place, name: str, of: Mapping[str, Any]) -> bool:
@@ -99,9 +102,9 @@ def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
     phi, parents = person_features(dataset, regions), dataset.vocabulary.parents
     believe = partial(recover, regions, parents=parents, quiet=True)
     recovery = believe(**_asked(place))
-    known = _group_means(dataset, phi, "train")
-    found: dict[str, Any] = {"error": error_left(recovery, known)}
-    found["coverage"] = coverage(recovery, _group_means(dataset, phi, "test"), _chance(recovery, dataset, phi))
+    told, tested = (Sample.of(dataset, phi, split) for split in ("train", "test"))
+    known = told.means
+    found: dict[str, Any] = {"error": error_left(recovery, known), **coverage(recovery, told, tested)}
     found["said"] = confounding(recovery)
     people = np.intersect1d(dataset.split_people("train"), dataset.person)
     wanted = {KNOWN: np.where(np.isnan(known), recovery.means, known), RECOVERED: recovery.means}
@@ -110,7 +113,7 @@ def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
         region = region_of(dataset, people, load_assignment(place.regions(job)), regions.composition.regions)
         if region is not None:
             found["people"][RESIDENCE] = crowd.closed(lives_by(believed_shares(regions), region))
-        truth = _group_means(dataset, phi, "val")
+        truth = Sample.of(dataset, phi, "val").means
         ways = {name: believe(**{**_asked(place), **way}) for name, way in PRECAUTIONS.items()}
         found["precautions"] = {name: error_left(way, truth) for name, way in ways.items()}
     return found
@@ -121,61 +124,58 @@ def _asked(place: Place) -> dict[str, Any]:
     return {name: value for name, value in place.bench.values.items() if name == "groups_explain"}
 
 
-def error_left(recovery: Recovery, truth: np.ndarray) -> float:
+def error_left(recovery: Recovery, truth: Floats) -> float | None:
     """The distance to the truth (groups, features), 1 being that of the population's mean; groups without one are NaN."""
     scale, known = np.sqrt(np.maximum(recovery.baseline, 1e-6)), ~np.isnan(truth).any(1)
     left, whole = (
         float(np.linalg.norm(((means - truth) / scale)[known])) for means in (recovery.means, recovery.baseline)
     )
-    return left / max(whole, 1e-12)
+    return left / max(whole, 1e-12) if known.any() else None
 
 
-def coverage(recovery: Recovery, truth: np.ndarray, chance: np.ndarray) -> dict[str, float]:
-    """Feature map -> how often error bars hold the means of people of whom nothing was told (groups, features).
+@dataclass(frozen=True)
+class Sample:
+    """People of a split: how many of each group, what they do on average, and how they vary (groups, features)."""
 
-    An error bar is about a group, and those people are a sample of it, so bars are widened by the variance `chance` of their
-    means. The people behind the aggregates would not do: their means are the data, noise and all, which recovery smooths.
+    n: Floats  # (groups,)
+    means: Floats  # NaN for a group that has nobody
+    spread: Floats  # variance between people
+
+    @classmethod
+    def of(cls, dataset: TrajectoryDataset, phi: sparse.csr_array, split: str) -> Sample:
+        people, group = np.intersect1d(dataset.split_people(split), dataset.person), dataset.person_groups()
+        assert dataset.groups is not None  # or there would be no regions of them
+        members = [people[group[people] == number] for number in range(len(dataset.groups))]
+        nobody = np.full(phi.shape[1], np.nan)
+        means = np.stack([_mean_of(phi[some]) if len(some) else nobody for some in members])
+        squares = np.stack([_mean_of(phi[some].multiply(phi[some])) if len(some) else nobody for some in members])
+        return cls(np.array([float(len(some)) for some in members]), means, np.maximum(squares - means**2, 0))
+
+
+def coverage(recovery: Recovery, told: Sample, tested: Sample) -> dict[str, Any]:
+    """How often error bars hold the means of test people, of whom nothing was told; how often labels would; in how many cells.
+
+    An error bar is about a group, and test people are a sample of it, so bars are widened by what chance does to so many. The
+    people behind the aggregates would not do: their means are the data, noise and all, which recovery smooths. Cells in which
+    `FEW` visits of test people are expected count; in others chance is all. Places are named because training people visit
+    them often, so test people do less, and even bars around what labels tell of training people fall short of their level.
     """
-    wide = special.ndtri(0.5 + LEVEL / 2) * np.sqrt(recovery.sd**2 + chance)  # (groups, features)
-    inside = (np.abs(truth - recovery.means) <= wide)[~np.isnan(truth).any(1)]
-    return {name: float(inside[:, bins].mean()) for name, bins in maps_of(recovery.features).items()}
+    with np.errstate(divide="ignore", invalid="ignore"):  # a group may have nobody
+        chance = told.spread / tested.n[:, None]
+        known = recovery.baseline * tested.n[:, None] >= FEW
+        known &= ~np.isnan(tested.means) & ~np.isnan(told.means)
+        bars = {
+            "coverage": (recovery.means, recovery.sd**2 + chance),
+            "coverage_of_labels": (told.means, told.spread / told.n[:, None] + chance),
+        }
+        wide = special.ndtri(0.5 + LEVEL / 2)
+        inside = {name: np.abs(tested.means - mean) <= wide * np.sqrt(width) for name, (mean, width) in bars.items()}
+    found: dict[str, Any] = {name: float(each[known].mean()) if known.any() else None for name, each in inside.items()}
+    return found | {"cells": int(known.sum())}
 
 
-def _chance(recovery: Recovery, dataset: TrajectoryDataset, phi: sparse.csr_array) -> np.ndarray:
-    """Variance of the means of a group's test people (groups, features), by the spread between its training people."""
-    tested = np.array([max(len(some), 1) for some in _members(dataset, "test")])
-    return np.asarray(_spread_of(recovery, dataset, phi) / tested[:, None])
-
-
-def _spread_of(recovery: Recovery, dataset: TrajectoryDataset, phi: sparse.csr_array) -> np.ndarray:
-    """Variance between people of a group (groups, features), of training people; too few visits: everybody's, by the mean."""
-    members = _members(dataset, "train")
-    every = _moments(phi[np.concatenate(members)])
-    disperse = np.divide(every[1], every[0], out=np.zeros_like(every[1]), where=every[0] > 0)
-    rows = []
-    for some, mean in zip(members, recovery.means, strict=True):
-        own = _moments(phi[some]) if len(some) else (np.zeros_like(mean), np.zeros_like(mean))
-        rows.append(np.where(own[0] * len(some) >= FEW, own[1], mean * disperse))
-    return np.stack(rows)
-
-
-def _moments(phi: sparse.csr_array) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of each feature."""
-    mean, square = (np.asarray(each.mean(0)).ravel() for each in (phi, phi.multiply(phi)))
-    return mean, square - mean**2
-
-
-def _group_means(dataset: TrajectoryDataset, phi: Any, split: str) -> np.ndarray:
-    """Of labelled people of a split, (groups, features); NaN for a group that has none there."""
-    nobody = np.full(phi.shape[1], np.nan)
-    return np.stack([_moments(phi[some])[0] if len(some) else nobody for some in _members(dataset, split)])
-
-
-def _members(dataset: TrajectoryDataset, split: str) -> list[np.ndarray]:
-    """Of each group, the people of a split who have trajectories."""
-    people, group = np.intersect1d(dataset.split_people(split), dataset.person), dataset.person_groups()
-    assert dataset.groups is not None  # or there would be no regions of them
-    return [people[group[people] == number] for number in range(len(dataset.groups))]
+def _mean_of(phi: sparse.csr_array) -> Floats:
+    return np.asarray(phi.mean(0)).ravel()
 
 
 def _tilted(phi: sparse.csr_array, means: np.ndarray) -> np.ndarray:

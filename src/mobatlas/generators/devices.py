@@ -88,7 +88,7 @@ def fabric_on(accelerator: str, devices: int, precision: str) -> Fabric:
         plugins=[LightningEnvironment()],
     )
     fabric.launch()
-    if devices > 1:
+    if devices > 1 and kind == "cpu":  # Fabric itself does so on other devices
         atexit.register(_part)
     return fabric
 

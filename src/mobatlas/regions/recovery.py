@@ -102,9 +102,9 @@ def recover(
     `region_effects` and `geography`, a surface over the map, default to whether people chose their regions; `exact_composition`
     to whether the composition was counted on the very people of the aggregates. Without region effects all that follows
     composition is ascribed to groups; with them each feature map is fitted by itself, groups differ by at most
-    `groups_explain` times the variance between people, in rare bins by about their mean, and where that binds it is logged,
-    unless `quiet`. `parents` names the feature that another is part of, such as
-    the category of a place, from which it then borrows (`nested`).
+    `groups_explain` times the variance between people, in rare bins by little more than their mean, and where that binds it is
+    logged, unless `quiet`. `parents` names the feature that another is part of, such as the category of a place, from which it
+    then borrows (`nested`).
     """
     if method not in METHODS:
         raise MobatlasError(f"recovery method '{method}' does not exist (known: {', '.join(METHODS)})")

@@ -83,7 +83,7 @@ def write_real_page(folder: Path, out: Path) -> str:
         "seeds, with the standard deviation between seeds; it is empty where the two differ by no more than that.\n",
     ]
     for name, result in found.items():
-        if "floor_of_groups" not in result:
+        if "floor_of_groups" not in result or any("cells" not in row for row in result["error_bars"]):
             raise MobatlasError(
                 f"{folder / name}.json: was written by an older mobatlas; run mobatlas benchmark real again"
             )
@@ -222,20 +222,26 @@ def _divergences(result: Result, view: str) -> Table:
 
 
 def _error_bars(result: Result) -> Table:
-    maps = list(dict.fromkeys(name for row in result["error_bars"] for name in row["coverage"]))
-    titles = [f"{name} covered" for name in maps]
     rows: Sequence[tuple[Cell, ...]] = [
-        (regions_label(row), *(row["coverage"].get(name) for name in maps), row["error"], "yes" if row["said"] else "")
+        (
+            regions_label(row),
+            row["coverage"],
+            row["coverage_of_labels"],
+            row["cells"],
+            row["error"],
+            "yes" if row["said"] else "",
+        )
         for row in result["error_bars"]
     ]
     caption = "Recovered group means against those of labelled people."
     note = (
-        "Covered: how often a 90 % error bar, widened by what chance does to so few, holds the mean of test people. "
-        "Error left: to the means of training people; 1 is that of the population's mean for everybody. "
+        "Covered: how often a 90 % error bar, widened by what chance does to so few, holds the mean of test people, in cells "
+        "(a feature of a group) where 30 of their visits are expected. Labels: the same of the means of labelled training people. "
+        "Error left: to those, 1 being that of the population's mean for everybody. "
         "Warned: supervise says that it follows places, or differs by more than groups are believed to explain."
     )
-    columns = ("regions", *titles, "error left", "warned")
-    return Table(columns, tuple(rows), caption, dict.fromkeys(titles, SHARE), note)
+    columns = ("regions", "covered", "labels", "cells", "error left", "warned")
+    return Table(columns, tuple(rows), caption, dict.fromkeys(("covered", "labels"), SHARE), note)
 
 
 def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
