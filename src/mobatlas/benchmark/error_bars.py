@@ -52,10 +52,8 @@ def error_bars(places: Sequence[Place], jobs: Sequence[Job]) -> list[dict[str, A
     known = _kept(places, list(kinds.values()))
     for regions, job in kinds.items():
         found = known[regions]
-        measured: dict[str, Any] = {"error": _mean([each["error"] for each in found])}
-        measured["coverage"] = {
-            name: _mean([each["coverage"][name] for each in found]) for name in found[0]["coverage"]
-        }
+        measured: dict[str, Any] = {name: _known([each[name] for each in found]) for name in MEASURED}
+        measured["cells"] = found[0]["cells"]
         kind = {"partition": job.partition, "features": list(job.features), "census": job.census}
         row: dict[str, Any] = {**kind, "shuffled": job.shuffled, **measured, "said": found[0]["said"]}
         row["people"] = {

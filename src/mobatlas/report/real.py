@@ -236,7 +236,7 @@ def _error_bars(result: Result) -> Table:
     caption = "Recovered group means against those of labelled people."
     note = (
         "Covered: how often a 90 % error bar, widened by what chance does to so few, holds the mean of test people, in cells "
-        "(a feature of a group) where 30 of their visits are expected. Labels: the same of the means of labelled training people. "
+        "(a feature of a group) where 30 of their visits are expected. Labels: the same of the means of training people. "
         "Error left: to those, 1 being that of the population's mean for everybody. "
         "Warned: supervise says that it follows places, or differs by more than groups are believed to explain."
     )
