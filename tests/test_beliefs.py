@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mobatlas import MobatlasError
 from mobatlas.regions.recovery import recover
 from mobatlas.regions.table import Regions
 from tests.test_recovery import TWO, regions_of
@@ -89,3 +90,9 @@ def test_what_nobody_does_is_no_matter_for_a_warning(caplog: pytest.LogCaptureFi
     features = (*bars.aggregates.features, "category:never")
     found = recover(replace(bars, aggregates=replace(bars.aggregates, features=features, values=empty, spread=None)))
     assert found.means[:, 2].max() == 0 and not caplog.records
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, float("nan")])
+def test_groups_that_explain_nothing_are_refused(share: float) -> None:
+    with pytest.raises(MobatlasError, match="groups explain something; give a number above 0"):
+        recover(of_bars(1.0), groups_explain=share)

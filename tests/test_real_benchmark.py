@@ -25,7 +25,8 @@ from mobatlas.benchmark.error_bars import (
     error_left,
 )
 from mobatlas.benchmark.people import Crowd
-from mobatlas.benchmark.real import FOUR_VISITS, SHIFT, _collapsed, real_jobs, run
+from mobatlas.benchmark.real import FOUR_VISITS, _collapsed, real_jobs, run
+from mobatlas.benchmark.survey import SHIFT
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset

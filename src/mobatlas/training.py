@@ -186,6 +186,13 @@ def supervise(
         return _keep(folder, made.generator, loaded.name, opened, trainer, said | made.report)
 
 
+def check_options(generator: str, preset: str, values: Mapping[str, Any]) -> None:
+    """Refuse values of either phase that are wrong, before anything is made."""
+    family, (own, theirs) = family_of(generator), divided(values)
+    build(family.config, merge(family.presets[preset], family.resolve(theirs, Path())), "--set")
+    build(SuperviseConfig, own, "--set")
+
+
 def divided(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of phase 2, and those of the generator."""
     own = SuperviseConfig.model_fields

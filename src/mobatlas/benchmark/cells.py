@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, draw_groups, score_samples
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
+from mobatlas.generators.checkpoints import START_ANEW
 from mobatlas.generators.folder import load_model
 from mobatlas.progress import track
 from mobatlas.regions.folder import KIND as REGIONS
@@ -45,6 +47,11 @@ ANCHORS = ("group", "population")
 MINUTES: Mapping[str, int] = {"phase1": 20, "tilt": 18, "resample": 8, "finetune": 20}
 BASELINE, STRONG, PHASE1 = "baseline", "strong", "phase1"
 STRIDE = 1_000  # seeds between two draws
+WORDS: Mapping[str, str] = {
+    "continue with --resume": "the same command goes on",
+    START_ANEW: "choose another --out",
+    "pass --overwrite to train it anew": "choose another --out",
+}
 MEASURE = (
     "JSD in bits against test people of each group at equal sizes, averaged over groups; floor: training people of the group; "
     "closed: the share of baseline - floor; spread: standard deviation between seeds"
@@ -232,13 +239,29 @@ def fill(out: Path, title: str, jobs: Sequence[Job], seeds: Sequence[int], bench
     minutes = sum(MINUTES[PHASE1 if job is None else job.strategy] for _, job in missing)
     about = f", about {minutes} minutes on two cores" if bench.preset == "small" and minutes else ""
     log.info("%s: %d cells, %d of them finished%s", title, len(plan), len(plan) - len(missing), about)
-    with track(title, max(len(missing), 1), quiet=True) as tracker:  # lines: what it is made of has bars of its own
+    with (
+        in_one_folder(),
+        track(title, max(len(missing), 1), quiet=True) as tracker,
+    ):  # lines: what it is made of has bars of its own
         for done, (place, job) in enumerate(missing):
             tracker.step(done, f"seed {place.seed}, {'baseline and strong' if job is None else job.name}")
             if job is None:
                 _phase1(place)
             else:
                 _cell(place, job)
+
+
+@contextmanager
+def in_one_folder() -> Iterator[None]:
+    """Benchmarks have no --resume and no --overwrite to point at: the same command goes on."""
+    try:
+        yield
+    except MobatlasError as error:
+        said = str(error)
+        for theirs, ours in WORDS.items():
+            said = said.replace(theirs, ours)
+        error.args = (said,)
+        raise
 
 
 def check_partition(name: str, known: Sequence[str] = PARTITIONS) -> None:

@@ -14,19 +14,31 @@ from typing import Any
 import numpy as np
 
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.cells import BASELINE, STRONG, Bench, Job, Place, command_of, read_cell, write_cell
+from mobatlas.benchmark.cells import (
+    BASELINE,
+    STRONG,
+    Bench,
+    Job,
+    Place,
+    command_of,
+    in_one_folder,
+    read_cell,
+    write_cell,
+)
 from mobatlas.benchmark.questions import profile_named
-from mobatlas.benchmark.real import DEALT, divided_people
+from mobatlas.benchmark.real import DEALT
+from mobatlas.benchmark.survey import check_survey, divided_people
 from mobatlas.config import assignments
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
 from mobatlas.evaluation.downstream import ByGroup, compare_predictors
 from mobatlas.evaluation.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, with_two_visits
 from mobatlas.features import Trajectories
-from mobatlas.generators.base import Generator, family_of
+from mobatlas.generators.base import Generator
 from mobatlas.generators.folder import load_model
 from mobatlas.progress import track
 from mobatlas.supervision.resample import PlainSampler, Sampler
+from mobatlas.training import check_options
 
 PARTITION, REAL, FAMILY = "fullrank", "real", "latent-diffusion"
 POI, TUNED = ("poi",), ("js", "tv")  # on simulated cities; real people are measured without finetuning
@@ -119,9 +131,11 @@ def run(
     whose result is rq3-real-FAMILY.json; `prepared` changes how it is prepared.
     """
     chosen, config = profile_named(profile), next_poi_config(profile, predictor)
-    family_of(generator)  # refused before anything is prepared
+    check_options(generator, chosen.preset, values or {})  # refused before anything is prepared
     if data is None and generator != FAMILY:
         raise MobatlasError(f"--generator {generator} goes with --data; simulated cities are measured with {FAMILY}")
+    if data is not None:
+        check_survey(data)
     numbers = range(first_seed, first_seed + (chosen.seeds if seeds is None else seeds))
     asked = Asked(SIZES[profile] if size is None else size, config)
     options = {
@@ -139,7 +153,10 @@ def run(
     folder, name = (out, "rq3") if data is None else (out / generator, f"rq3-real-{generator}")
     told = materials() if data is None else materials(DEALT, ())
     plan = [(Place(folder / f"seed-{seed}", seed, bench), material) for seed in numbers for material in told]
-    with track("rq3", len(plan), quiet=True) as tracker:  # lines: what it is made of has bars of its own
+    with (
+        in_one_folder(),
+        track("rq3", len(plan), quiet=True) as tracker,
+    ):  # lines: what it is made of has bars of its own
         for done, (place, material) in enumerate(plan):
             tracker.step(done, f"seed {place.seed}, {material.label}")
             if not _made(place, material, asked):

@@ -12,10 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mobatlas.artifacts import library_versions, write_json
 from mobatlas.benchmark.cells import (
@@ -34,10 +31,9 @@ from mobatlas.benchmark.cells import (
     summarise,
 )
 from mobatlas.benchmark.error_bars import error_bars
-from mobatlas.benchmark.reweight import DIARY
-from mobatlas.config import assignments, merge
+from mobatlas.benchmark.survey import SHIFT, check_survey, divided_people
+from mobatlas.config import assignments
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare import prepare
 from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, real_groups
@@ -45,6 +41,7 @@ from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, score_samples
 from mobatlas.features import Trajectories, check_feature
 from mobatlas.regions.composition import read_composition
+from mobatlas.training import check_options
 
 log = logging.getLogger("mobatlas")
 FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # that name no place
@@ -53,8 +50,7 @@ BANDS = ("distance",)
 DEALT = ("poi", "category")  # of partitions: rare places borrow from their category what they do not tell themselves
 DRAWS = 3  # the spread between seeds says whether they are enough
 LONG = 4  # visits: a day with fewer is home, one place, home
-FOUR_VISITS, SHIFT = "four visits", "shift"
-WEEKDAY = "weekday"
+FOUR_VISITS = "four visits"
 Real = Mapping[str, Trajectories]
 
 
@@ -114,6 +110,10 @@ def run(
         check_partition(name)
     for name in {name for some in features for name in some}:
         check_feature(name)
+    check_options(generator, Bench.preset, values or {})
+    if census is not None and not census.is_file():
+        raise MobatlasError(f"--census {census}: is no file; give a table of people by region, age and gender")
+    check_survey(source, regions)
     train_on, others = divided_people(source, out, shift, prepared)
     dataset = TrajectoryDataset.open(train_on)
     columns = _columns(dataset, regions)
@@ -160,60 +160,6 @@ def run(
     }
     write_json(out / f"real-{generator}.json", result)
     return result
-
-
-def divided_people(
-    source: Path, out: Path, shift: str | None = None, prepared: Mapping[str, Any] | None = None
-) -> tuple[Path, Path | None]:
-    """The dataset to train on, and that of those who do not train, None where nobody is marked; made if they are not there."""
-    column, values = _shift_column(source, shift), merge(DIARY, prepared or {})
-    parts = {"dataset": source} if column is None else _divided(source, out, column)
-    made = {}
-    for name, part in parts.items():
-        made[name] = out / name
-        # Whatever place those who do not train visit is known by its name, and it is the vocabulary of the others that counts.
-        own = values if name == "dataset" else merge(values, {"vocabulary_size": 1_000_000})
-        if not made[name].exists():
-            prepare(part, made[name], values=own)
-    return made["dataset"], made.get(SHIFT)
-
-
-def _shift_column(source: Path, asked: str | None) -> str | None:
-    """The column that marks who does not train."""
-    schema = pq.read_schema(_people(source))
-    if asked is None:
-        return WEEKDAY if WEEKDAY in schema.names and pa.types.is_boolean(schema.field(WEEKDAY).type) else None
-    if asked not in schema.names:
-        raise MobatlasError(f"--shift {asked}: {_people(source)} has no such column{suggestion(asked, schema.names)}")
-    if not pa.types.is_boolean(schema.field(asked).type):
-        raise MobatlasError(f"--shift {asked}: is no column of true and false in {_people(source)}; make it one")
-    return asked
-
-
-def _people(source: Path) -> Path:
-    path = source / "people.parquet"
-    if not path.exists():
-        raise MobatlasError(f"--data {source}: has no people.parquet with labels; give a labelled dataset")
-    return path
-
-
-def _divided(source: Path, out: Path, column: str) -> dict[str, Path]:
-    """The tables of those who are marked and of the others, written once."""
-    parts = {}
-    for name, condition in (("dataset", "{}"), (SHIFT, "NOT {}")):
-        folder = parts[name] = out / "sources" / name
-        if folder.exists():
-            continue
-        folder.mkdir(parents=True)
-        with duckdb.connect() as connection:
-            people, visits = (str(source / f"{table}.parquet") for table in ("people", "visits"))
-            chosen = connection.read_parquet(people).filter(condition.format(f'"{column}"'))
-            chosen.write_parquet(str(folder / "people.parquet"))
-            ids = connection.read_parquet(str(folder / "people.parquet")).project("user_id")
-            connection.read_parquet(visits).join(ids, "user_id", how="semi").write_parquet(
-                str(folder / "visits.parquet")
-            )
-    return parts
 
 
 def _columns(dataset: TrajectoryDataset, asked: Sequence[str]) -> list[str]:

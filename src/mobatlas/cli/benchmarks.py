@@ -35,8 +35,8 @@ app = typer.Typer(help="Measurements that can be made again.", no_args_is_help=T
 @app.command("recovery")
 def recovery(
     out: Out,
-    seeds: Annotated[int, typer.Option(help="Simulated cities.")] = 20,
-    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Simulated cities.")] = 20,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -50,8 +50,8 @@ def recovery(
 @app.command("phase1")
 def phase1(
     out: Out,
-    seeds: Annotated[int, typer.Option(help="Simulated cities, each with its own models.")] = 1,
-    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Simulated cities, each with its own models.")] = 1,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Also train strong anew.")] = False,
     assignments: Assignments = None,
     overwrite: Overwrite = False,
@@ -76,8 +76,8 @@ def phase1(
 @app.command("phase2")
 def phase2(
     out: Annotated[Path, typer.Option("--out", help="Folder to fill; one that was begun is gone on with.")],
-    seeds: Annotated[int, typer.Option(help="Simulated cities, each with its own models.")] = 3,
-    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="Simulated cities, each with its own models.")] = 3,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     partition: Annotated[list[str] | None, typer.Option(help="How groups are mixed; may be repeated.")] = None,
     assignments: Assignments = None,
     json: Json = False,
@@ -95,8 +95,11 @@ def phase2(
 
 Profile = Annotated[str, typer.Option("--profile", help="quick (two cores, preset small) or full (preset paper).")]
 Filled = Annotated[Path, typer.Option("--out", help="Folder to fill; one that was begun is gone on with.")]
-Seeds = Annotated[int | None, typer.Option(help="Simulated cities; 1 by default in quick, 3 in full.")]
-FirstSeed = Annotated[int, typer.Option(help="The first of them.")]
+Seeds = Annotated[
+    int | None,
+    typer.Option(min=1, help="Simulated cities, or models of the same real people; 1 by default in quick, 3 in full."),
+]
+FirstSeed = Annotated[int, typer.Option(min=0, help="The first of them.")]
 
 
 def _register(name: str, said: str) -> None:
@@ -127,7 +130,7 @@ def rq3(
     profile: Profile = "quick",
     seeds: Seeds = None,
     first_seed: FirstSeed = 0,
-    size: Annotated[int | None, typer.Option(help="Trajectories to learn from, of all groups together.")] = None,
+    size: Annotated[int | None, typer.Option(min=1, help="Trajectories to learn from, of all groups together.")] = None,
     data: Annotated[
         Path | None,
         typer.Option("--data", help="A folder of labelled people in the canonical tables, not a simulated city."),
@@ -151,7 +154,7 @@ def families(
     out: Filled,
     generator: Annotated[list[str] | None, typer.Option(help="A family; may be repeated, all by default.")] = None,
     seconds: Annotated[float, typer.Option(help="Of training in phase 1, for each family.")] = 600.0,
-    seeds: Annotated[int, typer.Option(help="Simulated cities.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Simulated cities.")] = 1,
     first_seed: FirstSeed = 0,
     json: Json = False,
     quiet: Quiet = False,
@@ -191,7 +194,7 @@ def real(
     draws: Annotated[
         int | None, typer.Option(min=1, help="Samples of each model whose scores are averaged; 3 by default.")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Ways to deal or halve the people, each with its own models.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Ways to deal or halve the people, each with its own models.")] = 3,
     first_seed: FirstSeed = 0,
     assignments: Assignments = None,
     json: Json = False,
@@ -245,7 +248,7 @@ def _tell(out: Path, result: dict[str, Any], json: bool) -> None:
 def reweight(
     data: Annotated[Path, typer.Option("--data", help="A labelled one-day survey in the canonical tables.")],
     out: Out,
-    seeds: Annotated[int, typer.Option(help="Ways to deal or halve the people.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Ways to deal or halve the people.")] = 3,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -259,7 +262,7 @@ def reweight(
 @app.command("disclosure")
 def disclosure(
     out: Out,
-    seeds: Annotated[int, typer.Option(help="Simulated cities.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Simulated cities.")] = 3,
     first_seed: FirstSeed = 0,
     overwrite: Overwrite = False,
     json: Json = False,

@@ -108,6 +108,8 @@ def recover(
     """
     if method not in METHODS:
         raise MobatlasError(f"recovery method '{method}' does not exist (known: {', '.join(METHODS)})")
+    if not groups_explain > 0:
+        raise MobatlasError(f"groups_explain={groups_explain}: groups explain something; give a number above 0")
     _refuse_unusable(regions.composition, regions.aggregates)
     regions = with_rest(regions)
     composition, aggregates = regions.composition, regions.aggregates
