@@ -249,6 +249,29 @@ def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: P
     assert not (tmp_path / "bad.yaml").exists()
 
 
+def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(made: Path, tmp_path: Path) -> None:
+    city, out, census = made / "city", tmp_path / "run.yaml", tmp_path / "census.csv"
+    census.write_text('region,group,count\nD1,"<30, F",10\n')
+    write_configuration(out, city, census, None, "home_district")
+    known = load_run(out).regions["census"]
+    assert known.by == "home_district" and known.composition == Path("census.csv") and known.aggregates is None
+    write_configuration(tmp_path / "labelled.yaml", city, None, None, "home_district")
+    known = load_run(tmp_path / "labelled.yaml").regions["homes"]
+    assert known.by == "home_district" and known.composition is None
+    bad = tmp_path / "bad.yaml"
+    with pytest.raises(MobatlasError, match=r"--aggregates: is missing.* or --by,.* such as home_district,"):
+        write_configuration(bad, city, census, None)
+    with pytest.raises(MobatlasError, match=r"--by home_distric: is no column of .*home_district"):
+        write_configuration(bad, city, census, None, "home_distric")
+    with pytest.raises(MobatlasError, match=r"--by home_district: is no column .*\(there is none\)"):
+        write_configuration(bad, city / "visits.parquet", census, None, "home_district")
+    with pytest.raises(MobatlasError, match=r"--by home_district: counts your visits .*leave one out"):
+        write_configuration(bad, city, census, census, "home_district")
+    with pytest.raises(MobatlasError, match="--composition: is missing"):
+        write_configuration(bad, city, None, census)
+    assert not bad.exists()
+
+
 def test_the_report_draws_how_finetuning_went_and_shows_the_papers_figures(tmp_path: Path) -> None:
     shutil.copytree(finished_run(), tmp_path / "run")
     rows = [{"step": step, "validation": 0.3 - step / 100, "js <30, M": 0.2, "js average": 0.2} for step in (0, 5, 10)]

@@ -8,7 +8,8 @@ from pathlib import Path
 import duckdb
 
 from mobatlas.artifacts import write_whole
-from mobatlas.errors import MobatlasError
+from mobatlas.data.schema import looks_like_region
+from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.folders import only_writer
 
 REQUIRED = ("user_id", "poi_id", "arrival")
@@ -27,20 +28,34 @@ class _Visits:
     columns: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class _Known:
+    """How regions are known: by two tables, or by the column of people that names theirs, with a census or without."""
+
+    composition: Path | None
+    aggregates: Path | None
+    by: str | None
+
+
 def write_configuration(
-    out: Path, visits: Path | None, composition: Path | None, aggregates: Path | None, *, overwrite: bool = False
+    out: Path,
+    visits: Path | None,
+    composition: Path | None,
+    aggregates: Path | None,
+    by: str | None = None,
+    *,
+    overwrite: bool = False,
 ) -> list[str]:
     """Write the YAML file; what to say of it."""
     if out.exists() and not overwrite:
         raise MobatlasError(f"{out}: exists already; choose another name, or pass --overwrite")
-    if (composition is None) != (aggregates is None):
-        missing = "--aggregates" if aggregates is None else "--composition"
-        raise MobatlasError(f"{missing}: is missing; composition and aggregates tell of the same regions, so give both")
     for option, path in {"visits": visits, "composition": composition, "aggregates": aggregates}.items():
         if path is not None and not path.exists():
             raise MobatlasError(f"--{option} {path}: does not exist; give the file that holds them")
+    known = _Known(composition, aggregates, by)
+    _refuse_unusable(known, () if visits is None else _columns_of_people(visits))
     seen = None if visits is None else _look(visits)
-    lines = [*_head(), *_source(seen, out.parent), *_regions(composition, aggregates, out.parent), *_rest()]
+    lines = [*_head(), *_source(seen, out.parent), *_regions(known, out.parent), *_rest()]
     with only_writer(out):
         write_whole(out, ("\n".join(lines) + "\n").encode())
     found = []
@@ -49,18 +64,59 @@ def write_configuration(
     return [*found, f"{out}: written; look through it, then: mobatlas run {out}"]
 
 
+def _refuse_unusable(known: _Known, columns: tuple[str, ...]) -> None:
+    """Tables that do not go together, and a column that people do not have."""
+    if known.by is None and (known.composition is None) != (known.aggregates is None):
+        if known.aggregates is not None:
+            raise MobatlasError(
+                "--composition: is missing; composition and aggregates tell of the same regions, so give both"
+            )
+        named = [name for name in columns if looks_like_region(name)]
+        such = f", such as {' or '.join(named)}" if named else ""
+        raise MobatlasError(
+            "--aggregates: is missing; composition and aggregates tell of the same regions, so give both, or --by, the column "
+            f"of people that names their region{such}, and your visits are counted by it"
+        )
+    if known.by is None:
+        return
+    if known.aggregates is not None:
+        raise MobatlasError(
+            f"--by {known.by}: counts your visits by region, which --aggregates tells already; leave one out"
+        )
+    if known.by not in columns:
+        has = f"it has {', '.join(columns)}" if columns else "there is none"
+        raise MobatlasError(
+            f"--by {known.by}: is no column of a table people beside your visits{suggestion(known.by, columns)} ({has})"
+        )
+
+
+def _columns_of_people(visits: Path) -> tuple[str, ...]:
+    """Of the table of people beside visits, none where there is no such table."""
+    table = _find(visits, "people") if visits.is_dir() else None
+    if table is None:
+        return ()
+    with duckdb.connect() as engine:
+        return _columns(engine, table)
+
+
+def _columns(engine: duckdb.DuckDBPyConnection, table: Path) -> tuple[str, ...]:
+    try:
+        described = engine.execute(f"DESCRIBE SELECT * FROM {_reader(table)}(?)", [str(table)]).fetchall()
+    except duckdb.Error as error:
+        raise MobatlasError(f"{table}: cannot be read ({str(error).splitlines()[0]}); give Parquet or CSV") from None
+    return tuple(str(row[0]) for row in described)
+
+
+def _reader(table: Path) -> str:
+    return "read_parquet" if table.suffix == ".parquet" else "read_csv"
+
+
 def _look(path: Path) -> _Visits:
     """Read a table of visits; only what is needed of it."""
     table = _table_of(path)
-    reader = "read_parquet" if table.suffix == ".parquet" else "read_csv"
+    reader = _reader(table)
     with duckdb.connect() as engine:
-        try:
-            described = engine.execute(f"DESCRIBE SELECT * FROM {reader}(?)", [str(table)]).fetchall()
-        except duckdb.Error as error:
-            raise MobatlasError(
-                f"{table}: cannot be read ({str(error).splitlines()[0]}); give Parquet or CSV"
-            ) from None
-        columns = tuple(str(row[0]) for row in described)
+        columns = _columns(engine, table)
         missing = [name for name in REQUIRED if name not in columns]
         if missing:
             raise MobatlasError(
@@ -86,14 +142,17 @@ def _look(path: Path) -> _Visits:
 
 
 def _table_of(path: Path) -> Path:
-    if path.is_file():
-        return path
-    for name in ("visits.parquet", "visits.csv"):
-        if (path / name).exists():
-            return path / name
-    raise MobatlasError(
-        f"{path}: has neither visits.parquet nor visits.csv; give the file itself, or set `source.format`"
-    )
+    found = path if path.is_file() else _find(path, "visits")
+    if found is None:
+        raise MobatlasError(
+            f"{path}: has neither visits.parquet nor visits.csv; give the file itself, or set `source.format`"
+        )
+    return found
+
+
+def _find(folder: Path, table: str) -> Path | None:
+    found = (folder / f"{table}{suffix}" for suffix in (".parquet", ".csv"))
+    return next((path for path in found if path.exists()), None)
 
 
 def _head() -> list[str]:
@@ -142,8 +201,10 @@ def _window(seen: _Visits) -> int:
     return 3 if seen.days_each <= A_MONTH else 14
 
 
-def _regions(composition: Path | None, aggregates: Path | None, home: Path) -> list[str]:
-    if composition is None or aggregates is None:
+def _regions(known: _Known, home: Path) -> list[str]:
+    files = {"composition": known.composition, "aggregates": known.aggregates}
+    told = [f"{name}: {_quoted(path, home)}" for name, path in files.items() if path is not None]
+    if known.by is None and not told:
         return [
             "# How regions are known, one or several ways: two published tables, a column of people, or (of labelled people) a",
             "# controlled partition: demogroups, fullrank, hot16, rankdef, messy.",
@@ -153,8 +214,23 @@ def _regions(composition: Path | None, aggregates: Path | None, home: Path) -> l
             "  hot16: {partition: hot16}",
             "",
         ]
-    both = f"composition: {_quoted(composition, home)}, aggregates: {_quoted(aggregates, home)}"
-    return ["regions:", f"  census: {{{both}}}", ""]
+    if known.by is None:
+        return ["regions:", f"  census: {{{', '.join(told)}}}", ""]
+    column = f"by: {_word(known.by)}"
+    if not told:
+        return [
+            "# Without a census the composition is that of half of your labelled people.",
+            "regions:",
+            f"  homes: {{{column}}}",
+            "",
+        ]
+    return [
+        "# What people of a region do is counted on your visits. `straddle: uniform` splits ages of the census that your",
+        "# groups divide, evenly over their years.",
+        "regions:",
+        f"  census: {{{column}, {', '.join(told)}}}",
+        "",
+    ]
 
 
 def _rest() -> list[str]:
@@ -180,4 +256,8 @@ def _quoted(path: Path, home: Path) -> str:
         shown = path.resolve().relative_to(home.resolve()).as_posix()
     except ValueError:
         shown = path.resolve().as_posix()
-    return "'" + shown.replace("'", "''") + "'"
+    return _word(shown)
+
+
+def _word(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

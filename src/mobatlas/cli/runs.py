@@ -37,10 +37,13 @@ def init(
     visits: Annotated[Path | None, typer.Option(help="Your visits: a file or a folder.")] = None,
     composition: Annotated[Path | None, typer.Option(help="Who lives in which region: a table.")] = None,
     aggregates: Annotated[Path | None, typer.Option(help="What people of each region do on average: a table.")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="The column of people that names their region; visits are counted by it.")
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a commented configuration from your files, for `mobatlas run`."""
-    for line in write_configuration(out, visits, composition, aggregates, overwrite=overwrite):
+    for line in write_configuration(out, visits, composition, aggregates, by, overwrite=overwrite):
         typer.echo(line)
 
 
