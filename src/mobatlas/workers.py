@@ -23,6 +23,7 @@ import torch
 
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.folder import load_model
+from mobatlas.resources import keep_memory
 from mobatlas.sampling import Chunk, Maker, Plan, Range
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -96,6 +97,7 @@ def _in_order(workers: list[tuple[BaseProcess, Connection]], chunks: int) -> Ite
 def _run(connection: Connection) -> None:
     """What another process does."""
     logging.disable(logging.WARNING)  # the first one has said it
+    keep_memory()
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     try:
         work: _Work = connection.recv()

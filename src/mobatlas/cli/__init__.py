@@ -11,6 +11,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from mobatlas.errors import MobatlasError, out_of_memory
+from mobatlas.resources import keep_memory
 
 if TYPE_CHECKING:
     from mobatlas.cli.commands import app
@@ -33,6 +34,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("mobatlas").setLevel(logging.INFO)
     stopped = _watch_signals()
+    keep_memory()
     try:
         from mobatlas.cli.commands import app  # takes seconds, in which somebody may press Ctrl-C
 

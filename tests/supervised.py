@@ -1,0 +1,73 @@
+"""A city, a model of phase 1 and regions, and what every strategy makes of them, for tests of phase 2 as a user types it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mobatlas import TrajectoryDataset, build_regions, generate
+from mobatlas.training import train
+from tests.outcomes import run
+from tests.tiny import OPTIONS, small_city
+
+FAMILY, GROUP = "latent-diffusion", "30-40, F"
+BRIEF: dict[str, Any] = OPTIONS[FAMILY] | {
+    "autoencoder": OPTIONS[FAMILY]["autoencoder"] | {"steps": 60, "batch": 16},
+    "denoiser": OPTIONS[FAMILY]["denoiser"] | {"steps": 30, "batch": 16},
+    "teaching": {"steps": 6, "learning_rate": 3e-3, "warmup": 2},
+    "diffusion": {"steps": 2},
+}
+SMALL = ("--set", "calibration.pool=64", "--set", "calibration.candidates=2")
+TUNING = {"steps": 4, "batch": 16, "warmup": 0, "rollout_steps": 2, "validate_every": 2, "validation_samples": 16}
+HOW: dict[str, tuple[object, ...]] = {
+    "auto": SMALL,
+    "tilt": SMALL,
+    "resample": SMALL,
+    "finetune": (*SMALL, *(word for key, value in TUNING.items() for word in ("--set", f"finetune.{key}={value}"))),
+}
+
+
+@dataclass(frozen=True)
+class World:
+    """A city with a model of phase 1; its groups as regions, and its four districts."""
+
+    root: Path
+    dataset: TrajectoryDataset
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    @property
+    def groups(self) -> Path:
+        return self.root / "groups"
+
+    @property
+    def districts(self) -> Path:
+        return self.root / "districts"
+
+    def supervised(self, strategy: str) -> Path:
+        """The model by that strategy, made when it is first asked for."""
+        out = self.root / strategy
+        if not out.exists():
+            done = run("supervise", self.model, self.groups, "--strategy", strategy, *HOW[strategy], "--out", out)
+            assert done.code == 0, done.err
+        return out
+
+    def samples(self, strategy: str) -> Path:
+        """Calibrated ones of that model."""
+        out = self.root / f"{strategy}.parquet"
+        if not out.exists():
+            made = generate(self.supervised(strategy), out, 20, group=GROUP, calibrate=True)
+            assert made.acceptance_rate is not None, "of finetune too, which keeps no calibration"
+        return out
+
+
+def made_world(root: Path) -> World:
+    """With a model of phase 1 that took seconds."""
+    dataset = small_city(root, users=160, pois=20)
+    train(dataset.path, root / "model", values=BRIEF, quiet=True)
+    build_regions(dataset.path, root / "groups", partition="demogroups", features=("category",))
+    build_regions(dataset.path, root / "districts", by="home_district", features=("category", "transitions"))
+    return World(root, dataset)

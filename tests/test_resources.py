@@ -1,0 +1,47 @@
+"""What a process takes of the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from mobatlas.resources import keep_memory
+
+# Ten rounds after ten others, each of which asks for eight pieces, writes into them and frees them: how many pages the system
+# had to hand out for the later ten. Directly from the C library, since what others put on top of a piece may keep it by chance.
+ROUNDS = """
+import ctypes, resource
+from mobatlas.resources import keep_memory
+
+{first}
+library, size = ctypes.CDLL(None), 20_000_000
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+for number in range(20):
+    if number == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    pieces = [library.malloc(size) for _ in range(8)]
+    for piece in pieces:
+        library.memset(piece, 1, size)
+    for piece in pieces:
+        library.free(piece)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def _python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_memory_that_was_freed_is_used_again_instead_of_given_back() -> None:
+    if _python("from mobatlas.resources import keep_memory; print(keep_memory())") != "True":
+        pytest.skip("the C library of this machine does not say how it keeps memory")
+    assert 100 * int(_python(ROUNDS.format(first="keep_memory()"))) < int(_python(ROUNDS.format(first="")))
+
+
+def test_another_system_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not keep_memory()

@@ -1,0 +1,146 @@
+"""What phase 2 does not take: options, models, regions and calibrations that do not fit, each refused in one sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mobatlas import build_regions
+from mobatlas.artifacts import MANIFEST
+from mobatlas.folders import new_folder
+from tests.outcomes import refused, run
+from tests.supervised import GROUP, HOW, World, made_world
+from tests.tiny import small_city
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return made_world(tmp_path_factory.mktemp("world"))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "sentence"),
+    [
+        ("tilt", ["--n", 5], "--calibrate chooses samples by their group"),
+        ("tilt", ["--n", 5, "--group", GROUP, "--lengths", "empirical"], "as long as the model makes them"),
+        ("tilt", ["--n", 5, "--group", "30-40, X"], "did you mean"),
+        ("model", ["--n", 5, "--group", GROUP], "knows no groups"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(
+    world: World, tmp_path: Path, strategy: str, options: list[object], sentence: str
+) -> None:
+    model = world.model if strategy == "model" else world.supervised(strategy)
+    assert sentence in refused("generate", model, *options, "--calibrate", "--out", tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path) -> None:
+    source = world.supervised("tilt")
+    manifest = json.loads((source / MANIFEST).read_text())
+    with new_folder(tmp_path / "broken", "model", config=manifest["config"]) as folder:
+        shutil.copytree(source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        folder.details |= manifest["details"]
+        (folder.path / "calibration.json").write_text("{}")
+    asked = ("--n", 5, "--group", GROUP, "--calibrate", "--out", tmp_path / "a")
+    assert "is not a calibration as mobatlas writes it" in refused("generate", tmp_path / "broken", *asked)
+
+
+# ---- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--strategy", "tlit"], "--strategy tlit does not exist; did you mean 'tilt'?"),
+        (["--strategy", "tilt", "--divergence", "js"], "--divergence concerns the strategy finetune, not tilt"),
+        (["--divergence", "js"], "--divergence concerns the strategy finetune, not tilt"),
+        (["--strategy", "finetune", "--membership"], "--membership concerns the strategy tilt, not finetune"),
+        (["--strategy", "resample", "--from-scratch"], "--from-scratch concerns the strategy tilt and strong, not"),
+        (["--strategy", "resample", "--set", "tilt.ridge=1"], "--set tilt concerns the strategy tilt, not resample"),
+        (["--strategy", "strong", "--set", "calibration.pool=64"], "--set calibration concerns"),
+        (["--strategy", "finetune", "--divergence", "helinger"], "did you mean 'hellinger'?"),
+        (["--strategy", "finetune", "--preset", "papr"], "--preset papr does not exist; did you mean 'paper'?"),
+        (["--strategy", "finetune", "--set", "finetune.stepps=3"], "unknown key 'stepps' in 'finetune'"),
+        (["--set", "tilt.unit=persons"], "tilt.unit"),
+        (["--set", "calibration.pool=10"], "a pool of 10 is too small"),
+        (["--set", "groups_explain=0"], "groups_explain"),
+        (["--strategy", "strong", "--set", "groups_explain=1"], "--set groups_explain concerns"),
+    ],
+)
+def test_a_bad_option_is_one_sentence_and_nothing_is_left(
+    world: World, tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    assert sentence in refused("supervise", world.model, world.groups, "--out", tmp_path / "new", *options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_strategies_but_strong_need_regions(world: World, tmp_path: Path) -> None:
+    for strategy in HOW:
+        said = refused("supervise", world.model, "--strategy", strategy, "--out", tmp_path / "new")
+        assert "needs REGIONS" in said
+    assert "no such regions folder" in refused("supervise", world.model, tmp_path / "no", "--out", tmp_path / "new")
+    assert "not a regions" in refused("supervise", world.model, world.dataset.path, "--out", tmp_path / "new")
+    assert "lies over" in refused("supervise", world.model, world.groups, "--out", world.groups / "new")
+
+
+def test_a_model_of_groups_is_not_supervised_anew(world: World, tmp_path: Path) -> None:
+    for strategy, sentence in (("auto", "knows groups already"), ("tilt", "already"), ("resample", "already")):
+        command = ("--strategy", strategy, "--out", tmp_path / "new")
+        assert sentence in refused("supervise", world.supervised("tilt"), world.groups, *command)
+    assert list(tmp_path.iterdir()) == []
+
+
+def remade(source: Path, out: Path, name: str, column: str, change: Callable[[pd.DataFrame], Any]) -> Path:
+    """A REGIONS folder a column of which was changed before its manifest was written."""
+    manifest = json.loads((source / MANIFEST).read_text())
+    with new_folder(out, manifest["kind"]) as folder:
+        shutil.copytree(source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        folder.details |= manifest["details"]
+        table = pq.read_table(source / name)
+        values = pa.array(np.asarray(change(table.to_pandas()), dtype=np.float64))
+        pq.write_table(table.set_column(table.schema.get_field_index(column), column, values), folder.path / name)
+    return out
+
+
+@pytest.mark.parametrize("strategy", ["tilt", "resample", "finetune"])
+def test_regions_that_tell_nothing_are_refused(world: World, tmp_path: Path, strategy: str) -> None:
+    def broken(table: str, column: str, change: Callable[[pd.DataFrame], Any]) -> str:
+        folder = remade(world.groups, tmp_path / "regions" / f"{len(list(tmp_path.rglob('*')))}", table, column, change)
+        return refused("supervise", world.model, folder, "--strategy", strategy, "--out", tmp_path / "new")
+
+    assert "is zero" in broken("aggregates.parquet", "value", lambda rows: np.zeros(len(rows)))
+    assert "is suppressed" in broken("aggregates.parquet", "value", lambda rows: np.full(len(rows), np.nan))
+    nobody = broken("composition.parquet", "share", lambda rows: np.where(rows["group"] == GROUP, 0, rows["share"]))
+    assert f"no region has anybody of group '{GROUP}'" in nobody
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("strategy", ["tilt", "finetune"])
+def test_suppressed_cells_are_no_hindrance(world: World, tmp_path: Path, strategy: str) -> None:
+    holes = remade(
+        world.groups,
+        tmp_path / "holes",
+        "aggregates.parquet",
+        "value",
+        lambda rows: rows["value"].where(np.arange(len(rows)) % 7 > 0),
+    )
+    done = run("supervise", world.model, holes, "--strategy", strategy, *HOW[strategy], "--out", tmp_path / "new")
+    assert done.code == 0, done.err
+
+
+def test_regions_of_another_dataset_are_refused(world: World, tmp_path: Path) -> None:
+    other = small_city(tmp_path, users=60, pois=14)
+    build_regions(other.path, tmp_path / "regions", partition="demogroups", features=("poi",))
+    for strategy in ("tilt", "resample", "finetune"):
+        command = ("--strategy", strategy, "--out", tmp_path / "new")
+        assert "was made of another dataset" in refused("supervise", world.model, tmp_path / "regions", *command)
