@@ -19,10 +19,11 @@ def test_speed_is_a_ratio_measured_in_one_run(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setitem(speed.PROFILES, "quick", tiny)
     result = speed.run(tmp_path / "speed", "quick", seed=1)
     assert json.loads((tmp_path / "speed" / "speed.json").read_text()) == result
-    simulated, prepared, evaluated, sampled, trained, _ = result["rows"]
+    simulated, prepared, evaluated, sampled, kept, trained, _ = result["rows"]
     for row in (sampled, trained):
         assert row["ratio"] == pytest.approx(row["seconds"] / row["reference_seconds"])
         assert 0 < row["share_of_matmul_peak"] < 1.5
+    assert kept["ratio"] == kept["seconds"] / kept["reference_seconds"]
     assert sampled["speedup"] == pytest.approx(1 / sampled["ratio"])
     assert set(sampled["jsd"]) == set(sampled["reference_jsd"]) == set(sampled["floor_jsd"])
     assert sampled["jsd_samples"] == 32
