@@ -24,7 +24,7 @@ from mobatlas.benchmark.error_bars import (
     error_bars,
     error_left,
 )
-from mobatlas.benchmark.people import Crowd
+from mobatlas.benchmark.people import Crowd, _some
 from mobatlas.benchmark.real import FOUR_VISITS, _collapsed, real_jobs, run
 from mobatlas.benchmark.survey import SHIFT
 from mobatlas.config import CityConfig, load_run
@@ -163,6 +163,17 @@ def test_people_of_a_group_are_at_the_floor_and_everybody_at_the_baseline(datase
     )
     half = crowd.closed(own + own.mean(0))
     assert half["poi"] is not None and 0.1 < half["poi"] < 0.9
+
+
+def test_people_are_drawn_by_weight_and_nobody_twice_while_there_are_others() -> None:
+    rng, weights = np.random.default_rng(0), np.array([0.0, 1.0, 1.0, 3.0, 0.0, 1.0])
+    drawn = np.stack([_some(weights, 2, rng) for _ in range(20_000)])
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    often = np.bincount(drawn.ravel(), minlength=6) / len(drawn)
+    first = 0.5 + 3 * (1 / 6) * (3 / 5)  # the heavy one comes first, or second after a light one
+    np.testing.assert_allclose(often, [0, *(2 * [(2 - first) / 3]), first, 0, (2 - first) / 3], atol=0.02)
+    counts = np.bincount(_some(weights, 10, rng), minlength=6)
+    assert counts.sum() == 10 and set(counts[weights > 0]) == {2, 3} and not counts[weights == 0].any()
 
 
 def test_draws_are_new_samples_of_which_the_first_is_drawn_alone(dataset: TrajectoryDataset) -> None:
