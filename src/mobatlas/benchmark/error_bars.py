@@ -18,7 +18,7 @@ from scipy import sparse, special
 
 from mobatlas.artifacts import read_manifest
 from mobatlas.benchmark.cells import PARTITIONS, Job, Place, read_cell, write_cell
-from mobatlas.benchmark.people import METRICS, Crowd
+from mobatlas.benchmark.people import MANNER, METRICS, Crowd
 from mobatlas.benchmark.reweight import RIDGE, person_features
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.progress import track
@@ -86,7 +86,7 @@ def _made_of(place: Place, job: Job) -> dict[str, Any]:
     """What else than code they depend on."""
     regions = read_manifest(place.regions(job), REGIONS).content_hash
     asked = {"level": LEVEL, "few": FEW, "metrics": list(METRICS), "ridge": RIDGE, "groups_explain": GROUPS_EXPLAIN}
-    ways = {"precautions": {name: dict(way) for name, way in PRECAUTIONS.items()}}
+    ways = {"precautions": {name: dict(way) for name, way in PRECAUTIONS.items()}, "people": MANNER}
     return {"dataset": place.dataset.manifest.content_hash, "regions": regions, **asked, **ways, **_asked(place)}
 
 

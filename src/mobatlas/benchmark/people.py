@@ -22,6 +22,7 @@ from mobatlas.regions.table import Floats
 METRICS = ("poi", "travel_distance", "category", "transitions", "spatial")
 DRAWS = 60  # they cost little
 SEED = (0, 5)
+MANNER = {"draws": DRAWS, "seed": list(SEED), "repeated": False}  # how they are drawn
 
 
 @dataclass(frozen=True)
