@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,23 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     assert f"real-{FAMILY}" in said and "home\\_district, census, category, membership" in page
 
 
+def test_partitions_and_regions_may_be_measured_apart(survey: Path, tmp_path: Path) -> None:
+    manner: dict[str, Any] = {"generator": FAMILY, "features": [("category",)], "draws": 1, "quiet": True}
+    manner |= {"prepared": load_run(preset="small").prepare.model_dump(), "values": VALUES}
+    dealt = run(survey / "city", tmp_path / "out", 1, partitions=["demogroups"], regions=["none"], **manner)
+    lived = run(survey / "city", tmp_path / "out", 1, partitions=["none"], regions=["home_district"], **manner)
+    kinds = [{row["partition"] for row in found["rows"]} - {None} for found in (dealt, lived)]
+    assert kinds == [{"demogroups"}, {"home_district"}]
+    assert set(headline_tables(dealt)) == {"partitions", "groups"} and "precautions" not in real_tables(dealt)
+    assert set(headline_tables(lived)) == {"regions", "regions-given", "stages"}
+    assert "--partition none --regions home_district" in lived["command"]
+    kept = tmp_path / "out" / f"real-{FAMILY}.json"
+    kept.with_name(f"real-{FAMILY}-dealt.json").write_text(json.dumps(dealt))
+    write_real_page(tmp_path / "out", tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert f"\n## {FAMILY}\n" in page and f"\n## {FAMILY}-dealt\n" in page
+
+
 def test_predictors_learn_from_models_of_a_survey_that_are_there_already(survey: Path, tmp_path: Path) -> None:
     manner: dict[str, Any] = {"generator": FAMILY, "values": VALUES, "quiet": True}
     manner |= {"prepared": load_run(preset="small").prepare.model_dump()}
@@ -194,6 +212,10 @@ def test_what_cannot_be_used_is_refused_before_anything_is_trained(survey: Path,
         ({"shift": "week"}, "--shift week: .*no such column.*weekday"),
         ({"shift": "gender"}, "--shift gender: is no column of true and false"),
         ({"partitions": ["mesy"]}, "--partition mesy does not exist.*messy"),
+        ({"partitions": ["none", "messy"]}, "--partition none: stands beside others"),
+        ({"regions": ["home_district", "none"]}, "--regions none: stands beside others"),
+        ({"partitions": ["none"], "regions": ["none"]}, "nothing is left to measure"),
+        ({"regions": ["none"], "census": survey / "census.parquet"}, "--census .*: is about regions"),
         ({"features": [("categry",)]}, "categry.*does not exist.*category"),
     ):
         with pytest.raises(MobatlasError, match=sentence):

@@ -50,6 +50,7 @@ BANDS = ("distance",)
 DEALT = ("poi", "category")  # of partitions: rare places borrow from their category what they do not tell themselves
 DRAWS = 3  # the spread between seeds says whether they are enough
 LONG = 4  # visits: a day with fewer is home, one place, home
+NONE = "none"  # in the place of partitions, or of regions: the others alone
 FOUR_VISITS = "four visits"
 Real = Mapping[str, Trajectories]
 
@@ -101,19 +102,18 @@ def run(
 ) -> dict[str, Any]:
     """Fill a folder of the family within `out`, write real-FAMILY.json there.
 
-    `partitions` are all by default, `regions` all columns of people that look like regions; `features` are what real regions
-    tell, the last of them is used for what is tried with one alone; `shift` is a column that is false for those who do not
-    train, `weekday` where there is one; scores are means of so many `draws`; `prepared` and `values` change how data are
-    prepared and models trained.
+    `partitions` are all by default, `regions` all columns of people that look like regions, and either may be `none`.
+    `features` are what real regions tell, the last of them is used for what is tried with one alone; `shift` is a column that
+    is false for those who do not train, `weekday` where there is one; scores are means of so many `draws`; `prepared` and
+    `values` change how data are prepared and models trained.
     """
-    for name in partitions:
-        check_partition(name)
+    _check_kinds(partitions, regions, census)
     for name in {name for some in features for name in some}:
         check_feature(name)
     check_options(generator, Bench.preset, values or {})
     if census is not None and not census.is_file():
         raise MobatlasError(f"--census {census}: is no file; give a table of people by region, age and gender")
-    check_survey(source, regions)
+    check_survey(source, () if list(regions) == [NONE] else regions)
     train_on, others = divided_people(source, out, shift, prepared)
     dataset = TrajectoryDataset.open(train_on)
     columns = _columns(dataset, regions)
@@ -141,7 +141,7 @@ def run(
         draws=draws,
         views=lambda samples, seed: _views(dataset, others, samples, seed),
     )
-    jobs = real_jobs(partitions or PARTITIONS, columns, about, features)
+    jobs = real_jobs(() if list(partitions) == [NONE] else partitions or PARTITIONS, columns, about, features)
     fill(folder, generator, jobs, numbers, bench)
     places = [Place(folder / f"seed-{seed}", seed, bench) for seed in numbers]
     result = {
@@ -162,8 +162,24 @@ def run(
     return result
 
 
+def _check_kinds(partitions: Sequence[str], regions: Sequence[str], census: Path | None) -> None:
+    """Partitions that do not exist, and `none` beside something."""
+    for option, asked in {"--partition": partitions, "--regions": regions}.items():
+        if NONE in asked and len(asked) > 1:
+            raise MobatlasError(f"{option} none: stands beside others; leave it or them out")
+    for name in partitions:
+        check_partition(name, (*PARTITIONS, NONE))
+    if list(regions) == [NONE]:
+        if list(partitions) == [NONE]:
+            raise MobatlasError("--partition none --regions none: nothing is left to measure; leave one of them out")
+        if census is not None:
+            raise MobatlasError(f"--census {census}: is about regions, and --regions none asks for none; leave one out")
+
+
 def _columns(dataset: TrajectoryDataset, asked: Sequence[str]) -> list[str]:
     known = dataset.region_columns
+    if list(asked) == [NONE]:
+        return []
     for name in asked:
         if name not in known:
             raise MobatlasError(

@@ -177,10 +177,11 @@ def real(
         Path | None, typer.Option(help="Composition of regions that does not come from these people.")
     ] = None,
     partition: Annotated[
-        list[str] | None, typer.Option(help="A controlled one; may be repeated, all by default.")
+        list[str] | None, typer.Option(help="A controlled one, or none; may be repeated, all by default.")
     ] = None,
     regions: Annotated[
-        list[str] | None, typer.Option(help="A column of people; may be repeated, all region columns by default.")
+        list[str] | None,
+        typer.Option(help="A column of people, or none; may be repeated, all region columns by default."),
     ] = None,
     feature: Annotated[
         list[str] | None,

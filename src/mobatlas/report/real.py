@@ -40,7 +40,9 @@ def real_tables(result: Result) -> dict[str, Table]:
     tables = {f"closed-{view.replace(' ', '-')}": _closed(result, view) for view in views}
     tables |= {f"jsd-{view.replace(' ', '-')}": _divergences(result, view) for view in views}
     tables |= {f"groups-{metric}": _by_group(result, metric) for metric in ("poi", "category", "transitions")}
-    tables |= {"error-bars": _error_bars(result), "precautions": _precautions(result)}
+    tables["error-bars"] = _error_bars(result)
+    if _chosen(result):
+        tables["precautions"] = _precautions(result)
     return tables | {"stages": _stages(result, result["error_bars"])}
 
 
@@ -51,12 +53,16 @@ def headline_tables(result: Result) -> dict[str, Table]:
     tables = {}
     for name, (view, real) in kinds.items():
         rows = [row for row in _rows(result, view) if row["partition"] is None or (row["partition"] in chosen) == real]
-        tables[name] = _closed_table(result, [row for row in rows if row["model"] in ("strong", DEFAULT)], view)
-    regional = [row for row in result["error_bars"] if "precautions" in row and not row["shuffled"]]
-    told = [row["features"] for row in result["rows"] if row["partition"] in chosen]
-    some = (told[0], told[-1])  # one feature alone, and what is also shuffled
-    shown = [row for row in regional if row["features"] in some]
-    return tables | {"groups": _by_group(result, "poi", chosen), "stages": _stages(result, shown)}
+        if any(row["partition"] is not None for row in rows):  # either kind may be left out
+            tables[name] = _closed_table(result, [row for row in rows if row["model"] in ("strong", DEFAULT)], view)
+    if "partitions" in tables:
+        tables["groups"] = _by_group(result, "poi", chosen)
+    if chosen:
+        regional = [row for row in result["error_bars"] if "precautions" in row and not row["shuffled"]]
+        told = [row["features"] for row in result["rows"] if row["partition"] in chosen]
+        some = (told[0], told[-1])  # one feature alone, and what is also shuffled
+        tables["stages"] = _stages(result, [row for row in regional if row["features"] in some])
+    return tables
 
 
 def _chosen(result: Result) -> set[str]:
@@ -90,7 +96,7 @@ def write_real_page(folder: Path, out: Path) -> str:
     figures = out.parent / out.stem
     figures.mkdir(parents=True, exist_ok=True)
     for name, result in found.items():
-        parts += _section(result, figures, out.parent)
+        parts += _section(name.removeprefix("real-"), result, figures, out.parent)
         predicted = folder / f"rq3-{name}.json"
         if predicted.exists():
             parts += _prediction(read_result(predicted))
@@ -98,9 +104,9 @@ def write_real_page(folder: Path, out: Path) -> str:
     return f"{out}: {', '.join(found)}"
 
 
-def _section(result: Result, figures: Path, beside: Path) -> Iterator[str]:
+def _section(title: str, result: Result, figures: Path, beside: Path) -> Iterator[str]:
     versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items() if key in ("mobatlas", "torch"))
-    yield f"## {result['generator']}\n"
+    yield f"## {title}\n"
     yield f"`{result['command']}`, seeds {', '.join(map(str, result['seeds']))}; {versions}.\n"
     for path in draw_real(figures, result):
         yield f"![{path.stem.replace('-', ' ')}]({path.relative_to(beside).as_posix()})\n"
