@@ -108,6 +108,8 @@ def _section(title: str, result: Result, figures: Path, beside: Path) -> Iterato
     versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items() if key in ("mobatlas", "torch"))
     yield f"## {title}\n"
     yield f"`{result['command']}`, seeds {', '.join(map(str, result['seeds']))}; {versions}.\n"
+    if "note" in result:
+        yield f"{result['note']}\n"
     for path in draw_real(figures, result):
         yield f"![{path.stem.replace('-', ' ')}]({path.relative_to(beside).as_posix()})\n"
     yield "### In short\n"
@@ -265,9 +267,9 @@ def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
         body += [(label, stage, *(found[name] for name in shown)) for stage, found in (*people, *models)]
     titles = [TITLES[name] for name in shown]
     note = (
-        "People: training people drawn by weights, without a generator, from unweighted ones to those of the group: weighed to "
-        "the means that labels know, to those that regions tell (the difference is what recovery changes), or by residence: "
-        "what the composition says of their region. Models: with homes of everybody, or by region (membership)."
+        "People: training people drawn by weights, nobody twice, without a generator, from unweighted ones to those of the "
+        "group: weighed to the means that labels know, to those that regions tell (the difference is what recovery changes), or "
+        "by residence: what the composition says of their region. Models: with homes of everybody, or by region (membership)."
     )
     caption = f"{result['generator']}: what is closed against test people, stage by stage."
     return Table(("regions", "stage", *titles), tuple(body), caption, dict.fromkeys(titles, SHARE), note)
