@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from mobatlas import TrajectoryDataset, build_regions, generate
+from mobatlas.artifacts import MANIFEST
+from mobatlas.folders import new_folder
 from mobatlas.training import train
 from tests.outcomes import run
 from tests.tiny import OPTIONS, small_city
@@ -71,3 +81,15 @@ def made_world(root: Path) -> World:
     build_regions(dataset.path, root / "groups", partition="demogroups", features=("category",))
     build_regions(dataset.path, root / "districts", by="home_district", features=("category", "transitions"))
     return World(root, dataset)
+
+
+def remade(source: Path, out: Path, name: str, column: str, change: Callable[[pd.DataFrame], Any]) -> Path:
+    """A REGIONS folder a column of which was changed before its manifest was written."""
+    manifest = json.loads((source / MANIFEST).read_text())
+    with new_folder(out, manifest["kind"]) as folder:
+        shutil.copytree(source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        folder.details |= manifest["details"]
+        table = pq.read_table(source / name)
+        values = pa.array(np.asarray(change(table.to_pandas()), dtype=np.float64))
+        pq.write_table(table.set_column(table.schema.get_field_index(column), column, values), folder.path / name)
+    return out

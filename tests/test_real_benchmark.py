@@ -38,7 +38,7 @@ from mobatlas.groups import Groups
 from mobatlas.regions.recovery import Recovery
 from mobatlas.regions.table import Floats
 from mobatlas.report.questions import write_question
-from mobatlas.report.real import headline_tables, real_tables, write_real_page
+from mobatlas.report.real import headline_tables, real_tables, write_real, write_real_page
 from tests.tiny import OPTIONS, fitted
 
 FAMILY = "autoregressive"
@@ -132,20 +132,27 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
 
 
 def test_partitions_and_regions_may_be_measured_apart(survey: Path, tmp_path: Path) -> None:
-    manner: dict[str, Any] = {"generator": FAMILY, "features": [("category",)], "draws": 1, "quiet": True}
+    manner: dict[str, Any] = {"generator": FAMILY, "draws": 1, "quiet": True}
     manner |= {"prepared": load_run(preset="small").prepare.model_dump(), "values": VALUES}
     dealt = run(survey / "city", tmp_path / "out", 1, partitions=["demogroups"], regions=["none"], **manner)
-    lived = run(survey / "city", tmp_path / "out", 1, partitions=["none"], regions=["home_district"], **manner)
+    manner |= {"regions": ["home_district"], "features": [("category",)]}
+    lived = run(survey / "city", tmp_path / "out", 1, partitions=["none"], **manner)
     kinds = [{row["partition"] for row in found["rows"]} - {None} for found in (dealt, lived)]
     assert kinds == [{"demogroups"}, {"home_district"}]
     assert set(headline_tables(dealt)) == {"partitions", "groups"} and "precautions" not in real_tables(dealt)
     assert set(headline_tables(lived)) == {"regions", "regions-given", "stages"}
     assert "--partition none --regions home_district" in lived["command"]
-    kept = tmp_path / "out" / f"real-{FAMILY}.json"
-    kept.with_name(f"real-{FAMILY}-dealt.json").write_text(json.dumps(dealt))
+    write_real(tmp_path / "out", dealt)
+    write_real(tmp_path / "out", lived)
     write_real_page(tmp_path / "out", tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
-    assert f"\n## {FAMILY}\n" in page and f"\n## {FAMILY}-dealt\n" in page
+    for kind in ("partitions", "regions"):
+        assert f"\n## {FAMILY}-{kind}\n" in page and page.count(f"(page/real-{FAMILY}-{kind}.png)") == 1
+        assert (tmp_path / "out" / f"real-{FAMILY}-{kind}-tables").is_dir()
+    older = {name: value for name, value in lived.items() if name != "people"}
+    (tmp_path / "out" / f"real-{FAMILY}-regions.json").write_text(json.dumps(older))
+    with pytest.raises(MobatlasError, match=r"real-autoregressive-regions.json: was written by an older mobatlas"):
+        write_real_page(tmp_path / "out", tmp_path / "page.md")
 
 
 def test_predictors_learn_from_models_of_a_survey_that_are_there_already(survey: Path, tmp_path: Path) -> None:
@@ -169,7 +176,7 @@ def test_predictors_learn_from_models_of_a_survey_that_are_there_already(survey:
     options: dict[str, Any] = {"partitions": ["fullrank"], "regions": ["home_district"], "features": [("category",)]}
     run(survey / "city", survey / "out", 1, **options, **manner)
     write_real_page(survey / "out", survey / "page.md")
-    assert "### Next-POI prediction" in (survey / "page.md").read_text()
+    assert f"## {FAMILY}: next-POI prediction" in (survey / "page.md").read_text()
     assert len(before) == 3 and all(path.stat().st_mtime_ns == when for path, when in before.items())
 
 
@@ -183,15 +190,15 @@ def test_people_of_a_group_are_at_the_floor_and_everybody_at_the_baseline(datase
     assert half["poi"] is not None and 0.1 < half["poi"] < 0.9
 
 
-def test_people_are_drawn_by_weight_and_nobody_twice_while_there_are_others() -> None:
-    rng, weights = np.random.default_rng(0), np.array([0.0, 1.0, 1.0, 3.0, 0.0, 1.0])
-    drawn = np.stack([_some(weights, 2, rng) for _ in range(20_000)])
-    assert (drawn[:, 0] != drawn[:, 1]).all()
-    often = np.bincount(drawn.ravel(), minlength=6) / len(drawn)
-    first = 0.5 + 3 * (1 / 6) * (3 / 5)  # the heavy one comes first, or second after a light one
-    np.testing.assert_allclose(often, [0, *(2 * [(2 - first) / 3]), first, 0, (2 - first) / 3], atol=0.02)
-    counts = np.bincount(_some(weights, 10, rng), minlength=6)
-    assert counts.sum() == 10 and set(counts[weights > 0]) == {2, 3} and not counts[weights == 0].any()
+def test_people_are_drawn_as_often_as_their_weights_say_and_never_twice_by_chance() -> None:
+    rng, weights = np.random.default_rng(0), np.array([0.0, 1.0, 2.0, 8.0, 0.0, 1.0, 0.5, 1e-320])
+    expected = 3 * weights / weights.sum()
+    counts = np.stack([np.bincount(_some(weights, 3, rng), minlength=len(weights)) for _ in range(20_000)])
+    assert (counts.sum(1) == 3).all()
+    np.testing.assert_allclose(counts.mean(0), expected, atol=0.02)
+    assert (np.abs(counts - expected) < 1).all(), "whole times for certain, and at most once more"
+    assert _some(np.array([1.0, 0.0, 1.0]), 4, rng).tolist() == [0, 0, 2, 2]
+    assert np.bincount(_some(np.array([1_000.0, 1, 1]), 30, rng), minlength=3)[0] >= 29
 
 
 def test_draws_are_new_samples_of_which_the_first_is_drawn_alone(dataset: TrajectoryDataset) -> None:
@@ -215,7 +222,8 @@ def test_what_cannot_be_used_is_refused_before_anything_is_trained(survey: Path,
         ({"partitions": ["none", "messy"]}, "--partition none: stands beside others"),
         ({"regions": ["home_district", "none"]}, "--regions none: stands beside others"),
         ({"partitions": ["none"], "regions": ["none"]}, "nothing is left to measure"),
-        ({"regions": ["none"], "census": survey / "census.parquet"}, "--census .*: is about regions"),
+        ({"regions": ["none"], "census": survey / "census.parquet"}, "--census: is about regions"),
+        ({"regions": ["none"], "features": [("category",)]}, "--feature: is about regions"),
         ({"features": [("categry",)]}, "categry.*does not exist.*category"),
     ):
         with pytest.raises(MobatlasError, match=sentence):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 
+from mobatlas import cli, workers
 from mobatlas.resources import keep_memory
 
 # Ten rounds after ten others, each of which asks for eight pieces, writes into them and frees them: how many pages the system
@@ -42,6 +47,27 @@ def test_memory_that_was_freed_is_used_again_instead_of_given_back() -> None:
     assert 100 * int(_python(ROUNDS.format(first="keep_memory()"))) < int(_python(ROUNDS.format(first="")))
 
 
-def test_another_system_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_system_and_whoever_told_the_library_otherwise_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "0")
+    assert not keep_memory()
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not keep_memory()
+
+
+def test_commands_and_processes_that_sample_keep_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(cli, "keep_memory", lambda: asked.append("command"))
+    monkeypatch.setattr(cli, "_watch_signals", list)
+    monkeypatch.setattr(sys, "argv", ["mobatlas", "--help"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    monkeypatch.setattr(workers, "keep_memory", lambda: asked.append("process"))
+    monkeypatch.setattr(threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()  # the first process is gone
+    try:
+        workers._run(theirs)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert asked == ["command", "process"]

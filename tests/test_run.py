@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from mobatlas import MobatlasError, build_regions
 from mobatlas.cli import app
 from mobatlas.config import build_run, load_run
+from mobatlas.data.prepare import prepare
 from mobatlas.regions.folder import load_regions
 from mobatlas.report.page import write_report
 from mobatlas.run import run
@@ -259,17 +260,43 @@ def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(ma
     known = load_run(tmp_path / "labelled.yaml").regions["homes"]
     assert known.by == "home_district" and known.composition is None
     bad = tmp_path / "bad.yaml"
-    with pytest.raises(MobatlasError, match=r"--aggregates: is missing.* or --by,.* such as home_district,"):
-        write_configuration(bad, city, census, None)
-    with pytest.raises(MobatlasError, match=r"--by home_distric: is no column of .*home_district"):
-        write_configuration(bad, city, census, None, "home_distric")
-    with pytest.raises(MobatlasError, match=r"--by home_district: is no column .*\(there is none\)"):
-        write_configuration(bad, city / "visits.parquet", census, None, "home_district")
-    with pytest.raises(MobatlasError, match=r"--by home_district: counts your visits .*leave one out"):
-        write_configuration(bad, city, census, census, "home_district")
-    with pytest.raises(MobatlasError, match="--composition: is missing"):
-        write_configuration(bad, city, None, census)
+    for visits, tables, by, sentence in (
+        (city, (census, None), None, r"--aggregates: is missing.* or --by,.* such as home_district,"),
+        (city, (None, census), None, r"--composition: is missing; composition and aggregates"),
+        (
+            city,
+            (census, None),
+            "home_distric",
+            r"people.parquet: has no column 'home_distric'.*did you mean 'home_district'",
+        ),
+        (city, (census, census), "home_district", r"--by home_district: counts your visits .*leave one out"),
+        (city / "visits.parquet", (census, None), "home_district", r"--by home_district: .*give --visits, a folder"),
+        (None, (census, None), "home_district", r"--by home_district: .*give --visits, a folder"),
+        (city, (census, None), "user_id", r"--by user_id: is no region; .*such as home_district"),
+        (city, (census, None), "age", r"--by age: is no region"),
+    ):
+        with pytest.raises(MobatlasError, match=sentence):
+            write_configuration(bad, visits, *tables, by)
     assert not bad.exists()
+
+
+def test_what_init_writes_of_a_column_with_an_unusual_name_reaches_the_regions(made: Path, tmp_path: Path) -> None:
+    people = pd.read_parquet(made / "city" / "people.parquet").rename(columns={"home_district": "quarter"})
+    (tmp_path / "city").mkdir()
+    shutil.copy(made / "city" / "visits.parquet", tmp_path / "city")
+    people.to_csv(tmp_path / "city" / "people.csv.gz", index=False)
+    census = people.groupby(["quarter", "age", "gender"]).size().rename("count").reset_index()
+    census.rename(columns={"quarter": "region"}).to_csv(tmp_path / "census.csv", index=False)
+    write_configuration(tmp_path / "run.yaml", tmp_path / "city", tmp_path / "census.csv", None, "quarter")
+    config = load_run(tmp_path / "run.yaml")
+    prepare(tmp_path / "city", tmp_path / "dataset", values=config.prepare.model_dump())
+    told = config.regions["census"]
+    assert told.composition is not None
+    build_regions(tmp_path / "dataset", tmp_path / "regions", by=told.by, composition=tmp_path / told.composition)
+    assert set(load_regions(tmp_path / "regions").composition.regions) == set(people["quarter"].astype(str))
+    people.drop(columns=["age", "gender"]).to_csv(tmp_path / "city" / "people.csv.gz", index=False)
+    with pytest.raises(MobatlasError, match=r"--composition: is missing; .*has no attributes"):
+        write_configuration(tmp_path / "bad.yaml", tmp_path / "city", None, None, "quarter")
 
 
 def test_the_report_draws_how_finetuning_went_and_shows_the_papers_figures(tmp_path: Path) -> None:

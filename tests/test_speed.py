@@ -11,6 +11,7 @@ from rich.console import Console
 from mobatlas import MobatlasError
 from mobatlas.benchmark import many_regions, speed
 from mobatlas.report.text import speed_table
+from mobatlas.resources import keep_memory
 from tests.tiny import OPTIONS
 
 
@@ -23,7 +24,7 @@ def test_speed_is_a_ratio_measured_in_one_run(tmp_path: Path, monkeypatch: pytes
     for row in (sampled, trained):
         assert row["ratio"] == pytest.approx(row["seconds"] / row["reference_seconds"])
         assert 0 < row["share_of_matmul_peak"] < 1.5
-    assert kept["ratio"] == kept["seconds"] / kept["reference_seconds"]
+    assert kept["ratio"] == kept["seconds"] / kept["reference_seconds"] and kept["kept"] == keep_memory()
     assert sampled["speedup"] == pytest.approx(1 / sampled["ratio"])
     assert set(sampled["jsd"]) == set(sampled["reference_jsd"]) == set(sampled["floor_jsd"])
     assert sampled["jsd_samples"] == 32

@@ -29,7 +29,7 @@ from mobatlas.supervision.resample import Sampler
 from mobatlas.training import train
 from tests.commands import Warm, wait_until
 from tests.outcomes import refused, run
-from tests.supervised import BRIEF, GROUP, HOW, SMALL, World, made_world
+from tests.supervised import BRIEF, GROUP, HOW, SMALL, World, made_world, remade
 from tests.tiny import with_other_labels
 
 BESIDES = ("anchors.parquet", "composition.parquet", "group_means.parquet")
@@ -212,6 +212,19 @@ def test_fewer_regions_than_groups_go_on_and_say_what_is_not_identified(world: W
     assert done.code == 0, done.err
     said = " ".join(json.loads(done.out)["warnings"])
     assert "not identified" in said and "mostly prior" in said
+
+
+@pytest.mark.parametrize("strategy", ["tilt", "finetune"])
+def test_suppressed_cells_are_no_hindrance(world: World, tmp_path: Path, strategy: str) -> None:
+    holes = remade(
+        world.groups,
+        tmp_path / "holes",
+        "aggregates.parquet",
+        "value",
+        lambda rows: rows["value"].where(np.arange(len(rows)) % 7 > 0),
+    )
+    done = run("supervise", world.model, holes, "--strategy", strategy, *HOW[strategy], "--out", tmp_path / "new")
+    assert done.code == 0, done.err
 
 
 # ---- calibrated samples

@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from mobatlas import build_regions
 from mobatlas.artifacts import MANIFEST
 from mobatlas.folders import new_folder
-from tests.outcomes import refused, run
-from tests.supervised import GROUP, HOW, World, made_world
+from tests.outcomes import refused
+from tests.supervised import GROUP, HOW, World, made_world, remade
 from tests.tiny import small_city
 
 
@@ -100,18 +98,6 @@ def test_a_model_of_groups_is_not_supervised_anew(world: World, tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
-def remade(source: Path, out: Path, name: str, column: str, change: Callable[[pd.DataFrame], Any]) -> Path:
-    """A REGIONS folder a column of which was changed before its manifest was written."""
-    manifest = json.loads((source / MANIFEST).read_text())
-    with new_folder(out, manifest["kind"]) as folder:
-        shutil.copytree(source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
-        folder.details |= manifest["details"]
-        table = pq.read_table(source / name)
-        values = pa.array(np.asarray(change(table.to_pandas()), dtype=np.float64))
-        pq.write_table(table.set_column(table.schema.get_field_index(column), column, values), folder.path / name)
-    return out
-
-
 @pytest.mark.parametrize("strategy", ["tilt", "resample", "finetune"])
 def test_regions_that_tell_nothing_are_refused(world: World, tmp_path: Path, strategy: str) -> None:
     def broken(table: str, column: str, change: Callable[[pd.DataFrame], Any]) -> str:
@@ -123,19 +109,6 @@ def test_regions_that_tell_nothing_are_refused(world: World, tmp_path: Path, str
     nobody = broken("composition.parquet", "share", lambda rows: np.where(rows["group"] == GROUP, 0, rows["share"]))
     assert f"no region has anybody of group '{GROUP}'" in nobody
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("strategy", ["tilt", "finetune"])
-def test_suppressed_cells_are_no_hindrance(world: World, tmp_path: Path, strategy: str) -> None:
-    holes = remade(
-        world.groups,
-        tmp_path / "holes",
-        "aggregates.parquet",
-        "value",
-        lambda rows: rows["value"].where(np.arange(len(rows)) % 7 > 0),
-    )
-    done = run("supervise", world.model, holes, "--strategy", strategy, *HOW[strategy], "--out", tmp_path / "new")
-    assert done.code == 0, done.err
 
 
 def test_regions_of_another_dataset_are_refused(world: World, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import sys
 
 TRIM, MAPPED = -1, -3  # of mallopt: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 KEPT = 2**30  # bytes that are free and not given back, at most
-LARGEST = 2**25  # of a piece that is kept: glibc takes no more
+LARGEST = 2**25  # of a piece that is kept: older versions take no more
+TOLD = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")  # whoever sets one knows better
 
 
 def keep_memory() -> bool:
@@ -17,13 +19,13 @@ def keep_memory() -> bool:
     A network frees and asks for the same tens of megabytes hundreds of times a second, and pages that were given back are
     cleared one by one before they can be used again.
     """
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or any(name in os.environ for name in TOLD):
         return False
     try:
         tell = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):  # another C library
         return False
-    return bool(tell(TRIM, KEPT)) and bool(tell(MAPPED, LARGEST))
+    return bool(tell(MAPPED, LARGEST)) and bool(tell(TRIM, KEPT))
 
 
 def peak_gb() -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 
 from mobatlas.artifacts import write_whole
-from mobatlas.data.schema import looks_like_region
+from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, find_table, looks_like_region
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.folders import only_writer
 
@@ -26,6 +26,19 @@ class _Visits:
     days: int  # from the first to the last
     days_each: float  # on which a person is seen, median
     columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _People:
+    """A table of people beside visits."""
+
+    path: Path | None
+    columns: tuple[str, ...]
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Columns that say where people live, by their names."""
+        return tuple(filter(looks_like_region, self.columns))
 
 
 @dataclass(frozen=True)
@@ -53,9 +66,10 @@ def write_configuration(
         if path is not None and not path.exists():
             raise MobatlasError(f"--{option} {path}: does not exist; give the file that holds them")
     known = _Known(composition, aggregates, by)
-    _refuse_unusable(known, () if visits is None else _columns_of_people(visits))
+    people = _people_beside(visits)
+    _refuse_unusable(known, people)
     seen = None if visits is None else _look(visits)
-    lines = [*_head(), *_source(seen, out.parent), *_regions(known, out.parent), *_rest()]
+    lines = [*_head(), *_source(seen, out.parent), *_named(by, people), "", *_regions(known, out.parent), *_rest()]
     with only_writer(out):
         write_whole(out, ("\n".join(lines) + "\n").encode())
     found = []
@@ -64,39 +78,46 @@ def write_configuration(
     return [*found, f"{out}: written; look through it, then: mobatlas run {out}"]
 
 
-def _refuse_unusable(known: _Known, columns: tuple[str, ...]) -> None:
-    """Tables that do not go together, and a column that people do not have."""
-    if known.by is None and (known.composition is None) != (known.aggregates is None):
-        if known.aggregates is not None:
+def _refuse_unusable(known: _Known, people: _People) -> None:
+    """Tables that do not go together, and a column that names nobody's region."""
+    such = f", such as {' or '.join(people.regions)}" if people.regions else ""
+    if known.by is None:
+        if known.composition is None and known.aggregates is not None:
             raise MobatlasError(
                 "--composition: is missing; composition and aggregates tell of the same regions, so give both"
             )
-        named = [name for name in columns if looks_like_region(name)]
-        such = f", such as {' or '.join(named)}" if named else ""
-        raise MobatlasError(
-            "--aggregates: is missing; composition and aggregates tell of the same regions, so give both, or --by, the column "
-            f"of people that names their region{such}, and your visits are counted by it"
-        )
-    if known.by is None:
+        if known.composition is not None and known.aggregates is None:
+            raise MobatlasError(
+                "--aggregates: is missing; composition and aggregates tell of the same regions, so give both, or --by, the "
+                f"column of people that names their region{such}, and your visits are counted by it"
+            )
         return
     if known.aggregates is not None:
         raise MobatlasError(
             f"--by {known.by}: counts your visits by region, which --aggregates tells already; leave one out"
         )
-    if known.by not in columns:
-        has = f"it has {', '.join(columns)}" if columns else "there is none"
+    if people.path is None:
+        raise MobatlasError(f"--by {known.by}: is a column of people; give --visits, a folder with visits and people")
+    if known.by not in people.columns:
         raise MobatlasError(
-            f"--by {known.by}: is no column of a table people beside your visits{suggestion(known.by, columns)} ({has})"
+            f"{people.path}: has no column '{known.by}' to count by{suggestion(known.by, people.columns)} "
+            f"(columns: {', '.join(people.columns)})"
+        )
+    if known.by == "user_id" or known.by in ANCHORS or known.by.lower() in ATTRIBUTE_NAMES:
+        raise MobatlasError(f"--by {known.by}: is no region; name the column that says where people live{such}")
+    if known.composition is None and not any(name.lower() in ATTRIBUTE_NAMES for name in people.columns):
+        raise MobatlasError(
+            f"--composition: is missing; {people.path} has no attributes (age, gender) to count a composition by"
         )
 
 
-def _columns_of_people(visits: Path) -> tuple[str, ...]:
-    """Of the table of people beside visits, none where there is no such table."""
-    table = _find(visits, "people") if visits.is_dir() else None
+def _people_beside(visits: Path | None) -> _People:
+    """The table of people in a folder of visits, where there is one."""
+    table = find_table(visits, "people") if visits is not None and visits.is_dir() else None
     if table is None:
-        return ()
+        return _People(None, ())
     with duckdb.connect() as engine:
-        return _columns(engine, table)
+        return _People(table, _columns(engine, table))
 
 
 def _columns(engine: duckdb.DuckDBPyConnection, table: Path) -> tuple[str, ...]:
@@ -142,17 +163,12 @@ def _look(path: Path) -> _Visits:
 
 
 def _table_of(path: Path) -> Path:
-    found = path if path.is_file() else _find(path, "visits")
+    found = path if path.is_file() else find_table(path, "visits")
     if found is None:
         raise MobatlasError(
             f"{path}: has neither visits.parquet nor visits.csv; give the file itself, or set `source.format`"
         )
     return found
-
-
-def _find(folder: Path, table: str) -> Path | None:
-    found = (folder / f"{table}{suffix}" for suffix in (".parquet", ".csv"))
-    return next((path for path in found if path.exists()), None)
 
 
 def _head() -> list[str]:
@@ -173,7 +189,6 @@ def _source(seen: _Visits | None, home: Path) -> list[str]:
             "# and is_work; or a folder with tables visits, people and pois. Without it a city is simulated.",
             "# source: {path: visits.parquet, format: plain}",
             "simulate: {users: 4000, pois: 240}",
-            "",
         ]
     window = _window(seen)
     lines = [
@@ -191,7 +206,15 @@ def _source(seen: _Visits | None, home: Path) -> list[str]:
         )
         lines.append(f"  quality: {{min_coverage: 0}}  # {reason}")
     lines.append("  anchors: {require_both: false}  # true: only people with a home and a workplace")
-    return [*lines, ""]
+    return lines
+
+
+def _named(by: str | None, people: _People) -> list[str]:
+    """Region columns, where one does not look like it by its name; what is named replaces the guess."""
+    if by is None or looks_like_region(by):
+        return []
+    columns = ", ".join(map(_word, (*people.regions, by)))
+    return [f"  regions: [{columns}]  # columns of people that say where they live"]
 
 
 def _window(seen: _Visits) -> int:

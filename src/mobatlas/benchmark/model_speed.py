@@ -105,7 +105,7 @@ def _memory_row(dataset: TrajectoryDataset, model: LatentDiffusion, samples: int
     """What it saves to keep memory, as commands do from here on, instead of giving it back."""
     anchors = _anchors(dataset, samples, seed)
     given_back = _sampling_seconds(model, anchors, seed)
-    keep_memory()
+    able = keep_memory()
     kept = _sampling_seconds(model, anchors, seed)
     return {
         "what": "sample, memory kept",
@@ -114,6 +114,7 @@ def _memory_row(dataset: TrajectoryDataset, model: LatentDiffusion, samples: int
         "reference": "memory given back to the system",
         "reference_seconds": given_back,
         "ratio": kept / given_back,
+        "kept": able,
         "peak_gb": peak_gb(),
     }
 

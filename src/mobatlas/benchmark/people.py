@@ -22,7 +22,7 @@ from mobatlas.regions.table import Floats
 METRICS = ("poi", "travel_distance", "category", "transitions", "spatial")
 DRAWS = 60  # they cost little
 SEED = (0, 5)
-MANNER = {"draws": DRAWS, "seed": list(SEED), "repeated": False}  # how they are drawn
+MANNER = {"draws": DRAWS, "seed": list(SEED), "repeated": "by weight alone"}  # how they are drawn
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,15 @@ class Crowd:
 
 
 def _some(weights: Floats, size: int, rng: np.random.Generator) -> Ints:
-    """So many rows in proportion to their weights, nobody twice while there are others (Efraimidis and Spirakis 2006).
+    """So many rows, each as often as its weight says: whole times for certain, what is left by Pareto sampling (Rosen 1997).
 
-    Whoever is drawn twice tells nothing new, and a group has a tenth as many people as the population: with repetitions the
-    floor would be worse than samples of so many are, and all else would seem near to it.
+    Whoever is drawn twice by chance tells nothing new, and a group has fewer people to repeat than the population: so drawn,
+    the floor would be worse than samples of so many are, and all else would seem near to it.
     """
-    able = np.flatnonzero(weights > 0)
-    times, rest = divmod(size, len(able))
-    keys = rng.standard_exponential(len(able)) / weights[able]
-    return np.concatenate([np.tile(able, times), able[np.argpartition(keys, rest - 1)[:rest]] if rest else able[:0]])
+    expected = weights * (size / weights.sum())  # (rows,)
+    whole = np.floor(expected + 1e-9).astype(np.int64)
+    part, chance = np.maximum(expected - whole, 0), rng.random(len(weights))
+    open_, left = np.flatnonzero(part > 1e-12), size - int(whole.sum())
+    keys = chance[open_] / (1 - chance[open_]) * (1 - part[open_]) / part[open_]
+    last = open_[np.argpartition(keys, left - 1)[:left]] if left else open_[:0]
+    return np.concatenate([np.repeat(np.arange(len(weights)), whole), last])

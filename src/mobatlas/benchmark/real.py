@@ -31,6 +31,7 @@ from mobatlas.benchmark.cells import (
     summarise,
 )
 from mobatlas.benchmark.error_bars import error_bars
+from mobatlas.benchmark.people import MANNER
 from mobatlas.benchmark.survey import SHIFT, check_survey, divided_people
 from mobatlas.config import assignments
 from mobatlas.data.dataset import TrajectoryDataset
@@ -51,6 +52,7 @@ DEALT = ("poi", "category")  # of partitions: rare places borrow from their cate
 DRAWS = 3  # the spread between seeds says whether they are enough
 LONG = 4  # visits: a day with fewer is home, one place, home
 NONE = "none"  # in the place of partitions, or of regions: the others alone
+KINDS = ("partitions", "regions")
 FOUR_VISITS = "four visits"
 Real = Mapping[str, Trajectories]
 
@@ -100,14 +102,14 @@ def run(
     values: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Fill a folder of the family within `out`, write real-FAMILY.json there.
+    """Fill a folder of the family within `out`, write real-FAMILY.json there (of one kind alone real-FAMILY-KIND.json).
 
     `partitions` are all by default, `regions` all columns of people that look like regions, and either may be `none`.
     `features` are what real regions tell, the last of them is used for what is tried with one alone; `shift` is a column that
     is false for those who do not train, `weekday` where there is one; scores are means of so many `draws`; `prepared` and
     `values` change how data are prepared and models trained.
     """
-    _check_kinds(partitions, regions, census)
+    _check_kinds(partitions, regions, census, features)
     for name in {name for some in features for name in some}:
         check_feature(name)
     check_options(generator, Bench.preset, values or {})
@@ -141,7 +143,11 @@ def run(
         draws=draws,
         views=lambda samples, seed: _views(dataset, others, samples, seed),
     )
-    jobs = real_jobs(() if list(partitions) == [NONE] else partitions or PARTITIONS, columns, about, features)
+    dealt = () if list(partitions) == [NONE] else tuple(partitions or PARTITIONS)
+    jobs, kinds = (
+        real_jobs(dealt, columns, about, features),
+        [kind for kind, some in zip(KINDS, (dealt, columns), strict=True) if some],
+    )
     fill(folder, generator, jobs, numbers, bench)
     places = [Place(folder / f"seed-{seed}", seed, bench) for seed in numbers]
     result = {
@@ -150,6 +156,8 @@ def run(
         "generator": generator,
         "seed": first_seed,
         "versions": library_versions(),
+        "kinds": kinds,
+        "people": MANNER,
         "draws": draws,
         "measure": f"{MEASURE}; mean of {draws} draws; {FOUR_VISITS}: trajectories of at least {LONG} visits on either side; "
         f"{SHIFT}: against people of another kind of day",
@@ -158,11 +166,18 @@ def run(
         "error_bars": error_bars(places, [*jobs, *_bands(dataset, columns, about)]),
         "between_groups": read_cell(folder, first_seed, PHASE1)["between_groups"],
     }
-    write_json(out / f"real-{generator}.json", result)
+    write_json(out / f"{real_name(generator, kinds)}.json", result)
     return result
 
 
-def _check_kinds(partitions: Sequence[str], regions: Sequence[str], census: Path | None) -> None:
+def real_name(generator: str, kinds: Sequence[str]) -> str:
+    """Of the result, that of one kind alone by its kind as well."""
+    return "-".join(("real", generator, *(kinds if len(kinds) < len(KINDS) else ())))
+
+
+def _check_kinds(
+    partitions: Sequence[str], regions: Sequence[str], census: Path | None, features: Sequence[tuple[str, ...]]
+) -> None:
     """Partitions that do not exist, and `none` beside something."""
     for option, asked in {"--partition": partitions, "--regions": regions}.items():
         if NONE in asked and len(asked) > 1:
@@ -172,8 +187,9 @@ def _check_kinds(partitions: Sequence[str], regions: Sequence[str], census: Path
     if list(regions) == [NONE]:
         if list(partitions) == [NONE]:
             raise MobatlasError("--partition none --regions none: nothing is left to measure; leave one of them out")
-        if census is not None:
-            raise MobatlasError(f"--census {census}: is about regions, and --regions none asks for none; leave one out")
+        about = {"--census": census is not None, "--feature": tuple(features) != FEATURES}
+        for option in (option for option, given in about.items() if given):
+            raise MobatlasError(f"{option}: is about regions, and --regions none asks for none; leave one out")
 
 
 def _columns(dataset: TrajectoryDataset, asked: Sequence[str]) -> list[str]:

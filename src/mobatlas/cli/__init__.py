@@ -34,8 +34,8 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("mobatlas").setLevel(logging.INFO)
     stopped = _watch_signals()
-    keep_memory()
     try:
+        keep_memory()
         from mobatlas.cli.commands import app  # takes seconds, in which somebody may press Ctrl-C
 
         code = app(standalone_mode=False)  # what is wrong with options comes here too, instead of into a box

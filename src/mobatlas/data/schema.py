@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from mobatlas.errors import MobatlasError, suggestion
 
@@ -32,6 +33,13 @@ REGION_NAMES = (
     *("block_group", "census_block_group", "zip", "zipcode", "zip_code", "postcode", "postal_code", "ward", "borough"),
     *("neighborhood", "neighbourhood", "msa"),
 )
+SUFFIXES = (".parquet", ".csv", ".csv.gz")
+
+
+def find_table(folder: Path, name: str) -> Path | None:
+    """`name` in any of the forms we read, in a folder."""
+    found = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
+    return next((path for path in found if path.exists()), None)
 
 
 def require_columns(where: str, columns: Iterable[str], required: Iterable[str]) -> None:

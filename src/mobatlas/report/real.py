@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mobatlas.benchmark.people import MANNER
+from mobatlas.benchmark.real import real_name
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import floor_closed
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
@@ -72,7 +74,7 @@ def _chosen(result: Result) -> set[str]:
 
 def write_real(out: Path, result: Result) -> None:
     """Tables in four formats, in a folder within `out`."""
-    folder = out / f"real-{result['generator']}-tables"
+    folder = out / f"{real_name(result['generator'], result['kinds'])}-tables"
     folder.mkdir(exist_ok=True)
     write_tables(folder, real_tables(result))
 
@@ -89,28 +91,25 @@ def write_real_page(folder: Path, out: Path) -> str:
         "seeds, with the standard deviation between seeds; it is empty where the two differ by no more than that.\n",
     ]
     for name, result in found.items():
-        if "floor_of_groups" not in result or any("cells" not in row for row in result["error_bars"]):
+        if result.get("people") != MANNER:
             raise MobatlasError(
                 f"{folder / name}.json: was written by an older mobatlas; run mobatlas benchmark real again"
             )
     figures = out.parent / out.stem
     figures.mkdir(parents=True, exist_ok=True)
     for name, result in found.items():
-        parts += _section(name.removeprefix("real-"), result, figures, out.parent)
-        predicted = folder / f"rq3-{name}.json"
-        if predicted.exists():
-            parts += _prediction(read_result(predicted))
+        parts += _section(name, result, figures, out.parent)
+    for path in sorted(folder.glob("rq3-real-*.json")):
+        parts += _prediction(read_result(path))
     write_markdown(out, parts)
     return f"{out}: {', '.join(found)}"
 
 
-def _section(title: str, result: Result, figures: Path, beside: Path) -> Iterator[str]:
+def _section(name: str, result: Result, figures: Path, beside: Path) -> Iterator[str]:
     versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items() if key in ("mobatlas", "torch"))
-    yield f"## {title}\n"
+    yield f"## {name.removeprefix('real-')}\n"
     yield f"`{result['command']}`, seeds {', '.join(map(str, result['seeds']))}; {versions}.\n"
-    if "note" in result:
-        yield f"{result['note']}\n"
-    for path in draw_real(figures, result):
+    for path in draw_real(figures, name, result):
         yield f"![{path.stem.replace('-', ' ')}]({path.relative_to(beside).as_posix()})\n"
     yield "### In short\n"
     for table in headline_tables(result).values():
@@ -121,14 +120,14 @@ def _section(title: str, result: Result, figures: Path, beside: Path) -> Iterato
 
 
 def _prediction(result: Result) -> Iterator[str]:
-    yield "### Next-POI prediction\n"
+    yield f"## {result['name'].removeprefix('rq3-real-')}: next-POI prediction\n"
     yield f"`{result['command']}`, regions {result['partition']}.\n"
     for name, table in question_tables(result).items():
         if not name.startswith("published"):
             yield table.as_markdown()
 
 
-def draw_real(folder: Path, result: Result) -> list[Path]:
+def draw_real(folder: Path, title: str, result: Result) -> list[Path]:
     """What is closed under partitions with homes of the group, and under real regions with homes of everybody."""
     made, chosen = [], _chosen(result)
     for name, view, real, shown in (
@@ -139,7 +138,7 @@ def draw_real(folder: Path, result: Result) -> list[Path]:
         rows = [row for row in rows if (row["partition"] in chosen) == real]
         bars = {TITLES[metric]: found for metric in shown if any((found := _bars(rows, metric)).values())}
         if bars:
-            made.append(folder / f"real-{result['generator']}-{name}.png")
+            made.append(folder / f"{title.removesuffix(f'-{name}')}-{name}.png")
             lines = {title: {"baseline": 0.0, "floor": 1.0} for title in bars}
             forest_figure(made[-1], bars, lines, "closed of baseline to floor")
     return made
@@ -267,9 +266,10 @@ def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
         body += [(label, stage, *(found[name] for name in shown)) for stage, found in (*people, *models)]
     titles = [TITLES[name] for name in shown]
     note = (
-        "People: training people drawn by weights, nobody twice, without a generator, from unweighted ones to those of the "
-        "group: weighed to the means that labels know, to those that regions tell (the difference is what recovery changes), or "
-        "by residence: what the composition says of their region. Models: with homes of everybody, or by region (membership)."
+        "People: training people drawn by weights, nobody twice by chance, without a generator, from unweighted ones to those "
+        "of the group: weighed to the means that labels know, to those that regions tell (the difference is what recovery "
+        "changes), or by residence: what the composition says of their region. Models: with homes of everybody, or by region "
+        "(membership)."
     )
     caption = f"{result['generator']}: what is closed against test people, stage by stage."
     return Table(("regions", "stage", *titles), tuple(body), caption, dict.fromkeys(titles, SHARE), note)

@@ -14,8 +14,8 @@ from mobatlas.config import Section
 from mobatlas.data.columns import NO_ANSWER, as_flag, as_number, as_text, nearest_whole
 from mobatlas.data.engine import Engine
 from mobatlas.data.readers.base import Reader, Source
-from mobatlas.data.readers.plain import find_table, open_table, require_path
-from mobatlas.data.schema import ANCHORS
+from mobatlas.data.readers.plain import open_table, require_path
+from mobatlas.data.schema import ANCHORS, find_table
 from mobatlas.errors import MobatlasError, suggestion
 
 VISITS_FILES = ("traj", "visits")

@@ -8,18 +8,8 @@ from ibis import ir
 
 from mobatlas.data.engine import Engine, is_csv, parquet_schema
 from mobatlas.data.readers.base import NoOptions, Reader, Source
+from mobatlas.data.schema import find_table
 from mobatlas.errors import MobatlasError
-
-SUFFIXES = (".parquet", ".csv", ".csv.gz")
-
-
-def find_table(folder: Path, name: str) -> Path | None:
-    """`name` in any of the forms we read, in a folder."""
-    for suffix in SUFFIXES:
-        path = folder / f"{name}{suffix}"
-        if path.exists():
-            return path
-    return None
 
 
 def require_path(path: Path) -> Path:
