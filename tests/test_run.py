@@ -260,23 +260,24 @@ def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(ma
     known = load_run(tmp_path / "labelled.yaml").regions["homes"]
     assert known.by == "home_district" and known.composition is None
     bad = tmp_path / "bad.yaml"
-    for visits, tables, by, sentence in (
-        (city, (census, None), None, r"--aggregates: is missing.* or --by,.* such as home_district,"),
-        (city, (None, census), None, r"--composition: is missing; composition and aggregates"),
+    cases: list[tuple[Path | None, Path | None, Path | None, str | None, str]] = [
+        (city, census, None, None, r"--aggregates: is missing.* or --by,.* such as home_district,"),
+        (city, None, census, None, r"--composition: is missing; composition and aggregates"),
         (
             city,
             (census, None),
             "home_distric",
             r"people.parquet: has no column 'home_distric'.*did you mean 'home_district'",
         ),
-        (city, (census, census), "home_district", r"--by home_district: counts your visits .*leave one out"),
-        (city / "visits.parquet", (census, None), "home_district", r"--by home_district: .*give --visits, a folder"),
-        (None, (census, None), "home_district", r"--by home_district: .*give --visits, a folder"),
-        (city, (census, None), "user_id", r"--by user_id: is no region; .*such as home_district"),
-        (city, (census, None), "age", r"--by age: is no region"),
-    ):
+        (city, census, census, "home_district", r"--by home_district: counts your visits .*leave one out"),
+        (city / "visits.parquet", census, None, "home_district", r"--by home_district: .*give --visits, a folder"),
+        (None, census, None, "home_district", r"--by home_district: .*give --visits, a folder"),
+        (city, census, None, "user_id", r"--by user_id: is no region; .*such as home_district"),
+        (city, census, None, "age", r"--by age: is no region"),
+    ]
+    for visits, composition, aggregates, by, sentence in cases:
         with pytest.raises(MobatlasError, match=sentence):
-            write_configuration(bad, visits, *tables, by)
+            write_configuration(bad, visits, composition, aggregates, by)
     assert not bad.exists()
 
 
