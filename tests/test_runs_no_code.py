@@ -49,6 +49,8 @@ IMPORTS = ("import_module", "importlib.import_module", "spec_from_file_location"
 MAY_IMPORT = {"__init__.py", "generators/base.py", "generators/external/code.py"}
 # Who may start a process: of mobatlas itself, with arguments of its own.
 MAY_START = {"benchmark/processes.py"}
+# Who may tell the C library of this very process something; no other library is loaded.
+MAY_TELL = {"resources.py"}
 
 
 def faults(text: str, where: str) -> Iterator[str]:
@@ -56,13 +58,16 @@ def faults(text: str, where: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            barred = MODULES - ({"subprocess"} if where in MAY_START else set())
+            allowed = {"subprocess": MAY_START, "ctypes": MAY_TELL}
+            barred = MODULES - {module for module, who in allowed.items() if where in who}
             yield from (f"{where}:{node.lineno} imports {n}" for n in names if n.split(".")[0] in barred)
         if not isinstance(node, ast.Call):
             continue
         name, options = ast.unparse(node.func), {each.arg: ast.unparse(each.value) for each in node.keywords}
         if name == "subprocess.run" and where in MAY_START and "shell" not in options:
             continue
+        if name.startswith("ctypes.") and ast.unparse(node) != "ctypes.CDLL(None)":
+            yield f"{where}:{node.lineno} loads a library"
         if name in CALLS or name.startswith(PREFIXES) or name.endswith(".from_string"):
             yield f"{where}:{node.lineno} calls {name}"
         if name in ("np.load", "numpy.load") and options.get("allow_pickle") != "False":
@@ -87,6 +92,8 @@ def test_no_source_unpickles_evaluates_or_shells_out() -> None:
     "text",
     [
         "import pickle",
+        "import ctypes",
+        "ctypes.CDLL('theirs.so')",
         "from subprocess import run",
         "eval(x)",
         "exec(x)",
@@ -104,3 +111,8 @@ def test_no_source_unpickles_evaluates_or_shells_out() -> None:
 )
 def test_each_way_to_run_code_would_be_seen(text: str) -> None:
     assert list(faults(text, "data/x.py"))
+
+
+def test_who_may_tell_the_c_library_something_loads_no_other() -> None:
+    assert list(faults("import ctypes\nctypes.CDLL(None).mallopt(1, 2)", "resources.py")) == []
+    assert list(faults("ctypes.CDLL('theirs.so')", "resources.py")) and list(faults("import pickle", "resources.py"))
