@@ -66,7 +66,7 @@ def faults(text: str, where: str) -> Iterator[str]:
         name, options = ast.unparse(node.func), {each.arg: ast.unparse(each.value) for each in node.keywords}
         if name == "subprocess.run" and where in MAY_START and "shell" not in options:
             continue
-        if name.startswith("ctypes.") and ast.unparse(node) != "ctypes.CDLL(None)":
+        if name.startswith("ctypes.") and not ast.unparse(node).startswith("ctypes.CDLL(None)"):
             yield f"{where}:{node.lineno} loads a library"
         if name in CALLS or name.startswith(PREFIXES) or name.endswith(".from_string"):
             yield f"{where}:{node.lineno} calls {name}"
