@@ -236,6 +236,12 @@ def test_what_cannot_be_used_is_refused_before_anything_is_trained(survey: Path,
     assert not (tmp_path / "new").exists()
     with pytest.raises(MobatlasError, match=r"people.parquet"):
         run(survey, tmp_path / "out")
+    (tmp_path / "unlabelled").mkdir()
+    people = pq.read_table(city / "people.parquet").drop_columns(["age", "gender"])
+    pq.write_table(people, tmp_path / "unlabelled" / "people.parquet")
+    with pytest.raises(MobatlasError, match=r"people.parquet: has no attribute of people"):
+        run(tmp_path / "unlabelled", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_days_are_told_in_the_words_of_the_training_people(survey: Path, tmp_path: Path) -> None:

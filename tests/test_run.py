@@ -220,7 +220,11 @@ def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: P
     city = made / "city"
     out = tmp_path / "run.yaml"
     said = write_configuration(out, city, None, None)
-    assert "300 people" in said[0] and f"mobatlas run {out}" in said[1]
+    assert (
+        "300 people" in said[0] and "--by home_district takes real ones" in said[1] and f"mobatlas run {out}" in said[2]
+    )
+    with pytest.raises(MobatlasError, match=r"--out .*: is a folder; give the name of a YAML file"):
+        write_configuration(tmp_path, city, None, None, overwrite=True)
     config = load_run(out)
     assert config.source is not None and config.source.path == city and config.prepare.window.days == 3
     assert config.audit and "# coarsen: 3km" in out.read_text() and config.samples.coarsen is None

@@ -60,6 +60,8 @@ def write_configuration(
     overwrite: bool = False,
 ) -> list[str]:
     """Write the YAML file; what to say of it."""
+    if out.is_dir():
+        raise MobatlasError(f"--out {out}: is a folder; give the name of a YAML file")
     if out.exists() and not overwrite:
         raise MobatlasError(f"{out}: exists already; choose another name, or pass --overwrite")
     for option, path in {"visits": visits, "composition": composition, "aggregates": aggregates}.items():
@@ -75,6 +77,8 @@ def write_configuration(
     found = []
     if seen is not None:
         found.append(f"{seen.path}: {seen.rows:,} visits of {seen.people:,} people over {seen.days:,} days")
+    if by is None and composition is None and people.regions:
+        found.append(f"regions: a controlled partition, which reads labels; --by {people.regions[0]} takes real ones")
     return [*found, f"{out}: written; look through it, then: mobatlas run {out}"]
 
 

@@ -135,7 +135,7 @@ def run(
     if data is None and generator != FAMILY:
         raise MobatlasError(f"--generator {generator} goes with --data; simulated cities are measured with {FAMILY}")
     if data is not None:
-        check_survey(data)
+        check_survey(data, prepared=prepared)
     numbers = range(first_seed, first_seed + (chosen.seeds if seeds is None else seeds))
     asked = Asked(SIZES[profile] if size is None else size, config)
     options = {

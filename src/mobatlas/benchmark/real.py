@@ -115,7 +115,7 @@ def run(
     check_options(generator, Bench.preset, values or {})
     if census is not None and not census.is_file():
         raise MobatlasError(f"--census {census}: is no file; give a table of people by region, age and gender")
-    check_survey(source, () if list(regions) == [NONE] else regions)
+    check_survey(source, () if list(regions) == [NONE] else regions, prepared)
     train_on, others = divided_people(source, out, shift, prepared)
     dataset = TrajectoryDataset.open(train_on)
     columns = _columns(dataset, regions)

@@ -17,15 +17,22 @@ from mobatlas.benchmark.reweight import DIARY
 from mobatlas.config import merge
 from mobatlas.data.engine import parquet_schema
 from mobatlas.data.prepare import prepare
+from mobatlas.data.schema import ATTRIBUTE_NAMES
 from mobatlas.errors import MobatlasError, suggestion
 
 SHIFT, WEEKDAY = "shift", "weekday"
 BEGUN = "survey.json"  # in the folder of a benchmark: whom it was begun with
 
 
-def check_survey(source: Path, regions: Sequence[str] = ()) -> None:
+def check_survey(source: Path, regions: Sequence[str] = (), prepared: Mapping[str, Any] | None = None) -> None:
     """Refuse what is no labelled survey, or has not these columns, before anything is written."""
     schema = parquet_schema(_people(source))
+    named = (prepared or {}).get("attributes")
+    if named is None and not any(name.lower() in ATTRIBUTE_NAMES for name in schema.names):
+        raise MobatlasError(
+            f"{_people(source)}: has no attribute of people ({', '.join(ATTRIBUTE_NAMES)}), so that nobody's group is known; "
+            "give a labelled dataset"
+        )
     for name in regions:
         if name not in schema.names:
             raise MobatlasError(
