@@ -144,10 +144,8 @@ def run(
         views=lambda samples, seed: _views(dataset, others, samples, seed),
     )
     dealt = () if list(partitions) == [NONE] else tuple(partitions or PARTITIONS)
-    jobs, kinds = (
-        real_jobs(dealt, columns, about, features),
-        [kind for kind, some in zip(KINDS, (dealt, columns), strict=True) if some],
-    )
+    jobs = real_jobs(dealt, columns, about, features)
+    kinds = [kind for kind, some in zip(KINDS, (dealt, columns), strict=True) if some]
     fill(folder, generator, jobs, numbers, bench)
     places = [Place(folder / f"seed-{seed}", seed, bench) for seed in numbers]
     result = {
