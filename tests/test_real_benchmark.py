@@ -19,11 +19,12 @@ from mobatlas.benchmark.error_bars import (
     KNOWN,
     PRECAUTIONS,
     RECOVERED,
-    RESIDENCE,
+    STAGES,
     Sample,
     coverage,
     error_bars,
     error_left,
+    known_residence,
 )
 from mobatlas.benchmark.people import Crowd, _some
 from mobatlas.benchmark.real import FOUR_VISITS, _collapsed, real_jobs, run
@@ -101,6 +102,8 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     assert exact["error"] < 0.2, "regions of one group each tell nearly everything"
     people = exact["people"]
     assert people[KNOWN]["poi"] > 0.7 and abs(people[KNOWN]["poi"] - people[RECOVERED]["poi"]) < 0.2
+    lived = [row["people"] for row in found["error_bars"] if "precautions" in row]
+    assert all(list(some) == list(STAGES) for some in lived) and list(people) == list(STAGES[:2])
     unknown = next(row for row in found["error_bars"] if row["shuffled"])["people"]
     assert unknown[KNOWN]["category"] > 0.7 > 0.4 > unknown[RECOVERED]["category"]
     kept = tmp_path / "out" / FAMILY / "seed-0" / "error-bars-demogroups-poi+category.json"
@@ -117,7 +120,7 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     tables = real_tables(found)
     assert {"closed-group", "closed-shift", "jsd-four-visits", "error-bars"} <= set(tables)
     stages = headline_tables(found)["stages"]
-    people = [f"people, {stage}" for stage in (KNOWN, RECOVERED, RESIDENCE)]
+    people = [f"people, {stage}" for stage in STAGES]
     models = [f"tilt{more}" for more in ("", ", calibrated", ", membership", ", calibrated, membership")]
     assert [row[1] for row in stages.rows] == 2 * [*people, *models], "of the district's own regions and of the census"
     by_group = tables["groups-poi"]
@@ -188,6 +191,18 @@ def test_people_of_a_group_are_at_the_floor_and_everybody_at_the_baseline(datase
     )
     half = crowd.closed(own + own.mean(0))
     assert half["poi"] is not None and 0.1 < half["poi"] < 0.9
+
+
+def test_known_residence_is_the_share_of_labelled_neighbours() -> None:
+    groups = Groups.of({"sex": ("M", "F")})
+    region, group = (
+        np.array([0, 0, 0, 2, 2, -1]),
+        np.array([0, 1, 1, 0, -1, 1]),
+    )  # nobody lives in b; one has no label, one no region
+    found = known_residence(("a", "b", "c"), region, group, groups)
+    everybody = [2 / 4, 2 / 4]  # of those who have both
+    neighbours = [[1 / 3, 2 / 3]] * 3 + [[1.0, 0.0], everybody, everybody]
+    assert found == pytest.approx(np.array(neighbours))
 
 
 def test_people_are_drawn_as_often_as_their_weights_say_and_never_twice_by_chance() -> None:

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import numpy as np
 
 from mobatlas import TrajectoryDataset, prepare
+from mobatlas.benchmark.survey import DIARY
 from mobatlas.data.vocabulary import HOME
-
-DIARY: dict[str, Any] = {
-    "window": {"days": 1, "stride": 1},
-    "quality": {"min_coverage": 0},
-    "anchors": {"require_both": False},
-    "vocabulary_size": 2_000,
-}
 
 
 def count(query: str) -> int:

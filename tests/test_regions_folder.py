@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
+from mobatlas.benchmark import survey
 from mobatlas.features import build_feature
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.aggregates import aggregates_from_dataset
@@ -19,12 +20,7 @@ from mobatlas.regions.folder import build_regions, load_assignment, load_regions
 from mobatlas.regions.population import with_rest
 from mobatlas.regions.table import Regions
 
-DIARY: dict[str, Any] = {
-    "window": {"days": 1, "stride": 1},
-    "quality": {"min_coverage": 0},
-    "anchors": {"require_both": False},
-    "vocabulary_size": 500,
-}
+DIARY = survey.DIARY | {"vocabulary_size": 500}
 
 
 @pytest.fixture(scope="module")

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 
 from mobatlas import MobatlasError, TrajectoryDataset, prepare
 from mobatlas.benchmark import recovery
 from mobatlas.benchmark.reweight import (
+    CONTROLLED,
     CONTROLLED_FEATURES,
-    DIARY,
     METRICS,
     REAL_FEATURES,
     Behaviour,
     behaviour,
+    gaps,
+    planned,
     reweight,
+    run,
 )
+from mobatlas.benchmark.survey import DIARY
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, SCHEMA, SPECIALS, WORK, Vocabulary
 from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features import Trajectories
@@ -125,6 +132,49 @@ def test_real_regions_of_santiago_help_more_than_they_harm(survey: Survey, colum
             gaps[shuffled].append([found[metric]["gap_closed"] for metric in METRICS])
     assert np.mean(gaps[False], axis=0).min() > 0
     assert np.abs(gaps[True]).max() < 0.05
+
+
+def test_real_regions_are_weighed_with_each_limit_and_the_census(data_folder: Path, tmp_path: Path) -> None:
+    source, limits = data_folder / "santiago", (0.1, 1e6)
+    asked: dict[str, Any] = {"groups_explain": limits, "census": source / "census_comuna.parquet", "split": "val"}
+    found = run(source, tmp_path / "out", seeds=1, **asked)
+    names = [row["regions"] for row in gaps(found)]
+    assert names == [f"{name}, limit {limit:g}" for name in ("home_zone", "home_comuna", "census") for limit in limits]
+    assert (
+        "--groups-explain 0.1 --groups-explain 1e+06 --census santiago/census_comuna.parquet --split val"
+        in found["command"]
+    )
+    believed = dict(zip(names, found["rows"], strict=True))
+    for name in ("home_zone", "home_comuna", "census"):
+        careful, bold = (believed[f"{name}, limit {limit:g}"]["effective_sample_size"] for limit in limits)
+        assert careful > bold, "who believes less moves fewer people"
+    written = json.loads((tmp_path / "out" / "reweighting.json").read_text())
+    assert written == json.loads(json.dumps(found))
+
+
+def test_what_cannot_be_weighed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    source, people = tmp_path / "survey", {"user_id": ["a"], "age": ["<30"]}
+    source.mkdir()
+    pq.write_table(pa.table(people), source / "people.parquet")
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"split": "train"}, "--split train: weighed are people of train; give test or val"),
+        ({"groups_explain": [0.0]}, "--groups-explain 0: groups explain something"),
+        ({"census": tmp_path / "none.csv"}, r"--census .*none.csv: is no file"),
+    ]
+    for asked, said in refused:
+        with pytest.raises(MobatlasError, match=said):
+            run(source, tmp_path / "out", **asked)
+    with pytest.raises(MobatlasError, match=r"--data .*nowhere: does not exist"):
+        run(tmp_path / "nowhere", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_limit_all_kinds_of_regions_are_planned() -> None:
+    everything, limited = planned(census=True), planned((0.1, 0.2))
+    assert [case.get("partition") for case in everything[:5]] == list(CONTROLLED)
+    assert sum(bool(case.get("census")) for case in everything) == 1, "the census is not shuffled"
+    assert {case["by"] for case in limited} == {case["by"] for case in everything if "by" in case}
+    assert len(limited) == 4 and not any("partition" in case for case in limited)
 
 
 def test_a_split_without_a_group_is_refused(survey: Survey) -> None:

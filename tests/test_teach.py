@@ -22,6 +22,7 @@ from scipy import sparse
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
 from mobatlas.artifacts import MANIFEST
+from mobatlas.benchmark import survey
 from mobatlas.features import Trajectories
 from mobatlas.folders import new_folder
 from mobatlas.generators.training import Trainer
@@ -32,12 +33,7 @@ from mobatlas.supervision.teach import GroupTilts, fit_group_tilts, teach_tilts,
 from mobatlas.supervision.tilt import fit_tilt
 from tests.tiny import fresh, small_city, with_other_labels
 
-DIARY: dict[str, Any] = {
-    "window": {"days": 1, "stride": 1},
-    "quality": {"min_coverage": 0},
-    "anchors": {"require_both": False},
-    "vocabulary_size": 20,
-}
+DIARY = survey.DIARY | {"vocabulary_size": 20}
 GROUPS = ("<30, M", "<30, F", ">50, M", ">50, F")
 
 

@@ -21,7 +21,10 @@ from mobatlas.benchmark.cells import PARTITIONS, Job, Place, read_cell, write_ce
 from mobatlas.benchmark.people import MANNER, METRICS, Crowd
 from mobatlas.benchmark.reweight import RIDGE, person_features
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.evaluation.metrics import Ints
+from mobatlas.groups import Groups
 from mobatlas.progress import track
+from mobatlas.regions.composition import composition_from_labels, region_codes
 from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import load_assignment, load_regions
 from mobatlas.regions.recovery import GROUPS_EXPLAIN, Recovery, recover
@@ -30,7 +33,10 @@ from mobatlas.regions.transfer import confounding
 from mobatlas.supervision.evidence import believed_shares, lives_by, region_of
 from mobatlas.supervision.tilt import fit_tilt
 
-KNOWN, RECOVERED, RESIDENCE = "known means", "recovered means", "residence"  # by which training people are weighed
+# By which training people are weighed: what labels know of means, what regions tell of them; what the composition says of who
+# lives where, and what labels of all of them say of it.
+KNOWN, RECOVERED, RESIDENCE, KNOWN_RESIDENCE = "known means", "recovered means", "residence", "known residence"
+STAGES = (KNOWN, RECOVERED, RESIDENCE, KNOWN_RESIDENCE)
 LEVEL = 0.9  # of the error bars that are checked
 FEW = 30.0  # visits of test people, which tell something
 MEASURED = ("coverage", "coverage_of_labels", "error")
@@ -87,6 +93,7 @@ def _made_of(place: Place, job: Job) -> dict[str, Any]:
     regions = read_manifest(place.regions(job), REGIONS).content_hash
     asked = {"level": LEVEL, "few": FEW, "metrics": list(METRICS), "ridge": RIDGE, "groups_explain": GROUPS_EXPLAIN}
     ways = {"precautions": {name: dict(way) for name, way in PRECAUTIONS.items()}, "people": MANNER}
+    ways["stages"] = list(STAGES)
     return {"dataset": place.dataset.manifest.content_hash, "regions": regions, **asked, **ways, **_asked(place)}
 
 
@@ -110,11 +117,19 @@ def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
     if job.partition not in PARTITIONS:
         region = region_of(dataset, people, load_assignment(place.regions(job)), regions.composition.regions)
         if region is not None:
-            found["people"][RESIDENCE] = crowd.closed(lives_by(believed_shares(regions), region))
+            known_there = known_residence(regions.composition.regions, region, crowd.group, regions.groups)
+            homes = {RESIDENCE: lives_by(believed_shares(regions), region), KNOWN_RESIDENCE: known_there}
+            found["people"] |= {stage: crowd.closed(lives) for stage, lives in homes.items()}
         truth = Sample.of(dataset, phi, "val").means
         ways = {name: believe(**{**_asked(place), **way}) for name, way in PRECAUTIONS.items()}
         found["precautions"] = {name: error_left(way, truth) for name, way in ways.items()}
     return found
+
+
+def known_residence(regions: Sequence[str], region: Ints, group: Ints, groups: Groups) -> Floats:
+    """What labels of all people say of who lives where they do (people, groups); without a region or label: of all of them."""
+    names = np.where(group >= 0, np.array([*regions, None], dtype=object)[region], None)
+    return lives_by(composition_from_labels(group, names, groups).shares, region_codes(names)[0])
 
 
 def _asked(place: Place) -> dict[str, Any]:

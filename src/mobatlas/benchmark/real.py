@@ -32,7 +32,7 @@ from mobatlas.benchmark.cells import (
 )
 from mobatlas.benchmark.error_bars import error_bars
 from mobatlas.benchmark.people import MANNER
-from mobatlas.benchmark.survey import SHIFT, check_survey, divided_people
+from mobatlas.benchmark.survey import SHIFT, census_column, check_survey, divided_people
 from mobatlas.config import assignments
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
@@ -41,7 +41,6 @@ from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, score_samples
 from mobatlas.features import Trajectories, check_feature
-from mobatlas.regions.composition import read_composition
 from mobatlas.training import check_options
 
 log = logging.getLogger("mobatlas")
@@ -113,13 +112,11 @@ def run(
     for name in {name for some in features for name in some}:
         check_feature(name)
     check_options(generator, Bench.preset, values or {})
-    if census is not None and not census.is_file():
-        raise MobatlasError(f"--census {census}: is no file; give a table of people by region, age and gender")
-    check_survey(source, () if list(regions) == [NONE] else regions, prepared)
+    check_survey(source, () if list(regions) == [NONE] else regions, prepared, census)
     train_on, others = divided_people(source, out, shift, prepared)
     dataset = TrajectoryDataset.open(train_on)
     columns = _columns(dataset, regions)
-    about = None if census is None else _census_column(dataset, columns, census)
+    about = None if census is None else census_column(dataset, columns, census)
     folder, numbers = out / generator, range(first_seed, first_seed + seeds)
     asked = {
         "--data": [source.name],
@@ -202,18 +199,6 @@ def _columns(dataset: TrajectoryDataset, asked: Sequence[str]) -> list[str]:
     if not known:
         raise MobatlasError(f"{dataset.path}: people have no region column, such as home_zone; add one")
     return list(asked or known)
-
-
-def _census_column(dataset: TrajectoryDataset, columns: Sequence[str], census: Path) -> str:
-    """The column most of whose regions the census knows."""
-    known = set(read_composition(census, dataset.groups, straddle="uniform").regions)
-    shared = {name: len(known & set(dataset.people[name].unique().to_pylist())) for name in columns}
-    best = max(shared, key=lambda name: shared[name])
-    if not shared[best]:
-        raise MobatlasError(
-            f"--census {census}: has no region of {', '.join(columns)}; write the ids the same way in both"
-        )
-    return best
 
 
 def _views(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from mobatlas.artifacts import library_versions, write_json
+from mobatlas.benchmark.survey import DIARY, census_column, check_survey
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
 from mobatlas.divergences import js, normalise
@@ -22,7 +23,7 @@ from mobatlas.folders import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.folder import build_regions
-from mobatlas.regions.recovery import recover
+from mobatlas.regions.recovery import GROUPS_EXPLAIN, recover
 from mobatlas.regions.table import Floats, Regions
 from mobatlas.supervision.tilt import fit_tilt
 
@@ -31,12 +32,6 @@ METRICS = ("poi", "travel_distance", "category", "transitions")
 # Equal widths up to that quantile of real trajectories, then one bin for the rest.
 DISTANCE_BINS, DISTANCE_QUANTILE = 50, 0.99
 RIDGE = 3e-3  # on validation people of the Santiago survey 1e-2 was no better
-DIARY: dict[str, Any] = {
-    "window": {"days": 1, "stride": 1},
-    "quality": {"min_coverage": 0},
-    "anchors": {"require_both": False},
-    "vocabulary_size": 2_000,
-}
 CONTROLLED = ("demogroups", "fullrank", "hot16", "rankdef", "messy")
 REAL = ("home_zone", "home_comuna")
 # Rare places borrow what they do not tell from the category that they share. Real regions are confounded with the places
@@ -44,45 +39,76 @@ REAL = ("home_zone", "home_comuna")
 CONTROLLED_FEATURES, REAL_FEATURES = ("poi", "category"), ("category",)
 # These leave people over, whom recovery knows as the rest of the population: measured with and without them.
 LEAVING = CONTROLLED[1:]
-ALONE = "regions_alone"
-STEPS = len(CONTROLLED) + 2 * len(LEAVING) + 2 * len(REAL)
+ALONE, CENSUS = "regions_alone", "census"
+REGIONAL = ("partition", "by", "features", "shuffle_regions")  # of a case: what its regions are made by
+SPLITS = ("test", "val")
 Ints = npt.NDArray[np.int64]
 
 
+def planned(groups_explain: Sequence[float] = (), census: bool = False) -> list[dict[str, Any]]:
+    """Every kind of regions; or real ones alone, with each limit to what groups explain: no other depends on it."""
+    controlled: list[dict[str, Any]] = [{"partition": name, "features": CONTROLLED_FEATURES} for name in CONTROLLED]
+    controlled += [{"partition": name, "features": CONTROLLED_FEATURES, ALONE: True} for name in LEAVING]
+    controlled += [{"partition": name, "features": CONTROLLED_FEATURES, "shuffle_regions": True} for name in LEAVING]
+    real: list[dict[str, Any]] = [{"by": name, "features": REAL_FEATURES} for name in REAL]
+    real += [{"features": REAL_FEATURES, CENSUS: True}] if census else []
+    if groups_explain:
+        return [{**case, "groups_explain": limit} for case in real for limit in groups_explain]
+    return [*controlled, *real, *({**case, "shuffle_regions": True} for case in real if not case.get(CENSUS))]
+
+
 def run(
-    source: Path, out: Path, seeds: int = 3, first_seed: int = 0, *, overwrite: bool = False, tracker: Tracker = SILENT
+    source: Path,
+    out: Path,
+    seeds: int = 3,
+    first_seed: int = 0,
+    *,
+    groups_explain: Sequence[float] = (),
+    census: Path | None = None,
+    split: str = "test",
+    overwrite: bool = False,
+    tracker: Tracker = SILENT,
 ) -> dict[str, Any]:
-    """Reweight the people of a one-day survey under controlled partitions and real regions; write reweighting.json.
+    """Reweight the people of a one-day survey as `planned`, against those of `split`; write reweighting.json.
 
     A seed deals people to the regions of a partition, or halves them into those whose labels and those whose visits count.
     """
-    cases: list[dict[str, Any]] = [{"partition": name, "features": CONTROLLED_FEATURES} for name in CONTROLLED]
-    cases += [{"partition": name, "features": CONTROLLED_FEATURES, ALONE: True} for name in LEAVING]
-    cases += [{"partition": name, "features": CONTROLLED_FEATURES, "shuffle_regions": True} for name in LEAVING]
-    cases += [{"by": name, "features": REAL_FEATURES} for name in REAL]
-    cases += [{"by": name, "features": REAL_FEATURES, "shuffle_regions": True} for name in REAL]
-    config = {"seeds": seeds, "first_seed": first_seed, "ridge": RIDGE, "prepare": DIARY}
+    check_survey(source, census=census)
+    if split not in SPLITS:
+        raise MobatlasError(f"--split {split}: weighed are people of train; give {' or '.join(SPLITS)}")
+    for limit in groups_explain:
+        if not limit > 0:
+            raise MobatlasError(f"--groups-explain {limit:g}: groups explain something; give a number above 0")
+    cases = planned(groups_explain, census is not None)
+    config = {"seeds": seeds, "first_seed": first_seed, "ridge": RIDGE, "prepare": DIARY, "split": split}
     with new_folder(out, "benchmark", seed=first_seed, config=config, overwrite=overwrite) as folder:
         scratch = folder.scratch()
         prepare(source, scratch / "dataset", values=DIARY)
         dataset = TrajectoryDataset.open(scratch / "dataset")
+        about = None if census is None else {"by": census_column(dataset, REAL, census), "composition": census}
         seen = behaviour(dataset)
         rows = []
         for number, case in enumerate(cases):
-            tracker.step(number, str(case.get("partition", case.get("by"))))
+            tracker.step(number, _label(case))
             found = []
             for seed in range(first_seed, first_seed + seeds):
-                options = {key: value for key, value in case.items() if key != ALONE}
+                options = {key: value for key, value in case.items() if key in REGIONAL}
+                options |= {**about, "straddle": "uniform"} if case.get(CENSUS) and about else {}
                 regions = build_regions(dataset.path, scratch / f"{number}-{seed}", seed=seed, **options)
                 if case.get(ALONE):
                     regions = replace(regions, population=None)
-                found.append(reweight(dataset, regions, seen=seen))
+                limit = case.get("groups_explain", GROUPS_EXPLAIN)
+                found.append(reweight(dataset, regions, seen=seen, split=split, groups_explain=limit))
             rows.append(_row(case, found))
+        asked = "".join(f" --groups-explain {limit:g}" for limit in groups_explain)
+        asked += "" if census is None else f" --census {source.name}/{census.name}"
+        asked += "" if split == SPLITS[0] else f" --split {split}"
         result = {
-            "command": f"mobatlas benchmark reweight --data {source.name} --seeds {seeds} --out {out.name}",
+            "command": f"mobatlas benchmark reweight --data {source.name}{asked} --seeds {seeds} --out {out.name}",
             "seed": first_seed,
             "versions": library_versions(),
-            "measure": "JSD in bits against test people of the group, averaged over groups; gap closed towards labelled people",
+            "measure": f"JSD in bits against {split} people of the group, averaged over groups; gap closed towards labelled "
+            "people",
             "rows": rows,
         }
         write_json(folder.path / "reweighting.json", result)
@@ -92,12 +118,16 @@ def run(
 
 def gaps(result: dict[str, Any]) -> list[dict[str, Any]]:
     """The gap closed of every case on every metric."""
-    notes = {"shuffle_regions": " (shuffled)", ALONE: " (regions alone)"}
     return [
-        {"regions": row.get("partition", row.get("by", "")) + "".join(notes[key] for key in notes if row.get(key))}
-        | {metric: row[metric]["gap_closed"] for metric in METRICS}
-        for row in result["rows"]
+        {"regions": _label(row)} | {metric: row[metric]["gap_closed"] for metric in METRICS} for row in result["rows"]
     ]
+
+
+def _label(case: Mapping[str, Any]) -> str:
+    notes = {"shuffle_regions": " (shuffled)", ALONE: " (regions alone)"}
+    name: str = case.get("partition") or case.get("by") or CENSUS
+    limit = f", limit {case['groups_explain']:g}" if "groups_explain" in case else ""
+    return name + "".join(note for key, note in notes.items() if case.get(key)) + limit
 
 
 def _row(case: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -148,6 +178,7 @@ def reweight(
     seen: Behaviour | None = None,
     split: str = "test",
     ridge: float = RIDGE,
+    groups_explain: float = GROUPS_EXPLAIN,
 ) -> dict[str, Any]:
     """Recover group means, tilt training people to them, and compare with people of `split` by JSD in bits.
 
@@ -157,7 +188,7 @@ def reweight(
     seen = behaviour(dataset) if seen is None else seen
     train, others = (np.intersect1d(dataset.split_people(name), dataset.person) for name in ("train", split))
     group = dataset.person_groups()
-    recovered = recover(regions, parents=dataset.vocabulary.parents)
+    recovered = recover(regions, groups_explain=groups_explain, parents=dataset.vocabulary.parents, quiet=True)
     phi = person_features(dataset, regions)[train]
     found = []
     for number, name in enumerate(regions.groups.names):

@@ -13,19 +13,33 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mobatlas.artifacts import file_hash, read_parquet, write_json
-from mobatlas.benchmark.reweight import DIARY
 from mobatlas.config import merge
+from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.engine import parquet_schema
 from mobatlas.data.prepare import prepare
 from mobatlas.data.schema import ATTRIBUTE_NAMES
 from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.regions.composition import read_composition
 
+DIARY: dict[str, Any] = {
+    "window": {"days": 1, "stride": 1},
+    "quality": {"min_coverage": 0},
+    "anchors": {"require_both": False},
+    "vocabulary_size": 2_000,
+}
 SHIFT, WEEKDAY = "shift", "weekday"
 BEGUN = "survey.json"  # in the folder of a benchmark: whom it was begun with
 
 
-def check_survey(source: Path, regions: Sequence[str] = (), prepared: Mapping[str, Any] | None = None) -> None:
+def check_survey(
+    source: Path,
+    regions: Sequence[str] = (),
+    prepared: Mapping[str, Any] | None = None,
+    census: Path | None = None,
+) -> None:
     """Refuse what is no labelled survey, or has not these columns, before anything is written."""
+    if census is not None and not census.is_file():
+        raise MobatlasError(f"--census {census}: is no file; give a table of people by region, age and gender")
     schema = parquet_schema(_people(source))
     named = (prepared or {}).get("attributes")
     if named is None and not any(name.lower() in ATTRIBUTE_NAMES for name in schema.names):
@@ -55,6 +69,18 @@ def divided_people(
         if not made[name].exists():
             prepare(part, made[name], values=own)
     return made["dataset"], made.get(SHIFT)
+
+
+def census_column(dataset: TrajectoryDataset, columns: Sequence[str], census: Path) -> str:
+    """The column most of whose regions the census knows."""
+    known = set(read_composition(census, dataset.groups, straddle="uniform").regions)
+    shared = {name: len(known & set(dataset.people[name].unique().to_pylist())) for name in columns}
+    best = max(shared, key=lambda name: shared[name])
+    if not shared[best]:
+        raise MobatlasError(
+            f"--census {census}: has no region of {', '.join(columns)}; write the ids the same way in both"
+        )
+    return best
 
 
 def _refuse_others(source: Path, out: Path, manner: Mapping[str, Any]) -> None:

@@ -250,13 +250,25 @@ def reweight(
     data: Annotated[Path, typer.Option("--data", help="A labelled one-day survey in the canonical tables.")],
     out: Out,
     seeds: Annotated[int, typer.Option(min=1, help="Ways to deal or halve the people.")] = 3,
+    groups_explain: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Of the variance between people, at most; may be repeated. Then real regions alone, with each."
+        ),
+    ] = None,
+    census: Annotated[
+        Path | None, typer.Option(help="Composition of regions that does not come from these people.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="test, or val: the people to choose by.")] = "test",
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Real training people weighed by recovered group means, against test people of the groups; no generator."""
-    with track("reweighting", reweight_benchmark.STEPS, quiet) as tracker:
-        result = reweight_benchmark.run(data, out, seeds, overwrite=overwrite, tracker=tracker)
+    manner: dict[str, Any] = {"groups_explain": groups_explain or (), "census": census, "split": split}
+    steps = len(reweight_benchmark.planned(groups_explain or (), census is not None))
+    with track("reweighting", steps, quiet) as tracker:
+        result = reweight_benchmark.run(data, out, seeds, **manner, overwrite=overwrite, tracker=tracker)
     show(result, json, rows_table(reweight_benchmark.gaps(result), "gap closed"))
 
 

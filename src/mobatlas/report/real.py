@@ -268,8 +268,8 @@ def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
     note = (
         "People: training people drawn by weights, nobody twice by chance, without a generator, from unweighted ones to those "
         "of the group: weighed to the means that labels know, to those that regions tell (the difference is what recovery "
-        "changes), or by residence: what the composition says of their region. Models: with homes of everybody, or by region "
-        "(membership)."
+        "changes), or by residence: what the composition says of their region, and what labels of all of them say of it (known "
+        "residence). Models: with homes of everybody, or by region (membership)."
     )
     caption = f"{result['generator']}: what is closed against test people, stage by stage."
     return Table(("regions", "stage", *titles), tuple(body), caption, dict.fromkeys(titles, SHARE), note)
