@@ -15,7 +15,7 @@ from mobatlas.generators.base import generator_names
 from mobatlas.report.families import families_table
 from mobatlas.report.phase2 import cost_table, phase2_tables
 from mobatlas.report.questions import question_tables
-from mobatlas.report.real import headline_tables, real_tables
+from mobatlas.report.real import headline_tables, real_tables, reweighting_table
 from mobatlas.report.tables import Table
 
 ROOT = Path(__file__).parent.parent
@@ -72,6 +72,7 @@ def test_the_tables_of_real_people_are_those_of_the_benchmark() -> None:
     whole = real_tables(found)
     shown = headline_tables(found) | {name: whole[name] for name in ("error-bars", "precautions")}
     shown["rq3"] = question_tables(json.loads((results / "rq3-real-autoregressive.json").read_text()))["average"]
+    shown["limits"] = reweighting_table(json.loads((results / "santiago_reweighting_limits.json").read_text()))
     for stem in other:
         kind = stem.rsplit("-", 1)[1]
         shown[stem] = headline_tables(told[stem])[kind]

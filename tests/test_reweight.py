@@ -22,7 +22,6 @@ from mobatlas.benchmark.reweight import (
     REAL_FEATURES,
     Behaviour,
     behaviour,
-    gaps,
     planned,
     reweight,
     run,
@@ -33,6 +32,7 @@ from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features import Trajectories
 from mobatlas.groups import Groups
 from mobatlas.regions.folder import build_regions
+from mobatlas.report.real import reweighting_table
 
 SEX = Groups.of({"sex": ("M", "F")})
 
@@ -138,7 +138,8 @@ def test_real_regions_are_weighed_with_each_limit_and_the_census(data_folder: Pa
     source, limits = data_folder / "santiago", (0.1, 1e6)
     asked: dict[str, Any] = {"groups_explain": limits, "census": source / "census_comuna.parquet", "split": "val"}
     found = run(source, tmp_path / "out", seeds=1, **asked)
-    names = [row["regions"] for row in gaps(found)]
+    table = reweighting_table(found)
+    names = [str(row[0]) for row in table.rows]
     assert names == [f"{name}, limit {limit:g}" for name in ("home_zone", "home_comuna", "census") for limit in limits]
     assert (
         "--groups-explain 0.1 --groups-explain 1e+06 --census santiago/census_comuna.parquet --split val"
@@ -148,6 +149,8 @@ def test_real_regions_are_weighed_with_each_limit_and_the_census(data_folder: Pa
     for name in ("home_zone", "home_comuna", "census"):
         careful, bold = (believed[f"{name}, limit {limit:g}"]["effective_sample_size"] for limit in limits)
         assert careful > bold, "who believes less moves fewer people"
+    poi = found["rows"][0]["poi"]
+    assert table.rows[0][1] == f"{poi['gap_closed']:.0%}" and table.columns[:2] == ("regions", "POI frequency")
     written = json.loads((tmp_path / "out" / "reweighting.json").read_text())
     assert written == json.loads(json.dumps(found))
 

@@ -89,7 +89,7 @@ def run(
         seen = behaviour(dataset)
         rows = []
         for number, case in enumerate(cases):
-            tracker.step(number, _label(case))
+            tracker.step(number, case_label(case))
             found = []
             for seed in range(first_seed, first_seed + seeds):
                 options = {key: value for key, value in case.items() if key in REGIONAL}
@@ -116,14 +116,8 @@ def run(
     return result
 
 
-def gaps(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The gap closed of every case on every metric."""
-    return [
-        {"regions": _label(row)} | {metric: row[metric]["gap_closed"] for metric in METRICS} for row in result["rows"]
-    ]
-
-
-def _label(case: Mapping[str, Any]) -> str:
+def case_label(case: Mapping[str, Any]) -> str:
+    """What tells it from the others."""
     notes = {"shuffle_regions": " (shuffled)", ALONE: " (regions alone)"}
     name: str = case.get("partition") or case.get("by") or CENSUS
     limit = f", limit {case['groups_explain']:g}" if "groups_explain" in case else ""

@@ -265,11 +265,13 @@ def reweight(
     quiet: Quiet = False,
 ) -> None:
     """Real training people weighed by recovered group means, against test people of the groups; no generator."""
+    from mobatlas.report.real import reweighting_table
+
     manner: dict[str, Any] = {"groups_explain": groups_explain or (), "census": census, "split": split}
     steps = len(reweight_benchmark.planned(groups_explain or (), census is not None))
     with track("reweighting", steps, quiet) as tracker:
         result = reweight_benchmark.run(data, out, seeds, **manner, overwrite=overwrite, tracker=tracker)
-    show(result, json, rows_table(reweight_benchmark.gaps(result), "gap closed"))
+    show(result, json, plain_table(reweighting_table(result)))
 
 
 @app.command("disclosure")

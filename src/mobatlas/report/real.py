@@ -10,6 +10,8 @@ import numpy as np
 
 from mobatlas.benchmark.people import MANNER
 from mobatlas.benchmark.real import real_name
+from mobatlas.benchmark.reweight import METRICS as WEIGHED
+from mobatlas.benchmark.reweight import case_label
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import floor_closed
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
@@ -273,6 +275,18 @@ def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
     )
     caption = f"{result['generator']}: what is closed against test people, stage by stage."
     return Table(("regions", "stage", *titles), tuple(body), caption, dict.fromkeys(titles, SHARE), note)
+
+
+def reweighting_table(result: Result) -> Table:
+    """What training people close who are weighed by recovered means, with the spread between seeds."""
+    rows: list[tuple[Cell, ...]] = []
+    for row in result["rows"]:
+        shares = [row[metric]["gap_closed_by_seed"] for metric in WEIGHED]
+        several = [f" ± {np.std(each, ddof=1):.0%}" if len(each) > 1 else "" for each in shares]
+        closed = [format(row[metric]["gap_closed"], SHARE).replace("-", MINUS) for metric in WEIGHED]
+        rows.append((case_label(row), *map("".join, zip(closed, several, strict=True))))
+    caption = "Training people weighed by what regions tell: closed of the way from everybody to people of the group."
+    return Table(("regions", *(TITLES[metric] for metric in WEIGHED)), tuple(rows), caption)
 
 
 def _precautions(result: Result) -> Table:
