@@ -39,7 +39,8 @@ from mobatlas.groups import Groups
 from mobatlas.regions.recovery import Recovery
 from mobatlas.regions.table import Floats
 from mobatlas.report.questions import write_question
-from mobatlas.report.real import headline_tables, real_tables, write_real, write_real_page
+from mobatlas.report.real import headline_tables, real_tables, summary_table, write_real, write_real_page
+from mobatlas.report.tables import MINUS
 from tests.tiny import OPTIONS, fitted
 
 FAMILY = "autoregressive"
@@ -119,6 +120,9 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     assert once["rows"] != found["rows"], "cells of another number of draws are scored again"
     tables = real_tables(found)
     assert {"closed-group", "closed-shift", "jsd-four-visits", "error-bars"} <= set(tables)
+    district, summary = "home_district, category", headline_tables(found)["summary"]
+    kinds = ["strong", "demogroups, poi+category", district, "home_district, census, category", f"shuffled, {district}"]
+    assert [row[0] for row in summary.rows] == kinds
     stages = headline_tables(found)["stages"]
     people = [f"people, {stage}" for stage in STAGES]
     models = [f"tilt{more}" for more in ("", ", calibrated", ", membership", ", calibrated, membership")]
@@ -142,8 +146,10 @@ def test_partitions_and_regions_may_be_measured_apart(survey: Path, tmp_path: Pa
     lived = run(survey / "city", tmp_path / "out", 1, partitions=["none"], **manner)
     kinds = [{row["partition"] for row in found["rows"]} - {None} for found in (dealt, lived)]
     assert kinds == [{"demogroups"}, {"home_district"}]
-    assert set(headline_tables(dealt)) == {"partitions", "groups"} and "precautions" not in real_tables(dealt)
-    assert set(headline_tables(lived)) == {"regions", "regions-given", "stages"}
+    assert set(headline_tables(dealt)) == {"summary", "partitions", "groups"} and "precautions" not in real_tables(
+        dealt
+    )
+    assert set(headline_tables(lived)) == {"summary", "regions", "regions-given", "stages"}
     assert "--partition none --regions home_district" in lived["command"]
     write_real(tmp_path / "out", dealt)
     write_real(tmp_path / "out", lived)
@@ -191,6 +197,27 @@ def test_people_of_a_group_are_at_the_floor_and_everybody_at_the_baseline(datase
     )
     half = crowd.closed(own + own.mean(0))
     assert half["poi"] is not None and 0.1 < half["poi"] < 0.9
+
+
+def test_the_summary_takes_where_people_live_from_membership_and_all_else_from_regions() -> None:
+    def row(closed: float, anchors: str = "population", model: str = "tilt, calibrated", **more: Any) -> dict[str, Any]:
+        names = ("poi", "category", "transitions", "travel_distance", "spatial")
+        metrics = {name: {"baseline": 1.0, "floor": 0.5, "spread": 0.05, "floor_closed": closed} for name in names}
+        kind = {"partition": "home", "features": ["category"], "census": False, "shuffled": False, "membership": False}
+        return {**kind, "anchors": anchors, "model": model, "metrics": metrics, **more}
+
+    strong = row(0.9, model="strong", partition=None, features=None)
+    rows = [
+        strong,
+        row(0.1, "group"),
+        row(0.2, model="tilt"),
+        row(-0.3),
+        row(0.4, features=["poi"]),
+        row(0.5, membership=True),
+    ]
+    found = summary_table({"generator": FAMILY, "seeds": [0, 1], "rows": rows})
+    assert found.columns[-1] == "Spatial"
+    assert found.rows == (("strong", *["90% ± 10%"] * 5), ("home, category", *[f"{MINUS}30% ± 10%"] * 4, "50% ± 10%"))
 
 
 def test_known_residence_is_the_share_of_labelled_neighbours() -> None:

@@ -51,10 +51,10 @@ def real_tables(result: Result) -> dict[str, Table]:
 
 
 def headline_tables(result: Result) -> dict[str, Table]:
-    """Strong and the default strategy alone: partitions with homes of the group, real regions with either kind of homes."""
+    """Strong and the default strategy alone: in short, partitions with homes of the group, real regions with either kind."""
     chosen = _chosen(result)
     kinds = {"partitions": ("group", False), "regions": ("population", True), "regions-given": ("group", True)}
-    tables = {}
+    tables = {"summary": summary_table(result)}
     for name, (view, real) in kinds.items():
         rows = [row for row in _rows(result, view) if row["partition"] is None or (row["partition"] in chosen) == real]
         if any(row["partition"] is not None for row in rows):  # either kind may be left out
@@ -67,6 +67,31 @@ def headline_tables(result: Result) -> dict[str, Table]:
         some = (told[0], told[-1])  # one feature alone, and what is also shuffled
         tables["stages"] = _stages(result, [row for row in regional if row["features"] in some])
     return tables
+
+
+def summary_table(result: Result) -> Table:
+    """Strong, and the default strategy by kinds of regions with the first features they tell, with homes of everybody.
+
+    Where people live is told by residence, so that spatial is of models with `--membership` where there are any.
+    """
+    metrics = ("poi", "category", "transitions", "travel_distance", "spatial")
+    rows = [row for row in _rows(result, "population") if row["model"] in ("strong", DEFAULT)]
+    kinds: dict[tuple[Any, ...], dict[bool, Mapping[str, Any]]] = {}
+    for row in rows:
+        kind = tuple(row[name] for name in ("partition", "census", "shuffled"))
+        kinds.setdefault(kind, {}).setdefault(row["membership"], row)
+    seeds, body = len(result["seeds"]), []
+    for found in kinds.values():
+        row = found[False]
+        of = {metric: found.get(True, row) if metric == "spatial" else row for metric in metrics}
+        cells = [_with_spread(each["metrics"][metric], seeds) for metric, each in of.items()]
+        body.append((regions_label(row) or row["model"], *cells))
+    titles = [TITLES[metric] for metric in metrics[:-1]]
+    caption = (
+        f"{result['generator']}, {DEFAULT}: closed of the way from the baseline to the floor, with homes of everybody."
+    )
+    note = f"{TITLES['spatial']}: with membership where that was measured."
+    return Table(("regions", *titles, TITLES["spatial"]), tuple(body), caption, note=note)
 
 
 def _chosen(result: Result) -> set[str]:
