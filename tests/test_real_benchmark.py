@@ -121,7 +121,9 @@ def test_a_survey_is_measured_under_partitions_and_real_regions(survey: Path, tm
     tables = real_tables(found)
     assert {"closed-group", "closed-shift", "jsd-four-visits", "error-bars"} <= set(tables)
     district, summary = "home_district, category", headline_tables(found)["summary"]
-    kinds = ["strong", "demogroups, poi+category", district, "home_district, census, category", f"shuffled, {district}"]
+    census = "home_district, census, category"
+    real = [district, f"{district}, membership", census, f"{census}, membership", f"shuffled, {district}"]
+    kinds = ["strong", "demogroups, poi+category", *real]
     assert [row[0] for row in summary.rows] == kinds
     stages = headline_tables(found)["stages"]
     people = [f"people, {stage}" for stage in STAGES]
@@ -199,7 +201,7 @@ def test_people_of_a_group_are_at_the_floor_and_everybody_at_the_baseline(datase
     assert half["poi"] is not None and 0.1 < half["poi"] < 0.9
 
 
-def test_the_summary_takes_where_people_live_from_membership_and_all_else_from_regions() -> None:
+def test_the_summary_has_a_row_for_each_kind_of_regions_and_never_mixes_models() -> None:
     def row(closed: float, anchors: str = "population", model: str = "tilt, calibrated", **more: Any) -> dict[str, Any]:
         names = ("poi", "category", "transitions", "travel_distance", "spatial")
         metrics = {name: {"baseline": 1.0, "floor": 0.5, "spread": 0.05, "floor_closed": closed} for name in names}
@@ -207,17 +209,10 @@ def test_the_summary_takes_where_people_live_from_membership_and_all_else_from_r
         return {**kind, "anchors": anchors, "model": model, "metrics": metrics, **more}
 
     strong = row(0.9, model="strong", partition=None, features=None)
-    rows = [
-        strong,
-        row(0.1, "group"),
-        row(0.2, model="tilt"),
-        row(-0.3),
-        row(0.4, features=["poi"]),
-        row(0.5, membership=True),
-    ]
-    found = summary_table({"generator": FAMILY, "seeds": [0, 1], "rows": rows})
-    assert found.columns[-1] == "Spatial"
-    assert found.rows == (("strong", *["90% ± 10%"] * 5), ("home, category", *[f"{MINUS}30% ± 10%"] * 4, "50% ± 10%"))
+    others = [row(0.1, "group"), row(0.2, model="tilt"), row(-0.3), row(0.4, features=["poi"])]
+    found = summary_table({"generator": FAMILY, "seeds": [0, 1], "rows": [strong, *others, row(0.5, membership=True)]})
+    told = {"strong": "90%", "home, category": f"{MINUS}30%", "home, category, membership": "50%"}
+    assert found.rows == tuple((name, *[f"{closed} ± 10%"] * 5) for name, closed in told.items())
 
 
 def test_known_residence_is_the_share_of_labelled_neighbours() -> None:

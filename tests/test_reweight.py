@@ -140,19 +140,29 @@ def test_real_regions_are_weighed_with_each_limit_and_the_census(data_folder: Pa
     found = run(source, tmp_path / "out", seeds=1, **asked)
     table = reweighting_table(found)
     names = [str(row[0]) for row in table.rows]
-    assert names == [f"{name}, limit {limit:g}" for name in ("home_zone", "home_comuna", "census") for limit in limits]
+    kinds = ("home_zone", "home_comuna", "home_comuna, census")
+    assert names == [f"{name}, limit {limit:g}" for name in kinds for limit in limits]
     assert (
         "--groups-explain 0.1 --groups-explain 1e+06 --census santiago/census_comuna.parquet --split val"
         in found["command"]
     )
     believed = dict(zip(names, found["rows"], strict=True))
-    for name in ("home_zone", "home_comuna", "census"):
+    for name in kinds:
         careful, bold = (believed[f"{name}, limit {limit:g}"]["effective_sample_size"] for limit in limits)
         assert careful > bold, "who believes less moves fewer people"
     poi = found["rows"][0]["poi"]
     assert table.rows[0][1] == f"{poi['gap_closed']:.0%}" and table.columns[:2] == ("regions", "POI frequency")
     written = json.loads((tmp_path / "out" / "reweighting.json").read_text())
     assert written == json.loads(json.dumps(found))
+
+
+def test_the_table_of_reweighting_has_a_spread_where_seeds_differ() -> None:
+    def row(by: str, *closed: float, **more: Any) -> dict[str, Any]:
+        each = {"gap_closed": float(np.mean(closed)), "gap_closed_by_seed": list(closed)}
+        return {"by": by, **more} | dict.fromkeys(METRICS, each)
+
+    found = reweighting_table({"rows": [row("zone", -0.1, -0.3), row("zone", 0.2, 0.2, census=True)]})
+    assert [cells[:2] for cells in found.rows] == [("zone", "\N{MINUS SIGN}20% ± 14%"), ("zone, census", "20%")]
 
 
 def test_what_cannot_be_weighed_is_refused_before_anything_is_written(tmp_path: Path) -> None:

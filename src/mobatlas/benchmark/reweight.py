@@ -85,19 +85,20 @@ def run(
         scratch = folder.scratch()
         prepare(source, scratch / "dataset", values=DIARY)
         dataset = TrajectoryDataset.open(scratch / "dataset")
-        about = None if census is None else {"by": census_column(dataset, REAL, census), "composition": census}
+        if census is not None:
+            column = census_column(dataset, REAL, census)
+            cases = [{**case, "by": column} if case.get(CENSUS) else case for case in cases]
         seen = behaviour(dataset)
         rows = []
         for number, case in enumerate(cases):
             tracker.step(number, case_label(case))
-            found = []
+            options = {key: value for key, value in case.items() if key in REGIONAL}
+            options |= {"composition": census, "straddle": "uniform"} if case.get(CENSUS) else {}
+            limit, found = case.get("groups_explain", GROUPS_EXPLAIN), []
             for seed in range(first_seed, first_seed + seeds):
-                options = {key: value for key, value in case.items() if key in REGIONAL}
-                options |= {**about, "straddle": "uniform"} if case.get(CENSUS) and about else {}
                 regions = build_regions(dataset.path, scratch / f"{number}-{seed}", seed=seed, **options)
                 if case.get(ALONE):
                     regions = replace(regions, population=None)
-                limit = case.get("groups_explain", GROUPS_EXPLAIN)
                 found.append(reweight(dataset, regions, seen=seen, split=split, groups_explain=limit))
             rows.append(_row(case, found))
         asked = "".join(f" --groups-explain {limit:g}" for limit in groups_explain)
@@ -118,8 +119,8 @@ def run(
 
 def case_label(case: Mapping[str, Any]) -> str:
     """What tells it from the others."""
-    notes = {"shuffle_regions": " (shuffled)", ALONE: " (regions alone)"}
-    name: str = case.get("partition") or case.get("by") or CENSUS
+    notes = {"shuffle_regions": " (shuffled)", ALONE: " (regions alone)", CENSUS: ", census"}
+    name: str = case.get("partition") or case.get("by") or ""
     limit = f", limit {case['groups_explain']:g}" if "groups_explain" in case else ""
     return name + "".join(note for key, note in notes.items() if case.get(key)) + limit
 

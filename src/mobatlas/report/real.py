@@ -70,28 +70,22 @@ def headline_tables(result: Result) -> dict[str, Table]:
 
 
 def summary_table(result: Result) -> Table:
-    """Strong, and the default strategy by kinds of regions with the first features they tell, with homes of everybody.
-
-    Where people live is told by residence, so that spatial is of models with `--membership` where there are any.
-    """
+    """Strong, and the default strategy by kinds of regions with the first features they tell, with homes of everybody."""
     metrics = ("poi", "category", "transitions", "travel_distance", "spatial")
-    rows = [row for row in _rows(result, "population") if row["model"] in ("strong", DEFAULT)]
-    kinds: dict[tuple[Any, ...], dict[bool, Mapping[str, Any]]] = {}
-    for row in rows:
-        kind = tuple(row[name] for name in ("partition", "census", "shuffled"))
-        kinds.setdefault(kind, {}).setdefault(row["membership"], row)
-    seeds, body = len(result["seeds"]), []
-    for found in kinds.values():
-        row = found[False]
-        of = {metric: found.get(True, row) if metric == "spatial" else row for metric in metrics}
-        cells = [_with_spread(each["metrics"][metric], seeds) for metric, each in of.items()]
-        body.append((regions_label(row) or row["model"], *cells))
-    titles = [TITLES[metric] for metric in metrics[:-1]]
+    kinds: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for row in _rows(result, "population"):
+        if row["model"] in ("strong", DEFAULT):
+            kinds.setdefault(tuple(row[name] for name in ("partition", "census", "shuffled", "membership")), row)
+    seeds = len(result["seeds"])
+    body = [
+        (regions_label(row) or row["model"], *(_with_spread(row["metrics"][metric], seeds) for metric in metrics))
+        for row in kinds.values()
+    ]
     caption = (
-        f"{result['generator']}, {DEFAULT}: closed of the way from the baseline to the floor, with homes of everybody."
+        f"{result['generator']}: closed of the way from the baseline to the floor by strong, which was trained on labels, and "
+        f"by the default strategy ({DEFAULT}), with homes of everybody."
     )
-    note = f"{TITLES['spatial']}: with membership where that was measured."
-    return Table(("regions", *titles, TITLES["spatial"]), tuple(body), caption, note=note)
+    return Table(("regions", *(TITLES[metric] for metric in metrics)), tuple(body), caption)
 
 
 def _chosen(result: Result) -> set[str]:
@@ -307,11 +301,12 @@ def reweighting_table(result: Result) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for row in result["rows"]:
         shares = [row[metric]["gap_closed_by_seed"] for metric in WEIGHED]
-        several = [f" ± {np.std(each, ddof=1):.0%}" if len(each) > 1 else "" for each in shares]
+        several = [f" ± {np.std(each, ddof=1):.0%}" if len(set(each)) > 1 else "" for each in shares]
         closed = [format(row[metric]["gap_closed"], SHARE).replace("-", MINUS) for metric in WEIGHED]
         rows.append((case_label(row), *map("".join, zip(closed, several, strict=True))))
     caption = "Training people weighed by what regions tell: closed of the way from everybody to people of the group."
-    return Table(("regions", *(TITLES[metric] for metric in WEIGHED)), tuple(rows), caption)
+    note = "±: standard deviation between seeds, which halve the people; a census needs no half of them, and has none."
+    return Table(("regions", *(TITLES[metric] for metric in WEIGHED)), tuple(rows), caption, note=note)
 
 
 def _precautions(result: Result) -> Table:
