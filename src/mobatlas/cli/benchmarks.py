@@ -99,6 +99,9 @@ Seeds = Annotated[
     int | None,
     typer.Option(min=1, help="Simulated cities, or models of the same real people; 1 by default in quick, 3 in full."),
 ]
+Census = Annotated[
+    Path | None, typer.Option("--census", help="Composition of regions that does not come from these people.")
+]
 FirstSeed = Annotated[int, typer.Option(min=0, help="The first of them.")]
 
 
@@ -173,9 +176,7 @@ def real(
     data: Annotated[Path, typer.Option("--data", help="A folder of labelled people in the canonical tables.")],
     out: Filled,
     generator: Annotated[str, typer.Option(help="The family of generators.")] = "autoregressive",
-    census: Annotated[
-        Path | None, typer.Option(help="Composition of regions that does not come from these people.")
-    ] = None,
+    census: Census = None,
     partition: Annotated[
         list[str] | None, typer.Option(help="A controlled one, or none; may be repeated, all by default.")
     ] = None,
@@ -256,9 +257,7 @@ def reweight(
             help="Of the variance between people, at most; may be repeated. Then real regions alone, with each."
         ),
     ] = None,
-    census: Annotated[
-        Path | None, typer.Option(help="Composition of regions that does not come from these people.")
-    ] = None,
+    census: Census = None,
     split: Annotated[str, typer.Option(help="test, or val: the people to choose by.")] = "test",
     overwrite: Overwrite = False,
     json: Json = False,
