@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from datetime import datetime
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +145,7 @@ def test_real_regions_are_weighed_with_each_limit_and_the_census(data_folder: Pa
     kinds = ("home_zone", "home_comuna", "home_comuna, census")
     assert names == [f"{name}, limit {limit:g}" for name in kinds for limit in limits]
     assert (
-        "--groups-explain 0.1 --groups-explain 1e+06 --census santiago/census_comuna.parquet --split val"
+        "--groups-explain 0.1 --groups-explain 1000000.0 --census santiago/census_comuna.parquet --split val"
         in found["command"]
     )
     believed = dict(zip(names, found["rows"], strict=True))
@@ -166,12 +168,15 @@ def test_the_table_of_reweighting_has_a_spread_where_seeds_differ() -> None:
 
 
 def test_what_cannot_be_weighed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    source, people = tmp_path / "survey", {"user_id": ["a"], "age": ["<30"]}
+    source, people = tmp_path / "survey", {"user_id": ["a", "b"], "age": ["<30", "<30"], "home_zone": ["1", "2"]}
+    day = [datetime(2026, 3, 2, 8), datetime(2026, 3, 2, 9)]
+    visits = {"user_id": ["a", "b"], "poi_id": ["x", "y"], "lat": [1.0, 1.0], "lon": [1.0, 1.0], "arrival": day}
     source.mkdir()
     pq.write_table(pa.table(people), source / "people.parquet")
+    pq.write_table(pa.table(visits), source / "visits.parquet")
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"split": "train"}, "--split train: weighed are people of train; give test or val"),
-        ({"groups_explain": [0.0]}, "--groups-explain 0: groups explain something"),
+        ({"split": "train"}, "--split train: is not among those to compare with; give test or val"),
+        *(({"groups_explain": [some]}, f"--groups-explain {some:g}: give a share") for some in (0.0, -1.0, nan, inf)),
         ({"census": tmp_path / "none.csv"}, r"--census .*none.csv: is no file"),
     ]
     for asked, said in refused:
@@ -179,11 +184,19 @@ def test_what_cannot_be_weighed_is_refused_before_anything_is_written(tmp_path: 
             run(source, tmp_path / "out", **asked)
     with pytest.raises(MobatlasError, match=r"--data .*nowhere: does not exist"):
         run(tmp_path / "nowhere", tmp_path / "out")
+    with pytest.raises(MobatlasError, match="lies over the source"):
+        run(source, source / "out")
+    with pytest.raises(MobatlasError, match=r"people.parquet: all people are of one group; give people of several"):
+        run(source, tmp_path / "out")
+    pq.write_table(pa.table(people).drop_columns("home_zone"), source / "people.parquet")
+    with pytest.raises(MobatlasError, match=r"people.parquet: has no column of regions, such as home_zone; add one"):
+        run(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_without_a_limit_all_kinds_of_regions_are_planned() -> None:
-    everything, limited = planned(census=True), planned((0.1, 0.2))
+    columns = ("home_zone", "home_comuna")
+    everything, limited = planned(columns, census=True), planned(columns, (0.1, 0.2, 0.1))
     assert [case.get("partition") for case in everything[:5]] == list(CONTROLLED)
     assert sum(bool(case.get("census")) for case in everything) == 1, "the census is not shuffled"
     assert {case["by"] for case in limited} == {case["by"] for case in everything if "by" in case}

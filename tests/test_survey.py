@@ -17,7 +17,7 @@ from mobatlas import MobatlasError
 from mobatlas.benchmark import prediction
 from mobatlas.benchmark.cells import in_one_folder
 from mobatlas.benchmark.real import run
-from mobatlas.benchmark.survey import divided_people
+from mobatlas.benchmark.survey import divided_people, said_files
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.generators.checkpoints import START_ANEW
@@ -37,12 +37,36 @@ def city(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+VISITS = pa.table(
+    {
+        "user_id": ["a"] * 2_000,
+        "poi_id": [f"{number * 7919 % 2_000}-{number}" for number in range(2_000)],
+        "lat": np.linspace(1.0, 2.0, 2_000),
+        "lon": np.linspace(1.0, 2.0, 2_000),
+        "arrival": pa.array(np.arange(2_000) * 10**9, pa.timestamp("us")),
+    }
+)
+
+
 def spoilt(folder: Path, kind: str) -> Path:
     """A survey that is none."""
     folder.mkdir()
     people = pa.table({"user_id": ["a", "b"], "age": ["<30", "<30"], "weekday": [False, False]})
-    path = folder / "people.parquet"
+    path, visited = folder / "people.parquet", folder / "visits.parquet"
+    pq.write_table(VISITS, visited)
+    whole = visited.read_bytes()
+    pq.write_table(people.set_column(2, "weekday", pa.array([True, False])), path)
     match kind:
+        case "no visits":
+            visited.unlink()
+        case "cut visits":
+            visited.write_bytes(whole[:-20])
+        case "no arrival":
+            pq.write_table(VISITS.drop_columns("arrival"), visited)
+        case "no visit":
+            pq.write_table(VISITS.slice(0, 0), visited)
+        case "a hole":
+            visited.write_bytes(whole[:100] + b"\xff" * 20_000 + whole[20_100:])
         case "nothing":
             path.write_bytes(b"")
         case "nobody":
@@ -50,7 +74,7 @@ def spoilt(folder: Path, kind: str) -> Path:
         case "no weekday":
             pq.write_table(people, path)
         case "no people":
-            pass
+            path.unlink()
         case "a file":
             pq.write_table(people, path)
             return path
@@ -65,7 +89,12 @@ def spoilt(folder: Path, kind: str) -> Path:
         ("nothing", r"people\.parquet: .*read"),
         ("nobody", r"people\.parquet: the table has no rows; give a labelled dataset"),
         ("no weekday", "--shift weekday: is true for nobody in"),
-        ("no people", "has no people.parquet with labels; give a labelled dataset"),
+        ("no people", "has no people.parquet; give labelled people.parquet and visits.parquet"),
+        ("no visits", "has no visits.parquet; give labelled people.parquet and visits.parquet"),
+        ("cut visits", r"visits\.parquet: .*read"),
+        ("no arrival", r"visits\.parquet: column 'arrival' is missing"),
+        ("no visit", r"visits\.parquet: the table has no rows"),
+        ("a hole", r"--data .*data: people.parquet or visits.parquet cannot be read .*; write them anew"),
         ("a file", "is a file; give its folder"),
         ("elsewhere", "does not exist; give a folder of labelled people"),
     ],
@@ -98,6 +127,25 @@ def test_wrong_options_are_refused_before_anything_is_prepared(
     with pytest.raises(MobatlasError, match=sentence):
         run(city, tmp_path / "out", 1, **asked)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_apart_from_the_survey_is_filled(city: Path, tmp_path: Path) -> None:
+    with pytest.raises(MobatlasError, match="lies over the source"):
+        divided_people(city, city / "out")
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(MobatlasError, match=r"--out .*file: is a file; give a folder to fill"):
+        divided_people(city, tmp_path / "file")
+    assert not (city / "out").exists() and (tmp_path / "file").read_text() == "mine"
+
+
+def test_results_name_files_without_the_way_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    survey = tmp_path / "survey"
+    survey.mkdir()
+    monkeypatch.chdir(survey)
+    assert said_files(Path(), Path("census.csv")) == ("survey", "survey/census.csv")
+    assert (
+        said_files(survey, tmp_path / "census.csv") == ("survey", "census.csv") and said_files(survey, None)[1] is None
+    )
 
 
 def test_a_folder_goes_on_with_the_people_it_was_begun_with(city: Path, tmp_path: Path) -> None:

@@ -128,7 +128,8 @@ def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
 
 def known_residence(regions: Sequence[str], region: Ints, group: Ints, groups: Groups) -> Floats:
     """What labels of all people say of who lives where they do (people, groups); without a region or label: of all of them."""
-    names = np.where(group >= 0, np.array([*regions, None], dtype=object)[region], None)
+    names = np.array([*regions, None], dtype=object)[region]
+    names[group < 0] = None
     return lives_by(composition_from_labels(group, names, groups).shares, region_codes(names)[0])
 
 

@@ -27,7 +27,7 @@ from mobatlas.benchmark.cells import (
 )
 from mobatlas.benchmark.questions import profile_named
 from mobatlas.benchmark.real import DEALT
-from mobatlas.benchmark.survey import check_survey, divided_people
+from mobatlas.benchmark.survey import check_survey, divided_people, said_files
 from mobatlas.config import assignments
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
@@ -141,7 +141,7 @@ def run(
     options = {
         "--profile": [profile],
         "--size": [] if size is None else [str(size)],
-        "--data": [] if data is None else [data.name],
+        "--data": [] if data is None else [said_files(data, None)[0]],
         "--generator": [] if generator == FAMILY else [generator],
         "--set": list(assignments(values or {})),
     }

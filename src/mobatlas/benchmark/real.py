@@ -32,7 +32,7 @@ from mobatlas.benchmark.cells import (
 )
 from mobatlas.benchmark.error_bars import error_bars
 from mobatlas.benchmark.people import MANNER
-from mobatlas.benchmark.survey import SHIFT, census_column, check_survey, divided_people
+from mobatlas.benchmark.survey import SHIFT, census_column, check_survey, divided_people, said_files
 from mobatlas.config import assignments
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
@@ -118,10 +118,11 @@ def run(
     columns = _columns(dataset, regions)
     about = None if census is None else census_column(dataset, columns, census)
     folder, numbers = out / generator, range(first_seed, first_seed + seeds)
+    data, about_census = said_files(source, census)
     asked = {
-        "--data": [source.name],
+        "--data": [data],
         "--generator": [generator],
-        "--census": [] if census is None else [f"{source.name}/{census.name}"],
+        "--census": [] if about_census is None else [about_census],
         "--partition": partitions,
         "--regions": regions,
         "--feature": [] if tuple(features) == FEATURES else ["+".join(some) for some in features],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,15 +13,15 @@ import numpy.typing as npt
 from scipy import sparse
 
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.survey import DIARY, census_column, check_survey
+from mobatlas.benchmark.survey import DIARY, census_column, check_survey, region_columns, said_files
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
 from mobatlas.divergences import js, normalise
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features import Trajectories, build_feature
-from mobatlas.folders import new_folder
-from mobatlas.progress import SILENT, Tracker
+from mobatlas.folders import new_folder, refuse_overlap
+from mobatlas.progress import track
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.folder import build_regions
 from mobatlas.regions.recovery import GROUPS_EXPLAIN, recover
@@ -33,7 +34,6 @@ METRICS = ("poi", "travel_distance", "category", "transitions")
 DISTANCE_BINS, DISTANCE_QUANTILE = 50, 0.99
 RIDGE = 3e-3  # on validation people of the Santiago survey 1e-2 was no better
 CONTROLLED = ("demogroups", "fullrank", "hot16", "rankdef", "messy")
-REAL = ("home_zone", "home_comuna")
 # Rare places borrow what they do not tell from the category that they share. Real regions are confounded with the places
 # near them, so there places are not named.
 CONTROLLED_FEATURES, REAL_FEATURES = ("poi", "category"), ("category",)
@@ -42,18 +42,19 @@ LEAVING = CONTROLLED[1:]
 ALONE, CENSUS = "regions_alone", "census"
 REGIONAL = ("partition", "by", "features", "shuffle_regions")  # of a case: what its regions are made by
 SPLITS = ("test", "val")
+LIFTED = 1e6  # a limit that is none
 Ints = npt.NDArray[np.int64]
 
 
-def planned(groups_explain: Sequence[float] = (), census: bool = False) -> list[dict[str, Any]]:
-    """Every kind of regions; or real ones alone, with each limit to what groups explain: no other depends on it."""
+def planned(columns: Sequence[str], limits: Sequence[float] = (), census: bool = False) -> list[dict[str, Any]]:
+    """Every kind of regions; or real ones alone, with each of the limits to what groups explain: no other depends on it."""
     controlled: list[dict[str, Any]] = [{"partition": name, "features": CONTROLLED_FEATURES} for name in CONTROLLED]
     controlled += [{"partition": name, "features": CONTROLLED_FEATURES, ALONE: True} for name in LEAVING]
     controlled += [{"partition": name, "features": CONTROLLED_FEATURES, "shuffle_regions": True} for name in LEAVING]
-    real: list[dict[str, Any]] = [{"by": name, "features": REAL_FEATURES} for name in REAL]
+    real: list[dict[str, Any]] = [{"by": name, "features": REAL_FEATURES} for name in columns]
     real += [{"features": REAL_FEATURES, CENSUS: True}] if census else []
-    if groups_explain:
-        return [{**case, "groups_explain": limit} for case in real for limit in groups_explain]
+    if limits:
+        return [{**case, "groups_explain": limit} for case in real for limit in dict.fromkeys(limits)]
     return [*controlled, *real, *({**case, "shuffle_regions": True} for case in real if not case.get(CENSUS))]
 
 
@@ -65,31 +66,45 @@ def run(
     *,
     groups_explain: Sequence[float] = (),
     census: Path | None = None,
-    split: str = "test",
+    split: str = SPLITS[0],
     overwrite: bool = False,
-    tracker: Tracker = SILENT,
+    quiet: bool = True,
 ) -> dict[str, Any]:
     """Reweight the people of a one-day survey as `planned`, against those of `split`; write reweighting.json.
 
     A seed deals people to the regions of a partition, or halves them into those whose labels and those whose visits count.
     """
     check_survey(source, census=census)
+    refuse_overlap(source, out)
+    columns = region_columns(source)
+    if not columns:
+        raise MobatlasError(f"{source / 'people.parquet'}: has no column of regions, such as home_zone; add one")
     if split not in SPLITS:
-        raise MobatlasError(f"--split {split}: weighed are people of train; give {' or '.join(SPLITS)}")
+        raise MobatlasError(f"--split {split}: is not among those to compare with; give {' or '.join(SPLITS)}")
     for limit in groups_explain:
-        if not limit > 0:
-            raise MobatlasError(f"--groups-explain {limit:g}: groups explain something; give a number above 0")
-    cases = planned(groups_explain, census is not None)
-    config = {"seeds": seeds, "first_seed": first_seed, "ridge": RIDGE, "prepare": DIARY, "split": split}
-    with new_folder(out, "benchmark", seed=first_seed, config=config, overwrite=overwrite) as folder:
+        if not 0 < limit <= LIFTED:
+            raise MobatlasError(
+                f"--groups-explain {limit:g}: give a share of the variance above 0; 100 lifts the limit"
+            )
+    cases = planned(columns, groups_explain, census is not None)
+    data, about_census = said_files(source, census)
+    asked = [word for limit in groups_explain for word in ("--groups-explain", repr(limit))]
+    asked += [] if about_census is None else ["--census", about_census]
+    asked += [] if split == SPLITS[0] else ["--split", split]
+    config = {"seeds": seeds, "first_seed": first_seed, "ridge": RIDGE, "prepare": DIARY, "asked": asked}
+    with (
+        new_folder(out, "benchmark", seed=first_seed, config=config, overwrite=overwrite) as folder,
+        track("reweighting", len(cases), quiet) as tracker,
+    ):
         scratch = folder.scratch()
         prepare(source, scratch / "dataset", values=DIARY)
         dataset = TrajectoryDataset.open(scratch / "dataset")
+        if dataset.groups is None or len(dataset.groups) < 2:
+            raise MobatlasError(f"{source / 'people.parquet'}: all people are of one group; give people of several")
         if census is not None:
-            column = census_column(dataset, REAL, census)
+            column = census_column(dataset, columns, census)
             cases = [{**case, "by": column} if case.get(CENSUS) else case for case in cases]
-        seen = behaviour(dataset)
-        rows = []
+        seen, rows = behaviour(dataset), []
         for number, case in enumerate(cases):
             tracker.step(number, case_label(case))
             options = {key: value for key, value in case.items() if key in REGIONAL}
@@ -101,11 +116,20 @@ def run(
                     regions = replace(regions, population=None)
                 found.append(reweight(dataset, regions, seen=seen, split=split, groups_explain=limit))
             rows.append(_row(case, found))
-        asked = "".join(f" --groups-explain {limit:g}" for limit in groups_explain)
-        asked += "" if census is None else f" --census {source.name}/{census.name}"
-        asked += "" if split == SPLITS[0] else f" --split {split}"
+        command = [
+            "mobatlas",
+            "benchmark",
+            "reweight",
+            "--data",
+            data,
+            *asked,
+            "--seeds",
+            str(seeds),
+            "--out",
+            out.name,
+        ]
         result = {
-            "command": f"mobatlas benchmark reweight --data {source.name}{asked} --seeds {seeds} --out {out.name}",
+            "command": shlex.join(command),
             "seed": first_seed,
             "versions": library_versions(),
             "measure": f"JSD in bits against {split} people of the group, averaged over groups; gap closed towards labelled "
@@ -113,7 +137,7 @@ def run(
             "rows": rows,
         }
         write_json(folder.path / "reweighting.json", result)
-    tracker.step(len(cases), "done")
+        tracker.step(len(cases), "done")
     return result
 
 

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from mobatlas.artifacts import file_hash, read_parquet, write_json
 from mobatlas.config import merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.engine import parquet_schema
 from mobatlas.data.prepare import prepare
-from mobatlas.data.schema import ATTRIBUTE_NAMES
+from mobatlas.data.schema import (
+    ATTRIBUTE_NAMES,
+    PEOPLE_REQUIRED,
+    VISITS_REQUIRED,
+    looks_like_region,
+    require_columns,
+)
 from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.folders import refuse_overlap
 from mobatlas.regions.composition import read_composition
 
 DIARY: dict[str, Any] = {
@@ -27,8 +36,10 @@ DIARY: dict[str, Any] = {
     "anchors": {"require_both": False},
     "vocabulary_size": 2_000,
 }
-SHIFT, WEEKDAY = "shift", "weekday"
-BEGUN = "survey.json"  # in the folder of a benchmark: whom it was begun with
+WEEKDAY = "weekday"
+# In the folder of a benchmark: those who train, the others, their tables, and whom it was begun with.
+DATASET, SHIFT, SOURCES, BEGUN = "dataset", "shift", "sources", "survey.json"
+REQUIRED = {"people": PEOPLE_REQUIRED, "visits": VISITS_REQUIRED}
 
 
 def check_survey(
@@ -40,35 +51,56 @@ def check_survey(
     """Refuse what is no labelled survey, or has not these columns, before anything is written."""
     if census is not None and not census.is_file():
         raise MobatlasError(f"--census {census}: is no file; give a table of people by region, age and gender")
-    schema = parquet_schema(_people(source))
+    people, _ = (_table(source, name) for name in REQUIRED)
+    schema = parquet_schema(people)
     named = (prepared or {}).get("attributes")
     if named is None and not any(name.lower() in ATTRIBUTE_NAMES for name in schema.names):
         raise MobatlasError(
-            f"{_people(source)}: has no attribute of people ({', '.join(ATTRIBUTE_NAMES)}), so that nobody's group is known; "
+            f"{people}: has no attribute of people ({', '.join(ATTRIBUTE_NAMES)}), so that nobody's group is known; "
             "give a labelled dataset"
         )
     for name in regions:
         if name not in schema.names:
+            known = region_columns(source)
             raise MobatlasError(
-                f"--regions {name}: {_people(source)} has no such column{suggestion(name, schema.names)}"
+                f"--regions {name}: {people} has no such column{suggestion(name, known)} "
+                f"(regions: {', '.join(known) or 'none'})"
             )
+
+
+def region_columns(source: Path) -> list[str]:
+    """Columns of people that look like regions, as `prepare` takes them for."""
+    return [name for name in parquet_schema(source / "people.parquet").names if looks_like_region(name)]
+
+
+def said_files(source: Path, census: Path | None) -> tuple[str, str | None]:
+    """How a result names its files: without the way to them on this machine."""
+    name = source.absolute().name
+    if census is None:
+        return name, None
+    return name, f"{name}/{census.name}" if census.absolute().parent == source.absolute() else census.name
 
 
 def divided_people(
     source: Path, out: Path, shift: str | None = None, prepared: Mapping[str, Any] | None = None
 ) -> tuple[Path, Path | None]:
     """The dataset to train on, and that of those who do not train, None where nobody is marked; made if they are not there."""
+    refuse_overlap(source, out)
     column, values = _shift_column(source, shift), merge(DIARY, prepared or {})
-    _refuse_others(source, out, {"shift": column, "prepared": values})
-    parts = {"dataset": source} if column is None else _divided(source, out, column)
+    with _begun(source, out, {"shift": column, "prepared": values}):
+        return _prepared(source, out, column, values)
+
+
+def _prepared(source: Path, out: Path, column: str | None, values: Mapping[str, Any]) -> tuple[Path, Path | None]:
+    parts = {DATASET: source} if column is None else _divided(source, out, column)
     made = {}
     for name, part in parts.items():
         made[name] = out / name
         # Whatever place those who do not train visit is known by its name, and it is the vocabulary of the others that counts.
-        own = values if name == "dataset" else merge(values, {"vocabulary_size": 1_000_000})
+        own = values if name == DATASET else merge(values, {"vocabulary_size": 1_000_000})
         if not made[name].exists():
             prepare(part, made[name], values=own)
-    return made["dataset"], made.get(SHIFT)
+    return made[DATASET], made.get(SHIFT)
 
 
 def census_column(dataset: TrajectoryDataset, columns: Sequence[str], census: Path) -> str:
@@ -83,8 +115,11 @@ def census_column(dataset: TrajectoryDataset, columns: Sequence[str], census: Pa
     return best
 
 
-def _refuse_others(source: Path, out: Path, manner: Mapping[str, Any]) -> None:
-    """A folder goes on with the people that it was begun with."""
+@contextmanager
+def _begun(source: Path, out: Path, manner: Mapping[str, Any]) -> Iterator[None]:
+    """A folder goes on with the people that it was begun with; people who are refused begin none."""
+    if out.exists() and not out.is_dir():
+        raise MobatlasError(f"--out {out}: is a file; give a folder to fill")
     files = {
         path.name: file_hash(path) for path in sorted(source.glob("*.parquet")) if path.stem in ("people", "visits")
     }
@@ -92,13 +127,25 @@ def _refuse_others(source: Path, out: Path, manner: Mapping[str, Any]) -> None:
     kept = out / BEGUN
     if kept.exists() and json.loads(kept.read_text(encoding="utf-8")) != mine:
         raise MobatlasError(f"{out}: was begun with other people than --data {source}; choose another --out")
+    new, first = not out.exists(), not kept.exists()
+    missing = [out / name for name in (SOURCES, DATASET, SHIFT) if not (out / name).exists()]
     out.mkdir(parents=True, exist_ok=True)
     write_json(kept, mine)
+    try:
+        yield
+    except MobatlasError:
+        for path in missing if first else ():
+            shutil.rmtree(path, ignore_errors=True)
+        if first:
+            kept.unlink()
+        if new:
+            out.rmdir()
+        raise
 
 
 def _shift_column(source: Path, asked: str | None) -> str | None:
     """The column that marks who does not train; None where all do."""
-    people = _people(source)
+    people = _table(source, "people")
     schema = parquet_schema(people)
     if asked is not None and asked not in schema.names:
         raise MobatlasError(f"--shift {asked}: {people} has no such column{suggestion(asked, schema.names)}")
@@ -115,15 +162,20 @@ def _shift_column(source: Path, asked: str | None) -> str | None:
     return None if pc.all(marked).as_py() else column
 
 
-def _people(source: Path) -> Path:
+def _table(source: Path, name: str) -> Path:
+    """People, or visits: refused where it is not there, not readable, or empty."""
     if not source.is_dir():
         what = "is a file; give its folder" if source.exists() else "does not exist; give a folder of labelled people"
         raise MobatlasError(f"--data {source}: {what}")
-    path = source / "people.parquet"
-    if not path.exists():
-        raise MobatlasError(f"--data {source}: has no people.parquet with labels; give a labelled dataset")
-    parquet_schema(path)  # or it is not readable
-    if not read_parquet(path, []).num_rows:
+    path = source / f"{name}.parquet"
+    if not path.is_file():
+        raise MobatlasError(f"--data {source}: has no {path.name}; give labelled people.parquet and visits.parquet")
+    try:
+        require_columns(str(path), parquet_schema(path).names, REQUIRED[name])
+        rows = pq.read_metadata(path).num_rows
+    except (pa.ArrowInvalid, OSError):
+        raise MobatlasError(f"{path}: is damaged; write it anew as Parquet") from None
+    if not rows:
         raise MobatlasError(f"{path}: the table has no rows; give a labelled dataset")
     return path
 
@@ -131,20 +183,29 @@ def _people(source: Path) -> Path:
 def _divided(source: Path, out: Path, column: str) -> dict[str, Path]:
     """The tables of those who are marked and of the others, written once."""
     parts = {}
-    for name, condition in (("dataset", "{}"), (SHIFT, "NOT {}")):
-        folder = parts[name] = out / "sources" / name
+    for name, condition in ((DATASET, "{}"), (SHIFT, "NOT {}")):
+        folder = parts[name] = out / SOURCES / name
         if folder.exists():
             continue
         partial = folder.with_name(f".{name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        with duckdb.connect() as connection:
-            people, visits = (str(source / f"{table}.parquet") for table in ("people", "visits"))
-            chosen = connection.read_parquet(people).filter(condition.format(f'"{column}"'))
-            chosen.write_parquet(str(partial / "people.parquet"))
-            ids = connection.read_parquet(str(partial / "people.parquet")).project("user_id")
-            connection.read_parquet(visits).join(ids, "user_id", how="semi").write_parquet(
-                str(partial / "visits.parquet")
-            )
+        try:
+            _write_some(source, partial, condition.format(f'"{column}"'))
+        except (duckdb.InvalidInputException, duckdb.ConversionException, duckdb.BinderException) as error:
+            reason = str(error).splitlines()[0]
+            raise MobatlasError(
+                f"--data {source}: people.parquet or visits.parquet cannot be read ({reason}); write them anew"
+            ) from None
         partial.rename(folder)
     return parts
+
+
+def _write_some(source: Path, out: Path, condition: str) -> None:
+    """People for whom a condition holds, and their visits."""
+    people, visits = (f"{table}.parquet" for table in ("people", "visits"))
+    with duckdb.connect() as connection:
+        connection.read_parquet(str(source / people)).filter(condition).write_parquet(str(out / people))
+        ids = connection.read_parquet(str(out / people)).project("user_id")
+        theirs = connection.read_parquet(str(source / visits)).join(ids, "user_id", how="semi")
+        theirs.write_parquet(str(out / visits))

@@ -254,11 +254,12 @@ def reweight(
     groups_explain: Annotated[
         list[float] | None,
         typer.Option(
-            help="Of the variance between people, at most; may be repeated. Then real regions alone, with each."
+            help="The share of the variance between people that groups are believed to explain at most; may be repeated. Real "
+            "regions alone depend on it: with this option they alone are measured, with each share."
         ),
     ] = None,
     census: Census = None,
-    split: Annotated[str, typer.Option(help="test, or val: the people to choose by.")] = "test",
+    split: Annotated[str, typer.Option(help="People to compare with: test, or val, by whom to choose.")] = "test",
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -267,9 +268,7 @@ def reweight(
     from mobatlas.report.real import reweighting_table
 
     manner: dict[str, Any] = {"groups_explain": groups_explain or (), "census": census, "split": split}
-    steps = len(reweight_benchmark.planned(groups_explain or (), census is not None))
-    with track("reweighting", steps, quiet) as tracker:
-        result = reweight_benchmark.run(data, out, seeds, **manner, overwrite=overwrite, tracker=tracker)
+    result = reweight_benchmark.run(data, out, seeds, **manner, overwrite=overwrite, quiet=quiet)
     show(result, json, plain_table(reweighting_table(result)))
 
 

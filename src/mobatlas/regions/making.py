@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import BUILDERS, FeatureMap, build_feature
 from mobatlas.groups import Groups
@@ -25,6 +26,7 @@ from mobatlas.regions.table import Aggregates, Composition, Floats, Population
 from mobatlas.regions.windows import compared_with_dataset
 
 MOST_NOMINAL = 100_000  # shares
+OF_CATEGORIES = ("category", "transitions")  # feature maps
 MIN_PEOPLE = 2  # on either side: one person is no region, and has no spread
 
 
@@ -83,6 +85,7 @@ def from_partition(
         validation=_validation(dataset, maps, region, nominal.regions, disclosure),
         region_of_person=region,
         notes=notes,
+        warnings=without_categories(dataset, maps),
     )
 
 
@@ -110,13 +113,14 @@ def from_column(
         region = shuffled(region, [np.intersect1d(dataset.split_people(s), placed) for s in ("train", "val")], seed)
     train = only(region, dataset.split_people("train"))
     notes: list[str] = []
-    warnings: list[str] = []
+    warnings = without_categories(dataset, maps)
     if census is not None:
         separation, with_phi = "census file", train
         published = read_composition(census, dataset.groups, straddle=straddle, notes=notes)
         row = matched(names, published.regions)  # (regions,) of the census, -1: not in it
         # A census may well be of more regions than anybody was seen in.
-        warnings = left_out(Path(census).name, (), by, unmatched(published.regions, names, row)[1])
+        warnings += left_out(Path(census).name, (), by, unmatched(published.regions, names, row)[1])
+        warnings += absent_groups(Path(census).name, published)
         counted = row >= 0
     else:
         groups, labels = _labels(dataset, f"--by {by}", "; pass --composition FILE with a census instead")
@@ -211,9 +215,26 @@ def from_tables(
         notes=notes,
         warnings=[
             *left_out(composition.name, only_p, aggregates.name, only_v),
+            *absent_groups(composition.name, p),
             *compared_with_dataset(kept, dataset, maps),
         ],
     )
+
+
+def absent_groups(census: str, composition: Composition) -> list[str]:
+    """A group that a published table has in no region is rather a part of the table that is missing."""
+    absent = [name for name, some in zip(composition.groups.names, composition.shares.sum(0), strict=True) if not some]
+    return [f"{census} counts nobody of {'; '.join(absent)}: is a part of the table missing?"] if absent else []
+
+
+def without_categories(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> list[str]:
+    """Categories of places that have none tell home, work and other alone."""
+    asked = [each.name for each in maps if each.name in OF_CATEGORIES]
+    if not asked or any(dataset.vocabulary.categories[FIRST_POI:]):
+        return []
+    return [
+        f"no place has a category, so that {' and '.join(asked)} tell home, work and other alone; add a column category"
+    ]
 
 
 def _nominal(aimed: Composition) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ def read_table(path: Path) -> pd.DataFrame:
     if not isinstance(table.index, pd.RangeIndex):
         raise MobatlasError(f"{path}: rows have more fields than the header; quote group names, they hold a comma")
     if table.empty:
-        raise MobatlasError(f"{path}: the table has no rows")
+        raise MobatlasError(f"{path}: the table has no rows; give one that has")
     for name in table.columns:
         if pd.api.types.infer_dtype(table[name], skipna=True) == "bytes":
             raise MobatlasError(f"{path}: column '{name}' holds bytes; write it as text or numbers")
@@ -69,7 +69,9 @@ def numbers(path: Path, table: pd.DataFrame, column: str, missing: bool = False)
         bad &= ~np.isposinf(values)
     if bad.any():
         row = int(np.argmax(bad))
-        raise MobatlasError(f"{path}: column '{column}' is empty or not a number in row {row + 1} ({raw.iloc[row]!r})")
+        value = raw.iloc[row]
+        shown = repr(value) if isinstance(value, str) else str(value)
+        raise MobatlasError(f"{path}: column '{column}' is empty or not a number in row {row + 1} ({shown}); mend it")
     return values
 
 

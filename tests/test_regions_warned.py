@@ -1,0 +1,57 @@
+"""What regions are warned of: tables that lack a part, and places without categories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from mobatlas import TrajectoryDataset, build_regions, prepare
+from tests.tiny import small_city
+
+
+@pytest.fixture(scope="module")
+def city(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("warned")
+    small_city(root)
+    return root
+
+
+def test_a_group_that_a_census_counts_nowhere_is_named(
+    city: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = TrajectoryDataset.open(city / "dataset")
+    assert dataset.groups is not None
+    districts = sorted(set(dataset.people["home_district"].to_pylist()))
+    for missing in ((), ("<30, F", ">50, M")):
+        names = [name for name in dataset.groups.names if name not in missing]
+        cells = [{"region": region, "group": name, "count": 5} for region in districts for name in names]
+        pd.DataFrame(cells).to_csv(tmp_path / "census.csv", index=False)
+        out = tmp_path / f"regions-{len(missing)}"
+        build_regions(dataset.path, out, by="home_district", composition=tmp_path / "census.csv")
+        assert ("census.csv counts nobody of <30, F; >50, M: is a part" in caplog.text) == bool(missing)
+        assert bool(missing) == ("counts nobody" in caplog.text)
+
+
+def test_categories_of_places_without_any_are_warned_of(
+    city: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("visits", "people"):
+        table = pq.read_table(city / "city" / f"{name}.parquet")
+        kept = [each for each in table.column_names if each != "category"]
+        pq.write_table(table.select(kept), source / f"{name}.parquet")
+    prepare(source, tmp_path / "dataset", preset="small")
+    warned = "no place has a category, so that category and transitions tell home, work and other alone"
+    both = ["category", "transitions"]
+    build_regions(city / "dataset", tmp_path / "known", by="home_district", features=both)
+    build_regions(tmp_path / "dataset", tmp_path / "places", partition="demogroups", features=["poi"])
+    assert warned not in caplog.text
+    build_regions(tmp_path / "dataset", tmp_path / "real", by="home_district", features=both)
+    assert warned in caplog.text
+    caplog.clear()
+    build_regions(tmp_path / "dataset", tmp_path / "dealt", partition="demogroups", features=both)
+    assert warned in caplog.text
