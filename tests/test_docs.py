@@ -73,6 +73,7 @@ def test_the_tables_of_real_people_are_those_of_the_benchmark() -> None:
     shown = headline_tables(found) | {name: whole[name] for name in ("error-bars", "precautions")}
     shown["rq3"] = question_tables(json.loads((results / "rq3-real-autoregressive.json").read_text()))["average"]
     shown["limits"] = reweighting_table(json.loads((results / "santiago_reweighting_limits.json").read_text()))
+    shown["draws"] = real_tables(json.loads((results / "santiago_draws.json").read_text()))["closed-population"]
     for stem in other:
         kind = stem.rsplit("-", 1)[1]
         shown[stem] = headline_tables(told[stem])[kind]
