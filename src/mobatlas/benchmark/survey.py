@@ -51,7 +51,7 @@ def check_survey(
     """Refuse what is no labelled survey, or has not these columns, before anything is written."""
     if census is not None and not census.is_file():
         raise MobatlasError(f"--census {census}: is no file; give a table of people by region, age and gender")
-    people, _ = (_table(source, name) for name in REQUIRED)
+    people = _table(source, "people")
     schema = parquet_schema(people)
     named = (prepared or {}).get("attributes")
     if named is None and not any(name.lower() in ATTRIBUTE_NAMES for name in schema.names):
@@ -59,6 +59,7 @@ def check_survey(
             f"{people}: has no attribute of people ({', '.join(ATTRIBUTE_NAMES)}), so that nobody's group is known; "
             "give a labelled dataset"
         )
+    _table(source, "visits")
     for name in regions:
         if name not in schema.names:
             known = region_columns(source)
