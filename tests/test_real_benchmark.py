@@ -217,10 +217,8 @@ def test_the_summary_has_a_row_for_each_kind_of_regions_and_never_mixes_models()
 
 def test_known_residence_is_the_share_of_labelled_neighbours() -> None:
     groups = Groups.of({"sex": ("M", "F")})
-    region, group = (
-        np.array([0, 0, 0, 2, 2, -1]),
-        np.array([0, 1, 1, 0, -1, 1]),
-    )  # nobody lives in b; one has no label, one no region
+    # Nobody lives in b; one has no label, one no region.
+    region, group = np.array([0, 0, 0, 2, 2, -1]), np.array([0, 1, 1, 0, -1, 1])
     found = known_residence(("a", "b", "c"), region, group, groups)
     everybody = [2 / 4, 2 / 4]  # of those who have both
     neighbours = [[1 / 3, 2 / 3]] * 3 + [[1.0, 0.0], everybody, everybody]

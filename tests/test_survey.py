@@ -65,6 +65,9 @@ def spoilt(folder: Path, kind: str) -> Path:
             pq.write_table(VISITS.drop_columns("arrival"), visited)
         case "no visit":
             pq.write_table(VISITS.slice(0, 0), visited)
+        case "a word":
+            words = pa.array(["morning"] * len(VISITS))
+            pq.write_table(VISITS.set_column(4, "arrival", words), visited)
         case "a hole":
             visited.write_bytes(whole[:100] + b"\xff" * 20_000 + whole[20_100:])
         case "nothing":
@@ -95,6 +98,7 @@ def spoilt(folder: Path, kind: str) -> Path:
         ("no arrival", r"visits\.parquet: column 'arrival' is missing"),
         ("no visit", r"visits\.parquet: the table has no rows"),
         ("a hole", r"--data .*data: people.parquet or visits.parquet cannot be read .*; write them anew"),
+        ("a word", r"arrival"),
         ("a file", "is a file; give its folder"),
         ("elsewhere", "does not exist; give a folder of labelled people"),
     ],

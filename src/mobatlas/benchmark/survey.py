@@ -140,7 +140,7 @@ def _begun(source: Path, out: Path, manner: Mapping[str, Any]) -> Iterator[None]
         if first:
             kept.unlink()
         if new:
-            out.rmdir()
+            shutil.rmtree(out)  # with locks and whatever else was written since
         raise
 
 
