@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench import cost
 from mobatlas import MobatlasError, TrajectoryDataset
-from mobatlas.benchmark import cost
 from mobatlas.evaluation.comparison import group_members
 from mobatlas.features import Trajectories
 from mobatlas.generators.folder import load_model

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mobatlas.benchmark.disclosure import RULES, run
+from bench.disclosure import RULES, run
 from mobatlas.report.figures import disclosure_figure
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import mobatlas
+from bench.report.families import families_table
+from bench.report.phase2 import cost_table, phase2_tables
+from bench.report.questions import question_tables
+from bench.report.real import headline_tables, real_tables, reweighting_table
 from mobatlas.data.readers import READERS
 from mobatlas.generators.base import generator_names
-from mobatlas.report.families import families_table
-from mobatlas.report.phase2 import cost_table, phase2_tables
-from mobatlas.report.questions import question_tables
-from mobatlas.report.real import headline_tables, real_tables, reweighting_table
 from mobatlas.report.tables import Table
 
 ROOT = Path(__file__).parent.parent

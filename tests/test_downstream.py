@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from bench.downstream import _average, compare_predictors
+from bench.next_poi import NEXT_POI_METRICS, next_poi_config
 from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.data.vocabulary import HOME, WORK
 from mobatlas.evaluation.comparison import group_members, real_groups
-from mobatlas.evaluation.downstream import _average, compare_predictors
-from mobatlas.evaluation.next_poi import NEXT_POI_METRICS, next_poi_config
 from mobatlas.features import Trajectories
 from tests.tiny import small_city
 from tests.yardsticks import walks

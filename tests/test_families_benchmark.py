@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from bench.families import budget, run, stages
+from bench.report.families import families_table, write_families
 from mobatlas import MobatlasError
-from mobatlas.benchmark.families import budget, run, stages
-from mobatlas.report.families import families_table, write_families
 from tests.test_phase2_benchmark import CITY
 from tests.tiny import OPTIONS
 

@@ -40,7 +40,7 @@ from tests.faults import (
 )
 
 CELLS = """
-import functools, mobatlas.benchmark.phase2 as phase2
+import functools, bench.phase2 as phase2
 phase2.run = functools.partial(phase2.run, city={"users": 400, "pois": 16, "districts": 3, "days": 9})
 """
 TINY = (

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from mobatlas.benchmark import many_regions
-from mobatlas.benchmark.speed import Measured
+from bench import many_regions
+from bench.speed import Measured
 from mobatlas.regions import identifiability, table
 from mobatlas.regions.aggregates import load_aggregates, write_aggregates
 from mobatlas.regions.gaussian import Fit, Problem, independent

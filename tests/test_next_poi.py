@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mobatlas import MobatlasError
-from mobatlas.data.vocabulary import FIRST_POI, HOME, MASK, OTHER, PAD, WORK, Vocabulary, build_vocabulary
-from mobatlas.evaluation.next_poi import (
+from bench.next_poi import (
     NEXT_POI_METRICS,
     PROFILES,
     NextPoiConfig,
@@ -27,6 +25,8 @@ from mobatlas.evaluation.next_poi import (
     score_predictor,
     train_predictor,
 )
+from mobatlas import MobatlasError
+from mobatlas.data.vocabulary import FIRST_POI, HOME, MASK, OTHER, PAD, WORK, Vocabulary, build_vocabulary
 from mobatlas.features import Trajectories
 from mobatlas.progress import Tracker
 from tests.yardsticks import CAFE, PARK, SHOP, TOWN, walks

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from bench.cells import ANCHORS, Job, summarise
+from bench.phase2 import run
+from bench.report.phase2 import phase2_tables, write_phase2
 from mobatlas import MobatlasError
 from mobatlas.artifacts import write_json
-from mobatlas.benchmark.cells import ANCHORS, Job, summarise
-from mobatlas.benchmark.phase2 import run
 from mobatlas.evaluation.metrics import METRICS
-from mobatlas.report.phase2 import phase2_tables, write_phase2
 from mobatlas.report.text import phase2_table
 from tests.tiny import OPTIONS
 

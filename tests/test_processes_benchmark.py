@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from bench.processes import compared
 from mobatlas import MobatlasError
-from mobatlas.benchmark.processes import compared
 
 
 def lines(*losses: float, **last: float) -> list[dict[str, Any]]:

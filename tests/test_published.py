@@ -8,9 +8,9 @@ from itertools import product
 
 import pytest
 
+from bench.next_poi import NEXT_POI_METRICS
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import PAPER_METRICS
-from mobatlas.evaluation.next_poi import NEXT_POI_METRICS
 from mobatlas.features import BUILDERS
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.partitions import PARTITIONS

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from bench import prediction, questions
+from bench.cells import ANCHORS, Bench, Job, fill, summarise
+from bench.next_poi import NEXT_POI_METRICS
+from bench.questions import PROFILES, rq1_jobs, rq2_jobs
+from bench.report.questions import question_tables, write_page, write_question
 from mobatlas import MobatlasError
 from mobatlas.artifacts import write_json
-from mobatlas.benchmark import prediction, questions
-from mobatlas.benchmark.cells import ANCHORS, Bench, Job, fill, summarise
-from mobatlas.benchmark.questions import PROFILES, rq1_jobs, rq2_jobs
 from mobatlas.evaluation.metrics import METRICS
-from mobatlas.evaluation.next_poi import NEXT_POI_METRICS
 from mobatlas.groups import DEFAULT_GROUPS
-from mobatlas.report.questions import question_tables, write_page, write_question
 from tests.outcomes import refused, run
 from tests.test_phase2_benchmark import CITY, VALUES, written
 

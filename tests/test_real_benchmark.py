@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 
-from mobatlas import MobatlasError
-from mobatlas.benchmark import prediction
-from mobatlas.benchmark.cells import Bench, Job, Place
-from mobatlas.benchmark.error_bars import (
+from bench import prediction
+from bench.cells import Bench, Job, Place
+from bench.error_bars import (
     KNOWN,
     PRECAUTIONS,
     RECOVERED,
@@ -26,9 +25,12 @@ from mobatlas.benchmark.error_bars import (
     error_left,
     known_residence,
 )
-from mobatlas.benchmark.people import Crowd, _some
-from mobatlas.benchmark.real import FOUR_VISITS, _collapsed, real_jobs, run
-from mobatlas.benchmark.survey import SHIFT
+from bench.people import Crowd, _some
+from bench.real import FOUR_VISITS, _collapsed, real_jobs, run
+from bench.report.questions import write_question
+from bench.report.real import headline_tables, real_tables, summary_table, write_real, write_real_page
+from bench.survey import SHIFT
+from mobatlas import MobatlasError
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -38,8 +40,6 @@ from mobatlas.features import Trajectories
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery import Recovery
 from mobatlas.regions.table import Floats
-from mobatlas.report.questions import write_question
-from mobatlas.report.real import headline_tables, real_tables, summary_table, write_real, write_real_page
 from mobatlas.report.tables import MINUS
 from tests.tiny import OPTIONS, fitted
 

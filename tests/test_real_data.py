@@ -7,8 +7,8 @@ from pathlib import Path
 import duckdb
 import numpy as np
 
+from bench.survey import DIARY
 from mobatlas import TrajectoryDataset, prepare
-from mobatlas.benchmark.survey import DIARY
 from mobatlas.data.vocabulary import HOME
 
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from bench import survey
 from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
-from mobatlas.benchmark import survey
 from mobatlas.features import build_feature
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.aggregates import aggregates_from_dataset

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from scipy import sparse
 
-from mobatlas import MobatlasError, TrajectoryDataset, prepare
-from mobatlas.benchmark import recovery
-from mobatlas.benchmark.reweight import (
+from bench import recovery
+from bench.report.real import reweighting_table
+from bench.reweight import (
     CONTROLLED,
     CONTROLLED_FEATURES,
     METRICS,
@@ -28,13 +28,13 @@ from mobatlas.benchmark.reweight import (
     reweight,
     run,
 )
-from mobatlas.benchmark.survey import DIARY
+from bench.survey import DIARY
+from mobatlas import MobatlasError, TrajectoryDataset, prepare
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, SCHEMA, SPECIALS, WORK, Vocabulary
 from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features import Trajectories
 from mobatlas.groups import Groups
 from mobatlas.regions.folder import build_regions
-from mobatlas.report.real import reweighting_table
 
 SEX = Groups.of({"sex": ("M", "F")})
 

@@ -15,8 +15,8 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
+from bench import growth
 from mobatlas import CityConfig, MobatlasError, prepare, write_city_folder
-from mobatlas.benchmark import growth
 from mobatlas.data import engine, spark
 from tests.test_engines_agree import assert_same_folder
 

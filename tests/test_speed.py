@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bench import many_regions, speed
 from mobatlas import MobatlasError
-from mobatlas.benchmark import many_regions, speed
 from mobatlas.report.text import speed_table
 from mobatlas.resources import keep_memory
 from tests.tiny import OPTIONS

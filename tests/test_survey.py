@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bench import prediction
+from bench.cells import in_one_folder
+from bench.real import run
+from bench.survey import divided_people, said_files
 from mobatlas import MobatlasError
-from mobatlas.benchmark import prediction
-from mobatlas.benchmark.cells import in_one_folder
-from mobatlas.benchmark.real import run
-from mobatlas.benchmark.survey import divided_people, said_files
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.generators.checkpoints import START_ANEW

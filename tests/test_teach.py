@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import sparse
 
+from bench import survey
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
 from mobatlas.artifacts import MANIFEST
-from mobatlas.benchmark import survey
 from mobatlas.features import Trajectories
 from mobatlas.folders import new_folder
 from mobatlas.generators.training import Trainer

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from mobatlas.data.vocabulary import Vocabulary
     from mobatlas.errors import MobatlasError
     from mobatlas.evaluation.comparison import compare, evaluate_groups, sampling_floor
-    from mobatlas.evaluation.downstream import compare_predictors
     from mobatlas.evaluation.evaluate import Evaluation, evaluate
     from mobatlas.evaluation.metrics import Yardstick
     from mobatlas.evaluation.privacy import Audit, audit
@@ -73,7 +72,6 @@ _LATER = {
     "build_feature": "mobatlas.features",
     "build_regions": "mobatlas.regions.folder",
     "compare": "mobatlas.evaluation.comparison",
-    "compare_predictors": "mobatlas.evaluation.downstream",
     "diagnose": "mobatlas.regions.identifiability",
     "evaluate": "mobatlas.evaluation.evaluate",
     "evaluate_groups": "mobatlas.evaluation.comparison",
@@ -141,7 +139,6 @@ __all__ = [
     "build_feature",
     "build_regions",
     "compare",
-    "compare_predictors",
     "diagnose",
     "evaluate",
     "evaluate_groups",

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mobatlas.errors import MobatlasError, out_of_memory
@@ -30,15 +31,27 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    """Run a command; errors become one sentence and an exit code."""
+    """Run a command of `mobatlas`."""
+    run_application(_load_app, "mobatlas")
+
+
+def _load_app() -> Any:
+    from mobatlas.cli.commands import app
+
+    return app
+
+
+def run_application(load: Callable[[], Any], name: str) -> None:
+    """Run a command line application; errors become one sentence and an exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("mobatlas").setLevel(logging.INFO)
     stopped = _watch_signals()
     try:
         keep_memory()
-        from mobatlas.cli.commands import app  # takes seconds, in which somebody may press Ctrl-C
-
-        code = app(standalone_mode=False)  # what is wrong with options comes here too, instead of into a box
+        app = load()  # takes seconds, in which somebody may press Ctrl-C
+        code = app(
+            standalone_mode=False, prog_name=name
+        )  # what is wrong with options comes here too, instead of into a box
         sys.exit(code if isinstance(code, int) else 0)
     except MobatlasError as error:
         # training that was stopped says so itself, because it knows how to go on

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import mobatlas
-from mobatlas.cli import benchmarks, data, models, runs
+from mobatlas.cli import data, models, runs
 
 app = typer.Typer(
     name="mobatlas",
@@ -19,7 +19,6 @@ app = typer.Typer(
 app.add_typer(runs.app)
 app.add_typer(data.app)
 app.add_typer(models.app)
-app.add_typer(benchmarks.app, name="benchmark")
 
 
 @app.callback(invoke_without_command=True)

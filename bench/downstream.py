@@ -16,16 +16,16 @@ from zlib import crc32
 
 import numpy as np
 
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.evaluation.comparison import Size, real_groups
-from mobatlas.evaluation.next_poi import (
+from bench.next_poi import (
     NEXT_POI_METRICS,
     NextPoiConfig,
     score_predictor,
     train_predictor,
     with_two_visits,
 )
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.evaluation.comparison import Size, real_groups
 from mobatlas.features import Trajectories
 from mobatlas.progress import Tracker, track
 

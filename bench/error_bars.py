@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from scipy import sparse, special
 
+from bench.cells import PARTITIONS, Job, Place, read_cell, write_cell
+from bench.people import MANNER, METRICS, Crowd
+from bench.reweight import RIDGE, person_features
 from mobatlas.artifacts import read_manifest
-from mobatlas.benchmark.cells import PARTITIONS, Job, Place, read_cell, write_cell
-from mobatlas.benchmark.people import MANNER, METRICS, Crowd
-from mobatlas.benchmark.reweight import RIDGE, person_features
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.evaluation.metrics import Ints
 from mobatlas.groups import Groups

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.cells import (
+from bench.cells import (
     MEASURE,
     PARTITIONS,
     PHASE1,
@@ -30,9 +29,10 @@ from mobatlas.benchmark.cells import (
     read_cell,
     summarise,
 )
-from mobatlas.benchmark.error_bars import error_bars
-from mobatlas.benchmark.people import MANNER
-from mobatlas.benchmark.survey import SHIFT, census_column, check_survey, divided_people, said_files
+from bench.error_bars import error_bars
+from bench.people import MANNER
+from bench.survey import SHIFT, census_column, check_survey, divided_people, said_files
+from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import assignments
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary

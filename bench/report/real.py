@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.benchmark.people import MANNER
-from mobatlas.benchmark.real import real_name
-from mobatlas.benchmark.reweight import METRICS as WEIGHED
-from mobatlas.benchmark.reweight import case_label
+from bench.people import MANNER
+from bench.real import real_name
+from bench.report.questions import TITLES, WRITTEN, question_tables, read_result, write_markdown
+from bench.reweight import METRICS as WEIGHED
+from bench.reweight import case_label
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import floor_closed
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
 from mobatlas.evaluation.models import FLOOR
 from mobatlas.report.figures import forest_figure
-from mobatlas.report.questions import TITLES, WRITTEN, question_tables, read_result, write_markdown
 from mobatlas.report.tables import MINUS, SHARE, Cell, Table, write_tables
 
 SHOWN = (*PAPER_METRICS, "category", "transitions", "length")

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.cells import (
+from bench.cells import (
     BASELINE,
     STRONG,
     Bench,
@@ -25,14 +24,15 @@ from mobatlas.benchmark.cells import (
     read_cell,
     write_cell,
 )
-from mobatlas.benchmark.questions import profile_named
-from mobatlas.benchmark.real import DEALT
-from mobatlas.benchmark.survey import check_survey, divided_people, said_files
+from bench.downstream import ByGroup, compare_predictors
+from bench.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, with_two_visits
+from bench.questions import profile_named
+from bench.real import DEALT
+from bench.survey import check_survey, divided_people, said_files
+from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import assignments
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
-from mobatlas.evaluation.downstream import ByGroup, compare_predictors
-from mobatlas.evaluation.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, with_two_visits
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.folder import load_model

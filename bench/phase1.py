@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from bench.cells import rounded
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.cells import rounded
 from mobatlas.config import load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mobatlas.benchmark import recovery as recovery_benchmark
-from mobatlas.benchmark import reweight as reweight_benchmark
-from mobatlas.benchmark import speed as speed_benchmark
+from bench import recovery as recovery_benchmark
+from bench import reweight as reweight_benchmark
+from bench import speed as speed_benchmark
 from mobatlas.cli.options import (
     Assignments,
     Json,
@@ -59,7 +59,7 @@ def phase1(
     quiet: Quiet = False,
 ) -> None:
     """Is the generator as good as real training people, and does conditioning bite when labels are given?"""
-    from mobatlas.benchmark import phase1 as phase1_benchmark
+    from bench import phase1 as phase1_benchmark
 
     result = phase1_benchmark.run(
         out,
@@ -84,8 +84,8 @@ def phase2(
     quiet: Quiet = False,
 ) -> None:
     """What each strategy of phase 2 closes of the way from the baseline to the sampling floor."""
-    from mobatlas.benchmark import phase2 as phase2_benchmark
-    from mobatlas.report.phase2 import write_phase2
+    from bench import phase2 as phase2_benchmark
+    from bench.report.phase2 import write_phase2
 
     values = parse_assignments(assignments or [])
     result = phase2_benchmark.run(out, seeds, first_seed, partitions=partition or (), values=values, quiet=quiet)
@@ -116,7 +116,7 @@ def _register(name: str, said: str) -> None:
         json: Json = False,
         quiet: Quiet = False,
     ) -> None:
-        from mobatlas.benchmark import questions
+        from bench import questions
 
         values = parse_assignments(assignments or [])
         result = questions.run(name, out, profile, seeds=seeds, first_seed=first_seed, values=values, quiet=quiet)
@@ -144,7 +144,7 @@ def rq3(
     quiet: Quiet = False,
 ) -> None:
     """The paper's RQ3: next-POI prediction by group, learnt from real and from synthetic people."""
-    from mobatlas.benchmark import prediction
+    from bench import prediction
 
     values = parse_assignments(assignments or [])
     manner: dict[str, Any] = {"data": data, "generator": generator, "values": values, "quiet": quiet}
@@ -163,8 +163,8 @@ def families(
     quiet: Quiet = False,
 ) -> None:
     """Families of generators at equal training time: baseline, strong, supervised, samples a second."""
-    from mobatlas.benchmark import families as families_benchmark
-    from mobatlas.report.families import families_table, write_families
+    from bench import families as families_benchmark
+    from bench.report.families import families_table, write_families
 
     result = families_benchmark.run(out, seeds, first_seed, generators=generator or (), seconds=seconds, quiet=quiet)
     write_families(out, result)
@@ -203,8 +203,8 @@ def real(
     quiet: Quiet = False,
 ) -> None:
     """Real people under controlled partitions and real regions, with a census, shuffled ones, and another kind of day."""
-    from mobatlas.benchmark import real as real_benchmark
-    from mobatlas.report.real import real_tables, write_real
+    from bench import real as real_benchmark
+    from bench.report.real import real_tables, write_real
 
     found = real_benchmark.run(
         data,
@@ -232,15 +232,15 @@ def results(
     real: Annotated[bool, typer.Option("--real", help="Those of real people instead.")] = False,
 ) -> None:
     """The tables and figures of the research questions as one page, with the paper's own beside them."""
-    from mobatlas.report.questions import write_page
-    from mobatlas.report.real import write_real_page
+    from bench.report.questions import write_page
+    from bench.report.real import write_real_page
 
     typer.echo(write_real_page(folder, out) if real else write_page(folder, out))
 
 
 def _tell(out: Path, result: dict[str, Any], json: bool) -> None:
     """Write the tables and figures beside the result, and print the first of the tables."""
-    from mobatlas.report.questions import question_tables, write_question
+    from bench.report.questions import question_tables, write_question
 
     write_question(out, result)
     show(result, json, plain_table(next(iter(question_tables(result).values()))))
@@ -265,7 +265,7 @@ def reweight(
     quiet: Quiet = False,
 ) -> None:
     """Real training people weighed by recovered group means, against test people of the groups; no generator."""
-    from mobatlas.report.real import reweighting_table
+    from bench.report.real import reweighting_table
 
     manner: dict[str, Any] = {"groups_explain": groups_explain or (), "census": census, "split": split}
     result = reweight_benchmark.run(data, out, seeds, **manner, overwrite=overwrite, quiet=quiet)
@@ -282,7 +282,7 @@ def disclosure(
     quiet: Quiet = False,
 ) -> None:
     """What small-cell suppression, rounding and differential privacy of aggregates cost; draws disclosure.png."""
-    from mobatlas.benchmark import disclosure as disclosure_benchmark
+    from bench import disclosure as disclosure_benchmark
     from mobatlas.report.figures import disclosure_figure
 
     with track("protecting", seeds, quiet) as tracker:
@@ -325,7 +325,7 @@ def cost(
     quiet: Quiet = False,
 ) -> None:
     """How soon a tilt has reached the regions that finetuning reaches, as published and as here."""
-    from mobatlas.benchmark import cost as cost_benchmark
+    from bench import cost as cost_benchmark
 
     values = parse_assignments(assignments or [])
     with track(

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from bench.cells import BASELINE, MEASURE, Bench, Job, Place, fill, summarise
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.cells import BASELINE, MEASURE, Bench, Job, Place, fill, summarise
 from mobatlas.config import merge
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.base import family_of, generator_names

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.cells import MEASURE, PARTITIONS, PHASE1, Bench, Job, fill, read_cell, summarise
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.cells import MEASURE, PARTITIONS, PHASE1, Bench, Job, fill, read_cell, summarise
 from mobatlas.errors import MobatlasError, suggestion
 
 DIVERGENCES = ("js", "tv")

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.benchmark.speed import measure
+from bench.speed import measure
 from mobatlas.config import load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare import prepare

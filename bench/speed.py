@@ -83,15 +83,15 @@ def run(
 def _rows(scratch: Path, profile: str, seed: int, tracker: Tracker) -> list[dict[str, Any]]:
     # how it grows; these modules measure by what is here
     if profile == "prepare":
-        from mobatlas.benchmark import growth
+        from bench import growth
 
         return growth.rows(scratch, seed, tracker)
     if profile == "processes":
-        from mobatlas.benchmark import processes
+        from bench import processes
 
         return processes.rows(scratch, seed, tracker)
     if profile == "regions":
-        from mobatlas.benchmark import many_regions
+        from bench import many_regions
 
         return many_regions.rows(scratch, seed, tracker)
     rows = _data_rows(scratch, PROFILES[profile].visits, seed, tracker)
@@ -176,7 +176,7 @@ def _bare_copy(source: Path, target: Path) -> None:
 
 
 def _model_rows(scratch: Path, profile: Profile, seed: int) -> list[dict[str, Any]]:
-    from mobatlas.benchmark import model_speed  # torch only in the process that needs it
+    from bench import model_speed
 
     return model_speed.rows(scratch, profile.options, profile.samples, profile.compared, seed)
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from bench.speed import MEMORY_LIMIT, VISITS_PER_USER, Measured, measure
 from mobatlas.artifacts import file_hash
-from mobatlas.benchmark.speed import MEMORY_LIMIT, VISITS_PER_USER, Measured, measure
 from mobatlas.config import CityConfig
 from mobatlas.data import spark
 from mobatlas.data.city import write_city_folder

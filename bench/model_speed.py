@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from mobatlas.benchmark.phase1 import POOLED
+from bench.phase1 import POOLED
 from mobatlas.config import build, load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from bench.cells import Bench, Job, Place, check_partition
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.cells import Bench, Job, Place, check_partition
 from mobatlas.config import merge
 from mobatlas.generators.folder import load_model
 from mobatlas.progress import SILENT, Tracker

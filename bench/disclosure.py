@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from bench.recovery import People, Truth, coverage, group_truth, recovery_error, simulate_people
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.recovery import People, Truth, coverage, group_truth, recovery_error, simulate_people
 from mobatlas.config import CityConfig
 from mobatlas.folders import new_folder
 from mobatlas.progress import SILENT, Tracker

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from bench.survey import DIARY, census_column, check_survey, region_columns, said_files
 from mobatlas.artifacts import library_versions, write_json
-from mobatlas.benchmark.survey import DIARY, census_column, check_survey, region_columns, said_files
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
 from mobatlas.divergences import js, normalise
