@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from mobatlas.artifacts import library_versions, read_manifest, write_json
 from mobatlas.config import load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -31,6 +30,7 @@ from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.checkpoints import START_ANEW
 from mobatlas.generators.folder import load_model
+from mobatlas.io.manifest import library_versions, read_manifest, write_json
 from mobatlas.progress import track
 from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import build_regions

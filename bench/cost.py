@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from bench.cells import Bench, Job, Place, check_partition
-from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import merge
 from mobatlas.generators.folder import load_model
+from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss

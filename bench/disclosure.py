@@ -12,9 +12,9 @@ import numpy as np
 from scipy import sparse
 
 from bench.recovery import People, Truth, coverage, group_truth, recovery_error, simulate_people
-from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import CityConfig
-from mobatlas.folders import new_folder
+from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.aggregates import aggregate
 from mobatlas.regions.composition import composition_from_labels

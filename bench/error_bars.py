@@ -19,10 +19,10 @@ from scipy import sparse, special
 from bench.cells import PARTITIONS, Job, Place, read_cell, write_cell
 from bench.people import MANNER, METRICS, Crowd
 from bench.reweight import RIDGE, person_features
-from mobatlas.artifacts import read_manifest
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.evaluation.metrics import Ints
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import read_manifest
 from mobatlas.progress import track
 from mobatlas.regions.composition import composition_from_labels, region_codes
 from mobatlas.regions.folder import KIND as REGIONS

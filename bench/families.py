@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from bench.cells import BASELINE, MEASURE, Bench, Job, Place, fill, summarise
-from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import merge
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.base import family_of, generator_names
 from mobatlas.generators.folder import load_model
 from mobatlas.generators.training import METRICS
+from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.training import divided, train
 
 JOBS = (Job("demogroups", "tilt"), Job("hot16", "tilt"))

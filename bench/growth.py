@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from bench.speed import MEMORY_LIMIT, VISITS_PER_USER, Measured, measure
-from mobatlas.artifacts import file_hash
 from mobatlas.config import CityConfig
 from mobatlas.data import spark
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare import prepare
+from mobatlas.io.manifest import file_hash
 from mobatlas.progress import SILENT, Tracker
 
 SIZES = (1_000_000, 5_000_000, 20_000_000)

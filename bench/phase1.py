@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from bench.cells import rounded
-from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -19,10 +18,11 @@ from mobatlas.data.prepare import prepare
 from mobatlas.evaluation.comparison import floor_closed, sampling_floor
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, score_everybody, score_groups
-from mobatlas.folders import new_folder
 from mobatlas.generators.base import Generator
 from mobatlas.generators.folder import load_model
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
+from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.training import Hardware, supervise, train
 

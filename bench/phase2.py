@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cells import MEASURE, PARTITIONS, Bench, Job, check_partition, fill, summarise
-from mobatlas.artifacts import library_versions, write_json
+from mobatlas.io.manifest import library_versions, write_json
 
 OTHERS: Mapping[str, tuple[str, ...]] = {"demogroups": ("resample", "finetune")}  # beside the default, a tilt
 SHUFFLED = "shuffled"  # demogroups, whose people are exchanged between regions

@@ -29,13 +29,13 @@ from bench.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, wit
 from bench.questions import profile_named
 from bench.real import DEALT
 from bench.survey import check_survey, divided_people, said_files
-from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import assignments
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.folder import load_model
+from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.progress import track
 from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.training import check_options

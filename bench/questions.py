@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.cells import MEASURE, PARTITIONS, PHASE1, Bench, Job, fill, read_cell, summarise
-from mobatlas.artifacts import library_versions, write_json
 from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.io.manifest import library_versions, write_json
 
 DIVERGENCES = ("js", "tv")
 FEATURES = (("poi",), ("category",), ("transitions",))

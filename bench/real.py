@@ -32,7 +32,6 @@ from bench.cells import (
 from bench.error_bars import error_bars
 from bench.people import MANNER
 from bench.survey import SHIFT, census_column, check_survey, divided_people, said_files
-from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import assignments
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
@@ -41,6 +40,7 @@ from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, score_samples
 from mobatlas.features import Trajectories, check_feature
+from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.training import check_options
 
 log = logging.getLogger("mobatlas")

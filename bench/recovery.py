@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse, special
 
-from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
 from mobatlas.features import Trajectories, build_feature
-from mobatlas.folders import new_folder
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.aggregates import aggregate, person_means
 from mobatlas.regions.composition import composition_from_labels

@@ -13,14 +13,14 @@ import numpy.typing as npt
 from scipy import sparse
 
 from bench.survey import DIARY, census_column, check_survey, region_columns, said_files
-from mobatlas.artifacts import library_versions, write_json
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare import prepare
 from mobatlas.divergences import js, normalise
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features import Trajectories, build_feature
-from mobatlas.folders import new_folder, refuse_overlap
+from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.output import new_folder, refuse_overlap
 from mobatlas.progress import track
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.folder import build_regions

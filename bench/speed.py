@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import library_versions, write_json
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -25,7 +24,8 @@ from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate
 from mobatlas.features import Trajectories
-from mobatlas.folders import new_folder
+from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.resources import keep_memory, peak_gb
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import file_hash, read_parquet, write_json
 from mobatlas.config import merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.engine import parquet_schema
@@ -27,7 +26,8 @@ from mobatlas.data.schema import (
     require_columns,
 )
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.folders import refuse_overlap
+from mobatlas.io.manifest import file_hash, read_parquet, write_json
+from mobatlas.io.output import refuse_overlap
 from mobatlas.regions.composition import read_composition
 
 DIARY: dict[str, Any] = {

@@ -21,8 +21,8 @@ from typing import Any
 
 import yaml
 
-from mobatlas.artifacts import read_manifest
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.io.manifest import read_manifest
 from tests.tiny import OPTIONS, small_city
 
 FAMILY = "latent-diffusion"

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import yaml
 from safetensors import safe_open
 
-from mobatlas.artifacts import read_manifest
+from mobatlas.io.manifest import read_manifest
 from tests.commands import Outcome, Warm
 
 VALUES: dict[str, Any] = {

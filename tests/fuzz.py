@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import file_hash, library_versions, write_json
+from mobatlas.io.manifest import file_hash, library_versions, write_json
 from tests.breaking import MARK, break_file
 from tests.commands import Outcome
 from tests.faults import COMMANDS, LITTLE_MEMORY, World, leftovers, samples, tiny_world, watched

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas import TrajectoryDataset, build_regions, generate
-from mobatlas.artifacts import MANIFEST
-from mobatlas.folders import new_folder
+from mobatlas.io.manifest import MANIFEST
+from mobatlas.io.output import new_folder
 from mobatlas.training import train
 from tests.outcomes import run
 from tests.tiny import OPTIONS, small_city

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobatlas import MobatlasError
-from mobatlas.artifacts import read_manifest, rechunk
-from mobatlas.folders import is_complete, new_folder, resumable_folder, unfinished
+from mobatlas.io.manifest import read_manifest, rechunk
+from mobatlas.io.output import is_complete, new_folder, resumable_folder, unfinished
 
 
 def write(out: Path, text: str = "hello", overwrite: bool = False) -> None:
@@ -202,7 +202,7 @@ SLOW_WRITER = """
 import sys, time
 from pathlib import Path
 from typing import Any
-from mobatlas.folders import new_folder
+from mobatlas.io.output import new_folder
 with new_folder(Path(sys.argv[1]), "thing") as folder:
     (folder.path / "file.txt").write_text("half")
     print("writing", flush=True)

@@ -19,12 +19,12 @@ import pytest
 import yaml
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, generate, load_model, train
-from mobatlas.artifacts import read_manifest
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, WORK
 from mobatlas.divergences import js
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import family_of
 from mobatlas.generators.external.pool import Pool
+from mobatlas.io.manifest import read_manifest
 from mobatlas.supervision import strategies
 from mobatlas.supervision.resample import resample
 from tests.outcomes import refused, run

@@ -18,10 +18,10 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from mobatlas.artifacts import as_written, read_manifest
 from mobatlas.config import load_run, parse_assignments
 from mobatlas.data.engine import csv_header
 from mobatlas.errors import MobatlasError
+from mobatlas.io.manifest import as_written, read_manifest
 from mobatlas.stages import Stages
 from tests.breaking import ALIASES, MARK, RUNS, YAML
 from tests.faults import VALUES, World, tiny_world

@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobatlas import MobatlasError, load_regions
-from mobatlas.artifacts import METADATA
 from mobatlas.coarsening import coarsened
 from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS
@@ -28,6 +27,7 @@ from mobatlas.draws import uniforms
 from mobatlas.features import haversine_km
 from mobatlas.generation import generate
 from mobatlas.generators.folder import load_model
+from mobatlas.io.manifest import METADATA
 from mobatlas.regions.folder import load_assignment
 from mobatlas.synthetic import SCHEMA, read_synthetic
 from tests.worlds import GROUP, World, firsts, remade, rows, small_world, write_homes

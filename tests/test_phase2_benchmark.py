@@ -15,8 +15,8 @@ from bench.cells import ANCHORS, Job, summarise
 from bench.phase2 import run
 from bench.report.phase2 import phase2_tables, write_phase2
 from mobatlas import MobatlasError
-from mobatlas.artifacts import write_json
 from mobatlas.evaluation.metrics import METRICS
+from mobatlas.io.manifest import write_json
 from mobatlas.report.text import phase2_table
 from tests.tiny import OPTIONS
 

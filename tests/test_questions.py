@@ -14,9 +14,9 @@ from bench.next_poi import NEXT_POI_METRICS
 from bench.questions import PROFILES, rq1_jobs, rq2_jobs
 from bench.report.questions import question_tables, write_page, write_question
 from mobatlas import MobatlasError
-from mobatlas.artifacts import write_json
 from mobatlas.evaluation.metrics import METRICS
 from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.io.manifest import write_json
 from tests.outcomes import refused, run
 from tests.test_phase2_benchmark import CITY, VALUES, written
 

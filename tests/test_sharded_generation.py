@@ -21,10 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, generate, load_model, supervise
-from mobatlas.artifacts import METADATA
 from mobatlas.data.schema import ANCHORS
-from mobatlas.folders import new_folder
 from mobatlas.generators.folder import save_model
+from mobatlas.io.manifest import METADATA
+from mobatlas.io.output import new_folder
 from mobatlas.sampling import Shard
 from mobatlas.supervision.resample import PIECE
 from tests.commands import finish_cold, names, start_cold, wait_until

@@ -20,11 +20,11 @@ from mobatlas import (
     load_model,
     load_sampler,
 )
-from mobatlas.artifacts import MANIFEST, read_manifest
 from mobatlas.data.schema import ANCHORS
 from mobatlas.evaluation.models import FLOOR, score_groups
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
+from mobatlas.io.manifest import MANIFEST, read_manifest
 from mobatlas.supervision.resample import Sampler
 from mobatlas.training import train
 from tests.commands import Warm, wait_until

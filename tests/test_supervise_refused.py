@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 from mobatlas import build_regions
-from mobatlas.artifacts import MANIFEST
-from mobatlas.folders import new_folder
+from mobatlas.io.manifest import MANIFEST
+from mobatlas.io.output import new_folder
 from tests.outcomes import refused
 from tests.supervised import GROUP, HOW, World, made_world, remade
 from tests.tiny import small_city

@@ -22,11 +22,11 @@ from scipy import sparse
 
 from bench import survey
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
-from mobatlas.artifacts import MANIFEST
 from mobatlas.features import Trajectories
-from mobatlas.folders import new_folder
 from mobatlas.generators.training import Trainer
 from mobatlas.generators.weights import WEIGHTS
+from mobatlas.io.manifest import MANIFEST
+from mobatlas.io.output import new_folder
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.evidence import Evidence, _tilted_to, gather_evidence
 from mobatlas.supervision.teach import GroupTilts, fit_group_tilts, teach_tilts, tilted_draw

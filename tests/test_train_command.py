@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mobatlas.artifacts import read_manifest
+from mobatlas.io.manifest import read_manifest
 from tests.commands import (
     CONFIG,
     FAMILY,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mobatlas.folders import is_complete, resumable_folder, unfinished
+from mobatlas.io.output import is_complete, resumable_folder, unfinished
 from tests.commands import (
     OFTEN,
     World,

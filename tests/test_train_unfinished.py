@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mobatlas.folders import unfinished
+from mobatlas.io.output import unfinished
 from tests.commands import World, check_same, last_step, snapshot, trained_world, wait_until
 from tests.malice import Malice
 

@@ -14,11 +14,11 @@ from typing import Any
 import pandas as pd
 
 from mobatlas import TrajectoryDataset, build_regions
-from mobatlas.artifacts import MANIFEST
 from mobatlas.data.schema import ANCHORS
-from mobatlas.folders import new_folder
 from mobatlas.generators.base import Generator
 from mobatlas.generators.folder import save_model
+from mobatlas.io.manifest import MANIFEST
+from mobatlas.io.output import new_folder
 from tests.tiny import fitted, small_city
 
 FAMILY = "latent-diffusion"

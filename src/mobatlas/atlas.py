@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import MANIFEST
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
-from mobatlas.folders import new_folder
 from mobatlas.generation import generate
 from mobatlas.generators.folder import KIND, Model, load_model
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import MANIFEST
+from mobatlas.io.output import new_folder
 from mobatlas.supervision.resample import FILES
 from mobatlas.training import Hardware, supervise, train
 

@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import METADATA, beside, library_versions, read_manifest, write_json, write_parquet
 from mobatlas.config import RegionsConfig, RunConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import KIND as DATASET
@@ -31,12 +30,13 @@ from mobatlas.evaluation.evaluate import evaluate
 from mobatlas.evaluation.privacy import STEPS as AUDIT_STEPS
 from mobatlas.evaluation.privacy import audit
 from mobatlas.evaluation.regional import held_out_people, held_out_regions
-from mobatlas.folders import new_file, only_writer
 from mobatlas.generation import generate
 from mobatlas.generators.base import family_of
 from mobatlas.generators.folder import KIND as MODEL
 from mobatlas.generators.folder import load_model
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import METADATA, beside, library_versions, read_manifest, write_json, write_parquet
+from mobatlas.io.output import new_file, only_writer
 from mobatlas.progress import track
 from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import build_regions, load_regions

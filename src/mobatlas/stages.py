@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mobatlas.artifacts import file_hash, read_manifest, write_json
 from mobatlas.errors import MobatlasError
+from mobatlas.io.manifest import file_hash, read_manifest, write_json
 
 log = logging.getLogger("mobatlas")
 FILE = "stages.json"

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import duckdb
 
-from mobatlas.artifacts import write_whole
 from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, find_table, looks_like_region
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.folders import only_writer
+from mobatlas.io.manifest import write_whole
+from mobatlas.io.output import only_writer
 
 REQUIRED = ("user_id", "poi_id", "arrival")
 A_MONTH = 28

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mobatlas.artifacts import read_parquet
 from mobatlas.data.dataset import DAY
 from mobatlas.data.engine import parquet_schema
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features import Trajectories, monday
+from mobatlas.io.manifest import read_parquet
 
 TEXT, NUMBER = pa.string(), pa.float64()
 SCHEMA = pa.schema(  # HOME and WORK are at the anchors, OTHER is nowhere; what is unknown is null

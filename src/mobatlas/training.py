@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.artifacts import read_manifest
 from mobatlas.config import build, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.folders import is_complete, refuse_overlap, resumable_folder, unfinished
 from mobatlas.generators.base import Generator, family_of
 from mobatlas.generators.folder import (
     COMPOSITION,
@@ -32,6 +30,8 @@ from mobatlas.generators.folder import (
 )
 from mobatlas.generators.training import METRICS, Trainer
 from mobatlas.generators.weights import WEIGHTS
+from mobatlas.io.manifest import read_manifest
+from mobatlas.io.output import is_complete, refuse_overlap, resumable_folder, unfinished
 from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.resources import peak_gb
 from mobatlas.supervision.evidence import Evidence, gather_evidence

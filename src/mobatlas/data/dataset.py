@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mobatlas.artifacts import HASHED_ON_LOAD, Manifest, as_written, read_manifest, read_parquet
 from mobatlas.config import SplitConfig, WindowConfig, build
 from mobatlas.data.pipeline import split_thresholds
 from mobatlas.data.schema import ANCHORS
@@ -22,6 +21,7 @@ from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.data.vocabulary import SCHEMA as VOCABULARY
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import HASHED_ON_LOAD, Manifest, as_written, read_manifest, read_parquet
 
 KIND = "dataset"
 DAY = 86_400  # seconds

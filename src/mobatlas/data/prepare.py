@@ -13,7 +13,6 @@ import ibis
 import pyarrow as pa
 from ibis import ir
 
-from mobatlas.artifacts import write_json, write_parquet
 from mobatlas.config import PrepareConfig, build, merge, preset_values
 from mobatlas.data import pipeline
 from mobatlas.data.canonical import RowCounts, canonical_visits, check_rows
@@ -37,8 +36,9 @@ from mobatlas.data.summary import Summary, WindowCounts
 from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary, modal_categories, most_frequent
 from mobatlas.data.vocabulary import SCHEMA as VOCABULARY_SCHEMA
 from mobatlas.errors import MobatlasError
-from mobatlas.folders import new_folder, refuse_overlap
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import write_json, write_parquet
+from mobatlas.io.output import new_folder, refuse_overlap
 from mobatlas.progress import SILENT, Tracker
 
 STEPS = 7

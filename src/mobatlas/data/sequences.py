@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import ROWS_PER_GROUP, rechunk
 from mobatlas.data.summary import SplitCounts
+from mobatlas.io.manifest import ROWS_PER_GROUP, rechunk
 
 TRAJECTORIES = "trajectories.parquet"
 SEQUENCES = "sequences.arrow"

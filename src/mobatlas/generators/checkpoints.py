@@ -23,9 +23,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from mobatlas.artifacts import sync as sync
-from mobatlas.artifacts import write_whole as write_whole
 from mobatlas.errors import MobatlasError
+from mobatlas.io.manifest import sync as sync
+from mobatlas.io.manifest import write_whole as write_whole
 
 FORMAT = 1  # of the checkpoints; another one is refused, not guessed at
 KEPT = 2  # the newest, and the one before it should a disk lose the newest

@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
-from mobatlas.artifacts import MANIFEST, Manifest, as_written, read_manifest, read_parquet, write_json, write_parquet
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.vocabulary import FIRST_POI, SCHEMA, SPECIALS, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.folders import unfinished
 from mobatlas.generators.base import Floats, Generator, Ints, family_of, generator_names
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import MANIFEST, Manifest, as_written, read_manifest, read_parquet, write_json, write_parquet
+from mobatlas.io.output import unfinished
 from mobatlas.regions.folder import KIND as REGIONS
 from mobatlas.regions.folder import load_assignment
 

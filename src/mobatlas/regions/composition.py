@@ -15,8 +15,8 @@ import pandas as pd
 from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, require_columns
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import DEFAULT_GROUPS, SEPARATOR, Groups, order_levels
+from mobatlas.io.tables import keys, numbers, read_table, region_column
 from mobatlas.regions.ages import age_ranges, parse_age
-from mobatlas.regions.reading import keys, numbers, read_table, region_column
 from mobatlas.regions.table import Composition, Floats
 
 STRADDLE = ("refuse", "uniform")

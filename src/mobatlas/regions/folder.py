@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import as_written, read_manifest, read_parquet
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
 from mobatlas.features import build_feature
-from mobatlas.folders import new_folder
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import as_written, read_manifest, read_parquet
+from mobatlas.io.output import new_folder
 from mobatlas.regions.aggregates import load_aggregates, write_aggregates
 from mobatlas.regions.disclosure import AS_COUNTED, Disclosure
 from mobatlas.regions.geography import load_places, write_places

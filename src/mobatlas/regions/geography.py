@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import read_parquet
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.io.manifest import read_parquet
 from mobatlas.regions.table import Floats
 
 KM_PER_DEGREE = 111.2

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import read_parquet
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.features import FeatureMap
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import read_parquet
 from mobatlas.regions.aggregates import aggregates_from_dataset
 from mobatlas.regions.composition import composition_from_labels
 from mobatlas.regions.table import Composition, Population, Regions

@@ -14,16 +14,16 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup, escape
 
-from mobatlas.artifacts import as_written, read_manifest, write_whole
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, group_members
 from mobatlas.evaluation.metrics import ALL_METRICS, METRICS, PAPER_METRICS, Yardstick, column_sums, jsd
 from mobatlas.features import Trajectories
-from mobatlas.folders import only_writer
 from mobatlas.generators.folder import KIND as MODEL
 from mobatlas.generators.folder import SUPERVISION
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import as_written, read_manifest, write_whole
+from mobatlas.io.output import only_writer
 from mobatlas.regions.recovery import MOSTLY_PRIOR
 from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, line_chart
 from mobatlas.report.published import AVERAGE, STATES, published, published_rows

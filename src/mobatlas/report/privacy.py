@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mobatlas.artifacts import write_json
 from mobatlas.evaluation.privacy import AMBER, AUC, GREEN, PLACES, RED, REPEATS, TPR, Audit
-from mobatlas.folders import new_folder, refuse_overlap
+from mobatlas.io.manifest import write_json
+from mobatlas.io.output import new_folder, refuse_overlap
 from mobatlas.report.tables import Cell, Table, write_tables
 from mobatlas.report.text import plain_table
 

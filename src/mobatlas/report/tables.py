@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mobatlas.artifacts import write_json
 from mobatlas.evaluation.comparison import EVERYBODY
 from mobatlas.evaluation.evaluate import BASELINE, FLOOR, OURS, STRONG, Evaluation, Standing
 from mobatlas.evaluation.metrics import ALL_METRICS, TIME_METRICS, Metric
-from mobatlas.folders import new_folder, refuse_overlap
+from mobatlas.io.manifest import write_json
+from mobatlas.io.output import new_folder, refuse_overlap
 
 KIND = "evaluation"
 ORDER = (BASELINE, OURS, STRONG, FLOOR)

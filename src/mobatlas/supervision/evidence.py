@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 from scipy import optimize
 
-from mobatlas.artifacts import read_manifest
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features import Trajectories, VisitsFeature, build_feature
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import read_manifest
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.counted import calibrate_composition
 from mobatlas.regions.folder import KIND, load_assignment, load_regions, load_validation

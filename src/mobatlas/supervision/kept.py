@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import read_parquet
 from mobatlas.config import build
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.checkpoints import write_whole
 from mobatlas.generators.folder import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
+from mobatlas.io.manifest import read_parquet
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.calibration import fit_calibration

@@ -15,13 +15,13 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from mobatlas.artifacts import write_json
 from mobatlas.draws import drawn, uniforms
 from mobatlas.errors import MobatlasError
 from mobatlas.features import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.checkpoints import write_whole
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import write_json
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.calibration import CANDIDATES, POOL, RIDGE, Calibration, fit_calibration

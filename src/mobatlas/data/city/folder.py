@@ -7,7 +7,7 @@ from typing import Any
 
 from mobatlas.config import CityConfig
 from mobatlas.data.city.simulation import write_city
-from mobatlas.folders import new_folder
+from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
 
 KIND = "city"

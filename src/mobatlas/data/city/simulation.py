@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mobatlas.artifacts import write_parquet
 from mobatlas.config import CityConfig
 from mobatlas.data.city.behaviour import Behaviour, build_behaviour, mean_pairwise_jsd
 from mobatlas.data.city.days import DAY_SLOTS, HOME, WORK, People, Rows, Tables, draw_people, live
 from mobatlas.data.city.places import CATEGORIES, Floats, Places, build_places, coordinates
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import write_parquet
 
 Progress = Callable[[int, int], None]  # people done, people in all
 

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from mobatlas.artifacts import file_hash
 from mobatlas.config import Section
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
@@ -24,6 +23,7 @@ from mobatlas.generators.external.code import Code, ask_for
 from mobatlas.generators.external.pool import Pool
 from mobatlas.generators.training import Trainer
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import file_hash
 
 TILE = 64  # what a sample is does not depend on it; code is called with as many at a time
 

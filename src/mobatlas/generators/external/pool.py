@@ -18,13 +18,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from scipy.spatial import cKDTree
 
-from mobatlas.artifacts import write_whole
 from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
 from mobatlas.draws import uniforms
 from mobatlas.errors import MobatlasError
 from mobatlas.features import EARTH_KM, Trajectories
 from mobatlas.generators.base import Floats, Ints
 from mobatlas.generators.weights import WEIGHTS
+from mobatlas.io.manifest import write_whole
 from mobatlas.samples import read_samples
 
 log = logging.getLogger("mobatlas")

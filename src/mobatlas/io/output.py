@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.artifacts import MANIFEST, METADATA, Manifest, beside, sync, write_json, write_manifest
 from mobatlas.errors import MobatlasError
+from mobatlas.io.manifest import MANIFEST, METADATA, Manifest, beside, sync, write_json, write_manifest
 
 log = logging.getLogger("mobatlas")
 BEGUN = "begun.json"  # marks a folder that a process of ours began to fill
