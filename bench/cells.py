@@ -21,7 +21,7 @@ import torch
 from mobatlas.config import load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, floor_closed, gap_closed, mean_scores, pairwise, real_groups
 from mobatlas.evaluation.metrics import Yardstick

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from bench.speed import MEMORY_LIMIT, VISITS_PER_USER, Measured, measure
 from mobatlas.config import CityConfig
-from mobatlas.data import spark
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare import spark
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.io.manifest import file_hash
 from mobatlas.progress import SILENT, Tracker
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from bench.speed import Measured, measure
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.folder import build_regions, load_regions

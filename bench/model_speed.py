@@ -17,7 +17,7 @@ from bench.phase1 import POOLED
 from mobatlas.config import build, load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.vocabulary import PAD
 from mobatlas.evaluation.comparison import EVERYBODY, evaluate_groups, sampling_floor
 from mobatlas.evaluation.metrics import Yardstick

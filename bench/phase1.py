@@ -14,7 +14,7 @@ from bench.cells import rounded
 from mobatlas.config import load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.comparison import floor_closed, sampling_floor
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, score_everybody, score_groups

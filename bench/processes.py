@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from bench.speed import measure
 from mobatlas.config import load_run
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.errors import MobatlasError
 from mobatlas.progress import SILENT, Tracker
 

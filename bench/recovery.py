@@ -15,7 +15,7 @@ from scipy import sparse, special
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.features import Trajectories, build_feature
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import library_versions, write_json

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from bench.survey import DIARY, census_column, check_survey, region_columns, said_files
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.divergences import js, normalise
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import travel_distance

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from mobatlas.config import merge
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.engine import parquet_schema
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare.engine import parquet_schema
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.schema import (
     ATTRIBUTE_NAMES,
     PEOPLE_REQUIRED,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from mobatlas.data.engine import DuckDBEngine, Engine
+from mobatlas.data.prepare.engine import DuckDBEngine, Engine
 
 settings.register_profile("mobatlas", deadline=None)  # a busy machine is not a bug
 settings.load_profile("mobatlas")

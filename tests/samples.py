@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mobatlas.data.engine import Engine
+from mobatlas.data.prepare.engine import Engine
 
 Row = dict[str, Any]
 

@@ -43,7 +43,7 @@ def refused(tmp_path: Path, lines: list[str], header: str = HEADER, **changes: A
 def test_a_missing_file_is_told_before_an_engine_starts(
     tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mobatlas.data.prepare.open_engine", lambda *_: pytest.fail("it started"))
+    monkeypatch.setattr("mobatlas.data.prepare.pipeline.open_engine", lambda *_: pytest.fail("it started"))
     with pytest.raises(MobatlasError, match=r"nowhere\.parquet: no such file or folder"):
         prepare(tmp_path / "nowhere.parquet", tmp_path / "dataset", engine=engine)
 

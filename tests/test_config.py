@@ -7,7 +7,7 @@ import pytest
 
 from mobatlas import MobatlasError, load_run
 from mobatlas.config import Coarsening, PrepareConfig, assignments, merge, parse_assignments
-from mobatlas.data.prepare import prepare_config
+from mobatlas.data.prepare.pipeline import prepare_config
 
 
 def run_file(tmp_path: Path, text: str) -> Path:

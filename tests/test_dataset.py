@@ -12,7 +12,7 @@ import pytest
 from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
 from mobatlas.config import SplitConfig
 from mobatlas.data.dataset import split_by_hash
-from mobatlas.data.sequences import PIECES, whole_trajectories
+from mobatlas.data.prepare.sequences import PIECES, whole_trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD
 from mobatlas.io.manifest import read_manifest, write_manifest
 

@@ -33,7 +33,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
     root = tmp_path_factory.mktemp("city")
     write_city_folder(root / "city", CityConfig(users=120, days=28), seed=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mobatlas.data.sequences.ROWS_PER_GROUP", 2_000)
+        patch.setattr("mobatlas.data.prepare.sequences.ROWS_PER_GROUP", 2_000)
         prepare(root / "city", root / "dataset", preset="small")
     opened = TrajectoryDataset.open(root / "dataset")
     assert len(opened._tokens) > 2

@@ -22,6 +22,7 @@ from mobatlas import MobatlasError, load_regions
 from mobatlas.coarsening import coarsened
 from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS
+from mobatlas.data.synthetic import SCHEMA, read_synthetic
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.draws import uniforms
 from mobatlas.features import haversine_km
@@ -29,7 +30,6 @@ from mobatlas.generation import generate
 from mobatlas.generators.folder import load_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.regions.folder import load_assignment
-from mobatlas.synthetic import SCHEMA, read_synthetic
 from tests.worlds import GROUP, World, firsts, remade, rows, small_world, write_homes
 
 

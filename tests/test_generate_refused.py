@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mobatlas import MobatlasError
+from mobatlas.data.synthetic import SCHEMA, read_synthetic
 from mobatlas.generation import generate
-from mobatlas.synthetic import SCHEMA, read_synthetic
 from tests.tiny import small_city
 from tests.worlds import GROUP, World, cut, remade, small_world, write_homes
 

@@ -11,7 +11,7 @@ import pytest
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.regional import held_out_regions
 from mobatlas.regions.folder import build_regions, load_assignment, load_regions
 from mobatlas.regions.gaussian import Fit, Problem, independent

@@ -17,6 +17,8 @@ from mobatlas import TrajectoryDataset, build_regions, evaluate, generate, super
 from mobatlas.cli import main
 from mobatlas.config import build
 from mobatlas.data.dataset import DAY
+from mobatlas.data.samples import read_samples
+from mobatlas.data.synthetic import read_synthetic
 from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import jsd
@@ -28,8 +30,6 @@ from mobatlas.generators.point_process.generator import PRESETS, PointProcessCon
 from mobatlas.generators.point_process.script import Timed
 from mobatlas.generators.vae import Variational
 from mobatlas.groups import DEFAULT_GROUPS
-from mobatlas.samples import read_samples
-from mobatlas.synthetic import read_synthetic
 from tests.networks import chance, stirred
 from tests.test_autoregressive_supervised import VALUES
 from tests.tiny import OPTIONS, fitted, fresh, small_city

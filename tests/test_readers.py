@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from mobatlas.config import PrepareConfig, build
-from mobatlas.data.engine import Engine, SparkEngine
-from mobatlas.data.geohash import centre
+from mobatlas.data.prepare.engine import Engine, SparkEngine
 from mobatlas.data.readers import READERS
 from mobatlas.data.readers.base import Source
+from mobatlas.data.readers.geohash import centre
 from mobatlas.data.schema import VISITS, VISITS_REQUIRED
 from mobatlas.errors import MobatlasError
 from tests.samples import EMBEE_VISITS, SAMPLES, rows, time, write_embee, write_veraset

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mobatlas.data.engine import Engine
+from mobatlas.data.prepare.engine import Engine
 from mobatlas.data.readers import READERS
 from mobatlas.errors import MobatlasError
 from tests.samples import (

@@ -34,7 +34,7 @@ from mobatlas import MobatlasError
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare import prepare
+from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.models import draw_groups, sample_groups
 from mobatlas.features import Trajectories
 from mobatlas.groups import Groups

@@ -17,7 +17,7 @@ import pytest
 
 from bench import growth
 from mobatlas import CityConfig, MobatlasError, prepare, write_city_folder
-from mobatlas.data import engine, spark
+from mobatlas.data.prepare import engine, spark
 from tests.test_engines_agree import assert_same_folder
 
 PARTS = 12

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mobatlas.data.stays import Floats, cluster_places, detect_stays, metres_between, place_centres
+from mobatlas.data.readers.stays import Floats, cluster_places, detect_stays, metres_between, place_centres
 
 METRE = 1 / 111_195.08  # degrees of longitude on the equator
 MINUTE = 60.0

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from mobatlas.config import CityConfig, PrepareConfig, RunConfig, load_run
     from mobatlas.data.city import City, simulate, write_city_folder
     from mobatlas.data.dataset import Batch, TrajectoryDataset
-    from mobatlas.data.prepare import prepare
-    from mobatlas.data.summary import Summary
+    from mobatlas.data.prepare.pipeline import prepare
+    from mobatlas.data.prepare.summary import Summary
+    from mobatlas.data.samples import Samples, read_samples
+    from mobatlas.data.synthetic import read_synthetic
     from mobatlas.data.vocabulary import Vocabulary
     from mobatlas.errors import MobatlasError
     from mobatlas.evaluation.comparison import compare, evaluate_groups, sampling_floor
@@ -32,9 +34,7 @@ if TYPE_CHECKING:
     from mobatlas.report.page import write_report
     from mobatlas.report.privacy import audit_tables, write_audit
     from mobatlas.report.tables import Table, evaluation_tables, write_evaluation, write_tables
-    from mobatlas.samples import Samples, read_samples
     from mobatlas.supervision.kept import load_sampler
-    from mobatlas.synthetic import read_synthetic
     from mobatlas.training import supervise, train
 
 __version__ = version("mobatlas")
@@ -60,8 +60,8 @@ _LATER = {
     "Recovery": "mobatlas.regions.recovery",
     "Regions": "mobatlas.regions.table",
     "RunConfig": "mobatlas.config",
-    "Samples": "mobatlas.samples",
-    "Summary": "mobatlas.data.summary",
+    "Samples": "mobatlas.data.samples",
+    "Summary": "mobatlas.data.prepare.summary",
     "Table": "mobatlas.report.tables",
     "Trajectories": "mobatlas.features",
     "TrajectoryDataset": "mobatlas.data.dataset",
@@ -81,10 +81,10 @@ _LATER = {
     "load_regions": "mobatlas.regions.folder",
     "load_run": "mobatlas.config",
     "load_sampler": "mobatlas.supervision.kept",
-    "prepare": "mobatlas.data.prepare",
+    "prepare": "mobatlas.data.prepare.pipeline",
     "read_composition": "mobatlas.regions.composition",
-    "read_samples": "mobatlas.samples",
-    "read_synthetic": "mobatlas.synthetic",
+    "read_samples": "mobatlas.data.samples",
+    "read_synthetic": "mobatlas.data.synthetic",
     "recover": "mobatlas.regions.recovery",
     "register_feature": "mobatlas.features",
     "register_generator": "mobatlas.generators.base",

@@ -19,6 +19,7 @@ import pyarrow as pa
 from mobatlas.coarsening import coarsened
 from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS, require_columns
+from mobatlas.data.synthetic import SCHEMA, TIMED
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Floats, tells_times
 from mobatlas.generators.devices import find_devices
@@ -30,7 +31,6 @@ from mobatlas.progress import SILENT, Tracker
 from mobatlas.resources import peak_gb
 from mobatlas.sampling import Chunk, Maker, People, Plan, Shard
 from mobatlas.supervision.kept import load_lives, load_sampler
-from mobatlas.synthetic import SCHEMA, TIMED
 from mobatlas.workers import made_by
 
 log = logging.getLogger("mobatlas")

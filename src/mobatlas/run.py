@@ -24,7 +24,7 @@ from mobatlas.config import RegionsConfig, RunConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import KIND as DATASET
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare import STEPS, prepare
+from mobatlas.data.prepare.pipeline import STEPS, prepare
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate
 from mobatlas.evaluation.privacy import STEPS as AUDIT_STEPS

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mobatlas.data.synthetic import rows_of
 from mobatlas.draws import drawn, uniforms
 from mobatlas.errors import MobatlasError
 from mobatlas.features import Trajectories
@@ -22,7 +23,6 @@ from mobatlas.generators.training import Share
 from mobatlas.resources import peak_gb
 from mobatlas.supervision.calibration import Calibration
 from mobatlas.supervision.resample import BLOCK, PIECE, CalibratedSampler
-from mobatlas.synthetic import rows_of
 
 PER_CHUNK = 1_024  # trajectories, about: seconds of work, so that progress shows
 DRAWS = 1  # a stream of random numbers

@@ -19,7 +19,7 @@ from mobatlas.cli.options import (
 )
 from mobatlas.config import CityConfig, build, load_run, load_values, merge, parse_assignments
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.prepare import STEPS, prepare
+from mobatlas.data.prepare.pipeline import STEPS, prepare
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate as run_evaluation
 from mobatlas.evaluation.privacy import STEPS as AUDIT_STEPS

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mobatlas.config import SplitConfig, WindowConfig, build
-from mobatlas.data.pipeline import split_thresholds
+from mobatlas.data.prepare.sequences import SEQUENCES, SPLITS, WIDE
+from mobatlas.data.prepare.steps import split_thresholds
 from mobatlas.data.schema import ANCHORS
-from mobatlas.data.sequences import SEQUENCES, SPLITS, WIDE
 from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.data.vocabulary import SCHEMA as VOCABULARY
 from mobatlas.errors import MobatlasError

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from ibis import ir
 
-from mobatlas.data.columns import nearest_whole
+from mobatlas.data.prepare.columns import nearest_whole
 
 # The first four are for models (padding, start, end, masked span) and never occur in a dataset.
 PAD: Final = 0

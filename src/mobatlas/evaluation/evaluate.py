@@ -13,6 +13,7 @@ from zlib import crc32
 import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.samples import Samples, read_samples
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
@@ -28,7 +29,6 @@ from mobatlas.evaluation.comparison import (
 from mobatlas.evaluation.diversity import diversity
 from mobatlas.evaluation.metrics import ALL_METRICS, Ints, Yardstick
 from mobatlas.features import Trajectories
-from mobatlas.samples import Samples, read_samples
 
 BASELINE, OURS, STRONG, FLOOR = "baseline", "ours", "strong", "floor"  # in the order of tables
 TRAIN = "train"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.samples import read_samples
 from mobatlas.data.vocabulary import OTHER
 from mobatlas.evaluation.comparison import Interval
 from mobatlas.evaluation.crowd import (
@@ -35,7 +36,6 @@ from mobatlas.evaluation.membership import Attack, anchor_scores, attacks, infer
 from mobatlas.evaluation.memorisation import RARE, Excess, closer, rare_places, shared, singled_out
 from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.samples import read_samples
 
 GREEN, AMBER, RED, UNDECIDED, UNTESTED = "green", "amber", "red", "not decided", "not tested"
 MEMORISATION, MEMBERSHIP, ANCHORS = "memorisation", "membership", "anchors"

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy import sparse
 
-from mobatlas.data.columns import TRUE_WORDS
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.prepare.columns import TRUE_WORDS
 from mobatlas.data.schema import require_columns
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features import FeatureMap, Trajectories

@@ -15,6 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup, escape
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.samples import Samples, read_samples
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, group_members
 from mobatlas.evaluation.metrics import ALL_METRICS, METRICS, PAPER_METRICS, Yardstick, column_sums, jsd
@@ -29,7 +30,6 @@ from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, line_char
 from mobatlas.report.published import AVERAGE, STATES, published, published_rows
 from mobatlas.report.story import summary
 from mobatlas.report.views import REAL, View, Views
-from mobatlas.samples import Samples, read_samples
 from mobatlas.supervision.kept import CURVE as VALIDATIONS
 
 RUN = "run.json"

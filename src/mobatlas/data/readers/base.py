@@ -11,7 +11,7 @@ from ibis import ir
 from pydantic import BaseModel
 
 from mobatlas.config import Section, build
-from mobatlas.data.engine import Engine
+from mobatlas.data.prepare.engine import Engine
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import duckdb
 
-from mobatlas.data.engine import literal
+from mobatlas.data.prepare.engine import literal
 
 
 def convert(query: str, target: Path) -> None:

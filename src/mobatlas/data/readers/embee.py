@@ -11,8 +11,8 @@ from ibis import ir
 from pydantic import Field, field_validator
 
 from mobatlas.config import Section
-from mobatlas.data.columns import NO_ANSWER, as_flag, as_number, as_text, nearest_whole
-from mobatlas.data.engine import Engine
+from mobatlas.data.prepare.columns import NO_ANSWER, as_flag, as_number, as_text, nearest_whole
+from mobatlas.data.prepare.engine import Engine
 from mobatlas.data.readers.base import Reader, Source
 from mobatlas.data.readers.plain import open_table, require_path
 from mobatlas.data.schema import ANCHORS, find_table

@@ -9,7 +9,7 @@ import duckdb
 from pydantic import Field
 
 from mobatlas.config import Section
-from mobatlas.data.engine import LONGEST_HEADER, Engine, literal
+from mobatlas.data.prepare.engine import LONGEST_HEADER, Engine, literal
 from mobatlas.data.readers.base import Reader, Source
 from mobatlas.data.readers.conversion import convert
 from mobatlas.data.readers.plain import require_path

@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from mobatlas.config import Section
-from mobatlas.data.engine import Engine
+from mobatlas.data.prepare.engine import Engine
 from mobatlas.data.readers.base import Reader, Source
 from mobatlas.data.readers.plain import require_path
-from mobatlas.data.stays import Floats, Stays, cluster_places, detect_stays, place_centres
+from mobatlas.data.readers.stays import Floats, Stays, cluster_places, detect_stays, place_centres
 from mobatlas.errors import MobatlasError
 
 COLUMNS = ("lat", "lon", "zero", "feet", "days", "date", "time")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ibis import ir
 
-from mobatlas.data.engine import Engine, is_csv, parquet_schema
+from mobatlas.data.prepare.engine import Engine, is_csv, parquet_schema
 from mobatlas.data.readers.base import NoOptions, Reader, Source
 from mobatlas.data.schema import find_table
 from mobatlas.errors import MobatlasError

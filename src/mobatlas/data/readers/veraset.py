@@ -11,10 +11,10 @@ from ibis import ir
 from pydantic import Field
 
 from mobatlas.config import Section
-from mobatlas.data.columns import as_number, as_text, nearest_whole
-from mobatlas.data.engine import Engine
-from mobatlas.data.geohash import centre
+from mobatlas.data.prepare.columns import as_number, as_text, nearest_whole
+from mobatlas.data.prepare.engine import Engine
 from mobatlas.data.readers.base import Reader, Source
+from mobatlas.data.readers.geohash import centre
 from mobatlas.data.readers.plain import open_table, require_path
 from mobatlas.data.schema import require_columns
 from mobatlas.errors import MobatlasError

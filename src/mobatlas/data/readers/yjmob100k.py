@@ -14,7 +14,7 @@ import duckdb
 from pydantic import field_validator
 
 from mobatlas.config import Section
-from mobatlas.data.engine import Engine, first_line, literal
+from mobatlas.data.prepare.engine import Engine, first_line, literal
 from mobatlas.data.readers.base import Reader, Source
 from mobatlas.data.readers.conversion import convert
 from mobatlas.data.readers.plain import require_path

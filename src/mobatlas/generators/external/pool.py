@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from scipy.spatial import cKDTree
 
+from mobatlas.data.samples import read_samples
 from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
 from mobatlas.draws import uniforms
 from mobatlas.errors import MobatlasError
@@ -25,7 +26,6 @@ from mobatlas.features import EARTH_KM, Trajectories
 from mobatlas.generators.base import Floats, Ints
 from mobatlas.generators.weights import WEIGHTS
 from mobatlas.io.manifest import write_whole
-from mobatlas.samples import read_samples
 
 log = logging.getLogger("mobatlas")
 STREAM = 31  # of random numbers

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mobatlas.data.dataset import DAY
-from mobatlas.data.engine import parquet_schema
+from mobatlas.data.prepare.engine import parquet_schema
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
 from mobatlas.errors import MobatlasError

@@ -13,7 +13,7 @@ import ibis
 from ibis import ir
 
 from mobatlas.config import AnchorConfig, PrepareConfig, SplitConfig, WindowConfig
-from mobatlas.data.canonical import DAY
+from mobatlas.data.prepare.canonical import DAY
 from mobatlas.data.vocabulary import DEGREES, HOME, OTHER, WORK, whole
 
 EARTH_KM = 6371.0088

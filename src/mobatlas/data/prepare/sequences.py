@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.data.summary import SplitCounts
+from mobatlas.data.prepare.summary import SplitCounts
 from mobatlas.io.manifest import ROWS_PER_GROUP, rechunk
 
 TRAJECTORIES = "trajectories.parquet"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mobatlas.data.canonical import RowCounts
+from mobatlas.data.prepare.canonical import RowCounts
 from mobatlas.data.vocabulary import HOME, OTHER, WORK
 
 

@@ -18,7 +18,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from ibis import ir
 
-from mobatlas.data import spark
+from mobatlas.data.prepare import spark
 from mobatlas.data.schema import refuse_namesakes
 from mobatlas.errors import MobatlasError
 

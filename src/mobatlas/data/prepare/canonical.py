@@ -8,8 +8,8 @@ import ibis
 from ibis import ir
 
 from mobatlas.config import PrepareConfig
-from mobatlas.data.columns import FALSE_WORDS, NO_ANSWER, TRUE_WORDS, as_flag, as_number, as_text, is_word
-from mobatlas.data.engine import Engine, one
+from mobatlas.data.prepare.columns import FALSE_WORDS, NO_ANSWER, TRUE_WORDS, as_flag, as_number, as_text, is_word
+from mobatlas.data.prepare.engine import Engine, one
 from mobatlas.data.readers.base import Source
 from mobatlas.data.schema import VISITS_REQUIRED, require_columns
 from mobatlas.data.vocabulary import SPECIALS

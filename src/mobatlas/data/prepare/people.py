@@ -10,8 +10,8 @@ import pyarrow as pa
 from ibis import ir
 
 from mobatlas.config import PrepareConfig
-from mobatlas.data.columns import as_number, as_text, is_word
-from mobatlas.data.engine import Engine, one
+from mobatlas.data.prepare.columns import as_number, as_text, is_word
+from mobatlas.data.prepare.engine import Engine, one
 from mobatlas.data.readers.base import Source
 from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, PEOPLE_REQUIRED, looks_like_region, require_columns
 from mobatlas.data.vocabulary import DEGREES, whole

@@ -14,12 +14,12 @@ import pyarrow as pa
 from ibis import ir
 
 from mobatlas.config import PrepareConfig, build, merge, preset_values
-from mobatlas.data import pipeline
-from mobatlas.data.canonical import RowCounts, canonical_visits, check_rows
-from mobatlas.data.columns import as_number, as_text, is_word
 from mobatlas.data.dataset import KIND, LABELS
-from mobatlas.data.engine import Engine, one, open_engine
-from mobatlas.data.people import (
+from mobatlas.data.prepare import steps as pipeline
+from mobatlas.data.prepare.canonical import RowCounts, canonical_visits, check_rows
+from mobatlas.data.prepare.columns import as_number, as_text, is_word
+from mobatlas.data.prepare.engine import Engine, one, open_engine
+from mobatlas.data.prepare.people import (
     PeopleColumns,
     anchors_from_visits,
     canonical_people,
@@ -28,11 +28,11 @@ from mobatlas.data.people import (
     require_known_people,
     sort_columns,
 )
+from mobatlas.data.prepare.sequences import write_sequences
+from mobatlas.data.prepare.summary import Summary, WindowCounts
 from mobatlas.data.readers import Source, reader_named
 from mobatlas.data.readers.plain import require_path
 from mobatlas.data.schema import ANCHORS, POIS_REQUIRED, require_columns
-from mobatlas.data.sequences import write_sequences
-from mobatlas.data.summary import Summary, WindowCounts
 from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary, modal_categories, most_frequent
 from mobatlas.data.vocabulary import SCHEMA as VOCABULARY_SCHEMA
 from mobatlas.errors import MobatlasError
