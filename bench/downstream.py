@@ -26,7 +26,7 @@ from bench.next_poi import (
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Size, real_groups
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.progress import Tracker, track
 
 ByGroup = Mapping[str, Trajectories]

@@ -21,7 +21,7 @@ from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.vocabulary import PAD
 from mobatlas.evaluation.comparison import EVERYBODY, evaluate_groups, sampling_floor
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, unlabelled
 from mobatlas.generators.devices import fast_bf16, trains_in_bf16
 from mobatlas.generators.latent_diffusion.config import LatentDiffusionConfig

@@ -16,7 +16,7 @@ from scipy import sparse
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.evaluation.comparison import floor_closed, group_members
 from mobatlas.evaluation.metrics import Ints, Yardstick, jsd_rows
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.regions.table import Floats
 
 METRICS = ("poi", "travel_distance", "category", "transitions", "spatial")

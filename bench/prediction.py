@@ -32,7 +32,7 @@ from bench.survey import check_survey, divided_people, said_files
 from mobatlas.config import assignments
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.folder import load_model
 from mobatlas.io.manifest import library_versions, write_json

@@ -39,7 +39,7 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, score_samples
-from mobatlas.features import Trajectories, check_feature
+from mobatlas.features.maps import Trajectories, check_feature
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.training import check_options
 

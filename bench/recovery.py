@@ -16,7 +16,7 @@ from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.features import Trajectories, build_feature
+from mobatlas.features.maps import Trajectories, build_feature
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder

@@ -15,10 +15,10 @@ from scipy import sparse
 from bench.survey import DIARY, census_column, check_survey, region_columns, said_files
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.divergences import js, normalise
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import travel_distance
-from mobatlas.features import Trajectories, build_feature
+from mobatlas.features.divergences import js, normalise
+from mobatlas.features.maps import Trajectories, build_feature
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder, refuse_overlap
 from mobatlas.progress import track

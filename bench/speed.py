@@ -23,7 +23,7 @@ from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker

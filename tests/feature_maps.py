@@ -16,7 +16,7 @@ import torch
 from scipy import sparse
 
 from mobatlas.data.vocabulary import HOME, Vocabulary, build_vocabulary
-from mobatlas.features import BUILDERS, FeatureMap, SoftTrajectories, Trajectories, register_feature
+from mobatlas.features.maps import BUILDERS, FeatureMap, SoftTrajectories, Trajectories, register_feature
 
 EVERY_SPECIAL = ("HOME", "WORK", "OTHER")
 MASKS: tuple[tuple[str, ...], ...] = ((), EVERY_SPECIAL)

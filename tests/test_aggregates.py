@@ -12,7 +12,7 @@ from scipy import sparse
 
 from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
 from mobatlas.data.vocabulary import HOME
-from mobatlas.features import build_feature
+from mobatlas.features.maps import build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import aggregate, aggregates_from_dataset, person_means, read_aggregates
 from mobatlas.regions.composition import composition_from_labels

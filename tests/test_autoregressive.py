@@ -16,9 +16,9 @@ from torch import Tensor
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, MASK, PAD
-from mobatlas.divergences import normalise, tv
 from mobatlas.errors import MobatlasError
-from mobatlas.features import SoftTrajectories, Trajectories, build_feature
+from mobatlas.features.divergences import normalise, tv
+from mobatlas.features.maps import SoftTrajectories, Trajectories, build_feature
 from mobatlas.generators.autoregressive.config import PRESETS, AutoregressiveConfig, TransformerConfig
 from mobatlas.generators.autoregressive.network import CausalTransformer, before, in_parts, with_end
 from mobatlas.generators.autoregressive.writer import Writer

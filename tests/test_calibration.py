@@ -16,7 +16,7 @@ from scipy import optimize, sparse, special
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions
 from mobatlas.draws import uniforms
 from mobatlas.evaluation.diversity import diversity
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator
 from mobatlas.groups import Groups
 from mobatlas.regions.table import Floats

@@ -25,7 +25,7 @@ from mobatlas.evaluation.comparison import (
     sampling_floor,
 )
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from tests.yardsticks import CAFE, NAMES, PARK, SHOP, TOWN, small_dataset, walks
 
 

@@ -11,7 +11,7 @@ import pytest
 from bench import cost
 from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.evaluation.comparison import group_members
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.folder import load_model
 from mobatlas.regions.table import Floats
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss

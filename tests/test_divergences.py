@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr
 
-from mobatlas.divergences import DIVERGENCES, divergence_named, hellinger, js, kl, normalise, tv
 from mobatlas.errors import MobatlasError
+from mobatlas.features.divergences import DIVERGENCES, divergence_named, hellinger, js, kl, normalise, tv
 
 Floats = npt.NDArray[np.float64]
 NAMES = sorted(DIVERGENCES)

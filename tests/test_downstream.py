@@ -17,7 +17,7 @@ from bench.next_poi import NEXT_POI_METRICS, next_poi_config
 from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.data.vocabulary import HOME, WORK
 from mobatlas.evaluation.comparison import group_members, real_groups
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from tests.tiny import small_city
 from tests.yardsticks import walks
 

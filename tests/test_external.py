@@ -20,8 +20,8 @@ import yaml
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, generate, load_model, train
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, WORK
-from mobatlas.divergences import js
-from mobatlas.features import Trajectories
+from mobatlas.features.divergences import js
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import family_of
 from mobatlas.generators.external.pool import Pool
 from mobatlas.io.manifest import read_manifest

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mobatlas import MobatlasError
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, PAD, WORK
-from mobatlas.features import SoftTrajectories, Trajectories, build_feature, register_feature
+from mobatlas.features.maps import SoftTrajectories, Trajectories, build_feature, register_feature
 from tests.feature_maps import (
     DOWNTOWN,
     MASKS,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mobatlas import CityConfig, TrajectoryDataset, prepare, write_city_folder
 from mobatlas.data.vocabulary import FIRST_POI
-from mobatlas.features import Trajectories, build_feature
+from mobatlas.features.maps import Trajectories, build_feature
 from tests.feature_maps import EVERY_SPECIAL, MASKS, NAMES, as_tensors, named, one_hot, start_registered
 
 

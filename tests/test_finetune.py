@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from mobatlas import MobatlasError
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.divergences import DIVERGENCES, js
-from mobatlas.features import TokenFeature, build_feature
+from mobatlas.features.divergences import DIVERGENCES, js
+from mobatlas.features.maps import TokenFeature, build_feature
 from mobatlas.generators.base import Generator
 from mobatlas.generators.training import Share, Trainer
 from mobatlas.groups import DEFAULT_GROUPS, Groups

@@ -25,7 +25,7 @@ from mobatlas.data.schema import ANCHORS
 from mobatlas.data.synthetic import SCHEMA, read_synthetic
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.draws import uniforms
-from mobatlas.features import haversine_km
+from mobatlas.features.maps import haversine_km
 from mobatlas.generation import generate
 from mobatlas.generators.folder import load_model
 from mobatlas.io.manifest import METADATA

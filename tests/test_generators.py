@@ -15,7 +15,7 @@ import torch
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import HOME
 from mobatlas.errors import MobatlasError
-from mobatlas.features import Trajectories, build_feature
+from mobatlas.features.maps import Trajectories, build_feature
 from mobatlas.generators.base import UNKNOWN, Generator, family_of, generator_names, register_generator, unlabelled
 from mobatlas.generators.training import Trainer
 from mobatlas.generators.weights import WEIGHTS

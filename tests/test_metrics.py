@@ -30,7 +30,7 @@ from mobatlas.evaluation.metrics import (
     jsd,
     travel_distance,
 )
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from tests.yardsticks import ANCHORS, CAFE, NAMES, PARK, SHOP, TOWN, small_dataset, walks
 
 Place = tuple[float, float]

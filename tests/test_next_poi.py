@@ -27,7 +27,7 @@ from bench.next_poi import (
 )
 from mobatlas import MobatlasError
 from mobatlas.data.vocabulary import FIRST_POI, HOME, MASK, OTHER, PAD, WORK, Vocabulary, build_vocabulary
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.progress import Tracker
 from tests.yardsticks import CAFE, PARK, SHOP, TOWN, walks
 

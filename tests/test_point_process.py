@@ -22,7 +22,7 @@ from mobatlas.data.synthetic import read_synthetic
 from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import jsd
-from mobatlas.features import Trajectories, build_feature
+from mobatlas.features.maps import Trajectories, build_feature
 from mobatlas.generators.autoregressive.writer import Writer
 from mobatlas.generators.base import UNKNOWN
 from mobatlas.generators.point_process.durations import Durations, Spans, beginnings

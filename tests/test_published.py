@@ -11,7 +11,7 @@ import pytest
 from bench.next_poi import NEXT_POI_METRICS
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import PAPER_METRICS
-from mobatlas.features import BUILDERS
+from mobatlas.features.maps import BUILDERS
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.partitions import PARTITIONS
 from mobatlas.report.published import AVERAGE, QUESTIONS, STATES, PublishedRow, published, published_rows

@@ -36,7 +36,7 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.models import draw_groups, sample_groups
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery import Recovery
 from mobatlas.regions.table import Floats

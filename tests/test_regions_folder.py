@@ -12,7 +12,7 @@ import pytest
 
 from bench import survey
 from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
-from mobatlas.features import build_feature
+from mobatlas.features.maps import build_feature
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.aggregates import aggregates_from_dataset
 from mobatlas.regions.composition import read_composition

@@ -32,7 +32,7 @@ from bench.survey import DIARY
 from mobatlas import MobatlasError, TrajectoryDataset, prepare
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, SCHEMA, SPECIALS, WORK, Vocabulary
 from mobatlas.evaluation.metrics import travel_distance
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.groups import Groups
 from mobatlas.regions.folder import build_regions
 

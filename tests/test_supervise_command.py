@@ -22,7 +22,7 @@ from mobatlas import (
 )
 from mobatlas.data.schema import ANCHORS
 from mobatlas.evaluation.models import FLOOR, score_groups
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
 from mobatlas.supervision.resample import Sampler

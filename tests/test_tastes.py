@@ -11,8 +11,8 @@ import torch
 
 from mobatlas import TrajectoryDataset, build_regions
 from mobatlas.data.vocabulary import FIRST_POI, HOME
-from mobatlas.divergences import js
-from mobatlas.features import Trajectories
+from mobatlas.features.divergences import js
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator
 from mobatlas.generators.tastes import Tastes, begin_with, has_tastes
 from mobatlas.groups import Groups

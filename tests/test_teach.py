@@ -22,7 +22,7 @@ from scipy import sparse
 
 from bench import survey
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.training import Trainer
 from mobatlas.generators.weights import WEIGHTS
 from mobatlas.io.manifest import MANIFEST

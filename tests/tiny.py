@@ -13,7 +13,7 @@ from mobatlas.config import CityConfig, build
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator, family_of
 from mobatlas.generators.training import Trainer
 from tests.written import write

@@ -11,7 +11,7 @@ import pyarrow as pa
 from mobatlas import CityConfig, TrajectoryDataset, prepare, write_city_folder
 from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary
 from mobatlas.evaluation.metrics import METRICS, Yardstick
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 
 PARK, CAFE, SHOP = FIRST_POI, FIRST_POI + 1, FIRST_POI + 2
 NAMES = [metric.name for metric in METRICS]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mobatlas.evaluation.evaluate import Evaluation, evaluate
     from mobatlas.evaluation.metrics import Yardstick
     from mobatlas.evaluation.privacy import Audit, audit
-    from mobatlas.features import Trajectories, build_feature, register_feature
+    from mobatlas.features.maps import Trajectories, build_feature, register_feature
     from mobatlas.generation import generate
     from mobatlas.generators.base import Generator, register_generator
     from mobatlas.generators.folder import load_model
@@ -63,13 +63,13 @@ _LATER = {
     "Samples": "mobatlas.data.samples",
     "Summary": "mobatlas.data.prepare.summary",
     "Table": "mobatlas.report.tables",
-    "Trajectories": "mobatlas.features",
+    "Trajectories": "mobatlas.features.maps",
     "TrajectoryDataset": "mobatlas.data.dataset",
     "Vocabulary": "mobatlas.data.vocabulary",
     "Yardstick": "mobatlas.evaluation.metrics",
     "audit": "mobatlas.evaluation.privacy",
     "audit_tables": "mobatlas.report.privacy",
-    "build_feature": "mobatlas.features",
+    "build_feature": "mobatlas.features.maps",
     "build_regions": "mobatlas.regions.folder",
     "compare": "mobatlas.evaluation.comparison",
     "diagnose": "mobatlas.regions.identifiability",
@@ -86,7 +86,7 @@ _LATER = {
     "read_samples": "mobatlas.data.samples",
     "read_synthetic": "mobatlas.data.synthetic",
     "recover": "mobatlas.regions.recovery",
-    "register_feature": "mobatlas.features",
+    "register_feature": "mobatlas.features.maps",
     "register_generator": "mobatlas.generators.base",
     "sampling_floor": "mobatlas.evaluation.comparison",
     "simulate": "mobatlas.data.city",

@@ -14,7 +14,7 @@ import numpy as np
 
 from mobatlas.config import Coarsening
 from mobatlas.errors import MobatlasError
-from mobatlas.features import EARTH_KM
+from mobatlas.features.maps import EARTH_KM
 from mobatlas.generators.base import Floats
 
 log = logging.getLogger("mobatlas")

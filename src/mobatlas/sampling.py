@@ -16,7 +16,7 @@ import pyarrow as pa
 from mobatlas.data.synthetic import rows_of
 from mobatlas.draws import drawn, uniforms
 from mobatlas.errors import MobatlasError
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Floats, Ints
 from mobatlas.generators.folder import Model
 from mobatlas.generators.training import Share

@@ -19,8 +19,8 @@ from mobatlas.data.dataset import DAY
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.vocabulary import HOME, OTHER, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, out_of_memory
-from mobatlas.features import Trajectories
-from mobatlas.features import monday as monday_of
+from mobatlas.features.maps import Trajectories
+from mobatlas.features.maps import monday as monday_of
 from mobatlas.groups import Groups
 
 REQUIRED = ("trajectory", "poi_id")

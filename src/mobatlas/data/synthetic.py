@@ -13,7 +13,7 @@ from mobatlas.data.prepare.engine import parquet_schema
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features import Trajectories, monday
+from mobatlas.features.maps import Trajectories, monday
 from mobatlas.io.manifest import read_parquet
 
 TEXT, NUMBER = pa.string(), pa.float64()

@@ -25,7 +25,7 @@ from mobatlas.evaluation.metrics import (
     jsd,
     jsd_rows,
 )
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 
 EVERYBODY = "everybody"
 REAL, SYNTHETIC, AGAIN = 0, 1, 2  # streams of random numbers

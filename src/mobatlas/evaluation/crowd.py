@@ -11,7 +11,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.likeness import Flags, Grams, cut, distances, number_grams, number_sequences, shingles
 from mobatlas.evaluation.metrics import Floats, Ints
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 
 TRAIN, HELD_OUT, REFERENCE = 0, 1, 2  # sides of people; the last are those whom an attacker knows besides
 SPLITS = {"train": TRAIN, "test": HELD_OUT, "val": REFERENCE}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 
 
 def diversity(made: Trajectories, training: Trajectories, held_out: Trajectories | None = None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from mobatlas.evaluation.comparison import (
 )
 from mobatlas.evaluation.diversity import diversity
 from mobatlas.evaluation.metrics import ALL_METRICS, Ints, Yardstick
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 
 BASELINE, OURS, STRONG, FLOOR = "baseline", "ours", "strong", "floor"  # in the order of tables
 TRAIN = "train"

@@ -12,7 +12,7 @@ from scipy import sparse
 
 from mobatlas.data.vocabulary import BOS
 from mobatlas.evaluation.metrics import Floats, Ints
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 
 BLOCK = 4_000_000  # distances of a block: 32 MB
 Flags = npt.NDArray[np.bool_]

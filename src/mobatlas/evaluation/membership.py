@@ -17,7 +17,7 @@ from mobatlas.evaluation.crowd import GRAM, REFERENCE, Crowd, Nearness
 from mobatlas.evaluation.likeness import Flags, log_likelihood
 from mobatlas.evaluation.memorisation import LEVEL
 from mobatlas.evaluation.metrics import Floats, Ints
-from mobatlas.features import haversine_km
+from mobatlas.features.maps import haversine_km
 
 FALSE_POSITIVES = 0.01
 FAR = 20_015.0  # km, half way round the earth: where a home or a workplace is known on one side only

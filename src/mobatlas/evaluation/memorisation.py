@@ -17,7 +17,7 @@ from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.evaluation.comparison import Interval
 from mobatlas.evaluation.crowd import HELD_OUT, REFERENCE, TRAIN, Deal
 from mobatlas.evaluation.metrics import Floats, Ints
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 
 LEVEL = 0.95
 RARE, FEW_PLACES = 3, 20  # training people who visit a rare place, at most; places that tell something, at least

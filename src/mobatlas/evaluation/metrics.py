@@ -16,7 +16,7 @@ from scipy import sparse
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import HOME, SPECIALS, WORK, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features import FeatureMap, Trajectories, build_feature, haversine_km
+from mobatlas.features.maps import FeatureMap, Trajectories, build_feature, haversine_km
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -22,7 +22,7 @@ from mobatlas.evaluation.comparison import (
 )
 from mobatlas.evaluation.diversity import diversity
 from mobatlas.evaluation.metrics import Ints, Yardstick
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.supervision.resample import PlainSampler, Sampler
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.divergences import js, normalise
+from mobatlas.features.divergences import js, normalise
 from mobatlas.regions.folder import load_validation
 from mobatlas.regions.recovery import recover
 from mobatlas.regions.table import Floats, Regions

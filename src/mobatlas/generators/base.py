@@ -19,7 +19,7 @@ from mobatlas.config import Section
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import SoftTrajectories, Trajectories
+from mobatlas.features.maps import SoftTrajectories, Trajectories
 from mobatlas.groups import Groups
 
 if TYPE_CHECKING:

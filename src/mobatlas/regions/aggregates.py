@@ -17,7 +17,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.columns import TRUE_WORDS
 from mobatlas.data.schema import require_columns
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import FeatureMap, Trajectories
+from mobatlas.features.maps import FeatureMap, Trajectories
 from mobatlas.io.tables import keys, numbers, read_table, region_column
 from mobatlas.regions.composition import region_codes
 from mobatlas.regions.disclosure import AS_COUNTED, Disclosure, clipped, protected

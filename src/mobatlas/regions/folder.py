@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
-from mobatlas.features import build_feature
+from mobatlas.features.maps import build_feature
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import as_written, read_manifest, read_parquet
 from mobatlas.io.output import new_folder

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import BUILDERS, FeatureMap, build_feature
+from mobatlas.features.maps import BUILDERS, FeatureMap, build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import aggregates_from_dataset, read_aggregates
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.features import FeatureMap
+from mobatlas.features.maps import FeatureMap
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_parquet
 from mobatlas.regions.aggregates import aggregates_from_dataset

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.features import FeatureMap
+from mobatlas.features.maps import FeatureMap
 from mobatlas.regions.aggregates import aggregates_from_dataset
 from mobatlas.regions.table import Aggregates, mean_over_regions
 

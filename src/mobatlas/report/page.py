@@ -19,7 +19,7 @@ from mobatlas.data.samples import Samples, read_samples
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, group_members
 from mobatlas.evaluation.metrics import ALL_METRICS, METRICS, PAPER_METRICS, Yardstick, column_sums, jsd
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.folder import KIND as MODEL
 from mobatlas.generators.folder import SUPERVISION
 from mobatlas.groups import Groups

@@ -14,7 +14,7 @@ from scipy import optimize
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features import Trajectories, VisitsFeature, build_feature
+from mobatlas.features.maps import Trajectories, VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest
 from mobatlas.regions.aggregates import person_means

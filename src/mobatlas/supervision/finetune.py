@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from mobatlas.config import Section
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
-from mobatlas.divergences import divergence_named, normalise, tv
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import FeatureMap, build_feature
+from mobatlas.features.divergences import divergence_named, normalise, tv
+from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.generators.base import Floats, Generator, Ints, unlabelled
 from mobatlas.generators.training import Share, Trainer
 from mobatlas.groups import Groups

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from scipy import sparse
 
 from mobatlas.data.vocabulary import Vocabulary
-from mobatlas.divergences import js, normalise
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import FeatureMap, Trajectories, build_feature
+from mobatlas.features.divergences import js, normalise
+from mobatlas.features.maps import FeatureMap, Trajectories, build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.bins import maps_of
 from mobatlas.regions.table import Floats

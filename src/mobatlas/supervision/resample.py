@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save
 
 from mobatlas.draws import drawn, uniforms
 from mobatlas.errors import MobatlasError
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.checkpoints import write_whole
 from mobatlas.groups import Groups

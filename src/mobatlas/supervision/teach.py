@@ -12,9 +12,9 @@ from scipy import sparse, special
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI
-from mobatlas.divergences import normalise
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import Trajectories
+from mobatlas.features.divergences import normalise
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Draw, Examples, Generator
 from mobatlas.generators.tastes import begin_with, has_tastes
 from mobatlas.generators.training import Trainer

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import PAD
-from mobatlas.features import SoftTrajectories, Trajectories
+from mobatlas.features.maps import SoftTrajectories, Trajectories
 from mobatlas.generators.autoregressive.network import CausalTransformer, before, with_end
 from mobatlas.generators.autoregressive.writing import TOKENS, Chance, write
 from mobatlas.generators.base import Floats, Ints

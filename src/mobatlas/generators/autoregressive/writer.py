@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features import SoftTrajectories, Trajectories
+from mobatlas.features.maps import SoftTrajectories, Trajectories
 from mobatlas.generators.autoregressive.conditioning import begin_as, told
 from mobatlas.generators.autoregressive.config import WriterConfig
 from mobatlas.generators.autoregressive.script import Script, Tokens

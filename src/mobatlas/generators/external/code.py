@@ -26,7 +26,7 @@ import numpy as np
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, Vocabulary
 from mobatlas.draws import uniforms
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Floats, Ints
 
 log = logging.getLogger("mobatlas")

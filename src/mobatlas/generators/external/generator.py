@@ -17,7 +17,7 @@ from mobatlas.config import Section
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features import Trajectories
+from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Family, Floats, Ints
 from mobatlas.generators.external.code import Code, ask_for
 from mobatlas.generators.external.pool import Pool

@@ -22,7 +22,7 @@ from mobatlas.data.samples import read_samples
 from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
 from mobatlas.draws import uniforms
 from mobatlas.errors import MobatlasError
-from mobatlas.features import EARTH_KM, Trajectories
+from mobatlas.features.maps import EARTH_KM, Trajectories
 from mobatlas.generators.base import Floats, Ints
 from mobatlas.generators.weights import WEIGHTS
 from mobatlas.io.manifest import write_whole

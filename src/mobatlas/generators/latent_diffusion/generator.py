@@ -18,7 +18,7 @@ from mobatlas.config import build, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features import SoftTrajectories, Trajectories
+from mobatlas.features.maps import SoftTrajectories, Trajectories
 from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
 from mobatlas.generators.devices import autocast
 from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, hide_spans, with_end

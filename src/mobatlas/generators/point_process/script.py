@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from mobatlas.data.dataset import DAY, TrajectoryDataset
 from mobatlas.data.vocabulary import BOS, EOS, HOME, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.features import SoftTrajectories, Trajectories, monday
+from mobatlas.features.maps import SoftTrajectories, Trajectories, monday
 from mobatlas.generators.autoregressive.network import valid, with_end
 from mobatlas.generators.autoregressive.script import flat, padded
 from mobatlas.generators.autoregressive.writing import START, TIMES, TOKENS, Chance
