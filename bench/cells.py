@@ -32,8 +32,8 @@ from mobatlas.generators.checkpoints import START_ANEW
 from mobatlas.generators.folder import load_model
 from mobatlas.io.manifest import library_versions, read_manifest, write_json
 from mobatlas.progress import track
-from mobatlas.regions.folder import KIND as REGIONS
-from mobatlas.regions.folder import build_regions
+from mobatlas.regions.store import KIND as REGIONS
+from mobatlas.regions.store import build_regions
 from mobatlas.supervision.kept import CURVE, load_sampler
 from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.supervision.strategies import strategy_named

@@ -20,8 +20,8 @@ from mobatlas.regions.aggregates import aggregate
 from mobatlas.regions.composition import composition_from_labels
 from mobatlas.regions.disclosure import Disclosure, clipped, protected
 from mobatlas.regions.partitions import assign, nominal_partition
-from mobatlas.regions.recovery import recover
-from mobatlas.regions.table import Population, Regions
+from mobatlas.regions.recovery.recover import recover
+from mobatlas.regions.types import Population, Regions
 
 USERS = 24_000
 PANELS = (3_000, 12_000)  # people behind the aggregates

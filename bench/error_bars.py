@@ -25,11 +25,11 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest
 from mobatlas.progress import track
 from mobatlas.regions.composition import composition_from_labels, region_codes
-from mobatlas.regions.folder import KIND as REGIONS
-from mobatlas.regions.folder import load_assignment, load_regions
-from mobatlas.regions.recovery import GROUPS_EXPLAIN, Recovery, recover
-from mobatlas.regions.table import Floats
-from mobatlas.regions.transfer import confounding
+from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, Recovery, recover
+from mobatlas.regions.recovery.transfer import confounding
+from mobatlas.regions.store import KIND as REGIONS
+from mobatlas.regions.store import load_assignment, load_regions
+from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import believed_shares, lives_by, region_of
 from mobatlas.supervision.tilt import fit_tilt
 

@@ -18,10 +18,10 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.regions.folder import build_regions, load_regions
 from mobatlas.regions.identifiability import diagnose
-from mobatlas.regions.recovery import Recovery, recover
-from mobatlas.regions.table import Floats
+from mobatlas.regions.recovery.recover import Recovery, recover
+from mobatlas.regions.store import build_regions, load_regions
+from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.teach import fit_group_tilts
 

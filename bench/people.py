@@ -17,7 +17,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.evaluation.comparison import floor_closed, group_members
 from mobatlas.evaluation.metrics import Ints, Yardstick, jsd_rows
 from mobatlas.features.maps import Trajectories
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 
 METRICS = ("poi", "travel_distance", "category", "transitions", "spatial")
 DRAWS = 60  # they cost little

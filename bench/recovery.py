@@ -24,8 +24,8 @@ from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.aggregates import aggregate, person_means
 from mobatlas.regions.composition import composition_from_labels
 from mobatlas.regions.partitions import assign, nominal_partition
-from mobatlas.regions.recovery import Recovery, recover
-from mobatlas.regions.table import Floats, Regions
+from mobatlas.regions.recovery.recover import Recovery, recover
+from mobatlas.regions.types import Floats, Regions
 
 USERS, PANEL = 24_000, 2_900
 MASK = ("HOME", "WORK", "OTHER")

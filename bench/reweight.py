@@ -23,9 +23,9 @@ from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder, refuse_overlap
 from mobatlas.progress import track
 from mobatlas.regions.aggregates import person_means
-from mobatlas.regions.folder import build_regions
-from mobatlas.regions.recovery import GROUPS_EXPLAIN, recover
-from mobatlas.regions.table import Floats, Regions
+from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, recover
+from mobatlas.regions.store import build_regions
+from mobatlas.regions.types import Floats, Regions
 from mobatlas.supervision.tilt import fit_tilt
 
 MASK = ("HOME", "WORK", "OTHER")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mobatlas import MobatlasError
-from mobatlas.regions.recovery import recover
-from mobatlas.regions.table import Regions
+from mobatlas.regions.recovery.recover import recover
+from mobatlas.regions.types import Regions
 from tests.test_recovery import TWO, regions_of
 
 
@@ -61,7 +61,7 @@ def test_of_what_is_rare_groups_are_believed_to_differ_by_little_more_than_its_m
     held = recover(of_rare(), quiet=True)
     assert held.means[1, 0] < 5 * held.baseline[0]
     assert recover(of_rare(), groups_explain=100, quiet=True).means[1, 0] == pytest.approx(0.4, rel=0.1)
-    monkeypatch.setattr("mobatlas.regions.recovery.RARE", 1e-5)
+    monkeypatch.setattr("mobatlas.regions.recovery.recover.RARE", 1e-5)
     assert recover(of_rare(), quiet=True).means[1, 0] > 2 * held.means[1, 0]
 
 

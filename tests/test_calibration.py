@@ -19,7 +19,7 @@ from mobatlas.evaluation.diversity import diversity
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator
 from mobatlas.groups import Groups
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 from mobatlas.supervision.calibration import Calibration, fit_calibration, fit_capped_tilt
 from mobatlas.supervision.evidence import Evidence, gather_evidence
 from mobatlas.supervision.given import fit_given_tilt, given_weights

@@ -13,7 +13,7 @@ from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.evaluation.comparison import group_members
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.folder import load_model
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 from mobatlas.supervision.moments import Ints
 from mobatlas.supervision.resample import Accepted, PlainSampler

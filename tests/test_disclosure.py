@@ -16,8 +16,8 @@ from mobatlas import MobatlasError
 from mobatlas.cli import app
 from mobatlas.regions.aggregates import aggregate, read_aggregates
 from mobatlas.regions.disclosure import Disclosure, clipped, protected
-from mobatlas.regions.folder import build_regions, load_regions, load_validation
-from mobatlas.regions.recovery import recover
+from mobatlas.regions.recovery.recover import recover
+from mobatlas.regions.store import build_regions, load_regions, load_validation
 from tests.test_recovery import FOUR, dirichlet, regions_of
 from tests.tiny import small_city
 

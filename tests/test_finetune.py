@@ -24,7 +24,7 @@ from mobatlas.features.maps import TokenFeature, build_feature
 from mobatlas.generators.base import Generator
 from mobatlas.generators.training import Share, Trainer
 from mobatlas.groups import DEFAULT_GROUPS, Groups
-from mobatlas.regions.folder import build_regions, load_assignment, load_regions
+from mobatlas.regions.store import build_regions, load_assignment, load_regions
 from mobatlas.supervision.finetune import (
     PRESETS,
     FinetuneConfig,

@@ -29,7 +29,7 @@ from mobatlas.features.maps import haversine_km
 from mobatlas.generation import generate
 from mobatlas.generators.folder import load_model
 from mobatlas.io.manifest import METADATA
-from mobatlas.regions.folder import load_assignment
+from mobatlas.regions.store import load_assignment
 from tests.worlds import GROUP, World, firsts, remade, rows, small_world, write_homes
 
 

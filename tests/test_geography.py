@@ -13,13 +13,13 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.regional import held_out_regions
-from mobatlas.regions.folder import build_regions, load_assignment, load_regions
-from mobatlas.regions.gaussian import Fit, Problem, independent
 from mobatlas.regions.geography import FEWEST, surface
-from mobatlas.regions.recovery import recover
-from mobatlas.regions.table import Regions
-from mobatlas.regions.transfer import FEWEST as FEWEST_BLOCKED
-from mobatlas.regions.transfer import HOLDS, confounding
+from mobatlas.regions.recovery.posterior import Fit, Problem, independent
+from mobatlas.regions.recovery.recover import recover
+from mobatlas.regions.recovery.transfer import FEWEST as FEWEST_BLOCKED
+from mobatlas.regions.recovery.transfer import HOLDS, confounding
+from mobatlas.regions.store import build_regions, load_assignment, load_regions
+from mobatlas.regions.types import Regions
 from tests.test_recovery import FOUR, dirichlet, error, regions_of, simulate
 
 

@@ -19,9 +19,9 @@ from mobatlas.regions.identifiability import (
     effective_rank,
     feature_ipm,
 )
-from mobatlas.regions.least_squares import pseudo_inverse
 from mobatlas.regions.partitions import PAPER, nominal_partition
-from mobatlas.regions.table import Aggregates, Composition, Floats, Population
+from mobatlas.regions.recovery.least_squares import pseudo_inverse
+from mobatlas.regions.types import Aggregates, Composition, Floats, Population
 
 SEX = Groups.of({"sex": ("M", "F")})
 

@@ -15,11 +15,12 @@ from scipy import sparse
 
 from bench import many_regions
 from bench.speed import Measured
-from mobatlas.regions import identifiability, table
+from mobatlas.regions import identifiability
+from mobatlas.regions import types as table
 from mobatlas.regions.aggregates import load_aggregates, write_aggregates
-from mobatlas.regions.gaussian import Fit, Problem, independent
-from mobatlas.regions.recovery import recover
-from mobatlas.regions.table import Aggregates, Composition, Floats, Regions
+from mobatlas.regions.recovery.posterior import Fit, Problem, independent
+from mobatlas.regions.recovery.recover import recover
+from mobatlas.regions.types import Aggregates, Composition, Floats, Regions
 from mobatlas.supervision import teach
 from mobatlas.supervision.teach import _Fitting
 from mobatlas.supervision.tilt import fit_tilt

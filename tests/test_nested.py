@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mobatlas.regions.recovery import recover
-from mobatlas.regions.table import Floats, Regions
+from mobatlas.regions.recovery.recover import recover
+from mobatlas.regions.types import Floats, Regions
 from tests.test_beliefs import of_bars
 from tests.test_recovery import FOUR, dirichlet, error, regions_of
 

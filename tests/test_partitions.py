@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.partitions import PAPER, assign, nominal_partition
-from mobatlas.regions.table import Composition
+from mobatlas.regions.types import Composition
 
 NAMES = ("demogroups", "fullrank", "rankdef", "messy", "hot16", "dirichlet:20:0.7")
 THREE = Groups.of({"age": ("<30", "30-60", ">60")})

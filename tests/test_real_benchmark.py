@@ -38,8 +38,8 @@ from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.models import draw_groups, sample_groups
 from mobatlas.features.maps import Trajectories
 from mobatlas.groups import Groups
-from mobatlas.regions.recovery import Recovery
-from mobatlas.regions.table import Floats
+from mobatlas.regions.recovery.recover import Recovery
+from mobatlas.regions.types import Floats
 from mobatlas.report.tables import MINUS
 from tests.tiny import OPTIONS, fitted
 

@@ -12,12 +12,12 @@ from scipy import optimize
 
 from mobatlas import MobatlasError
 from mobatlas.groups import DEFAULT_GROUPS, Groups
-from mobatlas.regions.counted import calibrate_composition
-from mobatlas.regions.gaussian import nonnegative
+from mobatlas.regions.composition_error import calibrate_composition
 from mobatlas.regions.partitions import nominal_partition
 from mobatlas.regions.population import with_rest
-from mobatlas.regions.recovery import METHODS, Recovery, population, recover
-from mobatlas.regions.table import Aggregates, Composition, Floats, Population, Regions
+from mobatlas.regions.recovery.posterior import nonnegative
+from mobatlas.regions.recovery.recover import METHODS, Recovery, population, recover
+from mobatlas.regions.types import Aggregates, Composition, Floats, Population, Regions
 
 TWO = Groups.of({"sex": ("M", "F")})
 THREE = Groups.of({"age": ("young", "middle", "old")})

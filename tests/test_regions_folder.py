@@ -16,9 +16,9 @@ from mobatlas.features.maps import build_feature
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.aggregates import aggregates_from_dataset
 from mobatlas.regions.composition import read_composition
-from mobatlas.regions.folder import build_regions, load_assignment, load_regions, load_validation
 from mobatlas.regions.population import with_rest
-from mobatlas.regions.table import Regions
+from mobatlas.regions.store import build_regions, load_assignment, load_regions, load_validation
+from mobatlas.regions.types import Regions
 
 DIARY = survey.DIARY | {"vocabulary_size": 500}
 

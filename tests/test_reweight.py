@@ -34,7 +34,7 @@ from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, SCHEMA, SPECIALS, W
 from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features.maps import Trajectories
 from mobatlas.groups import Groups
-from mobatlas.regions.folder import build_regions
+from mobatlas.regions.store import build_regions
 
 SEX = Groups.of({"sex": ("M", "F")})
 

@@ -19,7 +19,7 @@ from mobatlas import MobatlasError, build_regions
 from mobatlas.cli import app
 from mobatlas.config import build_run, load_run
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.regions.folder import load_regions
+from mobatlas.regions.store import load_regions
 from mobatlas.report.page import write_report
 from mobatlas.run import run
 from mobatlas.stages import refuse_other

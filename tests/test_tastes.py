@@ -16,7 +16,7 @@ from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator
 from mobatlas.generators.tastes import Tastes, begin_with, has_tastes
 from mobatlas.groups import Groups
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.teach import fit_group_tilts, token_shifts
 from tests.networks import LATENT, LENGTH, chance, new_model

@@ -27,7 +27,7 @@ from mobatlas.generators.training import Trainer
 from mobatlas.generators.weights import WEIGHTS
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import Evidence, _tilted_to, gather_evidence
 from mobatlas.supervision.teach import GroupTilts, fit_group_tilts, teach_tilts, tilted_draw
 from mobatlas.supervision.tilt import fit_tilt

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from mobatlas.generators.folder import load_model
     from mobatlas.groups import DEFAULT_GROUPS, Groups
     from mobatlas.regions.composition import read_composition
-    from mobatlas.regions.folder import build_regions, load_regions
     from mobatlas.regions.identifiability import Diagnosis, diagnose
-    from mobatlas.regions.recovery import Recovery, recover
-    from mobatlas.regions.table import Aggregates, Composition, Population, Regions
+    from mobatlas.regions.recovery.recover import Recovery, recover
+    from mobatlas.regions.store import build_regions, load_regions
+    from mobatlas.regions.types import Aggregates, Composition, Population, Regions
     from mobatlas.report.page import write_report
     from mobatlas.report.privacy import audit_tables, write_audit
     from mobatlas.report.tables import Table, evaluation_tables, write_evaluation, write_tables
@@ -41,24 +41,24 @@ __version__ = version("mobatlas")
 
 # Imported when first used: engines and torch take seconds, in which nobody would hear a Ctrl-C.
 _LATER = {
-    "Aggregates": "mobatlas.regions.table",
+    "Aggregates": "mobatlas.regions.types",
     "Atlas": "mobatlas.atlas",
     "AtlasModel": "mobatlas.atlas",
     "Audit": "mobatlas.evaluation.privacy",
     "Batch": "mobatlas.data.dataset",
     "City": "mobatlas.data.city",
     "CityConfig": "mobatlas.config",
-    "Composition": "mobatlas.regions.table",
+    "Composition": "mobatlas.regions.types",
     "DEFAULT_GROUPS": "mobatlas.groups",
     "Diagnosis": "mobatlas.regions.identifiability",
     "Evaluation": "mobatlas.evaluation.evaluate",
     "Generator": "mobatlas.generators.base",
     "Groups": "mobatlas.groups",
     "MobatlasError": "mobatlas.errors",
-    "Population": "mobatlas.regions.table",
+    "Population": "mobatlas.regions.types",
     "PrepareConfig": "mobatlas.config",
-    "Recovery": "mobatlas.regions.recovery",
-    "Regions": "mobatlas.regions.table",
+    "Recovery": "mobatlas.regions.recovery.recover",
+    "Regions": "mobatlas.regions.types",
     "RunConfig": "mobatlas.config",
     "Samples": "mobatlas.data.samples",
     "Summary": "mobatlas.data.prepare.summary",
@@ -70,7 +70,7 @@ _LATER = {
     "audit": "mobatlas.evaluation.privacy",
     "audit_tables": "mobatlas.report.privacy",
     "build_feature": "mobatlas.features.maps",
-    "build_regions": "mobatlas.regions.folder",
+    "build_regions": "mobatlas.regions.store",
     "compare": "mobatlas.evaluation.comparison",
     "diagnose": "mobatlas.regions.identifiability",
     "evaluate": "mobatlas.evaluation.evaluate",
@@ -78,14 +78,14 @@ _LATER = {
     "evaluation_tables": "mobatlas.report.tables",
     "generate": "mobatlas.generation",
     "load_model": "mobatlas.generators.folder",
-    "load_regions": "mobatlas.regions.folder",
+    "load_regions": "mobatlas.regions.store",
     "load_run": "mobatlas.config",
     "load_sampler": "mobatlas.supervision.kept",
     "prepare": "mobatlas.data.prepare.pipeline",
     "read_composition": "mobatlas.regions.composition",
     "read_samples": "mobatlas.data.samples",
     "read_synthetic": "mobatlas.data.synthetic",
-    "recover": "mobatlas.regions.recovery",
+    "recover": "mobatlas.regions.recovery.recover",
     "register_feature": "mobatlas.features.maps",
     "register_generator": "mobatlas.generators.base",
     "sampling_floor": "mobatlas.evaluation.comparison",

@@ -38,9 +38,9 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import METADATA, beside, library_versions, read_manifest, write_json, write_parquet
 from mobatlas.io.output import new_file, only_writer
 from mobatlas.progress import track
-from mobatlas.regions.folder import KIND as REGIONS
-from mobatlas.regions.folder import build_regions, load_regions
 from mobatlas.regions.identifiability import diagnose
+from mobatlas.regions.store import KIND as REGIONS
+from mobatlas.regions.store import build_regions, load_regions
 from mobatlas.report.page import RUN, write_report
 from mobatlas.stages import Stages, content_of, made, refuse_other
 from mobatlas.supervision.kept import load_sampler

@@ -32,7 +32,7 @@ from mobatlas.generators.training import METRICS, Trainer
 from mobatlas.generators.weights import WEIGHTS
 from mobatlas.io.manifest import read_manifest
 from mobatlas.io.output import is_complete, refuse_overlap, resumable_folder, unfinished
-from mobatlas.regions.folder import KIND as REGIONS
+from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.resources import peak_gb
 from mobatlas.supervision.evidence import Evidence, gather_evidence
 from mobatlas.supervision.kept import CURVE, MEANS, keep_curve, keep_evidence

@@ -27,8 +27,8 @@ from mobatlas.evaluation.privacy import audit as run_audit
 from mobatlas.progress import track
 from mobatlas.regions.composition import read_composition
 from mobatlas.regions.disclosure import Disclosure
-from mobatlas.regions.folder import build_regions, load_regions
 from mobatlas.regions.identifiability import diagnose as run_diagnosis
+from mobatlas.regions.store import build_regions, load_regions
 from mobatlas.report.figures import diagnosis_figure
 from mobatlas.report.privacy import audit_table, write_audit
 from mobatlas.report.tables import write_evaluation

@@ -10,9 +10,9 @@ import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.features.divergences import js, normalise
-from mobatlas.regions.folder import load_validation
-from mobatlas.regions.recovery import recover
-from mobatlas.regions.table import Floats, Regions
+from mobatlas.regions.recovery.recover import recover
+from mobatlas.regions.store import load_validation
+from mobatlas.regions.types import Floats, Regions
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 from mobatlas.supervision.resample import Sampler
 

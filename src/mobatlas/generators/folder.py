@@ -23,8 +23,8 @@ from mobatlas.generators.base import Floats, Generator, Ints, family_of, generat
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import MANIFEST, Manifest, as_written, read_manifest, read_parquet, write_json, write_parquet
 from mobatlas.io.output import unfinished
-from mobatlas.regions.folder import KIND as REGIONS
-from mobatlas.regions.folder import load_assignment
+from mobatlas.regions.store import KIND as REGIONS
+from mobatlas.regions.store import load_assignment
 
 log = logging.getLogger("mobatlas")
 KIND = "model"

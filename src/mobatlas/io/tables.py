@@ -12,7 +12,7 @@ import pandas as pd
 from mobatlas.data.schema import looks_like_region, require_columns
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import SEPARATOR
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 
 
 def read_table(path: Path) -> pd.DataFrame:

@@ -21,7 +21,7 @@ from mobatlas.features.maps import FeatureMap, Trajectories
 from mobatlas.io.tables import keys, numbers, read_table, region_column
 from mobatlas.regions.composition import region_codes
 from mobatlas.regions.disclosure import AS_COUNTED, Disclosure, clipped, protected
-from mobatlas.regions.table import Aggregates, Floats, blocks
+from mobatlas.regions.types import Aggregates, Floats, blocks
 
 
 def person_means(

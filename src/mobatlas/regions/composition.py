@@ -17,7 +17,7 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import DEFAULT_GROUPS, SEPARATOR, Groups, order_levels
 from mobatlas.io.tables import keys, numbers, read_table, region_column
 from mobatlas.regions.ages import age_ranges, parse_age
-from mobatlas.regions.table import Composition, Floats
+from mobatlas.regions.types import Composition, Floats
 
 STRADDLE = ("refuse", "uniform")
 TOLERANCE = 1e-3  # of shares that should sum to 1: published ones are rounded

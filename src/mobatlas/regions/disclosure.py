@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from mobatlas.errors import MobatlasError
-from mobatlas.regions.table import Aggregates, Floats
+from mobatlas.regions.types import Aggregates, Floats
 
 ROUNDED = 1 / 12  # variance of rounding to whole numbers
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.io.manifest import read_parquet
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 
 KM_PER_DEGREE = 111.2
 FEWEST = 24  # regions: over fewer, a surface would take out what their composition tells

@@ -11,7 +11,7 @@ import numpy as np
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.regions.population import with_rest
-from mobatlas.regions.table import Aggregates, Composition, Floats, Population, Regions, blocks
+from mobatlas.regions.types import Aggregates, Composition, Floats, Population, Regions, blocks
 
 RANK_TOLERANCE = 1e-6  # of the largest singular value: published shares have six decimals
 IDENTIFIED, PARTLY = 0.9, 0.5  # share of a contrast's square that lies where regions speak louder than noise

@@ -12,7 +12,7 @@ from scipy import optimize, sparse
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import Groups
 from mobatlas.regions.composition import read_composition
-from mobatlas.regions.table import Composition, Floats
+from mobatlas.regions.types import Composition, Floats
 
 # As printed in the paper (appendix, "Partition construction matrices"), six decimals; columns are the default groups in order.
 PAPER = {

@@ -17,7 +17,7 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_parquet
 from mobatlas.regions.aggregates import aggregates_from_dataset
 from mobatlas.regions.composition import composition_from_labels
-from mobatlas.regions.table import Composition, Population, Regions
+from mobatlas.regions.types import Composition, Population, Regions
 
 REST = "rest"
 MIN_REST, MIN_REST_SHARE = 30, 0.01  # people, and of the population: fewer are noise, and rounding shows in them

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup, escape
 
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 
 WIDTH, HEIGHT = 640, 260
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 40  # margins

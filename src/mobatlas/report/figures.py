@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mobatlas.regions.identifiability import Diagnosis
-from mobatlas.regions.table import Composition, Floats
+from mobatlas.regions.types import Composition, Floats
 
 SHOWN_REGIONS = 60
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # told apart by colour-blind people

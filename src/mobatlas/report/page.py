@@ -25,7 +25,7 @@ from mobatlas.generators.folder import SUPERVISION
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import as_written, read_manifest, write_whole
 from mobatlas.io.output import only_writer
-from mobatlas.regions.recovery import MOSTLY_PRIOR
+from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, line_chart
 from mobatlas.report.published import AVERAGE, STATES, published, published_rows
 from mobatlas.report.story import summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mobatlas.regions.recovery import MOSTLY_PRIOR
+from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 
 HEADLINE = "poi"  # the metric that the first sentence is about
 

@@ -15,7 +15,7 @@ from mobatlas.evaluation.comparison import Scores
 from mobatlas.evaluation.evaluate import Evaluation
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
 from mobatlas.regions.identifiability import Diagnosis
-from mobatlas.regions.table import Regions
+from mobatlas.regions.types import Regions
 from mobatlas.report import tables
 
 REASON_WORDS = {

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.evaluation.metrics import Ints, Yardstick, located, travel_distance
 from mobatlas.features.maps import Trajectories
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 from mobatlas.report.charts import Series, line_chart
 
 REAL = "real people"

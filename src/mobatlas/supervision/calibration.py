@@ -26,7 +26,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.generators.base import Generator, tells_times
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import Evidence
 from mobatlas.supervision.given import fit_given_tilt, given_weights
 from mobatlas.supervision.moments import TIMES, Ints, Moments

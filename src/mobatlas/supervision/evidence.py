@@ -18,13 +18,13 @@ from mobatlas.features.maps import Trajectories, VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest
 from mobatlas.regions.aggregates import person_means
-from mobatlas.regions.counted import calibrate_composition
-from mobatlas.regions.folder import KIND, load_assignment, load_regions, load_validation
+from mobatlas.regions.composition_error import calibrate_composition
 from mobatlas.regions.identifiability import diagnose
-from mobatlas.regions.recovery import GROUPS_EXPLAIN, MOSTLY_PRIOR, Recovery, recover
-from mobatlas.regions.table import Aggregates, Floats, Population, Regions, blocks
-from mobatlas.regions.transfer import confounding
-from mobatlas.regions.windows import same_level, unlike_windows
+from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, Recovery, recover
+from mobatlas.regions.recovery.transfer import confounding
+from mobatlas.regions.store import KIND, load_assignment, load_regions, load_validation
+from mobatlas.regions.types import Aggregates, Floats, Population, Regions, blocks
+from mobatlas.regions.window_check import same_level, unlike_windows
 from mobatlas.supervision.moments import VISITS, Ints, Moments, Phi
 
 log = logging.getLogger("mobatlas")

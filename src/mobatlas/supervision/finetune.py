@@ -29,8 +29,8 @@ from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.generators.base import Floats, Generator, Ints, unlabelled
 from mobatlas.generators.training import Share, Trainer
 from mobatlas.groups import Groups
-from mobatlas.regions.folder import load_assignment, load_regions, load_validation
-from mobatlas.regions.table import Aggregates, Regions
+from mobatlas.regions.store import load_assignment, load_regions, load_validation
+from mobatlas.regions.types import Aggregates, Regions
 from mobatlas.supervision.resample import PlainSampler, Sampler
 
 log = logging.getLogger("mobatlas")

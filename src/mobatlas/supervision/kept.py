@@ -18,7 +18,7 @@ from mobatlas.generators.checkpoints import write_whole
 from mobatlas.generators.folder import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
 from mobatlas.io.manifest import read_parquet
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 from mobatlas.supervision.calibration import fit_calibration
 from mobatlas.supervision.evidence import Evidence, lives_by
 from mobatlas.supervision.moments import Moments, Phi

@@ -16,8 +16,8 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import js, normalise
 from mobatlas.features.maps import FeatureMap, Trajectories, build_feature
 from mobatlas.groups import Groups
-from mobatlas.regions.bins import maps_of
-from mobatlas.regions.table import Floats
+from mobatlas.regions.recovery.strata import maps_of
+from mobatlas.regions.types import Floats
 
 TIMES = "hour"  # the one map that counts when, which few generators tell
 VISITS = "visits"

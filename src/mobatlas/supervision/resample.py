@@ -23,7 +23,7 @@ from mobatlas.generators.checkpoints import write_whole
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import write_json
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 from mobatlas.supervision.calibration import CANDIDATES, POOL, RIDGE, Calibration, fit_calibration
 from mobatlas.supervision.evidence import Evidence, of_group
 from mobatlas.supervision.given import given_weights

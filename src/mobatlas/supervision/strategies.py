@@ -19,8 +19,8 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Family, Generator, tells_times
 from mobatlas.generators.training import Trainer
 from mobatlas.progress import track
-from mobatlas.regions.recovery import GROUPS_EXPLAIN
-from mobatlas.regions.table import Floats
+from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
+from mobatlas.regions.types import Floats
 from mobatlas.supervision import calibration, finetune, teach
 from mobatlas.supervision.calibration import Calibration, fit_calibration
 from mobatlas.supervision.evidence import Evidence

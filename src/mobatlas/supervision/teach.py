@@ -20,7 +20,7 @@ from mobatlas.generators.tastes import begin_with, has_tastes
 from mobatlas.generators.training import Trainer
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import Evidence
 from mobatlas.supervision.moments import Ints
 from mobatlas.supervision.tilt import Scaled, Tilt, fit_tilt, scaled_features

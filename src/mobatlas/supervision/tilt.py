@@ -11,7 +11,7 @@ from scipy import optimize, sparse
 from scipy.sparse import linalg
 
 from mobatlas.errors import MobatlasError
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 
 TOLERANCE = 1e-10  # of the gradient of the dual, in scaled coordinates
 STEPS, NEWTON_STEPS = 2_000, 5

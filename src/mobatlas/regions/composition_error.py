@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mobatlas.regions.gaussian import Doubt
-from mobatlas.regions.table import Composition, Floats
+from mobatlas.regions.recovery.posterior import Doubt
+from mobatlas.regions.types import Composition, Floats
 
 
 def calibrate_composition(composition: Composition) -> tuple[Floats, Doubt | None]:

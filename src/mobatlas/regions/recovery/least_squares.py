@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import linalg
 
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 
 
 def pseudo_inverse(shares: Floats, values: Floats) -> Floats:

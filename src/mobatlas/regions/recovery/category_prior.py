@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 
 if TYPE_CHECKING:
-    from mobatlas.regions.recovery import Recovery
+    from mobatlas.regions.recovery.recover import Recovery
 
 
 LEAST = 0.02  # of what a parent follows composition that is ascribed to groups; of less nothing can be told

@@ -16,14 +16,24 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import BUILDERS, FeatureMap, build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import aggregates_from_dataset, read_aggregates
+from mobatlas.regions.assignment import (
+    first_half,
+    left_out,
+    matched,
+    only,
+    renumbered,
+    shuffled,
+    sizes,
+    stream,
+    unmatched,
+)
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
-from mobatlas.regions.dealing import first_half, left_out, matched, only, renumbered, shuffled, sizes, stream, unmatched
 from mobatlas.regions.disclosure import Disclosure
 from mobatlas.regions.geography import region_places
 from mobatlas.regions.partitions import assign, nominal_partition
 from mobatlas.regions.population import population_from_labels
-from mobatlas.regions.table import Aggregates, Composition, Floats, Population
-from mobatlas.regions.windows import compared_with_dataset
+from mobatlas.regions.types import Aggregates, Composition, Floats, Population
+from mobatlas.regions.window_check import compared_with_dataset
 
 MOST_NOMINAL = 100_000  # shares
 OF_CATEGORIES = ("category", "transitions")  # feature maps

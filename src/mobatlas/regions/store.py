@@ -20,11 +20,11 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import as_written, read_manifest, read_parquet
 from mobatlas.io.output import new_folder
 from mobatlas.regions.aggregates import load_aggregates, write_aggregates
+from mobatlas.regions.build import Made, from_column, from_partition, from_tables
 from mobatlas.regions.disclosure import AS_COUNTED, Disclosure
 from mobatlas.regions.geography import load_places, write_places
-from mobatlas.regions.making import Made, from_column, from_partition, from_tables
 from mobatlas.regions.population import load_population, write_population
-from mobatlas.regions.table import Aggregates, Composition, Regions
+from mobatlas.regions.types import Aggregates, Composition, Regions
 
 log = logging.getLogger("mobatlas")
 KIND = "regions"

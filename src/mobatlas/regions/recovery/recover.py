@@ -26,17 +26,17 @@ from scipy import special
 
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
-from mobatlas.regions.bins import Deviations, Part, Strata, Stratum, Variances, maps_of, strata
-from mobatlas.regions.counted import calibrate_composition
-from mobatlas.regions.gaussian import Doubt, Fit, Problem, independent, nonnegative
+from mobatlas.regions.composition_error import calibrate_composition
 from mobatlas.regions.geography import surface
-from mobatlas.regions.least_squares import pseudo_inverse, simplex_least_squares
-from mobatlas.regions.nested import Nesting
 from mobatlas.regions.population import with_rest
-from mobatlas.regions.table import Aggregates, Composition, Floats, Regions, mean_over_regions
-from mobatlas.regions.transfer import FEWEST as FEWEST_BLOCKED
-from mobatlas.regions.transfer import Blocks, confounding
-from mobatlas.regions.variances import fit_variances
+from mobatlas.regions.recovery.category_prior import Nesting
+from mobatlas.regions.recovery.least_squares import pseudo_inverse, simplex_least_squares
+from mobatlas.regions.recovery.posterior import Doubt, Fit, Problem, independent, nonnegative
+from mobatlas.regions.recovery.strata import Deviations, Part, Strata, Stratum, Variances, maps_of, strata
+from mobatlas.regions.recovery.transfer import FEWEST as FEWEST_BLOCKED
+from mobatlas.regions.recovery.transfer import Blocks, confounding
+from mobatlas.regions.recovery.variances import fit_variances
+from mobatlas.regions.types import Aggregates, Composition, Floats, Regions, mean_over_regions
 
 log = logging.getLogger("mobatlas")
 HETEROSCEDASTIC = (0.2, 10.0)  # bounds of a group's noise variance relative to the population's: it grows with the mean

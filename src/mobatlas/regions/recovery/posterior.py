@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import linalg
 
-from mobatlas.regions.table import Floats
+from mobatlas.regions.types import Floats
 
 SWEEPS = 1_000  # of Hildreth's method; a few dozen are enough unless groups are all but confounded
 HALF_NORMAL = 2 / np.pi  # of its variance a Gaussian loses when it is cut at its mean

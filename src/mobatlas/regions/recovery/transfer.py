@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.cluster import vq
 
-from mobatlas.regions.bins import Variances
-from mobatlas.regions.gaussian import Fit, Problem, independent
 from mobatlas.regions.geography import surface
-from mobatlas.regions.table import Floats
+from mobatlas.regions.recovery.posterior import Fit, Problem, independent
+from mobatlas.regions.recovery.strata import Variances
+from mobatlas.regions.types import Floats
 
 if TYPE_CHECKING:
-    from mobatlas.regions.recovery import Recovery
+    from mobatlas.regions.recovery.recover import Recovery
 
 BLOCKS = 5
 HOLDS, PLACES = 0.5, 0.2  # transfer, and belief, below which a feature is said to be about places

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import optimize
 
-from mobatlas.regions.bins import Deviations, Ints, Part, Strata, Stratum, Variances, deviance
-from mobatlas.regions.gaussian import Problem
-from mobatlas.regions.table import Floats
+from mobatlas.regions.recovery.posterior import Problem
+from mobatlas.regions.recovery.strata import Deviations, Ints, Part, Strata, Stratum, Variances, deviance
+from mobatlas.regions.types import Floats
 
 FIT_CELLS, FIT_BINS = 200_000, 64  # the variances are fitted on so many regions x bins, but at least on so many bins
 SCALE_CELLS = 2_000_000  # so is the scale of a stratum, on bins evenly spaced among its own

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mobatlas.regions.gaussian import Fit, Problem
-from mobatlas.regions.table import Floats, blocks
+from mobatlas.regions.recovery.posterior import Fit, Problem
+from mobatlas.regions.types import Floats, blocks
 
 BAND = 4.0  # bins whose frequencies lie within this factor share a prior variance
 Ints = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ import numpy as np
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.features.maps import FeatureMap
 from mobatlas.regions.aggregates import aggregates_from_dataset
-from mobatlas.regions.table import Aggregates, mean_over_regions
+from mobatlas.regions.types import Aggregates, mean_over_regions
 
 SAME_LEVEL = 1.5  # factor between visits of the aggregates and of the dataset that is no surprise
 
