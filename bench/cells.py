@@ -28,16 +28,16 @@ from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, draw_groups, score_samples
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
-from mobatlas.generators.checkpoints import START_ANEW
 from mobatlas.generators.folder import load_model
 from mobatlas.io.manifest import library_versions, read_manifest, write_json
+from mobatlas.pipeline.train import divided, supervise, train
 from mobatlas.progress import track
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import build_regions
 from mobatlas.supervision.kept import CURVE, load_sampler
 from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.supervision.strategies import strategy_named
-from mobatlas.training import divided, supervise, train
+from mobatlas.training.checkpoints import START_ANEW
 
 log = logging.getLogger("mobatlas")
 Samples = Mapping[str, Mapping[str, Trajectories]]  # name of a model -> group -> samples

@@ -18,13 +18,13 @@ from bench.cells import Bench, Job, Place, check_partition
 from mobatlas.config import merge
 from mobatlas.generators.folder import load_model
 from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.pipeline.train import divided, supervise
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 from mobatlas.supervision.kept import load_sampler
 from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.supervision.teach import fit_group_tilts
-from mobatlas.training import divided, supervise
 
 # The rollout and the batch of the paper; the learning rate is ours, larger than the paper's, so that few steps get further.
 PUBLISHED: Mapping[str, Any] = {"rollout_steps": 50, "batch": 256, "early": False}

@@ -20,9 +20,9 @@ from mobatlas.config import merge
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.base import family_of, generator_names
 from mobatlas.generators.folder import load_model
-from mobatlas.generators.training import METRICS
 from mobatlas.io.manifest import library_versions, write_json
-from mobatlas.training import divided, train
+from mobatlas.pipeline.train import divided, train
+from mobatlas.training.loop import METRICS
 
 JOBS = (Job("demogroups", "tilt"), Job("hot16", "tilt"))
 SECONDS = 600.0  # of phase 1; teaching has half of it

@@ -23,11 +23,11 @@ from mobatlas.evaluation.comparison import EVERYBODY, evaluate_groups, sampling_
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, unlabelled
-from mobatlas.generators.devices import fast_bf16, trains_in_bf16
 from mobatlas.generators.latent_diffusion.config import LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
-from mobatlas.generators.training import Share, Trainer
-from mobatlas.resources import keep_memory, peak_gb
+from mobatlas.training.devices import fast_bf16, trains_in_bf16
+from mobatlas.training.loop import Share, Trainer
+from mobatlas.training.resources import keep_memory, peak_gb
 
 # The arrangement of the published code; the widths stay ours, so that nothing but the arrangement is compared. Its time hardly
 # depends on how well it is trained (samples must end where they should); its divergences are those of our weights sampled so.

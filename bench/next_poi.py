@@ -34,7 +34,7 @@ from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.features.maps import Trajectories, haversine_km
-from mobatlas.generators.training import Progress, Share, Stage, Trainer
+from mobatlas.training.loop import Progress, Share, Stage, Trainer
 
 TOP = 10  # of HR@10 and NDCG@10
 TILE = 4_096  # tokens that are scored at a time

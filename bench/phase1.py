@@ -23,8 +23,8 @@ from mobatlas.generators.folder import load_model
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder
+from mobatlas.pipeline.train import Hardware, supervise, train
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.training import Hardware, supervise, train
 
 POOLED = ("spatial", "poi", "travel_distance", "trip", "length")  # must be near the floor, everybody together
 RATIO, MARGIN = 1.2, 0.02  # how near: times the floor, or bits above it, whichever is larger

@@ -36,9 +36,9 @@ from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.folder import load_model
 from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.pipeline.train import check_options
 from mobatlas.progress import track
 from mobatlas.supervision.resample import PlainSampler, Sampler
-from mobatlas.training import check_options
 
 PARTITION, REAL, FAMILY = "fullrank", "real", "latent-diffusion"
 POI, TUNED = ("poi",), ("js", "tv")  # on simulated cities; real people are measured without finetuning

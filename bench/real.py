@@ -41,7 +41,7 @@ from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, score_samples
 from mobatlas.features.maps import Trajectories, check_feature
 from mobatlas.io.manifest import library_versions, write_json
-from mobatlas.training import check_options
+from mobatlas.pipeline.train import check_options
 
 log = logging.getLogger("mobatlas")
 FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # that name no place

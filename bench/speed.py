@@ -27,7 +27,7 @@ from mobatlas.features.maps import Trajectories
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.resources import keep_memory, peak_gb
+from mobatlas.training.resources import keep_memory, peak_gb
 
 EVALUATED = 100_000  # trajectories
 MEMORY_LIMIT = "2GB"  # of DuckDB, for the reference as for us

@@ -48,7 +48,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 WARM = """
 import gc, json, os, sys
 from mobatlas.cli import app, main
-import lightning_fabric, mobatlas.training
+import lightning_fabric, mobatlas.pipeline.train
 from mobatlas.generators.base import family_of
 family_of("latent-diffusion")
 gc.freeze()

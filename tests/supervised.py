@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from mobatlas import TrajectoryDataset, build_regions, generate
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
-from mobatlas.training import train
+from mobatlas.pipeline.train import train
 from tests.outcomes import run
 from tests.tiny import OPTIONS, small_city
 

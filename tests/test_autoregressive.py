@@ -25,10 +25,10 @@ from mobatlas.generators.autoregressive.writer import Writer
 from mobatlas.generators.autoregressive.writing import write
 from mobatlas.generators.base import UNKNOWN, Examples
 from mobatlas.generators.tiles import draw
-from mobatlas.generators.training import Share, Trainer
 from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.pipeline.train import train
 from mobatlas.supervision.strong import labelled
-from mobatlas.training import train
+from mobatlas.training.loop import Share, Trainer
 from tests.networks import chance, stirred
 from tests.tiny import OPTIONS, fitted, fresh, small_city
 

@@ -22,7 +22,6 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.features.divergences import DIVERGENCES, js
 from mobatlas.features.maps import TokenFeature, build_feature
 from mobatlas.generators.base import Generator
-from mobatlas.generators.training import Share, Trainer
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.store import build_regions, load_assignment, load_regions
 from mobatlas.supervision.finetune import (
@@ -35,6 +34,7 @@ from mobatlas.supervision.finetune import (
     soft_gap,
 )
 from mobatlas.supervision.resample import PlainSampler
+from mobatlas.training.loop import Share, Trainer
 from tests.tiny import OPTIONS, fitted, small_city
 
 BRIEF: dict[str, Any] = {

@@ -17,10 +17,10 @@ from mobatlas.data.vocabulary import HOME
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import Trajectories, build_feature
 from mobatlas.generators.base import UNKNOWN, Generator, family_of, generator_names, register_generator, unlabelled
-from mobatlas.generators.training import Trainer
-from mobatlas.generators.weights import WEIGHTS
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.supervision.strong import labelled, teach_labels
+from mobatlas.training.loop import Trainer
+from mobatlas.training.weights import WEIGHTS
 from tests.tiny import fitted, fresh, small_city
 
 TEACHABLE = [name for name in generator_names() if family_of(name).teachable]

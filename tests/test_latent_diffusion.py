@@ -20,8 +20,8 @@ from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, with_e
 from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.latent_diffusion.latents import encode_split, set_statistics
-from mobatlas.generators.training import Share, Stage, Trainer
 from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.training.loop import Share, Stage, Trainer
 from tests.networks import LATENT, new_model, stirred
 from tests.tiny import OPTIONS, fresh, small_city
 

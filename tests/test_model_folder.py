@@ -14,7 +14,7 @@ import pytest
 
 from mobatlas import MobatlasError
 from mobatlas.generators.folder import load_model
-from mobatlas.generators.weights import WEIGHTS
+from mobatlas.training.weights import WEIGHTS
 from tests.malice import Malice
 from tests.worlds import World, cut, remade, small_world
 

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from mobatlas import cli, workers
-from mobatlas.resources import keep_memory
+from mobatlas.training.resources import keep_memory
 
 # Ten rounds after ten others, each of which asks for eight pieces, writes into them and frees them: how many pages the system
 # had to hand out for the later ten. Directly from the C library, since what others put on top of a piece may keep it by chance.
 ROUNDS = """
 import ctypes, resource
-from mobatlas.resources import keep_memory
+from mobatlas.training.resources import keep_memory
 
 {first}
 library, size = ctypes.CDLL(None), 20_000_000
@@ -42,7 +42,7 @@ def _python(code: str) -> str:
 
 
 def test_memory_that_was_freed_is_used_again_instead_of_given_back() -> None:
-    if _python("from mobatlas.resources import keep_memory; print(keep_memory())") != "True":
+    if _python("from mobatlas.training.resources import keep_memory; print(keep_memory())") != "True":
         pytest.skip("the C library of this machine does not say how it keeps memory")
     assert 100 * int(_python(ROUNDS.format(first="keep_memory()"))) < int(_python(ROUNDS.format(first="")))
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from bench import many_regions, speed
 from mobatlas import MobatlasError
 from mobatlas.report.text import speed_table
-from mobatlas.resources import keep_memory
+from mobatlas.training.resources import keep_memory
 from tests.tiny import OPTIONS
 
 

@@ -25,8 +25,8 @@ from mobatlas.evaluation.models import FLOOR, score_groups
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
+from mobatlas.pipeline.train import train
 from mobatlas.supervision.resample import Sampler
-from mobatlas.training import train
 from tests.commands import Warm, wait_until
 from tests.outcomes import refused, run
 from tests.supervised import BRIEF, GROUP, HOW, SMALL, World, made_world, remade

@@ -20,8 +20,8 @@ from bench.survey import divided_people, said_files
 from mobatlas import MobatlasError
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
-from mobatlas.generators.checkpoints import START_ANEW
-from mobatlas.generators.training import Stopped
+from mobatlas.training.checkpoints import START_ANEW
+from mobatlas.training.loop import Stopped
 
 FAMILY = "autoregressive"
 

@@ -23,14 +23,14 @@ from scipy import sparse
 from bench import survey
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
 from mobatlas.features.maps import Trajectories
-from mobatlas.generators.training import Trainer
-from mobatlas.generators.weights import WEIGHTS
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import Evidence, _tilted_to, gather_evidence
 from mobatlas.supervision.teach import GroupTilts, fit_group_tilts, teach_tilts, tilted_draw
 from mobatlas.supervision.tilt import fit_tilt
+from mobatlas.training.loop import Trainer
+from mobatlas.training.weights import WEIGHTS
 from tests.tiny import fresh, small_city, with_other_labels
 
 DIARY = survey.DIARY | {"vocabulary_size": 20}

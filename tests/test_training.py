@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from mobatlas import MobatlasError
-from mobatlas.generators.checkpoints import named_tensors, only_one_process
-from mobatlas.generators.devices import fast_bf16
-from mobatlas.generators.training import Share, Stage, Trainer
 from mobatlas.progress import Tracker
+from mobatlas.training.checkpoints import named_tensors, only_one_process
+from mobatlas.training.devices import fast_bf16
+from mobatlas.training.loop import Share, Stage, Trainer
 from tests.trainers import (
     FINAL,
     Crash,

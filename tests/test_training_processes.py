@@ -21,9 +21,9 @@ import torch
 from safetensors.torch import load_file
 
 from mobatlas import MobatlasError
-from mobatlas.generators.checkpoints import Checkpoints, Identity
-from mobatlas.generators.devices import fabric_on
-from mobatlas.generators.training import Stopped
+from mobatlas.training.checkpoints import Checkpoints, Identity
+from mobatlas.training.devices import fabric_on
+from mobatlas.training.loop import Stopped
 from tests.commands import wait_until
 from tests.trainers import FINAL, at_step, lines, make_stage, make_trainer, names, train, undisturbed_bytes
 
@@ -204,7 +204,7 @@ import atexit, os, signal, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from mobatlas.generators.training import Stopped
+from mobatlas.training.loop import Stopped
 from tests.trainers import at_step, make_stage, make_trainer
 folder = Path(sys.argv[1])
 talking = torch.distributed.is_initialized

@@ -15,7 +15,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator, family_of
-from mobatlas.generators.training import Trainer
+from mobatlas.training.loop import Trainer
 from tests.written import write
 
 

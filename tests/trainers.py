@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mobatlas.generators.training import Share, Stage, Trainer
+from mobatlas.training.loop import Share, Stage, Trainer
 
 Loss = Callable[[nn.Module, int, Share], Tensor]
 CONFIG = {"denoiser": {"depth": 4, "width": 16}, "batch": 32}

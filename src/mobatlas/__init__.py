@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mobatlas.generators.base import Generator, register_generator
     from mobatlas.generators.folder import load_model
     from mobatlas.groups import DEFAULT_GROUPS, Groups
+    from mobatlas.pipeline.train import supervise, train
     from mobatlas.regions.composition import read_composition
     from mobatlas.regions.identifiability import Diagnosis, diagnose
     from mobatlas.regions.recovery.recover import Recovery, recover
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from mobatlas.report.privacy import audit_tables, write_audit
     from mobatlas.report.tables import Table, evaluation_tables, write_evaluation, write_tables
     from mobatlas.supervision.kept import load_sampler
-    from mobatlas.training import supervise, train
 
 __version__ = version("mobatlas")
 
@@ -90,8 +90,8 @@ _LATER = {
     "register_generator": "mobatlas.generators.base",
     "sampling_floor": "mobatlas.evaluation.comparison",
     "simulate": "mobatlas.data.city",
-    "supervise": "mobatlas.training",
-    "train": "mobatlas.training",
+    "supervise": "mobatlas.pipeline.train",
+    "train": "mobatlas.pipeline.train",
     "write_audit": "mobatlas.report.privacy",
     "write_city_folder": "mobatlas.data.city",
     "write_evaluation": "mobatlas.report.tables",

@@ -22,8 +22,8 @@ from mobatlas.generators.folder import KIND, Model, load_model
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
+from mobatlas.pipeline.train import Hardware, supervise, train
 from mobatlas.supervision.resample import FILES
-from mobatlas.training import Hardware, supervise, train
 
 
 @dataclass(frozen=True)

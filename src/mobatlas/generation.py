@@ -22,15 +22,15 @@ from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.synthetic import SCHEMA, TIMED
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Floats, tells_times
-from mobatlas.generators.devices import find_devices
 from mobatlas.generators.folder import SUPERVISION, Model, load_model
 from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_parquet
 from mobatlas.io.output import new_file, refuse_overlap
 from mobatlas.io.tables import keys, numbers, read_table
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.resources import peak_gb
 from mobatlas.sampling import Chunk, Maker, People, Plan, Shard
 from mobatlas.supervision.kept import load_lives, load_sampler
+from mobatlas.training.devices import find_devices
+from mobatlas.training.resources import peak_gb
 from mobatlas.workers import made_by
 
 log = logging.getLogger("mobatlas")

@@ -37,6 +37,7 @@ from mobatlas.generators.folder import load_model
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import METADATA, beside, library_versions, read_manifest, write_json, write_parquet
 from mobatlas.io.output import new_file, only_writer
+from mobatlas.pipeline.train import divided, supervise, train
 from mobatlas.progress import track
 from mobatlas.regions.identifiability import diagnose
 from mobatlas.regions.store import KIND as REGIONS
@@ -45,7 +46,6 @@ from mobatlas.report.page import RUN, write_report
 from mobatlas.stages import Stages, content_of, made, refuse_other
 from mobatlas.supervision.kept import load_sampler
 from mobatlas.supervision.resample import PlainSampler, Sampler
-from mobatlas.training import divided, supervise, train
 
 REPORT = "report.html"
 BASELINE, STRONG = "baseline", "strong"

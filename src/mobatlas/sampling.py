@@ -19,10 +19,10 @@ from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Floats, Ints
 from mobatlas.generators.folder import Model
-from mobatlas.generators.training import Share
-from mobatlas.resources import peak_gb
 from mobatlas.supervision.calibration import Calibration
 from mobatlas.supervision.resample import BLOCK, PIECE, CalibratedSampler
+from mobatlas.training.loop import Share
+from mobatlas.training.resources import peak_gb
 
 PER_CHUNK = 1_024  # trajectories, about: seconds of work, so that progress shows
 DRAWS = 1  # a stream of random numbers

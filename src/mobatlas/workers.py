@@ -23,8 +23,8 @@ import torch
 
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.folder import load_model
-from mobatlas.resources import keep_memory
 from mobatlas.sampling import Chunk, Maker, Plan, Range
+from mobatlas.training.resources import keep_memory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mobatlas.errors import MobatlasError, out_of_memory
-from mobatlas.resources import keep_memory
+from mobatlas.training.resources import keep_memory
 
 if TYPE_CHECKING:
     from mobatlas.cli.commands import app

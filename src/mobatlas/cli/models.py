@@ -59,8 +59,8 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Phase 1: fit a generator of trajectories without demographics."""
-    from mobatlas.training import Hardware  # torch takes seconds to import, and other commands do without it
-    from mobatlas.training import train as run_training
+    from mobatlas.pipeline.train import Hardware  # torch takes seconds to import, and other commands do without it
+    from mobatlas.pipeline.train import train as run_training
 
     run = load_run(config, preset)
     name = generator or run.train.generator
@@ -126,8 +126,8 @@ def supervise(
     quiet: Quiet = False,
 ) -> None:
     """Phase 2: give a model groups, from what regions tell."""
-    from mobatlas.training import Hardware
-    from mobatlas.training import supervise as run_supervision
+    from mobatlas.pipeline.train import Hardware
+    from mobatlas.pipeline.train import supervise as run_supervision
 
     _trust(trust_code)
     run = load_run(config)

@@ -25,7 +25,7 @@ from mobatlas.groups import Groups
 if TYPE_CHECKING:
     from torch import nn
 
-    from mobatlas.generators.training import Stage, Trainer
+    from mobatlas.training.loop import Stage, Trainer
 
 UNKNOWN = -1  # a group that is not known: the null condition
 Ints = npt.NDArray[np.int64]

@@ -27,11 +27,11 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import divergence_named, normalise, tv
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.generators.base import Floats, Generator, Ints, unlabelled
-from mobatlas.generators.training import Share, Trainer
 from mobatlas.groups import Groups
 from mobatlas.regions.store import load_assignment, load_regions, load_validation
 from mobatlas.regions.types import Aggregates, Regions
 from mobatlas.supervision.resample import PlainSampler, Sampler
+from mobatlas.training.loop import Share, Trainer
 
 log = logging.getLogger("mobatlas")
 COMPARED = 4  # regions whose gradients are compared

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from mobatlas.config import build
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.checkpoints import write_whole
 from mobatlas.generators.folder import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
 from mobatlas.io.manifest import read_parquet
 from mobatlas.progress import SILENT, Tracker
@@ -24,6 +23,7 @@ from mobatlas.supervision.evidence import Evidence, lives_by
 from mobatlas.supervision.moments import Moments, Phi
 from mobatlas.supervision.resample import CalibratedSampler, load_calibration
 from mobatlas.supervision.strategies import CalibrationConfig
+from mobatlas.training.checkpoints import write_whole
 
 MEANS, CURVE = "group_means.parquet", "curve.jsonl"
 MOST_COVARIANCES = 2**25  # numbers: a quarter of a gigabyte

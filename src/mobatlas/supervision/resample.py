@@ -19,7 +19,6 @@ from mobatlas.draws import drawn, uniforms
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
-from mobatlas.generators.checkpoints import write_whole
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import write_json
 from mobatlas.progress import SILENT, Tracker
@@ -28,6 +27,7 @@ from mobatlas.supervision.calibration import CANDIDATES, POOL, RIDGE, Calibratio
 from mobatlas.supervision.evidence import Evidence, of_group
 from mobatlas.supervision.given import given_weights
 from mobatlas.supervision.moments import Ints, Moments, Phi
+from mobatlas.training.checkpoints import write_whole
 
 FILES = ("calibration.json", "calibration.safetensors")
 BLOCK = 4_096  # candidates drawn at a time, at most

@@ -17,7 +17,6 @@ from mobatlas.config import Section, build, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Family, Generator, tells_times
-from mobatlas.generators.training import Trainer
 from mobatlas.progress import track
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
 from mobatlas.regions.types import Floats
@@ -28,6 +27,7 @@ from mobatlas.supervision.finetune import FinetuneConfig
 from mobatlas.supervision.moments import TIMES, Moments
 from mobatlas.supervision.resample import PlainSampler, resample
 from mobatlas.supervision.strong import teach_labels
+from mobatlas.training.loop import Trainer
 
 log = logging.getLogger("mobatlas")
 AUTO, STRONG = "auto", "strong"

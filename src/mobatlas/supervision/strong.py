@@ -10,7 +10,7 @@ import numpy as np
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.base import Draw, Examples, Generator
-from mobatlas.generators.training import Trainer
+from mobatlas.training.loop import Trainer
 
 
 def labelled(dataset: TrajectoryDataset, seed: int) -> Draw:

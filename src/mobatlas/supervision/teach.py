@@ -17,13 +17,13 @@ from mobatlas.features.divergences import normalise
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Draw, Examples, Generator
 from mobatlas.generators.tastes import begin_with, has_tastes
-from mobatlas.generators.training import Trainer
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import Evidence
 from mobatlas.supervision.moments import Ints
 from mobatlas.supervision.tilt import Scaled, Tilt, fit_tilt, scaled_features
+from mobatlas.training.loop import Trainer
 
 log = logging.getLogger("mobatlas")
 UNITS = ("trajectory", "person")

@@ -21,11 +21,11 @@ from mobatlas.generators.autoregressive.config import WriterConfig
 from mobatlas.generators.autoregressive.script import Script, Tokens
 from mobatlas.generators.autoregressive.writing import LATENT
 from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
-from mobatlas.generators.devices import autocast
 from mobatlas.generators.tiles import TILE, spread, stream, tiles
-from mobatlas.generators.training import Share, Stage, Trainer
-from mobatlas.generators.weights import load_weights, save_weights
 from mobatlas.groups import Groups
+from mobatlas.training.devices import autocast
+from mobatlas.training.loop import Share, Stage, Trainer
+from mobatlas.training.weights import load_weights, save_weights
 
 VALIDATED = 2_048  # trajectories
 

@@ -21,9 +21,9 @@ from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Family, Floats, Ints
 from mobatlas.generators.external.code import Code, ask_for
 from mobatlas.generators.external.pool import Pool
-from mobatlas.generators.training import Trainer
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import file_hash
+from mobatlas.training.loop import Trainer
 
 TILE = 64  # what a sample is does not depend on it; code is called with as many at a time
 

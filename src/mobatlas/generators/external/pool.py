@@ -24,8 +24,8 @@ from mobatlas.draws import uniforms
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import EARTH_KM, Trajectories
 from mobatlas.generators.base import Floats, Ints
-from mobatlas.generators.weights import WEIGHTS
 from mobatlas.io.manifest import write_whole
+from mobatlas.training.weights import WEIGHTS
 
 log = logging.getLogger("mobatlas")
 STREAM = 31  # of random numbers

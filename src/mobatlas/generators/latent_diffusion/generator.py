@@ -20,16 +20,16 @@ from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import SoftTrajectories, Trajectories
 from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
-from mobatlas.generators.devices import autocast
 from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, hide_spans, with_end
 from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.diffusion import noise_schedule, rollout
 from mobatlas.generators.latent_diffusion.dit import DiT, Estimate
 from mobatlas.generators.latent_diffusion.latents import Latents, encode_split, set_statistics
 from mobatlas.generators.tiles import TILE, spread, stream, tiles
-from mobatlas.generators.training import Share, Stage, Trainer
-from mobatlas.generators.weights import load_weights, save_weights
 from mobatlas.groups import Groups
+from mobatlas.training.devices import autocast
+from mobatlas.training.loop import Share, Stage, Trainer
+from mobatlas.training.weights import load_weights, save_weights
 
 log = logging.getLogger("mobatlas")
 ENOUGH = 0.95  # of held-out tokens reconstructed

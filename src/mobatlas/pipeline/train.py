@@ -28,12 +28,9 @@ from mobatlas.generators.folder import (
     load_model,
     save_model,
 )
-from mobatlas.generators.training import METRICS, Trainer
-from mobatlas.generators.weights import WEIGHTS
 from mobatlas.io.manifest import read_manifest
 from mobatlas.io.output import is_complete, refuse_overlap, resumable_folder, unfinished
 from mobatlas.regions.store import KIND as REGIONS
-from mobatlas.resources import peak_gb
 from mobatlas.supervision.evidence import Evidence, gather_evidence
 from mobatlas.supervision.kept import CURVE, MEANS, keep_curve, keep_evidence
 from mobatlas.supervision.resample import FILES as CALIBRATION
@@ -48,6 +45,9 @@ from mobatlas.supervision.strategies import (
     strategy_named,
     way_of,
 )
+from mobatlas.training.loop import METRICS, Trainer
+from mobatlas.training.resources import peak_gb
+from mobatlas.training.weights import WEIGHTS
 
 log = logging.getLogger("mobatlas")
 TRAINED = (CONFIG, LENGTHS, VOCABULARY, WEIGHTS, METRICS, "tensorboard")  # what a MODEL folder holds

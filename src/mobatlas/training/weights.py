@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.checkpoints import named_tensors, write_whole
+from mobatlas.training.checkpoints import named_tensors, write_whole
 
 WEIGHTS = "weights.safetensors"
 

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.checkpoints import (
+from mobatlas.progress import SILENT, Tracker, track
+from mobatlas.training.checkpoints import (
     Checkpoint,
     Checkpoints,
     Identity,
@@ -35,8 +36,7 @@ from mobatlas.generators.checkpoints import (
     sync,
     training_state,
 )
-from mobatlas.generators.devices import deterministic, fabric_on, signals_wait
-from mobatlas.progress import SILENT, Tracker, track
+from mobatlas.training.devices import deterministic, fabric_on, signals_wait
 
 log = logging.getLogger("mobatlas")
 METRICS = "metrics.jsonl"
