@@ -28,7 +28,7 @@ from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, draw_groups, score_samples
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
-from mobatlas.generators.folder import load_model
+from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, read_manifest, write_json
 from mobatlas.pipeline.train import divided, supervise, train
 from mobatlas.progress import track

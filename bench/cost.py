@@ -16,7 +16,7 @@ import torch
 
 from bench.cells import Bench, Job, Place, check_partition
 from mobatlas.config import merge
-from mobatlas.generators.folder import load_model
+from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.pipeline.train import divided, supervise
 from mobatlas.progress import SILENT, Tracker

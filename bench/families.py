@@ -19,7 +19,7 @@ from bench.cells import BASELINE, MEASURE, Bench, Job, Place, fill, summarise
 from mobatlas.config import merge
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.base import family_of, generator_names
-from mobatlas.generators.folder import load_model
+from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.pipeline.train import divided, train
 from mobatlas.training.loop import METRICS

@@ -19,8 +19,8 @@ from mobatlas.evaluation.comparison import floor_closed, sampling_floor
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.models import FLOOR, score_everybody, score_groups
 from mobatlas.generators.base import Generator
-from mobatlas.generators.folder import load_model
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
+from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder
 from mobatlas.pipeline.train import Hardware, supervise, train

@@ -34,7 +34,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
-from mobatlas.generators.folder import load_model
+from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.pipeline.train import check_options
 from mobatlas.progress import track

@@ -19,12 +19,12 @@ from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, MASK, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import normalise, tv
 from mobatlas.features.maps import SoftTrajectories, Trajectories, build_feature
-from mobatlas.generators.autoregressive.config import PRESETS, AutoregressiveConfig, TransformerConfig
-from mobatlas.generators.autoregressive.network import CausalTransformer, before, in_parts, with_end
-from mobatlas.generators.autoregressive.writer import Writer
-from mobatlas.generators.autoregressive.writing import write
 from mobatlas.generators.base import UNKNOWN, Examples
-from mobatlas.generators.tiles import draw
+from mobatlas.generators.sequence.config import PRESETS, AutoregressiveConfig, TransformerConfig
+from mobatlas.generators.sequence.decode import write
+from mobatlas.generators.sequence.network import CausalTransformer, before, in_parts, with_end
+from mobatlas.generators.sequence.sequence_generator import Writer
+from mobatlas.generators.tiling import draw
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.train import train
 from mobatlas.supervision.strong import labelled

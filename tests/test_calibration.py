@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from scipy import optimize, sparse, special
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions
-from mobatlas.draws import uniforms
 from mobatlas.evaluation.diversity import diversity
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator
+from mobatlas.generators.rng import uniforms
 from mobatlas.groups import Groups
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.calibration import Calibration, fit_calibration, fit_capped_tilt

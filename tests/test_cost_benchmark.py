@@ -12,7 +12,7 @@ from bench import cost
 from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.evaluation.comparison import group_members
 from mobatlas.features.maps import Trajectories
-from mobatlas.generators.folder import load_model
+from mobatlas.generators.store import load_model
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 from mobatlas.supervision.moments import Ints

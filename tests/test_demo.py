@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from mobatlas.demo import run_demo
-from mobatlas.generators.folder import load_model
+from mobatlas.generators.store import load_model
 from tests.tiny import OPTIONS
 
 SMALLER: dict[str, Any] = {

@@ -24,10 +24,10 @@ from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.synthetic import SCHEMA, read_synthetic
 from mobatlas.data.vocabulary import FIRST_POI
-from mobatlas.draws import uniforms
 from mobatlas.features.maps import haversine_km
 from mobatlas.generation import generate
-from mobatlas.generators.folder import load_model
+from mobatlas.generators.rng import uniforms
+from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.regions.store import load_assignment
 from tests.worlds import GROUP, World, firsts, remade, rows, small_world, write_homes

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from mobatlas import MobatlasError
-from mobatlas.generators.folder import load_model
+from mobatlas.generators.store import load_model
 from mobatlas.training.weights import WEIGHTS
 from tests.malice import Malice
 from tests.worlds import World, cut, remade, small_world

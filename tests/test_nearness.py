@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mobatlas.data.vocabulary import FIRST_POI, HOME, SCHEMA, SPECIALS, Vocabulary
-from mobatlas.generators.autoregressive.config import TransformerConfig
-from mobatlas.generators.autoregressive.network import CausalTransformer, before, with_end
 from mobatlas.generators.latent_diffusion.config import DenoiserConfig
 from mobatlas.generators.latent_diffusion.dit import DiT
-from mobatlas.generators.nearness import KNOTS, Nearness
+from mobatlas.generators.layers.distance_bias import KNOTS, Nearness
+from mobatlas.generators.sequence.config import TransformerConfig
+from mobatlas.generators.sequence.network import CausalTransformer, before, with_end
 from tests.networks import chance, stirred
 
 PLACES, KM = 24, 1 / 111.195  # of latitude, in degrees

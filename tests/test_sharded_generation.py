@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, generate, load_model, supervise
 from mobatlas.data.schema import ANCHORS
-from mobatlas.generators.folder import save_model
+from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.io.output import new_folder
 from mobatlas.sampling import Shard

@@ -14,7 +14,7 @@ from mobatlas.data.vocabulary import FIRST_POI, HOME
 from mobatlas.features.divergences import js
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator
-from mobatlas.generators.tastes import Tastes, begin_with, has_tastes
+from mobatlas.generators.layers.group_bias import Tastes, begin_with, has_tastes
 from mobatlas.groups import Groups
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import gather_evidence

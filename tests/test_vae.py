@@ -14,9 +14,9 @@ from torch.distributions import Normal, kl_divergence
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD
-from mobatlas.generators.autoregressive.network import with_end
-from mobatlas.generators.autoregressive.writer import Writer
-from mobatlas.generators.autoregressive.writing import write
+from mobatlas.generators.sequence.decode import write
+from mobatlas.generators.sequence.network import with_end
+from mobatlas.generators.sequence.sequence_generator import Writer
 from mobatlas.generators.vae import PRESETS, VaeConfig, Variational
 from mobatlas.groups import DEFAULT_GROUPS
 from tests.networks import chance, stirred

@@ -16,7 +16,7 @@ import pandas as pd
 from mobatlas import TrajectoryDataset, build_regions
 from mobatlas.data.schema import ANCHORS
 from mobatlas.generators.base import Generator
-from mobatlas.generators.folder import save_model
+from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
 from tests.tiny import fitted, small_city

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mobatlas.features.maps import Trajectories, build_feature, register_feature
     from mobatlas.generation import generate
     from mobatlas.generators.base import Generator, register_generator
-    from mobatlas.generators.folder import load_model
+    from mobatlas.generators.store import load_model
     from mobatlas.groups import DEFAULT_GROUPS, Groups
     from mobatlas.pipeline.train import supervise, train
     from mobatlas.regions.composition import read_composition
@@ -77,7 +77,7 @@ _LATER = {
     "evaluate_groups": "mobatlas.evaluation.comparison",
     "evaluation_tables": "mobatlas.report.tables",
     "generate": "mobatlas.generation",
-    "load_model": "mobatlas.generators.folder",
+    "load_model": "mobatlas.generators.store",
     "load_regions": "mobatlas.regions.store",
     "load_run": "mobatlas.config",
     "load_sampler": "mobatlas.supervision.kept",

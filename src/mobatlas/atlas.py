@@ -18,7 +18,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.generation import generate
-from mobatlas.generators.folder import KIND, Model, load_model
+from mobatlas.generators.store import KIND, Model, load_model
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder

@@ -22,7 +22,7 @@ from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.synthetic import SCHEMA, TIMED
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Floats, tells_times
-from mobatlas.generators.folder import SUPERVISION, Model, load_model
+from mobatlas.generators.store import SUPERVISION, Model, load_model
 from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_parquet
 from mobatlas.io.output import new_file, refuse_overlap
 from mobatlas.io.tables import keys, numbers, read_table

@@ -32,8 +32,8 @@ from mobatlas.evaluation.privacy import audit
 from mobatlas.evaluation.regional import held_out_people, held_out_regions
 from mobatlas.generation import generate
 from mobatlas.generators.base import family_of
-from mobatlas.generators.folder import KIND as MODEL
-from mobatlas.generators.folder import load_model
+from mobatlas.generators.store import KIND as MODEL
+from mobatlas.generators.store import load_model
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import METADATA, beside, library_versions, read_manifest, write_json, write_parquet
 from mobatlas.io.output import new_file, only_writer

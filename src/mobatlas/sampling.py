@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from mobatlas.data.synthetic import rows_of
-from mobatlas.draws import drawn, uniforms
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Floats, Ints
-from mobatlas.generators.folder import Model
+from mobatlas.generators.rng import drawn, uniforms
+from mobatlas.generators.store import Model
 from mobatlas.supervision.calibration import Calibration
 from mobatlas.supervision.resample import BLOCK, PIECE, CalibratedSampler
 from mobatlas.training.loop import Share

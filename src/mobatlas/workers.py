@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.folder import load_model
+from mobatlas.generators.store import load_model
 from mobatlas.sampling import Chunk, Maker, Plan, Range
 from mobatlas.training.resources import keep_memory
 

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.config import Section
-from mobatlas.generators.autoregressive.config import PAPER, WriterConfig
-from mobatlas.generators.autoregressive.network import Block, CausalTransformer, in_parts, valid
-from mobatlas.generators.autoregressive.writer import writer_family
+from mobatlas.generators.sequence.config import PAPER, WriterConfig
+from mobatlas.generators.sequence.network import Block, CausalTransformer, in_parts, valid
+from mobatlas.generators.sequence.sequence_generator import writer_family
 from mobatlas.groups import Groups
 
 

@@ -16,7 +16,7 @@ from mobatlas.config import build, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Generator, family_of
-from mobatlas.generators.folder import (
+from mobatlas.generators.store import (
     COMPOSITION,
     CONFIG,
     KIND,

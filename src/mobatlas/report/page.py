@@ -20,8 +20,8 @@ from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, group_members
 from mobatlas.evaluation.metrics import ALL_METRICS, METRICS, PAPER_METRICS, Yardstick, column_sums, jsd
 from mobatlas.features.maps import Trajectories
-from mobatlas.generators.folder import KIND as MODEL
-from mobatlas.generators.folder import SUPERVISION
+from mobatlas.generators.store import KIND as MODEL
+from mobatlas.generators.store import SUPERVISION
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import as_written, read_manifest, write_whole
 from mobatlas.io.output import only_writer

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from mobatlas.draws import drawn
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.base import Generator, tells_times
+from mobatlas.generators.rng import drawn
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.types import Floats

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from mobatlas.config import build
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.folder import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
+from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
 from mobatlas.io.manifest import read_parquet
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.types import Floats

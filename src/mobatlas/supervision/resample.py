@@ -15,10 +15,10 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from mobatlas.draws import drawn, uniforms
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
+from mobatlas.generators.rng import drawn, uniforms
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import write_json
 from mobatlas.progress import SILENT, Tracker

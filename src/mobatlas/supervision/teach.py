@@ -16,7 +16,7 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import normalise
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Draw, Examples, Generator
-from mobatlas.generators.tastes import begin_with, has_tastes
+from mobatlas.generators.layers.group_bias import begin_with, has_tastes
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.types import Floats

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mobatlas.generators.autoregressive.config import PRESETS, AutoregressiveConfig
-from mobatlas.generators.autoregressive.network import CausalTransformer
-from mobatlas.generators.autoregressive.writer import writer_family
+from mobatlas.generators.sequence.config import PRESETS, AutoregressiveConfig
+from mobatlas.generators.sequence.network import CausalTransformer
+from mobatlas.generators.sequence.sequence_generator import writer_family
 from mobatlas.groups import Groups
 
 

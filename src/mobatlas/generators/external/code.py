@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, Vocabulary
-from mobatlas.draws import uniforms
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Floats, Ints
+from mobatlas.generators.rng import uniforms
 
 log = logging.getLogger("mobatlas")
 TRUST = "MOBATLAS_TRUST_CODE"

@@ -20,10 +20,10 @@ from scipy.spatial import cKDTree
 
 from mobatlas.data.samples import read_samples
 from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
-from mobatlas.draws import uniforms
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import EARTH_KM, Trajectories
 from mobatlas.generators.base import Floats, Ints
+from mobatlas.generators.rng import uniforms
 from mobatlas.io.manifest import write_whole
 from mobatlas.training.weights import WEIGHTS
 

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mobatlas.data.vocabulary import BOS, EOS, HOME, MASK, PAD
 from mobatlas.generators.latent_diffusion.config import AutoencoderConfig
-from mobatlas.generators.tiles import draw
+from mobatlas.generators.tiling import draw
 
 
 class Autoencoder(nn.Module):

@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.generators.latent_diffusion.config import DenoiserConfig
-from mobatlas.generators.nearness import Nearness
-from mobatlas.generators.tastes import Tastes
+from mobatlas.generators.layers.distance_bias import Nearness
+from mobatlas.generators.layers.group_bias import Tastes
 from mobatlas.groups import Groups
 
 Floats = npt.NDArray[np.float64]

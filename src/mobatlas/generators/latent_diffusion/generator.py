@@ -25,7 +25,7 @@ from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusion
 from mobatlas.generators.latent_diffusion.diffusion import noise_schedule, rollout
 from mobatlas.generators.latent_diffusion.dit import DiT, Estimate
 from mobatlas.generators.latent_diffusion.latents import Latents, encode_split, set_statistics
-from mobatlas.generators.tiles import TILE, spread, stream, tiles
+from mobatlas.generators.tiling import TILE, spread, stream, tiles
 from mobatlas.groups import Groups
 from mobatlas.training.devices import autocast
 from mobatlas.training.loop import Share, Stage, Trainer

@@ -16,11 +16,11 @@ from pydantic import Field
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.autoregressive.config import PAPER
-from mobatlas.generators.autoregressive.writer import writer_family
 from mobatlas.generators.base import Generator
+from mobatlas.generators.point_process.codec import Timed
 from mobatlas.generators.point_process.network import TimedTransformer, Visits
-from mobatlas.generators.point_process.script import Timed
+from mobatlas.generators.sequence.config import PAPER
+from mobatlas.generators.sequence.sequence_generator import writer_family
 from mobatlas.generators.vae import LatentWriterConfig, Variational
 from mobatlas.groups import Groups
 

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from mobatlas.data.dataset import DAY, TrajectoryDataset
 from mobatlas.data.vocabulary import EOS, HOME, PAD
-from mobatlas.generators.autoregressive.config import TransformerConfig
-from mobatlas.generators.autoregressive.network import CausalTransformer
 from mobatlas.generators.point_process.durations import MOMENT, Durations, moment
+from mobatlas.generators.sequence.config import TransformerConfig
+from mobatlas.generators.sequence.network import CausalTransformer
 from mobatlas.groups import Groups
 
 

@@ -16,12 +16,12 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import SoftTrajectories, Trajectories
-from mobatlas.generators.autoregressive.conditioning import begin_as, told
-from mobatlas.generators.autoregressive.config import WriterConfig
-from mobatlas.generators.autoregressive.script import Script, Tokens
-from mobatlas.generators.autoregressive.writing import LATENT
 from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
-from mobatlas.generators.tiles import TILE, spread, stream, tiles
+from mobatlas.generators.sequence.codec import Script, Tokens
+from mobatlas.generators.sequence.conditioning import begin_as, told
+from mobatlas.generators.sequence.config import WriterConfig
+from mobatlas.generators.sequence.decode import LATENT
+from mobatlas.generators.tiling import TILE, spread, stream, tiles
 from mobatlas.groups import Groups
 from mobatlas.training.devices import autocast
 from mobatlas.training.loop import Share, Stage, Trainer

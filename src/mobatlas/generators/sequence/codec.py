@@ -11,9 +11,9 @@ from torch import Tensor
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import PAD
 from mobatlas.features.maps import SoftTrajectories, Trajectories
-from mobatlas.generators.autoregressive.network import CausalTransformer, before, with_end
-from mobatlas.generators.autoregressive.writing import TOKENS, Chance, write
 from mobatlas.generators.base import Floats, Ints
+from mobatlas.generators.sequence.decode import TOKENS, Chance, write
+from mobatlas.generators.sequence.network import CausalTransformer, before, with_end
 
 
 class Script(Protocol):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mobatlas.data.vocabulary import BOS, EOS, PAD
-from mobatlas.generators.autoregressive.network import CausalTransformer
-from mobatlas.generators.tiles import draw
+from mobatlas.generators.sequence.network import CausalTransformer
+from mobatlas.generators.tiling import draw
 
 TOKENS, LATENT, TIMES, START = range(4)  # streams of random numbers
 Chance = Callable[..., Tensor]  # (stream, *shape) -> numbers in [0, 1) of the samples of a tile, (TILE, *shape)

@@ -13,12 +13,12 @@ from mobatlas.data.dataset import DAY, TrajectoryDataset
 from mobatlas.data.vocabulary import BOS, EOS, HOME, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import SoftTrajectories, Trajectories, monday
-from mobatlas.generators.autoregressive.network import valid, with_end
-from mobatlas.generators.autoregressive.script import flat, padded
-from mobatlas.generators.autoregressive.writing import START, TIMES, TOKENS, Chance
 from mobatlas.generators.base import Floats, Ints
 from mobatlas.generators.point_process.network import TimedTransformer
-from mobatlas.generators.tiles import draw
+from mobatlas.generators.sequence.codec import flat, padded
+from mobatlas.generators.sequence.decode import START, TIMES, TOKENS, Chance
+from mobatlas.generators.sequence.network import valid, with_end
+from mobatlas.generators.tiling import draw
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import BOS, EOS, MASK, PAD
-from mobatlas.generators.autoregressive.conditioning import Conditioning
-from mobatlas.generators.autoregressive.config import TransformerConfig
-from mobatlas.generators.nearness import Nearness
-from mobatlas.generators.tastes import Tastes
+from mobatlas.generators.layers.distance_bias import Nearness
+from mobatlas.generators.layers.group_bias import Tastes
+from mobatlas.generators.sequence.conditioning import Conditioning
+from mobatlas.generators.sequence.config import TransformerConfig
 from mobatlas.groups import Groups
 
 PARTS = 4  # of a batch, by length: two thirds of the time of one
