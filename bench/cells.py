@@ -34,8 +34,8 @@ from mobatlas.pipeline.train import divided, supervise, train
 from mobatlas.progress import track
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import build_regions
-from mobatlas.supervision.kept import CURVE, load_sampler
 from mobatlas.supervision.resample import PlainSampler, Sampler
+from mobatlas.supervision.store import CURVE, load_sampler
 from mobatlas.supervision.strategies import strategy_named
 from mobatlas.training.checkpoints import START_ANEW
 

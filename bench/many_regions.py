@@ -23,7 +23,7 @@ from mobatlas.regions.recovery.recover import Recovery, recover
 from mobatlas.regions.store import build_regions, load_regions
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import gather_evidence
-from mobatlas.supervision.teach import fit_group_tilts
+from mobatlas.supervision.group_tilts import fit_group_tilts
 
 SIZES = ((1_000, 18), (10_000, 18), (10_000, 90))  # regions, groups
 PANEL, RESIDENTS = 30, 1_500  # people of a region whose visits are known, and whom a census counts

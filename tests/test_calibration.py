@@ -22,7 +22,7 @@ from mobatlas.groups import Groups
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.calibration import Calibration, fit_calibration, fit_capped_tilt
 from mobatlas.supervision.evidence import Evidence, gather_evidence
-from mobatlas.supervision.given import fit_given_tilt, given_weights
+from mobatlas.supervision.fixed_anchor_calibration import fit_given_tilt, given_weights
 from mobatlas.supervision.resample import (
     CalibratedSampler,
     PlainSampler,

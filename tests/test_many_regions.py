@@ -21,8 +21,8 @@ from mobatlas.regions.aggregates import load_aggregates, write_aggregates
 from mobatlas.regions.recovery.posterior import Fit, Problem, independent
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.types import Aggregates, Composition, Floats, Regions
-from mobatlas.supervision import teach
-from mobatlas.supervision.teach import _Fitting
+from mobatlas.supervision import group_tilts as teach
+from mobatlas.supervision.group_tilts import _Fitting
 from mobatlas.supervision.tilt import fit_tilt
 
 PANEL = 30.0

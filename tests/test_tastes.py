@@ -18,7 +18,7 @@ from mobatlas.generators.layers.group_bias import Tastes, begin_with, has_tastes
 from mobatlas.groups import Groups
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import gather_evidence
-from mobatlas.supervision.teach import fit_group_tilts, token_shifts
+from mobatlas.supervision.group_tilts import fit_group_tilts, token_shifts
 from tests.networks import LATENT, LENGTH, chance, new_model
 from tests.tiny import OPTIONS, fresh, small_city
 

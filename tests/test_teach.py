@@ -27,7 +27,7 @@ from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import Evidence, _tilted_to, gather_evidence
-from mobatlas.supervision.teach import GroupTilts, fit_group_tilts, teach_tilts, tilted_draw
+from mobatlas.supervision.group_tilts import GroupTilts, fit_group_tilts, teach_tilts, tilted_draw
 from mobatlas.supervision.tilt import fit_tilt
 from mobatlas.training.loop import Trainer
 from mobatlas.training.weights import WEIGHTS

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mobatlas.report.page import write_report
     from mobatlas.report.privacy import audit_tables, write_audit
     from mobatlas.report.tables import Table, evaluation_tables, write_evaluation, write_tables
-    from mobatlas.supervision.kept import load_sampler
+    from mobatlas.supervision.store import load_sampler
 
 __version__ = version("mobatlas")
 
@@ -80,7 +80,7 @@ _LATER = {
     "load_model": "mobatlas.generators.store",
     "load_regions": "mobatlas.regions.store",
     "load_run": "mobatlas.config",
-    "load_sampler": "mobatlas.supervision.kept",
+    "load_sampler": "mobatlas.supervision.store",
     "prepare": "mobatlas.data.prepare.pipeline",
     "read_composition": "mobatlas.regions.composition",
     "read_samples": "mobatlas.data.samples",

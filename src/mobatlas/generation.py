@@ -28,7 +28,7 @@ from mobatlas.io.output import new_file, refuse_overlap
 from mobatlas.io.tables import keys, numbers, read_table
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.sampling import Chunk, Maker, People, Plan, Shard
-from mobatlas.supervision.kept import load_lives, load_sampler
+from mobatlas.supervision.store import load_lives, load_sampler
 from mobatlas.training.devices import find_devices
 from mobatlas.training.resources import peak_gb
 from mobatlas.workers import made_by

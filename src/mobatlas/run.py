@@ -44,8 +44,8 @@ from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import build_regions, load_regions
 from mobatlas.report.page import RUN, write_report
 from mobatlas.stages import Stages, content_of, made, refuse_other
-from mobatlas.supervision.kept import load_sampler
 from mobatlas.supervision.resample import PlainSampler, Sampler
+from mobatlas.supervision.store import load_sampler
 
 REPORT = "report.html"
 BASELINE, STRONG = "baseline", "strong"

@@ -32,9 +32,9 @@ from mobatlas.io.manifest import read_manifest
 from mobatlas.io.output import is_complete, refuse_overlap, resumable_folder, unfinished
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.supervision.evidence import Evidence, gather_evidence
-from mobatlas.supervision.kept import CURVE, MEANS, keep_curve, keep_evidence
 from mobatlas.supervision.resample import FILES as CALIBRATION
 from mobatlas.supervision.resample import save_calibration
+from mobatlas.supervision.store import CURVE, MEANS, keep_curve, keep_evidence
 from mobatlas.supervision.strategies import (
     AUTO,
     SuperviseConfig,

@@ -30,7 +30,7 @@ from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, line_char
 from mobatlas.report.published import AVERAGE, STATES, published, published_rows
 from mobatlas.report.story import summary
 from mobatlas.report.views import REAL, View, Views
-from mobatlas.supervision.kept import CURVE as VALIDATIONS
+from mobatlas.supervision.store import CURVE as VALIDATIONS
 
 RUN = "run.json"
 CURVE = 300  # points of a learning curve

@@ -28,7 +28,7 @@ from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import Evidence
-from mobatlas.supervision.given import fit_given_tilt, given_weights
+from mobatlas.supervision.fixed_anchor_calibration import fit_given_tilt, given_weights
 from mobatlas.supervision.moments import TIMES, Ints, Moments
 from mobatlas.supervision.tilt import Product, minimise_dual, refuse_unusable, scaled_features
 

@@ -25,7 +25,7 @@ from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.calibration import CANDIDATES, POOL, RIDGE, Calibration, fit_calibration
 from mobatlas.supervision.evidence import Evidence, of_group
-from mobatlas.supervision.given import given_weights
+from mobatlas.supervision.fixed_anchor_calibration import given_weights
 from mobatlas.supervision.moments import Ints, Moments, Phi
 from mobatlas.training.checkpoints import write_whole
 

@@ -20,7 +20,8 @@ from mobatlas.generators.base import Family, Generator, tells_times
 from mobatlas.progress import track
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
 from mobatlas.regions.types import Floats
-from mobatlas.supervision import calibration, finetune, teach
+from mobatlas.supervision import calibration, finetune
+from mobatlas.supervision import group_tilts as teach
 from mobatlas.supervision.calibration import Calibration, fit_calibration
 from mobatlas.supervision.evidence import Evidence
 from mobatlas.supervision.finetune import FinetuneConfig
