@@ -161,7 +161,7 @@ class _Clock:
 
 
 def _generate(model: Path, out: Path, n: int, seed: int, devices: int, shard: str | None) -> dict[str, Any]:
-    from mobatlas.generation import generate  # torch only in the process that needs it
+    from mobatlas.sampling.generate import generate  # torch only in the process that needs it
 
     clock = _Clock()
     how: dict[str, Any] = {"seed": seed, "accelerator": "cpu", "devices": devices, "shard": shard}

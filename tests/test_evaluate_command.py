@@ -258,7 +258,7 @@ def test_a_hundred_thousand_trajectories_take_seconds(dataset: TrajectoryDataset
 
 def test_a_file_of_generate_is_read_as_it_was_written(dataset: TrajectoryDataset, tmp_path: Path) -> None:
     from mobatlas.data.synthetic import read_synthetic
-    from mobatlas.generation import generate
+    from mobatlas.sampling.generate import generate
     from tests.worlds import FAMILY, keep
 
     groups = dataset.groups

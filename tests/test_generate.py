@@ -19,17 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mobatlas import MobatlasError, load_regions
-from mobatlas.coarsening import coarsened
 from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.synthetic import SCHEMA, read_synthetic
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.features.maps import haversine_km
-from mobatlas.generation import generate
 from mobatlas.generators.rng import uniforms
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.regions.store import load_assignment
+from mobatlas.sampling.coarsen import coarsened
+from mobatlas.sampling.generate import generate
 from tests.worlds import GROUP, World, firsts, remade, rows, small_world, write_homes
 
 
@@ -292,7 +292,7 @@ def test_a_file_that_is_there_is_replaced_only_if_asked_to_and_only_ours(world: 
 
 def test_memory_does_not_grow_with_the_number_of_samples(world: World, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from mobatlas.generation import generate; model, out = map(Path, sys.argv[1:])\n"
+        "import sys; from pathlib import Path; from mobatlas.sampling.generate import generate; model, out = map(Path, sys.argv[1:])\n"
         "for n in (2_000, 20_000): print(generate(model, out / str(n), n, lengths='empirical').peak_gb)"
     )
     command = [sys.executable, "-c", code, str(world.model), str(tmp_path)]

@@ -11,7 +11,7 @@ import pytest
 
 from mobatlas import MobatlasError
 from mobatlas.data.synthetic import SCHEMA, read_synthetic
-from mobatlas.generation import generate
+from mobatlas.sampling.generate import generate
 from tests.tiny import small_city
 from tests.worlds import GROUP, World, cut, remade, small_world, write_homes
 

@@ -33,7 +33,6 @@ from mobatlas import (
     write_city_folder,
 )
 from mobatlas.cli import app
-from mobatlas.coarsening import coarsened
 from mobatlas.config import Coarsening
 from mobatlas.data.vocabulary import FIRST_POI, HOME
 from mobatlas.evaluation.comparison import Interval
@@ -52,8 +51,9 @@ from mobatlas.evaluation.privacy import (
     UNTESTED,
     Check,
 )
-from mobatlas.generation import generate
 from mobatlas.report.privacy import audit_table
+from mobatlas.sampling.coarsen import coarsened
+from mobatlas.sampling.generate import generate
 from tests.tiny import fitted
 from tests.worlds import FAMILY, keep
 from tests.written import write

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mobatlas import cli, workers
+from mobatlas import cli
+from mobatlas.sampling import processes as workers
 from mobatlas.training.resources import keep_memory
 
 # Ten rounds after ten others, each of which asks for eight pieces, writes into them and frees them: how many pages the system

@@ -25,7 +25,7 @@ from mobatlas.data.schema import ANCHORS
 from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.io.output import new_folder
-from mobatlas.sampling import Shard
+from mobatlas.sampling.request import Shard
 from mobatlas.supervision.resample import PIECE
 from tests.commands import finish_cold, names, start_cold, wait_until
 from tests.outcomes import refused, run

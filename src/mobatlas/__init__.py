@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mobatlas.evaluation.metrics import Yardstick
     from mobatlas.evaluation.privacy import Audit, audit
     from mobatlas.features.maps import Trajectories, build_feature, register_feature
-    from mobatlas.generation import generate
     from mobatlas.generators.base import Generator, register_generator
     from mobatlas.generators.store import load_model
     from mobatlas.groups import DEFAULT_GROUPS, Groups
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from mobatlas.report.page import write_report
     from mobatlas.report.privacy import audit_tables, write_audit
     from mobatlas.report.tables import Table, evaluation_tables, write_evaluation, write_tables
+    from mobatlas.sampling.generate import generate
     from mobatlas.supervision.store import load_sampler
 
 __version__ = version("mobatlas")
@@ -76,7 +76,7 @@ _LATER = {
     "evaluate": "mobatlas.evaluation.evaluate",
     "evaluate_groups": "mobatlas.evaluation.comparison",
     "evaluation_tables": "mobatlas.report.tables",
-    "generate": "mobatlas.generation",
+    "generate": "mobatlas.sampling.generate",
     "load_model": "mobatlas.generators.store",
     "load_regions": "mobatlas.regions.store",
     "load_run": "mobatlas.config",

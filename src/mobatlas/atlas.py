@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
-from mobatlas.generation import generate
 from mobatlas.generators.store import KIND, Model, load_model
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
 from mobatlas.pipeline.train import Hardware, supervise, train
+from mobatlas.sampling.generate import generate
 from mobatlas.supervision.resample import FILES
 
 

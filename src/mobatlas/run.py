@@ -30,7 +30,6 @@ from mobatlas.evaluation.evaluate import evaluate
 from mobatlas.evaluation.privacy import STEPS as AUDIT_STEPS
 from mobatlas.evaluation.privacy import audit
 from mobatlas.evaluation.regional import held_out_people, held_out_regions
-from mobatlas.generation import generate
 from mobatlas.generators.base import family_of
 from mobatlas.generators.store import KIND as MODEL
 from mobatlas.generators.store import load_model
@@ -43,6 +42,7 @@ from mobatlas.regions.identifiability import diagnose
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import build_regions, load_regions
 from mobatlas.report.page import RUN, write_report
+from mobatlas.sampling.generate import generate
 from mobatlas.stages import Stages, content_of, made, refuse_other
 from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler

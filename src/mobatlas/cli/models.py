@@ -190,8 +190,8 @@ def generate(
     quiet: Quiet = False,
 ) -> None:
     """Sample trajectories into a Parquet file."""
-    from mobatlas.generation import generate as run_generation
-    from mobatlas.sampling import Shard as Piece
+    from mobatlas.sampling.generate import generate as run_generation
+    from mobatlas.sampling.request import Shard as Piece
 
     _trust(trust_code)
     about = max(1, (n or 1) // Piece.parse(shard).of) if shard is not None else n or 1

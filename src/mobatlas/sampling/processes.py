@@ -23,7 +23,7 @@ import torch
 
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.store import load_model
-from mobatlas.sampling import Chunk, Maker, Plan, Range
+from mobatlas.sampling.request import Chunk, Maker, Plan, Range
 from mobatlas.training.resources import keep_memory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mobatlas.coarsening import coarsened
 from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS, require_columns
 from mobatlas.data.synthetic import SCHEMA, TIMED
@@ -27,11 +26,12 @@ from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_pa
 from mobatlas.io.output import new_file, refuse_overlap
 from mobatlas.io.tables import keys, numbers, read_table
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.sampling import Chunk, Maker, People, Plan, Shard
+from mobatlas.sampling.coarsen import coarsened
+from mobatlas.sampling.processes import made_by
+from mobatlas.sampling.request import Chunk, Maker, People, Plan, Shard
 from mobatlas.supervision.store import load_lives, load_sampler
 from mobatlas.training.devices import find_devices
 from mobatlas.training.resources import peak_gb
-from mobatlas.workers import made_by
 
 log = logging.getLogger("mobatlas")
 LENGTHS = ("model", "empirical")
