@@ -25,7 +25,7 @@ from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, floor_closed, gap_closed, mean_scores, pairwise, real_groups
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.evaluation.models import FLOOR, draw_groups, score_samples
+from mobatlas.evaluation.score_models import FLOOR, draw_groups, score_samples
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.store import load_model

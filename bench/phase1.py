@@ -17,7 +17,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.comparison import floor_closed, sampling_floor
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.evaluation.models import FLOOR, score_everybody, score_groups
+from mobatlas.evaluation.score_models import FLOOR, score_everybody, score_groups
 from mobatlas.generators.base import Generator
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.store import load_model

@@ -38,7 +38,7 @@ from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.evaluation.models import FLOOR, score_samples
+from mobatlas.evaluation.score_models import FLOOR, score_samples
 from mobatlas.features.maps import Trajectories, check_feature
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.pipeline.train import check_options

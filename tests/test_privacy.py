@@ -36,10 +36,7 @@ from mobatlas.cli import app
 from mobatlas.config import Coarsening
 from mobatlas.data.vocabulary import FIRST_POI, HOME
 from mobatlas.evaluation.comparison import Interval
-from mobatlas.evaluation.likeness import distances, log_likelihood, number_grams, shingles
-from mobatlas.evaluation.membership import area, attacks, hit_rate, infer
-from mobatlas.evaluation.memorisation import rare_places
-from mobatlas.evaluation.privacy import (
+from mobatlas.evaluation.privacy.audit import (
     AMBER,
     ANCHORS,
     GREEN,
@@ -51,6 +48,9 @@ from mobatlas.evaluation.privacy import (
     UNTESTED,
     Check,
 )
+from mobatlas.evaluation.privacy.membership import area, attacks, hit_rate, infer
+from mobatlas.evaluation.privacy.memorisation import rare_places
+from mobatlas.evaluation.privacy.ngrams import distances, log_likelihood, number_grams, shingles
 from mobatlas.report.privacy import audit_table
 from mobatlas.sampling.coarsen import coarsened
 from mobatlas.sampling.generate import generate

@@ -35,7 +35,7 @@ from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.evaluation.models import draw_groups, sample_groups
+from mobatlas.evaluation.score_models import draw_groups, sample_groups
 from mobatlas.features.maps import Trajectories
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery.recover import Recovery

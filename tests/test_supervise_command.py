@@ -21,7 +21,7 @@ from mobatlas import (
     load_sampler,
 )
 from mobatlas.data.schema import ANCHORS
-from mobatlas.evaluation.models import FLOOR, score_groups
+from mobatlas.evaluation.score_models import FLOOR, score_groups
 from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest

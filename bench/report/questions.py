@@ -11,7 +11,7 @@ import numpy as np
 
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
-from mobatlas.evaluation.models import FLOOR
+from mobatlas.evaluation.score_models import FLOOR
 from mobatlas.io.manifest import write_whole
 from mobatlas.report.figures import bars_figure, curves_figure, heatmap_figure
 from mobatlas.report.published import AVERAGE, STATES, published, published_rows

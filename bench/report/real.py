@@ -16,7 +16,7 @@ from bench.reweight import case_label
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import floor_closed
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
-from mobatlas.evaluation.models import FLOOR
+from mobatlas.evaluation.score_models import FLOOR
 from mobatlas.report.figures import forest_figure
 from mobatlas.report.tables import MINUS, SHARE, Cell, Table, write_tables
 

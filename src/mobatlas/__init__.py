@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mobatlas.evaluation.comparison import compare, evaluate_groups, sampling_floor
     from mobatlas.evaluation.evaluate import Evaluation, evaluate
     from mobatlas.evaluation.metrics import Yardstick
-    from mobatlas.evaluation.privacy import Audit, audit
+    from mobatlas.evaluation.privacy.audit import Audit, audit
     from mobatlas.features.maps import Trajectories, build_feature, register_feature
     from mobatlas.generators.base import Generator, register_generator
     from mobatlas.generators.store import load_model
@@ -44,7 +44,7 @@ _LATER = {
     "Aggregates": "mobatlas.regions.types",
     "Atlas": "mobatlas.atlas",
     "AtlasModel": "mobatlas.atlas",
-    "Audit": "mobatlas.evaluation.privacy",
+    "Audit": "mobatlas.evaluation.privacy.audit",
     "Batch": "mobatlas.data.dataset",
     "City": "mobatlas.data.city",
     "CityConfig": "mobatlas.config",
@@ -67,7 +67,7 @@ _LATER = {
     "TrajectoryDataset": "mobatlas.data.dataset",
     "Vocabulary": "mobatlas.data.vocabulary",
     "Yardstick": "mobatlas.evaluation.metrics",
-    "audit": "mobatlas.evaluation.privacy",
+    "audit": "mobatlas.evaluation.privacy.audit",
     "audit_tables": "mobatlas.report.privacy",
     "build_feature": "mobatlas.features.maps",
     "build_regions": "mobatlas.regions.store",

@@ -27,8 +27,8 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import STEPS, prepare
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate
-from mobatlas.evaluation.privacy import STEPS as AUDIT_STEPS
-from mobatlas.evaluation.privacy import audit
+from mobatlas.evaluation.privacy.audit import STEPS as AUDIT_STEPS
+from mobatlas.evaluation.privacy.audit import audit
 from mobatlas.evaluation.regional import held_out_people, held_out_regions
 from mobatlas.generators.base import family_of
 from mobatlas.generators.store import KIND as MODEL

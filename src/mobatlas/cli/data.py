@@ -22,8 +22,8 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare.pipeline import STEPS, prepare
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate as run_evaluation
-from mobatlas.evaluation.privacy import STEPS as AUDIT_STEPS
-from mobatlas.evaluation.privacy import audit as run_audit
+from mobatlas.evaluation.privacy.audit import STEPS as AUDIT_STEPS
+from mobatlas.evaluation.privacy.audit import audit as run_audit
 from mobatlas.progress import track
 from mobatlas.regions.composition import read_composition
 from mobatlas.regions.disclosure import Disclosure

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mobatlas.evaluation.privacy import AMBER, AUC, GREEN, PLACES, RED, REPEATS, TPR, Audit
+from mobatlas.evaluation.privacy.audit import AMBER, AUC, GREEN, PLACES, RED, REPEATS, TPR, Audit
 from mobatlas.io.manifest import write_json
 from mobatlas.io.output import new_folder, refuse_overlap
 from mobatlas.report.tables import Cell, Table, write_tables

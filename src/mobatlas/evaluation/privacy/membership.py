@@ -13,10 +13,10 @@ import numpy as np
 from scipy import stats
 
 from mobatlas.evaluation.comparison import Interval, interval
-from mobatlas.evaluation.crowd import GRAM, REFERENCE, Crowd, Nearness
-from mobatlas.evaluation.likeness import Flags, log_likelihood
-from mobatlas.evaluation.memorisation import LEVEL
 from mobatlas.evaluation.metrics import Floats, Ints
+from mobatlas.evaluation.privacy.cohort import GRAM, REFERENCE, Crowd, Nearness
+from mobatlas.evaluation.privacy.memorisation import LEVEL
+from mobatlas.evaluation.privacy.ngrams import Flags, log_likelihood
 from mobatlas.features.maps import haversine_km
 
 FALSE_POSITIVES = 0.01

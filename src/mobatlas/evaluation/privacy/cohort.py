@@ -9,8 +9,8 @@ import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.likeness import Flags, Grams, cut, distances, number_grams, number_sequences, shingles
 from mobatlas.evaluation.metrics import Floats, Ints
+from mobatlas.evaluation.privacy.ngrams import Flags, Grams, cut, distances, number_grams, number_sequences, shingles
 from mobatlas.features.maps import Trajectories
 
 TRAIN, HELD_OUT, REFERENCE = 0, 1, 2  # sides of people; the last are those whom an attacker knows besides

@@ -18,7 +18,8 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.samples import read_samples
 from mobatlas.data.vocabulary import OTHER
 from mobatlas.evaluation.comparison import Interval
-from mobatlas.evaluation.crowd import (
+from mobatlas.evaluation.metrics import Floats, Ints
+from mobatlas.evaluation.privacy.cohort import (
     FEWEST,
     GRAM,
     HELD_OUT,
@@ -31,10 +32,9 @@ from mobatlas.evaluation.crowd import (
     deal,
     nearness,
 )
-from mobatlas.evaluation.likeness import Flags
-from mobatlas.evaluation.membership import Attack, anchor_scores, attacks, infer, trajectory_scores
-from mobatlas.evaluation.memorisation import RARE, Excess, closer, rare_places, shared, singled_out
-from mobatlas.evaluation.metrics import Floats, Ints
+from mobatlas.evaluation.privacy.membership import Attack, anchor_scores, attacks, infer, trajectory_scores
+from mobatlas.evaluation.privacy.memorisation import RARE, Excess, closer, rare_places, shared, singled_out
+from mobatlas.evaluation.privacy.ngrams import Flags
 from mobatlas.progress import SILENT, Tracker
 
 GREEN, AMBER, RED, UNDECIDED, UNTESTED = "green", "amber", "red", "not decided", "not tested"

@@ -15,8 +15,8 @@ from scipy import stats
 
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.evaluation.comparison import Interval
-from mobatlas.evaluation.crowd import HELD_OUT, REFERENCE, TRAIN, Deal
 from mobatlas.evaluation.metrics import Floats, Ints
+from mobatlas.evaluation.privacy.cohort import HELD_OUT, REFERENCE, TRAIN, Deal
 from mobatlas.features.maps import Trajectories
 
 LEVEL = 0.95
