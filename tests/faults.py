@@ -46,7 +46,7 @@ VALUES: dict[str, Any] = {
     "audit": True,
     "regions": {"demogroups": {"partition": "demogroups"}},
 }
-ALSO = "import mobatlas.run, mobatlas.generators.sequence.sequence_generator\n"
+ALSO = "import mobatlas.pipeline.run, mobatlas.generators.sequence.sequence_generator\n"
 # Every operation of Python on files below a folder leaves a dot in a file; before a chosen one the process is signalled.
 WATCH = """
 import os, sys

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mobatlas.config import build_run
-from mobatlas.run import run
+from mobatlas.pipeline.run import run
 from tests.tiny import OPTIONS
 
 VALUES: dict[str, Any] = {

@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from mobatlas.demo import run_demo
 from mobatlas.generators.store import load_model
+from mobatlas.pipeline.demo import run_demo
 from tests.tiny import OPTIONS
 
 SMALLER: dict[str, Any] = {

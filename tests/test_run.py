@@ -19,11 +19,11 @@ from mobatlas import MobatlasError, build_regions
 from mobatlas.cli import app
 from mobatlas.config import build_run, load_run
 from mobatlas.data.prepare.pipeline import prepare
+from mobatlas.pipeline.cache import refuse_other
+from mobatlas.pipeline.init import write_configuration
+from mobatlas.pipeline.run import run
 from mobatlas.regions.store import load_regions
 from mobatlas.report.page import write_report
-from mobatlas.run import run
-from mobatlas.stages import refuse_other
-from mobatlas.starting import write_configuration
 from tests.runs import VALUES, finished_run
 
 

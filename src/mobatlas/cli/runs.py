@@ -12,8 +12,8 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from mobatlas.cli.options import Json, Overwrite, Quiet, show
-from mobatlas.demo import run_demo, run_tables
-from mobatlas.starting import write_configuration
+from mobatlas.pipeline.demo import run_demo, run_tables
+from mobatlas.pipeline.init import write_configuration
 
 app = typer.Typer()
 Anew = Annotated[bool, typer.Option("--overwrite", help="Begin anew instead of going on where it stopped.")]
@@ -57,7 +57,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """The whole way from your tables to report.html; what was finished before is not made again."""
-    from mobatlas.run import run as run_all  # torch takes seconds to import
+    from mobatlas.pipeline.run import run as run_all  # torch takes seconds to import
 
     made = run_all(config, out or Path("runs") / config.stem, overwrite=overwrite, quiet=quiet)
     lines, facts = [f"report: {made.report}"], made.facts

@@ -36,6 +36,7 @@ from mobatlas.generators.store import load_model
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import METADATA, beside, library_versions, read_manifest, write_json, write_parquet
 from mobatlas.io.output import new_file, only_writer
+from mobatlas.pipeline.cache import Stages, content_of, made, refuse_other
 from mobatlas.pipeline.train import divided, supervise, train
 from mobatlas.progress import track
 from mobatlas.regions.identifiability import diagnose
@@ -43,7 +44,6 @@ from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import build_regions, load_regions
 from mobatlas.report.page import RUN, write_report
 from mobatlas.sampling.generate import generate
-from mobatlas.stages import Stages, content_of, made, refuse_other
 from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler
 

@@ -24,7 +24,7 @@ def run_demo(
 
     What an earlier call finished stays, unless `overwrite`.
     """
-    from mobatlas.run import run  # what needs torch takes seconds to import
+    from mobatlas.pipeline.run import run  # what needs torch takes seconds to import
 
     text = resources.files("mobatlas").joinpath("demo.yaml").read_text(encoding="utf-8")
     made = run(
