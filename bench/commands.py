@@ -20,7 +20,7 @@ from mobatlas.cli.options import (
 )
 from mobatlas.config import parse_assignments
 from mobatlas.progress import track
-from mobatlas.report.text import (
+from mobatlas.report.console import (
     cost_table,
     phase1_table,
     phase2_table,

@@ -17,7 +17,7 @@ from bench.report.phase2 import phase2_tables, write_phase2
 from mobatlas import MobatlasError
 from mobatlas.evaluation.metrics import METRICS
 from mobatlas.io.manifest import write_json
-from mobatlas.report.text import phase2_table
+from mobatlas.report.console import phase2_table
 from tests.tiny import OPTIONS
 
 NAMES = [metric.name for metric in METRICS]

@@ -23,7 +23,7 @@ from mobatlas.pipeline.cache import refuse_other
 from mobatlas.pipeline.init import write_configuration
 from mobatlas.pipeline.run import run
 from mobatlas.regions.store import load_regions
-from mobatlas.report.page import write_report
+from mobatlas.report.html import write_report
 from tests.runs import VALUES, finished_run
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bench import many_regions, speed
 from mobatlas import MobatlasError
-from mobatlas.report.text import speed_table
+from mobatlas.report.console import speed_table
 from mobatlas.training.resources import keep_memory
 from tests.tiny import OPTIONS
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mobatlas.regions.recovery.recover import Recovery, recover
     from mobatlas.regions.store import build_regions, load_regions
     from mobatlas.regions.types import Aggregates, Composition, Population, Regions
-    from mobatlas.report.page import write_report
+    from mobatlas.report.html import write_report
     from mobatlas.report.privacy import audit_tables, write_audit
     from mobatlas.report.tables import Table, evaluation_tables, write_evaluation, write_tables
     from mobatlas.sampling.generate import generate
@@ -95,7 +95,7 @@ _LATER = {
     "write_audit": "mobatlas.report.privacy",
     "write_city_folder": "mobatlas.data.city",
     "write_evaluation": "mobatlas.report.tables",
-    "write_report": "mobatlas.report.page",
+    "write_report": "mobatlas.report.html",
     "write_tables": "mobatlas.report.tables",
 }
 

@@ -30,7 +30,7 @@ from mobatlas.cli.options import (
 from mobatlas.config import load_run, merge, parse_assignments
 from mobatlas.generators.base import family_of, generator_names
 from mobatlas.progress import track
-from mobatlas.report.text import (
+from mobatlas.report.console import (
     generated_table,
     supervised_table,
     training_table,

@@ -80,6 +80,6 @@ def report(
     overwrite: Overwrite = False,
 ) -> None:
     """One HTML file about a run."""
-    from mobatlas.report.page import write_report
+    from mobatlas.report.html import write_report
 
     typer.echo(f"{write_report(folder, out, overwrite=overwrite)}: written")

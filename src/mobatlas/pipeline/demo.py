@@ -13,8 +13,8 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from mobatlas.config import build_run, merge
-from mobatlas.report.story import summary
-from mobatlas.report.text import run_table
+from mobatlas.report.console import run_table
+from mobatlas.report.summary import summary
 
 
 def run_demo(

@@ -42,7 +42,7 @@ from mobatlas.progress import track
 from mobatlas.regions.identifiability import diagnose
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import build_regions, load_regions
-from mobatlas.report.page import RUN, write_report
+from mobatlas.report.html import RUN, write_report
 from mobatlas.sampling.generate import generate
 from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler

@@ -11,8 +11,8 @@ from rich.text import Text
 from mobatlas.evaluation.privacy.audit import AMBER, AUC, GREEN, PLACES, RED, REPEATS, TPR, Audit
 from mobatlas.io.manifest import write_json
 from mobatlas.io.output import new_folder, refuse_overlap
+from mobatlas.report.console import plain_table
 from mobatlas.report.tables import Cell, Table, write_tables
-from mobatlas.report.text import plain_table
 
 KIND = "audit"
 STYLES = {GREEN: "bold green", AMBER: "bold yellow", RED: "bold red"}

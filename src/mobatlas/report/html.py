@@ -28,7 +28,7 @@ from mobatlas.io.output import only_writer
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, line_chart
 from mobatlas.report.published import AVERAGE, STATES, published, published_rows
-from mobatlas.report.story import summary
+from mobatlas.report.summary import summary
 from mobatlas.report.views import REAL, View, Views
 from mobatlas.supervision.store import CURVE as VALIDATIONS
 
