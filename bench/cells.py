@@ -22,11 +22,18 @@ from mobatlas.config import load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.evaluation.comparison import Scores, floor_closed, gap_closed, mean_scores, pairwise, real_groups
+from mobatlas.evaluation.comparison import (
+    Scores,
+    floor_closed,
+    gap_closed,
+    mean_scores,
+    pairwise,
+    real_groups,
+)
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.score_models import FLOOR, draw_groups, score_samples
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, read_manifest, write_json
@@ -96,10 +103,14 @@ class Bench:
     preset: str = "small"
     quiet: bool = False
     generator: str = "latent-diffusion"
-    data: Path | None = None  # a dataset of real people, the same for every seed; None: a city of each seed
+    data: Path | None = (
+        None  # a dataset of real people, the same for every seed; None: a city of each seed
+    )
     census: Path | None = None
     draws: int = 1  # of the samples of a cell, whose scores are averaged
-    views: Callable[[Samples, int], dict[str, dict[str, Scores]]] | None = None  # other looks at the samples of a seed
+    views: Callable[[Samples, int], dict[str, dict[str, Scores]]] | None = (
+        None  # other looks at the samples of a seed
+    )
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,9 @@ class Place:
 
     @property
     def dataset(self) -> TrajectoryDataset:
-        return TrajectoryDataset.open(self.path / "dataset" if self.bench.data is None else self.bench.data)
+        return TrajectoryDataset.open(
+            self.path / "dataset" if self.bench.data is None else self.bench.data
+        )
 
     @property
     def manner(self) -> dict[str, Any]:
@@ -135,21 +148,35 @@ class Place:
     def baseline(self) -> Path:
         """The model of phase 1, made if it is not there."""
         made, bench = self.path / BASELINE, self.bench
-        manner: dict[str, Any] = {"preset": bench.preset, "values": divided(bench.values)[1], **self.manner}
+        manner: dict[str, Any] = {
+            "preset": bench.preset,
+            "values": divided(bench.values)[1],
+            **self.manner,
+        }
         train(self.prepared(), made, generator=bench.generator, **manner)
         return made
 
     def strong(self) -> Path:
         """The labelled upper bound."""
         made = self.path / STRONG
-        supervise(self.baseline(), made, strategy=STRONG, values=divided(self.bench.values)[1], **self.manner)
+        supervise(
+            self.baseline(),
+            made,
+            strategy=STRONG,
+            values=divided(self.bench.values)[1],
+            **self.manner,
+        )
         return made
 
     def regions(self, job: Job) -> Path:
         """The folder of its regions, made if it is not there."""
         folder = self.path / "regions" / job.regions
         if not folder.exists():
-            manner: dict[str, Any] = {"shuffle_regions": job.shuffled, "features": job.features, "seed": self.seed}
+            manner: dict[str, Any] = {
+                "shuffle_regions": job.shuffled,
+                "features": job.features,
+                "seed": self.seed,
+            }
             manner["partition" if job.partition in PARTITIONS else "by"] = job.partition
             if job.census:
                 manner |= {"composition": self.bench.census, "straddle": "uniform"}
@@ -162,12 +189,18 @@ class Place:
         baseline, regions = self.baseline(), self.regions(job)
         out, strategy = self.path / job.name, strategy_named(job.strategy)
         own, _ = divided(self.bench.values)
-        values = {section: value for section, value in own.items() if f"--set {section}" in strategy.options}
+        values = {
+            section: value
+            for section, value in own.items()
+            if f"--set {section}" in strategy.options
+        }
         if "--divergence" in strategy.options:
             values = merge(values, {"finetune": {"divergence": job.divergence}})
         preset = self.bench.preset if "--preset" in strategy.options else None
         manner: dict[str, Any] = {"membership": job.membership, "preset": preset, **self.manner}
-        return out, supervise(baseline, out, regions, strategy=job.strategy, values=values, **manner)
+        return out, supervise(
+            baseline, out, regions, strategy=job.strategy, values=values, **manner
+        )
 
     def samplers(self, job: Job) -> dict[str, Generator | Sampler]:
         """What a job is scored as: as it learnt, and with candidates chosen where it is calibrated."""
@@ -178,25 +211,43 @@ class Place:
             return {"resample": load_sampler(model)}
         calibrated = load_sampler(model)
         plain = (
-            PlainSampler(model.generator, calibrated.anchors, calibrated.lives) if job.membership else model.generator
+            PlainSampler(model.generator, calibrated.anchors, calibrated.lives)
+            if job.membership
+            else model.generator
         )
         return {job.strategy: plain, f"{job.strategy}, calibrated": calibrated}
 
     def scored(self, name: str) -> bool:
         """Whether the file of the cell is there, of as many draws."""
         path = self.path / f"{name}.json"
-        return path.exists() and json.loads(path.read_text(encoding="utf-8")).get("draws", 1) == self.bench.draws
+        return (
+            path.exists()
+            and json.loads(path.read_text(encoding="utf-8")).get("draws", 1) == self.bench.draws
+        )
 
-    def score(self, name: str, models: Mapping[str, Generator | Sampler], facts: Mapping[str, Any]) -> None:
+    def score(
+        self, name: str, models: Mapping[str, Generator | Sampler], facts: Mapping[str, Any]
+    ) -> None:
         """Against test people, both ways to choose anchors; the file says that the cell is finished, and how it was made."""
         dataset = self.dataset
         yardstick, real = Yardstick.of(dataset), real_groups(dataset, "test")
         draws = self.bench.draws
-        made = {anchors: draw_groups(dataset, models, draws, self.seed, anchors=anchors) for anchors in ANCHORS}
+        made = {
+            anchors: draw_groups(dataset, models, draws, self.seed, anchors=anchors)
+            for anchors in ANCHORS
+        }
         rounds = []
         for draw in range(draws):
-            some, seed = {anchors: each[draw] for anchors, each in made.items()}, self.seed + STRIDE * draw
-            rounds.append({view: score_samples(dataset, yardstick, each, real, seed) for view, each in some.items()})
+            some, seed = (
+                {anchors: each[draw] for anchors, each in made.items()},
+                self.seed + STRIDE * draw,
+            )
+            rounds.append(
+                {
+                    view: score_samples(dataset, yardstick, each, real, seed)
+                    for view, each in some.items()
+                }
+            )
             if self.bench.views is not None:
                 rounds[-1] |= self.bench.views(some["group"], seed)
         found = {
@@ -204,13 +255,24 @@ class Place:
             for view, labels in rounds[0].items()
         }
         average, by_group, variety = (
-            {view: {label: what(each) for label, each in scores.items()} for view, scores in found.items()}
+            {
+                view: {label: what(each) for label, each in scores.items()}
+                for view, scores in found.items()
+            }
             for what in (_average, _by_group, _diversity)
         )
         for kinds in variety.values():
             del kinds[FLOOR]
         write_cell(
-            self, name, {**facts, "draws": draws, "jsd": average, "groups": by_group["group"], "diversity": variety}
+            self,
+            name,
+            {
+                **facts,
+                "draws": draws,
+                "jsd": average,
+                "groups": by_group["group"],
+                "diversity": variety,
+            },
         )
 
 
@@ -228,23 +290,33 @@ def write_cell(place: Place, name: str, found: Mapping[str, Any]) -> None:
 def command_of(benchmark: str, asked: Mapping[str, Sequence[str]]) -> str:
     """The command line with what was asked for of each option, to be formatted: its own braces are doubled."""
     options = [word for name, each in asked.items() for one in each for word in (name, one)]
-    return shlex.join(["mobatlas", "benchmark", benchmark, *options]).replace("{", "{{").replace("}", "}}")
+    return (
+        shlex.join(["mobatlas", "benchmark", benchmark, *options])
+        .replace("{", "{{")
+        .replace("}", "}}")
+    )
 
 
 def fill(out: Path, title: str, jobs: Sequence[Job], seeds: Sequence[int], bench: Bench) -> None:
     """Compute the cells that are not there yet; what is planned is said first, and how long it may take once one is known."""
     places = [Place(out / f"seed-{seed}", seed, bench) for seed in seeds]
     plan = [(place, job) for place in places for job in (None, *jobs)]
-    missing = [(place, job) for place, job in plan if not place.scored(PHASE1 if job is None else job.name)]
+    missing = [
+        (place, job) for place, job in plan if not place.scored(PHASE1 if job is None else job.name)
+    ]
     minutes = sum(MINUTES[PHASE1 if job is None else job.strategy] for _, job in missing)
     about = f", about {minutes} minutes on two cores" if bench.preset == "small" and minutes else ""
-    log.info("%s: %d cells, %d of them finished%s", title, len(plan), len(plan) - len(missing), about)
+    log.info(
+        "%s: %d cells, %d of them finished%s", title, len(plan), len(plan) - len(missing), about
+    )
     with (
         in_one_folder(),
         track(title, max(len(missing), 1), quiet=True) as tracker,
     ):  # lines: what it is made of has bars of its own
         for done, (place, job) in enumerate(missing):
-            tracker.step(done, f"seed {place.seed}, {'baseline and strong' if job is None else job.name}")
+            tracker.step(
+                done, f"seed {place.seed}, {'baseline and strong' if job is None else job.name}"
+            )
             if job is None:
                 _phase1(place)
             else:
@@ -267,7 +339,9 @@ def in_one_folder() -> Iterator[None]:
 def check_partition(name: str, known: Sequence[str] = PARTITIONS) -> None:
     """Refuse one that does not exist, before anything is trained."""
     if name not in known:
-        raise MobatlasError(f"--partition {name} does not exist{suggestion(name, known)} (known: {', '.join(known)})")
+        raise MobatlasError(
+            f"--partition {name} does not exist{suggestion(name, known)} (known: {', '.join(known)})"
+        )
 
 
 def summarise(out: Path, seeds: Iterable[int], jobs: Iterable[Job]) -> dict[str, Any]:
@@ -279,7 +353,9 @@ def summarise(out: Path, seeds: Iterable[int], jobs: Iterable[Job]) -> dict[str,
         {
             "anchors": anchors,
             "partition": None if job is None else job.partition,
-            "divergence": job.divergence if job is not None and job.strategy == "finetune" else None,
+            "divergence": job.divergence
+            if job is not None and job.strategy == "finetune"
+            else None,
             "features": None if job is None else list(job.features),
             "shuffled": job is not None and job.shuffled,
             "census": job is not None and job.census,
@@ -299,7 +375,9 @@ def summarise(out: Path, seeds: Iterable[int], jobs: Iterable[Job]) -> dict[str,
 
 def read_cell(out: Path, seed: int, name: str) -> dict[str, Any]:
     """What `write_cell` wrote."""
-    found: dict[str, Any] = json.loads((out / f"seed-{seed}" / f"{name}.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(
+        (out / f"seed-{seed}" / f"{name}.json").read_text(encoding="utf-8")
+    )
     return found
 
 
@@ -320,16 +398,23 @@ def rounded(values: Mapping[str, float]) -> dict[str, float]:
 def _phase1(place: Place) -> None:
     paths = {BASELINE: place.baseline(), STRONG: place.strong()}
     dataset = place.dataset
-    apart = {name: np.round(table, 4).tolist() for name, table in pairwise(dataset, Yardstick.of(dataset)).items()}
+    apart = {
+        name: np.round(table, 4).tolist()
+        for name, table in pairwise(dataset, Yardstick.of(dataset)).items()
+    }
     models = {name: load_model(path).generator for name, path in paths.items()}
     place.score(PHASE1, models, {"between_groups": apart})
 
 
 def _cell(place: Place, job: Job) -> None:
     out, report = place.supervised(job)
-    facts: dict[str, Any] = {"supervision": {name: value for name, value in report.items() if name != "regions"}}
+    facts: dict[str, Any] = {
+        "supervision": {name: value for name, value in report.items() if name != "regions"}
+    }
     if (out / CURVE).exists():
-        facts["curve"] = [json.loads(line) for line in (out / CURVE).read_text(encoding="utf-8").splitlines()]
+        facts["curve"] = [
+            json.loads(line) for line in (out / CURVE).read_text(encoding="utf-8").splitlines()
+        ]
     place.score(job.name, place.samplers(job), facts)
 
 
@@ -352,7 +437,10 @@ def _compared(
     first, found = ([each["jsd"][anchors] for each in some] for some in (phase1, cell))
     metrics = {}
     for metric in first[0][BASELINE]:
-        values = {name: np.array([row[name][metric] for row in first]) for name in (BASELINE, STRONG, FLOOR)}
+        values = {
+            name: np.array([row[name][metric] for row in first])
+            for name in (BASELINE, STRONG, FLOOR)
+        }
         ours = np.array([row[model][metric] for row in found])
         mean = {name: float(each.mean()) for name, each in values.items()}
         changed = ours - values[BASELINE]
@@ -361,17 +449,25 @@ def _compared(
             "jsd": round(float(ours.mean()), 4),
             **rounded(mean),
             "spread": round(spread, 4),
-            "floor_closed": _rounded(floor_closed(float(ours.mean()), mean[BASELINE], mean[FLOOR], spread)),
-            "gap_closed": _rounded(gap_closed(float(ours.mean()), mean[BASELINE], mean[STRONG], spread)),
+            "floor_closed": _rounded(
+                floor_closed(float(ours.mean()), mean[BASELINE], mean[FLOOR], spread)
+            ),
+            "gap_closed": _rounded(
+                gap_closed(float(ours.mean()), mean[BASELINE], mean[STRONG], spread)
+            ),
             "by_seed": [
-                _rounded(floor_closed(*three)) for three in zip(ours, values[BASELINE], values[FLOOR], strict=True)
+                _rounded(floor_closed(*three))
+                for three in zip(ours, values[BASELINE], values[FLOOR], strict=True)
             ],
         }
     return metrics
 
 
 def _mean_sd(values: Sequence[float]) -> list[float]:
-    return [round(float(np.mean(values)), 4), round(float(np.std(values, ddof=1)) if len(values) > 1 else 0.0, 4)]
+    return [
+        round(float(np.mean(values)), 4),
+        round(float(np.std(values, ddof=1)) if len(values) > 1 else 0.0, 4),
+    ]
 
 
 def _variety(cells: Sequence[Mapping[str, Any]], anchors: str, model: str) -> dict[str, Any]:
@@ -379,7 +475,9 @@ def _variety(cells: Sequence[Mapping[str, Any]], anchors: str, model: str) -> di
     found = [cell["diversity"][anchors][model] for cell in cells]
     kinds = ("distinct", "copies")
     ours = {kind: round(float(np.mean([each[kind] for each in found])), 4) for kind in kinds}
-    real = {kind: round(float(np.mean([each["held_out"][kind] for each in found])), 4) for kind in kinds}
+    real = {
+        kind: round(float(np.mean([each["held_out"][kind] for each in found])), 4) for kind in kinds
+    }
     return {**ours, "held_out": real}
 
 

@@ -43,16 +43,22 @@ def recovery(
 ) -> None:
     """How near recovered group means come to the truth, and whether their error bars say so."""
     with track("recovering", seeds, quiet) as tracker:
-        result = recovery_benchmark.run(out, seeds, first_seed, overwrite=overwrite, tracker=tracker)
+        result = recovery_benchmark.run(
+            out, seeds, first_seed, overwrite=overwrite, tracker=tracker
+        )
     show(result, json, rows_table(result["rows"], "recovery"))
 
 
 @app.command("phase1")
 def phase1(
     out: Out,
-    seeds: Annotated[int, typer.Option(min=1, help="Simulated cities, each with its own models.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Simulated cities, each with its own models.")
+    ] = 1,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
-    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="Also train strong anew.")] = False,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Also train strong anew.")
+    ] = False,
     assignments: Assignments = None,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -75,10 +81,16 @@ def phase1(
 
 @app.command("phase2")
 def phase2(
-    out: Annotated[Path, typer.Option("--out", help="Folder to fill; one that was begun is gone on with.")],
-    seeds: Annotated[int, typer.Option(min=1, help="Simulated cities, each with its own models.")] = 3,
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder to fill; one that was begun is gone on with.")
+    ],
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Simulated cities, each with its own models.")
+    ] = 3,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
-    partition: Annotated[list[str] | None, typer.Option(help="How groups are mixed; may be repeated.")] = None,
+    partition: Annotated[
+        list[str] | None, typer.Option(help="How groups are mixed; may be repeated.")
+    ] = None,
     assignments: Assignments = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -88,19 +100,29 @@ def phase2(
     from bench.report.phase2 import write_phase2
 
     values = parse_assignments(assignments or [])
-    result = phase2_benchmark.run(out, seeds, first_seed, partitions=partition or (), values=values, quiet=quiet)
+    result = phase2_benchmark.run(
+        out, seeds, first_seed, partitions=partition or (), values=values, quiet=quiet
+    )
     write_phase2(out, result)
     show(result, json, phase2_table(result))
 
 
-Profile = Annotated[str, typer.Option("--profile", help="quick (two cores, preset small) or full (preset paper).")]
-Filled = Annotated[Path, typer.Option("--out", help="Folder to fill; one that was begun is gone on with.")]
+Profile = Annotated[
+    str, typer.Option("--profile", help="quick (two cores, preset small) or full (preset paper).")
+]
+Filled = Annotated[
+    Path, typer.Option("--out", help="Folder to fill; one that was begun is gone on with.")
+]
 Seeds = Annotated[
     int | None,
-    typer.Option(min=1, help="Simulated cities, or models of the same real people; 1 by default in quick, 3 in full."),
+    typer.Option(
+        min=1,
+        help="Simulated cities, or models of the same real people; 1 by default in quick, 3 in full.",
+    ),
 ]
 Census = Annotated[
-    Path | None, typer.Option("--census", help="Composition of regions that does not come from these people.")
+    Path | None,
+    typer.Option("--census", help="Composition of regions that does not come from these people."),
 ]
 FirstSeed = Annotated[int, typer.Option(min=0, help="The first of them.")]
 
@@ -119,12 +141,16 @@ def _register(name: str, said: str) -> None:
         from bench import questions
 
         values = parse_assignments(assignments or [])
-        result = questions.run(name, out, profile, seeds=seeds, first_seed=first_seed, values=values, quiet=quiet)
+        result = questions.run(
+            name, out, profile, seeds=seeds, first_seed=first_seed, values=values, quiet=quiet
+        )
         _tell(out, result, json)
 
 
 _register("rq1", "The paper's RQ1: what each strategy learns, by how groups are mixed in regions.")
-_register("rq2", "The paper's RQ2: what can be learnt from POIs, from categories and from transitions.")
+_register(
+    "rq2", "The paper's RQ2: what can be learnt from POIs, from categories and from transitions."
+)
 
 
 @app.command("rq3")
@@ -133,10 +159,15 @@ def rq3(
     profile: Profile = "quick",
     seeds: Seeds = None,
     first_seed: FirstSeed = 0,
-    size: Annotated[int | None, typer.Option(min=1, help="Trajectories to learn from, of all groups together.")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Trajectories to learn from, of all groups together.")
+    ] = None,
     data: Annotated[
         Path | None,
-        typer.Option("--data", help="A folder of labelled people in the canonical tables, not a simulated city."),
+        typer.Option(
+            "--data",
+            help="A folder of labelled people in the canonical tables, not a simulated city.",
+        ),
     ] = None,
     generator: Annotated[str, typer.Option(help="The family of generators.")] = "latent-diffusion",
     assignments: Assignments = None,
@@ -147,7 +178,12 @@ def rq3(
     from bench import prediction
 
     values = parse_assignments(assignments or [])
-    manner: dict[str, Any] = {"data": data, "generator": generator, "values": values, "quiet": quiet}
+    manner: dict[str, Any] = {
+        "data": data,
+        "generator": generator,
+        "values": values,
+        "quiet": quiet,
+    }
     result = prediction.run(out, profile, seeds=seeds, first_seed=first_seed, size=size, **manner)
     _tell(out, result, json)
 
@@ -155,8 +191,12 @@ def rq3(
 @app.command("families")
 def families(
     out: Filled,
-    generator: Annotated[list[str] | None, typer.Option(help="A family; may be repeated, all by default.")] = None,
-    seconds: Annotated[float, typer.Option(help="Of training in phase 1, for each family.")] = 600.0,
+    generator: Annotated[
+        list[str] | None, typer.Option(help="A family; may be repeated, all by default.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="Of training in phase 1, for each family.")
+    ] = 600.0,
     seeds: Annotated[int, typer.Option(min=1, help="Simulated cities.")] = 1,
     first_seed: FirstSeed = 0,
     json: Json = False,
@@ -166,23 +206,30 @@ def families(
     from bench import families as families_benchmark
     from bench.report.families import families_table, write_families
 
-    result = families_benchmark.run(out, seeds, first_seed, generators=generator or (), seconds=seconds, quiet=quiet)
+    result = families_benchmark.run(
+        out, seeds, first_seed, generators=generator or (), seconds=seconds, quiet=quiet
+    )
     write_families(out, result)
     show(result, json, plain_table(families_table(result)))
 
 
 @app.command("real")
 def real(
-    data: Annotated[Path, typer.Option("--data", help="A folder of labelled people in the canonical tables.")],
+    data: Annotated[
+        Path, typer.Option("--data", help="A folder of labelled people in the canonical tables.")
+    ],
     out: Filled,
     generator: Annotated[str, typer.Option(help="The family of generators.")] = "autoregressive",
     census: Census = None,
     partition: Annotated[
-        list[str] | None, typer.Option(help="A controlled one, or none; may be repeated, all by default.")
+        list[str] | None,
+        typer.Option(help="A controlled one, or none; may be repeated, all by default."),
     ] = None,
     regions: Annotated[
         list[str] | None,
-        typer.Option(help="A column of people, or none; may be repeated, all region columns by default."),
+        typer.Option(
+            help="A column of people, or none; may be repeated, all region columns by default."
+        ),
     ] = None,
     feature: Annotated[
         list[str] | None,
@@ -191,12 +238,18 @@ def real(
         ),
     ] = None,
     shift: Annotated[
-        str | None, typer.Option(help="A column that is false for those who do not train; weekday if there is one.")
+        str | None,
+        typer.Option(
+            help="A column that is false for those who do not train; weekday if there is one."
+        ),
     ] = None,
     draws: Annotated[
-        int | None, typer.Option(min=1, help="Samples of each model whose scores are averaged; 3 by default.")
+        int | None,
+        typer.Option(min=1, help="Samples of each model whose scores are averaged; 3 by default."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Ways to deal or halve the people, each with its own models.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Ways to deal or halve the people, each with its own models.")
+    ] = 3,
     first_seed: FirstSeed = 0,
     assignments: Assignments = None,
     json: Json = False,
@@ -227,8 +280,12 @@ def real(
 
 @app.command("results")
 def results(
-    folder: Annotated[Path, typer.Argument(help="Where rq1.json, rq2.json, rq3.json lie, or real-FAMILY.json.")],
-    out: Annotated[Path, typer.Option("--out", help="The Markdown file to write; its figures lie beside it.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Where rq1.json, rq2.json, rq3.json lie, or real-FAMILY.json.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", help="The Markdown file to write; its figures lie beside it.")
+    ],
     real: Annotated[bool, typer.Option("--real", help="Those of real people instead.")] = False,
 ) -> None:
     """The tables and figures of the research questions as one page, with the paper's own beside them."""
@@ -248,7 +305,9 @@ def _tell(out: Path, result: dict[str, Any], json: bool) -> None:
 
 @app.command("reweight")
 def reweight(
-    data: Annotated[Path, typer.Option("--data", help="A labelled one-day survey in the canonical tables.")],
+    data: Annotated[
+        Path, typer.Option("--data", help="A labelled one-day survey in the canonical tables.")
+    ],
     out: Out,
     seeds: Annotated[int, typer.Option(min=1, help="Ways to deal or halve the people.")] = 3,
     groups_explain: Annotated[
@@ -259,7 +318,9 @@ def reweight(
         ),
     ] = None,
     census: Census = None,
-    split: Annotated[str, typer.Option(help="People to compare with: test, or val, by whom to choose.")] = "test",
+    split: Annotated[
+        str, typer.Option(help="People to compare with: test, or val, by whom to choose.")
+    ] = "test",
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -267,7 +328,11 @@ def reweight(
     """Real training people weighed by recovered group means, against test people of the groups; no generator."""
     from bench.report.real import reweighting_table
 
-    manner: dict[str, Any] = {"groups_explain": groups_explain or (), "census": census, "split": split}
+    manner: dict[str, Any] = {
+        "groups_explain": groups_explain or (),
+        "census": census,
+        "split": split,
+    }
     result = reweight_benchmark.run(data, out, seeds, **manner, overwrite=overwrite, quiet=quiet)
     show(result, json, plain_table(reweighting_table(result)))
 
@@ -286,9 +351,16 @@ def disclosure(
     from mobatlas.report.figures import disclosure_figure
 
     with track("protecting", seeds, quiet) as tracker:
-        manner: dict[str, Any] = {"draw": disclosure_figure, "overwrite": overwrite, "tracker": tracker}
+        manner: dict[str, Any] = {
+            "draw": disclosure_figure,
+            "overwrite": overwrite,
+            "tracker": tracker,
+        }
         result = disclosure_benchmark.run(out, seeds, first_seed, **manner)
-    rows = [{name: value for name, value in row.items() if name != "error_by_seed"} for row in result["rows"]]
+    rows = [
+        {name: value for name, value in row.items() if name != "error_by_seed"}
+        for row in result["rows"]
+    ]
     show(result, json, rows_table(rows, "disclosure"))
 
 
@@ -316,7 +388,10 @@ def speed(
 
 @app.command("cost")
 def cost(
-    out: Annotated[Path, typer.Option("--out", help="Folder to fill; a baseline that `phase2` made there is used.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="Folder to fill; a baseline that `phase2` made there is used."),
+    ],
     partition: Annotated[str, typer.Option(help="How groups are mixed in regions.")] = "demogroups",
     steps: Annotated[int, typer.Option(help="Steps of finetuning.")] = 150,
     seed: Annotated[int, typer.Option(help="Of the simulated city and its models.")] = 0,

@@ -28,7 +28,11 @@ from mobatlas.supervision.store import load_sampler
 
 # The rollout and the batch of the paper; the learning rate is ours, larger than the paper's, so that few steps get further.
 PUBLISHED: Mapping[str, Any] = {"rollout_steps": 50, "batch": 256, "early": False}
-SHORT: Mapping[str, Any] = {"rollout_steps": 5, "batch": 256, "early": False}  # what is lost by a shorter rollout
+SHORT: Mapping[str, Any] = {
+    "rollout_steps": 5,
+    "batch": 256,
+    "early": False,
+}  # what is lost by a shorter rollout
 EARLY: Mapping[str, Any] = {}  # our defaults
 # A tilt in a hurry.
 BRIEF: Mapping[str, Any] = {"teaching": {"steps": 40, "warmup": 10}, "calibration": {"pool": 512}}
@@ -52,16 +56,26 @@ def run(
     command = f"mobatlas benchmark cost --partition {partition} --steps {steps} --seed {seed} --out {out.name}"
     place = Place(out / f"seed-{seed}", seed, Bench(command, rest, city or {}, quiet=quiet))
     tracker.step(0, "baseline")
-    baseline, regions, dataset = place.baseline(), place.regions(Job(partition, "tilt")), place.dataset
+    baseline, regions, dataset = (
+        place.baseline(),
+        place.regions(Job(partition, "tilt")),
+        place.dataset,
+    )
     asked: dict[str, Any] = merge(
         {"steps": steps, "validate_every": steps, "warmup": steps // 10}, own.get("finetune", {})
     )
-    config = FinetuneConfig.model_validate({k: v for k, v in asked.items() if k.startswith("validation")})
+    config = FinetuneConfig.model_validate(
+        {k: v for k, v in asked.items() if k.startswith("validation")}
+    )
     rows: list[dict[str, Any]] = []
 
     def row(name: str, seconds: float, sampler: Sampler, agreement: float | None = None) -> None:
         loss = round(regional_loss(sampler, dataset, regions, config, seed), 5)
-        found = {"seconds": round(seconds, 1), "regional_loss": loss, "gradient_agreement": agreement}
+        found = {
+            "seconds": round(seconds, 1),
+            "regional_loss": loss,
+            "gradient_agreement": agreement,
+        }
         rows.append({"strategy": name, **found})
         tracker.step(len(rows), name)
 
@@ -75,11 +89,21 @@ def run(
     try:
         start = time.perf_counter()
         supervise(baseline, scratch / "tilt", regions, strategy="tilt", values=brief, **manner)
-        row("tilt, calibrated", time.perf_counter() - start, load_sampler(load_model(scratch / "tilt")))
-        for name, how in {"early": EARLY, "5-step rollout": SHORT, "as published": PUBLISHED}.items():
+        row(
+            "tilt, calibrated",
+            time.perf_counter() - start,
+            load_sampler(load_model(scratch / "tilt")),
+        )
+        for name, how in {
+            "early": EARLY,
+            "5-step rollout": SHORT,
+            "as published": PUBLISHED,
+        }.items():
             tuning = {"finetune": merge(asked, how)}
             start = time.perf_counter()
-            report = supervise(baseline, scratch / name, regions, strategy="finetune", values=tuning, **manner)
+            report = supervise(
+                baseline, scratch / name, regions, strategy="finetune", values=tuning, **manner
+            )
             seconds, tuned = time.perf_counter() - start, load_model(scratch / name).generator
             agreement = report["finetune"]["gradient_agreement"]
             row(f"finetune, {name}", seconds, PlainSampler(tuned, dataset.anchors), agreement)

@@ -27,7 +27,9 @@ USERS = 24_000
 PANELS = (3_000, 12_000)  # people behind the aggregates
 PARTITIONS = ("demogroups", "hot16")
 FEATURES = ("category", "poi")
-MAX_VISITS = 60.0  # of a person in a window, chosen before anything was counted: four a day for a fortnight
+MAX_VISITS = (
+    60.0  # of a person in a window, chosen before anything was counted: four a day for a fortnight
+)
 EPSILONS = (0.1, 0.3, 1.0, 3.0, 10.0)
 RULES = {
     "exact": Disclosure(),
@@ -52,7 +54,9 @@ def run(
     `draw` makes disclosure.png of the rows.
     """
     config = {"seeds": seeds, "first_seed": first_seed, "users": users, "panels": list(panels)}
-    with new_folder(out, "benchmark", seed=first_seed, config=config, overwrite=overwrite) as folder:
+    with new_folder(
+        out, "benchmark", seed=first_seed, config=config, overwrite=overwrite
+    ) as folder:
         found: list[dict[str, Any]] = []
         for seed in range(first_seed, first_seed + seeds):
             tracker.step(seed - first_seed, f"seed {seed}")
@@ -87,13 +91,24 @@ def _one_city(people: People, panel: int, seed: int) -> list[dict[str, Any]]:
         for partition in PARTITIONS:
             nominal = nominal_partition(partition, people.groups, seed)
             region = assign(people.group[members], nominal, seed)
-            composition = composition_from_labels(people.group[members], region, people.groups, nominal.regions)
+            composition = composition_from_labels(
+                people.group[members], region, people.groups, nominal.regions
+            )
             for rule, disclosure in RULES.items():
-                seen = phi[members] if disclosure.max_visits is None else clipped(phi[members], disclosure.max_visits)
+                seen = (
+                    phi[members]
+                    if disclosure.max_visits is None
+                    else clipped(phi[members], disclosure.max_visits)
+                )
                 names = tuple(f"{feature}:{number}" for number in range(phi.shape[1]))
-                shown = protected(aggregate(seen, region, nominal.regions, names), seen, region, disclosure)
+                shown = protected(
+                    aggregate(seen, region, nominal.regions, names), seen, region, disclosure
+                )
                 found = _judged(Regions(composition, shown, randomised=True), truth, phi[members])
-                rows.append({"panel": panel, "partition": partition, "feature": feature, "rule": rule} | found)
+                rows.append(
+                    {"panel": panel, "partition": partition, "feature": feature, "rule": rule}
+                    | found
+                )
     return rows
 
 
@@ -102,7 +117,9 @@ def _judged(regions: Regions, truth: Truth, phi: sparse.csr_array) -> dict[str, 
     mean, v = np.asarray(phi.mean(0)).ravel(), regions.aggregates
     everybody = Population(v.n / v.n.sum() @ regions.composition.shares, mean, float(phi.shape[0]))
     recovered = recover(regions if v.noise is None else replace(regions, population=everybody))
-    error = recovery_error(recovered.means, truth) / recovery_error(np.tile(mean, (len(truth.means), 1)), truth)
+    error = recovery_error(recovered.means, truth) / recovery_error(
+        np.tile(mean, (len(truth.means), 1)), truth
+    )
     return {"error": error, "covered": coverage(recovered, truth)}
 
 
@@ -112,7 +129,10 @@ def _summarised(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for key in dict.fromkeys(tuple(row[name] for name in keys) for row in found):
         of = [row for row in found if tuple(row[name] for name in keys) == key]
-        mean = {name: round(float(np.mean([row[name] for row in of])), 4) for name in ("error", "covered")}
+        mean = {
+            name: round(float(np.mean([row[name] for row in of])), 4)
+            for name in ("error", "covered")
+        }
         by_seed = [round(row["error"], 4) for row in of]
         rows.append(dict(zip(keys, key, strict=True)) | mean | {"error_by_seed": by_seed})
     return rows

@@ -24,9 +24,9 @@ from bench.next_poi import (
     with_two_visits,
 )
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Size, real_groups
-from mobatlas.features.maps import Trajectories
 from mobatlas.progress import Tracker, track
 
 ByGroup = Mapping[str, Trajectories]
@@ -52,9 +52,14 @@ def compare_predictors(
     nobody validates or tests, is in `left_out` with the reason, for every material; averages are means over the other groups.
     """
     held_out = {split: _with_questions(real_groups(dataset, split)) for split in ("val", "test")}
-    given = {name: _with_questions(_known(name, material, held_out["test"])) for name, material in materials.items()}
+    given = {
+        name: _with_questions(_known(name, material, held_out["test"]))
+        for name, material in materials.items()
+    }
     if not given:
-        raise MobatlasError("no material to compare; give at least one mapping of groups to trajectories")
+        raise MobatlasError(
+            "no material to compare; give at least one mapping of groups to trajectories"
+        )
     reasons = {group: _why_not(group, held_out, given, fewest) for group in held_out["test"]}
     left_out = {group: reason for group, reason in reasons.items() if reason}
     sizes = {group: _size(group, given, size) for group in reasons if group not in left_out}
@@ -84,7 +89,9 @@ def compare_predictors(
         "seed": seed,
         "sizes": sizes,
         "left_out": left_out,
-        "materials": {name: {"groups": groups, "average": _average(groups)} for name, groups in found.items()},
+        "materials": {
+            name: {"groups": groups, "average": _average(groups)} for name, groups in found.items()
+        },
     }
 
 
@@ -103,20 +110,28 @@ def _with_questions(groups: ByGroup) -> dict[str, Trajectories]:
     return {group: with_two_visits(trajectories) for group, trajectories in groups.items()}
 
 
-def _why_not(group: str, held_out: Mapping[str, ByGroup], given: Mapping[str, ByGroup], fewest: int) -> str | None:
+def _why_not(
+    group: str, held_out: Mapping[str, ByGroup], given: Mapping[str, ByGroup], fewest: int
+) -> str | None:
     """Why a group cannot be compared; None if it can."""
     for split, what in (("test", "test"), ("val", "validation")):
         if not len(held_out[split][group]):
             return f"no {what} person of the group has two visits"
     name, n = min(_lengths(group, given).items(), key=lambda item: item[1])
-    return f"material '{name}' has {n} trajectories of two visits, fewer than {fewest}" if n < max(1, fewest) else None
+    return (
+        f"material '{name}' has {n} trajectories of two visits, fewer than {fewest}"
+        if n < max(1, fewest)
+        else None
+    )
 
 
 def _size(group: str, given: Mapping[str, ByGroup], size: Size) -> int:
     """Trajectories that every material gives to a group."""
     limit = size.get(group) if isinstance(size, Mapping) else size
     if limit is not None and limit < 1:
-        raise MobatlasError(f"size {limit} of group '{group}' leaves nothing to learn from; give at least 1")
+        raise MobatlasError(
+            f"size {limit} of group '{group}' leaves nothing to learn from; give at least 1"
+        )
     return min(n for n in (limit, *_lengths(group, given).values()) if n is not None)
 
 
@@ -148,7 +163,9 @@ class _Part:
     total: float  # steps
 
     def step(self, done: float, note: str = "") -> None:
-        self.whole.step(self.before + done / self.total, f"{self.label}, {note}" if note else self.label)
+        self.whole.step(
+            self.before + done / self.total, f"{self.label}, {note}" if note else self.label
+        )
 
 
 @contextmanager

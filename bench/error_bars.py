@@ -35,7 +35,12 @@ from mobatlas.supervision.tilt import fit_tilt
 
 # By which training people are weighed: what labels know of means, what regions tell of them; what the composition says of who
 # lives where, and what labels of all of them say of it.
-KNOWN, RECOVERED, RESIDENCE, KNOWN_RESIDENCE = "known means", "recovered means", "residence", "known residence"
+KNOWN, RECOVERED, RESIDENCE, KNOWN_RESIDENCE = (
+    "known means",
+    "recovered means",
+    "residence",
+    "known residence",
+)
 STAGES = (KNOWN, RECOVERED, RESIDENCE, KNOWN_RESIDENCE)
 LEVEL = 0.9  # of the error bars that are checked
 FEW = 30.0  # visits of test people, which tell something
@@ -58,27 +63,47 @@ def error_bars(places: Sequence[Place], jobs: Sequence[Job]) -> list[dict[str, A
     known = _kept(places, list(kinds.values()))
     for regions, job in kinds.items():
         found = known[regions]
-        measured: dict[str, Any] = {name: _known([each[name] for each in found]) for name in MEASURED}
+        measured: dict[str, Any] = {
+            name: _known([each[name] for each in found]) for name in MEASURED
+        }
         measured["cells"] = found[0]["cells"]
         kind = {"partition": job.partition, "features": list(job.features), "census": job.census}
-        row: dict[str, Any] = {**kind, "shuffled": job.shuffled, **measured, "said": found[0]["said"]}
+        row: dict[str, Any] = {
+            **kind,
+            "shuffled": job.shuffled,
+            **measured,
+            "said": found[0]["said"],
+        }
         row["people"] = {
-            stage: {metric: _known([each["people"][stage][metric] for each in found]) for metric in METRICS}
+            stage: {
+                metric: _known([each["people"][stage][metric] for each in found])
+                for metric in METRICS
+            }
             for stage in found[0]["people"]
         }
         if job.partition not in PARTITIONS:
-            row["precautions"] = {name: _known([each["precautions"][name] for each in found]) for name in PRECAUTIONS}
+            row["precautions"] = {
+                name: _known([each["precautions"][name] for each in found]) for name in PRECAUTIONS
+            }
         rows.append(row)
     return rows
 
 
 def _kept(places: Sequence[Place], jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
     """Name of regions -> what was found in each place: a file of its own each, made if it is not there of the same regions."""
-    plan = [(place, job, f"error-bars-{job.regions}", _made_of(place, job)) for job in jobs for place in places]
-    missing = [(place, job, name, of) for place, job, name, of in plan if not _known_of(place, name, of)]
+    plan = [
+        (place, job, f"error-bars-{job.regions}", _made_of(place, job))
+        for job in jobs
+        for place in places
+    ]
+    missing = [
+        (place, job, name, of) for place, job, name, of in plan if not _known_of(place, name, of)
+    ]
     if missing:
         crowd = Crowd.of(places[0].dataset)
-        with track("error bars", len(missing), quiet=True) as tracker:  # lines, as of the other cells
+        with track(
+            "error bars", len(missing), quiet=True
+        ) as tracker:  # lines, as of the other cells
             for done, (place, job, name, of) in enumerate(missing):
                 tracker.step(done, f"seed {place.seed}, {job.regions}")
                 write_cell(place, name, _one(place, job, crowd) | {"of": of})
@@ -91,10 +116,22 @@ def _kept(places: Sequence[Place], jobs: Sequence[Job]) -> dict[str, list[dict[s
 def _made_of(place: Place, job: Job) -> dict[str, Any]:
     """What else than code they depend on."""
     regions = read_manifest(place.regions(job), REGIONS).content_hash
-    asked = {"level": LEVEL, "few": FEW, "metrics": list(METRICS), "ridge": RIDGE, "groups_explain": GROUPS_EXPLAIN}
+    asked = {
+        "level": LEVEL,
+        "few": FEW,
+        "metrics": list(METRICS),
+        "ridge": RIDGE,
+        "groups_explain": GROUPS_EXPLAIN,
+    }
     ways = {"precautions": {name: dict(way) for name, way in PRECAUTIONS.items()}, "people": MANNER}
     ways["stages"] = list(STAGES)
-    return {"dataset": place.dataset.manifest.content_hash, "regions": regions, **asked, **ways, **_asked(place)}
+    return {
+        "dataset": place.dataset.manifest.content_hash,
+        "regions": regions,
+        **asked,
+        **ways,
+        **_asked(place),
+    }
 
 
 def _known_of(place: Place, name: str, of: Mapping[str, Any]) -> bool:
@@ -109,16 +146,28 @@ def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
     recovery = believe(**_asked(place))
     told, tested = (Sample.of(dataset, phi, split) for split in ("train", "test"))
     known = told.means
-    found: dict[str, Any] = {"error": error_left(recovery, known), **coverage(recovery, told, tested)}
+    found: dict[str, Any] = {
+        "error": error_left(recovery, known),
+        **coverage(recovery, told, tested),
+    }
     found["said"] = confounding(recovery)
     people = np.intersect1d(dataset.split_people("train"), dataset.person)
     wanted = {KNOWN: np.where(np.isnan(known), recovery.means, known), RECOVERED: recovery.means}
-    found["people"] = {stage: crowd.closed(_tilted(phi[people], means)) for stage, means in wanted.items()}
+    found["people"] = {
+        stage: crowd.closed(_tilted(phi[people], means)) for stage, means in wanted.items()
+    }
     if job.partition not in PARTITIONS:
-        region = region_of(dataset, people, load_assignment(place.regions(job)), regions.composition.regions)
+        region = region_of(
+            dataset, people, load_assignment(place.regions(job)), regions.composition.regions
+        )
         if region is not None:
-            known_there = known_residence(regions.composition.regions, region, crowd.group, regions.groups)
-            homes = {RESIDENCE: lives_by(believed_shares(regions), region), KNOWN_RESIDENCE: known_there}
+            known_there = known_residence(
+                regions.composition.regions, region, crowd.group, regions.groups
+            )
+            homes = {
+                RESIDENCE: lives_by(believed_shares(regions), region),
+                KNOWN_RESIDENCE: known_there,
+            }
             found["people"] |= {stage: crowd.closed(lives) for stage, lives in homes.items()}
         truth = Sample.of(dataset, phi, "val").means
         ways = {name: believe(**{**_asked(place), **way}) for name, way in PRECAUTIONS.items()}
@@ -142,7 +191,8 @@ def error_left(recovery: Recovery, truth: Floats) -> float | None:
     """The distance to the truth (groups, features), 1 being that of the population's mean; groups without one are NaN."""
     scale, known = np.sqrt(np.maximum(recovery.baseline, 1e-6)), ~np.isnan(truth).any(1)
     left, whole = (
-        float(np.linalg.norm(((means - truth) / scale)[known])) for means in (recovery.means, recovery.baseline)
+        float(np.linalg.norm(((means - truth) / scale)[known]))
+        for means in (recovery.means, recovery.baseline)
     )
     return left / max(whole, 1e-12) if known.any() else None
 
@@ -157,13 +207,22 @@ class Sample:
 
     @classmethod
     def of(cls, dataset: TrajectoryDataset, phi: sparse.csr_array, split: str) -> Sample:
-        people, group = np.intersect1d(dataset.split_people(split), dataset.person), dataset.person_groups()
+        people, group = (
+            np.intersect1d(dataset.split_people(split), dataset.person),
+            dataset.person_groups(),
+        )
         assert dataset.groups is not None  # or there would be no regions of them
         members = [people[group[people] == number] for number in range(len(dataset.groups))]
         nobody = np.full(phi.shape[1], np.nan)
         means = np.stack([_mean_of(phi[some]) if len(some) else nobody for some in members])
-        squares = np.stack([_mean_of(phi[some].multiply(phi[some])) if len(some) else nobody for some in members])
-        return cls(np.array([float(len(some)) for some in members]), means, np.maximum(squares - means**2, 0))
+        squares = np.stack(
+            [_mean_of(phi[some].multiply(phi[some])) if len(some) else nobody for some in members]
+        )
+        return cls(
+            np.array([float(len(some)) for some in members]),
+            means,
+            np.maximum(squares - means**2, 0),
+        )
 
 
 def coverage(recovery: Recovery, told: Sample, tested: Sample) -> dict[str, Any]:
@@ -183,8 +242,13 @@ def coverage(recovery: Recovery, told: Sample, tested: Sample) -> dict[str, Any]
             "coverage_of_labels": (told.means, told.spread / told.n[:, None] + chance),
         }
         wide = special.ndtri(0.5 + LEVEL / 2)
-        inside = {name: np.abs(tested.means - mean) <= wide * np.sqrt(width) for name, (mean, width) in bars.items()}
-    found: dict[str, Any] = {name: float(each[known].mean()) if known.any() else None for name, each in inside.items()}
+        inside = {
+            name: np.abs(tested.means - mean) <= wide * np.sqrt(width)
+            for name, (mean, width) in bars.items()
+        }
+    found: dict[str, Any] = {
+        name: float(each[known].mean()) if known.any() else None for name, each in inside.items()
+    }
     return found | {"cells": int(known.sum())}
 
 

@@ -47,7 +47,9 @@ def run(
     names = list(generators or (name for name in generator_names() if family_of(name).teachable))
     for name in names:  # refused before anything is trained
         if not family_of(name).teachable:
-            raise MobatlasError(f"--generator {name}: is not trained here, so its time says nothing; leave it out")
+            raise MobatlasError(
+                f"--generator {name}: is not trained here, so its time says nothing; leave it out"
+            )
     numbers = range(first_seed, first_seed + seeds)
     asked = "".join(f" --generator {name}" for name in generators)
     told = f"mobatlas benchmark families --seconds {seconds:g}{asked}"
@@ -56,7 +58,11 @@ def run(
     benches: dict[str, Bench] = {}
     for name in names:  # all trials before anything long, so that they meet the same machine
         own = Bench(
-            command, merge(_mapless(name), (values or {}).get(name, {})), city or {}, quiet=quiet, generator=name
+            command,
+            merge(_mapless(name), (values or {}).get(name, {})),
+            city or {},
+            quiet=quiet,
+            generator=name,
         )
         steps[name] = _steps(out / name, first_seed, own, seconds)
         benches[name] = replace(own, values=merge(own.values, steps[name]))
@@ -66,7 +72,9 @@ def run(
         {
             "generator": name,
             "steps": steps[name],
-            "trajectories_per_second": _speed(Place(out / name / f"seed-{first_seed}", first_seed, bench)),
+            "trajectories_per_second": _speed(
+                Place(out / name / f"seed-{first_seed}", first_seed, bench)
+            ),
             **summarise(out / name, numbers, JOBS),
         }
         for name, bench in benches.items()
@@ -93,18 +101,27 @@ def _mapless(name: str) -> dict[str, Any]:
 def stages(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The parts of a family's configuration that are trained in phase 1, in their order."""
     return {
-        name: part for name, part in config.items() if isinstance(part, Mapping) and {"steps", "batch"} <= part.keys()
+        name: part
+        for name, part in config.items()
+        if isinstance(part, Mapping) and {"steps", "batch"} <= part.keys()
     }
 
 
-def budget(config: Mapping[str, Any], step_seconds: Sequence[float], seconds: float) -> dict[str, dict[str, int]]:
+def budget(
+    config: Mapping[str, Any], step_seconds: Sequence[float], seconds: float
+) -> dict[str, dict[str, int]]:
     """Steps of all stages in proportion to those of the preset, so that together they take so long; teaching half of it."""
     parts = stages(config)
-    whole = sum(part["steps"] * each for part, each in zip(parts.values(), step_seconds, strict=True))
+    whole = sum(
+        part["steps"] * each for part, each in zip(parts.values(), step_seconds, strict=True)
+    )
     wanted = {name: part["steps"] * seconds / whole for name, part in parts.items()}
     wanted[TEACHING] = seconds / 2 / step_seconds[-1]  # of what phase 1 trained last
     told = {name: max(1, round(steps)) for name, steps in wanted.items()}
-    return {name: {"steps": n, "warmup": min(config[name]["warmup"], n // 5)} for name, n in told.items()}
+    return {
+        name: {"steps": n, "warmup": min(config[name]["warmup"], n // 5)}
+        for name, n in told.items()
+    }
 
 
 def _steps(folder: Path, seed: int, bench: Bench, seconds: float) -> dict[str, Any]:
@@ -120,11 +137,19 @@ def _steps(folder: Path, seed: int, bench: Bench, seconds: float) -> dict[str, A
     brief = {name: {"steps": TRIAL, "warmup": 0} for name in stages(config)}
     with tempfile.TemporaryDirectory(prefix=".trial-", dir=folder) as scratch:
         out = Path(scratch) / "model"
-        manner: dict[str, Any] = {"preset": bench.preset, "values": merge(values, brief), "quiet": bench.quiet}
+        manner: dict[str, Any] = {
+            "preset": bench.preset,
+            "values": merge(values, brief),
+            "quiet": bench.quiet,
+        }
         train(place.dataset.path, out, generator=bench.generator, seed=seed, **manner)
-        lines = [json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()]
+        lines = [
+            json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()
+        ]
     found = budget(
-        config, [_step_seconds(lines, name) for name in dict.fromkeys(line["stage"] for line in lines)], seconds
+        config,
+        [_step_seconds(lines, name) for name in dict.fromkeys(line["stage"] for line in lines)],
+        seconds,
     )
     write_json(kept, found)
     return found
@@ -135,7 +160,9 @@ def _step_seconds(lines: Sequence[Mapping[str, Any]], stage: str) -> float:
     mine = [line for line in lines if line["stage"] == stage]
     last, first = mine[-1], next((line for line in mine if line["step"] >= WARM), mine[0])
     steps = last["step"] - first["step"]
-    return float((last["seconds"] - first["seconds"]) / steps if steps else last["seconds"] / last["step"])
+    return float(
+        (last["seconds"] - first["seconds"]) / steps if steps else last["seconds"] / last["step"]
+    )
 
 
 def _speed(place: Place) -> float:
@@ -144,8 +171,12 @@ def _speed(place: Place) -> float:
     if not kept.exists():
         model = load_model(place.path / BASELINE).generator
         anchors = np.resize(place.dataset.anchors, (SAMPLES, 4))
-        model.sample(model.tile, anchors=np.resize(anchors, (model.tile, 4)), seed=1)  # what is made once is made now
+        model.sample(
+            model.tile, anchors=np.resize(anchors, (model.tile, 4)), seed=1
+        )  # what is made once is made now
         start = time.perf_counter()
         model.sample(SAMPLES, anchors=anchors, seed=2)
-        write_json(kept, {"trajectories_per_second": round(SAMPLES / (time.perf_counter() - start), 1)})
+        write_json(
+            kept, {"trajectories_per_second": round(SAMPLES / (time.perf_counter() - start), 1)}
+        )
     return float(json.loads(kept.read_text(encoding="utf-8"))["trajectories_per_second"])

@@ -40,7 +40,11 @@ class Cost:
 
 
 def rows(
-    scratch: Path, seed: int, tracker: Tracker = SILENT, sizes: Sequence[int] = SIZES, master: str = MASTER
+    scratch: Path,
+    seed: int,
+    tracker: Tracker = SILENT,
+    sizes: Sequence[int] = SIZES,
+    master: str = MASTER,
 ) -> list[dict[str, Any]]:
     """Two rows of the speed table for each size, about so many visits: DuckDB, and Spark beside it."""
     found = []
@@ -50,7 +54,9 @@ def rows(
     return found
 
 
-def _of_size(folder: Path, visits: int, seed: int, master: str, tracker: Tracker, done: int) -> list[dict[str, Any]]:
+def _of_size(
+    folder: Path, visits: int, seed: int, master: str, tracker: Tracker, done: int
+) -> list[dict[str, Any]]:
     config = CityConfig(users=max(1, round(visits / VISITS_PER_USER)), pois=9_000, districts=36)
     tracker.step(done, f"simulating {visits:,} visits")
     visits = measure(_simulate, folder / "city", config, seed).value
@@ -99,7 +105,9 @@ def _simulate(folder: Path, config: CityConfig, seed: int) -> int:
     (folder / "visits.parquet").mkdir()
     rows_of_part = -(-visits // PARTS)
     for number, batch in enumerate(pq.ParquetFile(whole).iter_batches(rows_of_part)):
-        with pq.ParquetWriter(folder / "visits.parquet" / f"part-{number:05}.parquet", batch.schema) as writer:
+        with pq.ParquetWriter(
+            folder / "visits.parquet" / f"part-{number:05}.parquet", batch.schema
+        ) as writer:
             writer.write_batch(batch)
     whole.unlink()
     return visits
@@ -150,7 +158,9 @@ def _taken_by_children() -> tuple[float | None, float]:
         children = [pid for pid, stat in processes.items() if stat and int(stat[1]) == parent]
         below += children
         waiting += children
-    ticks = sum(int(ticks) for pid in below for ticks in processes[pid][11:15])  # user, system, and those that ended
+    ticks = sum(
+        int(ticks) for pid in below for ticks in processes[pid][11:15]
+    )  # user, system, and those that ended
     return sum(map(_peak_kilobytes, below)) * KILOBYTE / 1e9, ticks / os.sysconf("SC_CLK_TCK")
 
 

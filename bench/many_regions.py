@@ -142,14 +142,23 @@ def true_means(folder: Path, features: Sequence[str]) -> Floats:
 
 
 def _row(what: str, size: str, found: Measured) -> dict[str, Any]:
-    return {"what": what, "size": size, "seconds": found.value.pop("seconds"), "peak_gb": found.peak_gb, **found.value}
+    return {
+        "what": what,
+        "size": size,
+        "seconds": found.value.pop("seconds"),
+        "peak_gb": found.peak_gb,
+        **found.value,
+    }
 
 
 def _timed(work: Callable[[], Result]) -> tuple[Result, dict[str, Any]]:
     """What it gives, and its seconds: those that passed, and those that it had of a processor."""
     start = time.perf_counter(), time.process_time()
     result = work()
-    return result, {"seconds": time.perf_counter() - start[0], "cpu_seconds": time.process_time() - start[1]}
+    return result, {
+        "seconds": time.perf_counter() - start[0],
+        "cpu_seconds": time.process_time() - start[1],
+    }
 
 
 def _regions(folder: Path) -> dict[str, Any]:
@@ -192,11 +201,16 @@ def _tilt(folder: Path) -> dict[str, Any]:
 WORK = {"regions": _regions, "diagnose": _diagnose, "recovery": _recover, "tilts": _tilt}
 
 
-def _by_level(groups: Groups, spread: dict[str, float], rng: np.random.Generator, columns: int) -> Floats:
+def _by_level(
+    groups: Groups, spread: dict[str, float], rng: np.random.Generator, columns: int
+) -> Floats:
     """Sums over attributes of normal numbers that groups of one level share, (columns, groups)."""
     total = OWN * rng.standard_normal((columns, len(groups)))
     for number, (name, levels) in enumerate(groups.attributes):
-        total += spread[name] * rng.standard_normal((columns, len(levels)))[:, groups.level_codes[:, number]]
+        total += (
+            spread[name]
+            * rng.standard_normal((columns, len(levels)))[:, groups.level_codes[:, number]]
+        )
     return total
 
 
@@ -210,7 +224,9 @@ def _poi(number: int) -> str:
     return f"P{number:05d}"
 
 
-def _write_people(path: Path, world: World, region: Any, group: Any, rng: np.random.Generator) -> None:
+def _write_people(
+    path: Path, world: World, region: Any, group: Any, rng: np.random.Generator
+) -> None:
     homes = MIDDLE + REACH * rng.standard_normal((len(world.shares), 2))
     codes = world.groups.level_codes[group]  # (people, attributes)
     attributes = {
@@ -234,7 +250,9 @@ def _write_visits(path: Path, world: World, group: Any, rng: np.random.Generator
     token = np.empty(len(person), dtype=np.int64)
     for code, cumulative in enumerate(np.cumsum(world.preferences, 1)):
         here = np.flatnonzero(group[person] == code)
-        token[here] = np.searchsorted(cumulative / cumulative[-1], rng.random(len(here)), side="right")
+        token[here] = np.searchsorted(
+            cumulative / cumulative[-1], rng.random(len(here)), side="right"
+        )
     places = MIDDLE + REACH * rng.standard_normal((world.preferences.shape[1], 2))
     arrival = np.datetime64("2024-03-04T00:00:00", "s") + 2_400 * turn
     names = [_poi(code) for code in range(len(places))]

@@ -18,10 +18,10 @@ from mobatlas.config import build, load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import PAD
 from mobatlas.evaluation.comparison import EVERYBODY, evaluate_groups, sampling_floor
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, unlabelled
 from mobatlas.generators.latent_diffusion.config import LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
@@ -54,7 +54,8 @@ def rows(
         for in_bf16 in (fast_bf16, trains_in_bf16)
     )
     return [
-        _sampling_row(dataset, ours, published, samples, peak, seed) | _divergences(dataset, ours, compared, seed),
+        _sampling_row(dataset, ours, published, samples, peak, seed)
+        | _divergences(dataset, ours, compared, seed),
         kept,
         _training_row(dataset, ours, trained, seed),
         {
@@ -68,13 +69,20 @@ def rows(
 
 
 def _trained(dataset: TrajectoryDataset, values: Mapping[str, Any], seed: int) -> LatentDiffusion:
-    model = LatentDiffusion(build(LatentDiffusionConfig, values, "speed"), dataset.vocabulary, seed=seed)
+    model = LatentDiffusion(
+        build(LatentDiffusionConfig, values, "speed"), dataset.vocabulary, seed=seed
+    )
     model.fit(dataset, Trainer(None, seed=seed, quiet=True))
     return model
 
 
 def _sampling_row(
-    dataset: TrajectoryDataset, ours: LatentDiffusion, published: LatentDiffusion, samples: int, peak: float, seed: int
+    dataset: TrajectoryDataset,
+    ours: LatentDiffusion,
+    published: LatentDiffusion,
+    samples: int,
+    peak: float,
+    seed: int,
 ) -> dict[str, Any]:
     anchors = _anchors(dataset, samples, seed)
     timed = {}
@@ -101,7 +109,9 @@ def _sampling_row(
     }
 
 
-def _memory_row(dataset: TrajectoryDataset, model: LatentDiffusion, samples: int, seed: int) -> dict[str, Any]:
+def _memory_row(
+    dataset: TrajectoryDataset, model: LatentDiffusion, samples: int, seed: int
+) -> dict[str, Any]:
     """What it saves to keep memory, as commands do from here on, instead of giving it back."""
     anchors = _anchors(dataset, samples, seed)
     given_back = _sampling_seconds(model, anchors, seed)
@@ -129,12 +139,16 @@ def _sampling_seconds(model: LatentDiffusion, anchors: Any, seed: int) -> float:
     return min(seconds)
 
 
-def _divergences(dataset: TrajectoryDataset, model: LatentDiffusion, compared: int | None, seed: int) -> dict[str, Any]:
+def _divergences(
+    dataset: TrajectoryDataset, model: LatentDiffusion, compared: int | None, seed: int
+) -> dict[str, Any]:
     """Both ways of sampling the same weights, and the floor at the same size."""
     anchors = _anchors(dataset, compared or len(dataset.split("test")), seed)
     fast = model.sample(len(anchors), anchors=anchors, seed=seed)
     slow = sample_as_published(model.with_solver(*SOLVER), anchors, seed)
-    floor = sampling_floor(dataset, Yardstick.of(dataset), size=len(anchors), seed=seed).everybody.average
+    floor = sampling_floor(
+        dataset, Yardstick.of(dataset), size=len(anchors), seed=seed
+    ).everybody.average
     return {
         "jsd": _jsd(dataset, fast, seed),
         "reference_jsd": _jsd(dataset, slow, seed),
@@ -150,15 +164,23 @@ def sample_as_published(model: LatentDiffusion, anchors: Any, seed: int) -> Traj
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, len(anchors), PUBLISHED_BATCH):
         some = anchors[start : start + PUBLISHED_BATCH]
-        noise = torch.randn(len(some), model.max_length, model.config.autoencoder.latent, generator=generator)
+        noise = torch.randn(
+            len(some), model.max_length, model.config.autoencoder.latent, generator=generator
+        )
         latents = model.roll_out(noise, np.full(len(some), UNKNOWN), some).clean
-        made.append(model.autoencoder.decode(model.autoencoder.restore(latents), beams=BEAMS, cache=False))
+        made.append(
+            model.autoencoder.decode(model.autoencoder.restore(latents), beams=BEAMS, cache=False)
+        )
     tokens = torch.cat(made).numpy()
     valid = tokens != PAD
-    return Trajectories(tokens[valid].astype(np.int32), np.concatenate(([0], np.cumsum(valid.sum(1)))), anchors)
+    return Trajectories(
+        tokens[valid].astype(np.int32), np.concatenate(([0], np.cumsum(valid.sum(1)))), anchors
+    )
 
 
-def _training_row(dataset: TrajectoryDataset, model: LatentDiffusion, peak: float, seed: int) -> dict[str, Any]:
+def _training_row(
+    dataset: TrajectoryDataset, model: LatentDiffusion, peak: float, seed: int
+) -> dict[str, Any]:
     """A step of the denoiser: cached latents in the precision of this machine, against fp32 that encodes in every step."""
     trainer = Trainer(None, seed=seed, quiet=True)
     stage = model.denoising(dataset, unlabelled(dataset, seed), "denoiser", trainer, fresh=True)
@@ -221,7 +243,9 @@ def _flops(work: Callable[[], object]) -> float:
 
 def _jsd(dataset: TrajectoryDataset, made: Trajectories, seed: int) -> dict[str, float]:
     real = Trajectories.of(dataset, dataset.split("test"))
-    found = evaluate_groups(Yardstick.of(dataset), {EVERYBODY: real}, {EVERYBODY: made}, seed=seed).average
+    found = evaluate_groups(
+        Yardstick.of(dataset), {EVERYBODY: real}, {EVERYBODY: made}, seed=seed
+    ).average
     return {name: round(found[name], 4) for name in POOLED}
 
 

@@ -30,10 +30,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.config import Section, build, merge
+from mobatlas.data.geodesy import haversine_km
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.metrics import Floats, Ints
-from mobatlas.features.maps import Trajectories, haversine_km
 from mobatlas.training.loop import Progress, Share, Stage, Trainer
 
 TOP = 10  # of HR@10 and NDCG@10
@@ -70,13 +71,19 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def next_poi_config(profile: str = "full", values: Mapping[str, Any] | None = None) -> NextPoiConfig:
+def next_poi_config(
+    profile: str = "full", values: Mapping[str, Any] | None = None
+) -> NextPoiConfig:
     """The configuration of a profile, `values` over it."""
     if profile not in PROFILES:
         raise MobatlasError(
             f"--profile {profile} does not exist{suggestion(profile, PROFILES)} (known: {', '.join(PROFILES)})"
         )
-    return build(NextPoiConfig, merge(PROFILES[profile], values or {}), f"next-POI predictor, profile {profile}")
+    return build(
+        NextPoiConfig,
+        merge(PROFILES[profile], values or {}),
+        f"next-POI predictor, profile {profile}",
+    )
 
 
 class NextPoiNetwork(nn.Module):
@@ -86,7 +93,9 @@ class NextPoiNetwork(nn.Module):
         super().__init__()
         between = config.dropout if config.layers > 1 else 0.0
         self.embedding = nn.Embedding(vocabulary, config.embedding, padding_idx=PAD)
-        self.lstm = nn.LSTM(config.embedding, config.hidden, config.layers, batch_first=True, dropout=between)
+        self.lstm = nn.LSTM(
+            config.embedding, config.hidden, config.layers, batch_first=True, dropout=between
+        )
         self.output = nn.Linear(config.hidden, vocabulary - HOME)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -101,12 +110,16 @@ class NextPoiNetwork(nn.Module):
 class Predictor:
     """A trained network, with the weights that were best for validation people."""
 
-    network: nn.Module = field(repr=False)  # tokens (batch, length) -> scores, as `NextPoiNetwork` gives them
+    network: nn.Module = field(
+        repr=False
+    )  # tokens (batch, length) -> scores, as `NextPoiNetwork` gives them
     vocabulary: Vocabulary = field(repr=False)
     learnt: int  # predictions that an epoch trains on
     steps: int  # until training stopped
     best_step: int
-    losses: tuple[float, ...]  # of validation people, in nats a prediction, validation by validation
+    losses: tuple[
+        float, ...
+    ]  # of validation people, in nats a prediction, validation by validation
 
     @property
     def validation_loss(self) -> float:
@@ -137,7 +150,7 @@ class PredictionScores:
 NEXT_POI_METRICS = ("accuracy", "hr10", "ndcg10", "geo_error_km", "poi_accuracy", "poi_hr10")
 
 
-class _Enough(Exception):  # noqa: N818 (nothing went wrong)
+class _Enough(Exception):
     """Validation people say that it does not get better."""
 
 
@@ -154,7 +167,9 @@ class _EarlyStopping:
         self.losses.append(_loss(network, self.validation))
         best = int(np.argmin(self.losses))
         if best == len(self.losses) - 1:
-            self.weights = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+            self.weights = {
+                name: tensor.detach().clone() for name, tensor in network.state_dict().items()
+            }
         elif len(self.losses) - 1 - best >= self.patience:
             raise _Enough
         return {"validation_loss": self.losses[-1]}
@@ -177,9 +192,18 @@ def train_predictor(
     seed and the step.
     """
     learnt = _usable(trajectories, vocabulary, "training trajectories")
-    watch = _EarlyStopping(_usable(validation, vocabulary, "validation trajectories"), config.patience)
+    watch = _EarlyStopping(
+        _usable(validation, vocabulary, "validation trajectories"), config.patience
+    )
     # Not bf16: the LSTM has no such backward on CPUs.
-    trainer = Trainer(None, seed=seed, accelerator=accelerator, precision="32-true", quiet=quiet, progress=progress)
+    trainer = Trainer(
+        None,
+        seed=seed,
+        accelerator=accelerator,
+        precision="32-true",
+        quiet=quiet,
+        progress=progress,
+    )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = NextPoiNetwork(config, len(vocabulary))
@@ -203,7 +227,10 @@ def train_predictor(
             trainer.run(stage)
     network.load_state_dict(watch.weights)
     network.zero_grad()
-    validated = [min(number * config.validate_every, config.steps) for number in range(1, len(watch.losses) + 1)]
+    validated = [
+        min(number * config.validate_every, config.steps)
+        for number in range(1, len(watch.losses) + 1)
+    ]
     return Predictor(
         network=network.eval(),
         vocabulary=vocabulary,
@@ -221,9 +248,14 @@ def score_predictor(predictor: Predictor, trajectories: Trajectories) -> Predict
     ranks, among_pois, km = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
     first = FIRST_POI - HOME  # column
     for scores, true, owner in _questions(predictor.network, trajectories):
-        anchors, poi = trajectories.anchors[owner], true >= first  # (predictions, 4), (predictions,)
+        anchors, poi = (
+            trajectories.anchors[owner],
+            true >= first,
+        )  # (predictions, 4), (predictions,)
         guess, token = _likeliest_place(scores, anchors, vocabulary), true.cpu().numpy() + HOME
-        km.append(haversine_km(_places(guess, anchors, vocabulary), _places(token, anchors, vocabulary)))
+        km.append(
+            haversine_km(_places(guess, anchors, vocabulary), _places(token, anchors, vocabulary))
+        )
         ranks.append(_ranks(scores, true))
         among_pois.append(_ranks(scores[poi, first:], true[poi] - first))
     rank, poi_rank, distance = np.concatenate(ranks), np.concatenate(among_pois), np.concatenate(km)
@@ -257,7 +289,9 @@ def _usable(trajectories: Trajectories, vocabulary: Vocabulary, what: str) -> Tr
 
 
 def _check_tokens(trajectories: Trajectories, vocabulary: Vocabulary, what: str) -> None:
-    wrong = trajectories.tokens[(trajectories.tokens < HOME) | (trajectories.tokens >= len(vocabulary))]
+    wrong = trajectories.tokens[
+        (trajectories.tokens < HOME) | (trajectories.tokens >= len(vocabulary))
+    ]
     if len(wrong):
         raise MobatlasError(
             f"{what}: token {wrong[0]} is no place of this vocabulary, which numbers them {HOME} to {len(vocabulary) - 1}; "
@@ -269,7 +303,10 @@ def _batch(n: int, size: int, seed: int, step: int) -> Ints:
     """Which of n trajectories a step learns from: all once an epoch, in an order that the seed and the epoch decide."""
     epochs, places = np.divmod(step * size + np.arange(size), n)
     return np.concatenate(
-        [np.random.default_rng([seed, epoch]).permutation(n)[places[epochs == epoch]] for epoch in np.unique(epochs)]
+        [
+            np.random.default_rng([seed, epoch]).permutation(n)[places[epochs == epoch]]
+            for epoch in np.unique(epochs)
+        ]
     )
 
 
@@ -290,7 +327,9 @@ def _truths(tokens: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _questions(network: nn.Module, trajectories: Trajectories) -> Iterator[tuple[Tensor, Tensor, Ints]]:
+def _questions(
+    network: nn.Module, trajectories: Trajectories
+) -> Iterator[tuple[Tensor, Tensor, Ints]]:
     """Scores (predictions, vocabulary - HOME), truths and trajectories (predictions,), tile by tile in order of length."""
     lengths = np.diff(trajectories.offsets)
     order = np.argsort(lengths, kind="stable")

@@ -14,9 +14,9 @@ import numpy as np
 from scipy import sparse
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.evaluation.comparison import floor_closed, group_members
 from mobatlas.evaluation.metrics import Ints, Yardstick, jsd_rows
-from mobatlas.features.maps import Trajectories
 from mobatlas.regions.types import Floats
 
 METRICS = ("poi", "travel_distance", "category", "transitions", "spatial")
@@ -47,14 +47,20 @@ class Crowd:
             {metric: counts[metric] for metric in METRICS},
             np.searchsorted(people, dataset.person[train]),
             dataset.person_groups()[people],
-            {metric: np.vstack([each[metric].toarray() for each in histograms]) for metric in METRICS},
+            {
+                metric: np.vstack([each[metric].toarray() for each in histograms])
+                for metric in METRICS
+            },
             np.array([len(rows) for rows in tested]),
         )
 
     def closed(self, weights: Floats) -> dict[str, float | None]:
         """Metric by metric the share of the way that people weighed for each group (people, groups) close."""
         ends, found = self._ends, self._divergences(weights)
-        return {metric: floor_closed(found[metric], *(end[metric] for end in ends)) for metric in METRICS}
+        return {
+            metric: floor_closed(found[metric], *(end[metric] for end in ends))
+            for metric in METRICS
+        }
 
     @cached_property
     def _ends(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -64,7 +70,9 @@ class Crowd:
 
     def _divergences(self, weights: Floats) -> dict[str, float]:
         """Mean over groups and draws of as many trajectories as the group has test ones; nobody tested, not counted."""
-        rng = np.random.default_rng(SEED)  # the same for all weights, whose noise so cancels in part
+        rng = np.random.default_rng(
+            SEED
+        )  # the same for all weights, whose noise so cancels in part
         found: dict[str, list[float]] = {metric: [] for metric in METRICS}
         for group, size in enumerate(self.sizes.tolist()):
             each = np.maximum(weights[self.row, group], 0)  # (training trajectories,)

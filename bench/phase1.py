@@ -26,7 +26,13 @@ from mobatlas.io.output import new_folder
 from mobatlas.pipeline.train import Hardware, supervise, train
 from mobatlas.progress import SILENT, Tracker
 
-POOLED = ("spatial", "poi", "travel_distance", "trip", "length")  # must be near the floor, everybody together
+POOLED = (
+    "spatial",
+    "poi",
+    "travel_distance",
+    "trip",
+    "length",
+)  # must be near the floor, everybody together
 RATIO, MARGIN = 1.2, 0.02  # how near: times the floor, or bits above it, whichever is larger
 SOLVERS = (("dpm++", 5), ("dpm++", 10), ("dpm++", 20), ("ddim", 50))
 
@@ -43,7 +49,9 @@ def run(
     tracker: Tracker = SILENT,
 ) -> dict[str, Any]:
     """Train baseline and strong on simulated cities with preset `small`, measure both, write phase1.json."""
-    with new_folder(out, "benchmark", seed=first_seed, config={"seeds": seeds}, overwrite=overwrite) as folder:
+    with new_folder(
+        out, "benchmark", seed=first_seed, config={"seeds": seeds}, overwrite=overwrite
+    ) as folder:
         rows = []
         for number in range(seeds):
             tracker.step(number, f"seed {first_seed + number}")
@@ -63,11 +71,18 @@ def run(
     return result
 
 
-def _one(place: Path, seed: int, values: Mapping[str, Any], from_scratch: bool, quiet: bool) -> dict[str, Any]:
+def _one(
+    place: Path, seed: int, values: Mapping[str, Any], from_scratch: bool, quiet: bool
+) -> dict[str, Any]:
     write_city_folder(place / "city", load_run(preset="small").simulate, seed)
     prepare(place / "city", place / "dataset", preset="small")
     dataset = TrajectoryDataset.open(place / "dataset")
-    common: dict[str, Any] = {"values": values, "seed": seed, "quiet": quiet, "hardware": Hardware()}
+    common: dict[str, Any] = {
+        "values": values,
+        "seed": seed,
+        "quiet": quiet,
+        "hardware": Hardware(),
+    }
     times: dict[str, float] = {}
     models: dict[str, Generator] = {}
     start = time.perf_counter()
@@ -76,12 +91,20 @@ def _one(place: Path, seed: int, values: Mapping[str, Any], from_scratch: bool, 
     models["baseline"] = load_model(place / "baseline").generator
     for name in ("strong", *(["strong_from_scratch"] if from_scratch else [])):
         start = time.perf_counter()
-        supervise(place / "baseline", place / name, strategy="strong", from_scratch=name != "strong", **common)
+        supervise(
+            place / "baseline",
+            place / name,
+            strategy="strong",
+            from_scratch=name != "strong",
+            **common,
+        )
         times[name] = time.perf_counter() - start
         models[name] = load_model(place / name).generator
     baseline = models["baseline"]
     assert isinstance(baseline, LatentDiffusion)
-    stages = [json.loads(line) for line in (place / "baseline" / "metrics.jsonl").read_text().splitlines()]
+    stages = [
+        json.loads(line) for line in (place / "baseline" / "metrics.jsonl").read_text().splitlines()
+    ]
     return {
         "seed": seed,
         "threads": torch.get_num_threads(),
@@ -110,13 +133,18 @@ def pooled(dataset: TrajectoryDataset, model: Generator, seed: int) -> dict[str,
     }
 
 
-def by_group(dataset: TrajectoryDataset, models: Mapping[str, Generator], seed: int) -> dict[str, Any]:
+def by_group(
+    dataset: TrajectoryDataset, models: Mapping[str, Generator], seed: int
+) -> dict[str, Any]:
     """Averages over groups of every model and the floor, and the share of baseline to floor that the others close."""
     scores = score_groups(dataset, Yardstick.of(dataset), models, seed)
     average = {label: found.average for label, found in scores.items()}
     baseline, floor = average["baseline"], average[FLOOR]
     closed = {
-        label: {metric: floor_closed(value, baseline[metric], floor[metric]) for metric, value in values.items()}
+        label: {
+            metric: floor_closed(value, baseline[metric], floor[metric])
+            for metric, value in values.items()
+        }
         for label, values in average.items()
         if label not in ("baseline", FLOOR)
     }
@@ -128,7 +156,16 @@ def solvers(dataset: TrajectoryDataset, model: LatentDiffusion, seed: int) -> li
     yardstick, rows = Yardstick.of(dataset), []
     for solver, steps in SOLVERS:
         start = time.perf_counter()
-        found = score_everybody(dataset, yardstick, model.with_solver(solver, steps), seed, "val").average
+        found = score_everybody(
+            dataset, yardstick, model.with_solver(solver, steps), seed, "val"
+        ).average
         seconds = round(time.perf_counter() - start, 2)
-        rows.append({"solver": solver, "steps": steps, "seconds": seconds, **rounded({m: found[m] for m in POOLED})})
+        rows.append(
+            {
+                "solver": solver,
+                "steps": steps,
+                "seconds": seconds,
+                **rounded({m: found[m] for m in POOLED}),
+            }
+        )
     return rows

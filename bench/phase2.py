@@ -9,7 +9,9 @@ from typing import Any
 from bench.cells import MEASURE, PARTITIONS, Bench, Job, check_partition, fill, summarise
 from mobatlas.io.manifest import library_versions, write_json
 
-OTHERS: Mapping[str, tuple[str, ...]] = {"demogroups": ("resample", "finetune")}  # beside the default, a tilt
+OTHERS: Mapping[str, tuple[str, ...]] = {
+    "demogroups": ("resample", "finetune")
+}  # beside the default, a tilt
 SHUFFLED = "shuffled"  # demogroups, whose people are exchanged between regions
 KNOWN = (*PARTITIONS, SHUFFLED)
 

@@ -30,9 +30,9 @@ from bench.questions import profile_named
 from bench.real import DEALT
 from bench.survey import check_survey, divided_people, said_files
 from mobatlas.config import assignments
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
@@ -41,8 +41,14 @@ from mobatlas.progress import track
 from mobatlas.supervision.resample import PlainSampler, Sampler
 
 PARTITION, REAL, FAMILY = "fullrank", "real", "latent-diffusion"
-POI, TUNED = ("poi",), ("js", "tv")  # on simulated cities; real people are measured without finetuning
-SIZES: Mapping[str, int] = {"quick": 8_000, "full": 30_000}  # trajectories of all groups together; the paper's
+POI, TUNED = (
+    ("poi",),
+    ("js", "tv"),
+)  # on simulated cities; real people are measured without finetuning
+SIZES: Mapping[str, int] = {
+    "quick": 8_000,
+    "full": 30_000,
+}  # trajectories of all groups together; the paper's
 SPARE = 1.1  # times as many samples are made: some have fewer than two visits, which teach nothing
 BLOCK = 1_024  # samples made at a time
 STREAM = 1_000  # of random numbers
@@ -89,7 +95,10 @@ def materials(features: tuple[str, ...] = POI, tuned: Sequence[str] = TUNED) -> 
         Material(REAL, real),
         Material(BASELINE, plain(Place.baseline)),
         Material(STRONG, plain(Place.strong)),
-        Material("tilt, calibrated", supervised(Job(PARTITION, "tilt", features=features), "tilt, calibrated")),
+        Material(
+            "tilt, calibrated",
+            supervised(Job(PARTITION, "tilt", features=features), "tilt, calibrated"),
+        ),
         *(Material(f"finetune, {job.divergence}", supervised(job, "finetune")) for job in jobs),
     ]
 
@@ -105,7 +114,10 @@ def sampled(place: Place, model: Generator | Sampler, n: int) -> ByGroup:
         homes = dataset.anchors[dataset.person[rng.choice(rows, n, replace=len(rows) < n)]]
         groups, seed = np.full(n, group, dtype=np.int64), place.seed + STREAM + number
         blocks = [slice(start, start + BLOCK) for start in range(0, n, BLOCK)]
-        parts = [sampler.sample_given(groups[some], homes[some], seed, first=some.start) for some in blocks]
+        parts = [
+            sampler.sample_given(groups[some], homes[some], seed, first=some.start)
+            for some in blocks
+        ]
         made[name] = Trajectories.joined(parts)
     return made
 
@@ -133,7 +145,9 @@ def run(
     chosen, config = profile_named(profile), next_poi_config(profile, predictor)
     check_options(generator, chosen.preset, values or {})  # refused before anything is prepared
     if data is None and generator != FAMILY:
-        raise MobatlasError(f"--generator {generator} goes with --data; simulated cities are measured with {FAMILY}")
+        raise MobatlasError(
+            f"--generator {generator} goes with --data; simulated cities are measured with {FAMILY}"
+        )
     if data is not None:
         check_survey(data, prepared=prepared)
     numbers = range(first_seed, first_seed + (chosen.seeds if seeds is None else seeds))
@@ -147,12 +161,21 @@ def run(
     }
     said = command_of("rq3", options)
     people = None if data is None else divided_people(data, out, prepared=prepared)[0]
-    manner: dict[str, Any] = {"preset": chosen.preset, "quiet": quiet, "generator": generator, "data": people}
+    manner: dict[str, Any] = {
+        "preset": chosen.preset,
+        "quiet": quiet,
+        "generator": generator,
+        "data": people,
+    }
     command = f"{said} --seeds 1 --first-seed {{seed}} --out {out.name}"
     bench = Bench(command, values or {}, city or {}, **manner)
     folder, name = (out, "rq3") if data is None else (out / generator, f"rq3-real-{generator}")
     told = materials() if data is None else materials(DEALT, ())
-    plan = [(Place(folder / f"seed-{seed}", seed, bench), material) for seed in numbers for material in told]
+    plan = [
+        (Place(folder / f"seed-{seed}", seed, bench), material)
+        for seed in numbers
+        for material in told
+    ]
     with (
         in_one_folder(),
         track("rq3", len(plan), quiet=True) as tracker,
@@ -206,7 +229,9 @@ def summarise(out: Path, seeds: Sequence[int], told: Sequence[Material]) -> dict
     first, last = average[BASELINE], average[REAL]
     for label, reached in average.items():
         closed = {
-            metric: _closed(metric, reached[metric], first[metric], last[metric], spread[BASELINE][metric])
+            metric: _closed(
+                metric, reached[metric], first[metric], last[metric], spread[BASELINE][metric]
+            )
             for metric in NEXT_POI_METRICS
         }
         row = {"material": label, "average": reached, "spread": spread[label], "gap_closed": closed}
@@ -229,7 +254,12 @@ def _cell(place: Place, material: Material, asked: Asked) -> None:
     real = {name: len(with_two_visits(each)) for name, each in real_groups(dataset).items()}
     sizes = {name: min(n, asked.size // len(real)) for name, n in real.items()}
     made = material.make(place, int(SPARE * max(sizes.values())) + 1)
-    manner: dict[str, Any] = {"size": sizes, "seed": place.seed, "quiet": place.bench.quiet, "fewest": 1}
+    manner: dict[str, Any] = {
+        "size": sizes,
+        "seed": place.seed,
+        "quiet": place.bench.quiet,
+        "fewest": 1,
+    }
     found = compare_predictors(dataset, {material.label: made}, asked.predictor, **manner)
     scores = found.pop("materials")[material.label]
     write_cell(place, material.cell, found | scores | {"asked": asked.as_dict()})
@@ -239,7 +269,9 @@ def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Of each metric; None where one of them has none, or where there are none at all."""
     values = {metric: [each[metric] for each in found] for metric in NEXT_POI_METRICS}
     return {
-        metric: None if not some or any(each is None for each in some) else round(float(np.mean(some)), 4)
+        metric: None
+        if not some or any(each is None for each in some)
+        else round(float(np.mean(some)), 4)
         for metric, some in values.items()
     }
 
@@ -248,13 +280,19 @@ def _spread(averages: Sequence[Mapping[str, float | None]]) -> dict[str, float |
     """Standard deviation between seeds of each metric; None where there is one seed, or nothing to compare."""
     values = {metric: [each[metric] for each in averages] for metric in NEXT_POI_METRICS}
     return {
-        metric: None if len(some) < 2 or None in some else round(float(np.std(np.array(some, float), ddof=1)), 4)
+        metric: None
+        if len(some) < 2 or None in some
+        else round(float(np.std(np.array(some, float), ddof=1)), 4)
         for metric, some in values.items()
     }
 
 
 def _closed(
-    metric: str, ours: float | None, baseline: float | None, real: float | None, spread: float | None
+    metric: str,
+    ours: float | None,
+    baseline: float | None,
+    real: float | None,
+    spread: float | None,
 ) -> float | None:
     """More is better but for distances, and `gap_closed` is about what should fall; None where seeds differ by more."""
     if ours is None or baseline is None or real is None:

@@ -43,7 +43,9 @@ class Work:
     """What a family is asked for."""
 
     family: str
-    stages: dict[str, str]  # to the section of the configuration that says how many steps and how large a batch
+    stages: dict[
+        str, str
+    ]  # to the section of the configuration that says how many steps and how large a batch
     steps: int  # of each stage
     samples: int
 
@@ -54,7 +56,9 @@ WORK = (
 )
 
 
-def rows(scratch: Path, seed: int, tracker: Tracker = SILENT, work: tuple[Work, ...] = WORK) -> list[dict[str, Any]]:
+def rows(
+    scratch: Path, seed: int, tracker: Tracker = SILENT, work: tuple[Work, ...] = WORK
+) -> list[dict[str, Any]]:
     """Train and sample each family by one process and by two, on the small city."""
     write_city_folder(scratch / "small-city", load_run(preset="small").simulate, seed)
     prepare(scratch / "small-city", scratch / "small-dataset", preset="small")
@@ -96,27 +100,57 @@ def compared(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> dict[str, 
     """Final losses, and the largest relative difference of losses up to some steps."""
     if [line["step"] for line in one] != [line["step"] for line in two]:
         raise MobatlasError("one process and two logged other steps; nothing can be compared")
-    apart = [(a["step"], abs(a["loss"] - b["loss"]) / abs(a["loss"])) for a, b in zip(one, two, strict=True)]
+    apart = [
+        (a["step"], abs(a["loss"] - b["loss"]) / abs(a["loss"]))
+        for a, b in zip(one, two, strict=True)
+    ]
     last = one[-1]["step"]
     final: dict[str, Any] = {}
     for name in ("loss", *(key for key in one[-1] if key not in TIMING)):
         a, b = one[-1][name], two[-1][name]
         final |= {name: b, f"reference_{name}": a, f"{name}_difference": b - a}
-    until = {step: max(each for at, each in apart if at <= step) for step in sorted({*UNTIL, last}) if step <= last}
-    return final | {"largest_relative_difference": {f"to step {step}": value for step, value in until.items()}}
+    until = {
+        step: max(each for at, each in apart if at <= step)
+        for step in sorted({*UNTIL, last})
+        if step <= last
+    }
+    return final | {
+        "largest_relative_difference": {f"to step {step}": value for step, value in until.items()}
+    }
 
 
 def _train(scratch: Path, work: Work, seed: int, devices: int) -> dict[str, Any]:
     """As a user does, because Fabric starts the second process by the command of the first."""
     out = scratch / f"{work.family}-{devices}"
-    command = [sys.executable, "-m", "mobatlas", "train", scratch / "small-dataset", "--generator", work.family]
-    command += ["--accelerator", "cpu", "--devices", devices, "--seed", seed, "--out", out, "--json", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "mobatlas",
+        "train",
+        scratch / "small-dataset",
+        "--generator",
+        work.family,
+    ]
+    command += [
+        "--accelerator",
+        "cpu",
+        "--devices",
+        devices,
+        "--seed",
+        seed,
+        "--out",
+        out,
+        "--json",
+        "--quiet",
+    ]
     for section in work.stages.values():
         command += ["--set", f"{section}.steps={work.steps}"]
     with _one_thread():
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     if done.returncode:
-        raise MobatlasError(f"training {work.family} by {devices} processes: {done.stderr.strip().splitlines()[-1]}")
+        raise MobatlasError(
+            f"training {work.family} by {devices} processes: {done.stderr.strip().splitlines()[-1]}"
+        )
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return {"lines": lines, "peak_gb": json.loads(done.stdout)["peak_gb"]}
 
@@ -160,7 +194,9 @@ class _Clock:
         return (all_ - some) / (ended - begun)
 
 
-def _generate(model: Path, out: Path, n: int, seed: int, devices: int, shard: str | None) -> dict[str, Any]:
+def _generate(
+    model: Path, out: Path, n: int, seed: int, devices: int, shard: str | None
+) -> dict[str, Any]:
     from mobatlas.sampling.generate import generate  # torch only in the process that needs it
 
     clock = _Clock()

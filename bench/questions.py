@@ -46,16 +46,22 @@ def profile_named(name: str) -> Profile:
 
 def rq1_jobs(profile: Profile) -> list[Job]:
     """Every strategy under every partition; finetuning where the profile has time for it."""
-    jobs = [Job(partition, strategy) for partition in PARTITIONS for strategy in ("tilt", "resample")]
+    jobs = [
+        Job(partition, strategy) for partition in PARTITIONS for strategy in ("tilt", "resample")
+    ]
     tuned = [name for name in PARTITIONS if profile.everything or name in FINETUNED]
-    return jobs + [Job(partition, "finetune", divergence) for partition in tuned for divergence in DIVERGENCES]
+    return jobs + [
+        Job(partition, "finetune", divergence) for partition in tuned for divergence in DIVERGENCES
+    ]
 
 
 def rq2_jobs(profile: Profile) -> list[Job]:
     """The default strategy with every feature; finetuning where the profile has time for it."""
     jobs = [Job("demogroups", "tilt", features=features) for features in FEATURES]
     tuned = FEATURES if profile.everything else ()
-    return jobs + [Job("demogroups", "finetune", way, features) for features in tuned for way in DIVERGENCES]
+    return jobs + [
+        Job("demogroups", "finetune", way, features) for features in tuned for way in DIVERGENCES
+    ]
 
 
 PLANS = {"rq1": rq1_jobs, "rq2": rq2_jobs}
@@ -78,7 +84,9 @@ def run(
     jobs = PLANS[question](chosen)
     said = f"mobatlas benchmark {question} --profile {profile}"
     command = f"{said} --seeds 1 --first-seed {{seed}} --out {{out}}"
-    fill(out, question, jobs, numbers, Bench(command, values or {}, city or {}, chosen.preset, quiet))
+    fill(
+        out, question, jobs, numbers, Bench(command, values or {}, city or {}, chosen.preset, quiet)
+    )
     result = {
         "command": f"{said} --seeds {len(numbers)} --first-seed {first_seed} --out {out.name}",
         "question": question,

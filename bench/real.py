@@ -34,12 +34,13 @@ from bench.people import MANNER
 from bench.survey import SHIFT, census_column, check_survey, divided_people, said_files
 from mobatlas.config import assignments
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import Yardstick
 from mobatlas.evaluation.score_models import FLOOR, score_samples
-from mobatlas.features.maps import Trajectories, check_feature
+from mobatlas.features.maps import check_feature
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.pipeline.train import check_options
 
@@ -47,7 +48,10 @@ log = logging.getLogger("mobatlas")
 FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # that name no place
 # Who lives far out travels far, of whatever group: nothing is trained on distances, they show the guard.
 BANDS = ("distance",)
-DEALT = ("poi", "category")  # of partitions: rare places borrow from their category what they do not tell themselves
+DEALT = (
+    "poi",
+    "category",
+)  # of partitions: rare places borrow from their category what they do not tell themselves
 DRAWS = 3  # the spread between seeds says whether they are enough
 LONG = 4  # visits: a day with fewer is home, one place, home
 NONE = "none"  # in the place of partitions, or of regions: the others alone
@@ -172,7 +176,10 @@ def real_name(generator: str, kinds: Sequence[str]) -> str:
 
 
 def _check_kinds(
-    partitions: Sequence[str], regions: Sequence[str], census: Path | None, features: Sequence[tuple[str, ...]]
+    partitions: Sequence[str],
+    regions: Sequence[str],
+    census: Path | None,
+    features: Sequence[tuple[str, ...]],
 ) -> None:
     """Partitions that do not exist, and `none` beside something."""
     for option, asked in {"--partition": partitions, "--regions": regions}.items():
@@ -182,10 +189,14 @@ def _check_kinds(
         check_partition(name, (*PARTITIONS, NONE))
     if list(regions) == [NONE]:
         if list(partitions) == [NONE]:
-            raise MobatlasError("--partition none --regions none: nothing is left to measure; leave one of them out")
+            raise MobatlasError(
+                "--partition none --regions none: nothing is left to measure; leave one of them out"
+            )
         about = {"--census": census is not None, "--feature": tuple(features) != FEATURES}
         for option in (option for option, given in about.items() if given):
-            raise MobatlasError(f"{option}: is about regions, and --regions none asks for none; leave one out")
+            raise MobatlasError(
+                f"{option}: is about regions, and --regions none asks for none; leave one out"
+            )
 
 
 def _columns(dataset: TrajectoryDataset, asked: Sequence[str]) -> list[str]:
@@ -198,7 +209,9 @@ def _columns(dataset: TrajectoryDataset, asked: Sequence[str]) -> list[str]:
                 f"--regions {name}: is no region column{suggestion(name, known)} (known: {', '.join(known)})"
             )
     if not known:
-        raise MobatlasError(f"{dataset.path}: people have no region column, such as home_zone; add one")
+        raise MobatlasError(
+            f"{dataset.path}: people have no region column, such as home_zone; add one"
+        )
     return list(asked or known)
 
 
@@ -209,7 +222,9 @@ def _views(
     yardstick, training = Yardstick.of(dataset), real_groups(dataset, "train")
     long = {label: _long(made) for label, made in samples.items()}
     real = _long(real_groups(dataset, "test"))
-    found = {FOUR_VISITS: score_samples(dataset, yardstick, long, real, seed, training=_long(training))}
+    found = {
+        FOUR_VISITS: score_samples(dataset, yardstick, long, real, seed, training=_long(training))
+    }
     if others is not None:
         shifted = _in_words_of(dataset.vocabulary, TrajectoryDataset.open(others))
         found[SHIFT] = score_samples(dataset, yardstick, samples, shifted, seed, training=training)
@@ -217,7 +232,10 @@ def _views(
 
 
 def _long(groups: Real) -> dict[str, Trajectories]:
-    return {name: each.take(np.flatnonzero(np.diff(each.offsets) >= LONG)) for name, each in groups.items()}
+    return {
+        name: each.take(np.flatnonzero(np.diff(each.offsets) >= LONG))
+        for name, each in groups.items()
+    }
 
 
 def _in_words_of(vocabulary: Vocabulary, others: TrajectoryDataset) -> dict[str, Trajectories]:
@@ -226,7 +244,10 @@ def _in_words_of(vocabulary: Vocabulary, others: TrajectoryDataset) -> dict[str,
     known = (token.get(poi, OTHER) for poi in others.vocabulary.poi_ids[FIRST_POI:])
     own = np.array([*range(FIRST_POI), *known], dtype=np.int32)
     splits = [real_groups(others, split) for split in ("train", "val", "test")]
-    return {name: _collapsed(Trajectories.joined([each[name] for each in splits]), own) for name in splits[0]}
+    return {
+        name: _collapsed(Trajectories.joined([each[name] for each in splits]), own)
+        for name in splits[0]
+    }
 
 
 def _collapsed(trajectories: Trajectories, token: np.ndarray) -> Trajectories:
@@ -235,4 +256,6 @@ def _collapsed(trajectories: Trajectories, token: np.ndarray) -> Trajectories:
     keep = np.ones(len(tokens), dtype=bool)
     keep[1:] = (tokens[1:] != tokens[:-1]) | (owner[1:] != owner[:-1])
     lengths = np.bincount(owner[keep], minlength=len(trajectories))
-    return Trajectories(tokens[keep], np.concatenate(([0], np.cumsum(lengths))), trajectories.anchors)
+    return Trajectories(
+        tokens[keep], np.concatenate(([0], np.cumsum(lengths))), trajectories.anchors
+    )

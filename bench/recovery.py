@@ -16,7 +16,8 @@ from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.features.maps import Trajectories, build_feature
+from mobatlas.data.trajectories import Trajectories
+from mobatlas.features.maps import build_feature
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder
@@ -71,7 +72,9 @@ def run(
 ) -> dict[str, Any]:
     """Simulate a city a seed, recover its groups from every partition, and write recovery.json."""
     config = {"seeds": seeds, "first_seed": first_seed, "users": users, "panel": panel}
-    with new_folder(out, "benchmark", seed=first_seed, config=config, overwrite=overwrite) as folder:
+    with new_folder(
+        out, "benchmark", seed=first_seed, config=config, overwrite=overwrite
+    ) as folder:
         found: list[dict[str, Any]] = []
         for seed in range(first_seed, first_seed + seeds):
             tracker.step(seed - first_seed, f"seed {seed}")
@@ -104,9 +107,13 @@ def simulate_people(scratch: Path, config: CityConfig, seed: int) -> People:
     phi = {}
     for name, (feature, mask) in features.items():
         counts = build_feature(feature, dataset.vocabulary, mask).counts(trajectories)
-        phi[name] = sparse.csr_array(person_means(counts, dataset.person, dataset.people.num_rows)[seen])
+        phi[name] = sparse.csr_array(
+            person_means(counts, dataset.person, dataset.people.num_rows)[seen]
+        )
     districts = np.unique(dataset.people[DISTRICTS].to_pylist(), return_inverse=True)[1]
-    return People(dataset.groups, dataset.person_groups()[seen], districts[seen].astype(np.int64), phi)
+    return People(
+        dataset.groups, dataset.person_groups()[seen], districts[seen].astype(np.int64), phi
+    )
 
 
 def one_city(people: People, panel: int, seed: int) -> list[dict[str, Any]]:
@@ -114,7 +121,10 @@ def one_city(people: People, panel: int, seed: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng([seed, 0])
     order = rng.permutation(len(people.group))
     members, others = order[:panel], order[panel:]
-    truth = {name: group_truth(phi[others], people.group[others], people.groups) for name, phi in people.phi.items()}
+    truth = {
+        name: group_truth(phi[others], people.group[others], people.groups)
+        for name, phi in people.phi.items()
+    }
     rows = []
     for feature in ("poi", "poi, unmasked"):
         phi = people.phi[feature][members]
@@ -125,8 +135,13 @@ def one_city(people: People, panel: int, seed: int) -> list[dict[str, Any]]:
             if name == "hot16":
                 cases[SHUFFLED + name] = _shuffled(region, rng)
             for case, where in cases.items():
-                regions = _regions(people, phi, members, region, where, nominal.regions, randomised=True)
-                rows.append({"partition": case, "feature": feature, "seed": seed} | judge(regions, truth[feature]))
+                regions = _regions(
+                    people, phi, members, region, where, nominal.regions, randomised=True
+                )
+                rows.append(
+                    {"partition": case, "feature": feature, "seed": seed}
+                    | judge(regions, truth[feature])
+                )
     phi = people.phi["category"][members]
     lives = people.district[members]
     names = [str(number) for number in range(int(people.district.max()) + 1)]
@@ -138,9 +153,18 @@ def one_city(people: People, panel: int, seed: int) -> list[dict[str, Any]]:
         number = np.full(len(names) + 1, -1)
         number[kept] = np.arange(len(kept))
         regions = _regions(
-            people, phi, members, number[first], number[second], [names[code] for code in kept], randomised=False
+            people,
+            phi,
+            members,
+            number[first],
+            number[second],
+            [names[code] for code in kept],
+            randomised=False,
         )
-        rows.append({"partition": case, "feature": "category", "seed": seed} | judge(regions, truth["category"]))
+        rows.append(
+            {"partition": case, "feature": "category", "seed": seed}
+            | judge(regions, truth["category"])
+        )
     return rows
 
 

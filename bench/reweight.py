@@ -15,10 +15,11 @@ from scipy import sparse
 from bench.survey import DIARY, census_column, check_survey, region_columns, said_files
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features.divergences import js, normalise
-from mobatlas.features.maps import Trajectories, build_feature
+from mobatlas.features.maps import build_feature
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder, refuse_overlap
 from mobatlas.progress import track
@@ -40,22 +41,42 @@ CONTROLLED_FEATURES, REAL_FEATURES = ("poi", "category"), ("category",)
 # These leave people over, whom recovery knows as the rest of the population: measured with and without them.
 LEAVING = CONTROLLED[1:]
 ALONE, CENSUS = "regions_alone", "census"
-REGIONAL = ("partition", "by", "features", "shuffle_regions")  # of a case: what its regions are made by
+REGIONAL = (
+    "partition",
+    "by",
+    "features",
+    "shuffle_regions",
+)  # of a case: what its regions are made by
 SPLITS = ("test", "val")
 LIFTED = 1e6  # a limit that is none
 Ints = npt.NDArray[np.int64]
 
 
-def planned(columns: Sequence[str], limits: Sequence[float] = (), census: bool = False) -> list[dict[str, Any]]:
+def planned(
+    columns: Sequence[str], limits: Sequence[float] = (), census: bool = False
+) -> list[dict[str, Any]]:
     """Every kind of regions; or real ones alone, with each of the limits to what groups explain: no other depends on it."""
-    controlled: list[dict[str, Any]] = [{"partition": name, "features": CONTROLLED_FEATURES} for name in CONTROLLED]
-    controlled += [{"partition": name, "features": CONTROLLED_FEATURES, ALONE: True} for name in LEAVING]
-    controlled += [{"partition": name, "features": CONTROLLED_FEATURES, "shuffle_regions": True} for name in LEAVING]
+    controlled: list[dict[str, Any]] = [
+        {"partition": name, "features": CONTROLLED_FEATURES} for name in CONTROLLED
+    ]
+    controlled += [
+        {"partition": name, "features": CONTROLLED_FEATURES, ALONE: True} for name in LEAVING
+    ]
+    controlled += [
+        {"partition": name, "features": CONTROLLED_FEATURES, "shuffle_regions": True}
+        for name in LEAVING
+    ]
     real: list[dict[str, Any]] = [{"by": name, "features": REAL_FEATURES} for name in columns]
     real += [{"features": REAL_FEATURES, CENSUS: True}] if census else []
     if limits:
-        return [{**case, "groups_explain": limit} for case in real for limit in dict.fromkeys(limits)]
-    return [*controlled, *real, *({**case, "shuffle_regions": True} for case in real if not case.get(CENSUS))]
+        return [
+            {**case, "groups_explain": limit} for case in real for limit in dict.fromkeys(limits)
+        ]
+    return [
+        *controlled,
+        *real,
+        *({**case, "shuffle_regions": True} for case in real if not case.get(CENSUS)),
+    ]
 
 
 def run(
@@ -78,9 +99,13 @@ def run(
     refuse_overlap(source, out)
     columns = region_columns(source)
     if not columns:
-        raise MobatlasError(f"{source / 'people.parquet'}: has no column of regions, such as home_zone; add one")
+        raise MobatlasError(
+            f"{source / 'people.parquet'}: has no column of regions, such as home_zone; add one"
+        )
     if split not in SPLITS:
-        raise MobatlasError(f"--split {split}: is not among those to compare with; give {' or '.join(SPLITS)}")
+        raise MobatlasError(
+            f"--split {split}: is not among those to compare with; give {' or '.join(SPLITS)}"
+        )
     for limit in groups_explain:
         if not 0 < limit <= LIFTED:
             raise MobatlasError(
@@ -91,7 +116,13 @@ def run(
     asked = [word for limit in groups_explain for word in ("--groups-explain", repr(limit))]
     asked += [] if about_census is None else ["--census", about_census]
     asked += [] if split == SPLITS[0] else ["--split", split]
-    config = {"seeds": seeds, "first_seed": first_seed, "ridge": RIDGE, "prepare": DIARY, "asked": asked}
+    config = {
+        "seeds": seeds,
+        "first_seed": first_seed,
+        "ridge": RIDGE,
+        "prepare": DIARY,
+        "asked": asked,
+    }
     with (
         new_folder(out, "benchmark", seed=first_seed, config=config, overwrite=overwrite) as folder,
         track("reweighting", len(cases), quiet) as tracker,
@@ -100,7 +131,9 @@ def run(
         prepare(source, scratch / "dataset", values=DIARY)
         dataset = TrajectoryDataset.open(scratch / "dataset")
         if dataset.groups is None or len(dataset.groups) < 2:
-            raise MobatlasError(f"{source / 'people.parquet'}: all people are of one group; give people of several")
+            raise MobatlasError(
+                f"{source / 'people.parquet'}: all people are of one group; give people of several"
+            )
         if census is not None:
             column = census_column(dataset, columns, census)
             cases = [{**case, "by": column} if case.get(CENSUS) else case for case in cases]
@@ -111,10 +144,14 @@ def run(
             options |= {"composition": census, "straddle": "uniform"} if case.get(CENSUS) else {}
             limit, found = case.get("groups_explain", GROUPS_EXPLAIN), []
             for seed in range(first_seed, first_seed + seeds):
-                regions = build_regions(dataset.path, scratch / f"{number}-{seed}", seed=seed, **options)
+                regions = build_regions(
+                    dataset.path, scratch / f"{number}-{seed}", seed=seed, **options
+                )
                 if case.get(ALONE):
                     regions = replace(regions, population=None)
-                found.append(reweight(dataset, regions, seen=seen, split=split, groups_explain=limit))
+                found.append(
+                    reweight(dataset, regions, seen=seen, split=split, groups_explain=limit)
+                )
             rows.append(_row(case, found))
         command = [
             "mobatlas",
@@ -153,7 +190,9 @@ def _row(case: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     for metric in METRICS:
         each = [one["metrics"][metric] for one in found]
-        metrics[metric] = {kind: round(float(np.mean([one[kind] for one in each])), 4) for kind in each[0]}
+        metrics[metric] = {
+            kind: round(float(np.mean([one[kind] for one in each])), 4) for kind in each[0]
+        }
         metrics[metric]["gap_closed_by_seed"] = [round(one["gap_closed"], 3) for one in each]
     size = round(float(np.mean([one["effective_sample_size"] for one in found])))
     return {**case, "seeds": len(found), "effective_sample_size": size} | metrics
@@ -178,7 +217,10 @@ def behaviour(dataset: TrajectoryDataset) -> Behaviour:
     def of_people(counts: sparse.csr_array) -> sparse.csr_array:
         return person_means(counts, dataset.person, people)
 
-    maps = {name: build_feature(name, dataset.vocabulary, MASK if name == "poi" else ()) for name in METRICS[::2]}
+    maps = {
+        name: build_feature(name, dataset.vocabulary, MASK if name == "poi" else ())
+        for name in METRICS[::2]
+    }
     maps["transitions"] = build_feature("transitions", dataset.vocabulary)
     counted = {name: of_people(feature.counts(trajectories)) for name, feature in maps.items()}
     km = travel_distance(trajectories, dataset.vocabulary)
@@ -205,15 +247,21 @@ def reweight(
     (baseline - labelled), of divergences averaged over groups. Labels serve to compare, and for nothing else.
     """
     seen = behaviour(dataset) if seen is None else seen
-    train, others = (np.intersect1d(dataset.split_people(name), dataset.person) for name in ("train", split))
+    train, others = (
+        np.intersect1d(dataset.split_people(name), dataset.person) for name in ("train", split)
+    )
     group = dataset.person_groups()
-    recovered = recover(regions, groups_explain=groups_explain, parents=dataset.vocabulary.parents, quiet=True)
+    recovered = recover(
+        regions, groups_explain=groups_explain, parents=dataset.vocabulary.parents, quiet=True
+    )
     phi = person_features(dataset, regions)[train]
     found = []
     for number, name in enumerate(regions.groups.names):
         theirs = others[group[others] == number]
         if not len(theirs):
-            raise MobatlasError(f"{dataset.path}: nobody of group '{name}' in split '{split}' to compare with")
+            raise MobatlasError(
+                f"{dataset.path}: nobody of group '{name}' in split '{split}' to compare with"
+            )
         tilt = fit_tilt(phi, recovered.means[number], ridge)
         samples = {
             "tilted": (train, tilt.weights),
@@ -224,18 +272,25 @@ def reweight(
         for metric in METRICS:
             real = seen.distribution(metric, theirs)
             row[metric] = {
-                kind: float(js(seen.distribution(metric, *sample), real)) for kind, sample in samples.items()
+                kind: float(js(seen.distribution(metric, *sample), real))
+                for kind, sample in samples.items()
             }
         found.append(row)
     metrics = {}
     for metric in METRICS:
         mean = {
-            kind: float(np.mean([row[metric][kind] for row in found])) for kind in ("tilted", "baseline", "labelled")
+            kind: float(np.mean([row[metric][kind] for row in found]))
+            for kind in ("tilted", "baseline", "labelled")
         }
         gap = 1 - (mean["tilted"] - mean["labelled"]) / (mean["baseline"] - mean["labelled"])
         metrics[metric] = mean | {"gap_closed": gap}
     size = float(np.mean([row["effective_sample_size"] for row in found]))
-    return {"metrics": metrics, "effective_sample_size": size, "groups": found, "variances": recovered.variances}
+    return {
+        "metrics": metrics,
+        "effective_sample_size": size,
+        "groups": found,
+        "variances": recovered.variances,
+    }
 
 
 def person_features(dataset: TrajectoryDataset, regions: Regions) -> sparse.csr_array:
@@ -244,7 +299,14 @@ def person_features(dataset: TrajectoryDataset, regions: Regions) -> sparse.csr_
     mask: Sequence[str] = regions.details.get("mask", ())
     maps = dict.fromkeys(name.partition(":")[0] for name in regions.aggregates.features)
     built = [build_feature(name, dataset.vocabulary, mask) for name in maps]
-    counts = sparse.csr_array(sparse.hstack([feature.counts(trajectories) for feature in built], format="csr"))
-    position = {name: number for number, name in enumerate(name for feature in built for name in feature.bins)}
+    counts = sparse.csr_array(
+        sparse.hstack([feature.counts(trajectories) for feature in built], format="csr")
+    )
+    position = {
+        name: number
+        for number, name in enumerate(name for feature in built for name in feature.bins)
+    }
     columns = [position[name] for name in regions.aggregates.features]
-    return sparse.csr_array(person_means(counts, dataset.person, dataset.people.num_rows)[:, columns])
+    return sparse.csr_array(
+        person_means(counts, dataset.person, dataset.people.num_rows)[:, columns]
+    )

@@ -21,9 +21,9 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.schema import ANCHORS
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate
-from mobatlas.features.maps import Trajectories
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
@@ -60,12 +60,19 @@ class Measured:
 
 
 def run(
-    out: Path, profile: str = "quick", seed: int = 0, *, overwrite: bool = False, tracker: Tracker = SILENT
+    out: Path,
+    profile: str = "quick",
+    seed: int = 0,
+    *,
+    overwrite: bool = False,
+    tracker: Tracker = SILENT,
 ) -> dict[str, Any]:
     """Measure everything and write speed.json."""
     if profile not in STEPS:
         raise MobatlasError(f"--profile {profile} does not exist (known: {', '.join(STEPS)})")
-    with new_folder(out, "benchmark", seed=seed, config={"profile": profile}, overwrite=overwrite) as folder:
+    with new_folder(
+        out, "benchmark", seed=seed, config={"profile": profile}, overwrite=overwrite
+    ) as folder:
         with tempfile.TemporaryDirectory(dir=folder.scratch()) as scratch:
             rows = _rows(Path(scratch), profile, seed, tracker)
         result = {
@@ -168,7 +175,11 @@ def _simulate(folder: Path, config: CityConfig, seed: int) -> int:
 def _bare_copy(source: Path, target: Path) -> None:
     spill = str(target.with_suffix(".spill"))
     with duckdb.connect(
-        config={"memory_limit": MEMORY_LIMIT, "temp_directory": spill, "preserve_insertion_order": False}
+        config={
+            "memory_limit": MEMORY_LIMIT,
+            "temp_directory": spill,
+            "preserve_insertion_order": False,
+        }
     ) as connection:
         connection.execute("SET enable_progress_bar = false")
         table = connection.read_parquet(str(source)).order("user_id, arrival")
@@ -190,7 +201,12 @@ def _write_samples(dataset: Path, out: Path, seed: int) -> int:
     names = np.array(opened.groups.names, dtype=object)[opened.person_groups()[opened.person[rows]]]
     places = opened.vocabulary.table["poi_id"].combine_chunks().take(pa.array(made.tokens))
     anchors = {name: made.anchors[made.owner, k] for k, name in enumerate(ANCHORS)}
-    pq.write_table(pa.table({"trajectory": made.owner, "poi_id": places, "group": names[made.owner], **anchors}), out)
+    pq.write_table(
+        pa.table(
+            {"trajectory": made.owner, "poi_id": places, "group": names[made.owner], **anchors}
+        ),
+        out,
+    )
     return len(opened.groups)
 
 

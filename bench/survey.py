@@ -50,7 +50,9 @@ def check_survey(
 ) -> None:
     """Refuse what is no labelled survey, or has not these columns, before anything is written."""
     if census is not None and not census.is_file():
-        raise MobatlasError(f"--census {census}: is no file; give a table of people by region, age and gender")
+        raise MobatlasError(
+            f"--census {census}: is no file; give a table of people by region, age and gender"
+        )
     people = _table(source, "people")
     schema = parquet_schema(people)
     named = (prepared or {}).get("attributes")
@@ -71,7 +73,9 @@ def check_survey(
 
 def region_columns(source: Path) -> list[str]:
     """Columns of people that look like regions, as `prepare` takes them for."""
-    return [name for name in parquet_schema(source / "people.parquet").names if looks_like_region(name)]
+    return [
+        name for name in parquet_schema(source / "people.parquet").names if looks_like_region(name)
+    ]
 
 
 def said_files(source: Path, census: Path | None) -> tuple[str, str | None]:
@@ -79,7 +83,10 @@ def said_files(source: Path, census: Path | None) -> tuple[str, str | None]:
     name = source.absolute().name
     if census is None:
         return name, None
-    return name, f"{name}/{census.name}" if census.absolute().parent == source.absolute() else census.name
+    return (
+        name,
+        f"{name}/{census.name}" if census.absolute().parent == source.absolute() else census.name,
+    )
 
 
 def divided_people(
@@ -92,7 +99,9 @@ def divided_people(
         return _prepared(source, out, column, values)
 
 
-def _prepared(source: Path, out: Path, column: str | None, values: Mapping[str, Any]) -> tuple[Path, Path | None]:
+def _prepared(
+    source: Path, out: Path, column: str | None, values: Mapping[str, Any]
+) -> tuple[Path, Path | None]:
     parts = {DATASET: source} if column is None else _divided(source, out, column)
     made = {}
     for name, part in parts.items():
@@ -122,12 +131,16 @@ def _begun(source: Path, out: Path, manner: Mapping[str, Any]) -> Iterator[None]
     if out.exists() and not out.is_dir():
         raise MobatlasError(f"--out {out}: is a file; give a folder to fill")
     files = {
-        path.name: file_hash(path) for path in sorted(source.glob("*.parquet")) if path.stem in ("people", "visits")
+        path.name: file_hash(path)
+        for path in sorted(source.glob("*.parquet"))
+        if path.stem in ("people", "visits")
     }
     mine = json.loads(json.dumps({"files": files, **manner}, default=str))
     kept = out / BEGUN
     if kept.exists() and json.loads(kept.read_text(encoding="utf-8")) != mine:
-        raise MobatlasError(f"{out}: was begun with other people than --data {source}; choose another --out")
+        raise MobatlasError(
+            f"{out}: was begun with other people than --data {source}; choose another --out"
+        )
     new, first = not out.exists(), not kept.exists()
     missing = [out / name for name in (SOURCES, DATASET, SHIFT) if not (out / name).exists()]
     out.mkdir(parents=True, exist_ok=True)
@@ -149,11 +162,15 @@ def _shift_column(source: Path, asked: str | None) -> str | None:
     people = _table(source, "people")
     schema = parquet_schema(people)
     if asked is not None and asked not in schema.names:
-        raise MobatlasError(f"--shift {asked}: {people} has no such column{suggestion(asked, schema.names)}")
+        raise MobatlasError(
+            f"--shift {asked}: {people} has no such column{suggestion(asked, schema.names)}"
+        )
     column = asked or WEEKDAY
     if column not in schema.names or not pa.types.is_boolean(schema.field(column).type):
         if asked is not None:
-            raise MobatlasError(f"--shift {asked}: is no column of true and false in {people}; make it one")
+            raise MobatlasError(
+                f"--shift {asked}: is no column of true and false in {people}; make it one"
+            )
         return None
     marked = read_parquet(people, [column])[column]
     if not pc.any(marked).as_py():
@@ -166,11 +183,17 @@ def _shift_column(source: Path, asked: str | None) -> str | None:
 def _table(source: Path, name: str) -> Path:
     """People, or visits: refused where it is not there, not readable, or empty."""
     if not source.is_dir():
-        what = "is a file; give its folder" if source.exists() else "does not exist; give a folder of labelled people"
+        what = (
+            "is a file; give its folder"
+            if source.exists()
+            else "does not exist; give a folder of labelled people"
+        )
         raise MobatlasError(f"--data {source}: {what}")
     path = source / f"{name}.parquet"
     if not path.is_file():
-        raise MobatlasError(f"--data {source}: has no {path.name}; give labelled people.parquet and visits.parquet")
+        raise MobatlasError(
+            f"--data {source}: has no {path.name}; give labelled people.parquet and visits.parquet"
+        )
     try:
         require_columns(str(path), parquet_schema(path).names, REQUIRED[name])
         rows = pq.read_metadata(path).num_rows
@@ -193,7 +216,11 @@ def _divided(source: Path, out: Path, column: str) -> dict[str, Path]:
         partial.mkdir(parents=True)
         try:
             _write_some(source, partial, condition.format(f'"{column}"'))
-        except (duckdb.InvalidInputException, duckdb.ConversionException, duckdb.BinderException) as error:
+        except (
+            duckdb.InvalidInputException,
+            duckdb.ConversionException,
+            duckdb.BinderException,
+        ) as error:
             reason = str(error).splitlines()[0]
             raise MobatlasError(
                 f"--data {source}: people.parquet or visits.parquet cannot be read ({reason}); write them anew"
@@ -206,7 +233,9 @@ def _write_some(source: Path, out: Path, condition: str) -> None:
     """People for whom a condition holds, and their visits."""
     people, visits = (f"{table}.parquet" for table in ("people", "visits"))
     with duckdb.connect() as connection:
-        connection.read_parquet(str(source / people)).filter(condition).write_parquet(str(out / people))
+        connection.read_parquet(str(source / people)).filter(condition).write_parquet(
+            str(out / people)
+        )
         ids = connection.read_parquet(str(out / people)).project("user_id")
         theirs = connection.read_parquet(str(source / visits)).join(ids, "user_id", how="semi")
         theirs.write_parquet(str(out / visits))

@@ -19,9 +19,35 @@ from tests.malice import Malice
 
 MARK = "mobatlas_was_here"
 RUNS = f"__import__('pathlib').Path('{MARK}').touch()"
-NUMBERS: tuple[Any, ...] = (-1, 0, 2**31, 2**63, -(2**63), 10**30, 1e308, -1e308, 1e-320, float("inf"), float("nan"))
+NUMBERS: tuple[Any, ...] = (
+    -1,
+    0,
+    2**31,
+    2**63,
+    -(2**63),
+    10**30,
+    1e308,
+    -1e308,
+    1e-320,
+    float("inf"),
+    float("nan"),
+)
 WORDS = (
-    *("", " ", "NaN", "null", "true", "inf", "1e999", "-0", "0x1F", "1_000", "२", "2024-02-30", "9999-12-31 23:59:59"),
+    *(
+        "",
+        " ",
+        "NaN",
+        "null",
+        "true",
+        "inf",
+        "1e999",
+        "-0",
+        "0x1F",
+        "1_000",
+        "२",
+        "2024-02-30",
+        "9999-12-31 23:59:59",
+    ),
     *(
         "0001-01-01",
         "2024-03-04T08:00:00Z",
@@ -38,14 +64,23 @@ WORDS = (
         "\u202e\ufeff",
         "é" * 3,
     ),
-    *("x" * 100_000, "1" * 5_000, "HOME", "<pad>", "%s%n{0}${x}", '"', "'", "\\", "\ud7ff", "\U0001d54f"),
+    *(
+        "x" * 100_000,
+        "1" * 5_000,
+        "HOME",
+        "<pad>",
+        "%s%n{0}${x}",
+        '"',
+        "'",
+        "\\",
+        "\ud7ff",
+        "\U0001d54f",
+    ),
 )
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
 )
-ALIASES = (
-    f"train: {{options: {{x: &x [1, 1]}}}}\nsupervise: {{options: {{y: [{', '.join(['*x'] * 50)}]}}}}\n"  # no harm
-)
+ALIASES = f"train: {{options: {{x: &x [1, 1]}}}}\nsupervise: {{options: {{y: [{', '.join(['*x'] * 50)}]}}}}\n"  # no harm
 YAML = (
     BOMB,
     ALIASES,
@@ -129,7 +164,9 @@ def _break_table(path: Path, dice: random.Random) -> None:
         dice.shuffle(names)
         table = table.rename_columns(names)
     elif way == 2:
-        table = table.rename_columns([dice.choice(WORDS) if each == name else each for each in table.column_names])
+        table = table.rename_columns(
+            [dice.choice(WORDS) if each == name else each for each in table.column_names]
+        )
     elif way == 3:
         table = table.slice(0, dice.choice((0, 1)))
     elif way == 4:
@@ -190,7 +227,11 @@ def _break_lines(path: Path, dice: random.Random) -> None:
         lines[row] = separator.join(cells)
         if way == 7:
             lines[row] = dice.choice(("", '"', "\x00", separator * 5_000, lines[row] * 3))
-    path.write_text("\n".join(lines) + dice.choice(("\n", "", "\r\n", "\n\n\n")), encoding="utf-8", errors="replace")
+    path.write_text(
+        "\n".join(lines) + dice.choice(("\n", "", "\r\n", "\n\n\n")),
+        encoding="utf-8",
+        errors="replace",
+    )
 
 
 def _break_gzip(path: Path, dice: random.Random) -> None:
@@ -215,7 +256,9 @@ def _break_yaml(path: Path, dice: random.Random) -> None:
         lines = text.splitlines()
         row = dice.randrange(len(lines))
         key = lines[row].split(":")[0]
-        lines[row] = f"{key}: {dice.choice((*WORDS, *map(str, NUMBERS), '[]', '{}', '[[1]]', '*x', '&x', '!!set {a}'))}"
+        lines[row] = (
+            f"{key}: {dice.choice((*WORDS, *map(str, NUMBERS), '[]', '{}', '[[1]]', '*x', '&x', '!!set {a}'))}"
+        )
         path.write_text("\n".join(lines), errors="replace")
 
 
@@ -225,7 +268,9 @@ def _break_json(path: Path, dice: random.Random) -> None:
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
     row = dice.randrange(len(lines))
     if dice.random() < 0.1:
-        lines[row] = dice.choice(("[" * 100_000, '{"a":' * 50_000, "NaN", "null", "[]", "1" * 5_000, '"\\ud800"'))
+        lines[row] = dice.choice(
+            ("[" * 100_000, '{"a":' * 50_000, "NaN", "null", "[]", "1" * 5_000, '"\\ud800"')
+        )
     else:
         value = json.loads(lines[row])
         places = list(_places(value))
@@ -240,7 +285,13 @@ def _break_json(path: Path, dice: random.Random) -> None:
 
 
 def _places(value: Any) -> Any:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, each in list(items):
         yield value, key
         yield from _places(each)
@@ -253,7 +304,9 @@ def _break_tensors(path: Path, dice: random.Random) -> None:
     header, rest = json.loads(content[8 : 8 + size]), content[8 + size :]
     way = dice.randrange(6)
     if way == 0:
-        path.write_bytes(struct.pack("<Q", dice.choice((2**63, 2**40, size + 10**6, 1, 0))) + content[8:])
+        path.write_bytes(
+            struct.pack("<Q", dice.choice((2**63, 2**40, size + 10**6, 1, 0))) + content[8:]
+        )
         return
     name = dice.choice([each for each in header if each != "__metadata__"])
     if way == 1:
@@ -265,7 +318,9 @@ def _break_tensors(path: Path, dice: random.Random) -> None:
     elif way == 4:
         header[dice.choice(WORDS[:30])] = header.pop(name)
     elif "__metadata__" in header:
-        header["__metadata__"] = dice.choice(({}, {"mobatlas": "{}"}, {"mobatlas": "[" * 50_000}, {"mobatlas": "null"}))
+        header["__metadata__"] = dice.choice(
+            ({}, {"mobatlas": "{}"}, {"mobatlas": "[" * 50_000}, {"mobatlas": "null"})
+        )
     else:
         values = np.frombuffer(rest, np.uint8).copy()
         values[:] = 255  # not a number, in every float

@@ -50,7 +50,9 @@ def at_pois(city: City) -> Array:
 
 def poi_numbers(city: City) -> Array:
     """The row in the pois table of every visit to a POI."""
-    return np.searchsorted(city.pois["poi_id"].to_numpy(), city.visits["poi_id"].to_numpy()[at_pois(city)])
+    return np.searchsorted(
+        city.pois["poi_id"].to_numpy(), city.visits["poi_id"].to_numpy()[at_pois(city)]
+    )
 
 
 def visit_counts(city: City, config: CityConfig, group: Array | None = None) -> Array:
@@ -112,7 +114,9 @@ def window_lengths(city: City, run: RunConfig) -> tuple[Array, float]:
         inside = (first_day < start + window.days) & (last_day >= start)
         who, what = person[inside], token[inside]
         begins = np.r_[True, (who[1:] != who[:-1]) | (what[1:] != what[:-1])]
-        passes = good[:, start : start + window.days].mean(1) >= run.prepare.quality.min_high_quality
+        passes = (
+            good[:, start : start + window.days].mean(1) >= run.prepare.quality.min_high_quality
+        )
         lengths.append(np.bincount(who[begins], minlength=config.users)[passes])
         passing.append(passes.mean())
     return np.concatenate(lengths), float(np.mean(passing))

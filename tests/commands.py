@@ -37,7 +37,14 @@ CONFIG: dict[str, Any] = {
         },
     }
 }
-FILES = ["config.json", "lengths.json", "manifest.json", "metrics.jsonl", "vocabulary.parquet", "weights.safetensors"]
+FILES = [
+    "config.json",
+    "lengths.json",
+    "manifest.json",
+    "metrics.jsonl",
+    "vocabulary.parquet",
+    "weights.safetensors",
+]
 SAME = ["config.json", "lengths.json", "vocabulary.parquet", "weights.safetensors"]
 OFTEN = ("--checkpoint-seconds", 0.2)
 PATIENCE = 600  # seconds, on a machine that does other things as well
@@ -110,7 +117,12 @@ class Warm:
         """`first` is Python that the process runs before it is warm."""
         self._out, self._err = folder / "stdout", folder / "stderr"
         self._server = subprocess.Popen(
-            [sys.executable, "-c", first + WARM], env=ENVIRONMENT, stdin=-1, stdout=-1, text=True, bufsize=1
+            [sys.executable, "-c", first + WARM],
+            env=ENVIRONMENT,
+            stdin=-1,
+            stdout=-1,
+            text=True,
+            bufsize=1,
         )
         assert self._server.stdin and self._server.stdout
         self._ask, self._answer = self._server.stdin, self._server.stdout
@@ -118,7 +130,9 @@ class Warm:
 
     def start(self, *arguments: object, before: str = "") -> Running:
         """Start a command, after some Python that makes its world worse."""
-        self._ask.write(json.dumps([[str(a) for a in arguments], str(self._out), str(self._err), before]) + "\n")
+        self._ask.write(
+            json.dumps([[str(a) for a in arguments], str(self._out), str(self._err), before]) + "\n"
+        )
         pid = int(self._answer.readline())
         alarm = threading.Timer(PATIENCE, os.kill, (pid, signal.SIGKILL))
         alarm.start()
@@ -144,7 +158,12 @@ def start_cold(*arguments: object) -> subprocess.Popen[str]:
     """The command as the shell starts it, in a group of its own."""
     command = [sys.executable, "-m", "mobatlas", *map(str, arguments)]
     return subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
@@ -201,7 +220,9 @@ def names(folder: Path) -> list[str]:
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
     """Every file and folder below, with its size and when it was written."""
     return {
-        path.relative_to(folder).as_posix(): (0, 0) if path.is_dir() else (path.stat().st_size, path.stat().st_mtime_ns)
+        path.relative_to(folder).as_posix(): (0, 0)
+        if path.is_dir()
+        else (path.stat().st_size, path.stat().st_mtime_ns)
         for path in folder.rglob("*")
     }
 
@@ -216,9 +237,16 @@ def check_same(model: Path, other: Path) -> None:
     for name in SAME:
         assert (model / name).read_bytes() == (other / name).read_bytes(), name
     ours, theirs = (read_manifest(path, "model") for path in (model, other))
-    assert (ours.content_hash, ours.config, ours.seed) == (theirs.content_hash, theirs.config, theirs.seed)
+    assert (ours.content_hash, ours.config, ours.seed) == (
+        theirs.content_hash,
+        theirs.config,
+        theirs.seed,
+    )
     timing = ("seconds", "examples_per_second")
-    plain = [[{k: v for k, v in line.items() if k not in timing} for line in lines(path)] for path in (model, other)]
+    plain = [
+        [{k: v for k, v in line.items() if k not in timing} for line in lines(path)]
+        for path in (model, other)
+    ]
     assert plain[0] == plain[1], "metrics.jsonl"
 
 
@@ -231,11 +259,16 @@ def wait_until(happened: Callable[[], bool], what: str) -> None:
 
 def last_step(model: Path, stage: str) -> int:
     """Of the newest checkpoint of a stage."""
-    steps = [path.stem.removeprefix(f"{stage}-") for path in (model / "training").glob(f"{stage}-*.safetensors")]
+    steps = [
+        path.stem.removeprefix(f"{stage}-")
+        for path in (model / "training").glob(f"{stage}-*.safetensors")
+    ]
     return max((int(step) for step in steps if step.isdigit()), default=0)
 
 
-def kill_until(kills: int, command: list[object], out: Path, whole: Path, longest: float, warm: Warm) -> None:
+def kill_until(
+    kills: int, command: list[object], out: Path, whole: Path, longest: float, warm: Warm
+) -> None:
     """Kill a command at so many random moments, beginning anew whenever it was faster; then let it end."""
     moments, done = random.Random(kills), 0
     while done < kills:

@@ -30,7 +30,13 @@ VALUES: dict[str, Any] = {
     "title": "A tiny city",
     "seed": 3,
     "preset": "small",
-    "simulate": {"users": 130, "pois": 16, "districts": 3, "days": 9, "attributes": {"gender": ["M", "F"]}},
+    "simulate": {
+        "users": 130,
+        "pois": 16,
+        "districts": 3,
+        "days": 9,
+        "attributes": {"gender": ["M", "F"]},
+    },
     "prepare": {"split": {"train": 0.6, "val": 0.2, "test": 0.2}},
     "train": {
         "generator": "autoregressive",
@@ -40,7 +46,12 @@ VALUES: dict[str, Any] = {
             "training": {"steps": 12, "batch": 16},
         },
     },
-    "supervise": {"options": {"teaching": {"steps": 4, "warmup": 1}, "calibration": {"pool": 64, "candidates": 4}}},
+    "supervise": {
+        "options": {
+            "teaching": {"steps": 4, "warmup": 1},
+            "calibration": {"pool": 64, "candidates": 4},
+        }
+    },
     "samples": {"each": 12},
     "strong": False,
     "audit": True,
@@ -104,7 +115,9 @@ def tiny_world(base: Path) -> World:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (world.run / "report.html").exists():
             world.config.write_text(yaml.safe_dump(VALUES))
-            done = warm.run("run", world.config, "--out", world.run, "--quiet", before=watched(root))
+            done = warm.run(
+                "run", world.config, "--out", world.run, "--quiet", before=watched(root)
+            )
             assert done.code == 0, done.err
     return world
 
@@ -130,7 +143,9 @@ COMMANDS = {
         Command("prepare", lambda w: ["prepare", w.run / "city", "--config", w.config, "--quiet"]),
         Command("regions", lambda w: ["regions", w.run / "dataset", "--partition", "demogroups"]),
         Command(
-            "train", lambda w: ["train", w.run / "dataset", "--config", w.config, "--quiet"], goes_on=("--resume",)
+            "train",
+            lambda w: ["train", w.run / "dataset", "--config", w.config, "--quiet"],
+            goes_on=("--resume",),
         ),
         Command(
             "supervise",
@@ -160,9 +175,18 @@ COMMANDS = {
         ),
         Command(
             "evaluate",
-            lambda w: ["evaluate", samples(w), "--dataset", w.run / "dataset", "--baseline", samples(w, "baseline")],
+            lambda w: [
+                "evaluate",
+                samples(w),
+                "--dataset",
+                w.run / "dataset",
+                "--baseline",
+                samples(w, "baseline"),
+            ],
         ),
-        Command("audit", lambda w: ["audit", samples(w), "--dataset", w.run / "dataset", "--quiet"]),
+        Command(
+            "audit", lambda w: ["audit", samples(w), "--dataset", w.run / "dataset", "--quiet"]
+        ),
         Command("report", lambda w: ["report", w.run], out="out.html"),
         Command("run", lambda w: ["run", w.config, "--quiet"]),
     )
@@ -187,7 +211,11 @@ def contents(out: Path) -> dict[str, Any]:
     """What a result holds, file by file; times of day and seconds are left out, as is where it lies."""
     if out.is_file():
         return {"": _content(out, out)}
-    return {path.relative_to(out).as_posix(): _content(path, out) for path in sorted(out.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(out).as_posix(): _content(path, out)
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
 
 
 def _content(path: Path, out: Path) -> Any:
@@ -203,7 +231,9 @@ def _content(path: Path, out: Path) -> Any:
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
         return {
-            key: _timeless(each) for key, each in value.items() if not re.search("second|sha256|peak_gb|^path$", key)
+            key: _timeless(each)
+            for key, each in value.items()
+            if not re.search("second|sha256|peak_gb|^path$", key)
         }
     return [_timeless(each) for each in value] if isinstance(value, list) else value
 

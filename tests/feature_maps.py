@@ -15,8 +15,9 @@ import pyarrow as pa
 import torch
 from scipy import sparse
 
+from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import HOME, Vocabulary, build_vocabulary
-from mobatlas.features.maps import BUILDERS, FeatureMap, SoftTrajectories, Trajectories, register_feature
+from mobatlas.features.maps import BUILDERS, FeatureMap, register_feature
 
 EVERY_SPECIAL = ("HOME", "WORK", "OTHER")
 MASKS: tuple[tuple[str, ...], ...] = ((), EVERY_SPECIAL)
@@ -45,7 +46,9 @@ class StartFeature:
 
     def soft(self, trajectories: SoftTrajectories) -> Any:
         first = trajectories.tokens[:, 0]
-        counted = first * (torch.tensor(self.counted) if isinstance(first, torch.Tensor) else self.counted)
+        counted = first * (
+            torch.tensor(self.counted) if isinstance(first, torch.Tensor) else self.counted
+        )
         home = counted[:, HOME]
         both = (home, counted.sum(-1) - home)
         return torch.stack(both, 1) if isinstance(first, torch.Tensor) else np.stack(both, 1)
@@ -53,7 +56,9 @@ class StartFeature:
 
 def start_feature(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     masked = {HOME + EVERY_SPECIAL.index(word) for word in mask}
-    return StartFeature("start", np.array([int(t >= HOME and t not in masked) for t in range(len(vocabulary))]))
+    return StartFeature(
+        "start", np.array([int(t >= HOME and t not in masked) for t in range(len(vocabulary))])
+    )
 
 
 @contextmanager
@@ -100,7 +105,9 @@ def hand_made(
         tokens=np.array([token for row in rows for token in row], dtype=np.int32),
         offsets=np.cumsum([0, *map(len, rows)]),
         anchors=np.array(anchors if anchors is not None else [DOWNTOWN] * len(rows)),
-        arrivals=None if hours is None else 3600 * np.array([hour for row in hours for hour in row], dtype=np.int64),
+        arrivals=None
+        if hours is None
+        else 3600 * np.array([hour for row in hours for hour in row], dtype=np.int64),
     )
 
 
@@ -114,7 +121,9 @@ def one_hot(trajectories: Trajectories, vocabulary: int) -> SoftTrajectories:
             tokens[row, position, trajectories.tokens[place]] = 1
             if trajectories.hours is not None:
                 hours[row, position, trajectories.hours[place]] = 1
-    return SoftTrajectories(tokens, trajectories.anchors, None if trajectories.hours is None else hours)
+    return SoftTrajectories(
+        tokens, trajectories.anchors, None if trajectories.hours is None else hours
+    )
 
 
 def as_tensors(soft: SoftTrajectories, dtype: torch.dtype = torch.float64) -> SoftTrajectories:

@@ -58,7 +58,9 @@ class Target:
     name: str
     lay: Callable[[World, Path], list[Path]]  # writes them into a folder; which may be broken
     command: Callable[[World, Path], list[object]]
-    rehash: str | None = None  # the folder whose manifest is made to list the broken file as if it were right
+    rehash: str | None = (
+        None  # the folder whose manifest is made to list the broken file as if it were right
+    )
 
 
 @dataclass
@@ -89,7 +91,11 @@ def _copy(*names: str) -> Callable[[World, Path], list[Path]]:
             source, target = world.run / name, here / Path(name).name
             if source.is_dir():
                 shutil.copytree(source, target)
-                found += [path for path in target.rglob("*") if path.is_file() and path.name != "manifest.json"]
+                found += [
+                    path
+                    for path in target.rglob("*")
+                    if path.is_file() and path.name != "manifest.json"
+                ]
             else:
                 shutil.copyfile(source, target)
                 found.append(target)
@@ -194,18 +200,35 @@ def _half_trained(world: World, here: Path) -> list[Path]:
 def _run_files(world: World, here: Path) -> list[Path]:
     shutil.copytree(world.run, here / "run")
     (here / "run" / "report.html").unlink()
-    names = ("run.json", "evaluation/demogroups.json", "audit/demogroups.json", "baseline/metrics.jsonl")
+    names = (
+        "run.json",
+        "evaluation/demogroups.json",
+        "audit/demogroups.json",
+        "baseline/metrics.jsonl",
+    )
     return [here / "run" / name for name in names]
 
 
 def _generate(_: World, here: Path) -> list[object]:
-    return ["generate", here / "demogroups", "--n", 8, "--group", "F", "--calibrate", "--out", here / "out.parquet"]
+    return [
+        "generate",
+        here / "demogroups",
+        "--n",
+        8,
+        "--group",
+        "F",
+        "--calibrate",
+        "--out",
+        here / "out.parquet",
+    ]
 
 
 def _prepare(name: str, form: str) -> Callable[[World, Path], list[object]]:
     def command(world: World, here: Path) -> list[object]:
         config = (
-            ["--config", world.config] if form == "plain" else ["--set", "window.days=1", "--set", "window.stride=1"]
+            ["--config", world.config]
+            if form == "plain"
+            else ["--set", "window.days=1", "--set", "window.stride=1"]
         )
         return ["prepare", here / name, "--format", form, *config, "--out", here / "out", "--quiet"]
 
@@ -214,7 +237,12 @@ def _prepare(name: str, form: str) -> Callable[[World, Path], list[object]]:
 
 def _regions(suffix: str) -> Callable[[World, Path], list[object]]:
     def command(_: World, here: Path) -> list[object]:
-        tables = ["--composition", here / f"composition{suffix}", "--aggregates", here / f"aggregates{suffix}"]
+        tables = [
+            "--composition",
+            here / f"composition{suffix}",
+            "--aggregates",
+            here / f"aggregates{suffix}",
+        ]
         return ["regions", here / "dataset", *tables, "--out", here / "out"]
 
     return command
@@ -246,7 +274,14 @@ TARGETS = {
             "csv: anchors",
             _anchors(".csv"),
             lambda w, here: [
-                *("generate", w.run / "baseline", "--anchors", here / "anchors.csv", "--out", here / "out.parquet")
+                *(
+                    "generate",
+                    w.run / "baseline",
+                    "--anchors",
+                    here / "anchors.csv",
+                    "--out",
+                    here / "out.parquet",
+                )
             ],
         ),
         *(
@@ -262,23 +297,47 @@ TARGETS = {
         Target(
             "yaml: configuration",
             _configuration,
-            lambda _, here: ["prepare", here / "nowhere", "--config", here / "run.yaml", "--out", here / "out"],
+            lambda _, here: [
+                "prepare",
+                here / "nowhere",
+                "--config",
+                here / "run.yaml",
+                "--out",
+                here / "out",
+            ],
         ),
         Target(
             "yaml: run",
             _configuration,
-            lambda _, here: ["train", here / "nowhere", "--config", here / "run.yaml", "--out", here / "out"],
+            lambda _, here: [
+                "train",
+                here / "nowhere",
+                "--config",
+                here / "run.yaml",
+                "--out",
+                here / "out",
+            ],
         ),
         Target(
             "json: run, evaluation, audit, metrics",
             _run_files,
             lambda _, here: ["report", here / "run", "--out", here / "out.html"],
         ),
-        Target("json, safetensors: model folder", _copy("models/demogroups"), _generate, rehash="demogroups"),
+        Target(
+            "json, safetensors: model folder",
+            _copy("models/demogroups"),
+            _generate,
+            rehash="demogroups",
+        ),
         Target(
             "safetensors: checkpoint",
             _half_trained,
-            lambda w, here: [*COMMANDS["train"].arguments(w), "--out", here / "half" / "out", "--resume"],
+            lambda w, here: [
+                *COMMANDS["train"].arguments(w),
+                "--out",
+                here / "half" / "out",
+                "--resume",
+            ],
         ),
         Target("manifest: dataset", _manifest_of("dataset"), _evaluate),
         Target(
@@ -309,9 +368,13 @@ def _wrong(outcome: Outcome, here: Path) -> str | None:
         return f"code {outcome.code}: {outcome.said[:300]}"
     if "Traceback" in outcome.err:
         return "a traceback"
-    if outcome.code == 2 and (len(said) != 1 or not outcome.said.startswith("mobatlas: ") or outcome.out):
+    if outcome.code == 2 and (
+        len(said) != 1 or not outcome.said.startswith("mobatlas: ") or outcome.out
+    ):
         return f"not one sentence: {outcome.err[-300:]}"
-    if outcome.code == 2 and ((here / "out").exists() or (here / "out.parquet").exists() or leftovers(here)):
+    if outcome.code == 2 and (
+        (here / "out").exists() or (here / "out.parquet").exists() or leftovers(here)
+    ):
         return f"something was left: {leftovers(here)}"
     if list(here.rglob(f"*{MARK}*")):
         return "something ran"
@@ -329,7 +392,9 @@ def _list_again(folder: Path, changed: Path) -> None:
 def main() -> None:
     """Cases of all targets in turn, until the time is over."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--seconds", type=float, default=600.0, help="of a processor, spent in commands")
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="of a processor, spent in commands"
+    )
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--only", default="", help="targets whose name holds this")
     parser.add_argument("--cases", type=int, default=10**9, help="of each target, at most")
@@ -348,7 +413,7 @@ def main() -> None:
                 spent += outcome.seconds
                 if wrong is not None:
                     tallies[name].faults.append(f"case {number}: {wrong}")
-                    print(f"{name}, case {number}: {wrong}", flush=True)  # noqa: T201
+                    print(f"{name}, case {number}: {wrong}", flush=True)
             number += 1
             result = {
                 # As far as it came: somebody may stop it.
@@ -364,7 +429,10 @@ def main() -> None:
             }
             if asked.out:  # after each round, for whoever stops it
                 write_json(asked.out, result)
-            print(json.dumps({key: result[key] for key in ("cases", "faults", "processor_seconds")}), flush=True)  # noqa: T201
+            print(
+                json.dumps({key: result[key] for key in ("cases", "faults", "processor_seconds")}),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

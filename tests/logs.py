@@ -55,14 +55,22 @@ class Visit:
 def write_visits(folder: Path, visits: list[Visit]) -> Path:
     """visits.parquet in a folder of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist([visit.row() for visit in visits], VISITS), folder / "visits.parquet")
+    pq.write_table(
+        pa.Table.from_pylist([visit.row() for visit in visits], VISITS), folder / "visits.parquet"
+    )
     return folder
 
 
 def read_sequences(dataset: Path) -> dict[tuple[str, int], list[str]]:
     """(user, window) -> place names, read from the long table."""
     names = dict(
-        zip(*(pq.read_table(dataset / "vocabulary.parquet")[c].to_pylist() for c in ("token", "poi_id")), strict=True)
+        zip(
+            *(
+                pq.read_table(dataset / "vocabulary.parquet")[c].to_pylist()
+                for c in ("token", "poi_id")
+            ),
+            strict=True,
+        )
     )
     sequences: dict[tuple[str, int], list[str]] = defaultdict(list)
     for row in pq.read_table(dataset / "trajectories.parquet").to_pylist():
@@ -80,7 +88,10 @@ def slow_preparation(
     vocabulary: list[str],
 ) -> dict[tuple[str, int], list[tuple[str, datetime, datetime]]]:
     """The section "Preprocessing" of the design, one person at a time: (user, window) -> (token, arrival, departure)."""
-    unique = [dict(items) for items in dict.fromkeys(tuple(sorted(row.items(), key=lambda kv: kv[0])) for row in rows)]
+    unique = [
+        dict(items)
+        for items in dict.fromkeys(tuple(sorted(row.items(), key=lambda kv: kv[0])) for row in rows)
+    ]
     people: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in unique:
         people[row["user_id"]].append(row)
@@ -99,7 +110,9 @@ def slow_preparation(
             while True:
                 midnight = datetime.combine(start.date() + timedelta(days=1), datetime.min.time())
                 end = min(departure, midnight)
-                pieces.append((start, arrival, departure, rank, token, end, visit["lat"], visit["lon"]))
+                pieces.append(
+                    (start, arrival, departure, rank, token, end, visit["lat"], visit["lon"])
+                )
                 if departure <= midnight:
                     break
                 start = midnight

@@ -17,7 +17,12 @@ VALUES: dict[str, Any] = {
     "preset": "small",
     "simulate": {"users": 300, "pois": 24, "districts": 4, "days": 15},
     "train": {"options": OPTIONS["latent-diffusion"]},
-    "supervise": {"options": {"teaching": {"steps": 4, "warmup": 1}, "calibration": {"pool": 64, "candidates": 4}}},
+    "supervise": {
+        "options": {
+            "teaching": {"steps": 4, "warmup": 1},
+            "calibration": {"pool": 64, "candidates": 4},
+        }
+    },
     "samples": {"each": 20},
     "audit": True,
     "regions": {"hot16": {"partition": "hot16"}},

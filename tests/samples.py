@@ -59,17 +59,19 @@ TIST2015_CHECKINS = (
 TIST2015_POIS = "v1\t25.2\t55.3\tMall\tAE\nv2\t-23.5\t-46.6\tB\xf4teco\tBR\n"
 YJMOB = "uid,d,t,x,y\n0,0,1,77,135\n0,1,47,100,100\n1,74,0,101,100\n1,74,1,999,999\n"
 YJMOB_CELLS = "x,y,POIcategory,POI_count\n77,135,12,3\n77,135,4,3\n77,135,80,1\n100,100,7,2\n"
-PLT_HEADER = (
-    "Geolife trajectory\r\nWGS 84\r\nAltitude is in Feet\r\nReserved 3\r\n0,2,255,My Track,0,0,2,8421376\r\n0\r\n"
-)
+PLT_HEADER = "Geolife trajectory\r\nWGS 84\r\nAltitude is in Feet\r\nReserved 3\r\n0,2,255,My Track,0,0,2,8421376\r\n0\r\n"
 
 
 def plt(*points: tuple[float, float, str]) -> str:
-    return PLT_HEADER + "".join(f"{lat},{lon},0,492,39744.1,2008-10-23,{time}\r\n" for lat, lon, time in points)
+    return PLT_HEADER + "".join(
+        f"{lat},{lon},0,492,39744.1,2008-10-23,{time}\r\n" for lat, lon, time in points
+    )
 
 
 def write_plain(folder: Path) -> Path:
-    (folder / "visits.csv").write_text("user_id,poi_id,lat,lon,arrival\nu,a,1,2,2020-01-01 08:00:00\n")
+    (folder / "visits.csv").write_text(
+        "user_id,poi_id,lat,lon,arrival\nu,a,1,2,2020-01-01 08:00:00\n"
+    )
     return folder
 
 
@@ -82,7 +84,9 @@ def write_embee(folder: Path) -> Path:
 def write_veraset(folder: Path) -> Path:
     for day, rows in (("2020-01-01", VERASET_DAY1), ("2020-01-02", VERASET_DAY2)):
         (folder / day).mkdir()
-        (folder / day / "visits.csv.gz").write_bytes(gzip.compress((VERASET_HEADER + rows).encode()))
+        (folder / day / "visits.csv.gz").write_bytes(
+            gzip.compress((VERASET_HEADER + rows).encode())
+        )
     return folder
 
 
@@ -108,7 +112,11 @@ def write_geolife(folder: Path) -> Path:
     tracks = folder / "Data" / "000" / "Trajectory"
     tracks.mkdir(parents=True)
     (tracks / "20081023020000.plt").write_text(
-        plt((40.0, 116.3, "02:00:00"), (400.166666666667, 116.3, "02:10:00"), (40.0002, 116.3, "02:30:00"))
+        plt(
+            (40.0, 116.3, "02:00:00"),
+            (400.166666666667, 116.3, "02:10:00"),
+            (40.0002, 116.3, "02:30:00"),
+        )
     )
     (tracks / "20081023150000.plt").write_text(
         plt((40.1, 116.3, "15:00:00"), (40.1, 116.3, "16:30:00")) + "40.2,116.3,0,49"
@@ -116,7 +124,9 @@ def write_geolife(folder: Path) -> Path:
     (tracks / "20081023170000.plt").write_text(PLT_HEADER)
     other = folder / "Data" / "001" / "Trajectory"
     other.mkdir(parents=True)
-    (other / "20081023020000.plt").write_text(plt((40.0005, 116.3, "02:00:00"), (40.0005, 116.3, "02:45:00")))
+    (other / "20081023020000.plt").write_text(
+        plt((40.0005, 116.3, "02:00:00"), (40.0005, 116.3, "02:45:00"))
+    )
     return folder
 
 

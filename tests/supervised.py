@@ -29,12 +29,22 @@ BRIEF: dict[str, Any] = OPTIONS[FAMILY] | {
     "diffusion": {"steps": 2},
 }
 SMALL = ("--set", "calibration.pool=64", "--set", "calibration.candidates=2")
-TUNING = {"steps": 4, "batch": 16, "warmup": 0, "rollout_steps": 2, "validate_every": 2, "validation_samples": 16}
+TUNING = {
+    "steps": 4,
+    "batch": 16,
+    "warmup": 0,
+    "rollout_steps": 2,
+    "validate_every": 2,
+    "validation_samples": 16,
+}
 HOW: dict[str, tuple[object, ...]] = {
     "auto": SMALL,
     "tilt": SMALL,
     "resample": SMALL,
-    "finetune": (*SMALL, *(word for key, value in TUNING.items() for word in ("--set", f"finetune.{key}={value}"))),
+    "finetune": (
+        *SMALL,
+        *(word for key, value in TUNING.items() for word in ("--set", f"finetune.{key}={value}")),
+    ),
 }
 
 
@@ -61,7 +71,16 @@ class World:
         """The model by that strategy, made when it is first asked for."""
         out = self.root / strategy
         if not out.exists():
-            done = run("supervise", self.model, self.groups, "--strategy", strategy, *HOW[strategy], "--out", out)
+            done = run(
+                "supervise",
+                self.model,
+                self.groups,
+                "--strategy",
+                strategy,
+                *HOW[strategy],
+                "--out",
+                out,
+            )
             assert done.code == 0, done.err
         return out
 
@@ -79,17 +98,26 @@ def made_world(root: Path) -> World:
     dataset = small_city(root, users=160, pois=20)
     train(dataset.path, root / "model", values=BRIEF, quiet=True)
     build_regions(dataset.path, root / "groups", partition="demogroups", features=("category",))
-    build_regions(dataset.path, root / "districts", by="home_district", features=("category", "transitions"))
+    build_regions(
+        dataset.path, root / "districts", by="home_district", features=("category", "transitions")
+    )
     return World(root, dataset)
 
 
-def remade(source: Path, out: Path, name: str, column: str, change: Callable[[pd.DataFrame], Any]) -> Path:
+def remade(
+    source: Path, out: Path, name: str, column: str, change: Callable[[pd.DataFrame], Any]
+) -> Path:
     """A REGIONS folder a column of which was changed before its manifest was written."""
     manifest = json.loads((source / MANIFEST).read_text())
     with new_folder(out, manifest["kind"]) as folder:
-        shutil.copytree(source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        shutil.copytree(
+            source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST)
+        )
         folder.details |= manifest["details"]
         table = pq.read_table(source / name)
         values = pa.array(np.asarray(change(table.to_pandas()), dtype=np.float64))
-        pq.write_table(table.set_column(table.schema.get_field_index(column), column, values), folder.path / name)
+        pq.write_table(
+            table.set_column(table.schema.get_field_index(column), column, values),
+            folder.path / name,
+        )
     return out

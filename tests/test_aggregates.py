@@ -14,7 +14,12 @@ from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, writ
 from mobatlas.data.vocabulary import HOME
 from mobatlas.features.maps import build_feature
 from mobatlas.groups import Groups
-from mobatlas.regions.aggregates import aggregate, aggregates_from_dataset, person_means, read_aggregates
+from mobatlas.regions.aggregates import (
+    aggregate,
+    aggregates_from_dataset,
+    person_means,
+    read_aggregates,
+)
 from mobatlas.regions.composition import composition_from_labels
 
 
@@ -68,7 +73,9 @@ def test_a_region_without_people_is_refused() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 9), st.floats(0.01, 100))
-def test_aggregates_are_composition_times_group_means(seed: int, groups: int, regions: int, activity: float) -> None:
+def test_aggregates_are_composition_times_group_means(
+    seed: int, groups: int, regions: int, activity: float
+) -> None:
     """V = P M, exactly, however much more one group goes out; people of a group behave alike, so no sampling is in the way."""
     rng = np.random.default_rng(seed)
     cells = [(region, group) for region in range(regions) for group in range(groups)]
@@ -77,11 +84,15 @@ def test_aggregates_are_composition_times_group_means(seed: int, groups: int, re
     region = np.array([cell[0] for cell in people])
     group = np.array([cell[1] for cell in people])
     rate = activity ** rng.uniform(-1, 1, groups)
-    typical = rng.poisson(3 * rate[:, None], (groups, 5)).astype(float)  # everybody of a group does the same
+    typical = rng.poisson(3 * rate[:, None], (groups, 5)).astype(
+        float
+    )  # everybody of a group does the same
     names = [f"R{number}" for number in sorted(set(region.tolist()))]
     code = np.searchsorted(np.unique(region), region)
     levels = Groups.of({"group": tuple(f"g{number}" for number in range(groups))})
-    v = aggregate(person_means(sparse.csr_array(typical[group]), np.arange(len(group))), code, names)
+    v = aggregate(
+        person_means(sparse.csr_array(typical[group]), np.arange(len(group))), code, names
+    )
     p = composition_from_labels(group, code, levels, names)
     assert v.values == pytest.approx(p.shares @ typical, rel=1e-12, abs=1e-12)
     assert (v.n == p.n).all()
@@ -92,14 +103,18 @@ def test_aggregates_within_groups_mix_to_the_population(dataset: TrajectoryDatas
     assert dataset.groups is not None
     labels = dataset.person_groups()
     phi = [build_feature("poi", dataset.vocabulary)]
-    everybody = aggregates_from_dataset(dataset, phi, np.zeros(len(labels), dtype=int), regions=["all"])
+    everybody = aggregates_from_dataset(
+        dataset, phi, np.zeros(len(labels), dtype=int), regions=["all"]
+    )
     means = aggregates_from_dataset(dataset, phi, labels, regions=dataset.groups.names)
     train = np.isin(np.arange(len(labels)), dataset.split_people("train"))
     p = composition_from_labels(labels, np.where(train, 0, -1), dataset.groups, ["all"])
     assert everybody.values == pytest.approx(p.shares @ means.values, abs=1e-12)
 
 
-def test_a_dataset_gives_the_mean_over_people_of_the_mean_over_windows(dataset: TrajectoryDataset) -> None:
+def test_a_dataset_gives_the_mean_over_people_of_the_mean_over_windows(
+    dataset: TrajectoryDataset,
+) -> None:
     region = dataset.people["home_district"].to_pylist()
     maps = [build_feature(name, dataset.vocabulary) for name in ("poi", "category")]
     found = aggregates_from_dataset(dataset, maps, region, split="val")
@@ -111,7 +126,9 @@ def test_a_dataset_gives_the_mean_over_people_of_the_mean_over_windows(dataset: 
             if region[dataset.person[index]] == name:
                 homes = int((dataset.trajectory(index) == HOME).sum())
                 per_person.setdefault(int(dataset.person[index]), []).append(homes)
-        assert value == pytest.approx(np.mean([np.mean(windows) for windows in per_person.values()]))
+        assert value == pytest.approx(
+            np.mean([np.mean(windows) for windows in per_person.values()])
+        )
         assert n == len(per_person)
 
 
@@ -121,7 +138,9 @@ def test_regions_of_other_people_are_refused(dataset: TrajectoryDataset) -> None
 
 
 def test_a_published_table_is_read_with_its_device_counts(tmp_path: Path) -> None:
-    found = read_aggregates(table(tmp_path, published()), known_bins=("category:food", "category:shop"))
+    found = read_aggregates(
+        table(tmp_path, published()), known_bins=("category:food", "category:shop")
+    )
     assert (found.regions, found.features) == (("A", "B"), ("category:food", "category:shop"))
     assert found.values.tolist() == [[1, 2], [0.5, 0]]
     assert found.n.tolist() == [10, 40]
@@ -144,7 +163,9 @@ def test_total_visits_are_divided_by_devices(tmp_path: Path) -> None:
         {"value": [1.0, 4, 0.5, 0.0], "suppressed": [False, True, False, False]},
     ],
 )
-def test_suppressed_cells_are_unknown_not_zero(tmp_path: Path, changes: dict[str, list[Any]]) -> None:
+def test_suppressed_cells_are_unknown_not_zero(
+    tmp_path: Path, changes: dict[str, list[Any]]
+) -> None:
     notes: list[str] = []
     found = read_aggregates(table(tmp_path, published(**changes)), notes=notes)
     assert np.isnan(found.values).tolist() == [[False, True], [False, False]]
@@ -154,7 +175,9 @@ def test_suppressed_cells_are_unknown_not_zero(tmp_path: Path, changes: dict[str
 def test_absent_cells_are_zero_unless_the_table_suppresses(tmp_path: Path) -> None:
     rows = {name: values[:3] for name, values in published().items()}
     assert read_aggregates(table(tmp_path, rows)).values.tolist() == [[1, 2], [0.5, 0]]
-    assert np.isnan(read_aggregates(table(tmp_path, rows | {"value": [1.0, "<5", 0.5]})).values[1, 1])
+    assert np.isnan(
+        read_aggregates(table(tmp_path, rows | {"value": [1.0, "<5", 0.5]})).values[1, 1]
+    )
 
 
 def test_a_region_with_nothing_but_suppressed_cells_is_left_out(tmp_path: Path) -> None:
@@ -192,6 +215,10 @@ def test_without_device_counts_only_shares_are_known(tmp_path: Path) -> None:
         ({"region": []}, "column 'region' is missing"),
     ],
 )
-def test_bad_tables_are_refused_in_one_sentence(tmp_path: Path, changes: dict[str, list[Any]], sentence: str) -> None:
+def test_bad_tables_are_refused_in_one_sentence(
+    tmp_path: Path, changes: dict[str, list[Any]], sentence: str
+) -> None:
     with pytest.raises(MobatlasError, match=f"aggregates.csv: .*{sentence}"):
-        read_aggregates(table(tmp_path, published(**changes)), known_bins=("category:food", "category:shop"))
+        read_aggregates(
+            table(tmp_path, published(**changes)), known_bins=("category:food", "category:shop")
+        )

@@ -30,7 +30,10 @@ def test_a_folder_appears_with_its_manifest_and_without_scratch(tmp_path: Path) 
     write(tmp_path / "out")
     manifest = read_manifest(tmp_path / "out", "thing")
     assert (manifest.seed, manifest.config, manifest.details) == (7, {"a": 1}, {"answer": 42})
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["file.txt", "manifest.json"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "file.txt",
+        "manifest.json",
+    ]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -44,7 +47,9 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_the_same_content_has_the_same_manifest(tmp_path: Path) -> None:
     write(tmp_path / "one")
     write(tmp_path / "two")
-    assert (tmp_path / "one" / "manifest.json").read_bytes() == (tmp_path / "two" / "manifest.json").read_bytes()
+    assert (tmp_path / "one" / "manifest.json").read_bytes() == (
+        tmp_path / "two" / "manifest.json"
+    ).read_bytes()
 
 
 def test_an_existing_folder_needs_overwrite(tmp_path: Path) -> None:
@@ -72,7 +77,9 @@ def test_overwrite_leaves_another_programs_manifest_alone(tmp_path: Path) -> Non
         write(tmp_path / "webapp", overwrite=True)
 
 
-def test_overwrite_leaves_a_folder_of_another_kind_or_with_other_files_alone(tmp_path: Path) -> None:
+def test_overwrite_leaves_a_folder_of_another_kind_or_with_other_files_alone(
+    tmp_path: Path,
+) -> None:
     write(tmp_path / "out")
     with (
         pytest.raises(MobatlasError, match="is a thing folder, not a model folder"),
@@ -85,7 +92,9 @@ def test_overwrite_leaves_a_folder_of_another_kind_or_with_other_files_alone(tmp
     assert (tmp_path / "out" / "notes.md").read_text() == "mine"
 
 
-def test_the_folder_one_stands_in_and_a_link_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_one_stands_in_and_a_link_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(MobatlasError, match="the folder you are in"):
@@ -110,7 +119,9 @@ def test_an_error_during_overwrite_keeps_the_old_folder(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file.txt").read_text() == "old"
 
 
-def fill(out: Path, text: str = "new", failure: BaseException | None = None, at: str = "", **manner: Any) -> None:
+def fill(
+    out: Path, text: str = "new", failure: BaseException | None = None, at: str = "", **manner: Any
+) -> None:
     """Fill a folder that can be resumed, or fail after the checkpoint of that name."""
     with resumable_folder(out, "thing", names=["file.txt"], **manner) as folder:
         if at:
@@ -138,7 +149,12 @@ def test_what_was_overwritten_goes_once_there_is_something_to_go_on_from(tmp_pat
     with pytest.raises(MobatlasError, match="stopped; continue with --resume"):
         fill(tmp_path / "out", failure=KeyboardInterrupt(), at="step-1", overwrite=True)
     assert not is_complete(tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["begun.json", "out", "step-1", "training"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == [
+        "begun.json",
+        "out",
+        "step-1",
+        "training",
+    ]
     fill(tmp_path / "out", "new", resume=True)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file.txt", "manifest.json", "out"]
 
@@ -175,16 +191,24 @@ def test_a_file_of_somebody_else_in_a_begun_folder_is_no_part_of_it_and_never_go
         (None, "it has no manifest.json"),
         ("{", "not a valid manifest"),
         ("[1, 2]", "not a valid manifest"),
-        ('{"format": 1, "kind": "thing", "files": {"../escape": {"sha256": "", "bytes": 0}}}', "not a valid manifest"),
+        (
+            '{"format": 1, "kind": "thing", "files": {"../escape": {"sha256": "", "bytes": 0}}}',
+            "not a valid manifest",
+        ),
         (
             '{"format": 99, "kind": "thing", "files": {}, "versions": {"mobatlas": "9.0"}}',
             "another version .mobatlas 9.0",
         ),
         ('{"format": 1, "kind": "model", "files": {}}', "is a model folder, not a thing folder"),
-        ('{"format": 1, "kind": "thing", "files": {"gone.txt": {"sha256": "", "bytes": 0}}}', "gone.txt is missing"),
+        (
+            '{"format": 1, "kind": "thing", "files": {"gone.txt": {"sha256": "", "bytes": 0}}}',
+            "gone.txt is missing",
+        ),
     ],
 )
-def test_a_folder_without_a_valid_manifest_is_refused(tmp_path: Path, content: str | None, sentence: str) -> None:
+def test_a_folder_without_a_valid_manifest_is_refused(
+    tmp_path: Path, content: str | None, sentence: str
+) -> None:
     if content is not None:
         (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(MobatlasError, match=sentence):
@@ -211,7 +235,9 @@ with new_folder(Path(sys.argv[1]), "thing") as folder:
 
 
 def slow_writer(out: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", SLOW_WRITER, str(out)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_WRITER, str(out)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "writing\n"
     return process
@@ -237,7 +263,16 @@ def test_manifests_hold_no_time_and_no_path(tmp_path: Path) -> None:
     write(tmp_path / "out")
     text = (tmp_path / "out" / "manifest.json").read_text()
     assert str(tmp_path) not in text
-    assert set(json.loads(text)) == {"format", "kind", "versions", "seed", "config", "details", "files", "unlisted"}
+    assert set(json.loads(text)) == {
+        "format",
+        "kind",
+        "versions",
+        "seed",
+        "config",
+        "details",
+        "files",
+        "unlisted",
+    }
 
 
 @given(sizes=st.lists(st.integers(0, 9), max_size=12), rows=st.integers(1, 7))
@@ -246,7 +281,9 @@ def test_rechunking_keeps_the_rows_and_gives_equal_pieces(sizes: list[int], rows
     values = list(range(sum(sizes)))
     batches, start = [], 0
     for size in sizes:
-        batches.append(pa.record_batch([pa.array(values[start : start + size], pa.int64())], schema=schema))
+        batches.append(
+            pa.record_batch([pa.array(values[start : start + size], pa.int64())], schema=schema)
+        )
         start += size
     tables = list(rechunk(batches, schema, rows))
     assert [value for table in tables for value in table["n"].to_pylist()] == values

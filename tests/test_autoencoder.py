@@ -31,7 +31,9 @@ def autoencoder() -> Autoencoder:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(2, 9))
-def test_each_trajectory_is_followed_by_one_end_if_there_is_room(lengths: list[int], length: int) -> None:
+def test_each_trajectory_is_followed_by_one_end_if_there_is_room(
+    lengths: list[int], length: int
+) -> None:
     tokens = torch.full((len(lengths), max(lengths)), PAD)
     for row, n in enumerate(lengths):
         tokens[row, :n] = torch.arange(HOME, HOME + n)
@@ -54,7 +56,9 @@ def test_an_end_leaves_the_tokens_that_it_was_given_alone() -> None:
 def test_about_the_asked_share_of_tokens_is_hidden(share: float) -> None:
     torch.manual_seed(0)
     hidden = hide_spans(torch.full((400, 200), HOME), share, 3.0) == MASK
-    assert float(hidden.float().mean()) == pytest.approx(share, rel=0.15)  # spans that overlap hide fewer
+    assert float(hidden.float().mean()) == pytest.approx(
+        share, rel=0.15
+    )  # spans that overlap hide fewer
 
 
 def test_end_and_padding_are_never_hidden_and_what_is_not_hidden_stays() -> None:
@@ -78,7 +82,9 @@ def test_tokens_are_hidden_in_spans_of_about_the_asked_length(mean: float) -> No
     hidden = hide_spans(torch.full((2_000, 100), HOME), 0.05, mean) == MASK
     begins = hidden & ~torch.nn.functional.pad(hidden[:, :-1], (1, 0))
     length = float(hidden.sum() / begins.sum())
-    assert length == pytest.approx(max(mean, 1.4), rel=0.25)  # a span hides one token at least, and two may meet
+    assert length == pytest.approx(
+        max(mean, 1.4), rel=0.25
+    )  # a span hides one token at least, and two may meet
 
 
 def test_latents_are_zero_at_padding_and_nowhere_else(autoencoder: Autoencoder) -> None:
@@ -112,7 +118,9 @@ def check_trajectories(tokens: Tensor) -> Tensor:
     return lengths
 
 
-def test_decoding_with_a_cache_is_decoding_without_one(autoencoder: Autoencoder, latents: Tensor) -> None:
+def test_decoding_with_a_cache_is_decoding_without_one(
+    autoencoder: Autoencoder, latents: Tensor
+) -> None:
     tokens = autoencoder.decode(latents, cache=True)
     assert torch.equal(tokens, autoencoder.decode(latents, cache=False))
     assert len(set(check_trajectories(tokens).tolist())) > 3, (
@@ -120,7 +128,9 @@ def test_decoding_with_a_cache_is_decoding_without_one(autoencoder: Autoencoder,
     )
 
 
-def test_decoding_takes_what_teacher_forcing_finds_likeliest(autoencoder: Autoencoder, latents: Tensor) -> None:
+def test_decoding_takes_what_teacher_forcing_finds_likeliest(
+    autoencoder: Autoencoder, latents: Tensor
+) -> None:
     written = with_end(autoencoder.decode(latents), LENGTH)
     logits = autoencoder.logits(latents, written)
     logits[..., [PAD, BOS, MASK]] = -torch.inf
@@ -128,7 +138,9 @@ def test_decoding_takes_what_teacher_forcing_finds_likeliest(autoencoder: Autoen
     assert torch.equal(logits.argmax(-1)[written != PAD], written[written != PAD])
 
 
-def test_drawn_tokens_are_as_frequent_as_the_decoder_finds_them_likely(autoencoder: Autoencoder) -> None:
+def test_drawn_tokens_are_as_frequent_as_the_decoder_finds_them_likely(
+    autoencoder: Autoencoder,
+) -> None:
     """The first of them, of many trajectories from the same latents; banned tokens share what they would have had."""
     rows, latent = 4_000, torch.randn(1, LENGTH, LATENT, generator=chance(5))
     drawn = autoencoder.decode(latent.expand(rows, -1, -1), noise=chance(6))
@@ -142,7 +154,9 @@ def test_drawn_tokens_are_as_frequent_as_the_decoder_finds_them_likely(autoencod
     assert not torch.equal(drawn[:2], autoencoder.decode(latent.expand(2, -1, -1), noise=chance(7)))
 
 
-def test_a_decoder_without_probabilities_is_refused(autoencoder: Autoencoder, latents: Tensor) -> None:
+def test_a_decoder_without_probabilities_is_refused(
+    autoencoder: Autoencoder, latents: Tensor
+) -> None:
     bias = autoencoder.bart.final_logits_bias
     try:
         bias[0, HOME] = torch.inf
@@ -152,7 +166,9 @@ def test_a_decoder_without_probabilities_is_refused(autoencoder: Autoencoder, la
         bias.zero_()
 
 
-def test_forced_lengths_are_kept_by_drawn_tokens_too(autoencoder: Autoencoder, latents: Tensor) -> None:
+def test_forced_lengths_are_kept_by_drawn_tokens_too(
+    autoencoder: Autoencoder, latents: Tensor
+) -> None:
     lengths = torch.arange(64) % LENGTH + 1
     drawn = autoencoder.decode(latents, lengths, noise=chance(8))
     assert torch.equal(check_trajectories(drawn), lengths)
@@ -162,7 +178,9 @@ def test_forced_lengths_are_kept_by_drawn_tokens_too(autoencoder: Autoencoder, l
 @pytest.mark.parametrize("beams", [1, 3])
 def test_forced_lengths_are_kept(autoencoder: Autoencoder, latents: Tensor, beams: int) -> None:
     lengths = torch.arange(64) % LENGTH + 1
-    assert torch.equal(check_trajectories(autoencoder.decode(latents, lengths, beams=beams)), lengths)
+    assert torch.equal(
+        check_trajectories(autoencoder.decode(latents, lengths, beams=beams)), lengths
+    )
 
 
 def test_nothing_but_trajectories_is_written_even_by_a_decoder_that_would_rather_not(
@@ -189,11 +207,15 @@ def log_likelihood(autoencoder: Autoencoder, latents: Tensor, tokens: Tensor) ->
     return (chosen * (written != PAD)).sum(1)
 
 
-def test_beams_find_trajectories_at_least_as_likely(autoencoder: Autoencoder, latents: Tensor) -> None:
+def test_beams_find_trajectories_at_least_as_likely(
+    autoencoder: Autoencoder, latents: Tensor
+) -> None:
     lengths = torch.full((64,), 6)  # of one length, so that likelihoods compare
     greedy, beams = (autoencoder.decode(latents, lengths, beams=beams) for beams in (1, 6))
     check_trajectories(beams)
-    gain = log_likelihood(autoencoder, latents, beams) - log_likelihood(autoencoder, latents, greedy)
+    gain = log_likelihood(autoencoder, latents, beams) - log_likelihood(
+        autoencoder, latents, greedy
+    )
     assert float(gain.mean()) > 0
     assert float((gain >= -1e-4).float().mean()) > 0.9  # a beam may lose the greedy path, seldom
 

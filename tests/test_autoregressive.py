@@ -15,10 +15,11 @@ from torch import Tensor
 
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, MASK, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import normalise, tv
-from mobatlas.features.maps import SoftTrajectories, Trajectories, build_feature
+from mobatlas.features.maps import build_feature
 from mobatlas.generators.base import UNKNOWN, Examples
 from mobatlas.generators.sequence.config import PRESETS, AutoregressiveConfig, TransformerConfig
 from mobatlas.generators.sequence.decode import write
@@ -82,7 +83,9 @@ def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None
     tokens = before(torch.randint(HOME, SIZE, (batch, length), generator=chance(1)))
     cache = net.new_cache(batch)
     one_by_one = [net.step(tokens[:, place], condition, place, cache) for place in range(length)]
-    torch.testing.assert_close(torch.stack(one_by_one, 1), net.logits(tokens, condition), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.stack(one_by_one, 1), net.logits(tokens, condition), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_a_place_does_not_see_those_after_it() -> None:
@@ -98,7 +101,9 @@ def test_read_in_parts_of_like_length_it_is_as_likely() -> None:
     net, tokens = network(), every_trajectory()[torch.randperm(155, generator=chance(2))]
     condition = torch.randn(len(tokens), TINY.width, generator=chance())
     torch.testing.assert_close(in_parts(net.nats, tokens, condition), net.nats(tokens, condition))
-    torch.testing.assert_close(in_parts(net.nats, tokens[:2], condition[:2]), net.nats(tokens[:2], condition[:2]))
+    torch.testing.assert_close(
+        in_parts(net.nats, tokens[:2], condition[:2]), net.nats(tokens[:2], condition[:2])
+    )
 
 
 def test_probabilities_of_all_trajectories_sum_to_1() -> None:
@@ -112,7 +117,9 @@ def test_trajectories_are_written_as_often_as_they_are_likely() -> None:
     net, tokens, n = network(), every_trajectory(), 20_000
     condition = torch.randn(1, TINY.width, generator=chance(3))
     likely = torch.exp(-net.nats(tokens, condition.expand(len(tokens), -1))).numpy()
-    made = with_end(write(net, condition.expand(n, -1), torch.rand(n, LENGTH, generator=chance(4))), LENGTH)
+    made = with_end(
+        write(net, condition.expand(n, -1), torch.rand(n, LENGTH, generator=chance(4))), LENGTH
+    )
     found = {tuple(row): 0 for row in tokens.tolist()}
     for row in made.tolist():
         found[tuple(row)] += 1
@@ -125,17 +132,28 @@ def test_writing_stops_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> N
     net, places = network(9), []
     step = CausalTransformer.step
 
-    def counted(self: CausalTransformer, last: Tensor, condition: Tensor, place: int, cache: Tensor) -> Tensor:
+    def counted(
+        self: CausalTransformer, last: Tensor, condition: Tensor, place: int, cache: Tensor
+    ) -> Tensor:
         places.append(place)
         return step(self, last, condition, place, cache)
 
     monkeypatch.setattr(CausalTransformer, "step", counted)
-    made = write(net, torch.zeros(3, TINY.width), torch.rand(3, 9, generator=chance()), torch.tensor([2, 4, 1]))
+    made = write(
+        net,
+        torch.zeros(3, TINY.width),
+        torch.rand(3, 9, generator=chance()),
+        torch.tensor([2, 4, 1]),
+    )
     assert (made != PAD).sum(1).tolist() == [2, 4, 1]
     assert places == [0, 1, 2, 3, 4]
 
 
-@given(st.lists(st.floats(-30, 30), min_size=2, max_size=40), st.floats(0, 1, exclude_max=True), st.randoms())
+@given(
+    st.lists(st.floats(-30, 30), min_size=2, max_size=40),
+    st.floats(0, 1, exclude_max=True),
+    st.randoms(),
+)
 def test_a_token_is_drawn_where_the_cumulated_probability_passes_the_chance(
     logits: list[float], number: float, random: Any
 ) -> None:
@@ -159,18 +177,27 @@ def test_ends_stand_after_trajectories_that_leave_room() -> None:
 # ---- the likelihood of a model
 
 
-def test_the_likelihood_is_the_product_of_what_it_gave_each_token(grouped: Writer, dataset: TrajectoryDataset) -> None:
+def test_the_likelihood_is_the_product_of_what_it_gave_each_token(
+    grouped: Writer, dataset: TrajectoryDataset
+) -> None:
     """A trajectory of a dataset, one that fills all places, and one that is too long."""
     lengths, groups = [4, grouped.max_length, grouped.max_length + 3], np.array([2, UNKNOWN, 5])
     rows = [
-        np.resize(dataset.trajectory(int(index)), n) for index, n in zip(dataset.split("val"), lengths, strict=False)
+        np.resize(dataset.trajectory(int(index)), n)
+        for index, n in zip(dataset.split("val"), lengths, strict=False)
     ]
-    given_to = Trajectories(np.concatenate(rows), np.concatenate(([0], np.cumsum(lengths))), anchors(dataset, 3))
+    given_to = Trajectories(
+        np.concatenate(rows), np.concatenate(([0], np.cumsum(lengths))), anchors(dataset, 3)
+    )
     found = grouped.log_likelihood(given_to, groups)
     for number, row in enumerate(rows):
         written = [*row[: grouped.max_length].tolist(), EOS][: grouped.max_length]
         total, last, cache = 0.0, BOS, grouped.network.new_cache(1)
-        levels = DEFAULT_GROUPS.level_codes[groups[number]] + 1 if groups[number] != UNKNOWN else np.zeros(2, np.int64)
+        levels = (
+            DEFAULT_GROUPS.level_codes[groups[number]] + 1
+            if groups[number] != UNKNOWN
+            else np.zeros(2, np.int64)
+        )
         home = torch.from_numpy(given_to.anchors[number : number + 1]).float()
         with torch.no_grad():
             condition = grouped.network.person(home, torch.from_numpy(levels[None]))
@@ -180,7 +207,9 @@ def test_the_likelihood_is_the_product_of_what_it_gave_each_token(grouped: Write
         assert found[number] == pytest.approx(total, abs=1e-3)
 
 
-def test_training_makes_held_out_trajectories_likelier(model: Writer, dataset: TrajectoryDataset) -> None:
+def test_training_makes_held_out_trajectories_likelier(
+    model: Writer, dataset: TrajectoryDataset
+) -> None:
     untrained = fresh(NAME, dataset)
     assert isinstance(untrained, Writer)
     before_training, after = untrained.held_out(dataset), model.held_out(dataset)
@@ -192,18 +221,27 @@ def test_training_makes_held_out_trajectories_likelier(model: Writer, dataset: T
     assert after["nats"] == pytest.approx(-model.log_likelihood(members).sum() / tokens, rel=1e-5)
 
 
-def test_samples_are_likelier_than_samples_of_another_model(model: Writer, dataset: TrajectoryDataset) -> None:
-    own, other = (each.sample(200, anchors=anchors(dataset, 200)) for each in (model, fresh(NAME, dataset)))
+def test_samples_are_likelier_than_samples_of_another_model(
+    model: Writer, dataset: TrajectoryDataset
+) -> None:
+    own, other = (
+        each.sample(200, anchors=anchors(dataset, 200)) for each in (model, fresh(NAME, dataset))
+    )
     assert model.log_likelihood(own).mean() > model.log_likelihood(other).mean() + 5
 
 
 # ---- the gradient of samples
 
 
-def test_soft_samples_are_the_distributions_behind_the_samples(grouped: Writer, dataset: TrajectoryDataset) -> None:
+def test_soft_samples_are_the_distributions_behind_the_samples(
+    grouped: Writer, dataset: TrajectoryDataset
+) -> None:
     n = 40
     groups, homes = np.arange(n) % len(DEFAULT_GROUPS), anchors(dataset, n)
-    soft, made = grouped.soft_sample(groups, homes, seed=6), grouped.sample(n, groups, homes, seed=6)
+    soft, made = (
+        grouped.soft_sample(groups, homes, seed=6),
+        grouped.sample(n, groups, homes, seed=6),
+    )
     assert soft.written is not None
     written = soft.written.numpy()
     assert np.array_equal(written[written >= HOME], made.tokens)
@@ -215,7 +253,9 @@ def test_soft_samples_are_the_distributions_behind_the_samples(grouped: Writer, 
     np.testing.assert_allclose(logs, grouped.log_likelihood(made, groups), rtol=1e-3)
 
 
-def test_the_gradient_of_a_first_token_is_that_of_its_probability(grouped: Writer, dataset: TrajectoryDataset) -> None:
+def test_the_gradient_of_a_first_token_is_that_of_its_probability(
+    grouped: Writer, dataset: TrajectoryDataset
+) -> None:
     n, token, parameter = 8, HOME, grouped.network.output.bias
     groups, homes = np.zeros(n, dtype=np.int64), anchors(dataset, n)
 
@@ -233,13 +273,17 @@ def test_the_gradient_of_a_first_token_is_that_of_its_probability(grouped: Write
     assert float(slope) == pytest.approx(float((above - below) / (2 * step)), rel=1e-2)
 
 
-def test_expected_transitions_are_those_of_samples(grouped: Writer, dataset: TrajectoryDataset) -> None:
+def test_expected_transitions_are_those_of_samples(
+    grouped: Writer, dataset: TrajectoryDataset
+) -> None:
     """What could have been drawn at one place says nothing of the next, which was drawn after another token."""
     n = 1_000
     rng = np.random.default_rng(0)
     groups, homes = rng.integers(len(DEFAULT_GROUPS), size=n), rng.choice(anchors(dataset, 500), n)
     feature = build_feature("transitions", dataset.vocabulary)
-    counts = normalise(np.asarray(feature.counts(grouped.sample(n, groups, homes, seed=3)).sum(0)).ravel())
+    counts = normalise(
+        np.asarray(feature.counts(grouped.sample(n, groups, homes, seed=3)).sum(0)).ravel()
+    )
     with torch.no_grad():
         soft = grouped.soft_sample(groups, homes, seed=3)
     gaps = [
@@ -250,7 +294,9 @@ def test_expected_transitions_are_those_of_samples(grouped: Writer, dataset: Tra
 
 
 def test_dropout_is_for_training_alone(dataset: TrajectoryDataset) -> None:
-    made = fresh(NAME, dataset, network=OPTIONS[NAME]["network"] | {"dropout": 0.5}).with_groups(DEFAULT_GROUPS, 0)
+    made = fresh(NAME, dataset, network=OPTIONS[NAME]["network"] | {"dropout": 0.5}).with_groups(
+        DEFAULT_GROUPS, 0
+    )
     groups, homes = np.zeros(20, dtype=np.int64), anchors(dataset, 20)
     still = made.soft_sample(groups, homes, seed=1).tokens
     made.network.train()
@@ -275,7 +321,9 @@ class Watcher:
 
 
 @pytest.mark.parametrize("name", [NAME, "vae", "point-process"])
-def test_the_losses_of_two_processes_have_the_loss_of_one_as_their_mean(name: str, dataset: TrajectoryDataset) -> None:
+def test_the_losses_of_two_processes_have_the_loss_of_one_as_their_mean(
+    name: str, dataset: TrajectoryDataset
+) -> None:
     options = {} if name == NAME else {"latent": OPTIONS[name]["latent"] | {"free_bits": 0.0}}
     watcher, made = Watcher(), fresh(name, dataset, **options)
     made.fit(dataset, cast(Trainer, watcher))
@@ -317,7 +365,7 @@ def test_truncated_trajectories_are_counted(dataset: TrajectoryDataset) -> None:
     assert report["truncated"] == sum(length > 5 for length in lengths) > 0
 
 
-class Crash(Exception):  # noqa: N818 (a test raises it)
+class Crash(Exception):
     """The process dies here, as far as the trainer can tell."""
 
 
@@ -339,10 +387,15 @@ def test_killed_and_resumed_it_ends_in_the_same_bytes(
 
         patched.setattr(TrajectoryDataset, "gather", until_killed)
         with pytest.raises(Crash):
-            fresh(name, dataset, **brief).fit(dataset, Trainer(tmp_path / "killed" / "training", **how))
+            fresh(name, dataset, **brief).fit(
+                dataset, Trainer(tmp_path / "killed" / "training", **how)
+            )
     again = fresh(name, dataset, **brief)
     report = again.fit(dataset, Trainer(tmp_path / "killed" / "training", resume=True, **how))
-    whole, killed = (tmp_path / where / "training" / "transformer-final.safetensors" for where in ("whole", "killed"))
+    whole, killed = (
+        tmp_path / where / "training" / "transformer-final.safetensors"
+        for where in ("whole", "killed")
+    )
     assert whole.read_bytes() == killed.read_bytes()
     assert report["transformer"]["nats"] > 0
 
@@ -366,7 +419,9 @@ def test_every_preset_validates(name: str) -> None:
         ({"length": 1}, "'length' is wrong"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
+def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(
+    values: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(MobatlasError) as refused:
         build(AutoregressiveConfig, values, "train")
     assert sentence in str(refused.value)
@@ -383,7 +438,16 @@ def test_training_says_how_many_trajectories_are_too_long_and_which_length_would
         values = brief | {"length": length}
         train(dataset.path, tmp_path / str(length), generator=NAME, values=values, quiet=True)
         assert (f"{np.mean(lengths > length):.0%}".replace("%", " %") in caplog.text) == cut
-        assert ("are longer than the model's 4 tokens and are cut off there; --set length=" in caplog.text) == cut
+        assert (
+            "are longer than the model's 4 tokens and are cut off there; --set length="
+            in caplog.text
+        ) == cut
     advised = int(np.sort(lengths)[int(np.ceil(0.95 * (len(lengths) - 1)))])
-    train(dataset.path, tmp_path / "advised", generator=NAME, values=brief | {"length": advised}, quiet=True)
+    train(
+        dataset.path,
+        tmp_path / "advised",
+        generator=NAME,
+        values=brief | {"length": advised},
+        quiet=True,
+    )
     assert np.mean(lengths > advised) <= 0.05 and "cut off" not in caplog.text

@@ -16,7 +16,14 @@ from tests.tiny import OPTIONS, small_city
 
 FAMILIES, GROUP = ("autoregressive", "vae"), "30-40, F"
 SMALL: dict[str, Any] = {"calibration": {"pool": 64, "candidates": 2}, "visits": False}
-TUNING = {"steps": 20, "batch": 64, "learning_rate": 3e-3, "warmup": 3, "ema": None, "validate_every": 10}
+TUNING = {
+    "steps": 20,
+    "batch": 64,
+    "learning_rate": 3e-3,
+    "warmup": 3,
+    "ema": None,
+    "validate_every": 10,
+}
 VALUES: dict[str, dict[str, Any]] = {
     "tilt": SMALL | {"teaching": {"steps": 6, "warmup": 2}},
     "resample": SMALL,
@@ -45,9 +52,24 @@ def model(world: World, name: str) -> Path:
     """Trained as a user types it, when it is first asked for."""
     out, argv = world.root / name, sys.argv
     if not out.exists():
-        options = OPTIONS[name] | {"training": OPTIONS[name]["training"] | {"steps": 40, "batch": 32}}
-        settings = [f"{part}.{key}={value}" for part in ("network", "training") for key, value in options[part].items()]
-        sys.argv = ["mobatlas", "train", str(world.dataset.path), "--generator", name, "--out", str(out), "--quiet"]
+        options = OPTIONS[name] | {
+            "training": OPTIONS[name]["training"] | {"steps": 40, "batch": 32}
+        }
+        settings = [
+            f"{part}.{key}={value}"
+            for part in ("network", "training")
+            for key, value in options[part].items()
+        ]
+        sys.argv = [
+            "mobatlas",
+            "train",
+            str(world.dataset.path),
+            "--generator",
+            name,
+            "--out",
+            str(out),
+            "--quiet",
+        ]
         sys.argv += [word for setting in ("length=12", *settings) for word in ("--set", setting)]
         try:
             main()

@@ -43,7 +43,9 @@ def refused(tmp_path: Path, lines: list[str], header: str = HEADER, **changes: A
 def test_a_missing_file_is_told_before_an_engine_starts(
     tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mobatlas.data.prepare.pipeline.open_engine", lambda *_: pytest.fail("it started"))
+    monkeypatch.setattr(
+        "mobatlas.data.prepare.pipeline.open_engine", lambda *_: pytest.fail("it started")
+    )
     with pytest.raises(MobatlasError, match=r"nowhere\.parquet: no such file or folder"):
         prepare(tmp_path / "nowhere.parquet", tmp_path / "dataset", engine=engine)
 
@@ -80,7 +82,9 @@ def test_an_infinite_longitude(tmp_path: Path) -> None:
 
 
 def test_a_coordinate_that_is_a_word(tmp_path: Path) -> None:
-    assert "'lat' and 'lon' must be numbers" in refused(tmp_path, [GOOD, "b,p,north,-74,2024-03-04 08:00:00,"])
+    assert "'lat' and 'lon' must be numbers" in refused(
+        tmp_path, [GOOD, "b,p,north,-74,2024-03-04 08:00:00,"]
+    )
 
 
 def test_a_departure_before_arrival(tmp_path: Path) -> None:
@@ -90,11 +94,15 @@ def test_a_departure_before_arrival(tmp_path: Path) -> None:
 
 
 def test_a_stay_of_a_thousand_years(tmp_path: Path) -> None:
-    assert "longer than max_stay_days = 60" in refused(tmp_path, ["b,p,40,-74,2024-03-04 08:00:00,3024-03-04 08:00:00"])
+    assert "longer than max_stay_days = 60" in refused(
+        tmp_path, ["b,p,40,-74,2024-03-04 08:00:00,3024-03-04 08:00:00"]
+    )
 
 
 def test_a_row_without_a_user_or_a_time(tmp_path: Path) -> None:
-    assert "column 'user_id' is empty" in refused(tmp_path, [GOOD, ",p,40,-74,2024-03-04 08:00:00,"])
+    assert "column 'user_id' is empty" in refused(
+        tmp_path, [GOOD, ",p,40,-74,2024-03-04 08:00:00,"]
+    )
     assert "column 'arrival' is empty" in refused(tmp_path, [GOOD, "b,p,40,-74,,"])
 
 
@@ -106,7 +114,10 @@ def test_coordinates_missing_above_a_share(tmp_path: Path) -> None:
 
 
 def test_coordinates_missing_below_the_share_are_dropped_and_counted(tmp_path: Path) -> None:
-    rows = [Visit("a", "p", f"2024-03-{day:02d} 08:00", lat=float("nan") if day == 9 else 40.0) for day in range(1, 11)]
+    rows = [
+        Visit("a", "p", f"2024-03-{day:02d} 08:00", lat=float("nan") if day == 9 else 40.0)
+        for day in range(1, 11)
+    ]
     summary = prepare(write_visits(tmp_path / "raw", rows), tmp_path / "dataset", values=VALUES)
     assert summary.rows.missing_coordinates == 1
     assert summary.windows.kept == 9
@@ -114,7 +125,9 @@ def test_coordinates_missing_below_the_share_are_dropped_and_counted(tmp_path: P
 
 def test_invalid_rows_can_be_dropped_and_counted(tmp_path: Path) -> None:
     source = tmp_path / "visits.csv"
-    source.write_text("\n".join([HEADER, GOOD, "b,p,95,-74,2024-03-04 08:00:00,", "b,p,40,-74,noon,"]) + "\n")
+    source.write_text(
+        "\n".join([HEADER, GOOD, "b,p,95,-74,2024-03-04 08:00:00,", "b,p,40,-74,noon,"]) + "\n"
+    )
     summary = prepare(source, tmp_path / "dataset", values=VALUES | {"invalid_rows": "drop"})
     assert (summary.rows.invalid, summary.windows.kept) == (2, 1)
 
@@ -138,19 +151,31 @@ def test_an_empty_result_says_why_with_counts_and_what_to_do(tmp_path: Path) -> 
 
 
 def test_every_row_is_counted_once(tmp_path: Path) -> None:
-    rows = [GOOD, GOOD, "b,p,north,-74,2024-03-04 08:00:00,", "b,,40,-74,2024-03-04 08:00:00,2024-03-04 07:00:00"]
+    rows = [
+        GOOD,
+        GOOD,
+        "b,p,north,-74,2024-03-04 08:00:00,",
+        "b,,40,-74,2024-03-04 08:00:00,2024-03-04 07:00:00",
+    ]
     rows += ["b,p,,-74,2024-03-04 08:00:00,", "b,,40,-74,2024-03-04 08:00:00,"]
     source = tmp_path / "visits.csv"
     source.write_text("\n".join([HEADER, *rows]) + "\n")
     summary = prepare(source, tmp_path / "dataset", values=VALUES | {"invalid_rows": "drop"})
     counted = summary.rows
-    assert (counted.rows, counted.invalid, counted.missing_coordinates, counted.not_poi) == (6, 2, 1, 1)
+    assert (counted.rows, counted.invalid, counted.missing_coordinates, counted.not_poi) == (
+        6,
+        2,
+        1,
+        1,
+    )
     assert summary.duplicates == 1
 
 
 @pytest.mark.parametrize("word", ["HOME", "OTHER", "<pad>"])
 def test_a_place_may_not_be_called_like_a_token(tmp_path: Path, word: str) -> None:
-    assert "'poi_id' uses a reserved word" in refused(tmp_path, [GOOD, f"b,{word},40,-74,2024-03-04 08:00:00,"])
+    assert "'poi_id' uses a reserved word" in refused(
+        tmp_path, [GOOD, f"b,{word},40,-74,2024-03-04 08:00:00,"]
+    )
 
 
 def test_a_flag_that_is_neither_true_nor_false(tmp_path: Path) -> None:
@@ -160,13 +185,23 @@ def test_a_flag_that_is_neither_true_nor_false(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-def test_csv_is_read_alike_however_it_is_separated_and_wherever_it_is_quoted(tmp_path: Path, separator: str) -> None:
+def test_csv_is_read_alike_however_it_is_separated_and_wherever_it_is_quoted(
+    tmp_path: Path, separator: str
+) -> None:
     lines = [separator.join(HEADER.split(","))]
-    lines += [separator.join(f"a,p,40,-74,2024-03-{day:02d} 08:00:00,".split(",")) for day in range(1, 29)] * 100
-    lines.append(separator.join(["a", f'"caf\u00e9{separator} ""bar"""', "40", "-74", "2024-03-29 08:00:00", ""]))
+    lines += [
+        separator.join(f"a,p,40,-74,2024-03-{day:02d} 08:00:00,".split(",")) for day in range(1, 29)
+    ] * 100
+    lines.append(
+        separator.join(
+            ["a", f'"caf\u00e9{separator} ""bar"""', "40", "-74", "2024-03-29 08:00:00", ""]
+        )
+    )
     source = tmp_path / "visits.csv"
     source.write_bytes(("\ufeff" + "\r\n".join(lines) + "\r\n").encode())
-    prepare(source, tmp_path / "dataset", values=VALUES | {"split": {"train": 1, "val": 0, "test": 0}})
+    prepare(
+        source, tmp_path / "dataset", values=VALUES | {"split": {"train": 1, "val": 0, "test": 0}}
+    )
     names = pq.read_table(tmp_path / "dataset" / "vocabulary.parquet")["poi_id"].to_pylist()
     assert names[7:] == ["p", f'caf\u00e9{separator} "bar"']
 
@@ -175,7 +210,10 @@ def test_csv_is_read_alike_however_it_is_separated_and_wherever_it_is_quoted(tmp
     ("content", "sentence"),
     [
         (f"{HEADER}\n{GOOD}\na,p,40\n".encode(), "not a readable CSV file.*Line: 3"),
-        (f"{HEADER}\n{GOOD}\nb,caf\u00e9,40,-74,2024-03-04,\n".encode("latin-1"), "not a readable CSV file in UTF-8"),
+        (
+            f"{HEADER}\n{GOOD}\nb,caf\u00e9,40,-74,2024-03-04,\n".encode("latin-1"),
+            "not a readable CSV file in UTF-8",
+        ),
         (f"{HEADER}\n{GOOD}\n".encode("utf-16"), "not a readable CSV file in UTF-8"),
         (b"\n", "the first line names no columns"),
         (b"user_id,user_id\n", "two columns have the same name"),
@@ -195,7 +233,9 @@ def test_a_broken_csv_is_named(tmp_path: Path, content: bytes, sentence: str) ->
         ({"memory_limit": "1MB"}, "memory_limit '1MB' is too little"),
     ],
 )
-def test_values_that_cannot_work_are_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+def test_values_that_cannot_work_are_refused(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(MobatlasError, match=sentence):
         prepare(
             write_visits(tmp_path / "raw", [Visit("a", "p", "2024-03-04 08:00")]),
@@ -232,12 +272,15 @@ def test_a_time_zone_is_refused(tmp_path: Path) -> None:
         }
     )
     pq.write_table(table, tmp_path / "visits.parquet")
-    with pytest.raises(MobatlasError, match="'arrival' carries the time zone UTC; convert it to naive local time"):
+    with pytest.raises(
+        MobatlasError, match="'arrival' carries the time zone UTC; convert it to naive local time"
+    ):
         prepare(tmp_path / "visits.parquet", tmp_path / "dataset", values=VALUES)
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"), [(b"", "the file is empty"), (b"PAR1 not really", "not a readable Parquet file")]
+    ("content", "sentence"),
+    [(b"", "the file is empty"), (b"PAR1 not really", "not a readable Parquet file")],
 )
 def test_a_file_that_is_not_parquet(tmp_path: Path, content: bytes, sentence: str) -> None:
     (tmp_path / "visits.parquet").write_bytes(content)
@@ -249,12 +292,16 @@ def test_a_table_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None
     raw = write_visits(tmp_path / "raw", [Visit("a", "p", "2024-03-04 08:00")])
     table = pq.read_table(raw / "visits.parquet")
     pq.write_table(table.append_column("lat", table["lat"]), raw / "visits.parquet")
-    with pytest.raises(MobatlasError, match=r"visits\.parquet: two columns are called 'lat'; rename one"):
+    with pytest.raises(
+        MobatlasError, match=r"visits\.parquet: two columns are called 'lat'; rename one"
+    ):
         prepare(raw, tmp_path / "dataset", values=VALUES)
 
 
 def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path: Path) -> None:
-    raw = write_visits(tmp_path / "raw", [Visit("a", f"p{n}", f"2024-03-04 08:{n:02}") for n in range(60)])
+    raw = write_visits(
+        tmp_path / "raw", [Visit("a", f"p{n}", f"2024-03-04 08:{n:02}") for n in range(60)]
+    )
     path = raw / "visits.parquet"
     pq.write_table(pq.read_table(path), path, compression="snappy", use_dictionary=False)
     column = pq.ParquetFile(path).metadata.row_group(0).column(1)
@@ -268,7 +315,9 @@ def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path: Path) -> None:
 
 
 def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
-    raw = write_visits(tmp_path / "raw", [Visit(user, "p", "2024-03-04 08:00") for user in ("a", "b")])
+    raw = write_visits(
+        tmp_path / "raw", [Visit(user, "p", "2024-03-04 08:00") for user in ("a", "b")]
+    )
     pq.write_table(pa.table(people), raw / "people.parquet")
     return raw
 
@@ -277,18 +326,40 @@ def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
     ("people", "changes", "sentence"),
     [
         ({"id": ["a"]}, {}, "column 'user_id' is missing"),
-        ({"user_id": ["A", "B"], "age": ["<30", "<30"]}, {}, "no user_id of .* is in it .there 'a', here 'A'"),
+        (
+            {"user_id": ["A", "B"], "age": ["<30", "<30"]},
+            {},
+            "no user_id of .* is in it .there 'a', here 'A'",
+        ),
         ({"user_id": pa.array([], pa.string())}, {}, r"people\.parquet: holds nobody"),
         ({"user_id": ["a"], "home_lat": ["n/a"]}, {}, "column 'home_lat' is no number in 1 rows"),
         ({"user_id": ["a", "a"]}, {}, "'user_id' is empty or repeated"),
         ({"user_id": ["a"], "home_lat": [95.0]}, {}, "column 'home_lat' is outside the globe"),
-        ({"user_id": ["a"], "age": ["<30"]}, {"attributes": ["agee"]}, "no column 'agee'; did you mean 'age'"),
-        ({"user_id": ["a"], "age": ["<30"]}, {"attributes": {"age": ["young"]}}, "holds '<30', which is not among"),
-        ({"user_id": ["a"], "age": [None]}, {"attributes": ["age"]}, "attribute column 'age' is empty"),
-        ({"user_id": ["a"], "age": ["x"]}, {"attributes": ["age"], "regions": ["age"]}, "both as an attribute and"),
+        (
+            {"user_id": ["a"], "age": ["<30"]},
+            {"attributes": ["agee"]},
+            "no column 'agee'; did you mean 'age'",
+        ),
+        (
+            {"user_id": ["a"], "age": ["<30"]},
+            {"attributes": {"age": ["young"]}},
+            "holds '<30', which is not among",
+        ),
+        (
+            {"user_id": ["a"], "age": [None]},
+            {"attributes": ["age"]},
+            "attribute column 'age' is empty",
+        ),
+        (
+            {"user_id": ["a"], "age": ["x"]},
+            {"attributes": ["age"], "regions": ["age"]},
+            "both as an attribute and",
+        ),
     ],
 )
-def test_a_wrong_people_table(tmp_path: Path, people: dict[str, Any], changes: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_people_table(
+    tmp_path: Path, people: dict[str, Any], changes: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(MobatlasError, match=sentence):
         prepare(with_people(tmp_path, people), tmp_path / "dataset", values=VALUES | changes)
     assert not (tmp_path / "dataset").exists()
@@ -302,7 +373,11 @@ def test_columns_that_nobody_declared_stay_with_the_labels(tmp_path: Path) -> No
         "home_zone": [1, 2],
     }
     summary = prepare(with_people(tmp_path, people), tmp_path / "dataset", values=VALUES)
-    assert summary.columns == {"attributes": ("age",), "regions": ("home_zone",), "others": ("income",)}
+    assert summary.columns == {
+        "attributes": ("age",),
+        "regions": ("home_zone",),
+        "others": ("income",),
+    }
     assert "income" not in pq.read_schema(tmp_path / "dataset" / "people.parquet").names
     assert "income" in pq.read_schema(tmp_path / "dataset" / "labels.parquet").names
 
@@ -315,7 +390,14 @@ def mobatlas(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_the_command_line_answers_with_one_sentence_and_code_2(tmp_path: Path) -> None:
     rows = [Visit("a", "p", "2024-03-04 08:00").row()]
     pq.write_table(pa.Table.from_pylist(rows, VISITS), tmp_path / "visits.parquet")
-    options = ("--set", "window.days=1", "--set", "quality.min_coverage=0", "--set", "anchors.require_both=false")
+    options = (
+        "--set",
+        "window.days=1",
+        "--set",
+        "quality.min_coverage=0",
+        "--set",
+        "anchors.require_both=false",
+    )
     done = mobatlas("prepare", "visits.parquet", "--out", "ds", "--json", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["windows"]["kept"] == 1
@@ -323,10 +405,14 @@ def test_the_command_line_answers_with_one_sentence_and_code_2(tmp_path: Path) -
     again = mobatlas("prepare", "visits.parquet", "--out", "ds", *options, cwd=tmp_path)
     assert again.returncode == 2
     assert (
-        again.stderr.strip().splitlines()[-1].endswith("ds: exists already; choose another --out or pass --overwrite")
+        again.stderr.strip()
+        .splitlines()[-1]
+        .endswith("ds: exists already; choose another --out or pass --overwrite")
     )
 
-    wrong = mobatlas("prepare", "visits.parquet", "--out", "x", "--format", "foursqare", cwd=tmp_path)
+    wrong = mobatlas(
+        "prepare", "visits.parquet", "--out", "x", "--format", "foursqare", cwd=tmp_path
+    )
     assert (wrong.returncode, "did you mean 'foursquare'?" in wrong.stderr) == (2, True)
     assert "Traceback" not in wrong.stderr
     assert not (tmp_path / "x").exists()
@@ -340,10 +426,22 @@ def test_a_misspelt_section_is_refused_by_prepare_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_tidies_up_and_says_so(tmp_path: Path, number: int, code: int) -> None:
-    command = [sys.executable, "-m", "mobatlas", "simulate", "--out", "city", "--users", "2000000", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "mobatlas",
+        "simulate",
+        "--out",
+        "city",
+        "--users",
+        "2000000",
+        "--quiet",
+    ]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
-    while not (tmp_path / ".city.partial" / "people.parquet").exists() and time.monotonic() < deadline:
+    while (
+        not (tmp_path / ".city.partial" / "people.parquet").exists() and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
@@ -357,7 +455,11 @@ def test_an_interrupt_tidies_up_and_says_so(tmp_path: Path, number: int, code: i
 def test_a_dataset_of_another_version_is_refused(tmp_path: Path) -> None:
     from mobatlas import TrajectoryDataset
 
-    prepare(write_visits(tmp_path / "raw", [Visit("a", "p", "2024-03-04 08:00")]), tmp_path / "dataset", values=VALUES)
+    prepare(
+        write_visits(tmp_path / "raw", [Visit("a", "p", "2024-03-04 08:00")]),
+        tmp_path / "dataset",
+        values=VALUES,
+    )
     manifest = json.loads((tmp_path / "dataset" / "manifest.json").read_text())
     (tmp_path / "dataset" / "manifest.json").write_text(json.dumps(manifest | {"format": 0}))
     with pytest.raises(MobatlasError, match="made by another version"):

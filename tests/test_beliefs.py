@@ -20,14 +20,21 @@ def of_bars(times: float) -> Regions:
     means = np.array([[10 - 10 * times, 40.0], [10 + 10 * times, 40.0]])
     values = np.random.default_rng(0).poisson(400 * shares @ means) / 400
     made = regions_of(shares, values, 400.0, TWO, randomised=False)
-    return replace(made, aggregates=replace(made.aggregates, features=("category:bar", "category:home")))
+    return replace(
+        made, aggregates=replace(made.aggregates, features=("category:bar", "category:home"))
+    )
 
 
-def test_a_belief_that_holds_groups_near_everybody_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_belief_that_holds_groups_near_everybody_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     found = recover(of_bars(1.0))
     assert found.interval()[0][0, 0] > 5  # the truth is 0
     [record] = caplog.records
-    assert "regions differ in 'category:bar' by more than groups are believed to explain" in record.message
+    assert (
+        "regions differ in 'category:bar' by more than groups are believed to explain"
+        in record.message
+    )
     assert "intervals hold under that belief alone" in record.message
     assert "groups_explain=100 lifts it" in record.message
 
@@ -39,7 +46,9 @@ def test_the_belief_is_lifted_by_the_option_that_is_named(caplog: pytest.LogCapt
     assert not caplog.records
 
 
-def test_regions_that_differ_as_groups_may_are_no_matter_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_regions_that_differ_as_groups_may_are_no_matter_for_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     found = recover(of_bars(0.05))
     assert found.means[:, 0] == pytest.approx([9.5, 10.5], abs=0.3)
     assert not caplog.records
@@ -51,7 +60,9 @@ def of_rare() -> Regions:
     shares = np.column_stack([1 - old, old])
     values = np.random.default_rng(0).poisson(40_000 * shares @ [[0.0, 1.0], [0.4, 1.0]]) / 40_000
     made = regions_of(shares, values, 40_000.0, TWO, randomised=False)
-    return replace(made, aggregates=replace(made.aggregates, features=("category:rare", "category:home")))
+    return replace(
+        made, aggregates=replace(made.aggregates, features=("category:rare", "category:home"))
+    )
 
 
 def test_of_what_is_rare_groups_are_believed_to_differ_by_little_more_than_its_mean(
@@ -60,7 +71,9 @@ def test_of_what_is_rare_groups_are_believed_to_differ_by_little_more_than_its_m
     """A share of the variance between people would be several times the mean of what one in fifty does."""
     held = recover(of_rare(), quiet=True)
     assert held.means[1, 0] < 5 * held.baseline[0]
-    assert recover(of_rare(), groups_explain=100, quiet=True).means[1, 0] == pytest.approx(0.4, rel=0.1)
+    assert recover(of_rare(), groups_explain=100, quiet=True).means[1, 0] == pytest.approx(
+        0.4, rel=0.1
+    )
     monkeypatch.setattr("mobatlas.regions.recovery.recover.RARE", 1e-5)
     assert recover(of_rare(), quiet=True).means[1, 0] > 2 * held.means[1, 0]
 
@@ -88,7 +101,11 @@ def test_what_nobody_does_is_no_matter_for_a_warning(caplog: pytest.LogCaptureFi
     bars = of_bars(0.05)
     empty = np.column_stack([bars.aggregates.values, np.zeros(40)])
     features = (*bars.aggregates.features, "category:never")
-    found = recover(replace(bars, aggregates=replace(bars.aggregates, features=features, values=empty, spread=None)))
+    found = recover(
+        replace(
+            bars, aggregates=replace(bars.aggregates, features=features, values=empty, spread=None)
+        )
+    )
     assert found.means[:, 2].max() == 0 and not caplog.records
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import optimize, sparse, special
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.evaluation.diversity import diversity
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator
 from mobatlas.generators.rng import uniforms
 from mobatlas.groups import Groups
@@ -37,7 +37,8 @@ from tests.tiny import OPTIONS, fitted, small_city, with_other_labels
 SIX = 5  # a group, "40-50, F"
 POOL = 1_024
 BRIEF: dict[str, Any] = {
-    "autoencoder": OPTIONS["latent-diffusion"]["autoencoder"] | {"steps": 80, "learning_rate": 5e-3},
+    "autoencoder": OPTIONS["latent-diffusion"]["autoencoder"]
+    | {"steps": 80, "learning_rate": 5e-3},
     "denoiser": OPTIONS["latent-diffusion"]["denoiser"] | {"steps": 60},
 }
 
@@ -82,7 +83,10 @@ def counts(seed: int, rows: int = 60, features: int = 3) -> tuple[sparse.csr_arr
 
 
 def same(a: Trajectories, b: Trajectories) -> bool:
-    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("tokens", "offsets", "anchors"))
+    return all(
+        np.array_equal(getattr(a, name), getattr(b, name))
+        for name in ("tokens", "offsets", "anchors")
+    )
 
 
 def distance(world: World, made: Trajectories, group: int) -> float:
@@ -92,7 +96,9 @@ def distance(world: World, made: Trajectories, group: int) -> float:
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**31), cap=st.sampled_from([2.0, 5.0]))
-def test_a_capped_tilt_has_mean_one_and_meets_the_target_below_its_cap(seed: int, cap: float) -> None:
+def test_a_capped_tilt_has_mean_one_and_meets_the_target_below_its_cap(
+    seed: int, cap: float
+) -> None:
     phi, target = counts(seed)
     coefficients, offset, converged = fit_capped_tilt(phi, target, cap, ridge=0)
     weights = np.exp(np.minimum(phi @ coefficients - offset, np.log(cap)))
@@ -149,7 +155,10 @@ def test_the_dual_with_a_partition_for_each_anchor_agrees_with_brute_force(seed:
 
     minimise: Any = optimize.minimize
     solved = minimise(
-        objective, np.zeros(3), method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-14, "maxiter": 9_999}
+        objective,
+        np.zeros(3),
+        method="Nelder-Mead",
+        options={"xatol": 1e-10, "fatol": 1e-14, "maxiter": 9_999},
     )
     assert converged
     assert objective(coefficients) <= solved.fun + 1e-12
@@ -161,7 +170,9 @@ def test_the_dual_with_a_partition_for_each_anchor_agrees_with_brute_force(seed:
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**31), ratio=st.floats(0.9, 1.1))
-def test_where_anchors_are_given_everybody_goes_out_as_much_as_before_times_a_ratio(seed: int, ratio: float) -> None:
+def test_where_anchors_are_given_everybody_goes_out_as_much_as_before_times_a_ratio(
+    seed: int, ratio: float
+) -> None:
     """The conditions of the optimum: the moments, but for the ridge, and the mean number of visits of every anchor."""
     phi, target = counts(seed, rows=160)
     k, ridge = 8, 0.05
@@ -182,7 +193,9 @@ def test_where_anchors_are_given_everybody_goes_out_as_much_as_before_times_a_ra
 
 
 def test_accepted_samples_are_nearer_to_their_group_than_the_models_own(world: World) -> None:
-    own = world.model.sample(256, anchors=world.evidence.anchors[np.arange(256) % len(world.evidence.anchors)], seed=77)
+    own = world.model.sample(
+        256, anchors=world.evidence.anchors[np.arange(256) % len(world.evidence.anchors)], seed=77
+    )
     for group in (0, SIX):
         made = world.sampler.sample(256, group, seed=1)
         fit = world.resampled.population[group]
@@ -207,7 +220,9 @@ def test_a_model_that_is_told_groups_is_calibrated_group_by_group(
     model, calibration = grouped
     sampler: Sampler = CalibratedSampler.of(model, calibration, world.evidence.anchors)
     assert calibration.told and not world.resampled.told
-    assert len({each.before["js"] for each in calibration.population}) == 8  # each has a pool of its own
+    assert (
+        len({each.before["js"] for each in calibration.population}) == 8
+    )  # each has a pool of its own
     made = sampler.sample(256, SIX, seed=2)
     own = model.sample(256, np.full(256, SIX), made.trajectories.anchors, seed=3)
     assert distance(world, made.trajectories, SIX) < distance(world, own, SIX)
@@ -220,31 +235,45 @@ def test_the_output_does_not_depend_on_chunks(world: World) -> None:
     first = sampler.sample(50, SIX, seed=4)
     rest = sampler.sample(70, SIX, seed=4, first=first.following)
     assert np.array_equal(whole.numbers, np.concatenate([first.numbers, rest.numbers]))
-    assert np.array_equal(whole.trajectories.tokens, np.concatenate([p.trajectories.tokens for p in (first, rest)]))
+    assert np.array_equal(
+        whole.trajectories.tokens, np.concatenate([p.trajectories.tokens for p in (first, rest)])
+    )
     assert (first.following, first.drawn + rest.drawn) == (first.numbers[-1] + 1, whole.drawn)
     groups, anchors = np.arange(60) % 8, world.evidence.anchors[:60]
     given = sampler.sample_given(groups, anchors, seed=4)
-    parts = [sampler.sample_given(groups[a:b], anchors[a:b], seed=4, first=a) for a, b in ((0, 17), (17, 60))]
+    parts = [
+        sampler.sample_given(groups[a:b], anchors[a:b], seed=4, first=a)
+        for a, b in ((0, 17), (17, 60))
+    ]
     assert np.array_equal(given.tokens, np.concatenate([part.tokens for part in parts]))
 
 
 def test_several_draws_begin_with_the_one_that_is_drawn_alone(world: World) -> None:
     groups, anchors = np.arange(60) % 8, world.evidence.anchors[:60]
-    samplers: list[Sampler] = [world.sampler, PlainSampler(world.sampler.model, world.evidence.anchors)]
+    samplers: list[Sampler] = [
+        world.sampler,
+        PlainSampler(world.sampler.model, world.evidence.anchors),
+    ]
     for sampler in samplers:
-        one, three = (sampler.sample_given(groups, anchors, seed=4, draws=draws) for draws in (1, 3))
+        one, three = (
+            sampler.sample_given(groups, anchors, seed=4, draws=draws) for draws in (1, 3)
+        )
         draws = [three.take(np.arange(60 * draw, 60 * (draw + 1))) for draw in range(3)]
         assert len(three) == 180 and same(draws[0], one)
         assert not same(draws[1], one) and not same(draws[1], draws[2])
         assert all(np.array_equal(draw.anchors, anchors) for draw in draws)
     made = world.sampler.sample_given(groups, anchors, seed=4, draws=40)
     days = {tuple(made.take(np.array([60 * draw])).tokens) for draw in range(40)}
-    assert 1 < len(days) <= world.sampler.calibration.candidates, "all draws choose among the same candidates"
+    assert 1 < len(days) <= world.sampler.calibration.candidates, (
+        "all draws choose among the same candidates"
+    )
 
 
 def test_seeds_and_groups_have_candidates_of_their_own(world: World) -> None:
     sampler = world.sampler
-    one, again, seed, group = (sampler.sample(40, g, seed=s).trajectories for g, s in ((1, 0), (1, 0), (1, 9), (2, 0)))
+    one, again, seed, group = (
+        sampler.sample(40, g, seed=s).trajectories for g, s in ((1, 0), (1, 0), (1, 9), (2, 0))
+    )
     assert same(one, again) and not same(one, seed) and not same(one, group)
 
 
@@ -256,7 +285,8 @@ def test_random_numbers_can_begin_anywhere(seed: int, start: int, some: int, mor
 
 def test_without_a_tilt_everything_is_accepted_and_any_candidate_will_do(world: World) -> None:
     none = [
-        replace(each, coefficients=0 * each.coefficients, offset=0.0, cap=1.0) for each in world.resampled.population
+        replace(each, coefficients=0 * each.coefficients, offset=0.0, cap=1.0)
+        for each in world.resampled.population
     ]
     sampler = replace(world.sampler, calibration=replace(world.resampled, population=tuple(none)))
     assert sampler.sample(30, 0).numbers.tolist() == list(range(30))
@@ -277,8 +307,14 @@ def test_what_is_written_is_what_is_read(world: World, tmp_path: Path) -> None:
     read = load_calibration(tmp_path)
     assert read is not None
     assert json.dumps(read.as_dict(), allow_nan=False) == json.dumps(world.resampled.as_dict())
-    assert all(np.array_equal(read.tensors()[name], table) for name, table in world.resampled.tensors().items())
-    ours, theirs = (CalibratedSampler.of(world.model, each, world.evidence.anchors) for each in (read, world.resampled))
+    assert all(
+        np.array_equal(read.tensors()[name], table)
+        for name, table in world.resampled.tensors().items()
+    )
+    ours, theirs = (
+        CalibratedSampler.of(world.model, each, world.evidence.anchors)
+        for each in (read, world.resampled)
+    )
     assert same(ours.sample(20, SIX).trajectories, theirs.sample(20, SIX).trajectories)
     report = json.loads(json.dumps(read.report(), allow_nan=False))
     assert report["groups"]["40-50, F"]["population"]["cap"] == read.population[SIX].cap
@@ -286,19 +322,26 @@ def test_what_is_written_is_what_is_read(world: World, tmp_path: Path) -> None:
     with pytest.raises(MobatlasError, match=r"calibration\.json: is not a calibration"):
         load_calibration(tmp_path)
     save_calibration(tmp_path, world.resampled)
-    values = json.loads((tmp_path / "calibration.json").read_text()) | {"features": ["category:home"]}
+    values = json.loads((tmp_path / "calibration.json").read_text()) | {
+        "features": ["category:home"]
+    }
     (tmp_path / "calibration.json").write_text(json.dumps(values))
     with pytest.raises(MobatlasError, match="its tensors are of another"):
         load_calibration(tmp_path)
 
 
 @pytest.mark.parametrize("change", ["shuffled", "deleted"])
-def test_labels_change_nothing_after_the_regions_were_built(world: World, tmp_path: Path, change: str) -> None:
+def test_labels_change_nothing_after_the_regions_were_built(
+    world: World, tmp_path: Path, change: str
+) -> None:
     copy = with_other_labels(world.dataset, tmp_path / "copy", change)
     evidence = gather_evidence(TrajectoryDataset.open(copy), world.regions)
     again = resample(world.model, evidence, pool=POOL)
     assert json.dumps(again.as_dict()) == json.dumps(world.resampled.as_dict())
-    assert all(again.tensors()[name].tobytes() == t.tobytes() for name, t in world.resampled.tensors().items())
+    assert all(
+        again.tensors()[name].tobytes() == t.tobytes()
+        for name, t in world.resampled.tensors().items()
+    )
     sampler = CalibratedSampler.of(world.model, again, evidence.anchors)
     assert same(sampler.sample(50, 2).trajectories, world.sampler.sample(50, 2).trajectories)
     groups, anchors = np.arange(20) % 8, evidence.anchors[:20]
@@ -308,8 +351,12 @@ def test_labels_change_nothing_after_the_regions_were_built(world: World, tmp_pa
 def test_what_samples_do_not_show_is_left_out_and_said(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build_regions(world.dataset.path, tmp_path / "r", partition="demogroups", features=("category", "hour"))
-    found = resample(world.model, gather_evidence(world.dataset, tmp_path / "r"), pool=64, candidates=2)
+    build_regions(
+        world.dataset.path, tmp_path / "r", partition="demogroups", features=("category", "hour")
+    )
+    found = resample(
+        world.model, gather_evidence(world.dataset, tmp_path / "r"), pool=64, candidates=2
+    )
     assert not any(name.startswith("hour:") for name in found.features)
     assert "samples do not tell when" in caplog.text
 
@@ -319,14 +366,19 @@ def test_giving_up_is_said_in_a_sentence(world: World) -> None:
     population = (*world.resampled.population[:SIX], far, *world.resampled.population[SIX + 1 :])
     sampler = replace(world.sampler, calibration=replace(world.resampled, population=population))
     with pytest.raises(
-        MobatlasError, match="group '40-50, F': 0 of 256 candidates were accepted where 12% were expected"
+        MobatlasError,
+        match="group '40-50, F': 0 of 256 candidates were accepted where 12% were expected",
     ):
         sampler.sample(10, SIX, most=256)
 
 
-def test_bad_input_is_refused_in_a_sentence(world: World, grouped: tuple[Generator, Calibration]) -> None:
+def test_bad_input_is_refused_in_a_sentence(
+    world: World, grouped: tuple[Generator, Calibration]
+) -> None:
     model, evidence = world.model, world.evidence
-    with pytest.raises(MobatlasError, match="a pool of 10 samples, 8 for each anchor, is too small"):
+    with pytest.raises(
+        MobatlasError, match="a pool of 10 samples, 8 for each anchor, is too small"
+    ):
         fit_calibration(model, evidence, pool=10)
     with pytest.raises(MobatlasError, match="no anchors"):
         fit_calibration(model, evidence, np.zeros((0, 4)))
@@ -346,7 +398,9 @@ def test_bad_input_is_refused_in_a_sentence(world: World, grouped: tuple[Generat
 def test_diversity_counts_distinct_trajectories_and_copies(world: World) -> None:
     def made(*rows: list[int]) -> Trajectories:
         offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows])))
-        return Trajectories(np.concatenate(rows).astype(np.int32), offsets, np.zeros((len(rows), 4)))
+        return Trajectories(
+            np.concatenate(rows).astype(np.int32), offsets, np.zeros((len(rows), 4))
+        )
 
     training = made([7, 8, 9], [8, 9], [7, 8, 9, 9])
     found = diversity(made([7, 8, 9], [7, 8, 9], [9, 8], [8]), training, made([8, 9], [9, 9], [9]))

@@ -25,11 +25,14 @@ def undisturbed() -> bytes:
     return undisturbed_bytes()
 
 
-def test_a_truncated_checkpoint_is_refused_with_what_to_do(folder: Path, undisturbed: bytes) -> None:
+def test_a_truncated_checkpoint_is_refused_with_what_to_do(
+    folder: Path, undisturbed: bytes
+) -> None:
     newest = begun(folder)
     os.truncate(newest, newest.stat().st_size // 2)
     with pytest.raises(
-        MobatlasError, match=r"mlp-00000005.*not a readable checkpoint.*delete it to continue from step 4"
+        MobatlasError,
+        match=r"mlp-00000005.*not a readable checkpoint.*delete it to continue from step 4",
     ):
         train(folder)
     newest.unlink()
@@ -50,9 +53,18 @@ def test_a_pickle_named_like_a_checkpoint_is_refused_and_not_run(folder: Path, n
 
 
 @pytest.mark.parametrize(
-    "header", [None, {"other": "{}"}, {"mobatlas": "[]"}, {"mobatlas": "{"}, {"mobatlas": '{"format": 1, "step": "x"}'}]
+    "header",
+    [
+        None,
+        {"other": "{}"},
+        {"mobatlas": "[]"},
+        {"mobatlas": "{"},
+        {"mobatlas": '{"format": 1, "step": "x"}'},
+    ],
 )
-def test_tensors_that_mobatlas_did_not_write_are_refused(folder: Path, header: dict[str, str] | None) -> None:
+def test_tensors_that_mobatlas_did_not_write_are_refused(
+    folder: Path, header: dict[str, str] | None
+) -> None:
     newest = begun(folder)
     save_file(load_file(newest), newest, header)
     with pytest.raises(MobatlasError, match=r"not a readable checkpoint"):
@@ -62,7 +74,10 @@ def test_tensors_that_mobatlas_did_not_write_are_refused(folder: Path, header: d
 def test_a_checkpoint_of_another_run_is_refused_by_the_first_difference(folder: Path) -> None:
     begun(folder)
     deeper = {**CONFIG, "denoiser": {"depth": 6, "width": 16}}
-    with pytest.raises(MobatlasError, match=r"denoiser.depth is 4 there and 6 here; pass the same config.*--overwrite"):
+    with pytest.raises(
+        MobatlasError,
+        match=r"denoiser.depth is 4 there and 6 here; pass the same config.*--overwrite",
+    ):
         train(folder, config=deeper)
     with pytest.raises(MobatlasError, match=r"dropout is absent there and 0.1 here"):
         train(folder, config=CONFIG | {"dropout": 0.1})
@@ -79,7 +94,10 @@ def test_a_checkpoint_of_another_run_is_refused_by_the_first_difference(folder: 
 
 def test_names_shapes_and_dtypes_must_all_agree(folder: Path) -> None:
     begun(folder)
-    with pytest.raises(MobatlasError, match=r"network/0.weight is float32 \[16, 4\] there and float32 \[8, 4\] here"):
+    with pytest.raises(
+        MobatlasError,
+        match=r"network/0.weight is float32 \[16, 4\] there and float32 \[8, 4\] here",
+    ):
         train(folder, make_stage(width=8))
     double = make_stage()
     double.network.double()

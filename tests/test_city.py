@@ -9,7 +9,17 @@ from scipy.stats import chi2_contingency
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import City, expected_poi_distribution, simulate
 from mobatlas.groups import Groups
-from tests.cities import Array, codes, groups_of, jsd, mean_jsd, pairwise, small_city, visit_counts, window_lengths
+from tests.cities import (
+    Array,
+    codes,
+    groups_of,
+    jsd,
+    mean_jsd,
+    pairwise,
+    small_city,
+    visit_counts,
+    window_lengths,
+)
 
 
 def assert_pairs_as_in_the_paper(city: City, config: CityConfig) -> None:
@@ -17,7 +27,10 @@ def assert_pairs_as_in_the_paper(city: City, config: CityConfig) -> None:
     assert min(pairs.values()) >= 0.40
     assert max(pairs.values()) <= 0.54
     age = Groups.of(config.attributes).level_codes[:, 0]
-    by_age = [np.mean([v for (a, b), v in pairs.items() if abs(age[a] - age[b]) == apart]) for apart in (0, 1, 2, 3)]
+    by_age = [
+        np.mean([v for (a, b), v in pairs.items() if abs(age[a] - age[b]) == apart])
+        for apart in (0, 1, 2, 3)
+    ]
     assert by_age[1] < by_age[2] < by_age[3]
     assert by_age[0] < np.median(list(pairs.values()))  # same age, opposite gender
     youngest_against_oldest = {pair for pair in pairs if abs(age[pair[0]] - age[pair[1]]) == 3}
@@ -37,7 +50,10 @@ def test_the_knob_is_the_mean_pairwise_divergence_of_expected_visits(divergence:
 
 
 def test_realised_visits_follow_the_expected_distribution() -> None:
-    counts, expected = visit_counts(small_city(0), CityConfig()), expected_poi_distribution(CityConfig(), 0)
+    counts, expected = (
+        visit_counts(small_city(0), CityConfig()),
+        expected_poi_distribution(CityConfig(), 0),
+    )
     for group in range(len(counts)):
         distances = [jsd(counts[group], other) for other in expected]
         assert distances[group] < 0.03
@@ -57,7 +73,10 @@ def test_groups_without_preferences_differ_by_sampling_noise_alone() -> None:
     city = simulate(config, 5)
     group = groups_of(city, config)
     real = mean_jsd(visit_counts(city, config, group))
-    shuffled = [mean_jsd(visit_counts(city, config, np.random.default_rng(i).permutation(group))) for i in range(5)]
+    shuffled = [
+        mean_jsd(visit_counts(city, config, np.random.default_rng(i).permutation(group)))
+        for i in range(5)
+    ]
     assert real < 1.15 * np.mean(shuffled)
 
 
@@ -102,8 +121,13 @@ def test_any_table_of_attributes_makes_a_city(attributes: dict[str, tuple[str, .
 
 
 def test_neighbouring_levels_of_an_ordered_attribute_are_alike() -> None:
-    pairs = pairwise(expected_poi_distribution(CityConfig(users=10, attributes={"income": tuple("12345")}), 1))
-    apart = [np.mean([value for (a, b), value in pairs.items() if b - a == distance]) for distance in (1, 2, 3, 4)]
+    pairs = pairwise(
+        expected_poi_distribution(CityConfig(users=10, attributes={"income": tuple("12345")}), 1)
+    )
+    apart = [
+        np.mean([value for (a, b), value in pairs.items() if b - a == distance])
+        for distance in (1, 2, 3, 4)
+    ]
     assert np.all(np.diff(apart) > 0.005)
 
 

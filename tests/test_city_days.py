@@ -69,12 +69,21 @@ def test_a_group_of_shorter_range_stays_nearer_to_home() -> None:
     city = small_city(1)
     person = persons(city)
     home = {name: city.people[name].to_numpy()[person] for name in ("home_lat", "home_lon")}
-    away = km(city.visits["lat"].to_numpy(), city.visits["lon"].to_numpy(), home["home_lat"], home["home_lon"])
+    away = km(
+        city.visits["lat"].to_numpy(),
+        city.visits["lon"].to_numpy(),
+        home["home_lat"],
+        home["home_lon"],
+    )
     age = groups_of(city, CityConfig())[person] // 2
     means = [away[at_pois(city) & (age == level)].mean() for level in range(4)]
     assert means[3] < 0.85 * means[0]
     pois = city.pois
-    anywhere = km(pois["lat"].to_numpy(), pois["lon"].to_numpy(), *(home[c][:1] for c in ("home_lat", "home_lon")))
+    anywhere = km(
+        pois["lat"].to_numpy(),
+        pois["lon"].to_numpy(),
+        *(home[c][:1] for c in ("home_lat", "home_lon")),
+    )
     assert max(means) < anywhere.mean()
 
 
@@ -86,7 +95,9 @@ def test_people_return_to_their_favourite_places() -> None:
     # Independent visits: POIs change hands among the people of a group, within a category.
     kind = group * 20 + category
     exchanged = np.empty_like(poi)
-    exchanged[np.argsort(kind, kind="stable")] = poi[np.lexsort((np.random.default_rng(0).random(len(poi)), kind))]
+    exchanged[np.argsort(kind, kind="stable")] = poi[
+        np.lexsort((np.random.default_rng(0).random(len(poi)), kind))
+    ]
 
     def favourite_share(visited: Array) -> float:
         counts = np.zeros((config.users, config.pois))
@@ -101,7 +112,9 @@ def test_the_day_has_a_rhythm() -> None:
     city = small_city(0)
     hour, weekday = seconds(city, "arrival") // 3600 % 24, seconds(city, "arrival") // DAY % 7
     category = city.visits["category"].to_numpy()
-    assert np.mean((hour[category == "nightlife"] >= 19) | (hour[category == "nightlife"] < 3)) > 0.99
+    assert (
+        np.mean((hour[category == "nightlife"] >= 19) | (hour[category == "nightlife"] < 3)) > 0.99
+    )
     assert np.mean(np.isin(weekday[category == "nightlife"], (4, 5))) > 0.45
     assert np.all((hour[category == "grocery"] >= 5) & (hour[category == "grocery"] <= 22))
     assert np.mean(weekday[category == "work"] < 5) > 0.9
@@ -115,7 +128,10 @@ def test_the_young_go_out_and_the_old_to_church_and_doctor(seed: int) -> None:
     city = small_city(seed)
     age = groups_of(city, CityConfig())[persons(city)] // 2
     category = city.visits["category"].to_numpy()
-    young, old = (np.isin(category, kinds) for kinds in (("nightlife", "gym", "education"), ("health", "worship")))
+    young, old = (
+        np.isin(category, kinds)
+        for kinds in (("nightlife", "gym", "education"), ("health", "worship"))
+    )
     odds = [young[age == level].sum() / old[age == level].sum() for level in range(4)]
     assert odds[0] > 1.5 * odds[3]
 
@@ -142,9 +158,15 @@ def test_rows_carry_the_coordinates_of_their_place() -> None:
     for flag, column in (("is_home", "home_lat"), ("is_work", "work_lat")):
         here = city.visits[flag].to_numpy()
         np.testing.assert_array_equal(lat[here], city.people[column].to_numpy()[person[here]])
-    np.testing.assert_array_equal(lat[at_pois(city)], city.pois["lat"].to_numpy()[poi_numbers(city)])
+    np.testing.assert_array_equal(
+        lat[at_pois(city)], city.pois["lat"].to_numpy()[poi_numbers(city)]
+    )
     first = city.visits.slice(0, 1).to_pylist()[0]
-    assert (first["user_id"], first["poi_id"], first["category"]) == ("u000001", "home:u000001", "home")
+    assert (first["user_id"], first["poi_id"], first["category"]) == (
+        "u000001",
+        "home:u000001",
+        "home",
+    )
     assert {"D01", "D16"} <= set(city.people["home_district"].to_pylist())
 
 

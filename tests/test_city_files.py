@@ -32,11 +32,15 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path: 
     assert all(first[name] != other[name] for name in first)
 
 
-def test_streamed_written_and_in_memory_visits_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streamed_written_and_in_memory_visits_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(city_module, "CHUNK_PEOPLE", 300)
     config = CityConfig(users=1_000, days=9)
     progress: list[tuple[int, int]] = []
-    facts = write_city(config, 2, tmp_path, on_progress=lambda done, total: progress.append((done, total)))
+    facts = write_city(
+        config, 2, tmp_path, on_progress=lambda done, total: progress.append((done, total))
+    )
     assert progress == [(300, 1_000), (600, 1_000), (900, 1_000), (1_000, 1_000)]
     city = simulate(config, 2)
     batches = list(simulate_visits(config, 2))
@@ -115,7 +119,9 @@ def test_ten_million_visits_are_written_in_bounded_memory(tmp_path: Path) -> Non
         "facts = write_city(CityConfig(users=155_000), 0, Path(sys.argv[1])); "
         "print(facts['visits'], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
-    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     visits, peak = map(int, run.stdout.split())
     assert visits > 10_000_000
     assert peak * (1 if sys.platform == "darwin" else 1024) < 1.5e9

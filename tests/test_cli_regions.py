@@ -32,17 +32,29 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def paper_table(folder: Path, name: str) -> Path:
     lines = ["region,group,share"]
     for number, row in enumerate(PAPER[name]):
-        lines += [f'R{number},"{group}",{share:.6f}' for group, share in zip(GROUPS, row, strict=True)]
+        lines += [
+            f'R{number},"{group}",{share:.6f}' for group, share in zip(GROUPS, row, strict=True)
+        ]
     path = folder / f"{name}.csv"
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-@pytest.mark.parametrize(("name", "rank", "effective"), [("fullrank", 8, 7), ("rankdef", 7, 5), ("messy", 4, 4)])
-def test_the_papers_matrices_are_seen_through(tmp_path: Path, name: str, rank: int, effective: int) -> None:
-    said = json.loads(run("diagnose", "--composition", str(paper_table(tmp_path, name)), "--n", "1000", "--json"))
+@pytest.mark.parametrize(
+    ("name", "rank", "effective"), [("fullrank", 8, 7), ("rankdef", 7, 5), ("messy", 4, 4)]
+)
+def test_the_papers_matrices_are_seen_through(
+    tmp_path: Path, name: str, rank: int, effective: int
+) -> None:
+    said = json.loads(
+        run("diagnose", "--composition", str(paper_table(tmp_path, name)), "--n", "1000", "--json")
+    )
     assert (said["rank"], said["effective_rank"]) == (rank, effective)
-    gender = next(contrast for contrast in said["contrasts"] if contrast["name"] == "gender, averaged over age")
+    gender = next(
+        contrast
+        for contrast in said["contrasts"]
+        if contrast["name"] == "gender, averaged over age"
+    )
     assert not gender["identified"]
     if name == "fullrank":
         assert said["sigma_min"] == pytest.approx(5.05e-5, rel=0.02)
@@ -51,7 +63,13 @@ def test_the_papers_matrices_are_seen_through(tmp_path: Path, name: str, rank: i
 def test_a_diagnosis_reads_well_and_draws_itself(tmp_path: Path) -> None:
     figure = tmp_path / "diagnosis.png"
     said = run(
-        "diagnose", "--composition", str(paper_table(tmp_path, "fullrank")), "--n", "1000", "--figure", str(figure)
+        "diagnose",
+        "--composition",
+        str(paper_table(tmp_path, "fullrank")),
+        "--n",
+        "1000",
+        "--figure",
+        str(figure),
     )
     assert "not identified by these regions" in said
     assert "add a region of 1,000 people" in said
@@ -67,7 +85,17 @@ def test_a_diagnosis_without_n_says_whose_number_it_took(tmp_path: Path) -> None
 
 
 def test_regions_are_made_diagnosed_and_recovered_from(dataset: Path, tmp_path: Path) -> None:
-    made = json.loads(run("regions", str(dataset), "--out", str(tmp_path / "r"), "--partition", "demogroups", "--json"))
+    made = json.loads(
+        run(
+            "regions",
+            str(dataset),
+            "--out",
+            str(tmp_path / "r"),
+            "--partition",
+            "demogroups",
+            "--json",
+        )
+    )
     assert (made["separation"], made["diagnosis"]["effective_rank"]) == ("controlled partition", 8)
     assert "8, 8 of 8" in run("diagnose", str(tmp_path / "r"))
     recovered = recover(load_regions(tmp_path / "r"))
@@ -75,9 +103,16 @@ def test_regions_are_made_diagnosed_and_recovered_from(dataset: Path, tmp_path: 
 
 
 def test_real_regions_say_how_they_were_separated(dataset: Path, tmp_path: Path) -> None:
-    made = json.loads(run("regions", str(dataset), "--out", str(tmp_path / "r"), "--by", "home_district", "--json"))
+    made = json.loads(
+        run(
+            "regions", str(dataset), "--out", str(tmp_path / "r"), "--by", "home_district", "--json"
+        )
+    )
     assert made["separation"] == "disjoint halves"
-    assert all(feature.startswith("category:") for feature in load_regions(tmp_path / "r").aggregates.features)
+    assert all(
+        feature.startswith("category:")
+        for feature in load_regions(tmp_path / "r").aggregates.features
+    )
 
 
 def test_diagnose_wants_one_thing(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mobatlas import MobatlasError, TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import HOME
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
@@ -25,7 +26,6 @@ from mobatlas.evaluation.comparison import (
     sampling_floor,
 )
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.features.maps import Trajectories
 from tests.yardsticks import CAFE, NAMES, PARK, SHOP, TOWN, small_dataset, walks
 
 
@@ -42,7 +42,10 @@ def yardstick(dataset: TrajectoryDataset) -> Yardstick:
 @pytest.fixture(scope="module")
 def by_group(dataset: TrajectoryDataset) -> dict[str, dict[str, Trajectories]]:
     return {
-        split: {name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()}
+        split: {
+            name: Trajectories.of(dataset, rows)
+            for name, rows in group_members(dataset, split).items()
+        }
         for split in ("train", "test")
     }
 
@@ -54,16 +57,27 @@ def test_real_and_synthetic_sizes_are_equal_in_every_group(
     scores = evaluate_groups(yardstick, real, synthetic, seed=3)
     assert scores.sizes == {name: min(len(real[name]), len(synthetic[name])) for name in real}
     for metric in NAMES:
-        assert scores.average[metric] == pytest.approx(np.mean([scores.groups[name][metric] for name in real]))
+        assert scores.average[metric] == pytest.approx(
+            np.mean([scores.groups[name][metric] for name in real])
+        )
     capped = evaluate_groups(yardstick, real, synthetic, size=10).sizes
     assert set(capped.values()) == {10}
-    assert evaluate_groups(yardstick, real, synthetic, size=dict.fromkeys(real, 7) | {"x": 1}).sizes["<30, M"] == 7
+    assert (
+        evaluate_groups(yardstick, real, synthetic, size=dict.fromkeys(real, 7) | {"x": 1}).sizes[
+            "<30, M"
+        ]
+        == 7
+    )
     assert json.loads(json.dumps(scores.as_dict()))["sizes"] == scores.sizes
 
 
 def test_scores_of_several_draws_are_their_mean() -> None:
-    first = Scores({"a": {"poi": 0.2}, "b": {"poi": 0.4}}, {"a": 5, "b": 6}, {"poi": 0.3}, {"distinct": 1.0})
-    second = Scores({"a": {"poi": 0.4}, "b": {"poi": 0.8}}, {"a": 5, "b": 6}, {"poi": 0.6}, {"distinct": 0.5})
+    first = Scores(
+        {"a": {"poi": 0.2}, "b": {"poi": 0.4}}, {"a": 5, "b": 6}, {"poi": 0.3}, {"distinct": 1.0}
+    )
+    second = Scores(
+        {"a": {"poi": 0.4}, "b": {"poi": 0.8}}, {"a": 5, "b": 6}, {"poi": 0.6}, {"distinct": 0.5}
+    )
     mean = mean_scores([first, second])
     assert mean.groups == {"a": {"poi": pytest.approx(0.3)}, "b": {"poi": pytest.approx(0.6)}}
     assert mean.average == {"poi": pytest.approx(0.45)} and mean.sizes == first.sizes
@@ -86,7 +100,10 @@ def test_models_of_one_size_meet_the_same_real_trajectories() -> None:
     rng = np.random.default_rng(0)
     real = walks(*([HOME] * 2 + [PARK] * int(n) for n in rng.integers(0, 3, size=60)))
     first, second = walks(*[[PARK]] * 20), walks(*[[SHOP]] * 20)
-    lengths = [evaluate_groups(TOWN, {"x": real}, {"x": sample}).groups["x"]["length"] for sample in (first, second)]
+    lengths = [
+        evaluate_groups(TOWN, {"x": real}, {"x": sample}).groups["x"]["length"]
+        for sample in (first, second)
+    ]
     assert lengths[0] == lengths[1]
 
 
@@ -112,8 +129,12 @@ def test_the_floor_compares_training_people_with_test_people(
     assert floor.everybody.sizes == {EVERYBODY: len(dataset.split("test"))}
 
 
-def test_the_floor_is_above_zero_and_sinks_with_more_people(dataset: TrajectoryDataset, yardstick: Yardstick) -> None:
-    few, more, all_of_them = (sampling_floor(dataset, yardstick, size=size).everybody.average for size in (20, 80, 320))
+def test_the_floor_is_above_zero_and_sinks_with_more_people(
+    dataset: TrajectoryDataset, yardstick: Yardstick
+) -> None:
+    few, more, all_of_them = (
+        sampling_floor(dataset, yardstick, size=size).everybody.average for size in (20, 80, 320)
+    )
     for metric in NAMES:
         assert few[metric] > more[metric] > all_of_them[metric] > 0
     groups = sampling_floor(dataset, yardstick).groups
@@ -121,7 +142,9 @@ def test_the_floor_is_above_zero_and_sinks_with_more_people(dataset: TrajectoryD
     assert all(groups.average[metric] > all_of_them[metric] for metric in NAMES)
 
 
-def test_a_dataset_without_labels_has_a_floor_for_everybody(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+def test_a_dataset_without_labels_has_a_floor_for_everybody(
+    dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
     shutil.copytree(dataset.path, tmp_path / "unlabelled")
     (tmp_path / "unlabelled" / "labels.parquet").unlink()
     floor = sampling_floor(TrajectoryDataset.open(tmp_path / "unlabelled"))
@@ -129,8 +152,12 @@ def test_a_dataset_without_labels_has_a_floor_for_everybody(dataset: TrajectoryD
     assert floor.everybody == sampling_floor(dataset).everybody
 
 
-@pytest.mark.parametrize(("model", "expected"), [(0.5, 0.0), (0.1, 1.0), (0.3, 0.5), (0.7, -0.5), (0.0, 1.25)], ids=str)
-def test_the_gap_closed_is_zero_at_the_baseline_and_one_at_strong(model: float, expected: float) -> None:
+@pytest.mark.parametrize(
+    ("model", "expected"), [(0.5, 0.0), (0.1, 1.0), (0.3, 0.5), (0.7, -0.5), (0.0, 1.25)], ids=str
+)
+def test_the_gap_closed_is_zero_at_the_baseline_and_one_at_strong(
+    model: float, expected: float
+) -> None:
     assert gap_closed(model, baseline=0.5, strong=0.1) == pytest.approx(expected)
     assert floor_closed(model, baseline=0.5, floor=0.1) == pytest.approx(expected)
 
@@ -166,7 +193,9 @@ def test_resamples_are_what_a_loop_over_people_draws() -> None:
     person = np.array([7, 7, 3, 9])
     draws = []
     for drawn in np.ndindex(3, 3, 3):
-        rows = [row for number in drawn for row in np.flatnonzero(person == np.unique(person)[number])]
+        rows = [
+            row for number in drawn for row in np.flatnonzero(person == np.unique(person)[number])
+        ]
         draws.append(compare(TOWN, real.take(np.array(rows)), synthetic)["poi"])
     found = bootstrap(TOWN, {"x": real}, {"x": synthetic}, {"x": person}, resamples=20_000)["poi"]
     assert found.spread == pytest.approx(np.std(draws), rel=0.02)
@@ -174,7 +203,9 @@ def test_resamples_are_what_a_loop_over_people_draws() -> None:
 
 def test_windows_of_one_person_are_drawn_together() -> None:
     real, synthetic = walks([PARK, SHOP], [PARK], [SHOP, CAFE]), walks(*[[PARK]] * 3)
-    one = bootstrap(TOWN, {"x": real}, {"x": synthetic}, {"x": np.zeros(3, dtype=np.int64)}, resamples=20)
+    one = bootstrap(
+        TOWN, {"x": real}, {"x": synthetic}, {"x": np.zeros(3, dtype=np.int64)}, resamples=20
+    )
     assert all(interval.spread == pytest.approx(0, abs=1e-12) for interval in one.values())
     three = bootstrap(TOWN, {"x": real}, {"x": synthetic}, {"x": np.arange(3)}, resamples=20)
     assert three["poi"].spread > 0.01
@@ -193,9 +224,18 @@ def test_more_people_narrow_the_interval(dataset: TrajectoryDataset, yardstick: 
 
 
 def test_an_average_over_groups_is_surer_than_one_of_them() -> None:
-    real, synthetic, person = walks(*[[PARK], [SHOP, CAFE]] * 20), walks(*[[PARK, SHOP]] * 40), np.arange(40)
+    real, synthetic, person = (
+        walks(*[[PARK], [SHOP, CAFE]] * 20),
+        walks(*[[PARK, SHOP]] * 40),
+        np.arange(40),
+    )
     one, four = (
-        bootstrap(TOWN, dict.fromkeys(names, real), dict.fromkeys(names, synthetic), dict.fromkeys(names, person))
+        bootstrap(
+            TOWN,
+            dict.fromkeys(names, real),
+            dict.fromkeys(names, synthetic),
+            dict.fromkeys(names, person),
+        )
         for names in ("a", "abcd")
     )
     assert one["poi"].estimate == pytest.approx(four["poi"].estimate)

@@ -29,7 +29,10 @@ def table(tmp_path: Path, columns: Mapping[str, object], name: str = "compositio
 
 def acs(style: str = "E") -> dict[str, list[Any]]:
     """Two tracts: ten people in every cell; the second has 230 more women of 85 and over."""
-    columns: dict[str, list[Any]] = {"GEO_ID": ["1400000US01001020100", "1400000US01001020200"], "NAME": ["A", "B"]}
+    columns: dict[str, list[Any]] = {
+        "GEO_ID": ["1400000US01001020100", "1400000US01001020200"],
+        "NAME": ["A", "B"],
+    }
     for number in range(1, 50):
         columns[f"B01001_{number:03d}{style}"] = [10, 10]
         columns[f"B01001_{number:03d}M"] = [3, -555555555]
@@ -39,7 +42,11 @@ def acs(style: str = "E") -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("name", ["composition.csv", "composition.parquet"])
 def test_counts_become_shares_and_missing_groups_are_nobody(tmp_path: Path, name: str) -> None:
-    rows = {"region": ["A", "A", "B"], "group": ["<30, M", ">50, F", "30-40, F"], "count": [3, 1, 5]}
+    rows = {
+        "region": ["A", "A", "B"],
+        "group": ["<30, M", ">50, F", "30-40, F"],
+        "count": [3, 1, 5],
+    }
     composition = read_composition(table(tmp_path, rows, name), DEFAULT_GROUPS)
     assert composition.regions == ("A", "B")
     assert composition.shares.tolist() == [[0.75, 0, 0, 0, 0, 0, 0, 0.25], [0, 0, 0, 1, 0, 0, 0, 0]]
@@ -49,7 +56,10 @@ def test_counts_become_shares_and_missing_groups_are_nobody(tmp_path: Path, name
 def test_groups_are_read_from_their_names(tmp_path: Path) -> None:
     rows = {"region": [1, 1, 2], "group": ["65+,F", "0-24, M", "25-64, F"], "count": [1, 1, 1]}
     composition = read_composition(table(tmp_path, rows))
-    assert composition.groups.as_dict() == {"attribute1": ["0-24", "25-64", "65+"], "gender": ["M", "F"]}
+    assert composition.groups.as_dict() == {
+        "attribute1": ["0-24", "25-64", "65+"],
+        "gender": ["M", "F"],
+    }
     assert composition.regions == ("1", "2")
     default = {"region": ["A"] * 8, "group": list(DEFAULT_GROUPS.names), "share": [0.125] * 8}
     assert read_composition(table(tmp_path, default)).groups == DEFAULT_GROUPS
@@ -85,11 +95,15 @@ def test_an_acs_table_is_read_into_the_default_groups(tmp_path: Path, style: str
     assert composition.regions == ("1400000US01001020100", "1400000US01001020200")
     assert composition.n.tolist() == [460, 690]
     assert composition.shares[0] == pytest.approx(np.array([9, 9, 2, 2, 2, 2, 10, 10]) / 46)
-    assert composition.shares[1] == pytest.approx(np.array([90, 90, 20, 20, 20, 20, 100, 330]) / 690)
+    assert composition.shares[1] == pytest.approx(
+        np.array([90, 90, 20, 20, 20, 20, 100, 330]) / 690
+    )
 
 
 def test_the_second_header_of_a_census_download_is_skipped(tmp_path: Path) -> None:
-    path = table(tmp_path, {name: ["Estimate!!Total:!!Male:", *values] for name, values in acs().items()})
+    path = table(
+        tmp_path, {name: ["Estimate!!Total:!!Male:", *values] for name, values in acs().items()}
+    )
     assert read_composition(path).n.tolist() == [460, 690]
 
 
@@ -114,7 +128,9 @@ def test_people_of_no_group_are_left_out_and_it_is_noted(tmp_path: Path) -> None
         (("20 years", "22\u201324"), [(20, 21), (22, 25)]),
     ],
 )  # fmt: skip
-def test_age_ranges_end_as_their_neighbours_say(levels: tuple[str, ...], expected: list[tuple[float, float]]) -> None:
+def test_age_ranges_end_as_their_neighbours_say(
+    levels: tuple[str, ...], expected: list[tuple[float, float]]
+) -> None:
     assert age_ranges(levels) == expected
 
 
@@ -128,7 +144,8 @@ def test_a_straddling_range_is_refused_or_split_by_years(tmp_path: Path) -> None
     rows: dict[str, list[Any]] = {"region": ["A", "A"], "age": ["25-34", "45+"], "count": [10, 110]}
     path = table(tmp_path, rows)
     with pytest.raises(
-        MobatlasError, match=r"age range '25-34' straddles '<30' and '30-40'; .*--split-ages; straddle: uniform"
+        MobatlasError,
+        match=r"age range '25-34' straddles '<30' and '30-40'; .*--split-ages; straddle: uniform",
     ):
         read_composition(path, AGES)
     notes: list[str] = []
@@ -140,12 +157,18 @@ def test_a_straddling_range_is_refused_or_split_by_years(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ({"share": [0.5, 0.33, 1.0]}, "shares of region 'R17' sum to 0.83, not 1; pass counts, or normalise them"),
+        (
+            {"share": [0.5, 0.33, 1.0]},
+            "shares of region 'R17' sum to 0.83, not 1; pass counts, or normalise them",
+        ),
         ({"count": [5, -3, 1]}, "the count of '>50, F' in region 'R17' is negative"),
         ({"count": [0, 0, 1]}, "region 'R17' has no people; leave it out"),
         ({"count": [5, None, 1]}, "column 'count' is empty or not a number in row 2"),
         ({"count": [5, "many", 1]}, "column 'count' is empty or not a number in row 2"),
-        ({"group": ["<30, M", "30-4O, F", "<30, M"]}, "group '30-4O, F' does not exist; did you mean '30-40, F'"),
+        (
+            {"group": ["<30, M", "30-4O, F", "<30, M"]},
+            "group '30-4O, F' does not exist; did you mean '30-40, F'",
+        ),
         ({"group": ["<30, M", "<30", "<30, M"]}, "group '<30' does not exist"),
         (
             {"group": ["<30, M", "<30,M ", "<30, M"]},
@@ -155,8 +178,13 @@ def test_a_straddling_range_is_refused_or_split_by_years(tmp_path: Path) -> None
         ({"region": ["R17", None, "R18"]}, "column 'region' is empty in row 2"),
     ],
 )
-def test_bad_tables_are_refused_in_one_sentence(tmp_path: Path, columns: dict[str, list[Any]], sentence: str) -> None:
-    rows: dict[str, list[Any]] = {"region": ["R17", "R17", "R18"], "group": ["<30, M", ">50, F", "<30, M"]}
+def test_bad_tables_are_refused_in_one_sentence(
+    tmp_path: Path, columns: dict[str, list[Any]], sentence: str
+) -> None:
+    rows: dict[str, list[Any]] = {
+        "region": ["R17", "R17", "R18"],
+        "group": ["<30, M", ">50, F", "<30, M"],
+    }
     measure = {} if "share" in columns else {"count": [1, 1, 1]}
     with pytest.raises(MobatlasError) as error:
         read_composition(table(tmp_path, rows | measure | columns), DEFAULT_GROUPS)
@@ -171,12 +199,20 @@ def test_bad_tables_are_refused_in_one_sentence(tmp_path: Path, columns: dict[st
         ({"region": ["A"], "group": ["M"], "number": [1]}, "column 'count' is missing"),
         ({"region": ["A"], "count": [1]}, "column 'group' is missing"),
         ({"region": [], "group": [], "count": []}, "the table has no rows"),
-        ({"region": ["A", "A"], "group": ["M", "M, 30"], "count": [1, 1]}, "differ in their number of levels"),
+        (
+            {"region": ["A", "A"], "group": ["M", "M, 30"], "count": [1, 1]},
+            "differ in their number of levels",
+        ),
         ({**acs(), "GEO_ID": ["a1", "a1"]}, "region 'a1' appears twice; give each region one row"),
-        ({name: values for name, values in acs().items() if name != "B01001_030E"}, "column 'B01001_030E' is missing"),
+        (
+            {name: values for name, values in acs().items() if name != "B01001_030E"},
+            "column 'B01001_030E' is missing",
+        ),
     ],
 )
-def test_bad_layouts_are_refused_in_one_sentence(tmp_path: Path, columns: dict[str, list[Any]], sentence: str) -> None:
+def test_bad_layouts_are_refused_in_one_sentence(
+    tmp_path: Path, columns: dict[str, list[Any]], sentence: str
+) -> None:
     with pytest.raises(MobatlasError, match=f"composition.csv: .*{sentence}"):
         read_composition(table(tmp_path, columns))
 
@@ -213,7 +249,9 @@ def test_labels_are_counted_where_group_and_region_are_known() -> None:
 
 
 def test_one_group_is_a_composition(tmp_path: Path) -> None:
-    composition = read_composition(table(tmp_path, {"region": ["A"], "group": ["all"], "count": [9]}))
+    composition = read_composition(
+        table(tmp_path, {"region": ["A"], "group": ["all"], "count": [9]})
+    )
     assert composition.shares.tolist() == [[1.0]]
 
 

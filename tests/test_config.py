@@ -43,9 +43,18 @@ def test_the_presets_differ_in_size() -> None:
     ("text", "sentence"),
     [
         ("prepar: {}", r"unknown key 'prepar'; did you mean 'prepare'\?"),
-        ("prepare: {window: {dais: 3}}", r"unknown key 'dais' in 'prepare.window'; did you mean 'days'\?"),
-        ("prepare: {window: {days: 0}}", "'prepare.window.days' is wrong: .*greater than or equal to 1"),
-        ("prepare: {split: {train: 0.5}}", "'prepare.split' is wrong: train . val . test is 0.7, not 1"),
+        (
+            "prepare: {window: {dais: 3}}",
+            r"unknown key 'dais' in 'prepare.window'; did you mean 'days'\?",
+        ),
+        (
+            "prepare: {window: {days: 0}}",
+            "'prepare.window.days' is wrong: .*greater than or equal to 1",
+        ),
+        (
+            "prepare: {split: {train: 0.5}}",
+            "'prepare.split' is wrong: train . val . test is 0.7, not 1",
+        ),
         ("seed: never", "'seed' is wrong"),
         ("preset: papr", r"preset 'papr' does not exist; did you mean 'paper'\?"),
         ("[1, 2]", "is a mapping"),
@@ -53,7 +62,9 @@ def test_the_presets_differ_in_size() -> None:
         ("prepare: {attributes: []}", "give at least one attribute"),
     ],
 )
-def test_a_wrong_file_is_refused_with_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_wrong_file_is_refused_with_one_sentence(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
     with pytest.raises(MobatlasError, match=sentence) as caught:
         load_run(run_file(tmp_path, text))
     assert "\n" not in str(caught.value)
@@ -72,8 +83,13 @@ def test_yaml_cannot_make_objects(tmp_path: Path) -> None:
 
 
 def test_assignments_reach_into_sections() -> None:
-    values = parse_assignments(["window.days=1", "quality.min_coverage=0", "window.origin=2024-01-01"])
-    assert values == {"window": {"days": 1, "origin": date(2024, 1, 1)}, "quality": {"min_coverage": 0}}
+    values = parse_assignments(
+        ["window.days=1", "quality.min_coverage=0", "window.origin=2024-01-01"]
+    )
+    assert values == {
+        "window": {"days": 1, "origin": date(2024, 1, 1)},
+        "quality": {"min_coverage": 0},
+    }
     with pytest.raises(MobatlasError, match=r"section\.key=value"):
         parse_assignments(["window.days"])
 
@@ -91,12 +107,17 @@ def test_assignments_can_be_told_again() -> None:
 
 def test_what_suits_the_source_gives_way_to_the_user() -> None:
     assert prepare_config("foursquare").quality.min_coverage == 0
-    assert prepare_config("foursquare", {"quality": {"min_coverage": 0.3}}).quality.min_coverage == 0.3
+    assert (
+        prepare_config("foursquare", {"quality": {"min_coverage": 0.3}}).quality.min_coverage == 0.3
+    )
     assert prepare_config("plain").quality.min_coverage == 0.2
 
 
 def test_later_layers_win_and_do_not_erase_their_neighbours() -> None:
-    assert merge({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}}, {"b": 4}) == {"a": {"x": 1, "y": 3}, "b": 4}
+    assert merge({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}}, {"b": 4}) == {
+        "a": {"x": 1, "y": 3},
+        "b": 4,
+    }
 
 
 def test_a_coarsening_is_a_radius_or_a_grid(tmp_path: Path) -> None:
@@ -109,7 +130,12 @@ def test_a_coarsening_is_a_radius_or_a_grid(tmp_path: Path) -> None:
     }
     for text, coarsening in told.items():
         assert Coarsening.of(text) == coarsening
-        assert load_run(run_file(tmp_path, f"samples: {{coarsen: '{text}'}}")).samples.coarsen == text
+        assert (
+            load_run(run_file(tmp_path, f"samples: {{coarsen: '{text}'}}")).samples.coarsen == text
+        )
     assert load_run(run_file(tmp_path, "samples: {coarsen: 2}")).samples.coarsen == 2
-    with pytest.raises(MobatlasError, match=r"'samples\.coarsen' is wrong: give a radius of 0 km or more, such as 1km"):
+    with pytest.raises(
+        MobatlasError,
+        match=r"'samples\.coarsen' is wrong: give a radius of 0 km or more, such as 1km",
+    ):
         load_run(run_file(tmp_path, "samples: {coarsen: far}"))

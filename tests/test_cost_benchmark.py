@@ -10,8 +10,8 @@ import pytest
 
 from bench import cost
 from mobatlas import MobatlasError, TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.evaluation.comparison import group_members
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.store import load_model
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
@@ -31,12 +31,17 @@ def test_all_ways_start_from_one_baseline_and_are_measured_alike(tmp_path: Path)
     assert result["times_faster"] == pytest.approx(published["seconds"] / tilt["seconds"], abs=0.1)
     assert result["reaches_the_same_loss"] == (tilt["regional_loss"] <= published["regional_loss"])
     assert json.loads((out / "cost.json").read_text()) == json.loads(json.dumps(result))
-    assert sorted(path.name for path in out.iterdir()) == ["cost.json", "seed-3"]  # no model of the measurement stays
+    assert sorted(path.name for path in out.iterdir()) == [
+        "cost.json",
+        "seed-3",
+    ]  # no model of the measurement stays
 
     model = load_model(out / "seed-3" / "baseline")
     dataset, regions = model.open_dataset(), out / "seed-3" / "regions" / "demogroups"
     config = FinetuneConfig(validation_samples=64)
-    everybody = regional_loss(PlainSampler(model.generator, dataset.anchors), dataset, regions, config, 3)
+    everybody = regional_loss(
+        PlainSampler(model.generator, dataset.anchors), dataset, regions, config, 3
+    )
     assert regional_loss(_People(dataset), dataset, regions, config, 3) < 0.7 * everybody
 
 

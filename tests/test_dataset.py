@@ -37,14 +37,17 @@ def test_sequences_are_the_long_table(dataset: TrajectoryDataset, folder: Path) 
     for row in rows:
         expected.setdefault((row["user_id"], row["window"]), []).append(row["token"])
     found = {
-        (users[dataset.person[i]], int(dataset.window[i])): dataset.trajectory(i).tolist() for i in range(len(dataset))
+        (users[dataset.person[i]], int(dataset.window[i])): dataset.trajectory(i).tolist()
+        for i in range(len(dataset))
     }
     assert found == expected
     assert len(dataset) > 500
 
 
 def test_no_person_is_in_two_splits(dataset: TrajectoryDataset) -> None:
-    people = [set(dataset.person[dataset.split(name)].tolist()) for name in ("train", "val", "test")]
+    people = [
+        set(dataset.person[dataset.split(name)].tolist()) for name in ("train", "val", "test")
+    ]
     assert not people[0] & people[1]
     assert not people[0] & people[2]
     assert not people[1] & people[2]
@@ -75,12 +78,16 @@ def test_an_epoch_shows_every_trajectory_once(dataset: TrajectoryDataset) -> Non
     members = dataset.split("val")
     size = 7
     steps = -(-2 * len(members) // size)
-    seen = np.concatenate([dataset.batch("val", size, seed=0, step=step).indices for step in range(steps)])
+    seen = np.concatenate(
+        [dataset.batch("val", size, seed=0, step=step).indices for step in range(steps)]
+    )
     assert sorted(seen[: len(members)].tolist()) == members.tolist()
     assert sorted(seen[len(members) : 2 * len(members)].tolist()) == members.tolist()
 
 
-def test_a_batch_is_padded_after_the_end_and_truncated_on_request(dataset: TrajectoryDataset) -> None:
+def test_a_batch_is_padded_after_the_end_and_truncated_on_request(
+    dataset: TrajectoryDataset,
+) -> None:
     batch = dataset.gather([0, 5, 3])
     for row, index in enumerate((0, 5, 3)):
         tokens = dataset.trajectory(index)
@@ -91,7 +98,9 @@ def test_a_batch_is_padded_after_the_end_and_truncated_on_request(dataset: Traje
     assert short.lengths.tolist() == [min(2, int(dataset.lengths[i])) for i in (0, 5, 3)]
 
 
-def test_people_hold_no_attribute_and_labels_are_apart(dataset: TrajectoryDataset, folder: Path) -> None:
+def test_people_hold_no_attribute_and_labels_are_apart(
+    dataset: TrajectoryDataset, folder: Path
+) -> None:
     assert set(pq.read_schema(folder / "people.parquet").names) == {
         "user_id", "home_lat", "home_lon", "work_lat", "work_lon", "home_district",
     }  # fmt: skip
@@ -134,11 +143,17 @@ def test_trajectories_count_from_the_end_too_and_no_further(dataset: TrajectoryD
         dataset.gather([-1])
 
 
-def test_the_vocabulary_comes_from_training_people(dataset: TrajectoryDataset, folder: Path) -> None:
+def test_the_vocabulary_comes_from_training_people(
+    dataset: TrajectoryDataset, folder: Path
+) -> None:
     visits = pq.read_table(folder.parent / "city" / "visits.parquet").to_pandas()
     people = dataset.people["user_id"].to_pylist()
     everybody = sorted(set(visits["user_id"]))
-    train = {user for user, code in zip(everybody, split_by_hash(everybody, SplitConfig()), strict=True) if code == 0}
+    train = {
+        user
+        for user, code in zip(everybody, split_by_hash(everybody, SplitConfig()), strict=True)
+        if code == 0
+    }
     worker = {
         row["user_id"]
         for row in pq.read_table(folder.parent / "city" / "people.parquet").to_pylist()
@@ -178,7 +193,9 @@ def tampered(folder: Path, tmp_path: Path, change: str) -> Path:
 
 
 @pytest.mark.parametrize("change", ["moved", "doubled"])
-def test_a_person_in_the_wrong_split_is_noticed_at_load(folder: Path, tmp_path: Path, change: str) -> None:
+def test_a_person_in_the_wrong_split_is_noticed_at_load(
+    folder: Path, tmp_path: Path, change: str
+) -> None:
     with pytest.raises(MobatlasError, match="prepare the dataset again"):
         TrajectoryDataset.open(tampered(folder, tmp_path, change))
 
@@ -186,7 +203,9 @@ def test_a_person_in_the_wrong_split_is_noticed_at_load(folder: Path, tmp_path: 
 def test_the_summary_is_stored_and_adds_up(dataset: TrajectoryDataset, folder: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     assert (
-        sum(split["trajectories"] for split in summary["splits"].values()) == len(dataset) == summary["windows"]["kept"]
+        sum(split["trajectories"] for split in summary["splits"].values())
+        == len(dataset)
+        == summary["windows"]["kept"]
     )
     lengths = dataset.lengths[dataset.split("train")]
     train = summary["splits"]["train"]
@@ -202,10 +221,14 @@ def test_rows_are_cut_only_between_trajectories() -> None:
     windows = [0, 0, 1, 0, 0, 0, 0, 0, 0]
     columns = [users, windows, *([0] * 9 for _ in range(3))]
     table = pa.table(
-        [pa.array(values, field.type) for values, field in zip(columns, PIECES, strict=True)], schema=PIECES
+        [pa.array(values, field.type) for values, field in zip(columns, PIECES, strict=True)],
+        schema=PIECES,
     )
     pieces = list(whole_trajectories(table.slice(start, 2) for start in range(0, 9, 2)))
-    keys = [set(zip(piece["user"].to_pylist(), piece["window"].to_pylist(), strict=True)) for piece in pieces]
+    keys = [
+        set(zip(piece["user"].to_pylist(), piece["window"].to_pylist(), strict=True))
+        for piece in pieces
+    ]
     assert pa.concat_tables(pieces).equals(table)
     assert sum(map(len, keys)) == 4
 

@@ -15,7 +15,12 @@ from tests.tiny import OPTIONS
 SMALLER: dict[str, Any] = {
     "simulate": {"users": 300, "pois": 24, "districts": 4, "days": 15},
     "train": {"options": OPTIONS["autoregressive"]},
-    "supervise": {"options": {"teaching": {"steps": 4, "warmup": 1}, "calibration": {"pool": 64, "candidates": 4}}},
+    "supervise": {
+        "options": {
+            "teaching": {"steps": 4, "warmup": 1},
+            "calibration": {"pool": 64, "candidates": 4},
+        }
+    },
     "samples": {"each": 20},
 }
 
@@ -36,7 +41,11 @@ def test_the_demo_goes_from_a_city_to_tables_of_models_and_a_report(tmp_path: Pa
         "POI frequency",
     ):
         assert word in text
-    assert "16 regions tell" in text and "8 regions tell" in text and f"report: {out}" in text.replace("\n", "")
+    assert (
+        "16 regions tell" in text
+        and "8 regions tell" in text
+        and f"report: {out}" in text.replace("\n", "")
+    )
     assert (out / "report.html").exists()
     assert load_model(out / "baseline").generator.groups is None
     assert load_model(out / "models" / "messy").strategy == "tilt"

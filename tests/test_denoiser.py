@@ -21,7 +21,9 @@ from tests.tiny import small_city
 
 DDIM, DPM = DiffusionConfig(solver="ddim", steps=50), DiffusionConfig(solver="dpm++", steps=10)
 DENOISER = DenoiserConfig(depth=2, width=32, heads=2, embedding=8)
-ANCHORS = torch.tensor([[40.1, -74.0, 40.3, -73.8], [40.2, -74.1, 40.0, -74.2], [40.0, -73.9, 40.2, -74.0]])
+ANCHORS = torch.tensor(
+    [[40.1, -74.0, 40.3, -73.8], [40.2, -74.1, 40.0, -74.2], [40.0, -73.9, 40.2, -74.0]]
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,11 @@ def new_dit(**changes: Any) -> DiT:
 
 
 def inputs(rows: int = 3) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.randn(rows, LENGTH, LATENT, generator=chance()), torch.tensor([3, 500, 990])[:rows], ANCHORS[:rows]
+    return (
+        torch.randn(rows, LENGTH, LATENT, generator=chance()),
+        torch.tensor([3, 500, 990])[:rows],
+        ANCHORS[:rows],
+    )
 
 
 def test_a_new_block_is_the_identity() -> None:
@@ -54,11 +60,15 @@ def test_a_new_block_is_the_identity() -> None:
 
 def test_a_new_denoiser_predicts_the_mean_of_all_tokens() -> None:
     network = new_dit()
-    torch.testing.assert_close(network(*inputs()).clean, network.prototypes.mean(0).expand(3, LENGTH, LATENT))
+    torch.testing.assert_close(
+        network(*inputs()).clean, network.prototypes.mean(0).expand(3, LENGTH, LATENT)
+    )
 
 
 def test_without_cross_entropy_a_new_denoiser_predicts_zero() -> None:
-    plain = DiT(DENOISER.model_copy(update={"cross_entropy": 0.0}), LATENT, LENGTH, VOCABULARY)(*inputs())
+    plain = DiT(DENOISER.model_copy(update={"cross_entropy": 0.0}), LATENT, LENGTH, VOCABULARY)(
+        *inputs()
+    )
     assert torch.equal(plain.clean, torch.zeros(3, LENGTH, LATENT)) and plain.words is None
 
 
@@ -89,14 +99,18 @@ def test_one_unknown_anchor_does_not_touch_the_others_of_the_batch() -> None:
     x, t, anchors = inputs()
     mixed = anchors.clone()
     mixed[1] = torch.nan
-    torch.testing.assert_close(network(x, t, mixed).clean[[0, 2]], network(x, t, anchors).clean[[0, 2]])
+    torch.testing.assert_close(
+        network(x, t, mixed).clean[[0, 2]], network(x, t, anchors).clean[[0, 2]]
+    )
 
 
 def test_every_attribute_has_one_table_with_a_null_level() -> None:
     group = new_dit(groups=DEFAULT_GROUPS).group
     assert group is not None
     sizes = [cast(nn.Embedding, table).weight.shape for table in group.tables]
-    assert sizes == [(len(levels) + 1, DENOISER.embedding) for _, levels in DEFAULT_GROUPS.attributes]
+    assert sizes == [
+        (len(levels) + 1, DENOISER.embedding) for _, levels in DEFAULT_GROUPS.attributes
+    ]
     for table in group.tables:
         assert not cast(nn.Embedding, table).weight[0].any()
 
@@ -126,7 +140,9 @@ def test_a_model_given_groups_denoises_as_before_at_the_null_level(model: Latent
     grouped = model.with_groups(DEFAULT_GROUPS, seed=3)
     x = torch.randn(3, model.max_length, LATENT, generator=chance())
     t, null = torch.tensor([3, 500, 990]), torch.zeros(3, 2, dtype=torch.int64)
-    assert torch.equal(grouped.network(x, t, ANCHORS, null).clean, model.network(x, t, ANCHORS).clean)
+    assert torch.equal(
+        grouped.network(x, t, ANCHORS, null).clean, model.network(x, t, ANCHORS).clean
+    )
 
 
 def test_the_noise_schedule_is_the_cosine_of_a_thousand_steps() -> None:
@@ -139,9 +155,14 @@ def test_the_noise_schedule_is_the_cosine_of_a_thousand_steps() -> None:
     def cosine(t: Tensor) -> Tensor:  # Nichol and Dhariwal 2021, equation 17
         return torch.cos((t + 0.008) / 1.008 * torch.pi / 2).square()
 
-    steps = torch.arange(1, 1_000, dtype=torch.float64) / 1_000  # all but the last, whose beta is capped
+    steps = (
+        torch.arange(1, 1_000, dtype=torch.float64) / 1_000
+    )  # all but the last, whose beta is capped
     torch.testing.assert_close(
-        kept[:-1].double(), cosine(steps) / cosine(torch.zeros(1, dtype=torch.float64)), atol=1e-5, rtol=1e-2
+        kept[:-1].double(),
+        cosine(steps) / cosine(torch.zeros(1, dtype=torch.float64)),
+        atol=1e-5,
+        rtol=1e-2,
     )
 
 
@@ -152,7 +173,9 @@ def test_noise_is_added_as_the_formula_says() -> None:
     kept = schedule.alphas_cumprod[t][:, None, None]
     expected = kept.sqrt() * clean + (1 - kept).sqrt() * noise
     torch.testing.assert_close(schedule.add_noise(clean, noise, t), expected)
-    torch.testing.assert_close(schedule.add_noise(clean, noise, t)[-1], noise[-1], atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        schedule.add_noise(clean, noise, t)[-1], noise[-1], atol=1e-3, rtol=1e-3
+    )
 
 
 @pytest.mark.parametrize("solver", ["ddim", "dpm++"])
@@ -167,7 +190,9 @@ def test_who_knows_the_answer_is_led_to_it_from_any_noise(
 
 
 @pytest.mark.parametrize("solver", ["ddim", "dpm++"])
-def test_steps_that_do_not_divide_the_schedule_leave_no_noise_either(solver: Literal["ddim", "dpm++"]) -> None:
+def test_steps_that_do_not_divide_the_schedule_leave_no_noise_either(
+    solver: Literal["ddim", "dpm++"],
+) -> None:
     clean, noise = torch.randn(2, 5, LENGTH, LATENT, generator=chance())
     for steps in (6, 7, 15, 37):
         found = rollout(lambda x, t: clean, noise, DiffusionConfig(solver=solver, steps=steps))
@@ -221,7 +246,9 @@ def test_the_gradient_flows_through_the_last_steps_only(solver: Literal["ddim", 
 
     def gradient(steps: int) -> float:
         calls.clear()
-        return float(torch.autograd.grad(rollout(denoise, noise, diffusion, steps).square().sum(), weight)[0])
+        return float(
+            torch.autograd.grad(rollout(denoise, noise, diffusion, steps).square().sum(), weight)[0]
+        )
 
     assert not rollout(denoise, noise, diffusion).requires_grad
     found = {steps: gradient(steps) for steps in (1, 2, 5)}
@@ -234,7 +261,9 @@ def test_the_gradient_flows_through_the_last_steps_only(solver: Literal["ddim", 
         with torch.no_grad():
             weight += nudge
         values.append(float(rollout(denoise, noise, diffusion).square().sum()))
-    assert found[5] == pytest.approx((values[1] - values[0]) / 4e-3, rel=1e-3), "all steps: the whole derivative"
+    assert found[5] == pytest.approx((values[1] - values[0]) / 4e-3, rel=1e-3), (
+        "all steps: the whole derivative"
+    )
 
 
 class Recorder(nn.Module):
@@ -247,7 +276,12 @@ class Recorder(nn.Module):
         self.said: list[Tensor] = []
 
     def forward(
-        self, x: Tensor, t: Tensor, anchors: Tensor, levels: Tensor | None = None, estimate: Tensor | None = None
+        self,
+        x: Tensor,
+        t: Tensor,
+        anchors: Tensor,
+        levels: Tensor | None = None,
+        estimate: Tensor | None = None,
     ) -> Estimate:
         out: Estimate = self.network(x, t, anchors, levels, estimate)
         self.told.append(estimate)
@@ -270,7 +304,9 @@ def test_the_network_is_told_its_last_estimate(model: LatentDiffusion, forced: b
     for said, told in zip(recorder.said[:-1], recorder.told[1:], strict=True):
         assert told is not None
         assert torch.equal(told[~past], said[~past])
-        assert torch.equal(told[past], model.autoencoder.padding.expand(int(past.sum()), -1))  # known, not estimated
+        assert torch.equal(
+            told[past], model.autoencoder.padding.expand(int(past.sum()), -1)
+        )  # known, not estimated
 
 
 def test_an_estimate_changes_the_answer_only_where_it_is_asked_for() -> None:
@@ -278,5 +314,7 @@ def test_an_estimate_changes_the_answer_only_where_it_is_asked_for() -> None:
     changed = DENOISER.model_copy(update={"self_conditioning": False})
     aware, unaware = stirred(new_dit()), stirred(DiT(changed, LATENT, LENGTH, VOCABULARY))
     assert not torch.equal(aware(*inputs(), None, estimate).clean, aware(*inputs()).clean)
-    assert torch.equal(aware(*inputs(), None, torch.zeros_like(estimate)).clean, aware(*inputs()).clean)
+    assert torch.equal(
+        aware(*inputs(), None, torch.zeros_like(estimate)).clean, aware(*inputs()).clean
+    )
     assert torch.equal(unaware(*inputs(), None, estimate).clean, unaware(*inputs()).clean)

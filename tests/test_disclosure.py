@@ -48,7 +48,9 @@ def test_nobody_moves_the_totals_by_more_than_the_bound() -> None:
     assert kept.sum(1).max() <= 5 + 1e-12
     few = phi.toarray().sum(1) <= 5
     assert np.array_equal(kept[few], phi.toarray()[few])
-    assert kept[~few] == pytest.approx(phi.toarray()[~few] * 5 / phi.toarray()[~few].sum(1, keepdims=True))
+    assert kept[~few] == pytest.approx(
+        phi.toarray()[~few] * 5 / phi.toarray()[~few].sum(1, keepdims=True)
+    )
 
 
 def test_noise_is_as_large_as_epsilon_says_and_cannot_be_repeated() -> None:
@@ -70,10 +72,15 @@ def test_recovery_is_as_sure_as_the_noise_allows() -> None:
     rng = np.random.default_rng(1)
     shares, means = dirichlet(80, 4, seed=3), 5 + rng.normal(0, 0.3, (4, 40))
     sd = np.where(np.arange(80) < 60, 1.5, 0.05)[:, None] * np.ones((80, 40))
-    values = shares @ means + rng.normal(0, 1, (80, 40)) / np.sqrt(500) + sd * rng.normal(size=(80, 40))
+    values = (
+        shares @ means + rng.normal(0, 1, (80, 40)) / np.sqrt(500) + sd * rng.normal(size=(80, 40))
+    )
     told = recover(regions_of(shares, values, 500.0, FOUR, spread=np.ones(40), noise=sd**2))
     not_told = recover(regions_of(shares, values, 500.0, FOUR, spread=np.ones(40)))
-    held = [np.mean((means >= low) & (means <= high)) for low, high in (told.interval(), not_told.interval())]
+    held = [
+        np.mean((means >= low) & (means <= high))
+        for low, high in (told.interval(), not_told.interval())
+    ]
     assert held[0] > 0.8 > held[1]
     error = [np.sqrt(((found.means - means) ** 2).mean()) for found in (told, not_told)]
     assert error[0] < 0.6 * error[1], "quiet regions count for more"
@@ -104,12 +111,25 @@ def test_without_opendp_the_sentence_says_what_to_install(monkeypatch: pytest.Mo
 def test_the_command_writes_nothing_exact_and_its_table_can_be_published(tmp_path: Path) -> None:
     pytest.importorskip("opendp")
     dataset = small_city(tmp_path, users=400)
-    options = ("--partition", "demogroups", "--feature", "category", "--epsilon", "1", "--max-visits", "60")
-    done = CliRunner().invoke(app, ["regions", str(dataset.path), *options, "--out", str(tmp_path / "regions")])
+    options = (
+        "--partition",
+        "demogroups",
+        "--feature",
+        "category",
+        "--epsilon",
+        "1",
+        "--max-visits",
+        "60",
+    )
+    done = CliRunner().invoke(
+        app, ["regions", str(dataset.path), *options, "--out", str(tmp_path / "regions")]
+    )
     assert done.exit_code == 0, done.output
     regions, exact = (
         load_regions(tmp_path / "regions"),
-        build_regions(dataset.path, tmp_path / "exact", partition="demogroups", features=["category"]),
+        build_regions(
+            dataset.path, tmp_path / "exact", partition="demogroups", features=["category"]
+        ),
     )
     assert regions.details["disclosure"]["epsilon"] == 1 and exact.details["disclosure"] is None
     assert regions.population is None and exact.population is not None
@@ -121,7 +141,9 @@ def test_the_command_writes_nothing_exact_and_its_table_can_be_published(tmp_pat
     assert "noise_sd" in pq.read_schema(table).names
     published = read_aggregates(table)
     assert published.noise == pytest.approx(regions.aggregates.noise)
-    assert np.isfinite(recover(replace(regions, aggregates=replace(published, spread=None))).means).all()
+    assert np.isfinite(
+        recover(replace(regions, aggregates=replace(published, spread=None))).means
+    ).all()
     with pytest.raises(MobatlasError, match="as it was published"):
         build_regions(
             dataset.path,

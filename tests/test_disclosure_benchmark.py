@@ -18,6 +18,8 @@ def test_every_rule_is_measured_beside_exact_aggregates(tmp_path: Path) -> None:
     assert {rule for _, _, rule in rows} == set(RULES)
     exact, private = (rows["demogroups", "category", rule] for rule in ("exact", "epsilon 0.1"))
     assert exact["error"] < 0.6 < private["error"], "noise hides the groups"
-    assert private["error"] < 3, "and does not invent others: what everybody does is known from trajectories"
+    assert private["error"] < 3, (
+        "and does not invent others: what everybody does is known from trajectories"
+    )
     assert json.loads((tmp_path / "out" / "disclosure.json").read_text()) == found
     assert (tmp_path / "out" / "disclosure.png").read_bytes().startswith(b"\x89PNG")

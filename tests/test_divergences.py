@@ -12,12 +12,22 @@ from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr
 
 from mobatlas.errors import MobatlasError
-from mobatlas.features.divergences import DIVERGENCES, divergence_named, hellinger, js, kl, normalise, tv
+from mobatlas.features.divergences import (
+    DIVERGENCES,
+    divergence_named,
+    hellinger,
+    js,
+    kl,
+    normalise,
+    tv,
+)
 
 Floats = npt.NDArray[np.float64]
 NAMES = sorted(DIVERGENCES)
 SYMMETRIC = ("hellinger", "js", "tv")
-unhurried = settings(max_examples=50, deadline=None)  # the first call of an operation takes torch a while
+unhurried = settings(
+    max_examples=50, deadline=None
+)  # the first call of an operation takes torch a while
 
 
 @st.composite
@@ -25,7 +35,9 @@ def pairs(draw: st.DrawFn, same_support: bool = False) -> tuple[Floats, Floats]:
     """Two distributions over the same bins; most have exact zeros, some have tiny shares, some are equal."""
     size = draw(st.integers(1, 12))
     weight = st.sampled_from([0.0, 0.0, 1e-15, 1e-9, 1e-3, 0.1, 1.0, 7.0])
-    p, q = (np.array(draw(st.lists(weight, min_size=size, max_size=size).filter(sum))) for _ in range(2))
+    p, q = (
+        np.array(draw(st.lists(weight, min_size=size, max_size=size).filter(sum))) for _ in range(2)
+    )
     if draw(st.integers(0, 9)) == 0:
         q = p
     if same_support:
@@ -78,7 +90,9 @@ def test_by_hand() -> None:
     assert tv(p, q) == 0.25
     assert kl(p, q) == 0.5  # half of the mass, twice as probable: one bit
     assert hellinger(p, q) == pytest.approx((1 - (0.5 + 0.125**0.5)) ** 0.5)
-    assert kl(q, p) == pytest.approx(0.25 * np.log2(0.25 / 1e-12) - 0.25)  # infinite but for the floor
+    assert kl(q, p) == pytest.approx(
+        0.25 * np.log2(0.25 / 1e-12) - 0.25
+    )  # infinite but for the floor
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,7 +109,9 @@ def test_divergences_keep_their_bounds(name: str, pair: tuple[Floats, Floats]) -
 @pytest.mark.parametrize("name", NAMES)
 @unhurried
 @given(pair=pairs())
-def test_a_divergence_is_zero_if_and_only_if_both_are_equal(name: str, pair: tuple[Floats, Floats]) -> None:
+def test_a_divergence_is_zero_if_and_only_if_both_are_equal(
+    name: str, pair: tuple[Floats, Floats]
+) -> None:
     divergence, (p, q) = DIVERGENCES[name], pair
     assert divergence(p, p) == 0
     assert divergence(torch.tensor(p), torch.tensor(p)) == 0
@@ -187,13 +203,17 @@ def test_leading_axes_broadcast(name: str) -> None:
 
 
 @unhurried
-@given(counts=st.lists(st.lists(st.integers(0, 50), min_size=4, max_size=4), min_size=1, max_size=5))
+@given(
+    counts=st.lists(st.lists(st.integers(0, 50), min_size=4, max_size=4), min_size=1, max_size=5)
+)
 def test_shares_sum_to_one_or_stay_zero(counts: list[list[int]]) -> None:
     values = np.array(counts)
     shares = normalise(values)
     expected = [[value / sum(row) if sum(row) else 0 for value in row] for row in counts]
     np.testing.assert_allclose(shares, expected, atol=1e-15)
-    np.testing.assert_allclose(normalise(torch.tensor(values, dtype=torch.float64)).numpy(), expected, atol=1e-15)
+    np.testing.assert_allclose(
+        normalise(torch.tensor(values, dtype=torch.float64)).numpy(), expected, atol=1e-15
+    )
 
 
 def test_an_unknown_divergence_names_the_nearest() -> None:

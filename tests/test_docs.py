@@ -23,7 +23,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), flags=re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), flags=re.DOTALL
+    )
     assert len(blocks) >= 4
     monkeypatch.chdir(tmp_path)
     scope: dict[str, object] = {}
@@ -54,9 +56,14 @@ def test_the_table_of_families_is_that_of_the_benchmark() -> None:
 def test_the_tables_of_phase_2_are_those_of_the_benchmark() -> None:
     found = json.loads((ROOT / "benchmarks" / "results" / "phase2.json").read_text())
     page = (ROOT / "docs" / "phase2.md").read_text()
-    assert [name for name, table in phase2_tables(found).items() if table.as_markdown() not in page] == []
+    assert [
+        name for name, table in phase2_tables(found).items() if table.as_markdown() not in page
+    ] == []
     cost = json.loads((ROOT / "benchmarks" / "results" / "cost.json").read_text())
-    assert cost_table(cost).as_markdown() in page and f"{cost['times_faster']:.0f} times faster" in page
+    assert (
+        cost_table(cost).as_markdown() in page
+        and f"{cost['times_faster']:.0f} times faster" in page
+    )
 
 
 def test_the_tables_of_real_people_are_those_of_the_benchmark() -> None:
@@ -66,14 +73,22 @@ def test_the_tables_of_real_people_are_those_of_the_benchmark() -> None:
     other = [f"real-latent-diffusion-{kind}" for kind in ("partitions", "regions")]
     assert set(told) == {"real-autoregressive", *other}
     for stem, found in told.items():
-        lacking = [name for name, table in real_tables(found).items() if _written(table) not in everything]
+        lacking = [
+            name for name, table in real_tables(found).items() if _written(table) not in everything
+        ]
         assert lacking == [], stem
     found = told["real-autoregressive"]
     whole = real_tables(found)
     shown = headline_tables(found) | {name: whole[name] for name in ("error-bars", "precautions")}
-    shown["rq3"] = question_tables(json.loads((results / "rq3-real-autoregressive.json").read_text()))["average"]
-    shown["limits"] = reweighting_table(json.loads((results / "santiago_reweighting_limits.json").read_text()))
-    shown["draws"] = real_tables(json.loads((results / "santiago_draws.json").read_text()))["closed-population"]
+    shown["rq3"] = question_tables(
+        json.loads((results / "rq3-real-autoregressive.json").read_text())
+    )["average"]
+    shown["limits"] = reweighting_table(
+        json.loads((results / "santiago_reweighting_limits.json").read_text())
+    )
+    shown["draws"] = real_tables(json.loads((results / "santiago_draws.json").read_text()))[
+        "closed-population"
+    ]
     for stem in other:
         kind = stem.rsplit("-", 1)[1]
         shown[stem] = headline_tables(told[stem])[kind]
@@ -91,7 +106,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_no_file_names_a_path_of_a_machine() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split()
     if not listed:
         pytest.skip("not a git checkout")
     machine = re.compile(r"(?<![\w.])/(?:work|root|home/\w+|Users/\w+)/")

@@ -15,14 +15,22 @@ import pytest
 from bench.downstream import _average, compare_predictors
 from bench.next_poi import NEXT_POI_METRICS, next_poi_config
 from mobatlas import MobatlasError, TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import HOME, WORK
 from mobatlas.evaluation.comparison import group_members, real_groups
-from mobatlas.features.maps import Trajectories
 from tests.tiny import small_city
 from tests.yardsticks import walks
 
 CONFIG = next_poi_config(
-    "quick", {"embedding": 16, "hidden": 16, "learning_rate": 0.02, "batch": 32, "steps": 60, "validate_every": 15}
+    "quick",
+    {
+        "embedding": 16,
+        "hidden": 16,
+        "learning_rate": 0.02,
+        "batch": 32,
+        "steps": 60,
+        "validate_every": 15,
+    },
 )
 SOME = ("<30, M", "30-40, F", "40-50, F")
 Material = dict[str, Trajectories]
@@ -45,7 +53,8 @@ def nonsense(real: Material) -> Material:
     rng = np.random.default_rng(0)
     halves = {group: each.take(np.arange(len(each) // 2)) for group, each in real.items()}
     return {
-        group: Trajectories(rng.permutation(each.tokens), each.offsets, each.anchors) for group, each in halves.items()
+        group: Trajectories(rng.permutation(each.tokens), each.offsets, each.anchors)
+        for group, each in halves.items()
     }
 
 
@@ -53,7 +62,9 @@ def nonsense(real: Material) -> Material:
 def compared(dataset: TrajectoryDataset, real: Material, nonsense: Material) -> dict[str, Any]:
     small = dict(nonsense)
     small["<30, M"] = small["<30, M"].take(np.arange(7))
-    return compare_predictors(dataset, {"real": real, "nonsense": small}, CONFIG, fewest=8, quiet=True)
+    return compare_predictors(
+        dataset, {"real": real, "nonsense": small}, CONFIG, fewest=8, quiet=True
+    )
 
 
 def asking(trajectories: Trajectories) -> int:
@@ -73,7 +84,9 @@ def test_materials_of_a_group_are_of_one_size_and_meet_the_same_people(
     test = real_groups(dataset, "test")
     for group in SOME[1:]:
         assert compared["sizes"][group] == asking(nonsense[group])
-        ours, theirs = (compared["materials"][name]["groups"][group] for name in ("real", "nonsense"))
+        ours, theirs = (
+            compared["materials"][name]["groups"][group] for name in ("real", "nonsense")
+        )
         asked = int(np.maximum(np.diff(test[group].offsets) - 1, 0).sum())
         assert ours["predictions"] == theirs["predictions"] == asked
         assert (ours["located"], ours["pois"]) == (theirs["located"], theirs["pois"])
@@ -83,7 +96,9 @@ def test_materials_of_a_group_are_of_one_size_and_meet_the_same_people(
 def test_averages_are_over_the_groups_that_could_be_compared(compared: dict[str, Any]) -> None:
     assert "material 'nonsense' has" in compared["left_out"]["<30, M"]
     assert "fewer than 8" in compared["left_out"]["<30, M"]
-    assert compared["left_out"][">50, F"].startswith("material 'real' has 0 trajectories of two visits")
+    assert compared["left_out"][">50, F"].startswith(
+        "material 'real' has 0 trajectories of two visits"
+    )
     assert list(compared["sizes"]) == list(SOME[1:])
     for scores in compared["materials"].values():
         assert list(scores["groups"]) == list(SOME[1:])
@@ -93,15 +108,23 @@ def test_averages_are_over_the_groups_that_could_be_compared(compared: dict[str,
     assert json.loads(json.dumps(compared, allow_nan=False)) == compared
 
 
-def test_a_size_can_be_asked_for_and_the_seed_says_who_stays(dataset: TrajectoryDataset, real: Material) -> None:
+def test_a_size_can_be_asked_for_and_the_seed_says_who_stays(
+    dataset: TrajectoryDataset, real: Material
+) -> None:
     brief = CONFIG.model_copy(update={"steps": 2})
     group = "30-40, F"
 
     def run(seed: int, **material: Trajectories) -> dict[str, Any]:
         given = {name: {group: each} for name, each in material.items()}
-        return compare_predictors(dataset, given, brief, size={group: 20}, fewest=8, seed=seed, quiet=True)
+        return compare_predictors(
+            dataset, given, brief, size={group: 20}, fewest=8, seed=seed, quiet=True
+        )
 
-    alone, beside, other = run(1, a=real[group]), run(1, b=real[group], a=real[group]), run(2, a=real[group])
+    alone, beside, other = (
+        run(1, a=real[group]),
+        run(1, b=real[group], a=real[group]),
+        run(2, a=real[group]),
+    )
     assert alone["sizes"] == other["sizes"] == {group: 20}
     assert alone["materials"]["a"] == beside["materials"]["a"] == beside["materials"]["b"]
     assert alone["materials"]["a"] != other["materials"]["a"]
@@ -110,33 +133,45 @@ def test_a_size_can_be_asked_for_and_the_seed_says_who_stays(dataset: Trajectory
 
 
 def test_a_metric_that_a_group_lacks_is_no_zero_in_the_average() -> None:
-    scores: list[dict[str, Any]] = [dict.fromkeys(NEXT_POI_METRICS, value) for value in (0.5, 0.7, 0.9)]
+    scores: list[dict[str, Any]] = [
+        dict.fromkeys(NEXT_POI_METRICS, value) for value in (0.5, 0.7, 0.9)
+    ]
     scores[2]["geo_error_km"] = None
     average = _average(dict(zip("abc", scores, strict=True)))
     assert average["geo_error_km"] == pytest.approx(0.6)
     assert average["accuracy"] == pytest.approx(0.7)
 
 
-def test_a_group_without_test_people_is_reported_and_not_averaged(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+def test_a_group_without_test_people_is_reported_and_not_averaged(
+    dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
     """Labels are forgotten of one group's test people and of another's validation people."""
     shutil.copytree(dataset.path, tmp_path / "copy")
     unknown = [(dataset.split_people("test"), 0), (dataset.split_people("val"), 1)]
-    forgotten = np.concatenate([people[dataset.person_groups()[people] == group] for people, group in unknown])
+    forgotten = np.concatenate(
+        [people[dataset.person_groups()[people] == group] for people, group in unknown]
+    )
     users = {dataset.people["user_id"][int(person)].as_py() for person in forgotten}
     labels = pq.read_table(dataset.path / "labels.parquet").to_pandas()
     (tmp_path / "copy" / "labels.parquet").unlink()
-    labels[~labels.user_id.isin(users)].to_parquet(tmp_path / "copy" / "labels.parquet", index=False)
+    labels[~labels.user_id.isin(users)].to_parquet(
+        tmp_path / "copy" / "labels.parquet", index=False
+    )
     changed = TrajectoryDataset.open(tmp_path / "copy")
     first, second, third = list(group_members(changed, "test"))[:3]
     given = {group: real_groups(changed)[group] for group in (first, second, third)}
-    found = compare_predictors(changed, {"real": given}, CONFIG.model_copy(update={"steps": 1}), fewest=8, quiet=True)
+    found = compare_predictors(
+        changed, {"real": given}, CONFIG.model_copy(update={"steps": 1}), fewest=8, quiet=True
+    )
     assert found["left_out"][first] == "no test person of the group has two visits"
     assert found["left_out"][second] == "no validation person of the group has two visits"
     assert list(found["materials"]["real"]["groups"]) == [third]
     assert found["materials"]["real"]["average"]["accuracy"] is not None
 
 
-def test_where_no_group_can_be_compared_there_is_no_average(dataset: TrajectoryDataset, real: Material) -> None:
+def test_where_no_group_can_be_compared_there_is_no_average(
+    dataset: TrajectoryDataset, real: Material
+) -> None:
     found = compare_predictors(dataset, {"real": real}, CONFIG, fewest=10**6, quiet=True)
     assert len(found["left_out"]) == 8 and not found["sizes"]
     assert set(found["materials"]["real"]["average"].values()) == {None}
@@ -154,13 +189,25 @@ def test_progress_counts_predictors(
 @pytest.mark.parametrize(
     ("groups", "options", "sentence"),
     [
-        (["30-40 F"], {}, "material 'x': the dataset has no group '30-40 F'; did you mean '30-40, F'"),
-        (["30-40, F"], {"size": 0, "fewest": 1}, "size 0 of group '30-40, F' leaves nothing to learn from"),
+        (
+            ["30-40 F"],
+            {},
+            "material 'x': the dataset has no group '30-40 F'; did you mean '30-40, F'",
+        ),
+        (
+            ["30-40, F"],
+            {"size": 0, "fewest": 1},
+            "size 0 of group '30-40, F' leaves nothing to learn from",
+        ),
         ([], {}, "no material to compare"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
-    dataset: TrajectoryDataset, real: Material, groups: list[str], options: dict[str, Any], sentence: str
+    dataset: TrajectoryDataset,
+    real: Material,
+    groups: list[str],
+    options: dict[str, Any],
+    sentence: str,
 ) -> None:
     given = {"x": dict.fromkeys(groups, real["30-40, F"])} if groups else {}
     with pytest.raises(MobatlasError, match=sentence) as error:

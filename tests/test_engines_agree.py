@@ -75,7 +75,9 @@ def write_log(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 def read_dataset(folder: Path) -> dict[tuple[str, int], list[tuple[str, datetime, datetime]]]:
     vocabulary = pq.read_table(folder / "vocabulary.parquet")
-    names = dict(zip(vocabulary["token"].to_pylist(), vocabulary["poi_id"].to_pylist(), strict=True))
+    names = dict(
+        zip(vocabulary["token"].to_pylist(), vocabulary["poi_id"].to_pylist(), strict=True)
+    )
     found: dict[tuple[str, int], list[tuple[str, datetime, datetime]]] = {}
     for row in pq.read_table(folder / "trajectories.parquet").to_pylist():
         token = (names[row["token"]], row["arrival"], row["departure"])
@@ -83,9 +85,15 @@ def read_dataset(folder: Path) -> dict[tuple[str, int], list[tuple[str, datetime
     return found
 
 
-def expected(rows: list[dict[str, Any]]) -> dict[tuple[str, int], list[tuple[str, datetime, datetime]]]:
+def expected(
+    rows: list[dict[str, Any]],
+) -> dict[tuple[str, int], list[tuple[str, datetime, datetime]]]:
     users = sorted({row["user_id"] for row in rows})
-    train = {user for user, split in zip(users, split_by_hash(users, SplitConfig()), strict=True) if split == 0}
+    train = {
+        user
+        for user, split in zip(users, split_by_hash(users, SplitConfig()), strict=True)
+        if split == 0
+    }
     vocabulary = most_visited(rows, train, 3)
     return slow_preparation(rows, days=5, stride=2, min_coverage=0.05, vocabulary=vocabulary)
 
@@ -98,10 +106,14 @@ def assert_same_folder(one: Path, other: Path) -> None:
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(rows=logs(people=3))
-def test_duckdb_agrees_with_the_definitions_on_any_log(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+def test_duckdb_agrees_with_the_definitions_on_any_log(
+    tmp_path: Path, rows: list[dict[str, Any]]
+) -> None:
     wanted = expected(rows)
     out = tmp_path / "dataset"
     source = write_log(tmp_path / "raw", rows)
@@ -114,13 +126,25 @@ def test_duckdb_agrees_with_the_definitions_on_any_log(tmp_path: Path, rows: lis
 
 
 @pytest.mark.spark
-@settings(max_examples=3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=3, deadline=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+)
 @given(rows=logs(people=25))
 def test_spark_writes_the_same_bytes_as_duckdb_on_any_log(
     tmp_path: Path, spark_session: Any, rows: list[dict[str, Any]]
 ) -> None:
-    at_home = {"user_id": "stays in", "poi_id": "home", "lat": 40.0, "lon": -74.0, "category": "h", "is_work": False}
-    rows = [*rows, at_home | {"arrival": START, "departure": START + timedelta(days=9), "is_home": True}]
+    at_home = {
+        "user_id": "stays in",
+        "poi_id": "home",
+        "lat": 40.0,
+        "lon": -74.0,
+        "category": "h",
+        "is_work": False,
+    }
+    rows = [
+        *rows,
+        at_home | {"arrival": START, "departure": START + timedelta(days=9), "is_home": True},
+    ]
     source = write_log(tmp_path / "raw", rows)
     for engine in ("duckdb", "spark"):
         prepare(source, tmp_path / engine, values=VALUES, engine=engine, overwrite=True)
@@ -129,7 +153,9 @@ def test_spark_writes_the_same_bytes_as_duckdb_on_any_log(
 
 
 @pytest.mark.spark
-def test_spark_writes_the_same_bytes_as_duckdb_on_the_simulated_city(tmp_path: Path, spark_session: Any) -> None:
+def test_spark_writes_the_same_bytes_as_duckdb_on_the_simulated_city(
+    tmp_path: Path, spark_session: Any
+) -> None:
     write_city_folder(tmp_path / "city", CityConfig(users=150, days=14), seed=3)
     for engine in ("duckdb", "spark"):
         prepare(tmp_path / "city", tmp_path / engine, preset="small", engine=engine)
@@ -138,7 +164,9 @@ def test_spark_writes_the_same_bytes_as_duckdb_on_the_simulated_city(tmp_path: P
 
 
 @pytest.mark.spark
-def test_spark_infers_the_same_anchors_from_csv_check_ins(tmp_path: Path, spark_session: Any) -> None:
+def test_spark_infers_the_same_anchors_from_csv_check_ins(
+    tmp_path: Path, spark_session: Any
+) -> None:
     """CSV, no departures, no flags, nanosecond-free text times, quoted commas: every conversion the readers lean on."""
     lines = ["user_id,poi_id,lat,lon,arrival"]
     for day in range(4, 12):
@@ -146,10 +174,17 @@ def test_spark_infers_the_same_anchors_from_csv_check_ins(tmp_path: Path, spark_
             f'"x, y",flat,40.1,-74.1,2024-03-{day:02d} 23:00:00',
             f'"x, y",office,40.2,-74.2,2024-03-{day:02d}T10:30',
         ]
-        lines += [f"verve,villa,40.1,-74.1,2024-03-{day:02d} 02:00:00.75", f"verve,,40.1,-74.1,2024-03-{day:02d}"]
+        lines += [
+            f"verve,villa,40.1,-74.1,2024-03-{day:02d} 02:00:00.75",
+            f"verve,,40.1,-74.1,2024-03-{day:02d}",
+        ]
     source = tmp_path / "visits.csv"
     source.write_text("\n".join(lines) + "\n")
-    values = {"window": {"days": 2, "stride": 2}, "quality": {"min_coverage": 0}, "anchors": {"require_both": False}}
+    values = {
+        "window": {"days": 2, "stride": 2},
+        "quality": {"min_coverage": 0},
+        "anchors": {"require_both": False},
+    }
     for engine in ("duckdb", "spark"):
         summary = prepare(source, tmp_path / engine, values=values, engine=engine)
         assert summary.rows.not_poi == 8
@@ -171,7 +206,11 @@ def test_spark_reads_nanosecond_timestamps(tmp_path: Path, spark_session: Any) -
         }
     )
     pq.write_table(table, tmp_path / "visits.parquet")
-    values = {"window": {"days": 1, "stride": 1}, "quality": {"min_coverage": 0}, "anchors": {"require_both": False}}
+    values = {
+        "window": {"days": 1, "stride": 1},
+        "quality": {"min_coverage": 0},
+        "anchors": {"require_both": False},
+    }
     for engine in ("duckdb", "spark"):
         prepare(tmp_path / "visits.parquet", tmp_path / engine, values=values, engine=engine)
     assert_same_folder(tmp_path / "duckdb", tmp_path / "spark")

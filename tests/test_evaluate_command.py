@@ -53,7 +53,9 @@ def training(dataset: TrajectoryDataset) -> tuple[Trajectories, list[str]]:
 
 @pytest.fixture(scope="module")
 def files(
-    dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], tmp_path_factory: pytest.TempPathFactory
+    dataset: TrajectoryDataset,
+    training: tuple[Trajectories, list[str]],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
     """Training people of everybody, of each group, and of the wrong group."""
     folder, (made, groups), names = tmp_path_factory.mktemp("files"), training, DEFAULT_GROUPS.names
@@ -80,7 +82,9 @@ def relabelled(dataset: TrajectoryDataset, copy: Path, keep: Callable[[str, str]
     """A copy of a dataset that knows the labels only of those for whose (group, split) this is so."""
     shutil.copytree(dataset.path, copy)
     labels = pq.read_table(copy / "labels.parquet")
-    split = {int(row): name for name in ("train", "val", "test") for row in dataset.split_people(name)}
+    split = {
+        int(row): name for name in ("train", "val", "test") for row in dataset.split_people(name)
+    }
     users = dataset.people["user_id"].to_pylist()
     kept = {
         user
@@ -88,7 +92,8 @@ def relabelled(dataset: TrajectoryDataset, copy: Path, keep: Callable[[str, str]
         if keep(DEFAULT_GROUPS.names[code], split[row])
     }
     pq.write_table(
-        labels.filter(pa.array([user in kept for user in labels["user_id"].to_pylist()])), copy / "labels.parquet"
+        labels.filter(pa.array([user in kept for user in labels["user_id"].to_pylist()])),
+        copy / "labels.parquet",
     )
     return copy
 
@@ -96,7 +101,11 @@ def relabelled(dataset: TrajectoryDataset, copy: Path, keep: Callable[[str, str]
 def finite(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(finite, value.values()))
-    return all(map(finite, value)) if isinstance(value, list) else not isinstance(value, float) or math.isfinite(value)
+    return (
+        all(map(finite, value))
+        if isinstance(value, list)
+        else not isinstance(value, float) or math.isfinite(value)
+    )
 
 
 def timeless(groups: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
@@ -104,7 +113,9 @@ def timeless(groups: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]
     return {group: {name: row[name] for name in NAMES} for group, row in groups.items()}
 
 
-def test_training_people_of_a_group_are_the_floor(dataset: TrajectoryDataset, found: Evaluation) -> None:
+def test_training_people_of_a_group_are_the_floor(
+    dataset: TrajectoryDataset, found: Evaluation
+) -> None:
     assert found.groups is not None
     floor = sampling_floor(dataset, Yardstick.of(dataset), size=found.groups.sizes).groups
     assert found.groups.scores["floor"] == floor
@@ -120,22 +131,30 @@ def test_other_training_people_are_near_the_floor(
 ) -> None:
     made, groups = training
     order = np.random.default_rng(0).permutation(len(made))[: len(made) // 2]
-    half = write(tmp_path / "half.parquet", dataset, made.take(order), [groups[row] for row in order])
+    half = write(
+        tmp_path / "half.parquet", dataset, made.take(order), [groups[row] for row in order]
+    )
     standing = evaluate(half, dataset.path).groups
     assert standing is not None and set(standing.scores) == {"ours", "floor"}
     for metric in NAMES:
         ours, floor = (standing.intervals[label][metric] for label in ("ours", "floor"))
-        assert abs(ours.estimate - floor.estimate) < 3 * math.hypot(ours.spread, floor.spread), metric
+        assert abs(ours.estimate - floor.estimate) < 3 * math.hypot(ours.spread, floor.spread), (
+            metric
+        )
     assert standing.floor_closed == standing.gap_closed == {}
 
 
-def test_the_baseline_closes_nothing_and_strong_everything(dataset: TrajectoryDataset, files: dict[str, Path]) -> None:
+def test_the_baseline_closes_nothing_and_strong_everything(
+    dataset: TrajectoryDataset, files: dict[str, Path]
+) -> None:
     options: dict[str, Any] = {"baseline": files["everybody"], "strong": files["real"]}
     for name, share in (("everybody", 0.0), ("real", 1.0)):
         standing = evaluate(files[name], dataset.path, **options).groups
         assert standing is not None
         for closed in (standing.floor_closed, standing.gap_closed):
-            assert {metric: one.share for metric, one in closed.items() if one.share is not None} == pytest.approx(
+            assert {
+                metric: one.share for metric, one in closed.items() if one.share is not None
+            } == pytest.approx(
                 {metric: share for metric, one in closed.items() if one.reason is None}
             )
             assert closed["poi"].share == pytest.approx(share)
@@ -145,20 +164,31 @@ def test_the_baseline_closes_nothing_and_strong_everything(dataset: TrajectoryDa
 def test_what_is_within_the_spread_is_not_a_share(found: Evaluation) -> None:
     assert found.groups is not None
     for metric, one in found.groups.gap_closed.items():
-        baseline, strong = (found.groups.intervals[label][metric] for label in ("baseline", "strong"))
-        gap, spread = baseline.estimate - strong.estimate, math.hypot(baseline.spread, strong.spread)
+        baseline, strong = (
+            found.groups.intervals[label][metric] for label in ("baseline", "strong")
+        )
+        gap, spread = (
+            baseline.estimate - strong.estimate,
+            math.hypot(baseline.spread, strong.spread),
+        )
         assert (one.share is None) == (gap < spread), metric
         if one.reason is not None:
-            assert one.reason.startswith("the baseline is no worse" if gap <= 0 else f"baseline - strong is {gap:.4f}")
+            assert one.reason.startswith(
+                "the baseline is no worse" if gap <= 0 else f"baseline - strong is {gap:.4f}"
+            )
     assert {one.reason is None for one in found.groups.gap_closed.values()} == {True, False}
-    assert all(one.low <= one.estimate <= one.high for one in found.groups.intervals["ours"].values())
+    assert all(
+        one.low <= one.estimate <= one.high for one in found.groups.intervals["ours"].values()
+    )
 
 
 def test_samples_of_the_wrong_group_are_worse_than_the_baseline(found: Evaluation) -> None:
     assert found.groups is not None
     share = found.groups.floor_closed["poi"].share
     assert share is not None and share < 0
-    assert found.groups.scores["ours"].average["poi"] > found.groups.scores["baseline"].average["poi"]
+    assert (
+        found.groups.scores["ours"].average["poi"] > found.groups.scores["baseline"].average["poi"]
+    )
 
 
 def test_a_file_of_everybody_meets_the_people_of_every_group(
@@ -169,14 +199,21 @@ def test_a_file_of_everybody_meets_the_people_of_every_group(
     assert list(found.groups.sizes) == list(DEFAULT_GROUPS.names)
     floor = sampling_floor(dataset, Yardstick.of(dataset))
     assert found.everybody.scores["floor"].groups == floor.everybody.groups
-    assert found.everybody.scores["ours"].groups == timeless(floor.everybody.groups)  # they are the training people
+    assert found.everybody.scores["ours"].groups == timeless(
+        floor.everybody.groups
+    )  # they are the training people
 
 
 def test_groups_are_mixed_alike_on_all_sides(
-    dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], files: dict[str, Path], tmp_path: Path
+    dataset: TrajectoryDataset,
+    training: tuple[Trajectories, list[str]],
+    files: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
     made, groups = training
-    rows = np.array([row for row, name in enumerate(groups) for _ in range(9 if name == "<30, M" else 1)])
+    rows = np.array(
+        [row for row, name in enumerate(groups) for _ in range(9 if name == "<30, M" else 1)]
+    )
     most = write(tmp_path / "most.parquet", dataset, made.take(rows), [groups[row] for row in rows])
     found = evaluate(most, dataset.path, baseline=files["everybody"])
     assert found.groups is not None
@@ -186,7 +223,10 @@ def test_groups_are_mixed_alike_on_all_sides(
 
 
 def test_all_sides_are_as_small_as_the_smallest(
-    dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], files: dict[str, Path], tmp_path: Path
+    dataset: TrajectoryDataset,
+    training: tuple[Trajectories, list[str]],
+    files: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
     few = write(tmp_path / "few.parquet", dataset, training[0].take(np.arange(6)))
     standing = evaluate(files["real"], dataset.path, baseline=few).groups
@@ -203,7 +243,9 @@ def test_diversity_stands_beside_that_of_real_people(found: Evaluation) -> None:
 def test_without_labels_people_are_compared_all_together(
     dataset: TrajectoryDataset, files: dict[str, Path], tmp_path: Path
 ) -> None:
-    shutil.copytree(dataset.path, tmp_path / "dataset", ignore=shutil.ignore_patterns("labels.parquet"))
+    shutil.copytree(
+        dataset.path, tmp_path / "dataset", ignore=shutil.ignore_patterns("labels.parquet")
+    )
     found = evaluate(files["wrong"], tmp_path / "dataset", baseline=files["everybody"])
     assert found.groups is None and found.left_out == {}
     assert [warning.count("has no labels") for warning in found.warnings] == [1]
@@ -218,7 +260,9 @@ def test_groups_without_people_or_samples_are_named_and_not_averaged(
     told = [None if name == "40-50, F" else name for name in groups]
     ours = write(tmp_path / "ours.parquet", dataset, made, told)
     hidden = {("<30, M", "test"), ("<30, F", "train")}
-    copy = relabelled(dataset, tmp_path / "dataset", lambda group, split: (group, split) not in hidden)
+    copy = relabelled(
+        dataset, tmp_path / "dataset", lambda group, split: (group, split) not in hidden
+    )
     found = evaluate(ours, copy)
     assert found.groups is not None
     assert found.left_out == {
@@ -228,8 +272,13 @@ def test_groups_without_people_or_samples_are_named_and_not_averaged(
     }
     scores = found.groups.scores["ours"]
     assert len(scores.groups) == 5 and not set(scores.groups) & set(found.left_out)
-    assert scores.average["poi"] == pytest.approx(np.mean([row["poi"] for row in scores.groups.values()]))
-    assert any(f"{told.count(None):,} of {len(told):,} trajectories are of no group" in each for each in found.warnings)
+    assert scores.average["poi"] == pytest.approx(
+        np.mean([row["poi"] for row in scores.groups.values()])
+    )
+    assert any(
+        f"{told.count(None):,} of {len(told):,} trajectories are of no group" in each
+        for each in found.warnings
+    )
 
 
 @pytest.mark.parametrize("which", ["one", "identical"])
@@ -246,7 +295,9 @@ def test_few_and_identical_trajectories_give_finite_numbers(
     assert found.groups is not None and len(found.groups.sizes) == (1 if which == "one" else 8)
 
 
-def test_a_hundred_thousand_trajectories_take_seconds(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+def test_a_hundred_thousand_trajectories_take_seconds(
+    dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
     real, groups = people(dataset, "test")
     rows = np.arange(100_000) % len(real)
     ours = write(tmp_path / "many.parquet", dataset, real.take(rows), [groups[row] for row in rows])
@@ -256,7 +307,9 @@ def test_a_hundred_thousand_trajectories_take_seconds(dataset: TrajectoryDataset
     assert found.files["ours"]["trajectories"] == 100_000
 
 
-def test_a_file_of_generate_is_read_as_it_was_written(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+def test_a_file_of_generate_is_read_as_it_was_written(
+    dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
     from mobatlas.data.synthetic import read_synthetic
     from mobatlas.sampling.generate import generate
     from tests.worlds import FAMILY, keep
@@ -270,31 +323,52 @@ def test_a_file_of_generate_is_read_as_it_was_written(dataset: TrajectoryDataset
     assert np.array_equal(read.trajectories.tokens, made.tokens)
     assert np.array_equal(read.trajectories.offsets, made.offsets)
     assert np.array_equal(read.trajectories.anchors, made.anchors, equal_nan=True)
-    assert read.groups is not None and [groups.names[code] for code in read.groups] == names.tolist()
+    assert (
+        read.groups is not None and [groups.names[code] for code in read.groups] == names.tolist()
+    )
     found = evaluate(tmp_path / "made.parquet", dataset.path)
-    assert found.groups is not None and list(found.groups.sizes) == ["30-40, F"] and len(found.left_out) == 7
+    assert (
+        found.groups is not None
+        and list(found.groups.sizes) == ["30-40, F"]
+        and len(found.left_out) == 7
+    )
 
 
 def test_the_command_prints_models_side_by_side_and_writes_all_tables(
     dataset: TrajectoryDataset, files: dict[str, Path], found: Evaluation, tmp_path: Path
 ) -> None:
     out = tmp_path / "tables"
-    command = ["evaluate", str(files["wrong"]), "--dataset", str(dataset.path), "--baseline", str(files["everybody"])]
+    command = [
+        "evaluate",
+        str(files["wrong"]),
+        "--dataset",
+        str(dataset.path),
+        "--baseline",
+        str(files["everybody"]),
+    ]
     command += ["--strong", str(files["real"]), "--out", str(out)]
     said = CliRunner().invoke(app, command, catch_exceptions=False)
     assert said.exit_code == 0
-    assert "metric        baseline   ours    low   high  strong  floor  closed  gap closed" in said.output
+    assert (
+        "metric        baseline   ours    low   high  strong  floor  closed  gap closed"
+        in said.output
+    )
     suffixes = ("csv", "json", "md", "tex")
     written = sorted(path.name for path in out.iterdir())
     assert written == sorted(
-        [f"{name}.{end}" for name in KINDS for end in suffixes] + ["evaluation.json", "manifest.json"]
+        [f"{name}.{end}" for name in KINDS for end in suffixes]
+        + ["evaluation.json", "manifest.json"]
     )
     plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
     assert json.loads((out / "evaluation.json").read_text()) == plain
     alone = CliRunner().invoke(app, [*command[:4], "--json"], catch_exceptions=False)
     assert json.loads(alone.stdout)["groups"]["scores"]["ours"] == plain["groups"]["scores"]["ours"]
     with (out / "groups.csv").open(newline="") as handle:
-        rows = [row for row in csv.DictReader(handle) if (row["metric"], row["model"]) == ("Trip", "ours")]
+        rows = [
+            row
+            for row in csv.DictReader(handle)
+            if (row["metric"], row["model"]) == ("Trip", "ours")
+        ]
     assert found.groups is not None
     assert float(rows[0][">50, F"]) == found.groups.scores["ours"].groups[">50, F"]["trip"]
     with pytest.raises(MobatlasError, match="exists already"):
@@ -314,7 +388,9 @@ def changed(files: dict[str, Path], out: Path, **columns: Any) -> Path:
         if value is None:
             table = table.remove_column(place)
         else:
-            table = table.set_column(place, name, pa.array(value if isinstance(value, list) else [value] * len(table)))
+            table = table.set_column(
+                place, name, pa.array(value if isinstance(value, list) else [value] * len(table))
+            )
     pq.write_table(table, out)
     return out
 
@@ -328,26 +404,44 @@ def changed(files: dict[str, Path], out: Path, **columns: Any) -> Path:
         ({"trajectory": [[1]]}, "column 'trajectory' cannot be read"),
         ({"position": "first"}, "column 'position' cannot be read"),
         ({"position": 0}, "has one position twice; number trajectories anew"),
-        ({"group": "30-40 F"}, "column 'group': group '30-40 F' does not exist; did you mean '30-40, F'?"),
-        ({"trajectory": 7, "position": None}, "trajectory 7 is of two groups; number trajectories anew"),
+        (
+            {"group": "30-40 F"},
+            "column 'group': group '30-40 F' does not exist; did you mean '30-40, F'?",
+        ),
+        (
+            {"trajectory": 7, "position": None},
+            "trajectory 7 is of two groups; number trajectories anew",
+        ),
         ({"home_lat": 95.0}, "column 'home_lat' holds 95, outside -90..90; give degrees"),
         ({"work_lon": "west"}, "column 'work_lon' cannot be read"),
     ],
     ids=str,
 )
 def test_a_column_that_cannot_be_used_is_named(
-    dataset: TrajectoryDataset, files: dict[str, Path], tmp_path: Path, columns: dict[str, Any], sentence: str
+    dataset: TrajectoryDataset,
+    files: dict[str, Path],
+    tmp_path: Path,
+    columns: dict[str, Any],
+    sentence: str,
 ) -> None:
     if isinstance(columns.get("trajectory"), list):
         columns = {"trajectory": columns["trajectory"] * pq.read_metadata(files["real"]).num_rows}
     bad = changed(files, tmp_path / "bad.parquet", **columns)
     with pytest.raises(MobatlasError) as caught:
         evaluate(bad, dataset.path)
-    assert str(bad) in str(caught.value) and sentence in str(caught.value) and "\n" not in str(caught.value)
+    assert (
+        str(bad) in str(caught.value)
+        and sentence in str(caught.value)
+        and "\n" not in str(caught.value)
+    )
 
 
-def test_a_file_that_is_none_is_refused(dataset: TrajectoryDataset, files: dict[str, Path], tmp_path: Path) -> None:
-    empty, text, cut = (tmp_path / name for name in ("empty.parquet", "text.parquet", "cut.parquet"))
+def test_a_file_that_is_none_is_refused(
+    dataset: TrajectoryDataset, files: dict[str, Path], tmp_path: Path
+) -> None:
+    empty, text, cut = (
+        tmp_path / name for name in ("empty.parquet", "text.parquet", "cut.parquet")
+    )
     pq.write_table(pq.read_table(files["real"]).slice(0, 0), empty)
     text.write_text("trajectory,poi_id\n0,park\n")
     cut.write_bytes(files["real"].read_bytes()[:-100])
@@ -374,7 +468,10 @@ def test_people_who_cannot_be_compared_with_are_refused(
         with pytest.raises(MobatlasError, match=sentence):
             evaluate(files["real"], dataset.path, split=split)
     nobody = relabelled(dataset, tmp_path / "nobody", lambda group, split: split != "test")
-    with pytest.raises(MobatlasError, match=r"no group can be compared: '<30, M' has no people in split 'test'; give"):
+    with pytest.raises(
+        MobatlasError,
+        match=r"no group can be compared: '<30, M' has no people in split 'test'; give",
+    ):
         evaluate(files["real"], nobody)
     shares = {"split": {"val": 0.0, "test": 0.2}}
     prepare(dataset.path.parent / "city", tmp_path / "two parts", preset="small", values=shares)
@@ -382,7 +479,9 @@ def test_people_who_cannot_be_compared_with_are_refused(
         evaluate(files["real"], tmp_path / "two parts", split="val")
 
 
-def test_bad_input_is_one_sentence_and_exit_code_2(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
     (tmp_path / "text.parquet").write_text("no table")
     command = [
         sys.executable,

@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, generate, load_model, train
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, WORK
 from mobatlas.features.divergences import js
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import family_of
 from mobatlas.generators.external.pool import Pool
 from mobatlas.io.manifest import read_manifest
@@ -64,12 +64,31 @@ class World:
 
     def train(self, out: Path, *settings: str) -> list[object]:
         told = [word for setting in settings for word in ("--set", setting)]
-        return ["train", self.dataset.path, "--generator", "external", *told, "--out", out, "--quiet"]
+        return [
+            "train",
+            self.dataset.path,
+            "--generator",
+            "external",
+            *told,
+            "--out",
+            out,
+            "--quiet",
+        ]
 
     def supervised(self, strategy: str) -> Path:
         out = self.root / strategy
         if not out.exists():
-            done = run("supervise", self.model, self.regions, "--strategy", strategy, *SMALL, "--out", out, "--quiet")
+            done = run(
+                "supervise",
+                self.model,
+                self.regions,
+                "--strategy",
+                strategy,
+                *SMALL,
+                "--out",
+                out,
+                "--quiet",
+            )
             assert done.code == 0, done.err
         return out
 
@@ -78,7 +97,9 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     root = tmp_path_factory.mktemp("world")
     made = World(root, small_city(root, users=240, pois=20))
-    brief = OPTIONS["autoregressive"] | {"training": OPTIONS["autoregressive"]["training"] | {"steps": 30}}
+    brief = OPTIONS["autoregressive"] | {
+        "training": OPTIONS["autoregressive"]["training"] | {"steps": 30}
+    }
     train(made.dataset.path, root / "other", generator="autoregressive", values=brief, quiet=True)
     generate(root / "other", made.pool, 800)
     build_regions(made.dataset.path, made.regions, partition="demogroups", features=("poi",))
@@ -89,24 +110,45 @@ def shares(names: list[tuple[str, ...]], dataset: TrajectoryDataset) -> np.ndarr
     """Of visits to each POI."""
     place = {name: token for token, name in enumerate(dataset.vocabulary.poi_ids)}
     tokens = np.array([place[name] for row in names for name in row])
-    counts = np.bincount(tokens[tokens >= FIRST_POI], minlength=len(place))[FIRST_POI:].astype(float)
+    counts = np.bincount(tokens[tokens >= FIRST_POI], minlength=len(place))[FIRST_POI:].astype(
+        float
+    )
     return counts / counts.sum()
 
 
 # ---- a pool
 
 
-def test_samples_of_any_program_become_a_model_that_stands_alone(world: World, tmp_path: Path) -> None:
+def test_samples_of_any_program_become_a_model_that_stands_alone(
+    world: World, tmp_path: Path
+) -> None:
     copy = tmp_path / "copy.parquet"
     shutil.copy(world.pool, copy)
     assert run(*world.train(tmp_path / "model", f"pool={copy}")).code == 0
     copy.unlink()
     for out, n in (("a", 50), ("b", 50), ("more", 80)):
-        assert run("generate", tmp_path / "model", "--n", n, "--seed", 4, "--out", tmp_path / out).code == 0
+        assert (
+            run("generate", tmp_path / "model", "--n", n, "--seed", 4, "--out", tmp_path / out).code
+            == 0
+        )
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert sequences(tmp_path / "more")[:50] == sequences(tmp_path / "a")
-    assert set(sequences(tmp_path / "more")) <= set(sequences(world.pool)), "nothing but what the pool holds"
-    assert run("generate", tmp_path / "model", "--n", 50, "--lengths", "empirical", "--out", tmp_path / "c").code == 0
+    assert set(sequences(tmp_path / "more")) <= set(sequences(world.pool)), (
+        "nothing but what the pool holds"
+    )
+    assert (
+        run(
+            "generate",
+            tmp_path / "model",
+            "--n",
+            50,
+            "--lengths",
+            "empirical",
+            "--out",
+            tmp_path / "c",
+        ).code
+        == 0
+    )
 
 
 @pytest.mark.parametrize("strategy", ["resample", "tilt"])
@@ -114,7 +156,11 @@ def test_groups_are_chosen_among_its_samples(world: World, tmp_path: Path, strat
     """Places that a group visits are nearer to those of its real people than the pool's are."""
     model, dataset = world.supervised(strategy), world.dataset
     loaded = load_model(model)
-    assert loaded.strategy == strategy and loaded.groups == dataset.groups and loaded.generator.groups is None
+    assert (
+        loaded.strategy == strategy
+        and loaded.groups == dataset.groups
+        and loaded.generator.groups is None
+    )
     assert dataset.groups is not None
     group_of, train_rows = dataset.person_groups(), dataset.split("train")
     everybody, before, after = shares(sequences(world.pool), dataset), [], []
@@ -131,23 +177,43 @@ def test_groups_are_chosen_among_its_samples(world: World, tmp_path: Path, strat
 
 
 def test_auto_takes_what_works_and_says_why(world: World, tmp_path: Path) -> None:
-    done = run("supervise", world.model, world.regions, *LEAST, "--out", tmp_path / "new", "--quiet")
-    assert "supervised by resample (the generator external cannot be taught" in " ".join(done.out.split()), done.err
+    done = run(
+        "supervise", world.model, world.regions, *LEAST, "--out", tmp_path / "new", "--quiet"
+    )
+    assert "supervised by resample (the generator external cannot be taught" in " ".join(
+        done.out.split()
+    ), done.err
     assert load_model(tmp_path / "new").strategy == "resample"
 
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--strategy", "finetune"], "--strategy finetune teaches the generator, and external cannot be taught; take"),
-        (["--strategy", "strong"], "--strategy strong teaches the generator, and external cannot be taught; take"),
-        (["--strategy", "tilt", "--from-scratch"], "--from-scratch: the generator external is not trained here"),
-        (["--set", "teaching.steps=5"], "--set teaching: the generator external is not trained here"),
+        (
+            ["--strategy", "finetune"],
+            "--strategy finetune teaches the generator, and external cannot be taught; take",
+        ),
+        (
+            ["--strategy", "strong"],
+            "--strategy strong teaches the generator, and external cannot be taught; take",
+        ),
+        (
+            ["--strategy", "tilt", "--from-scratch"],
+            "--from-scratch: the generator external is not trained here",
+        ),
+        (
+            ["--set", "teaching.steps=5"],
+            "--set teaching: the generator external is not trained here",
+        ),
         (["--set", "pool=other.parquet"], "--set pool: the generator external is not trained here"),
     ],
 )
-def test_what_would_train_it_is_refused(world: World, tmp_path: Path, options: list[str], sentence: str) -> None:
-    assert sentence in refused("supervise", world.model, world.regions, *options, "--out", tmp_path / "new")
+def test_what_would_train_it_is_refused(
+    world: World, tmp_path: Path, options: list[str], sentence: str
+) -> None:
+    assert sentence in refused(
+        "supervise", world.model, world.regions, *options, "--out", tmp_path / "new"
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,7 +235,9 @@ def test_an_old_model_stays_until_a_new_one_is_there(world: World, tmp_path: Pat
     assert (out / "manifest.json").read_bytes() != manifest
 
 
-def test_what_fails_on_the_way_leaves_nothing(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_on_the_way_leaves_nothing(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -188,7 +256,9 @@ BAD_POOLS: dict[str, tuple[Callable[[Path], object], str]] = {
     "folder": (lambda path: path.mkdir(), "is a folder; give one Parquet file"),
     "text": (lambda path: path.write_text("a,b\n"), "not a readable Parquet file"),
     "no rows": (
-        lambda path: written(path, trajectory=pa.array([], pa.int64()), poi_id=pa.array([], pa.string())),
+        lambda path: written(
+            path, trajectory=pa.array([], pa.int64()), poi_id=pa.array([], pa.string())
+        ),
         "holds no trajectory",
     ),
     "no places": (lambda path: written(path, trajectory=[1]), "poi_id"),
@@ -196,7 +266,10 @@ BAD_POOLS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: written(path, trajectory=[1, 1], poi_id=["HOME", "atlantis"]),
         "none of its visits",
     ),
-    "null": (lambda path: written(path, trajectory=[1, None], poi_id=["HOME", "WORK"]), "is empty in 1 rows"),
+    "null": (
+        lambda path: written(path, trajectory=[1, None], poi_id=["HOME", "WORK"]),
+        "is empty in 1 rows",
+    ),
 }
 
 
@@ -214,8 +287,14 @@ def test_places_that_the_dataset_does_not_know_are_other_and_named(
 ) -> None:
     known = world.dataset.vocabulary.poi_ids[FIRST_POI]
     columns = {"trajectory": [7, 7, 7, 9], "poi_id": [known, "atlantis", "avalon", "HOME"]}
-    done = run(*world.train(tmp_path / "model", f"pool={written(tmp_path / 'pool.parquet', **columns)}"), "--json")
-    assert "2 places that the dataset does not know and count as OTHER ('atlantis', 'avalon')" in caplog.text
+    done = run(
+        *world.train(tmp_path / "model", f"pool={written(tmp_path / 'pool.parquet', **columns)}"),
+        "--json",
+    )
+    assert (
+        "2 places that the dataset does not know and count as OTHER ('atlantis', 'avalon')"
+        in caplog.text
+    )
     report = json.loads(done.out)["pool"]
     assert (report["trajectories"], report["unknown_places"], report["unknown_visits"]) == (2, 2, 2)
     pool = load_model(tmp_path / "model").generator.sample(40)
@@ -224,8 +303,14 @@ def test_places_that_the_dataset_does_not_know_are_other_and_named(
 
 def test_samples_that_tell_when_still_do(world: World, tmp_path: Path) -> None:
     place = world.dataset.vocabulary.poi_ids[FIRST_POI]
-    hours = np.array([1, 3, 8, 9]).astype("timedelta64[h]") + np.datetime64("2024-05-07", "us")  # a Tuesday
-    columns = {"trajectory": [1, 1, 1, 2], "poi_id": ["HOME", place, "HOME", place], "arrival": hours}
+    hours = np.array([1, 3, 8, 9]).astype("timedelta64[h]") + np.datetime64(
+        "2024-05-07", "us"
+    )  # a Tuesday
+    columns = {
+        "trajectory": [1, 1, 1, 2],
+        "poi_id": ["HOME", place, "HOME", place],
+        "arrival": hours,
+    }
     path = written(tmp_path / "pool.parquet", **columns, departure=hours + np.timedelta64(20, "m"))
     assert run(*world.train(tmp_path / "model", f"pool={path}")).code == 0
     assert run("generate", tmp_path / "model", "--n", 20, "--out", tmp_path / "samples").code == 0
@@ -238,8 +323,12 @@ def test_samples_that_tell_when_still_do(world: World, tmp_path: Path) -> None:
 
 def test_it_needs_a_pool_or_code(world: World, tmp_path: Path) -> None:
     assert "pool=FILE.parquet or --set entry_point=" in refused(*world.train(tmp_path / "model"))
-    assert "not both" in refused(*world.train(tmp_path / "model", f"pool={world.pool}", "entry_point=a:b"))
-    assert "package.module:function" in refused(*world.train(tmp_path / "model", "entry_point=os.system"))
+    assert "not both" in refused(
+        *world.train(tmp_path / "model", f"pool={world.pool}", "entry_point=a:b")
+    )
+    assert "package.module:function" in refused(
+        *world.train(tmp_path / "model", "entry_point=os.system")
+    )
     assert "known: pool" in refused(*world.train(tmp_path / "model", "pol=a"))
 
 
@@ -270,7 +359,9 @@ def test_people_are_given_samples_of_those_who_live_nearest() -> None:
     assert drawn(pool, [1.02, 8.9, 1.1, 9.0]) == {7, 9}
     assert drawn(pool, [1.02, 2.1, 1.1, 2.0]) == {8, 10}
     assert drawn(pool, [NAN] * 4) == {7, 8, 9, 10}, "of anybody, where nothing is asked"
-    assert drawn(pool_of([[NAN] * 4] * 2, [[7], [8]]), EAST) == {7, 8}, "or where the pool knows nothing"
+    assert drawn(pool_of([[NAN] * 4] * 2, [[7], [8]]), EAST) == {7, 8}, (
+        "or where the pool knows nothing"
+    )
 
 
 def test_all_samples_of_one_place_are_as_near() -> None:
@@ -304,7 +395,10 @@ def test_longer_samples_are_cut_off_and_counted(world: World, tmp_path: Path) ->
         quiet=True,
     )
     loaded = load_model(tmp_path / "model").generator
-    assert report["pool"]["truncated"] > 0 and np.diff(loaded.sample(200).offsets).max() == loaded.max_length == 3
+    assert (
+        report["pool"]["truncated"] > 0
+        and np.diff(loaded.sample(200).offsets).max() == loaded.max_length == 3
+    )
 
 
 @pytest.mark.parametrize("wrong", ["tokens", "offsets", "anchors"])
@@ -332,7 +426,9 @@ def test_a_run_takes_a_pool_beside_its_configuration(world: World, tmp_path: Pat
         "preset": "small",
         "source": {"path": "city"},
         "train": {"generator": "external", "options": {"pool": "pool.parquet"}},
-        "supervise": {"options": {"calibration": {"pool": 16, "candidates": 2, "ridge": 1}, "visits": False}},
+        "supervise": {
+            "options": {"calibration": {"pool": 16, "candidates": 2, "ridge": 1}, "visits": False}
+        },
         "samples": {"each": 5},
         "regions": {"groups": {"partition": "demogroups", "features": ["category"]}},
     }
@@ -342,7 +438,9 @@ def test_a_run_takes_a_pool_beside_its_configuration(world: World, tmp_path: Pat
     assert done.code == 0 and (tmp_path / "out" / "report.html").exists(), done.err
     assert not (tmp_path / "out" / "strong").exists(), "it cannot be taught labels either"
     (tmp_path / "pool.parquet").write_text("another")
-    assert "pool.parquet: not a readable Parquet file" in refused(*command), "what it was made of is another file"
+    assert "pool.parquet: not a readable Parquet file" in refused(*command), (
+        "what it was made of is another file"
+    )
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config | {"strong": True}))
     assert "strong: is asked for, but the generator external cannot be taught" in refused(*command)
     (tmp_path / "pool.parquet").unlink()

@@ -78,9 +78,20 @@ def test_a_function_becomes_a_model(world: World, here: Path) -> None:
     assert (here / "a").read_bytes() == (here / "b").read_bytes()
     assert sequences(here / "more")[:100] == sequences(here / "a")
     assert len({row[1] for row in sequences(here / "a")}) > 5
-    command = ("supervise", here / "model", world.regions, *LEAST, "--out", here / "model2", "--quiet")
+    command = (
+        "supervise",
+        here / "model",
+        world.regions,
+        *LEAST,
+        "--out",
+        here / "model2",
+        "--quiet",
+    )
     assert run(*command).code == 0
-    assert run("generate", here / "model2", "--n", 20, "--group", GROUP, "--out", here / "women").code == 0
+    assert (
+        run("generate", here / "model2", "--n", 20, "--group", GROUP, "--out", here / "women").code
+        == 0
+    )
     assert "itself decides how long" in refused(
         "generate", here / "model", "--n", 9, "--lengths", "empirical", "--out", here / "c"
     )
@@ -96,7 +107,9 @@ def test_code_that_a_model_names_is_imported_only_where_the_user_trusts_it(
     (here / "imported").unlink()
     assert load_model(here / "model").generator.max_length > 0, "to look at it is harmless"
     command = ("generate", here / "model", "--n", 5, "--out", here / "samples")
-    assert re.search(r"model: its samples come from the code 'mine:sample'.*--trust-code", refused(*command))
+    assert re.search(
+        r"model: its samples come from the code 'mine:sample'.*--trust-code", refused(*command)
+    )
     supervise = ("supervise", here / "model", world.regions, *LEAST, "--out", here / "model2")
     assert "--trust-code" in refused(*supervise)
     assert not (here / "imported").exists() and "mine" not in sys.modules
@@ -106,18 +119,33 @@ def test_code_that_a_model_names_is_imported_only_where_the_user_trusts_it(
 
 BAD_CODE = {
     "syntax": ("def sample(:", r"'mine' cannot be imported \(SyntaxError"),
-    "import": ("import no_such_module", r"cannot be imported \(ModuleNotFoundError: .*, mine.py line 1\)"),
+    "import": (
+        "import no_such_module",
+        r"cannot be imported \(ModuleNotFoundError: .*, mine.py line 1\)",
+    ),
     "exit": ("raise SystemExit(0)", r"cannot be imported \(SystemExit"),
-    "name": ("def samples(anchors, seeds): ...", "'mine' has no function 'sample'; did you mean 'samples'"),
+    "name": (
+        "def samples(anchors, seeds): ...",
+        "'mine' has no function 'sample'; did you mean 'samples'",
+    ),
     "no function": ("sample = 3", "'mine' has no function 'sample'"),
-    "raises": ("def sample(a, s):\n    raise ValueError('boom')", r"failed \(ValueError: boom, mine.py line 2\)"),
+    "raises": (
+        "def sample(a, s):\n    raise ValueError('boom')",
+        r"failed \(ValueError: boom, mine.py line 2\)",
+    ),
     "quits": ("def sample(a, s): exit()", r"failed \(SystemExit"),
     "nothing": ("def sample(a, s): ...", r"failed \(TypeError"),
     "arguments": ("def sample(n): return []", r"failed \(TypeError"),
     "number": ("def sample(a, s): return 3", r"failed \(TypeError"),
     "too few": ("def sample(a, s): return [['HOME']]", "returned 1 trajectories for 16 rows"),
-    "text": ("def sample(a, s): return ['HOME'] * len(s)", "returned 'HOME' for a trajectory; return a list"),
-    "tokens": ("def sample(a, s): return [[1, 2]] * len(s)", r"returned '\[1, 2\]' for a trajectory"),
+    "text": (
+        "def sample(a, s): return ['HOME'] * len(s)",
+        "returned 'HOME' for a trajectory; return a list",
+    ),
+    "tokens": (
+        "def sample(a, s): return [[1, 2]] * len(s)",
+        r"returned '\[1, 2\]' for a trajectory",
+    ),
     "empty": ("def sample(a, s): return [[]] * len(s)", "returned an empty trajectory"),
     "elsewhere": (
         "def sample(a, s): return [['x']] * len(s)",
@@ -127,7 +155,9 @@ BAD_CODE = {
 
 
 @pytest.mark.parametrize("name", BAD_CODE)
-def test_code_that_does_not_work_is_refused_in_one_sentence(world: World, here: Path, name: str) -> None:
+def test_code_that_does_not_work_is_refused_in_one_sentence(
+    world: World, here: Path, name: str
+) -> None:
     body, sentence = BAD_CODE[name]
     write_code(here, body)
     said = refused(*world.train(here / "model", "mine:sample"))
@@ -137,13 +167,18 @@ def test_code_that_does_not_work_is_refused_in_one_sentence(world: World, here: 
 
 def test_a_module_that_is_not_there_is_refused(world: World, here: Path) -> None:
     said = refused(*world.train(here / "model", "no_such.module:sample"))
-    assert "cannot be imported (ModuleNotFoundError" in said and "that Python finds from here" in said
+    assert (
+        "cannot be imported (ModuleNotFoundError" in said and "that Python finds from here" in said
+    )
 
 
 def test_code_that_does_not_keep_to_its_seed_is_warned_of(
     world: World, here: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = world.dataset.vocabulary.poi_ids[FIRST_POI]
-    write_code(here, f"calls = []\ndef sample(a, s): calls.append(0); return [[{place!r}] * len(calls)] * len(s)")
+    write_code(
+        here,
+        f"calls = []\ndef sample(a, s): calls.append(0); return [[{place!r}] * len(calls)] * len(s)",
+    )
     assert run(*world.train(here / "model", "mine:sample")).code == 0
     assert "depends on more than its row and its seed" in caplog.text

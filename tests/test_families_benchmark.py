@@ -27,24 +27,44 @@ def test_stages_share_the_time_as_their_preset_shares_the_steps() -> None:
     }
     assert list(stages(config)) == ["first", "second"]
     found = budget(config, [1.0, 2.0], 70.0)
-    assert {name: part["steps"] for name, part in found.items()} == {"first": 10, "second": 30, "teaching": 18}
-    assert {name: part["warmup"] for name, part in found.items()} == {"first": 2, "second": 6, "teaching": 3}
+    assert {name: part["steps"] for name, part in found.items()} == {
+        "first": 10,
+        "second": 30,
+        "teaching": 18,
+    }
+    assert {name: part["warmup"] for name, part in found.items()} == {
+        "first": 2,
+        "second": 6,
+        "teaching": 3,
+    }
 
 
 def test_an_unknown_family_is_refused_before_anything_is_made(tmp_path: Path) -> None:
-    with pytest.raises(MobatlasError, match=r"--generator autoregresive does not exist.*autoregressive"):
+    with pytest.raises(
+        MobatlasError, match=r"--generator autoregresive does not exist.*autoregressive"
+    ):
         run(tmp_path / "out", generators=["autoregresive"])
     assert not (tmp_path / "out").exists()
 
 
 def test_a_family_is_measured_and_a_run_goes_on_with_the_same_steps(tmp_path: Path) -> None:
     values: dict[str, Any] = OPTIONS[FAMILY] | {"calibration": {"pool": 64, "candidates": 4}}
-    manner: dict[str, Any] = {"generators": [FAMILY], "values": {FAMILY: values}, "city": CITY, "quiet": True}
+    manner: dict[str, Any] = {
+        "generators": [FAMILY],
+        "values": {FAMILY: values},
+        "city": CITY,
+        "quiet": True,
+    }
     first = run(tmp_path / "out", seconds=1.0, **manner)
     [family] = first["families"]
     assert family["generator"] == FAMILY and family["trajectories_per_second"] > 0
     assert family["steps"]["training"]["steps"] >= 1
-    assert {row["model"] for row in family["rows"]} == {"baseline", "strong", "tilt", "tilt, calibrated"}
+    assert {row["model"] for row in family["rows"]} == {
+        "baseline",
+        "strong",
+        "tilt",
+        "tilt, calibrated",
+    }
     table = families_table(first)
     assert table.texts()[0][0] == FAMILY and "closed, hot16" in table.columns
     assert {"POI frequency", "Hour of arrival", "Dwell"} <= {row[2] for row in table.texts()}

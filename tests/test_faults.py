@@ -44,8 +44,20 @@ import functools, bench.phase2 as phase2
 phase2.run = functools.partial(phase2.run, city={"users": 400, "pois": 16, "districts": 3, "days": 9})
 """
 TINY = (
-    *("length=12", "autoencoder.steps=4", "autoencoder.width=32", "autoencoder.latent=8", "denoiser.steps=4"),
-    *("denoiser.width=32", "denoiser.depth=1", "denoiser.heads=2", "teaching.steps=4", "teaching.warmup=1"),
+    *(
+        "length=12",
+        "autoencoder.steps=4",
+        "autoencoder.width=32",
+        "autoencoder.latent=8",
+        "denoiser.steps=4",
+    ),
+    *(
+        "denoiser.width=32",
+        "denoiser.depth=1",
+        "denoiser.heads=2",
+        "teaching.steps=4",
+        "teaching.warmup=1",
+    ),
     *("calibration.pool=64", "calibration.candidates=4", "diffusion.steps=2", "finetune.steps=2"),
 )
 BENCHMARK = Command(
@@ -61,7 +73,10 @@ LONG = [*COMMANDS.values(), BENCHMARK]
 
 def also_slow(quick: tuple[str, ...]) -> pytest.MarkDecorator:
     """All long commands, those that are not named here in `make test-slow`."""
-    marks = [pytest.param(each, id=each.name, marks=() if each.name in quick else pytest.mark.slow) for each in LONG]
+    marks = [
+        pytest.param(each, id=each.name, marks=() if each.name in quick else pytest.mark.slow)
+        for each in LONG
+    ]
     return pytest.mark.parametrize("command", marks)
 
 
@@ -88,7 +103,9 @@ def finished(command: Command, folder: Path) -> bool:
     out = folder / command.out
     if command.name in ("run", "benchmark"):
         return False
-    return out.exists() and (out.is_file() or ((out / "manifest.json").exists() and not (out / "training").exists()))
+    return out.exists() and (
+        out.is_file() or ((out / "manifest.json").exists() and not (out / "training").exists())
+    )
 
 
 def start_again(command: Command, folder: Path) -> None:
@@ -136,14 +153,18 @@ def test_killed_before_any_file_operation_it_ends_in_the_same_bytes(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", LONG, ids=lambda each: each.name)
-def test_killed_at_random_moments_it_ends_in_the_same_bytes(world: World, tmp_path: Path, command: Command) -> None:
+def test_killed_at_random_moments_it_ends_in_the_same_bytes(
+    world: World, tmp_path: Path, command: Command
+) -> None:
     """While engines write by themselves, unseen by Python."""
     folder, dice, start = tmp_path / "killed", random.Random(command.name), time.monotonic()
     folder.mkdir()
     assert world.warm.run(*command.line(world, tmp_path), before=command.before).code == 0
     longest = time.monotonic() - start
     for _ in range(6):
-        running = world.warm.start(*command.line(world, folder, *command.goes_on), before=command.before)
+        running = world.warm.start(
+            *command.line(world, folder, *command.goes_on), before=command.before
+        )
         time.sleep(dice.uniform(0, longest))
         assert running.signal(signal.SIGKILL).code in (0, -signal.SIGKILL)
         check_whole(folder)
@@ -191,7 +212,9 @@ def test_ctrl_c_is_one_sentence_and_the_rest_ends_in_the_same_bytes(
         if stopped.code:
             check_said(stopped)
             assert "stopped" in stopped.said
-        assert all(name.endswith(".lock") for name in leftovers(tmp_path)), "the interrupt came as the lock went"
+        assert all(name.endswith(".lock") for name in leftovers(tmp_path)), (
+            "the interrupt came as the lock went"
+        )
         if finished(command, tmp_path):
             start_again(command, tmp_path)
     end(world, command, tmp_path)
@@ -228,7 +251,8 @@ def test_a_full_disk_is_one_sentence_and_the_rest_ends_in_the_same_bytes(
     largest = max(path.stat().st_size for path in _files(world, command))
     for size in (largest - 1, max(2_000, largest // 2)):
         full = world.warm.run(
-            *command.line(world, tmp_path, *command.goes_on), before=command.before + SMALL_FILES.format(size=size)
+            *command.line(world, tmp_path, *command.goes_on),
+            before=command.before + SMALL_FILES.format(size=size),
         )
         if full.code == 0:  # only what it says went over the limit
             assert finished(command, tmp_path)
@@ -254,7 +278,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     mount = shutil.which("mount")
-    made = mount and subprocess.run([mount, "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True)
+    made = mount and subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True
+    )
     if not made or made.returncode:
         pytest.skip("only root may mount a small disk")
     yield place
@@ -272,13 +298,16 @@ def test_a_disk_that_fills_up_is_one_sentence(world: World, small_disk: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "asks"), [("simulate", ("--users", 5_000_000)), ("train", ("--set", "training.batch=1000000"))]
+    ("name", "asks"),
+    [("simulate", ("--users", 5_000_000)), ("train", ("--set", "training.batch=1000000"))],
 )
 def test_too_little_memory_is_one_sentence_and_leaves_nothing(
     world: World, tmp_path: Path, name: str, asks: tuple[object, ...]
 ) -> None:
     command = COMMANDS[name]
-    failed = world.warm.run(*command.line(world, tmp_path, *asks), before=LITTLE_MEMORY.format(more=2**26))
+    failed = world.warm.run(
+        *command.line(world, tmp_path, *asks), before=LITTLE_MEMORY.format(more=2**26)
+    )
     assert failed.code == 1, failed.err
     check_said(failed)
     assert "not enough memory" in failed.said
@@ -287,13 +316,17 @@ def test_too_little_memory_is_one_sentence_and_leaves_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["generate", "evaluate", "audit", "report"])
-def test_however_little_memory_there_is_a_sentence_or_a_whole_result(world: World, tmp_path: Path, name: str) -> None:
+def test_however_little_memory_there_is_a_sentence_or_a_whole_result(
+    world: World, tmp_path: Path, name: str
+) -> None:
     """With hardly any, the C library ends the process, which nobody can put into words; nothing half-written stays."""
     command, codes = COMMANDS[name], []
     for power in (18, 19, 20, 21, 22, 23):
         folder = tmp_path / str(power)
         folder.mkdir()
-        ended = world.warm.run(*command.line(world, folder), before=LITTLE_MEMORY.format(more=2**power))
+        ended = world.warm.run(
+            *command.line(world, folder), before=LITTLE_MEMORY.format(more=2**power)
+        )
         codes.append(ended.code)
         if ended.code == 1:
             check_said(ended)
@@ -304,7 +337,9 @@ def test_however_little_memory_there_is_a_sentence_or_a_whole_result(world: Worl
     assert 1 in codes, codes
 
 
-def test_an_engine_that_dies_for_want_of_memory_leaves_no_half_dataset(world: World, tmp_path: Path) -> None:
+def test_an_engine_that_dies_for_want_of_memory_leaves_no_half_dataset(
+    world: World, tmp_path: Path
+) -> None:
     """DuckDB may end the process by itself, which nobody can put into words; the next run goes as if nothing had been."""
     command = COMMANDS["prepare"]
     failed = world.warm.run(*command.line(world, tmp_path), before=LITTLE_MEMORY.format(more=2**24))
@@ -326,7 +361,9 @@ def test_a_second_process_is_refused(world: World, tmp_path: Path, command: Comm
 
 
 @pytest.mark.slow
-def test_of_two_processes_that_start_together_one_finishes_and_one_is_refused(world: World, tmp_path: Path) -> None:
+def test_of_two_processes_that_start_together_one_finishes_and_one_is_refused(
+    world: World, tmp_path: Path
+) -> None:
     command = COMMANDS["run"]
     both = [start_cold(*command.line(world, tmp_path)) for _ in range(2)]
     ends = sorted((finish_cold(process) for process in both), key=lambda outcome: outcome.code)
@@ -336,10 +373,16 @@ def test_of_two_processes_that_start_together_one_finishes_and_one_is_refused(wo
 
 
 @also_slow(("train",))
-def test_a_clock_that_runs_back_changes_nothing(world: World, tmp_path: Path, command: Command) -> None:
+def test_a_clock_that_runs_back_changes_nothing(
+    world: World, tmp_path: Path, command: Command
+) -> None:
     """Nor do files from the future: what is newest is told by names and steps."""
     if command.goes_on:
-        before = command.before + CLOCK_RUNS_BACK + watched(tmp_path, undisturbed(world, command.name)[1] // 2)
+        before = (
+            command.before
+            + CLOCK_RUNS_BACK
+            + watched(tmp_path, undisturbed(world, command.name)[1] // 2)
+        )
         assert world.warm.run(*command.line(world, tmp_path), before=before).code == -signal.SIGKILL
         for number, path in enumerate(sorted(tmp_path.rglob("*"))):
             os.utime(path, (4e9 - number, 4e9 - number))
@@ -349,7 +392,12 @@ def test_a_clock_that_runs_back_changes_nothing(world: World, tmp_path: Path, co
 @pytest.mark.parametrize("name", ["train", "supervise", "generate"])
 def test_a_gpu_that_is_not_there_is_one_sentence(world: World, tmp_path: Path, name: str) -> None:
     hidden = "import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''"
-    refused = world.warm.run(*COMMANDS[name].line(world, tmp_path, "--accelerator", "cuda"), before=hidden)
+    refused = world.warm.run(
+        *COMMANDS[name].line(world, tmp_path, "--accelerator", "cuda"), before=hidden
+    )
     check_said(refused)
-    assert (refused.code, "--accelerator cuda: there is no such device here" in refused.said) == (2, True)
+    assert (refused.code, "--accelerator cuda: there is no such device here" in refused.said) == (
+        2,
+        True,
+    )
     assert list(tmp_path.iterdir()) == []

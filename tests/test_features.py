@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mobatlas import MobatlasError
+from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, PAD, WORK
-from mobatlas.features.maps import SoftTrajectories, Trajectories, build_feature, register_feature
+from mobatlas.features.maps import build_feature, register_feature
 from tests.feature_maps import (
     DOWNTOWN,
     MASKS,
@@ -45,12 +46,16 @@ def own_feature() -> Iterator[None]:
 @st.composite
 def random_trajectories(draw: st.DrawFn) -> Trajectories:
     """Of any length, some empty; some people have no home or no work."""
-    rows = draw(st.lists(st.lists(st.integers(HOME, len(TOWN) - 1), max_size=9), min_size=1, max_size=6))
+    rows = draw(
+        st.lists(st.lists(st.integers(HOME, len(TOWN) - 1), max_size=9), min_size=1, max_size=6)
+    )
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     anchors = rng.uniform(-0.3, 0.3, (len(rows), 4))
     for part in (slice(0, 2), slice(2, 4)):
         anchors[rng.random(len(rows)) < 0.25, part] = np.nan
-    return hand_made(rows, anchors.tolist(), [rng.integers(0, 24, len(row)).tolist() for row in rows])
+    return hand_made(
+        rows, anchors.tolist(), [rng.integers(0, 24, len(row)).tolist() for row in rows]
+    )
 
 
 contract = pytest.mark.parametrize(("name", "mask"), list(product(NAMES, MASKS)))
@@ -59,7 +64,9 @@ contract = pytest.mark.parametrize(("name", "mask"), list(product(NAMES, MASKS))
 @contract
 @settings(max_examples=25, deadline=None)
 @given(trajectories=random_trajectories())
-def test_both_forms_agree_on_certain_tokens(name: str, mask: Sequence[str], trajectories: Trajectories) -> None:
+def test_both_forms_agree_on_certain_tokens(
+    name: str, mask: Sequence[str], trajectories: Trajectories
+) -> None:
     feature = build_feature(name, TOWN, mask)
     exact = feature.counts(trajectories).toarray()
     assert exact.shape == (len(trajectories), len(feature.bins))
@@ -74,7 +81,9 @@ def test_both_forms_agree_on_certain_tokens(name: str, mask: Sequence[str], traj
 @contract
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_the_soft_form_is_the_expectation_over_independent_positions(name: str, mask: Sequence[str], seed: int) -> None:
+def test_the_soft_form_is_the_expectation_over_independent_positions(
+    name: str, mask: Sequence[str], seed: int
+) -> None:
     """Every sequence of three of five tokens, weighted by its probability."""
     rng = np.random.default_rng(seed)
     feature = build_feature(name, TOWN, mask)
@@ -82,8 +91,12 @@ def test_the_soft_form_is_the_expectation_over_independent_positions(name: str, 
     shares = rng.dirichlet(np.ones(5), 3)  # (length, support)
     choices = list(product(range(5), repeat=3))
     hours = rng.integers(0, 24, 3).tolist()
-    every = hand_made([support[list(choice)].tolist() for choice in choices], hours=[hours] * len(choices))
-    weights = np.array([math.prod(shares[i, k] for i, k in enumerate(choice)) for choice in choices])
+    every = hand_made(
+        [support[list(choice)].tolist() for choice in choices], hours=[hours] * len(choices)
+    )
+    weights = np.array(
+        [math.prod(shares[i, k] for i, k in enumerate(choice)) for choice in choices]
+    )
     tokens = np.zeros((1, 3, len(TOWN)))
     tokens[0][:, support] = shares
     soft = SoftTrajectories(tokens, np.array([DOWNTOWN]), np.eye(24)[None, hours])
@@ -96,12 +109,16 @@ def test_the_soft_form_is_the_expectation_over_independent_positions(name: str, 
 def test_gradients_flow(name: str, mask: Sequence[str]) -> None:
     feature = build_feature(name, TOWN, mask)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randn(2, 3, len(TOWN), generator=generator, dtype=torch.float64, requires_grad=True)
+    tokens = torch.randn(
+        2, 3, len(TOWN), generator=generator, dtype=torch.float64, requires_grad=True
+    )
     hours = torch.randn(2, 3, 24, generator=generator, dtype=torch.float64, requires_grad=True)
 
     def counts(token_logits: torch.Tensor, hour_logits: torch.Tensor) -> Any:
         probabilities = torch.softmax(token_logits, -1), torch.softmax(hour_logits, -1)
-        return feature.soft(SoftTrajectories(probabilities[0], np.array([DOWNTOWN] * 2), probabilities[1]))
+        return feature.soft(
+            SoftTrajectories(probabilities[0], np.array([DOWNTOWN] * 2), probabilities[1])
+        )
 
     assert torch.autograd.gradcheck(counts, (tokens, hours), fast_mode=True)
     (counts(tokens, hours) ** 2).sum().backward()
@@ -114,7 +131,9 @@ def test_gradients_flow(name: str, mask: Sequence[str]) -> None:
 def test_bins_are_unique_and_carry_the_name_of_their_map(name: str, mask: Sequence[str]) -> None:
     for vocabulary in (
         TOWN,
-        make_vocabulary([("x", 0, 0, "a>b"), ("y", 0, 0, "c"), ("z", 0, 0, "a"), ("w", 0, 0, "b>c")]),
+        make_vocabulary(
+            [("x", 0, 0, "a>b"), ("y", 0, 0, "c"), ("z", 0, 0, "a"), ("w", 0, 0, "b>c")]
+        ),
     ):
         feature = build_feature(name, vocabulary, mask)
         assert feature.name == name
@@ -133,20 +152,31 @@ def test_tokens_for_models_are_never_counted(name: str, mask: Sequence[str]) -> 
 @contract
 def test_nothing_at_all_counts_as_nothing(name: str, mask: Sequence[str]) -> None:
     feature = build_feature(name, TOWN, mask)
-    assert feature.counts(hand_made([[], []], hours=[[], []])).toarray().tolist() == [[0.0] * len(feature.bins)] * 2
-    none = Trajectories(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros((0, 4)), np.zeros(0, np.int64))
+    assert (
+        feature.counts(hand_made([[], []], hours=[[], []])).toarray().tolist()
+        == [[0.0] * len(feature.bins)] * 2
+    )
+    none = Trajectories(
+        np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros((0, 4)), np.zeros(0, np.int64)
+    )
     assert feature.counts(none).shape == (0, len(feature.bins))
 
 
 def test_pois_of_one_category_share_a_bin_and_a_poi_without_one_is_unknown() -> None:
     feature = build_feature("category", TOWN)
     found = named(feature, feature.counts(hand_made([[BAKERY, DINER, BAKERY, PARK], [HOME, WORK]])))
-    assert found == [{"category:food": 3, "category:unknown": 1}, {"category:home": 1, "category:work": 1}]
+    assert found == [
+        {"category:food": 3, "category:unknown": 1},
+        {"category:home": 1, "category:work": 1},
+    ]
 
 
 def test_transitions_stay_within_a_trajectory_and_do_not_jump_over_what_is_masked() -> None:
     rows = [[BAKERY, HOME, PARK, DINER], [BAKERY]]
-    plain, masked = build_feature("transitions", TOWN), build_feature("transitions", TOWN, ("HOME",))
+    plain, masked = (
+        build_feature("transitions", TOWN),
+        build_feature("transitions", TOWN, ("HOME",)),
+    )
     assert named(plain, plain.counts(hand_made(rows))) == [
         {"transitions:food>home": 1, "transitions:home>unknown": 1, "transitions:unknown>food": 1},
         {},
@@ -227,7 +257,9 @@ def test_the_soft_form_takes_no_more_memory_than_its_input(name: str) -> None:
 
 
 def test_a_wrong_feature_or_mask_names_the_nearest() -> None:
-    with pytest.raises(MobatlasError, match="--feature transition does not exist; did you mean 'transitions'"):
+    with pytest.raises(
+        MobatlasError, match="--feature transition does not exist; did you mean 'transitions'"
+    ):
         build_feature("transition", TOWN)
     with pytest.raises(MobatlasError, match="mask 'home' does not exist; did you mean 'HOME'"):
         build_feature("poi", TOWN, ("home",))

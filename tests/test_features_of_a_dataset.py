@@ -16,9 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mobatlas import CityConfig, TrajectoryDataset, prepare, write_city_folder
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI
-from mobatlas.features.maps import Trajectories, build_feature
-from tests.feature_maps import EVERY_SPECIAL, MASKS, NAMES, as_tensors, named, one_hot, start_registered
+from mobatlas.features.maps import build_feature
+from tests.feature_maps import (
+    EVERY_SPECIAL,
+    MASKS,
+    NAMES,
+    as_tensors,
+    named,
+    one_hot,
+    start_registered,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,13 +53,18 @@ def great_circle_km(lat_a: float, lon_a: float, lat_b: float, lon_b: float) -> f
     """By the angle between the two directions from the centre of the earth."""
     a, b = (
         (math.cos(lat) * math.cos(lon), math.cos(lat) * math.sin(lon), math.sin(lat))
-        for lat, lon in ((math.radians(lat_a), math.radians(lon_a)), (math.radians(lat_b), math.radians(lon_b)))
+        for lat, lon in (
+            (math.radians(lat_a), math.radians(lon_a)),
+            (math.radians(lat_b), math.radians(lon_b)),
+        )
     )
     cross = (a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0])
     return 6371.0088 * math.atan2(math.hypot(*cross), sum(x * y for x, y in zip(a, b, strict=True)))
 
 
-def slowly(name: str, visits: list[dict[str, Any]], person: dict[str, Any], mask: Sequence[str]) -> Counter[str]:
+def slowly(
+    name: str, visits: list[dict[str, Any]], person: dict[str, Any], mask: Sequence[str]
+) -> Counter[str]:
     """What a map counts, from the words of its definition: one visit at a time, by name."""
     categories = [visit["category"] or "unknown" for visit in visits]
     kept = [visit["poi_id"] not in mask for visit in visits]
@@ -72,7 +86,12 @@ def slowly(name: str, visits: list[dict[str, Any]], person: dict[str, Any], mask
                 lat, lon = visit["lat"], visit["lon"]
                 if visit["poi_id"] == "WORK":
                     lat, lon = person["work_lat"], person["work_lon"]
-                if visit["poi_id"] != "HOME" and None not in (lat, lon, person["home_lat"], person["home_lon"]):
+                if visit["poi_id"] != "HOME" and None not in (
+                    lat,
+                    lon,
+                    person["home_lat"],
+                    person["home_lon"],
+                ):
                     km = great_circle_km(person["home_lat"], person["home_lon"], lat, lon)
                     for band in ("0-1", "1-2", "2-5", "5-10", "10-20", "20-50"):
                         if km < float(band.split("-")[1]):
@@ -92,14 +111,18 @@ def test_counts_are_those_of_a_slow_reading_of_the_long_table(
     places = pq.read_table(dataset.path / "vocabulary.parquet").to_pylist()
     windows: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in pq.read_table(dataset.path / "trajectories.parquet").to_pylist():
-        windows.setdefault((row["user_id"], row["window"]), []).append({**places[row["token"]], **row})
+        windows.setdefault((row["user_id"], row["window"]), []).append(
+            {**places[row["token"]], **row}
+        )
     feature = build_feature(name, dataset.vocabulary, mask)
     found = named(feature, feature.counts(Trajectories.of(dataset)))
     users = dataset.people["user_id"].to_pylist()
     assert len(found) == len(windows) > 100
     for number, counts in enumerate(found):
         user = users[dataset.person[number]]
-        assert counts == slowly(name, windows[user, int(dataset.window[number])], people[user], mask)
+        assert counts == slowly(
+            name, windows[user, int(dataset.window[number])], people[user], mask
+        )
     assert sum(map(len, found)) > 0
 
 
@@ -111,7 +134,9 @@ def test_the_real_city_agrees_in_both_forms(dataset: TrajectoryDataset) -> None:
         exact = feature.counts(some).toarray()
         assert exact.sum() > 0 or (name, mask) == ("start", EVERY_SPECIAL)
         np.testing.assert_allclose(feature.soft(soft), exact, atol=1e-9)
-        np.testing.assert_allclose(feature.soft(as_tensors(soft, torch.float32)).numpy(), exact, atol=1e-4)
+        np.testing.assert_allclose(
+            feature.soft(as_tensors(soft, torch.float32)).numpy(), exact, atol=1e-4
+        )
 
 
 def test_phi_counts_the_visits_of_one_window(dataset: TrajectoryDataset) -> None:
@@ -125,20 +150,31 @@ def test_phi_counts_the_visits_of_one_window(dataset: TrajectoryDataset) -> None
     assert total("poi") == total("category") == total("hour") == lengths
     assert total("transitions") == [length - 1 for length in lengths]
     pois = [int((dataset.trajectory(i) >= FIRST_POI).sum()) for i in range(len(dataset))]
-    assert total("poi", EVERY_SPECIAL) == total("hour", EVERY_SPECIAL) == total("distance", EVERY_SPECIAL) == pois
+    assert (
+        total("poi", EVERY_SPECIAL)
+        == total("hour", EVERY_SPECIAL)
+        == total("distance", EVERY_SPECIAL)
+        == pois
+    )
     assert sum(pois) < sum(lengths)
 
 
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_chosen_trajectories_come_in_the_order_asked_for(dataset: TrajectoryDataset, data: st.DataObject) -> None:
-    chosen = data.draw(st.lists(st.integers(0, len(dataset) - 1), max_size=30))  # also none, and one twice
+def test_chosen_trajectories_come_in_the_order_asked_for(
+    dataset: TrajectoryDataset, data: st.DataObject
+) -> None:
+    chosen = data.draw(
+        st.lists(st.integers(0, len(dataset) - 1), max_size=30)
+    )  # also none, and one twice
     trajectories = Trajectories.of(dataset, np.array(chosen, dtype=np.int64))
     assert len(trajectories) == len(chosen)
     for row, index in enumerate(chosen):
         here = slice(*trajectories.offsets[row : row + 2].tolist())
         assert trajectories.tokens[here].tolist() == dataset.trajectory(index).tolist()
-        np.testing.assert_array_equal(trajectories.anchors[row], dataset.anchors[dataset.person[index]])
+        np.testing.assert_array_equal(
+            trajectories.anchors[row], dataset.anchors[dataset.person[index]]
+        )
         assert (trajectories.owner[here] == row).all()
 
 
@@ -147,7 +183,9 @@ def test_hours_are_those_of_the_arrivals(dataset: TrajectoryDataset) -> None:
     arrivals = dataset.times()[0].to_pylist()
     trajectories = Trajectories.of(dataset, shuffled)
     assert trajectories.hours is not None
-    assert trajectories.hours.tolist() == [time.hour for index in shuffled for time in arrivals[index]]
+    assert trajectories.hours.tolist() == [
+        time.hour for index in shuffled for time in arrivals[index]
+    ]
     assert len(set(trajectories.hours.tolist())) > 12
 
 

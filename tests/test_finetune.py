@@ -49,7 +49,7 @@ BRIEF: dict[str, Any] = {
 FINAL = "finetune-final.safetensors"
 
 
-class Crash(Exception):  # noqa: N818 (a test raises it)
+class Crash(Exception):
     """The process dies here, as far as the trainer can tell."""
 
 
@@ -63,7 +63,9 @@ def model(dataset: TrajectoryDataset) -> Generator:
     """Its autoencoder is good, as that of any model worth tuning; its denoiser has just begun."""
     family = OPTIONS["latent-diffusion"]
     longer = family["autoencoder"] | {"steps": 200}
-    return fitted("latent-diffusion", dataset, autoencoder=longer, denoiser=family["denoiser"] | {"steps": 60})
+    return fitted(
+        "latent-diffusion", dataset, autoencoder=longer, denoiser=family["denoiser"] | {"steps": 60}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +76,17 @@ def regions(dataset: TrajectoryDataset, tmp_path_factory: pytest.TempPathFactory
 
 
 def tuned(
-    model: Generator, dataset: TrajectoryDataset, regions: Path, trainer: Trainer | None = None, **changes: Any
+    model: Generator,
+    dataset: TrajectoryDataset,
+    regions: Path,
+    trainer: Trainer | None = None,
+    **changes: Any,
 ) -> tuple[Generator, dict[str, Any]]:
-    hook: Any = {name: changes.pop(name) for name in ("on_validation", "start_from_tilted") if name in changes}
+    hook: Any = {
+        name: changes.pop(name)
+        for name in ("on_validation", "start_from_tilted")
+        if name in changes
+    }
     config = build(FinetuneConfig, BRIEF | changes, "finetune")
     return finetune(model, dataset, regions, trainer or quiet(), config, **hook)
 
@@ -107,7 +117,10 @@ def a_target(shares: list[list[float]], values: list[np.ndarray[Any, Any]]) -> T
 # ---- the estimate of a region
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda shares: sum(shares) > 0.1), st.integers(9, 600))
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda shares: sum(shares) > 0.1),
+    st.integers(9, 600),
+)
 def test_every_group_of_a_region_has_samples_in_proportion(shares: list[float], n: int) -> None:
     p = np.array(shares) / sum(shares)
     counts = allocate(p, n)
@@ -140,12 +153,20 @@ def test_counts_mix_before_they_become_shares() -> None:
     people = target.people(0, 10, np.random.default_rng(0))
     counts = np.array([[1.0, 0.0], [0.0, 9.0]])[people.groups]
     assert target.loss([people.weights @ counts], 0) == pytest.approx(0)
-    assert target.loss([np.array([0.5, 0.5])], 0) == pytest.approx(js(np.array([0.1, 0.9]), np.array([0.5, 0.5])))
+    assert target.loss([np.array([0.5, 0.5])], 0) == pytest.approx(
+        js(np.array([0.1, 0.9]), np.array([0.5, 0.5]))
+    )
 
 
 @pytest.mark.parametrize("divergence", DIVERGENCES)
-def test_the_loss_is_a_sum_over_maps_of_known_bins_in_arrays_and_tensors_alike(divergence: str) -> None:
-    values = [np.array([[1.0, 3.0, np.nan]]), np.array([[20.0, 20.0]]), np.array([[np.nan, np.nan]])]
+def test_the_loss_is_a_sum_over_maps_of_known_bins_in_arrays_and_tensors_alike(
+    divergence: str,
+) -> None:
+    values = [
+        np.array([[1.0, 3.0, np.nan]]),
+        np.array([[20.0, 20.0]]),
+        np.array([[np.nan, np.nan]]),
+    ]
     target = replace(a_target([[1.0]], values), divergence=divergence)
     found = [np.array([2.0, 2.0, 99.0]), np.array([30.0, 10.0]), np.array([1.0, 2.0])]
     measure = DIVERGENCES[divergence]
@@ -153,7 +174,9 @@ def test_the_loss_is_a_sum_over_maps_of_known_bins_in_arrays_and_tensors_alike(d
         np.array([0.5, 0.5]), np.array([0.75, 0.25])
     )
     assert target.loss(found, 0) == pytest.approx(expected)
-    assert float(target.loss([torch.from_numpy(each) for each in found], 0)) == pytest.approx(expected)
+    assert float(target.loss([torch.from_numpy(each) for each in found], 0)) == pytest.approx(
+        expected
+    )
 
 
 def test_hidden_coordinates_are_a_share_of_the_simulated_people() -> None:
@@ -180,7 +203,10 @@ def test_what_the_gradient_sees_is_near_what_is_sampled(
 ) -> None:
     """Expected counts against exact ones of the same noise, which differ by how unsure the decoder is, in every group."""
     build_regions(dataset.path, tmp_path / "groups", partition="demogroups")
-    target, student = by_group(dataset, tmp_path / "groups"), model.with_groups(DEFAULT_GROUPS, seed=5)
+    target, student = (
+        by_group(dataset, tmp_path / "groups"),
+        model.with_groups(DEFAULT_GROUPS, seed=5),
+    )
     for group in range(len(DEFAULT_GROUPS)):
         people = target.people(group, 64, np.random.default_rng(group))
         gap = soft_gap(student, target.goals, people, seed=group)["poi"]
@@ -194,16 +220,24 @@ def test_steps_go_down_the_aggregate_loss(
     """The loss of the same people and the same noise, before and after, as the gradient sees it and as it is sampled."""
     build_regions(dataset.path, tmp_path / "groups", partition="demogroups")
     target = by_group(dataset, tmp_path / "groups")
-    people = {group: target.people(group, 64, np.random.default_rng(group)) for group in range(len(DEFAULT_GROUPS))}
+    people = {
+        group: target.people(group, 64, np.random.default_rng(group))
+        for group in range(len(DEFAULT_GROUPS))
+    }
 
     def losses(model: Generator) -> tuple[float, float]:
         soft = []
         for group, own in people.items():
             counts = (
-                target.goals[0].feature.soft(model.soft_sample(own.groups, own.anchors, seed=group)).detach().numpy()
+                target.goals[0]
+                .feature.soft(model.soft_sample(own.groups, own.anchors, seed=group))
+                .detach()
+                .numpy()
             )
             soft.append(target.loss([own.weights @ counts], group))
-        return float(np.mean(soft)), target.score(PlainSampler(model, dataset.anchors), people, seed=0)
+        return float(np.mean(soft)), target.score(
+            PlainSampler(model, dataset.anchors), people, seed=0
+        )
 
     changes: dict[str, Any] = {
         "batch": 64,
@@ -212,7 +246,9 @@ def test_steps_go_down_the_aggregate_loss(
         "validation_samples": 64,
         "early": early,
     }
-    found, report = tuned(model, dataset, tmp_path / "groups", steps=16, validate_every=16, **changes)
+    found, report = tuned(
+        model, dataset, tmp_path / "groups", steps=16, validate_every=16, **changes
+    )
     assert report["validated_on"] == "train"  # too few validation people for eight regions
     assert report["best"]["step"] == 16
     before, after = losses(model.with_groups(DEFAULT_GROUPS, seed=5, alike=True)), losses(found)
@@ -225,7 +261,10 @@ def test_gradients_agree_where_nothing_is_drawn_and_less_where_few_people_are(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     build_regions(dataset.path, tmp_path / "groups", partition="demogroups")
-    target, student = by_group(dataset, tmp_path / "groups"), model.with_groups(DEFAULT_GROUPS, seed=5, alike=True)
+    target, student = (
+        by_group(dataset, tmp_path / "groups"),
+        model.with_groups(DEFAULT_GROUPS, seed=5, alike=True),
+    )
     few, many = (target.agreement(student, FinetuneConfig(batch=size), seed=0) for size in (2, 256))
     assert -1 <= few < many <= 1
     assert many > 0.5
@@ -256,8 +295,16 @@ def test_the_learning_curve_tells_both_losses_and_what_the_hook_found(
     json.dumps(report)
 
 
-def test_weights_that_got_worse_are_not_kept(model: Generator, dataset: TrajectoryDataset, regions: Path) -> None:
-    worse: dict[str, Any] = {"learning_rate": 3.0, "warmup": 0, "steps": 1, "validate_every": 1, "ema": None}
+def test_weights_that_got_worse_are_not_kept(
+    model: Generator, dataset: TrajectoryDataset, regions: Path
+) -> None:
+    worse: dict[str, Any] = {
+        "learning_rate": 3.0,
+        "warmup": 0,
+        "steps": 1,
+        "validate_every": 1,
+        "ema": None,
+    }
     found, report = tuned(model, dataset, regions, **worse, validation_samples=64)
     assert report["best"]["step"] == 0
     assert same(weights(found), weights(model.with_groups(DEFAULT_GROUPS, seed=5, alike=True)))
@@ -275,10 +322,17 @@ def test_a_tilted_model_is_gone_on_from_and_left_as_it_was(
         with pytest.raises(MobatlasError, match="a tilted one and say so"):
             tuned(start, dataset, regions, start_from_tilted=said)
     with pytest.raises(MobatlasError, match="knows the groups"):
-        tuned(model.with_groups(Groups.of({"sex": ("M", "F")}), 0), dataset, regions, start_from_tilted=True)
+        tuned(
+            model.with_groups(Groups.of({"sex": ("M", "F")}), 0),
+            dataset,
+            regions,
+            start_from_tilted=True,
+        )
 
 
-def test_a_masked_word_is_left_out_on_both_sides(model: Generator, dataset: TrajectoryDataset, regions: Path) -> None:
+def test_a_masked_word_is_left_out_on_both_sides(
+    model: Generator, dataset: TrajectoryDataset, regions: Path
+) -> None:
     stages: list[Any] = []
 
     class Watching(Trainer):
@@ -287,7 +341,14 @@ def test_a_masked_word_is_left_out_on_both_sides(model: Generator, dataset: Traj
             return super().run(stage)
 
     def first_loss(**changes: Any) -> float:
-        tuned(model, dataset, regions, Watching(None, seed=5, quiet=True, accelerator="cpu"), steps=1, **changes)
+        tuned(
+            model,
+            dataset,
+            regions,
+            Watching(None, seed=5, quiet=True, accelerator="cpu"),
+            steps=1,
+            **changes,
+        )
         return float(stages[-1].network.curve[-1, 0])
 
     assert first_loss(mask=("HOME", "WORK")) != first_loss()
@@ -311,7 +372,14 @@ def test_a_run_that_was_killed_ends_in_the_same_bytes(
         return {}
 
     with pytest.raises(Crash):
-        tuned(model, dataset, regions, quiet(killed, checkpoint_steps=1), on_validation=crash, **changes)
+        tuned(
+            model,
+            dataset,
+            regions,
+            quiet(killed, checkpoint_steps=1),
+            on_validation=crash,
+            **changes,
+        )
     assert (killed / "finetune-00000005.safetensors").exists()
     for _ in range(2):  # goes on, then reads what it came to
         _, report = tuned(model, dataset, regions, quiet(killed, resume=True), **changes)
@@ -340,7 +408,9 @@ def test_no_label_is_read(
 
 
 def test_a_divergence_that_does_not_exist_is_refused_with_the_nearest() -> None:
-    with pytest.raises(MobatlasError, match=r"--divergence helinger does not exist; did you mean 'hellinger'"):
+    with pytest.raises(
+        MobatlasError, match=r"--divergence helinger does not exist; did you mean 'hellinger'"
+    ):
         build(FinetuneConfig, {"divergence": "helinger"}, "finetune")
     for name in PRESETS:
         build(FinetuneConfig, PRESETS[name], name)
@@ -357,7 +427,9 @@ def test_regions_that_tell_nothing_are_left_out_and_refused_if_all_do(
     model: Generator, dataset: TrajectoryDataset, regions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = load_regions(regions)
-    table = replace(table, aggregates=replace(table.aggregates, values=table.aggregates.values.copy()))
+    table = replace(
+        table, aggregates=replace(table.aggregates, values=table.aggregates.values.copy())
+    )
     table.aggregates.values[0] = np.nan
     monkeypatch.setattr("mobatlas.supervision.finetune.load_regions", lambda _: table)
     assert tuned(model, dataset, regions, steps=1)[1]["left_out"] == [table.composition.regions[0]]
@@ -370,7 +442,9 @@ def test_a_region_without_people_is_named(
     model: Generator, dataset: TrajectoryDataset, regions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = load_regions(regions).composition.regions[1]
-    elsewhere = {user: region for user, region in (load_assignment(regions) or {}).items() if region != name}
+    elsewhere = {
+        user: region for user, region in (load_assignment(regions) or {}).items() if region != name
+    }
     monkeypatch.setattr("mobatlas.supervision.finetune.load_assignment", lambda _: elsewhere)
     with pytest.raises(MobatlasError, match=f"region '{name}' has no train people"):
         tuned(model, dataset, regions)
@@ -391,17 +465,26 @@ def test_of_published_tables_homes_are_everybodys_and_training_aggregates_choose
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Some categories of two regions, one cell suppressed, and nobody known to live there."""
-    (tmp_path / "p.csv").write_text('region,group,count\nA,"<30, M",3\nA,"<30, F",1\nB,"<30, F",2\n')
+    (tmp_path / "p.csv").write_text(
+        'region,group,count\nA,"<30, M",3\nA,"<30, F",1\nB,"<30, F",2\n'
+    )
     (tmp_path / "v.csv").write_text(
         "region,feature,value,n\nA,category:home,2,50\nA,category:work,<5,50\nB,category:home,1,50\nB,category:work,1,50\n"
     )
-    build_regions(dataset.path, tmp_path / "published", composition=tmp_path / "p.csv", aggregates=tmp_path / "v.csv")
+    build_regions(
+        dataset.path,
+        tmp_path / "published",
+        composition=tmp_path / "p.csv",
+        aggregates=tmp_path / "v.csv",
+    )
     _, report = tuned(model, dataset, tmp_path / "published", steps=1)
     assert (report["validated_on"], report["left_out"]) == ("train", [])
     assert "training people choose the best weights" in caplog.text
 
 
-def test_several_processes_are_refused(model: Generator, dataset: TrajectoryDataset, regions: Path) -> None:
+def test_several_processes_are_refused(
+    model: Generator, dataset: TrajectoryDataset, regions: Path
+) -> None:
     trainer = quiet()
     trainer.share = Share(0, 2)
     with pytest.raises(MobatlasError, match="--devices 1"):

@@ -30,7 +30,11 @@ from tests.malice import Malice
 
 numbers = st.integers(0, 2**32)
 bounded = settings(
-    max_examples=2, derandomize=True, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=2,
+    derandomize=True,
+    phases=[Phase.generate],
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 
 
@@ -74,7 +78,10 @@ def test_many_broken_files_are_read_or_refused(world: World, name: str, number: 
         ("parquet: regions folder", 30),  # tables that do not fit each other
         ("manifest: dataset", 31),  # a word where a number is due
         ("parquet: composition, aggregates", 2_460_485_812),  # bytes that are no text
-        ("json, safetensors: model folder", 362_770),  # a calibration that does not say how far its means were
+        (
+            "json, safetensors: model folder",
+            362_770,
+        ),  # a calibration that does not say how far its means were
         ("json, safetensors: model folder", 45_726),  # and one whose features are no names
     ],
 )
@@ -91,20 +98,28 @@ HARM = {
 
 
 @pytest.mark.parametrize("event", HARM)
-def test_the_guard_of_these_tests_sees_code_that_runs(world: World, tmp_path: Path, event: str) -> None:
-    before = GUARD.format(more=MEMORY, seconds=SECONDS, here=str(tmp_path), mark=MARK, faulty=FAULTY)
+def test_the_guard_of_these_tests_sees_code_that_runs(
+    world: World, tmp_path: Path, event: str
+) -> None:
+    before = GUARD.format(
+        more=MEMORY, seconds=SECONDS, here=str(tmp_path), mark=MARK, faulty=FAULTY
+    )
     ended = world.warm.run("--version", before=before + HARM[event])
     assert (ended.code, event in ended.err) == (FAULTY, True), ended.err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_guard_of_these_tests_sees_a_hang_and_a_memory_blow_up(world: World, tmp_path: Path) -> None:
+def test_the_guard_of_these_tests_sees_a_hang_and_a_memory_blow_up(
+    world: World, tmp_path: Path
+) -> None:
     before = GUARD.format(more=2**26, seconds=1, here=str(tmp_path), mark=MARK, faulty=FAULTY)
     assert world.warm.run("--version", before=before + "while True: pass").code < 0
     assert world.warm.run("--version", before=before + "bytearray(2**30)").code != 0
 
 
-@pytest.mark.parametrize("text", [pytest.param(text, id=str(n)) for n, text in enumerate(YAML) if text != ALIASES])
+@pytest.mark.parametrize(
+    "text", [pytest.param(text, id=str(n)) for n, text in enumerate(YAML) if text != ALIASES]
+)
 def test_hostile_yaml_is_refused_before_anything_is_made_of_it(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(MobatlasError) as caught:
@@ -148,7 +163,9 @@ def test_a_first_line_without_an_end_is_refused(tmp_path: Path, name: str, conte
         {"files": None},
     ],
 )
-def test_a_manifest_of_other_types_is_refused(world: World, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_manifest_of_other_types_is_refused(
+    world: World, tmp_path: Path, change: dict[str, Any]
+) -> None:
     shutil.copytree(world.run / "regions" / "demogroups", tmp_path / "regions")
     manifest = tmp_path / "regions" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
@@ -176,14 +193,27 @@ def test_stages_that_cannot_be_read_are_made_again(tmp_path: Path, text: str) ->
 def test_what_goes_wrong_in_a_folder_of_ours_is_one_sentence_and_a_full_disk_is_not_taken_for_it(
     tmp_path: Path,
 ) -> None:
-    for error in (KeyError("x"), pa.ArrowInvalid("x"), OSError("of Arrow"), IndexError(), RecursionError()):
-        with pytest.raises(MobatlasError, match="does not hold what mobatlas writes there"), as_written(tmp_path):
+    for error in (
+        KeyError("x"),
+        pa.ArrowInvalid("x"),
+        OSError("of Arrow"),
+        IndexError(),
+        RecursionError(),
+    ):
+        with (
+            pytest.raises(MobatlasError, match="does not hold what mobatlas writes there"),
+            as_written(tmp_path),
+        ):
             raise error
     with pytest.raises(OSError, match="No space"), as_written(tmp_path):
         raise OSError(28, "No space left on device")
 
 
-SCRIPT, IMAGE, GROUP = "<script>alert('poi')</script>", "<img src=x onerror=alert(1)>", '"><svg onload=alert(2)>'
+SCRIPT, IMAGE, GROUP = (
+    "<script>alert('poi')</script>",
+    "<img src=x onerror=alert(1)>",
+    '"><svg onload=alert(2)>',
+)
 WAY, REGION = "<b onmouseover=alert(3)>", "<iframe src=javascript:alert(4)>"
 
 
@@ -210,7 +240,9 @@ def test_names_from_data_are_text_in_the_report(world: World, tmp_path: Path) ->
     for name in ("visits", "people", "pois"):
         table = pq.read_table(world.run / "city" / f"{name}.parquet").to_pandas()
         if "poi_id" in table:
-            table["poi_id"] = table["poi_id"].where(table["poi_id"].isna(), table["poi_id"].astype(str) + SCRIPT)
+            table["poi_id"] = table["poi_id"].where(
+                table["poi_id"].isna(), table["poi_id"].astype(str) + SCRIPT
+            )
             table["category"] = IMAGE
         if "gender" in table:
             table["gender"] = table["gender"].replace("M", GROUP)

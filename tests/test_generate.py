@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from mobatlas import MobatlasError, load_regions
 from mobatlas.config import Coarsening
+from mobatlas.data.geodesy import haversine_km
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.synthetic import SCHEMA, read_synthetic
 from mobatlas.data.vocabulary import FIRST_POI
-from mobatlas.features.maps import haversine_km
 from mobatlas.generators.rng import uniforms
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import METADATA
@@ -43,11 +43,22 @@ def homes(world: World, tmp_path: Path) -> Path:
     return write_homes(world, tmp_path / "homes.csv")
 
 
-def test_the_same_seed_gives_the_same_bytes_whatever_the_chunks(world: World, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"region": "R3", "regions": world.regions, "coarsen": "1km", "lengths": "empirical"}
+def test_the_same_seed_gives_the_same_bytes_whatever_the_chunks(
+    world: World, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {
+        "region": "R3",
+        "regions": world.regions,
+        "coarsen": "1km",
+        "lengths": "empirical",
+    }
     for chunk in (1, 2, None):
         generate(world.grouped, tmp_path / f"{chunk}", 600, seed=4, chunk=chunk, **options)
-    assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes() == (tmp_path / "None").read_bytes()
+    assert (
+        (tmp_path / "1").read_bytes()
+        == (tmp_path / "2").read_bytes()
+        == (tmp_path / "None").read_bytes()
+    )
 
 
 def test_a_sample_does_not_depend_on_how_many_there_are(world: World, tmp_path: Path) -> None:
@@ -56,7 +67,9 @@ def test_a_sample_does_not_depend_on_how_many_there_are(world: World, tmp_path: 
     generate(world.model, many, 600)
     table = pq.read_table(many)
     assert pq.read_table(few).equals(table.slice(0, pq.read_metadata(few).num_rows))
-    assert table.schema.equals(SCHEMA) and table["trajectory"].unique().to_pylist() == list(range(600))
+    assert table.schema.equals(SCHEMA) and table["trajectory"].unique().to_pylist() == list(
+        range(600)
+    )
 
 
 def test_another_seed_gives_other_people_and_trajectories(world: World, tmp_path: Path) -> None:
@@ -80,7 +93,9 @@ def test_anchors_are_those_of_training_people(world: World, tmp_path: Path) -> N
     assert made <= set(map(tuple, train.tolist())) and len(made) > 0.95 * len(train)
 
 
-def test_home_and_work_are_at_the_anchors_and_places_where_they_are(world: World, tmp_path: Path) -> None:
+def test_home_and_work_are_at_the_anchors_and_places_where_they_are(
+    world: World, tmp_path: Path
+) -> None:
     generate(world.model, tmp_path / "out", 500)
     made = pd.read_parquet(tmp_path / "out")
     home, work = made[made.poi_id == "HOME"], made[made.poi_id == "WORK"]
@@ -88,7 +103,11 @@ def test_home_and_work_are_at_the_anchors_and_places_where_they_are(world: World
     assert len(work) and (work.lat == work.work_lat).all() and (work.lon == work.work_lon).all()
     known = world.dataset.vocabulary.table.to_pandas().set_index("poi_id").iloc[FIRST_POI:]
     places = made[made.poi_id.isin(known.index)].join(known, on="poi_id", rsuffix="_known")
-    assert len(places) and (places.lat == places.lat_known).all() and (places.category == places.category_known).all()
+    assert (
+        len(places)
+        and (places.lat == places.lat_known).all()
+        and (places.category == places.category_known).all()
+    )
     assert set(made.category[made.poi_id == "HOME"]) == {"home"}
 
 
@@ -135,22 +154,36 @@ def test_a_model_supervised_with_regions_needs_nothing_else(
         )
 
     model = remade(world.grouped, tmp_path / "supervised", add)
-    generate(model, tmp_path / "out", 20, region="R1", dataset=tmp_path / "nowhere", regions=world.regions)
+    generate(
+        model,
+        tmp_path / "out",
+        20,
+        region="R1",
+        dataset=tmp_path / "nowhere",
+        regions=world.regions,
+    )
     assert rows(firsts(tmp_path / "out")) == {tuple(home)}
     assert "--regions" in caplog.text and "is not read" in caplog.text
     with pytest.raises(
-        MobatlasError, match=r"--region R2: .* knows no training person who lives there; pass --anchors"
+        MobatlasError,
+        match=r"--region R2: .* knows no training person who lives there; pass --anchors",
     ):
         generate(model, tmp_path / "out2", 20, region="R2")
 
 
-def test_a_table_of_anchors_is_used_in_order_and_again_from_the_top(world: World, homes: Path, tmp_path: Path) -> None:
+def test_a_table_of_anchors_is_used_in_order_and_again_from_the_top(
+    world: World, homes: Path, tmp_path: Path
+) -> None:
     generate(world.model, tmp_path / "rows", anchors=homes, dataset=tmp_path / "needs no dataset")
     generate(world.model, tmp_path / "twice", 12, anchors=homes)
     table = pd.read_csv(homes)
-    pd.testing.assert_frame_equal(firsts(tmp_path / "rows")[list(ANCHORS)].reset_index(drop=True), table)
+    pd.testing.assert_frame_equal(
+        firsts(tmp_path / "rows")[list(ANCHORS)].reset_index(drop=True), table
+    )
     again = firsts(tmp_path / "twice")[list(ANCHORS)].reset_index(drop=True)
-    pd.testing.assert_frame_equal(again, table.loc[[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]].reset_index(drop=True))
+    pd.testing.assert_frame_equal(
+        again, table.loc[[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]].reset_index(drop=True)
+    )
 
 
 def test_a_table_may_say_the_group_of_each_row(
@@ -161,34 +194,52 @@ def test_a_table_may_say_the_group_of_each_row(
     for name, model in (("told", world.grouped), ("not", world.model)):
         generate(model, tmp_path / name, anchors=tmp_path / "homes.parquet")
     expected = ["<30, M", ">50, F", GROUP, "<30, M", GROUP]
-    assert firsts(tmp_path / "told").group.tolist() == firsts(tmp_path / "not").group.tolist() == expected
-    assert "knows no groups, so column 'group'" in caplog.text and "changes no sample" in caplog.text
+    assert (
+        firsts(tmp_path / "told").group.tolist()
+        == firsts(tmp_path / "not").group.tolist()
+        == expected
+    )
+    assert (
+        "knows no groups, so column 'group'" in caplog.text and "changes no sample" in caplog.text
+    )
 
 
-def test_coarsening_moves_each_person_once_and_no_farther_than_asked(world: World, tmp_path: Path) -> None:
+def test_coarsening_moves_each_person_once_and_no_farther_than_asked(
+    world: World, tmp_path: Path
+) -> None:
     for name, coarsen in (("exact", None), ("coarse", "1km")):
         generate(world.model, tmp_path / name, 2_000, coarsen=coarsen)
-    exact, coarse = (firsts(tmp_path / name)[list(ANCHORS)].to_numpy() for name in ("exact", "coarse"))
+    exact, coarse = (
+        firsts(tmp_path / name)[list(ANCHORS)].to_numpy() for name in ("exact", "coarse")
+    )
     for two in (slice(0, 2), slice(2, 4)):
         km = haversine_km(exact[:, two], coarse[:, two])
         assert km.max() <= 1 + 1e-9 and abs(np.mean(km) - 2 / 3) < 0.05  # uniform over the disc
     assert len(np.unique(np.hstack([exact, coarse]), axis=0)) == len(np.unique(exact, axis=0))
 
 
-def test_a_place_moves_alike_in_every_file_and_by_what_no_file_tells(world: World, tmp_path: Path) -> None:
+def test_a_place_moves_alike_in_every_file_and_by_what_no_file_tells(
+    world: World, tmp_path: Path
+) -> None:
     model = load_model(world.model)
     people = model.population()
     moved = coarsened(people, Coarsening.of("1km"), people)
     for seed in (0, 1):
         generate(world.model, tmp_path / f"{seed}", 600, coarsen="1km", seed=seed)
         assert rows(firsts(tmp_path / f"{seed}")) <= set(map(tuple, moved.tolist()))
-    generate(world.model, tmp_path / "region", 100, coarsen="1000 m", region="R3", regions=world.regions)
+    generate(
+        world.model, tmp_path / "region", 100, coarsen="1000 m", region="R3", regions=world.regions
+    )
     assert rows(firsts(tmp_path / "region")) <= set(map(tuple, moved.tolist()))
     others = people.copy()
     others[-1] += 1e-6  # one other neighbour, and nobody moves as before
-    assert (np.abs(coarsened(people, Coarsening.of("1km"), others) - moved) > 1e-9).any(1).mean() > 0.99
+    assert (np.abs(coarsened(people, Coarsening.of("1km"), others) - moved) > 1e-9).any(
+        1
+    ).mean() > 0.99
     wider = coarsened(people, Coarsening.of("2km"), people)
-    assert np.abs(wider - people - 2 * (moved - people)).max() > 1e-3  # or two files would point back at the place
+    assert (
+        np.abs(wider - people - 2 * (moved - people)).max() > 1e-3
+    )  # or two files would point back at the place
 
 
 @pytest.mark.parametrize("form", ["disc", "grid"])
@@ -197,13 +248,17 @@ def test_homes_that_would_move_out_of_the_country_are_refused_and_those_that_sta
 ) -> None:
     place = np.array([[1.0, 2.0, 3.0, 4.0]])
     for far in (Coarsening(form, 100.1), Coarsening(form, 500.0)):
-        with pytest.raises(MobatlasError, match=f"--coarsen {far}: give at most 100 km, such as 3km"):
+        with pytest.raises(
+            MobatlasError, match=f"--coarsen {far}: give at most 100 km, such as 3km"
+        ):
             coarsened(place, far, place)
     assert np.array_equal(coarsened(place, Coarsening(form, 0.0), place), place)
     assert "homes and workplaces stay where they are" in caplog.text
 
 
-def test_homes_move_to_the_middle_of_a_square_of_the_size_asked_for(world: World, tmp_path: Path) -> None:
+def test_homes_move_to_the_middle_of_a_square_of_the_size_asked_for(
+    world: World, tmp_path: Path
+) -> None:
     for name, coarsen in (("exact", None), ("grid", "grid:500m")):
         generate(world.model, tmp_path / name, 600, coarsen=coarsen)
     exact, grid = (firsts(tmp_path / name)[list(ANCHORS)].to_numpy() for name in ("exact", "grid"))
@@ -215,16 +270,22 @@ def test_homes_move_to_the_middle_of_a_square_of_the_size_asked_for(world: World
 
 
 @given(st.floats(-90, 90), st.floats(-180, 180), st.floats(0.05, 50))
-def test_every_place_of_the_earth_is_near_the_middle_of_its_square(lat: float, lon: float, km: float) -> None:
+def test_every_place_of_the_earth_is_near_the_middle_of_its_square(
+    lat: float, lon: float, km: float
+) -> None:
     place = np.array([[lat, lon, np.nan, np.nan]])
     moved = coarsened(place, Coarsening("grid", km), place)
     assert np.isnan(moved[:, 2:]).all() and (np.abs(moved[:, :2]) <= (90, 180)).all()
     assert haversine_km(place[:, :2], moved[:, :2])[0] <= 0.8 * km
 
 
-def test_empirical_lengths_are_those_of_all_training_trajectories(world: World, tmp_path: Path) -> None:
+def test_empirical_lengths_are_those_of_all_training_trajectories(
+    world: World, tmp_path: Path
+) -> None:
     generate(world.model, tmp_path / "out", 4_000, lengths="empirical")
-    lengths = np.bincount(pd.read_parquet(tmp_path / "out").groupby("trajectory").size(), minlength=17)
+    lengths = np.bincount(
+        pd.read_parquet(tmp_path / "out").groupby("trajectory").size(), minlength=17
+    )
     train = np.minimum(world.dataset.lengths[world.dataset.split("train")], 16)
     expected = np.bincount(train, minlength=17) / len(train)
     assert not lengths[expected == 0].any()
@@ -236,12 +297,16 @@ def test_what_is_read_back_is_what_was_sampled(world: World, homes: Path, tmp_pa
     generate(world.grouped, tmp_path / "out", 300, anchors=homes, group=GROUP, seed=8)
     anchors = pd.read_csv(homes).to_numpy()[np.arange(300) % 5]
     assert model.generator.groups is not None
-    sampled = model.generator.sample(300, np.full(300, model.generator.groups.index(GROUP)), anchors, seed=8)
+    sampled = model.generator.sample(
+        300, np.full(300, model.generator.groups.index(GROUP)), anchors, seed=8
+    )
     shuffled = pd.read_parquet(tmp_path / "out").sample(frac=1, random_state=0)
     shuffled.to_parquet(tmp_path / "shuffled")
     for name in ("out", "shuffled"):
         read, groups, regions = read_synthetic(tmp_path / name, world.dataset.vocabulary)
-        assert np.array_equal(read.tokens, sampled.tokens) and np.array_equal(read.offsets, sampled.offsets)
+        assert np.array_equal(read.tokens, sampled.tokens) and np.array_equal(
+            read.offsets, sampled.offsets
+        )
         assert np.array_equal(read.anchors, anchors, equal_nan=True)
         assert groups.tolist() == [GROUP] * 300 and regions.tolist() == [None] * 300
 
@@ -250,7 +315,9 @@ def test_labels_are_never_read(world: World, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(world.dataset.path, bare, ignore=shutil.ignore_patterns("labels.parquet"))
     for name, dataset in (("with", world.dataset.path), ("without", bare)):
-        generate(world.grouped, tmp_path / name, 300, dataset=dataset, region="R5", regions=world.regions)
+        generate(
+            world.grouped, tmp_path / name, 300, dataset=dataset, region="R5", regions=world.regions
+        )
     assert (tmp_path / "with").read_bytes() == (tmp_path / "without").read_bytes()
 
 
@@ -261,22 +328,31 @@ def test_the_file_says_what_made_it_and_not_where(world: World, tmp_path: Path) 
         def step(self, now: float, note: str = "") -> None:
             done.append(now)
 
-    made = generate(world.model, tmp_path / "a" / "b" / "out.parquet", 600, seed=5, chunk=1, tracker=Counting())
+    made = generate(
+        world.model, tmp_path / "a" / "b" / "out.parquet", 600, seed=5, chunk=1, tracker=Counting()
+    )
     facts = json.loads(pq.read_schema(made.path).metadata[b"mobatlas"])
     assert facts["model"] == load_model(world.model).manifest.content_hash
     assert (facts["seed"], facts["n"], facts["group"], facts["region"]) == (5, 600, None, None)
     assert "mobatlas" in facts["versions"] and str(tmp_path.parent) not in json.dumps(facts)
-    assert done == [256, 512, 600] and made.as_dict()["tokens"] == pq.read_metadata(made.path).num_rows
+    assert (
+        done == [256, 512, 600] and made.as_dict()["tokens"] == pq.read_metadata(made.path).num_rows
+    )
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["out.parquet"]
 
 
-def test_a_file_that_is_there_is_replaced_only_if_asked_to_and_only_ours(world: World, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_replaced_only_if_asked_to_and_only_ours(
+    world: World, tmp_path: Path
+) -> None:
     out, thesis = tmp_path / "out.parquet", tmp_path / "thesis.tex"
     thesis.write_text("years of work")
     (tmp_path / ".out.parquet.partial").write_text("of a process that was killed")
     generate(world.model, out, 10)
     before = out.read_bytes()
-    with pytest.raises(MobatlasError, match=r"out\.parquet: exists already; choose another --out or pass --overwrite"):
+    with pytest.raises(
+        MobatlasError,
+        match=r"out\.parquet: exists already; choose another --out or pass --overwrite",
+    ):
         generate(world.model, out, 10)
     with pytest.raises(MobatlasError, match="was not written by mobatlas"):
         generate(world.model, thesis, 10, overwrite=True)
@@ -297,7 +373,11 @@ def test_memory_does_not_grow_with_the_number_of_samples(world: World, tmp_path:
     )
     command = [sys.executable, "-c", code, str(world.model), str(tmp_path)]
     done = subprocess.run(
-        command, check=True, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     before, after = map(float, done.stdout.split())  # the peak of a process never falls
     assert after < 2 and after < before + 0.4

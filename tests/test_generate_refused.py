@@ -30,8 +30,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no trajectory": ({"n": 0}, "--n 0: ask for at least 1 trajectory"),
     "no number": ({"n": None}, "--n is missing"),
     "a negative seed": ({"seed": -1}, "--seed -1: give a whole number"),
-    "a group that is not there": ({"group": "30-40, W"}, "group '30-40, W' does not exist; did you mean '30-40, "),
-    "a word for lengths": ({"lengths": "emprical"}, "--lengths emprical does not exist; did you mean 'empirical'?"),
+    "a group that is not there": (
+        {"group": "30-40, W"},
+        "group '30-40, W' does not exist; did you mean '30-40, ",
+    ),
+    "a word for lengths": (
+        {"lengths": "emprical"},
+        "--lengths emprical does not exist; did you mean 'empirical'?",
+    ),
     "a negative radius": ({"coarsen": -1.0}, "--coarsen -1.0: give a radius of 0 km or more"),
     "a radius that is no number": ({"coarsen": float("nan")}, "--coarsen nan"),
     "a radius in miles": (
@@ -42,7 +48,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a region of nowhere": ({"region": "R1"}, "knows no regions; pass --regions"),
     "regions without a region": ({"regions": "REGIONS"}, "--regions goes with --region"),
     "an unknown region": ({"region": "R33", "regions": "REGIONS"}, "--region R33: is no region of"),
-    "two places": ({"region": "R1", "anchors": "x.csv"}, "--anchors and --region each say where people live"),
+    "two places": (
+        {"region": "R1", "anchors": "x.csv"},
+        "--anchors and --region each say where people live",
+    ),
     "no such table": ({"anchors": "nowhere.csv"}, "nowhere.csv: no such file"),
     "no such model": ({"model": "nowhere"}, "nowhere: no such model folder"),
     "a dataset for a model": ({"model": "DATASET"}, "is a dataset folder, not a model folder"),
@@ -50,17 +59,28 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"out": "out.CSV"},
         "out.CSV: samples are written as Parquet; name a file that ends in .parquet",
     ),
-    "a dataset that is gone": ({"dataset": "nowhere"}, "there is no dataset at nowhere; pass --dataset"),
+    "a dataset that is gone": (
+        {"dataset": "nowhere"},
+        "there is no dataset at nowhere; pass --dataset",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_in_one_sentence_and_writes_nothing(world: World, tmp_path: Path, case: str) -> None:
+def test_bad_input_is_refused_in_one_sentence_and_writes_nothing(
+    world: World, tmp_path: Path, case: str
+) -> None:
     changes, sentence = BAD[case]
     named: dict[str, Any] = {"REGIONS": world.regions, "DATASET": world.dataset.path}
-    options: dict[str, Any] = {key: named.get(str(value), value) for key, value in ({"n": 10} | changes).items()}
+    options: dict[str, Any] = {
+        key: named.get(str(value), value) for key, value in ({"n": 10} | changes).items()
+    }
     with pytest.raises(MobatlasError) as caught:
-        generate(options.pop("model", world.grouped), tmp_path / "new" / options.pop("out", "out"), **options)
+        generate(
+            options.pop("model", world.grouped),
+            tmp_path / "new" / options.pop("out", "out"),
+            **options,
+        )
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -68,10 +88,19 @@ def test_bad_input_is_refused_in_one_sentence_and_writes_nothing(world: World, t
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ({"home_lat": "95"}, "in row 1 (95, -77.4) 'home_lat' and 'home_lon' are outside -90..90 and -180..180"),
+        (
+            {"home_lat": "95"},
+            "in row 1 (95, -77.4) 'home_lat' and 'home_lon' are outside -90..90 and -180..180",
+        ),
         ({"work_lon": "west"}, "column 'work_lon' is empty or not a number in row 1 ('west')"),
-        ({"work_lon": ""}, "in row 1 (37.5, nan) only one of 'work_lat' and 'work_lon' is given; give both or none"),
-        ({"home_lat": "-77.4", "home_lon": "37.5"}, "'home_lat' and 'home_lon' are far from all places of"),
+        (
+            {"work_lon": ""},
+            "in row 1 (37.5, nan) only one of 'work_lat' and 'work_lon' is given; give both or none",
+        ),
+        (
+            {"home_lat": "-77.4", "home_lon": "37.5"},
+            "'home_lat' and 'home_lon' are far from all places of",
+        ),
         ({"home_lon": None}, "column 'home_lon' is missing"),
         ({"group": "teenagers"}, "column 'group': group 'teenagers' does not exist"),
         ({}, "the table has no rows"),
@@ -89,8 +118,12 @@ def test_a_bad_table_of_anchors_is_refused(
     assert str(caught.value).startswith(f"{path}: ") and sentence in str(caught.value)
 
 
-def test_groups_are_refused_where_they_have_no_place(world: World, homes: Path, tmp_path: Path) -> None:
-    with pytest.raises(MobatlasError, match="model: knows no groups, it is of phase 1; supervise it first"):
+def test_groups_are_refused_where_they_have_no_place(
+    world: World, homes: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        MobatlasError, match="model: knows no groups, it is of phase 1; supervise it first"
+    ):
         generate(world.model, tmp_path / "out", 10, group=GROUP)
     pd.read_csv(homes).assign(group=GROUP).to_csv(homes, index=False)
     with pytest.raises(MobatlasError, match=r"--group: .* has a column 'group' already"):
@@ -101,9 +134,15 @@ def test_another_dataset_is_refused_for_its_places_and_warned_of_for_its_people(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = small_city(tmp_path / "other", pois=30).path
-    with pytest.raises(MobatlasError, match=r"dataset: its vocabulary is not the one that .*model was trained on"):
+    with pytest.raises(
+        MobatlasError, match=r"dataset: its vocabulary is not the one that .*model was trained on"
+    ):
         generate(world.model, tmp_path / "out", 10, dataset=other)
-    moved = remade(world.dataset.path, tmp_path / "moved", lambda folder: (folder / "summary.json").write_text("{}"))
+    moved = remade(
+        world.dataset.path,
+        tmp_path / "moved",
+        lambda folder: (folder / "summary.json").write_text("{}"),
+    )
     generate(world.model, tmp_path / "out", 10, dataset=moved, region="R1", regions=world.regions)
     assert "moved: is not the dataset that" in caplog.text
     assert "regions: was made of another dataset than" in caplog.text
@@ -112,16 +151,24 @@ def test_another_dataset_is_refused_for_its_places_and_warned_of_for_its_people(
 def test_the_groups_of_regions_must_be_those_of_the_model(world: World, tmp_path: Path) -> None:
     def rename(folder: Path) -> None:
         table = pd.read_parquet(folder / "composition.parquet")
-        table.assign(group=table.group.str.replace("F", "W")).to_parquet(folder / "composition.parquet")
+        table.assign(group=table.group.str.replace("F", "W")).to_parquet(
+            folder / "composition.parquet"
+        )
 
     regions = remade(world.regions, tmp_path / "regions", rename)
-    with pytest.raises(MobatlasError, match=r"regions: its groups \(<30, M; <30, W; .* are not those of .*grouped"):
+    with pytest.raises(
+        MobatlasError, match=r"regions: its groups \(<30, M; <30, W; .* are not those of .*grouped"
+    ):
         generate(world.grouped, tmp_path / "out", 10, region="R1", regions=regions)
 
 
 def test_published_regions_know_no_people(world: World, tmp_path: Path) -> None:
-    regions = remade(world.regions, tmp_path / "regions", lambda folder: (folder / "assignment.parquet").unlink())
-    with pytest.raises(MobatlasError, match="knows no training person who lives there; pass --anchors"):
+    regions = remade(
+        world.regions, tmp_path / "regions", lambda folder: (folder / "assignment.parquet").unlink()
+    )
+    with pytest.raises(
+        MobatlasError, match="knows no training person who lives there; pass --anchors"
+    ):
         generate(world.grouped, tmp_path / "out", 10, region="R1", regions=regions)
 
 
@@ -132,7 +179,9 @@ def changed(source: Path, out: Path, **columns: Any) -> Path:
     return out
 
 
-def test_a_synthetic_file_that_cannot_be_read_is_refused_by_name(world: World, tmp_path: Path) -> None:
+def test_a_synthetic_file_that_cannot_be_read_is_refused_by_name(
+    world: World, tmp_path: Path
+) -> None:
     good, bad, words = tmp_path / "good.parquet", tmp_path / "bad.parquet", world.dataset.vocabulary
     generate(world.model, good, 20)
     for columns, sentence in (
@@ -151,6 +200,9 @@ def test_a_synthetic_file_that_cannot_be_read_is_refused_by_name(world: World, t
     with pytest.raises(MobatlasError, match="column 'trajectory' is empty"):
         read_synthetic(bad, words)
     cut(good)
-    for path, sentence in ((good, "not a readable Parquet file"), (tmp_path / "nowhere", "no such file")):
+    for path, sentence in (
+        (good, "not a readable Parquet file"),
+        (tmp_path / "nowhere", "no such file"),
+    ):
         with pytest.raises(MobatlasError, match=sentence):
             read_synthetic(path, words)

@@ -13,10 +13,18 @@ import pytest
 import torch
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import HOME
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import Trajectories, build_feature
-from mobatlas.generators.base import UNKNOWN, Generator, family_of, generator_names, register_generator, unlabelled
+from mobatlas.features.maps import build_feature
+from mobatlas.generators.base import (
+    UNKNOWN,
+    Generator,
+    family_of,
+    generator_names,
+    register_generator,
+    unlabelled,
+)
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.supervision.strong import labelled, teach_labels
 from mobatlas.training.loop import Trainer
@@ -59,7 +67,9 @@ def _same(a: Trajectories, b: Trajectories) -> bool:
     return bool(np.array_equal(a.tokens, b.tokens) and np.array_equal(a.offsets, b.offsets))
 
 
-def test_samples_are_trajectories_of_the_vocabulary(model: Generator, dataset: TrajectoryDataset) -> None:
+def test_samples_are_trajectories_of_the_vocabulary(
+    model: Generator, dataset: TrajectoryDataset
+) -> None:
     made = model.sample(100, anchors=_anchors(dataset, 100))
     assert len(made) == 100
     lengths = np.diff(made.offsets)
@@ -72,12 +82,16 @@ def test_same_seed_same_samples_and_another_seed_others(model: Generator) -> Non
     assert not _same(model.sample(50, seed=1), model.sample(50, seed=2))
 
 
-def test_a_sample_does_not_depend_on_how_many_are_asked_for(model: Generator, dataset: TrajectoryDataset) -> None:
+def test_a_sample_does_not_depend_on_how_many_are_asked_for(
+    model: Generator, dataset: TrajectoryDataset
+) -> None:
     n = model.tile + 40
     anchors = _anchors(dataset, n)
     whole = model.sample(n, anchors=anchors, seed=4)
     few = model.sample(30, anchors=anchors[:30], seed=4)
-    middle = model.sample(50, anchors=anchors[model.tile - 20 : model.tile + 30], seed=4, first=model.tile - 20)
+    middle = model.sample(
+        50, anchors=anchors[model.tile - 20 : model.tile + 30], seed=4, first=model.tile - 20
+    )
     assert np.array_equal(whole.tokens[: few.offsets[-1]], few.tokens)
     start, stop = whole.offsets[model.tile - 20], whole.offsets[model.tile + 30]
     assert np.array_equal(whole.tokens[start:stop], middle.tokens)
@@ -99,12 +113,16 @@ def test_a_model_of_phase_1_refuses_groups(model: Generator) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in generator_names() if name not in TEACHABLE])
-def test_a_family_that_cannot_be_taught_says_what_to_do(name: str, models: Callable[[str], Generator]) -> None:
+def test_a_family_that_cannot_be_taught_says_what_to_do(
+    name: str, models: Callable[[str], Generator]
+) -> None:
     with pytest.raises(MobatlasError, match=r"cannot be taught.*--strategy"):
         models(name).with_groups(DEFAULT_GROUPS, seed=1)
 
 
-def test_a_model_given_groups_begins_where_it_was(teachable: Generator, dataset: TrajectoryDataset) -> None:
+def test_a_model_given_groups_begins_where_it_was(
+    teachable: Generator, dataset: TrajectoryDataset
+) -> None:
     model = teachable
     grouped = model.with_groups(DEFAULT_GROUPS, seed=1)
     anchors = _anchors(dataset, 40)
@@ -119,7 +137,8 @@ def test_groups_may_begin_alike(teachable: Generator, dataset: TrajectoryDataset
     grouped = model.with_groups(DEFAULT_GROUPS, seed=1, alike=True)
     assert _same(grouped.sample(40, groups, anchors), model.sample(40, anchors=anchors))
     assert not _same(
-        model.with_groups(DEFAULT_GROUPS, seed=1).sample(40, groups, anchors), model.sample(40, anchors=anchors)
+        model.with_groups(DEFAULT_GROUPS, seed=1).sample(40, groups, anchors),
+        model.sample(40, anchors=anchors),
     )
 
 
@@ -142,7 +161,9 @@ def test_soft_samples_say_what_samples_do(taught: Generator, dataset: Trajectory
     assert np.abs(counts - expected).sum() / counts.sum() < 0.1
 
 
-def test_what_is_expected_early_is_what_is_sampled(taught: Generator, dataset: TrajectoryDataset) -> None:
+def test_what_is_expected_early_is_what_is_sampled(
+    taught: Generator, dataset: TrajectoryDataset
+) -> None:
     """Wherever it ends, a soft sample has a mean near that of samples; the same seed ends it at the same step."""
     n = 256
     groups, anchors = np.arange(n) % len(DEFAULT_GROUPS), _anchors(dataset, n)
@@ -151,7 +172,9 @@ def test_what_is_expected_early_is_what_is_sampled(taught: Generator, dataset: T
     shares = []
     for seed in range(6):
         soft = taught.soft_sample(groups, anchors, seed, early=True)
-        assert torch.equal(soft.tokens, taught.soft_sample(groups, anchors, seed, early=True).tokens)
+        assert torch.equal(
+            soft.tokens, taught.soft_sample(groups, anchors, seed, early=True).tokens
+        )
         assert soft.tokens.sum(-1).max() <= 1 + 1e-5
         expected = feature.soft(soft).sum(0).detach().numpy()
         shares.append(expected / expected.sum())
@@ -159,18 +182,26 @@ def test_what_is_expected_early_is_what_is_sampled(taught: Generator, dataset: T
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_soft_samples_teach_the_network(taught: Generator, dataset: TrajectoryDataset, early: bool) -> None:
+def test_soft_samples_teach_the_network(
+    taught: Generator, dataset: TrajectoryDataset, early: bool
+) -> None:
     feature = build_feature("poi", dataset.vocabulary)
-    soft = taught.soft_sample(np.arange(16) % len(DEFAULT_GROUPS), _anchors(dataset, 16), seed=2, early=early)
+    soft = taught.soft_sample(
+        np.arange(16) % len(DEFAULT_GROUPS), _anchors(dataset, 16), seed=2, early=early
+    )
     feature.soft(soft)[:, 3].sum().backward()
     gradients = [p.grad for p in taught.network.parameters() if p.grad is not None]
     assert any(float(gradient.abs().sum()) > 0 for gradient in gradients)
     taught.network.zero_grad()
 
 
-def test_what_was_saved_samples_the_same(taught: Generator, dataset: TrajectoryDataset, tmp_path: Path) -> None:
+def test_what_was_saved_samples_the_same(
+    taught: Generator, dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
     taught.save(tmp_path)
-    name = next(name for name in generator_names() if isinstance(taught.config, family_of(name).config))
+    name = next(
+        name for name in generator_names() if isinstance(taught.config, family_of(name).config)
+    )
     again = family_of(name).load(tmp_path, taught.config, dataset.vocabulary, taught.groups)
     groups = np.arange(30) % len(DEFAULT_GROUPS)
     assert _same(again.sample(30, groups, seed=3), taught.sample(30, groups, seed=3))
@@ -180,7 +211,9 @@ def test_weights_of_another_configuration_are_refused(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     model.save(tmp_path)
-    name = next(name for name in generator_names() if isinstance(model.config, family_of(name).config))
+    name = next(
+        name for name in generator_names() if isinstance(model.config, family_of(name).config)
+    )
     with pytest.raises(MobatlasError, match=r"not those of config\.json"):
         family_of(name).load(tmp_path, model.config, dataset.vocabulary, DEFAULT_GROUPS)
 
@@ -190,7 +223,9 @@ def test_a_file_that_is_not_safetensors_is_refused(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / WEIGHTS).write_bytes(content)
-    name = next(name for name in generator_names() if isinstance(model.config, family_of(name).config))
+    name = next(
+        name for name in generator_names() if isinstance(model.config, family_of(name).config)
+    )
     with pytest.raises(MobatlasError, match="not a readable safetensors file"):
         family_of(name).load(tmp_path, model.config, dataset.vocabulary, None)
 
@@ -219,14 +254,18 @@ def test_phase_1_never_sees_a_label(name: str, dataset: TrajectoryDataset, tmp_p
 @pytest.mark.parametrize("name", TEACHABLE)
 def test_the_seed_decides_the_weights(name: str, dataset: TrajectoryDataset) -> None:
     one, two = (fresh(name, dataset, seed) for seed in (0, 1))
-    pairs = list(zip(one.network.state_dict().values(), two.network.state_dict().values(), strict=True))
+    pairs = list(
+        zip(one.network.state_dict().values(), two.network.state_dict().values(), strict=True)
+    )
     assert any(not torch.equal(a, b) for a, b in pairs)
 
 
 def test_strong_draws_pairs_of_a_trajectory_and_its_group(dataset: TrajectoryDataset) -> None:
     draw = labelled(dataset, seed=5)
     examples = draw(64, 7)
-    assert np.array_equal(examples.groups, dataset.person_groups()[dataset.person[examples.indices]])
+    assert np.array_equal(
+        examples.groups, dataset.person_groups()[dataset.person[examples.indices]]
+    )
     assert np.array_equal(draw(64, 7).indices, examples.indices)
     assert set(unlabelled(dataset, 5)(64, 7).groups) == {UNKNOWN}
 
@@ -236,7 +275,9 @@ def test_strong_can_begin_anew(teachable: Generator, dataset: TrajectoryDataset)
     assert not _same(anew.sample(20), teachable.sample(20))
 
 
-def test_strong_without_labels_says_so(model: Generator, dataset: TrajectoryDataset, tmp_path: Path) -> None:
+def test_strong_without_labels_says_so(
+    model: Generator, dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
     shutil.copytree(dataset.path, tmp_path / "bare")
     (tmp_path / "bare" / "labels.parquet").unlink()
     with pytest.raises(MobatlasError, match="no labels"):

@@ -41,7 +41,9 @@ def confounded(
 
 @pytest.mark.parametrize("valley", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_follows_the_map_is_not_taken_for_a_difference_between_groups(seed: int, valley: bool) -> None:
+def test_what_follows_the_map_is_not_taken_for_a_difference_between_groups(
+    seed: int, valley: bool
+) -> None:
     shares, values, means, places = confounded(seed, valley=valley)
     made = regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False)
     off = means - shares.mean(0) @ means  # what recovery is about: deviations from the population
@@ -49,18 +51,24 @@ def test_what_follows_the_map_is_not_taken_for_a_difference_between_groups(seed:
     left = [error(found.means - found.baseline, off) for found in (without, with_map)]
     assert left[1] < (0.8 if valley else 0.5) * left[0]
     assert left[1] < error(np.zeros_like(off), off), "nearer than the population is"
-    assert recover(replace(made, places=places), geography=False).means == pytest.approx(without.means)
+    assert recover(replace(made, places=places), geography=False).means == pytest.approx(
+        without.means
+    )
 
 
 def test_regions_that_are_left_out_take_their_places_and_their_noise_with_them() -> None:
     shares, values, _, places = confounded(0, regions=60)
-    made = replace(regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False), places=places)
+    made = replace(
+        regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False), places=places
+    )
     noise = np.random.default_rng(1).uniform(0, 0.1, values.shape)
     made = replace(made, aggregates=replace(made.aggregates, noise=noise))
     kept = made.some(np.array([5, 3]))
     assert kept.composition.regions == tuple(made.composition.regions[row] for row in (5, 3))
     assert kept.places is not None and np.array_equal(kept.places, places[[5, 3]])
-    assert kept.aggregates.noise is not None and np.array_equal(kept.aggregates.noise, noise[[5, 3]])
+    assert kept.aggregates.noise is not None and np.array_equal(
+        kept.aggregates.noise, noise[[5, 3]]
+    )
     found = held_out_regions(made)
     assert found is not None and found["by_groups"] < found["by_everybody"]
 
@@ -76,12 +84,18 @@ def test_few_regions_or_none_that_lie_somewhere_have_no_surface() -> None:
     assert surface(places, FEWEST).shape == (FEWEST, 8)
     assert surface(places[1:], FEWEST - 1).tolist() == [[1.0]] * (FEWEST - 1)
     assert surface(None, 100).shape == (100, 1)
-    assert independent(surface(np.zeros((FEWEST, 2)), FEWEST)).shape == (FEWEST, 1), "all in one place"
+    assert independent(surface(np.zeros((FEWEST, 2)), FEWEST)).shape == (FEWEST, 1), (
+        "all in one place"
+    )
 
 
 def test_the_algebra_with_covariates_is_the_textbook_one() -> None:
     rng = np.random.default_rng(4)
-    shares, n, y = dirichlet(30, 4, seed=2), rng.integers(50, 400, 30).astype(float), rng.normal(size=(30, 3))
+    shares, n, y = (
+        dirichlet(30, 4, seed=2),
+        rng.integers(50, 400, 30).astype(float),
+        rng.normal(size=(30, 3)),
+    )
     x = independent(surface(rng.normal(size=(30, 2)), 30))
     problem = Problem(shares, n, None, (np.eye(4),), np.eye(4) - 0.25, x)
     root = problem.prior(np.ones(1))
@@ -98,7 +112,9 @@ def test_the_algebra_with_covariates_is_the_textbook_one() -> None:
 
 
 def test_regions_of_a_column_know_where_their_people_live(tmp_path: Path) -> None:
-    write_city_folder(tmp_path / "city", CityConfig(users=300, pois=40, days=6, districts=6), seed=1)
+    write_city_folder(
+        tmp_path / "city", CityConfig(users=300, pois=40, days=6, districts=6), seed=1
+    )
     prepare(tmp_path / "city", tmp_path / "dataset", preset="small")
     dataset = TrajectoryDataset.open(tmp_path / "dataset")
     build_regions(dataset.path, tmp_path / "regions", by="home_district")
@@ -108,7 +124,9 @@ def test_regions_of_a_column_know_where_their_people_live(tmp_path: Path) -> Non
     train = set(dataset.split_people("train").tolist())
     for name, place in zip(regions.composition.regions, regions.places, strict=True):
         homes = [
-            dataset.anchors[row, :2] for row, user in enumerate(users) if row in train and assignment.get(user) == name
+            dataset.anchors[row, :2]
+            for row, user in enumerate(users)
+            if row in train and assignment.get(user) == name
         ]
         assert place == pytest.approx(np.mean(homes, axis=0))
     build_regions(dataset.path, tmp_path / "dealt", partition="demogroups")

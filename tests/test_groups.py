@@ -28,7 +28,10 @@ def test_a_wrong_group_names_the_nearest() -> None:
 
 
 def test_labels_become_groups_and_unknown_ones_minus_one() -> None:
-    labels: dict[str, list[str | None]] = {"age": ["<30", ">50", None, "90"], "gender": ["F", "M", "F", "M"]}
+    labels: dict[str, list[str | None]] = {
+        "age": ["<30", ">50", None, "90"],
+        "gender": ["F", "M", "F", "M"],
+    }
     assert DEFAULT_GROUPS.codes(labels).tolist() == [1, 6, -1, -1]
     with pytest.raises(MobatlasError, match="column 'gender' is missing"):
         DEFAULT_GROUPS.codes({"age": ["<30"]})
@@ -44,7 +47,9 @@ def test_labels_become_groups_and_unknown_ones_minus_one() -> None:
         ({"5-9", "10-14"}, ("5-9", "10-14")),
     ],
 )
-def test_levels_stand_in_the_order_a_reader_expects(levels: set[str], ordered: tuple[str, ...]) -> None:
+def test_levels_stand_in_the_order_a_reader_expects(
+    levels: set[str], ordered: tuple[str, ...]
+) -> None:
     assert order_levels(levels) == ordered
 
 

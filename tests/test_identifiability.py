@@ -26,7 +26,9 @@ from mobatlas.regions.types import Aggregates, Composition, Floats, Population
 SEX = Groups.of({"sex": ("M", "F")})
 
 
-def composition_of(shares: Floats, groups: Groups = DEFAULT_GROUPS, n: float = np.inf) -> Composition:
+def composition_of(
+    shares: Floats, groups: Groups = DEFAULT_GROUPS, n: float = np.inf
+) -> Composition:
     names = tuple(f"R{number}" for number in range(len(shares)))
     return Composition(groups, names, np.asarray(shares, dtype=np.float64), np.full(len(shares), n))
 
@@ -47,14 +49,20 @@ def test_the_papers_full_rank_matrix_is_all_but_singular() -> None:
     assert found.sigma_min == pytest.approx(5.05e-5, rel=0.02)
     assert found.effective_rank == 7
     assert contrast(found, "gender").verdict == "not identified"
-    assert contrast(found, "gender").sentence() == "gender, averaged over age: not identified by these regions"
+    assert (
+        contrast(found, "gender").sentence()
+        == "gender, averaged over age: not identified by these regions"
+    )
     assert contrast(found, "age: <30 against >50").identified
 
 
 @pytest.mark.parametrize(
-    ("name", "rank", "effective"), [("rankdef", 7, 5), ("messy", None, 4), ("demogroups", 8, 8), ("fullrank", 8, 7)]
+    ("name", "rank", "effective"),
+    [("rankdef", 7, 5), ("messy", None, 4), ("demogroups", 8, 8), ("fullrank", 8, 7)],
 )
-def test_the_effective_ranks_of_the_papers_matrices(name: str, rank: int | None, effective: int) -> None:
+def test_the_effective_ranks_of_the_papers_matrices(
+    name: str, rank: int | None, effective: int
+) -> None:
     found = of_paper(name)
     assert found.effective_rank == effective
     assert rank is None or found.rank == rank
@@ -79,7 +87,9 @@ def test_standard_errors_are_those_of_weighted_least_squares(seed: int, regions:
     only = found.contrasts[0]
     if found.effective_rank == 2:
         assert only.share_identified == pytest.approx(1)
-        assert only.standard_error == pytest.approx(np.sqrt(weights @ np.linalg.inv(information) @ weights), rel=1e-6)
+        assert only.standard_error == pytest.approx(
+            np.sqrt(weights @ np.linalg.inv(information) @ weights), rel=1e-6
+        )
     assert found.effective_rank == int((np.linalg.eigvalsh(information) > 1).sum())
 
 
@@ -131,16 +141,22 @@ def test_the_finite_sample_bound_holds_as_often_as_it_says(n: int) -> None:
     rng = np.random.default_rng(n)
     shares, means = rng.dirichlet(np.ones(8), 16), rng.dirichlet(np.ones(12), 8)
     composition = composition_of(shares)
-    aggregates = Aggregates(composition.regions, tuple("abcdefghijkl"), shares @ means, np.full(16, float(n)))
+    aggregates = Aggregates(
+        composition.regions, tuple("abcdefghijkl"), shares @ means, np.full(16, float(n))
+    )
     bounds = diagnose(composition, aggregates=aggregates, delta=0.05).bounds
     assert (bounds.n_min, bounds.features, bounds.feature_bound) == (n, 12, 1.0)
     observed = np.stack([rng.multinomial(n, row, size=200) for row in shares @ means], axis=1) / n
-    errors = np.array([np.linalg.norm(pseudo_inverse(shares, values) - means) for values in observed])
+    errors = np.array(
+        [np.linalg.norm(pseudo_inverse(shares, values) - means) for values in observed]
+    )
     assert (errors <= bounds.finite_sample).mean() >= 0.95
     # and with what a fit leaves (Theorem "Overall bound")
     left = rng.normal(0, 0.05, observed[0].shape)
     overall = bounds.overall(float(np.linalg.norm(left)))
-    fitted = np.array([np.linalg.norm(pseudo_inverse(shares, values + left) - means) for values in observed])
+    fitted = np.array(
+        [np.linalg.norm(pseudo_inverse(shares, values + left) - means) for values in observed]
+    )
     assert (fitted <= overall).mean() >= 0.95
     sigma = np.linalg.svd(shares, compute_uv=False)[-1]
     assert overall == pytest.approx((np.linalg.norm(left) + bounds.sampling_error) / sigma)
@@ -171,7 +187,9 @@ def test_an_added_region_gives_the_sigma_min_it_promises(name: str) -> None:
     shares = nominal_partition(name, DEFAULT_GROUPS).shares
     found = diagnose(composition_of(shares), n=1_000)
     added = found.proposals[0]
-    group = next(number for number, each in enumerate(DEFAULT_GROUPS.names) if added.action.endswith(each))
+    group = next(
+        number for number, each in enumerate(DEFAULT_GROUPS.names) if added.action.endswith(each)
+    )
     row = np.full(8, 0.15 / 7)
     row[group] = 0.85
     built = diagnose(composition_of(np.vstack([shares, row])), n=1_000)
@@ -182,8 +200,12 @@ def test_an_added_region_gives_the_sigma_min_it_promises(name: str) -> None:
 def test_a_split_region_gives_the_sigma_min_it_promises() -> None:
     shares = nominal_partition("fullrank", DEFAULT_GROUPS).shares
     found = diagnose(composition_of(shares), n=np.array([3_000.0, *[1_000.0] * 7]))
-    split = next(each for each in found.proposals if each.action.startswith("split region 'R0' so that "))
-    apart = split.action.removeprefix("split region 'R0' so that ").removesuffix(" live apart from the others")
+    split = next(
+        each for each in found.proposals if each.action.startswith("split region 'R0' so that ")
+    )
+    apart = split.action.removeprefix("split region 'R0' so that ").removesuffix(
+        " live apart from the others"
+    )
     inside = np.isin(DEFAULT_GROUPS.names, apart.split("; "))
     halves = [shares[0] * inside, shares[0] * ~inside]
     rows = np.vstack([shares[1:], *(half / half.sum() for half in halves)])
@@ -198,8 +220,15 @@ def test_small_regions_are_proposed_to_be_joined_where_that_loses_nothing() -> N
     twins = np.eye(8)[[0, 0, 1, 1, 2]]
     found = diagnose(composition_of(twins), n=np.array([20.0, 500, 20, 500, 500]), min_region=50)
     joined = next(each for each in found.proposals if each.action.startswith("join"))
-    assert joined.action == "join the 2 regions below 50 people with those most like them in composition"
-    assert (joined.sigma_min, joined.effective_rank) == (found.sigma_min, found.effective_rank) == (0, 3)
+    assert (
+        joined.action
+        == "join the 2 regions below 50 people with those most like them in composition"
+    )
+    assert (
+        (joined.sigma_min, joined.effective_rank)
+        == (found.sigma_min, found.effective_rank)
+        == (0, 3)
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -211,8 +240,13 @@ def test_small_regions_are_not_proposed_to_be_joined_where_groups_are_told_worse
 
 def test_a_census_without_people_observed_says_who_counts_as_such() -> None:
     counted = composition_of(np.eye(8), n=5e5)
-    assert "without --n the census population counts as people observed" in diagnose(counted).warnings
-    assert "without --n shares count as if everybody had been observed" in diagnose(composition_of(np.eye(8))).warnings
+    assert (
+        "without --n the census population counts as people observed" in diagnose(counted).warnings
+    )
+    assert (
+        "without --n shares count as if everybody had been observed"
+        in diagnose(composition_of(np.eye(8))).warnings
+    )
     assert not any("--n" in said for said in diagnose(counted, n=100).warnings)
 
 
@@ -228,7 +262,10 @@ def test_what_limits_a_partition_is_said() -> None:
     assert few.sigma_min == 0
     assert few.condition_number == np.inf
     twins = diagnose(composition_of(np.vstack([np.eye(8), np.eye(8)[:2]])), n=100)
-    assert "2 regions repeat the composition of another: they add people, not directions" in twins.warnings
+    assert (
+        "2 regions repeat the composition of another: they add people, not directions"
+        in twins.warnings
+    )
     alone = diagnose(composition_of(np.ones((3, 1)), Groups.of({"all": ("x",)})), n=100)
     assert "there is one group: nothing to tell apart" in alone.warnings
     assert alone.contrasts == ()
@@ -241,7 +278,14 @@ def test_what_limits_a_partition_is_said() -> None:
 def test_the_diagnosis_is_json_with_the_promised_keys() -> None:
     found = diagnose(composition_of(np.eye(8)[:3]), n=100).as_dict()
     text = json.dumps(found, allow_nan=False)
-    promised = {"singular_values", "sigma_min", "rank", "effective_rank", "condition_number", "contrasts"}
+    promised = {
+        "singular_values",
+        "sigma_min",
+        "rank",
+        "effective_rank",
+        "condition_number",
+        "contrasts",
+    }
     assert promised <= json.loads(text).keys()
     assert found["condition_number"] is None
     assert {"name", "verdict", "identified", "standard_error"} <= found["contrasts"][0].keys()
@@ -272,4 +316,7 @@ def test_the_rest_of_the_population_is_said_beside_the_regions() -> None:
     assert (known.effective_rank, known.effective_rank_with_rest) == (5, 6)
     assert known.as_dict()["effective_rank_with_rest"] == 6
     assert known.singular_values == alone.singular_values
-    assert diagnose(composition, aggregates=aggregates, population=everybody).effective_rank_with_rest is None
+    assert (
+        diagnose(composition, aggregates=aggregates, population=everybody).effective_rank_with_rest
+        is None
+    )

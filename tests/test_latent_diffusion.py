@@ -37,7 +37,10 @@ def model(dataset: TrajectoryDataset) -> LatentDiffusion:
 
 
 def test_latents_on_disk_are_those_in_memory_and_are_encoded_once(
-    model: LatentDiffusion, dataset: TrajectoryDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: LatentDiffusion,
+    dataset: TrajectoryDataset,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     autoencoder, path = model.autoencoder, tmp_path / "latents.npy"
     set_statistics(autoencoder, dataset)
@@ -67,7 +70,9 @@ def test_a_batch_of_latents_is_what_the_autoencoder_makes_of_the_trajectories(
     latents = encode_split(autoencoder, dataset, "train", None)
     chosen = dataset.split("train")[[5, 0, 17, 5]]
     expected = autoencoder.standardise(model.encode(dataset.gather(chosen).tokens))
-    torch.testing.assert_close(latents.batch(chosen), expected, atol=3e-3, rtol=3e-3)  # half precision
+    torch.testing.assert_close(
+        latents.batch(chosen), expected, atol=3e-3, rtol=3e-3
+    )  # half precision
 
 
 def test_standardised_training_latents_have_mean_0_and_variance_1(
@@ -84,8 +89,13 @@ def test_the_latent_of_a_token_is_the_mean_over_training_trajectories(
 ) -> None:
     typical = set_statistics(model.autoencoder, dataset)
     encoded = encode_split(model.autoencoder, dataset, "train", None).values.astype(np.float64)
-    members = [dataset.gather(np.array([index]), model.max_length).tokens[0] for index in dataset.split("train")]
-    ended = np.concatenate([with_end(torch.from_numpy(tokens[None]).long(), model.max_length)[0] for tokens in members])
+    members = [
+        dataset.gather(np.array([index]), model.max_length).tokens[0]
+        for index in dataset.split("train")
+    ]
+    ended = np.concatenate(
+        [with_end(torch.from_numpy(tokens[None]).long(), model.max_length)[0] for tokens in members]
+    )
     tokens = ended[ended != PAD]
     for token in (EOS, HOME, int(np.bincount(tokens)[FIRST_POI:].argmax()) + FIRST_POI):
         np.testing.assert_allclose(typical[token], encoded[tokens == token].mean(0), atol=2e-3)
@@ -93,11 +103,16 @@ def test_the_latent_of_a_token_is_the_mean_over_training_trajectories(
     assert bool(typical.isfinite().all()), "also of tokens that no trajectory has"
 
 
-def test_the_denoiser_learns_which_tokens_the_latents_stand_for(dataset: TrajectoryDataset, tmp_path: Path) -> None:
+def test_the_denoiser_learns_which_tokens_the_latents_stand_for(
+    dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
     """A new denoiser thinks all tokens equally likely: the cross-entropy's part of the loss is the log of their number."""
     found = {}
     for share in (0.25, 0.5, 1.0):
-        options = OPTIONS["latent-diffusion"]["denoiser"] | {"cross_entropy": share, "self_conditioning": False}
+        options = OPTIONS["latent-diffusion"]["denoiser"] | {
+            "cross_entropy": share,
+            "self_conditioning": False,
+        }
         model = new_model(dataset, denoiser=options)
         model.network.prototypes.copy_(set_statistics(model.autoencoder, dataset))
         trainer = Trainer(tmp_path, seed=0, config={})
@@ -149,7 +164,13 @@ def test_the_preset_paper_is_the_papers_table() -> None:
     # shared diffusion settings, and the evaluation protocol: DDIM of 50 steps
     assert (diffusion.train_steps, diffusion.solver, diffusion.steps) == (1_000, "ddim", 50)
     # BART: layers, model dimension, FFN dimension, heads, max sequence length
-    assert (bart.encoder_layers, bart.decoder_layers, bart.width, bart.feedforward, bart.heads) == (4, 2, 256, 1_024, 4)
+    assert (bart.encoder_layers, bart.decoder_layers, bart.width, bart.feedforward, bart.heads) == (
+        4,
+        2,
+        256,
+        1_024,
+        4,
+    )
     assert config.length == 64
     # DiT: depth 8-12, hidden size 128-512, heads, input dimension, demo embedding dim
     assert (dit.depth, dit.width, dit.heads, bart.latent, dit.embedding) == (12, 512, 4, 256, 256)
@@ -167,13 +188,19 @@ def test_the_papers_optimisers_are_adamw_and_adam_with_gradients_clipped_at_1(
     watcher = Watcher()
     model.fit(dataset, cast(Trainer, watcher))
     draw: Draw = unlabelled(dataset, 0)
-    watcher.run(model.with_groups(DEFAULT_GROUPS, 0).teaching(dataset, draw, "strong", cast(Trainer, watcher)))
+    watcher.run(
+        model.with_groups(DEFAULT_GROUPS, 0).teaching(
+            dataset, draw, "strong", cast(Trainer, watcher)
+        )
+    )
     assert [(stage.name, stage.optimizer, stage.clip) for stage in watcher.stages] == [
         ("autoencoder", "adamw", 1.0),
         ("denoiser", "adam", 1.0),
         ("strong", "adam", 1.0),
     ]
-    assert not any(parameter.requires_grad for parameter in model.autoencoder.parameters()), "it is frozen by then"
+    assert not any(parameter.requires_grad for parameter in model.autoencoder.parameters()), (
+        "it is frozen by then"
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +212,11 @@ def test_the_losses_of_two_processes_have_the_loss_of_one_as_their_mean(
     dataset: TrajectoryDataset, number: int, options: dict[str, float]
 ) -> None:
     """Each draws what the whole batch needs and takes its rows of it."""
-    model = fresh("latent-diffusion", dataset, autoencoder=OPTIONS["latent-diffusion"]["autoencoder"] | options)
+    model = fresh(
+        "latent-diffusion",
+        dataset,
+        autoencoder=OPTIONS["latent-diffusion"]["autoencoder"] | options,
+    )
     watcher = Watcher()
     model.fit(dataset, cast(Trainer, watcher))
     stage = watcher.stages[number]
@@ -214,15 +245,26 @@ def test_the_preset_small_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"autoencoder": {"width": 30}}, "'autoencoder' is wrong: width 30 is not a multiple of heads 4"),
-        ({"denoiser": {"width": 36}}, "'denoiser' is wrong: width 36 is not a multiple of twice the heads 4"),
-        ({"diffusion": {"steps": 20, "train_steps": 10}}, "diffusion.steps is larger than diffusion.train_steps"),
+        (
+            {"autoencoder": {"width": 30}},
+            "'autoencoder' is wrong: width 30 is not a multiple of heads 4",
+        ),
+        (
+            {"denoiser": {"width": 36}},
+            "'denoiser' is wrong: width 36 is not a multiple of twice the heads 4",
+        ),
+        (
+            {"diffusion": {"steps": 20, "train_steps": 10}},
+            "diffusion.steps is larger than diffusion.train_steps",
+        ),
         ({"denoiser": {"depht": 2}}, "unknown key 'depht' in 'denoiser'; did you mean 'depth'?"),
         ({"autoencoder": {"learning_rate": 0}}, "'autoencoder.learning_rate' is wrong"),
         ({"length": 1}, "'length' is wrong"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(values: dict[str, Any], sentence: str) -> None:
+def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(
+    values: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(MobatlasError) as refused:
         build(LatentDiffusionConfig, values, "train")
     assert sentence in str(refused.value)
@@ -241,7 +283,12 @@ def test_an_autoencoder_that_reconstructs_too_little_warns_loudly(
 ) -> None:
     one = {"steps": 1, "batch": 8}
     small = {"encoder_layers": 1, "width": 32, "feedforward": 64, "latent": LATENT} | one
-    model = fresh("latent-diffusion", dataset, autoencoder=small, denoiser={"depth": 1, "width": 32, "heads": 2, **one})
+    model = fresh(
+        "latent-diffusion",
+        dataset,
+        autoencoder=small,
+        denoiser={"depth": 1, "width": 32, "heads": 2, **one},
+    )
     with caplog.at_level(logging.WARNING, "mobatlas"):
         report = model.fit(dataset, Trainer(None, quiet=True, accelerator="cpu"))
     assert report["autoencoder"]["reconstruction"] < 0.95

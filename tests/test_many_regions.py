@@ -36,7 +36,9 @@ def many(regions: int, groups: int, pois: int, seed: int = 0) -> tuple[Regions, 
     names = tuple(f"R{number}" for number in range(regions))
     features = tuple(f"poi:{number}" for number in range(pois))
     composition = Composition(world.groups, names, world.shares, np.full(regions, 1_500.0))
-    aggregates = Aggregates(names, features, values, np.full(regions, PANEL), spread=world.shares.mean(0) @ world.means)
+    aggregates = Aggregates(
+        names, features, values, np.full(regions, PANEL), spread=world.shares.mean(0) @ world.means
+    )
     places = np.array([40.0, -100.0]) + rng.normal(0, 0.3, (regions, 2))
     return Regions(composition, aggregates, randomised=False, places=places), world.means
 
@@ -67,12 +69,16 @@ def test_thousands_of_regions_and_dozens_of_groups_are_recovered_in_little_memor
     assert megabytes < 25, "regions x regions are 32, groups x places x regions 128"
 
 
-def test_what_is_recovered_does_not_depend_on_how_much_is_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_recovered_does_not_depend_on_how_much_is_held_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made, _ = many(120, 8, 16)
     values = made.aggregates.values.copy()
     values[np.random.default_rng(1).random(values.shape) < 0.1] = np.nan
     values[:, 3:] = made.aggregates.values[:, 3:]
-    made = replace(made, aggregates=replace(made.aggregates, values=values, noise=np.full(values.shape, 1e-3)))
+    made = replace(
+        made, aggregates=replace(made.aggregates, values=values, noise=np.full(values.shape, 1e-3))
+    )
     whole = recover(made)
     monkeypatch.setattr(table, "CELLS", 1_000)
     apart = recover(made)
@@ -84,7 +90,14 @@ def test_regions_that_do_not_tell_are_taken_off_the_sums() -> None:
     rng = np.random.default_rng(2)
     shares, places = rng.dirichlet(np.ones(6), 80), rng.normal(size=(80, 2))
     covariates = independent(np.column_stack([np.ones(80), places]))
-    problem = Problem(shares, rng.integers(5, 50, 80).astype(float), None, (np.eye(6),), np.eye(6) - 1 / 6, covariates)
+    problem = Problem(
+        shares,
+        rng.integers(5, 50, 80).astype(float),
+        None,
+        (np.eye(6),),
+        np.eye(6) - 1 / 6,
+        covariates,
+    )
     root, published = problem.prior(np.ones(1)), rng.random(80) / 100
     silent = np.sort(rng.choice(80, 30, replace=False))
     rest = np.setdiff1d(np.arange(80), silent)
@@ -96,11 +109,16 @@ def test_regions_that_do_not_tell_are_taken_off_the_sums() -> None:
     assert taken_off.covariance() == pytest.approx(alone.covariance(), abs=1e-9)
     assert taken_off.sampling_variance() == pytest.approx(alone.sampling_variance(), abs=1e-9)
     # The surface has other units there, which the likelihood knows of, but no variance does.
-    off = [one.deviance(p, values) for one, p, values in ((taken_off, problem, y), (alone, fewer, y[rest]))]
+    off = [
+        one.deviance(p, values)
+        for one, p, values in ((taken_off, problem, y), (alone, fewer, y[rest]))
+    ]
     assert np.ptp(off[0] - off[1]) < 1e-7
 
 
-def test_aggregates_are_written_and_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aggregates_are_written_and_read_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, _ = many(70, 8, 30)
     values = made.aggregates.values.copy()
     values[3, 4] = np.nan
@@ -113,7 +131,9 @@ def test_aggregates_are_written_and_read_in_parts(tmp_path: Path, monkeypatch: p
     assert read.noise is not None and np.allclose(read.noise, v.values**2, equal_nan=True)
 
 
-def test_very_many_small_regions_merge_among_those_that_are_like_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_small_regions_merge_among_those_that_are_like_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made, _ = many(300, 8, 10)
     shares, n = made.composition.shares, np.full(300, 20.0)
     closest = identifiability._merge(shares, n, 100.0)
@@ -121,7 +141,10 @@ def test_very_many_small_regions_merge_among_those_that_are_like_them(monkeypatc
     rows, people = identifiability._merge(shares, n, 100.0)
     assert people.sum() == 6_000 and people.min() >= 100
     assert people @ rows == pytest.approx(n @ shares)
-    spread = [float((size @ (each - shares.mean(0)) ** 2).sum()) for each, size in (closest, (rows, people))]
+    spread = [
+        float((size @ (each - shares.mean(0)) ** 2).sum())
+        for each, size in (closest, (rows, people))
+    ]
     assert spread[1] > 0.7 * spread[0], "what differs between regions stays apart"
 
 
@@ -138,7 +161,9 @@ def test_tilts_fitted_on_a_sample_hold_for_everybody(monkeypatch: pytest.MonkeyP
     assert tilt.effective_sample_size == pytest.approx(exact.effective_sample_size, rel=0.05)
 
 
-def test_the_whole_way_with_three_attributes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_way_with_three_attributes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(many_regions, "POIS", 40)
     monkeypatch.setattr(many_regions, "measure", inline)
     found = many_regions.rows(tmp_path, 0, sizes=((150, 20),))
@@ -150,7 +175,9 @@ def test_the_whole_way_with_three_attributes(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_ten_thousand_regions_and_ninety_groups_take_minutes_and_four_gigabytes(tmp_path: Path) -> None:
+def test_ten_thousand_regions_and_ninety_groups_take_minutes_and_four_gigabytes(
+    tmp_path: Path,
+) -> None:
     found = many_regions.rows(tmp_path, 0, sizes=((10_000, 90),))
     assert max(row["peak_gb"] for row in found) < 4
     recovered = next(row for row in found if row["what"] == "recovery")

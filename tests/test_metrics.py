@@ -19,6 +19,7 @@ from scipy import sparse
 from scipy.spatial.distance import jensenshannon
 
 from mobatlas import MobatlasError, TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, WORK
 from mobatlas.evaluation.comparison import compare
 from mobatlas.evaluation.metrics import (
@@ -30,21 +31,27 @@ from mobatlas.evaluation.metrics import (
     jsd,
     travel_distance,
 )
-from mobatlas.features.maps import Trajectories
 from tests.yardsticks import ANCHORS, CAFE, NAMES, PARK, SHOP, TOWN, small_dataset, walks
 
 Place = tuple[float, float]
 DEGREE_KM = 6371.0088 * math.pi / 180
 UNKNOWN = (math.nan,) * 4
 SOUTH_WEST, SOUTH_EAST, NORTH_WEST, NORTH_EAST, OUTSIDE = range(5)
-anybody = st.sampled_from([ANCHORS, UNKNOWN, (*ANCHORS[:2], math.nan, math.nan), (9.0, 9.0, 1.9, 0.1)])
+anybody = st.sampled_from(
+    [ANCHORS, UNKNOWN, (*ANCHORS[:2], math.nan, math.nan), (9.0, 9.0, 1.9, 0.1)]
+)
 somewhere = st.lists(st.sampled_from([HOME, WORK, OTHER, PARK, CAFE, SHOP]), max_size=7)
 samples = st.lists(st.tuples(somewhere, anybody), min_size=1, max_size=8).map(
     lambda rows: walks(*(walk for walk, _ in rows), anchors=[anchors for _, anchors in rows])
 )
 histograms = st.integers(1, 12).flatmap(
     lambda bins: st.tuples(
-        *(st.lists(st.sampled_from([0, 0, 1, 2, 50, 10**6]), min_size=bins, max_size=bins).filter(sum),) * 2
+        *(
+            st.lists(st.sampled_from([0, 0, 1, 2, 50, 10**6]), min_size=bins, max_size=bins).filter(
+                sum
+            ),
+        )
+        * 2
     )
 )
 
@@ -59,18 +66,25 @@ def yardstick(dataset: TrajectoryDataset) -> Yardstick:
     return Yardstick.of(dataset, cells=12)
 
 
-def counted(trajectories: Trajectories, metric: str, yardstick: Yardstick = TOWN) -> dict[int, float]:
+def counted(
+    trajectories: Trajectories, metric: str, yardstick: Yardstick = TOWN
+) -> dict[int, float]:
     row = yardstick.histograms(trajectories)[metric]
     return dict(zip(row.indices.tolist(), row.data.tolist(), strict=True))
 
 
 def slow_km(a: Place, b: Place) -> float:
     (lat_a, lon_a), (lat_b, lon_b) = (tuple(map(math.radians, place)) for place in (a, b))
-    h = math.sin((lat_b - lat_a) / 2) ** 2 + math.cos(lat_a) * math.cos(lat_b) * math.sin((lon_b - lon_a) / 2) ** 2
+    h = (
+        math.sin((lat_b - lat_a) / 2) ** 2
+        + math.cos(lat_a) * math.cos(lat_b) * math.sin((lon_b - lon_a) / 2) ** 2
+    )
     return 2 * 6371.0088 * math.atan2(math.sqrt(h), math.sqrt(1 - h))
 
 
-def slow_places(yardstick: Yardstick, tokens: Sequence[int], anchors: Sequence[float]) -> list[Place]:
+def slow_places(
+    yardstick: Yardstick, tokens: Sequence[int], anchors: Sequence[float]
+) -> list[Place]:
     found = []
     for token in tokens:
         if token == HOME:
@@ -95,7 +109,9 @@ def slow_cell(yardstick: Yardstick, place: Place) -> Hashable:
 
 
 def slow_counts(yardstick: Yardstick, trajectories: Trajectories) -> dict[str, Counter[Hashable]]:
-    counts: dict[str, Counter[Hashable]] = {name: Counter() for name in [*NAMES, "origins", "destinations"]}
+    counts: dict[str, Counter[Hashable]] = {
+        name: Counter() for name in [*NAMES, "origins", "destinations"]
+    }
     categories = yardstick.vocabulary.categories
     for number, (start, end) in enumerate(pairwise(trajectories.offsets.tolist())):
         tokens = trajectories.tokens[start:end].tolist()
@@ -115,7 +131,9 @@ def slow_counts(yardstick: Yardstick, trajectories: Trajectories) -> dict[str, C
         counts["transitions"].update((categories[a], categories[b]) for a, b in pairwise(tokens))
     assert trajectories.arrivals is not None and trajectories.stays is not None
     counts["hour"] = Counter(second % 86_400 // 3_600 for second in trajectories.arrivals.tolist())
-    counts["dwell"] = Counter(bisect_right(DWELL_EDGES, second / 60) for second in trajectories.stays.tolist())
+    counts["dwell"] = Counter(
+        bisect_right(DWELL_EDGES, second / 60) for second in trajectories.stays.tolist()
+    )
     return counts
 
 
@@ -130,7 +148,10 @@ def slow_jsd(a: Counter[Hashable], b: Counter[Hashable]) -> float:
 def random_walks(dataset: TrajectoryDataset, n: int = 150) -> Trajectories:
     """Trajectories that no person makes: too long, empty, without anchors, with anchors outside the box, at any time."""
     rng = np.random.default_rng(5)
-    tokens = [rng.integers(HOME, len(dataset.vocabulary), size=size).tolist() for size in rng.integers(0, 40, size=n)]
+    tokens = [
+        rng.integers(HOME, len(dataset.vocabulary), size=size).tolist()
+        for size in rng.integers(0, 40, size=n)
+    ]
     anchors = dataset.anchors[rng.integers(len(dataset.anchors), size=n)].copy()
     anchors[::5, :2] = np.nan
     anchors[1::7] += 3.0
@@ -142,31 +163,54 @@ def random_walks(dataset: TrajectoryDataset, n: int = 150) -> Trajectories:
     return replace(walks(*tokens, anchors=anchors.tolist()), arrivals=arrivals, stays=stays)
 
 
-def test_every_metric_is_what_a_slow_count_finds(dataset: TrajectoryDataset, yardstick: Yardstick) -> None:
+def test_every_metric_is_what_a_slow_count_finds(
+    dataset: TrajectoryDataset, yardstick: Yardstick
+) -> None:
     real, synthetic = Trajectories.of(dataset, dataset.split("test")), random_walks(dataset)
     slow = [slow_counts(yardstick, sample) for sample in (real, synthetic)]
     for sample, expected in zip((real, synthetic), slow, strict=True):
         for name, row in yardstick.histograms(sample).items():
-            both = [expected[name]] if name != "trip_marginals" else [expected["origins"], expected["destinations"]]
-            assert sorted(row.data.tolist()) == sorted(n for part in both for n in part.values()), name
+            both = (
+                [expected[name]]
+                if name != "trip_marginals"
+                else [expected["origins"], expected["destinations"]]
+            )
+            assert sorted(row.data.tolist()) == sorted(n for part in both for n in part.values()), (
+                name
+            )
     found = compare(yardstick, real, synthetic)
     names = [metric.name for metric in ALL_METRICS if metric.name != "trip_marginals"]
     expected_jsd = {name: slow_jsd(slow[0][name], slow[1][name]) for name in names}
-    expected_jsd["trip_marginals"] = sum(slow_jsd(slow[0][x], slow[1][x]) for x in ("origins", "destinations")) / 2
+    expected_jsd["trip_marginals"] = (
+        sum(slow_jsd(slow[0][x], slow[1][x]) for x in ("origins", "destinations")) / 2
+    )
     assert found == pytest.approx(expected_jsd, abs=1e-9)
     assert min(found.values()) > 0.01
 
 
-def test_the_yardstick_is_laid_by_training_people(dataset: TrajectoryDataset, yardstick: Yardstick) -> None:
+def test_the_yardstick_is_laid_by_training_people(
+    dataset: TrajectoryDataset, yardstick: Yardstick
+) -> None:
     train = dataset.split("train")
-    points = [(row["lat"], row["lon"]) for row in dataset.vocabulary.table.to_pylist() if row["lat"] is not None]
+    points = [
+        (row["lat"], row["lon"])
+        for row in dataset.vocabulary.table.to_pylist()
+        if row["lat"] is not None
+    ]
     for person in set(dataset.person[train].tolist()):
-        points += [tuple(dataset.anchors[person, part].tolist()) for part in (slice(0, 2), slice(2, 4))]
+        points += [
+            tuple(dataset.anchors[person, part].tolist()) for part in (slice(0, 2), slice(2, 4))
+        ]
     lat, lon = ([x for x in axis if not math.isnan(x)] for axis in zip(*points, strict=True))
     assert yardstick.box == (min(lat), min(lon), max(lat), max(lon))
     km = [
-        sum(slow_km(a, b) for a, b in pairwise(slow_places(yardstick, dataset.trajectory(i).tolist(), anchors)))
-        for i, anchors in zip(train.tolist(), dataset.anchors[dataset.person[train]].tolist(), strict=True)
+        sum(
+            slow_km(a, b)
+            for a, b in pairwise(slow_places(yardstick, dataset.trajectory(i).tolist(), anchors))
+        )
+        for i, anchors in zip(
+            train.tolist(), dataset.anchors[dataset.person[train]].tolist(), strict=True
+        )
     ]
     assert yardstick.travel_edges[-1] == pytest.approx(np.quantile(km, 0.99))
     assert np.diff(yardstick.travel_edges) == pytest.approx(yardstick.travel_edges[0])
@@ -178,7 +222,9 @@ def test_the_four_of_the_paper_are_among_the_metrics() -> None:
     assert PAPER_METRICS == ("spatial", "travel_distance", "trip", "poi")
     assert set(PAPER_METRICS) < set(NAMES)
     assert len(set(NAMES)) == len(METRICS)
-    assert all(metric.title and metric.description and metric.lower < metric.upper for metric in METRICS)
+    assert all(
+        metric.title and metric.description and metric.lower < metric.upper for metric in METRICS
+    )
 
 
 def test_home_and_work_are_where_the_person_lives_and_works() -> None:
@@ -191,13 +237,20 @@ def test_home_and_work_are_where_the_person_lives_and_works() -> None:
 
 def test_a_point_outside_the_box_counts_as_outside() -> None:
     away = (-0.1, 0.5, 0.5, 2.1)
-    assert counted(walks([HOME, PARK, WORK], anchors=[away]), "spatial") == {OUTSIDE: 2, SOUTH_WEST: 1}
+    assert counted(walks([HOME, PARK, WORK], anchors=[away]), "spatial") == {
+        OUTSIDE: 2,
+        SOUTH_WEST: 1,
+    }
     trips = {OUTSIDE * 5 + SOUTH_WEST: 1, SOUTH_WEST * 5 + OUTSIDE: 1}
     assert counted(walks([HOME, PARK, WORK], anchors=[away]), "trip") == trips
 
 
 def test_the_outermost_points_are_inside() -> None:
-    assert counted(walks([PARK, CAFE, SHOP]), "spatial") == {SOUTH_WEST: 1, NORTH_EAST: 1, NORTH_WEST: 1}
+    assert counted(walks([PARK, CAFE, SHOP]), "spatial") == {
+        SOUTH_WEST: 1,
+        NORTH_EAST: 1,
+        NORTH_WEST: 1,
+    }
 
 
 @pytest.mark.parametrize("nowhere", [OTHER, HOME])
@@ -220,7 +273,9 @@ def test_trip_marginals_hold_origins_beside_destinations() -> None:
 
 def test_every_trajectory_has_a_distance_and_a_length() -> None:
     nothing_to_see = walks([], [OTHER], [PARK], [PARK, SHOP], [PARK] * 9)
-    assert travel_distance(nothing_to_see, TOWN.vocabulary) == pytest.approx([0, 0, 0, 2 * DEGREE_KM, 0])
+    assert travel_distance(nothing_to_see, TOWN.vocabulary) == pytest.approx(
+        [0, 0, 0, 2 * DEGREE_KM, 0]
+    )
     assert counted(nothing_to_see, "travel_distance") == {0: 4, 2: 1}
     assert counted(nothing_to_see, "daily_distance") == {0: 4, 1: 1}
     assert counted(nothing_to_see, "length") == {0: 1, 1: 2, 2: 1, TOWN.longest + 1: 1}
@@ -255,9 +310,14 @@ def test_trips_are_never_laid_out(dataset: TrajectoryDataset) -> None:
     assert peak < 50e6
 
 
-def test_synthetic_data_do_not_move_the_grid(dataset: TrajectoryDataset, yardstick: Yardstick) -> None:
+def test_synthetic_data_do_not_move_the_grid(
+    dataset: TrajectoryDataset, yardstick: Yardstick
+) -> None:
     real = Trajectories.of(dataset, dataset.split("test"))
-    before, ruler = yardstick.histograms(real)["spatial"].toarray()[0], json.dumps(yardstick.as_dict())
+    before, ruler = (
+        yardstick.histograms(real)["spatial"].toarray()[0],
+        json.dumps(yardstick.as_dict()),
+    )
     far = Trajectories(real.tokens, real.offsets, real.anchors + 40)
     moved = yardstick.histograms(far)["spatial"].toarray()[0]
     anchored = np.isin(real.tokens, [HOME, WORK]).sum()
@@ -273,7 +333,9 @@ def test_a_report_can_print_the_yardstick(yardstick: Yardstick) -> None:
     assert (printed["cells"], printed["days"]) == (12, 3)
     assert len(printed["travel_edges_km"]) == 50
     height, width = TOWN.as_dict()["cell_km"]
-    assert (height, width) == pytest.approx((DEGREE_KM, DEGREE_KM * math.cos(math.radians(1))), abs=1e-3)
+    assert (height, width) == pytest.approx(
+        (DEGREE_KM, DEGREE_KM * math.cos(math.radians(1))), abs=1e-3
+    )
 
 
 def test_a_yardstick_needs_cells_and_people(dataset: TrajectoryDataset) -> None:
@@ -321,6 +383,8 @@ def test_both_sides_count_alike(a: Trajectories, b: Trajectories) -> None:
 
 
 @given(a=samples, b=samples, seed=st.integers(0, 99))
-def test_the_order_of_trajectories_does_not_matter(a: Trajectories, b: Trajectories, seed: int) -> None:
+def test_the_order_of_trajectories_does_not_matter(
+    a: Trajectories, b: Trajectories, seed: int
+) -> None:
     shuffled = a.take(np.random.default_rng(seed).permutation(len(a)))
     assert compare(TOWN, shuffled, b) == compare(TOWN, a, b)

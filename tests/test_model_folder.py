@@ -28,7 +28,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def test_a_model_that_is_not_trained_to_the_end_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "model" / "training").mkdir(parents=True)
-    with pytest.raises(MobatlasError, match=r"model: is not trained to the end; continue it with .* --resume"):
+    with pytest.raises(
+        MobatlasError, match=r"model: is not trained to the end; continue it with .* --resume"
+    ):
         load_model(tmp_path / "model")
 
 
@@ -47,15 +49,36 @@ def described(**changes: Any) -> Callable[[Path], Any]:
     [
         (lambda f: cut(f / WEIGHTS), "weights.safetensors: is not a readable safetensors file"),
         (lambda f: (f / WEIGHTS).write_bytes(MALICE), "is not a readable safetensors file"),
-        (lambda f: (f / WEIGHTS).unlink(), "weights.safetensors: is not a readable safetensors file"),
-        (lambda f: cut(f / "vocabulary.parquet"), "vocabulary.parquet: not a readable Parquet file"),
-        (lambda f: pd.DataFrame({"a": [1]}).to_parquet(f / "vocabulary.parquet"), "is not a table of tokens"),
+        (
+            lambda f: (f / WEIGHTS).unlink(),
+            "weights.safetensors: is not a readable safetensors file",
+        ),
+        (
+            lambda f: cut(f / "vocabulary.parquet"),
+            "vocabulary.parquet: not a readable Parquet file",
+        ),
+        (
+            lambda f: pd.DataFrame({"a": [1]}).to_parquet(f / "vocabulary.parquet"),
+            "is not a table of tokens",
+        ),
         (lambda f: cut(f / "config.json"), "config.json: is missing or not valid JSON"),
-        (lambda f: (f / "config.json").write_text("[]"), "config.json: does not hold what mobatlas writes there"),
-        (described(generator="latent-difusion"), "does not exist; did you mean 'latent-diffusion'?"),
-        (described(config={"lenght": 16}), "config.json: unknown key 'lenght'; did you mean 'length'?"),
+        (
+            lambda f: (f / "config.json").write_text("[]"),
+            "config.json: does not hold what mobatlas writes there",
+        ),
+        (
+            described(generator="latent-difusion"),
+            "does not exist; did you mean 'latent-diffusion'?",
+        ),
+        (
+            described(config={"lenght": 16}),
+            "config.json: unknown key 'lenght'; did you mean 'length'?",
+        ),
         (described(config={"length": 16}), "its weights are not those of config.json"),
-        (described(groups={"age": ["young", "young"]}), "config.json: attribute 'age': its levels are"),
+        (
+            described(groups={"age": ["young", "young"]}),
+            "config.json: attribute 'age': its levels are",
+        ),
         (described(groups={"age": ["young", "old"]}), "its weights are not those of config.json"),
         (described(more=1), "config.json: unknown key 'more'"),
         (
@@ -65,7 +88,11 @@ def described(**changes: Any) -> Callable[[Path], Any]:
     ],
 )
 def test_a_model_folder_that_is_not_whole_is_refused(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], Any], sentence: str
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], Any],
+    sentence: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MobatlasError) as caught:

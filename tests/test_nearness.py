@@ -33,7 +33,9 @@ def line(places: int = PLACES) -> Vocabulary:
         "category": [None] * (n + places),
         "visits": [1] * (n + places),
     }
-    return Vocabulary(pa.table({name: pa.array(values) for name, values in columns.items()}).cast(SCHEMA))
+    return Vocabulary(
+        pa.table({name: pa.array(values) for name, values in columns.items()}).cast(SCHEMA)
+    )
 
 
 def network(curves: int, seed: int = 0) -> CausalTransformer:
@@ -79,7 +81,11 @@ def test_distances_that_are_kept_serve_either_precision() -> None:
         coarse = near(anchors, condition)
     fine = near(anchors, condition)
     torch.testing.assert_close(coarse, fine, atol=0.1, rtol=0.1)
-    assert not torch.equal(coarse, fine) and near._seen is not None and near._seen[1][0].dtype == torch.float32
+    assert (
+        not torch.equal(coarse, fine)
+        and near._seen is not None
+        and near._seen[1][0].dtype == torch.float32
+    )
     assert near._distances(anchors) is near._distances(anchors), "they are kept"
 
 
@@ -96,13 +102,17 @@ def test_distances_are_those_of_the_people_asked_for() -> None:
     first, second, condition = homes(3), homes(3, 1), torch.ones(3, 8)
     alone = near(second, condition)
     assert torch.equal(near(first, condition), near(first.clone(), condition))
-    assert torch.equal(near(second, condition), alone) and not torch.equal(near(first, condition), alone)
+    assert torch.equal(near(second, condition), alone) and not torch.equal(
+        near(first, condition), alone
+    )
 
 
 def test_the_map_changes_nothing_before_it_is_learnt() -> None:
     tokens = before(torch.full((3, 4), HOME))
     mapped, plain = network(2), network(0)
-    plain.load_state_dict({name: value for name, value in mapped.state_dict().items() if "nearness" not in name})
+    plain.load_state_dict(
+        {name: value for name, value in mapped.state_dict().items() if "nearness" not in name}
+    )
     people = homes(3)
     ours, theirs = (each.logits(tokens, each.person(people, None)) for each in (mapped, plain))
     torch.testing.assert_close(ours, theirs)
@@ -111,9 +121,14 @@ def test_the_map_changes_nothing_before_it_is_learnt() -> None:
 def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None:
     net = cast(CausalTransformer, stirred(network(3)).eval())
     condition = net.person(homes(5), None)
-    tokens, cache = before(torch.randint(HOME, FIRST_POI + PLACES, (5, 4), generator=chance(1))), net.new_cache(5)
+    tokens, cache = (
+        before(torch.randint(HOME, FIRST_POI + PLACES, (5, 4), generator=chance(1))),
+        net.new_cache(5),
+    )
     one_by_one = [net.step(tokens[:, place], condition, place, cache) for place in range(4)]
-    torch.testing.assert_close(torch.stack(one_by_one, 1), net.logits(tokens, condition), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.stack(one_by_one, 1), net.logits(tokens, condition), atol=1e-4, rtol=1e-4
+    )
 
 
 def held_out_nats(curves: int) -> float:
@@ -142,7 +157,12 @@ def test_with_a_map_a_network_learns_sooner_where_people_go() -> None:
 def denoiser(curves: int) -> DiT:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        made = DiT(DenoiserConfig(depth=1, width=16, heads=2, embedding=8, curves=curves), 4, 3, FIRST_POI + PLACES)
+        made = DiT(
+            DenoiserConfig(depth=1, width=16, heads=2, embedding=8, curves=curves),
+            4,
+            3,
+            FIRST_POI + PLACES,
+        )
     if made.nearness is not None:
         made.nearness.measure(line())
     return made
@@ -150,7 +170,9 @@ def denoiser(curves: int) -> DiT:
 
 def test_a_denoiser_with_a_map_begins_as_one_without() -> None:
     mapped, plain = denoiser(2), denoiser(0)
-    plain.load_state_dict({name: value for name, value in mapped.state_dict().items() if "nearness" not in name})
+    plain.load_state_dict(
+        {name: value for name, value in mapped.state_dict().items() if "nearness" not in name}
+    )
     noisy, t = torch.randn(3, 3, 4, generator=chance()), torch.tensor([5, 500, 995])
     torch.testing.assert_close(mapped(noisy, t, homes(3)), plain(noisy, t, homes(3)))
 
@@ -161,7 +183,10 @@ def guessed_nats(curves: int) -> float:
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
 
     def nats(people: Tensor, seed: int) -> Tensor:
-        noise, t = torch.randn(len(people), 3, 4, generator=chance(seed)), torch.full((len(people),), 999)
+        noise, t = (
+            torch.randn(len(people), 3, 4, generator=chance(seed)),
+            torch.full((len(people),), 999),
+        )
         words = net(noise, t, people).words[:, 1]
         return F.cross_entropy(words, FIRST_POI + (people[:, 0] / KM).round().long())
 

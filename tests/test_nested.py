@@ -45,8 +45,12 @@ def test_a_place_that_is_unlike_its_category_is_found_where_people_are_many() ->
     assert error(nested, means) < 0.1 * error(np.tile(means.mean(0), (len(FOUR), 1)), means)
 
 
-@pytest.mark.parametrize(("own", "people"), [(0.5, 30_000.0), (1.0, 3_000.0), (1.5, 300.0), (1.5, 30_000.0)])
-def test_places_that_are_nothing_like_their_category_lose_nothing(own: float, people: float) -> None:
+@pytest.mark.parametrize(
+    ("own", "people"), [(0.5, 30_000.0), (1.0, 3_000.0), (1.5, 300.0), (1.5, 30_000.0)]
+)
+def test_places_that_are_nothing_like_their_category_lose_nothing(
+    own: float, people: float
+) -> None:
     alone: list[float] = []
     nested: list[float] = []
     for seed in range(3):
@@ -73,7 +77,9 @@ def test_what_is_not_ascribed_to_groups_is_not_ascribed_to_their_places_either()
     """A category of one place, where people chose their regions: both follow composition more than groups are believed to."""
     bars = of_bars(1.0)
     told = replace(bars.aggregates, values=np.tile(bars.aggregates.values, 2), spread=None)
-    regions = replace(bars, aggregates=replace(told, features=("poi:bar", "poi:home", *bars.aggregates.features)))
+    regions = replace(
+        bars, aggregates=replace(told, features=("poi:bar", "poi:home", *bars.aggregates.features))
+    )
     parents = {"poi:bar": "category:bar", "poi:home": "category:home"}
     found = recover(regions, parents=parents, quiet=True)
     assert found.means[:, 0] == pytest.approx(found.means[:, 2], abs=0.05)
@@ -85,7 +91,9 @@ def test_suppressed_cells_leave_the_groups_together_the_population() -> None:
     values[values * 3_000 < 5] = np.nan
     hidden = replace(regions, aggregates=replace(regions.aggregates, values=values))
     found = recover(hidden, parents=PARENTS)
-    assert np.isnan(values).any() and found.shares @ found.means == pytest.approx(found.baseline, rel=1e-6, abs=1e-9)
+    assert np.isnan(values).any() and found.shares @ found.means == pytest.approx(
+        found.baseline, rel=1e-6, abs=1e-9
+    )
 
 
 def test_nested_error_bars_hold_the_truth() -> None:
@@ -101,4 +109,6 @@ def test_parents_that_regions_do_not_tell_change_nothing() -> None:
     regions, _ = world()
     renamed = {place: f"elsewhere {category}" for place, category in PARENTS.items()}
     alone, other = recover(regions), recover(regions, parents=renamed)
-    assert np.array_equal(alone.means, other.means) and np.array_equal(alone.covariance, other.covariance)
+    assert np.array_equal(alone.means, other.means) and np.array_equal(
+        alone.covariance, other.covariance
+    )

@@ -26,14 +26,29 @@ from bench.next_poi import (
     train_predictor,
 )
 from mobatlas import MobatlasError
-from mobatlas.data.vocabulary import FIRST_POI, HOME, MASK, OTHER, PAD, WORK, Vocabulary, build_vocabulary
-from mobatlas.features.maps import Trajectories
+from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.vocabulary import (
+    FIRST_POI,
+    HOME,
+    MASK,
+    OTHER,
+    PAD,
+    WORK,
+    Vocabulary,
+    build_vocabulary,
+)
 from mobatlas.progress import Tracker
 from tests.yardsticks import CAFE, PARK, SHOP, TOWN, walks
 
 DEGREE_KM = 6371.0088 * math.pi / 180
 NAN = math.nan
-TINY: dict[str, Any] = {"embedding": 16, "hidden": 16, "learning_rate": 0.02, "batch": 32, "steps": 200}
+TINY: dict[str, Any] = {
+    "embedding": 16,
+    "hidden": 16,
+    "learning_rate": 0.02,
+    "batch": 32,
+    "steps": 200,
+}
 POIS = 20
 
 
@@ -62,14 +77,19 @@ def rounds(n: int, seed: int) -> Trajectories:
     rng = np.random.default_rng(seed)
     starts, lengths = rng.integers(12, size=n), rng.integers(1, 10, size=n)
     return walks(
-        *([HOME + (start + step) % 12 for step in range(length)] for start, length in zip(starts, lengths, strict=True))
+        *(
+            [HOME + (start + step) % 12 for step in range(length)]
+            for start, length in zip(starts, lengths, strict=True)
+        )
     )
 
 
 def lottery(n: int, seed: int) -> Trajectories:
     """Each visit drawn by itself: 40 % go to the park, the others anywhere."""
     rng = np.random.default_rng(seed)
-    drawn = np.where(rng.random((n, 8)) < 0.4, PARK, rng.integers(HOME, FIRST_POI + POIS, size=(n, 8)))
+    drawn = np.where(
+        rng.random((n, 8)) < 0.4, PARK, rng.integers(HOME, FIRST_POI + POIS, size=(n, 8))
+    )
     return walks(*drawn.tolist())
 
 
@@ -98,11 +118,16 @@ class AfterEach(nn.Module):
 
 def slow_km(a: Sequence[float], b: Sequence[float]) -> float:
     (lat_a, lon_a), (lat_b, lon_b) = (tuple(map(math.radians, place)) for place in (a, b))
-    h = math.sin((lat_b - lat_a) / 2) ** 2 + math.cos(lat_a) * math.cos(lat_b) * math.sin((lon_b - lon_a) / 2) ** 2
+    h = (
+        math.sin((lat_b - lat_a) / 2) ** 2
+        + math.cos(lat_a) * math.cos(lat_b) * math.sin((lon_b - lon_a) / 2) ** 2
+    )
     return 2 * 6371.0088 * math.atan2(math.sqrt(h), math.sqrt(1 - h))
 
 
-def slow_place(token: int, anchors: Sequence[float], vocabulary: Vocabulary) -> Sequence[float] | None:
+def slow_place(
+    token: int, anchors: Sequence[float], vocabulary: Vocabulary
+) -> Sequence[float] | None:
     if token in (HOME, WORK):
         place = list(anchors[:2] if token == HOME else anchors[2:])
     else:
@@ -115,7 +140,10 @@ def slow_scores(predictor: Predictor, trajectories: Trajectories) -> dict[str, f
     """One history at a time, all tokens sorted."""
     hits, top, gains, km, pois, poi_top = [], [], [], [], [], []
     for number, (start, end) in enumerate(pairwise(trajectories.offsets.tolist())):
-        walk, anchors = trajectories.tokens[start:end].tolist(), trajectories.anchors[number].tolist()
+        walk, anchors = (
+            trajectories.tokens[start:end].tolist(),
+            trajectories.anchors[number].tolist(),
+        )
         for seen in range(1, len(walk)):
             with torch.no_grad():
                 scores = predictor.network(torch.tensor([walk[: seen + 1]]))[-1].tolist()
@@ -133,7 +161,12 @@ def slow_scores(predictor: Predictor, trajectories: Trajectories) -> dict[str, f
                 among = [token for token in ranked if token >= FIRST_POI].index(true) + 1
                 pois.append(among == 1)
                 poi_top.append(among <= 10)
-    means: dict[str, Sequence[float]] = {"accuracy": hits, "hr10": top, "ndcg10": gains, "geo_error_km": km}
+    means: dict[str, Sequence[float]] = {
+        "accuracy": hits,
+        "hr10": top,
+        "ndcg10": gains,
+        "geo_error_km": km,
+    }
     means |= {"poi_accuracy": pois, "poi_hr10": poi_top}
     counts = {"predictions": len(hits), "located": len(km), "pois": len(pois)}
     return {name: float(np.mean(values)) for name, values in means.items()} | counts
@@ -141,7 +174,10 @@ def slow_scores(predictor: Predictor, trajectories: Trajectories) -> dict[str, f
 
 def random_walks(seed: int, n: int = 60) -> Trajectories:
     rng = np.random.default_rng(seed)
-    tokens = [rng.integers(HOME, FIRST_POI + POIS, size=size).tolist() for size in rng.integers(0, 9, size=n)]
+    tokens = [
+        rng.integers(HOME, FIRST_POI + POIS, size=size).tolist()
+        for size in rng.integers(0, 9, size=n)
+    ]
     anchors = rng.uniform(-1, 1, size=(n, 4))
     anchors[::4, :2] = anchors[::3, 2:] = NAN
     return walks(*tokens, anchors=anchors.tolist())
@@ -189,7 +225,10 @@ def test_ties_are_settled_by_the_number_of_the_token() -> None:
 def test_the_error_in_kilometres_is_what_a_map_says() -> None:
     """The park at (0, 0), the shop at (2, 0); home is at (1, 0) and work at (0, 3): degrees along a meridian or the equator."""
     oracle = known(
-        AfterEach({PARK: [HOME], SHOP: [PARK], HOME: [PARK], WORK: [OTHER, PARK], CAFE: [WORK]}, TOWN.vocabulary),
+        AfterEach(
+            {PARK: [HOME], SHOP: [PARK], HOME: [PARK], WORK: [OTHER, PARK], CAFE: [WORK]},
+            TOWN.vocabulary,
+        ),
         TOWN.vocabulary,
     )
     anchors = (1.0, 0.0, 0.0, 3.0)
@@ -226,7 +265,8 @@ def test_the_seed_decides_the_weights_and_nothing_else_does() -> None:
 def test_dropout_is_of_the_step_and_not_of_how_often_one_validates() -> None:
     data = (rounds(80, 0), rounds(20, 1))
     often, once = (
-        train_predictor(*data, tiny(steps=12, validate_every=every, dropout=0.5), places()) for every in (2, 12)
+        train_predictor(*data, tiny(steps=12, validate_every=every, dropout=0.5), places())
+        for every in (2, 12)
     )
     assert often.best_step == often.steps == once.steps == 12
     assert equal(often, once)
@@ -243,13 +283,17 @@ def test_the_weights_that_were_best_for_validation_people_are_kept() -> None:
     tokens = torch.from_numpy(validation.tokens.astype(np.int64).reshape(-1, 8))
     with torch.no_grad():
         loss = F.cross_entropy(predictor.network(tokens), tokens[:, 1:].flatten() - HOME)
-    assert predictor.validation_loss == min(predictor.losses) == pytest.approx(float(loss), rel=1e-5)
+    assert (
+        predictor.validation_loss == min(predictor.losses) == pytest.approx(float(loss), rel=1e-5)
+    )
     assert predictor.losses[-1] > 1.05 * predictor.validation_loss
     assert not predictor.network.training
 
 
 def test_training_that_is_still_getting_better_uses_all_its_steps() -> None:
-    predictor = train_predictor(rounds(80, 0), rounds(20, 1), tiny(steps=33, learning_rate=1e-3), places())
+    predictor = train_predictor(
+        rounds(80, 0), rounds(20, 1), tiny(steps=33, learning_rate=1e-3), places()
+    )
     assert (predictor.steps, predictor.best_step, len(predictor.losses)) == (33, 33, 2)
 
 
@@ -263,11 +307,15 @@ def test_padding_never_counts() -> None:
         assert scores.shape == (3 + 1, len(places()) - HOME)  # nor is it predicted
         assert torch.allclose(scores, alone, atol=1e-6)
         assert torch.allclose(scores, predictor.network(longer), atol=1e-6)
-    each = [score_predictor(predictor, test.take(np.array([number]))) for number in range(len(test))]
+    each = [
+        score_predictor(predictor, test.take(np.array([number]))) for number in range(len(test))
+    ]
     together = score_predictor(predictor, test)
     total = sum(one.predictions for one in each)
     assert together.predictions == total == np.maximum(np.diff(test.offsets) - 1, 0).sum()
-    assert together.hr10 == pytest.approx(sum((one.hr10 or 0) * one.predictions for one in each) / total)
+    assert together.hr10 == pytest.approx(
+        sum((one.hr10 or 0) * one.predictions for one in each) / total
+    )
 
 
 def test_a_trajectory_of_one_visit_asks_nothing() -> None:
@@ -276,11 +324,15 @@ def test_a_trajectory_of_one_visit_asks_nothing() -> None:
     assert [nothing[name] for name in ("predictions", "located", "pois")] == [0, 0, 0]
     assert {nothing[name] for name in NEXT_POI_METRICS} == {None}
     pair = [HOME, PARK]
-    assert score_predictor(predictor, walks([WORK], pair, [])) == score_predictor(predictor, walks(pair))
+    assert score_predictor(predictor, walks([WORK], pair, [])) == score_predictor(
+        predictor, walks(pair)
+    )
     config = tiny(steps=3)
     with_singles = walks(*[[HOME], pair, [SHOP, CAFE]] * 5)
     without = walks(*[pair, [SHOP, CAFE]] * 5)
-    both = [train_predictor(data, walks(pair), config, places()) for data in (with_singles, without)]
+    both = [
+        train_predictor(data, walks(pair), config, places()) for data in (with_singles, without)
+    ]
     assert equal(*both)
 
 
@@ -313,7 +365,13 @@ def test_progress_is_told_step_by_step() -> None:
 
 def test_the_full_profile_is_the_papers() -> None:
     full, quick = (next_poi_config(name) for name in PROFILES)
-    assert (full.embedding, full.layers, full.hidden, full.dropout, full.learning_rate) == (256, 2, 256, 0.2, 1e-4)
+    assert (full.embedding, full.layers, full.hidden, full.dropout, full.learning_rate) == (
+        256,
+        2,
+        256,
+        0.2,
+        1e-4,
+    )
     assert (quick.layers, quick.dropout) == (2, 0.2)
     assert quick.hidden < full.hidden and quick.steps < full.steps
 
@@ -326,8 +384,16 @@ GOOD = walks([HOME, PARK], [PARK, WORK])
     [
         (walks([HOME], []), GOOD, "training trajectories: none of 2 has two visits"),
         (GOOD, walks(), "validation trajectories: none of 0 has two visits"),
-        (walks([HOME, FIRST_POI + POIS]), GOOD, "training trajectories: token 27 is no place of this vocabulary"),
-        (GOOD, walks([MASK, HOME]), "validation trajectories: token 3 is no place of this vocabulary"),
+        (
+            walks([HOME, FIRST_POI + POIS]),
+            GOOD,
+            "training trajectories: token 27 is no place of this vocabulary",
+        ),
+        (
+            GOOD,
+            walks([MASK, HOME]),
+            "validation trajectories: token 3 is no place of this vocabulary",
+        ),
     ],
 )
 def test_what_nothing_can_be_learnt_from_is_refused(
@@ -344,7 +410,9 @@ def test_tokens_of_another_vocabulary_are_not_scored() -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(MobatlasError, match=r"--profile quik does not exist; did you mean 'quick'\?"):
+    with pytest.raises(
+        MobatlasError, match=r"--profile quik does not exist; did you mean 'quick'\?"
+    ):
         next_poi_config("quik")
     with pytest.raises(MobatlasError, match="'dropout' is wrong"):
         next_poi_config("quick", {"dropout": 1.0})

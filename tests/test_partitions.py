@@ -28,12 +28,17 @@ def counts_of(
 @pytest.mark.parametrize("name", PAPER)
 def test_the_papers_rows_sum_to_one_as_printed(name: str) -> None:
     assert np.array(PAPER[name]).sum(1) == pytest.approx(np.ones(8), abs=1e-9)
-    assert nominal_partition(name, DEFAULT_GROUPS).shares == pytest.approx(np.array(PAPER[name]), abs=1e-9)
+    assert nominal_partition(name, DEFAULT_GROUPS).shares == pytest.approx(
+        np.array(PAPER[name]), abs=1e-9
+    )
 
 
 def test_the_papers_ranks() -> None:
     """Singular values of the printed matrices: fullrank is rank 8 by a hair, sigma_min 5.05e-5."""
-    sigma = {name: np.linalg.svd(nominal_partition(name, DEFAULT_GROUPS).shares, compute_uv=False) for name in NAMES}
+    sigma = {
+        name: np.linalg.svd(nominal_partition(name, DEFAULT_GROUPS).shares, compute_uv=False)
+        for name in NAMES
+    }
     ranks = {name: int((sigma[name] > 1e-6).sum()) for name in NAMES[:4]}
     assert ranks == {"demogroups": 8, "fullrank": 8, "rankdef": 7, "messy": 4}
     assert sigma["fullrank"][-1] == pytest.approx(5.05e-5, rel=0.02)
@@ -52,12 +57,18 @@ def test_hot16_has_eight_hot_regions_and_eight_pairs() -> None:
 def test_dirichlet_is_drawn_by_the_seed() -> None:
     one = nominal_partition("dirichlet:30:0.5", DEFAULT_GROUPS, seed=4)
     assert one.shares.shape == (30, 8)
-    assert np.array_equal(one.shares, nominal_partition("dirichlet:30:0.5", DEFAULT_GROUPS, seed=4).shares)
-    assert not np.array_equal(one.shares, nominal_partition("dirichlet:30:0.5", DEFAULT_GROUPS, seed=5).shares)
+    assert np.array_equal(
+        one.shares, nominal_partition("dirichlet:30:0.5", DEFAULT_GROUPS, seed=4).shares
+    )
+    assert not np.array_equal(
+        one.shares, nominal_partition("dirichlet:30:0.5", DEFAULT_GROUPS, seed=5).shares
+    )
 
 
 def test_a_partition_may_come_from_a_table(tmp_path: Path) -> None:
-    (tmp_path / "mine.csv").write_text("region,group,share\nnorth,<30,1\nsouth,30-60,0.5\nsouth,>60,0.5\n")
+    (tmp_path / "mine.csv").write_text(
+        "region,group,share\nnorth,<30,1\nsouth,30-60,0.5\nsouth,>60,0.5\n"
+    )
     nominal = nominal_partition(str(tmp_path / "mine.csv"), THREE)
     assert nominal.regions == ("north", "south")
     assert nominal.shares.tolist() == [[1, 0, 0], [0, 0.5, 0.5]]
@@ -81,7 +92,9 @@ def test_what_is_no_partition_is_refused(name: str, sentence: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("people", [400, 5_000])
-def test_people_match_the_nominal_composition_to_less_than_one_person(name: str, people: int) -> None:
+def test_people_match_the_nominal_composition_to_less_than_one_person(
+    name: str, people: int
+) -> None:
     rng = np.random.default_rng(people)
     group = rng.choice(9, people, p=[0.05, 0.1, 0.2, 0.1, 0.15, 0.1, 0.1, 0.15, 0.05]) - 1
     nominal = nominal_partition(name, DEFAULT_GROUPS)
@@ -113,7 +126,9 @@ def test_any_composition_is_met_with_whole_people(seed: int, k: int, g: int) -> 
     shares[shares.sum(1) == 0] = 1 / k
     shares /= shares.sum(1, keepdims=True)
     levels = Groups.of({"group": tuple(f"g{number}" for number in range(k))})
-    nominal = Composition(levels, tuple(f"R{number}" for number in range(g)), shares, np.full(g, np.inf))
+    nominal = Composition(
+        levels, tuple(f"R{number}" for number in range(g)), shares, np.full(g, np.inf)
+    )
     group = np.repeat(np.arange(k), rng.integers(40, 400, k) * g)
     counts = counts_of(assign(group, nominal, seed), group, nominal)
     assert (counts.sum(0) <= np.bincount(group, minlength=k)).all()
@@ -132,7 +147,10 @@ def test_the_assignment_is_random_within_groups_and_fixed_by_the_seed() -> None:
 
 @pytest.mark.parametrize(
     ("group", "sentence"),
-    [([0, 0, 2, 2], "needs people of '30-60', and there are none"), ([0, 1, 2], "3 people .* are too few, region")],
+    [
+        ([0, 0, 2, 2], "needs people of '30-60', and there are none"),
+        ([0, 1, 2], "3 people .* are too few, region"),
+    ],
 )
 def test_too_few_people_are_refused_in_one_sentence(group: list[int], sentence: str) -> None:
     with pytest.raises(MobatlasError, match=sentence):

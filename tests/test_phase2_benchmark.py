@@ -25,13 +25,22 @@ CITY = {"users": 700, "pois": 40, "districts": 4, "days": 15}
 VALUES: dict[str, Any] = OPTIONS["latent-diffusion"] | {
     "teaching": {"steps": 4, "warmup": 1},
     "calibration": {"pool": 64, "candidates": 4},
-    "finetune": {"steps": 2, "batch": 16, "validate_every": 2, "validation_samples": 16, "warmup": 1},
+    "finetune": {
+        "steps": 2,
+        "batch": 16,
+        "validate_every": 2,
+        "validation_samples": 16,
+        "warmup": 1,
+    },
 }
 
 
 def written(folder: Path, seed: int, name: str, models: dict[str, float], **more: Any) -> None:
     (folder / f"seed-{seed}").mkdir(exist_ok=True)
-    jsd = {anchors: {model: dict.fromkeys(NAMES, value) for model, value in models.items()} for anchors in ANCHORS}
+    jsd = {
+        anchors: {model: dict.fromkeys(NAMES, value) for model, value in models.items()}
+        for anchors in ANCHORS
+    }
     variety = {
         "n": 10,
         "distinct": 1 - 0.2 * seed,
@@ -44,20 +53,30 @@ def written(folder: Path, seed: int, name: str, models: dict[str, float], **more
     write_json(folder / f"seed-{seed}" / f"{name}.json", facts)
 
 
-def test_what_is_closed_is_of_the_means_over_seeds_and_the_spread_is_between_them(tmp_path: Path) -> None:
+def test_what_is_closed_is_of_the_means_over_seeds_and_the_spread_is_between_them(
+    tmp_path: Path,
+) -> None:
     for seed, (baseline, ours) in enumerate([(0.3, 0.2), (0.5, 0.3)]):
         written(tmp_path, seed, "phase1", {"baseline": baseline, "strong": 0.15, "floor": 0.1})
         written(tmp_path, seed, "messy-tilt", {"tilt": ours, "floor": 0.1})
     rows = summarise(tmp_path, range(2), [Job("messy", "tilt")])["rows"]
     row = next(row for row in rows if row["model"] == "tilt" and row["anchors"] == "group")
-    assert row["diversity"] == {"distinct": 0.9, "copies": 0.1, "held_out": {"distinct": 1.0, "copies": 0.5}}
+    assert row["diversity"] == {
+        "distinct": 0.9,
+        "copies": 0.1,
+        "held_out": {"distinct": 1.0, "copies": 0.5},
+    }
     assert row["groups"]["b"]["poi"] == pytest.approx([0.25, 0.1 / 2**0.5], abs=1e-4)
     found = row["metrics"]["poi"]
     assert found["jsd"] == pytest.approx(0.25) and found["baseline"] == pytest.approx(0.4)
-    assert found["floor_closed"] == pytest.approx(0.15 / 0.3) and found["gap_closed"] == pytest.approx(0.15 / 0.25)
+    assert found["floor_closed"] == pytest.approx(0.15 / 0.3) and found[
+        "gap_closed"
+    ] == pytest.approx(0.15 / 0.25)
     assert found["spread"] == pytest.approx(0.1 / 2**0.5, abs=1e-4)  # of -0.1 and -0.2
     assert found["by_seed"] == pytest.approx([0.5, 0.5])
-    assert next(row for row in rows if row["model"] == "strong")["metrics"]["poi"]["gap_closed"] == pytest.approx(1.0)
+    assert next(row for row in rows if row["model"] == "strong")["metrics"]["poi"][
+        "gap_closed"
+    ] == pytest.approx(1.0)
 
 
 def test_what_is_above_the_baseline_by_more_than_the_spread_is_marked(tmp_path: Path) -> None:
@@ -72,7 +91,12 @@ def test_what_is_above_the_baseline_by_more_than_the_spread_is_marked(tmp_path: 
     assert changes["messy", "tilt"] == "+0.0100 ± 0.0200"
     assert changes["demogroups, shuffled", "tilt"] == "+0.1033 ± 0.0208 !"
     closed: dict[Any, Any] = {row[:2]: row[2:6] for row in tables["closed"].rows}
-    assert closed["messy", "tilt"] == (0.41, pytest.approx(-0.033), "-10% to 3%", pytest.approx(-0.05))
+    assert closed["messy", "tilt"] == (
+        0.41,
+        pytest.approx(-0.033),
+        "-10% to 3%",
+        pytest.approx(-0.05),
+    )
     assert closed["", "floor"] == (0.1, 1.0, "", None)
     write_phase2(tmp_path, result)
     assert (tmp_path / "phase2-tables" / "changes.csv").exists()
@@ -92,7 +116,12 @@ def test_an_unknown_partition_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_benchmark_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    manner: dict[str, Any] = {"partitions": ["demogroups"], "values": VALUES, "city": CITY, "quiet": True}
+    manner: dict[str, Any] = {
+        "partitions": ["demogroups"],
+        "values": VALUES,
+        "city": CITY,
+        "quiet": True,
+    }
     first = run(tmp_path / "out", 1, 3, **manner)
     supervised = {"tilt", "tilt, calibrated", "resample", "finetune"}
     assert {row["model"] for row in first["rows"]} == {"baseline", "strong"} | supervised
@@ -105,13 +134,28 @@ def test_the_benchmark_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None
     assert "floor (real people)" in page.getvalue()
     place = tmp_path / "out" / "seed-3"
     cell = json.loads((place / "demogroups-tilt.json").read_text())
-    assert cell["command"] == "mobatlas benchmark phase2 --seeds 1 --first-seed 3 --partition demogroups --out out"
-    assert set(cell["groups"]) == {"tilt", "tilt, calibrated", "floor"} and len(cell["groups"]["tilt"]) == 8
+    assert (
+        cell["command"]
+        == "mobatlas benchmark phase2 --seeds 1 --first-seed 3 --partition demogroups --out out"
+    )
+    assert (
+        set(cell["groups"]) == {"tilt", "tilt, calibrated", "floor"}
+        and len(cell["groups"]["tilt"]) == 8
+    )
     curve = json.loads((place / "demogroups-finetune-js.json").read_text())["curve"]
     assert curve[0]["step"] == 0 and "js average" in curve[-1]
     apart = np.array(json.loads((place / "phase1.json").read_text())["between_groups"]["poi"])
-    assert apart.shape == (8, 8) and (np.diag(apart) == 0).all() and (apart == apart.T).all() and apart.max() > 0.1
-    assert cell["seed"] == 3 and "mobatlas" in cell["versions"] and str(tmp_path) not in json.dumps(cell)
+    assert (
+        apart.shape == (8, 8)
+        and (np.diag(apart) == 0).all()
+        and (apart == apart.T).all()
+        and apart.max() > 0.1
+    )
+    assert (
+        cell["seed"] == 3
+        and "mobatlas" in cell["versions"]
+        and str(tmp_path) not in json.dumps(cell)
+    )
     kept = {path.name: path.stat().st_mtime_ns for path in place.glob("*.json")}
     (place / "demogroups-resample.json").unlink()
     again = run(tmp_path / "out", 1, 3, **manner)

@@ -17,13 +17,19 @@ ONE_DAY: dict[str, Any] = {
     "window": {"days": 1, "stride": 1},
     "quality": {"min_coverage": 0.0},
     "anchors": {"infer": "never", "require_both": False},
-    "split": {"train": 1.0, "val": 0.0, "test": 0.0},  # so that the vocabulary comes from everybody in the log
+    "split": {
+        "train": 1.0,
+        "val": 0.0,
+        "test": 0.0,
+    },  # so that the vocabulary comes from everybody in the log
 }
 
 
 def prepared(tmp_path: Path, visits: list[Visit], overwrite: bool = False, **changes: Any) -> Path:
     out = tmp_path / "dataset"
-    prepare(write_visits(tmp_path / "raw", visits), out, values=ONE_DAY | changes, overwrite=overwrite)
+    prepare(
+        write_visits(tmp_path / "raw", visits), out, values=ONE_DAY | changes, overwrite=overwrite
+    )
     return out
 
 
@@ -42,7 +48,11 @@ def test_a_day_is_home_shop_home(tmp_path: Path) -> None:
 
 def test_a_three_day_stay_counts_on_all_three_days(tmp_path: Path) -> None:
     visits = [Visit("a", "cabin", "2024-03-04 20:00", "2024-03-06 09:00")]
-    assert read_sequences(prepared(tmp_path, visits)) == {("a", 0): ["cabin"], ("a", 1): ["cabin"], ("a", 2): ["cabin"]}
+    assert read_sequences(prepared(tmp_path, visits)) == {
+        ("a", 0): ["cabin"],
+        ("a", 1): ["cabin"],
+        ("a", 2): ["cabin"],
+    }
 
 
 def test_each_piece_of_a_stay_is_cut_at_midnight(tmp_path: Path) -> None:
@@ -95,12 +105,17 @@ def test_places_outside_the_vocabulary_become_other_and_collapse(tmp_path: Path)
 
 def test_a_tie_in_frequency_goes_to_the_smaller_id(tmp_path: Path) -> None:
     visits = [Visit("a", "z", "2024-03-04 08:00"), Visit("a", "m", "2024-03-04 09:00")]
-    assert read_sequences(prepared(tmp_path, visits, vocabulary_size=1)) == {("a", 0): ["OTHER", "m"]}
+    assert read_sequences(prepared(tmp_path, visits, vocabulary_size=1)) == {
+        ("a", 0): ["OTHER", "m"]
+    }
 
 
 def test_windows_are_calendar_days_from_the_first_observed_day(tmp_path: Path) -> None:
     """Days 0, 1 and 9 are observed; with a stride of 7 they lie in windows 0 (days 0-6) and 1 (days 7-13)."""
-    visits = [Visit("a", name, f"2024-03-{day:02d} 12:00") for name, day in (("x", 4), ("y", 5), ("z", 13))]
+    visits = [
+        Visit("a", name, f"2024-03-{day:02d} 12:00")
+        for name, day in (("x", 4), ("y", 5), ("z", 13))
+    ]
     out = prepared(tmp_path, visits, **days_with(7, min_coverage=0.0))
     assert read_sequences(out) == {("a", 0): ["x", "y"], ("a", 1): ["z"]}
 
@@ -120,7 +135,10 @@ def test_a_window_needs_eighty_percent_of_well_covered_days(tmp_path: Path) -> N
     """Of five days four must reach 0.2 of 1440 minutes, that is 288 minutes; b has 287 on the fourth day."""
 
     def days(user: str, last_hour: str) -> list[Visit]:
-        full = [Visit(user, "home", f"2024-03-{day:02d} 00:00", f"2024-03-{day:02d} 04:48") for day in (4, 5, 6)]
+        full = [
+            Visit(user, "home", f"2024-03-{day:02d} 00:00", f"2024-03-{day:02d} 04:48")
+            for day in (4, 5, 6)
+        ]
         return [*full, Visit(user, "home", "2024-03-07 00:00", f"2024-03-07 {last_hour}")]
 
     visits = days("a", "04:48") + days("b", "04:47")
@@ -183,7 +201,10 @@ def test_daylight_saving_nights_are_ordinary_days_of_the_local_clock(tmp_path: P
 
 
 def test_only_people_with_home_and_work_are_kept_by_default(tmp_path: Path) -> None:
-    both = [Visit("both", "home", "2024-03-04 00:00", "2024-03-04 08:00"), Visit("both", "work", "2024-03-04 09:00")]
+    both = [
+        Visit("both", "home", "2024-03-04 00:00", "2024-03-04 08:00"),
+        Visit("both", "work", "2024-03-04 09:00"),
+    ]
     one = [Visit("one", "home", "2024-03-04 00:00", "2024-03-04 08:00")]
     out = prepared(tmp_path, both + one, anchors={"infer": "never"})
     assert set(read_sequences(out)) == {("both", 0)}
@@ -196,7 +217,9 @@ def test_anchors_are_the_mean_of_the_flagged_visits(tmp_path: Path) -> None:
         Visit("a", "work", "2024-03-05 09:00", "2024-03-05 17:00", lat=11.0, lon=21.0),
     ]
     people = pq.read_table(prepared(tmp_path, visits) / "people.parquet").to_pylist()
-    assert people == [{"user_id": "a", "home_lat": 10.1, "home_lon": 20.2, "work_lat": 11.0, "work_lon": 21.0}]
+    assert people == [
+        {"user_id": "a", "home_lat": 10.1, "home_lon": 20.2, "work_lat": 11.0, "work_lon": 21.0}
+    ]
 
 
 def test_home_and_work_are_inferred_from_the_hours(tmp_path: Path) -> None:
@@ -208,14 +231,24 @@ def test_home_and_work_are_inferred_from_the_hours(tmp_path: Path) -> None:
             Visit("a", "w", f"2024-03-{day + 1:02d} 09:00", f"2024-03-{day + 1:02d} 17:00"),
             Visit("a", "c", f"2024-03-{day + 1:02d} 18:00", f"2024-03-{day + 1:02d} 19:00"),
         ]
-    out = prepared(tmp_path, visits, anchors={"require_both": True}, **days_with(4, min_coverage=0.0))
+    out = prepared(
+        tmp_path, visits, anchors={"require_both": True}, **days_with(4, min_coverage=0.0)
+    )
     expected = ["HOME", "WORK", "c"] * 3
     assert read_sequences(out) == {("a", 0): expected}
 
 
 def test_a_place_seen_on_two_nights_only_is_not_home(tmp_path: Path) -> None:
-    visits = [Visit("a", "n", f"2024-03-{day:02d} 22:00", f"2024-03-{day + 1:02d} 05:00") for day in (4, 8)]
-    out = prepared(tmp_path, visits, anchors={"require_both": False, "min_days": 5}, **days_with(6, min_coverage=0.0))
+    visits = [
+        Visit("a", "n", f"2024-03-{day:02d} 22:00", f"2024-03-{day + 1:02d} 05:00")
+        for day in (4, 8)
+    ]
+    out = prepared(
+        tmp_path,
+        visits,
+        anchors={"require_both": False, "min_days": 5},
+        **days_with(6, min_coverage=0.0),
+    )
     assert read_sequences(out) == {("a", 0): ["n"]}
 
 
@@ -265,10 +298,16 @@ def test_of_two_arrivals_at_one_moment_both_last_until_the_next_later_one(tmp_pa
     for order in (visits, visits[::-1]):
         out = prepared(tmp_path, order, missing_departure="until_next", overwrite=True)
         rows = pq.read_table(out / "trajectories.parquet").to_pylist()
-        assert [(row["arrival"].hour, row["departure"].hour) for row in rows] == [(8, 12), (8, 12), (12, 0)]
+        assert [(row["arrival"].hour, row["departure"].hour) for row in rows] == [
+            (8, 12),
+            (8, 12),
+            (12, 0),
+        ]
 
 
-def with_people(tmp_path: Path, visits: list[Visit], people: dict[str, list[Any]], **changes: Any) -> Path:
+def with_people(
+    tmp_path: Path, visits: list[Visit], people: dict[str, list[Any]], **changes: Any
+) -> Path:
     raw = write_visits(tmp_path / "raw", visits)
     pq.write_table(pa.table(people), raw / "people.parquet")
     prepare(raw, tmp_path / "dataset", values=ONE_DAY | changes)
@@ -285,7 +324,9 @@ def test_a_half_given_anchor_is_not_mixed_with_the_seen_one(tmp_path: Path) -> N
 def test_visits_near_a_given_home_are_at_home_and_a_hotel_is_not(tmp_path: Path) -> None:
     """0.001 degrees of latitude are 111 m."""
     visits = [
-        Visit("a", "hotel", f"2024-03-{day:02d} 22:00", f"2024-03-{day:02d} 23:00", lat=54.9, lon=37.0)
+        Visit(
+            "a", "hotel", f"2024-03-{day:02d} 22:00", f"2024-03-{day:02d} 23:00", lat=54.9, lon=37.0
+        )
         for day in (4, 5, 6)
     ]
     visits.append(Visit("a", "flat", "2024-03-06 23:30", "2024-03-06 23:50", lat=55.001, lon=37.0))
@@ -294,28 +335,47 @@ def test_visits_near_a_given_home_are_at_home_and_a_hotel_is_not(tmp_path: Path)
     assert read_sequences(out)["a", 2] == ["hotel", "HOME"]
 
 
-def test_a_night_worker_with_a_flagged_home_works_where_the_nights_are_spent(tmp_path: Path) -> None:
+def test_a_night_worker_with_a_flagged_home_works_where_the_nights_are_spent(
+    tmp_path: Path,
+) -> None:
     visits = []
     for day in (4, 5, 6, 7):
         visits += [
             Visit("a", "home", f"2024-03-{day:02d} 16:00", f"2024-03-{day:02d} 20:00"),
             Visit("a", "hospital", f"2024-03-{day:02d} 21:00", f"2024-03-{day + 1:02d} 10:00"),
         ]
-    out = prepared(tmp_path, visits, anchors={"require_both": True}, **days_with(5, min_coverage=0.0))
+    out = prepared(
+        tmp_path, visits, anchors={"require_both": True}, **days_with(5, min_coverage=0.0)
+    )
     assert read_sequences(out) == {("a", 0): ["HOME", "WORK"] * 4}
 
 
-def test_a_home_without_a_place_id_stays_home_when_anchors_are_inferred_always(tmp_path: Path) -> None:
+def test_a_home_without_a_place_id_stays_home_when_anchors_are_inferred_always(
+    tmp_path: Path,
+) -> None:
     raw = write_visits(tmp_path / "raw", [])
-    rows = [Visit("a", "home", f"2024-03-{day:02d} 00:00", f"2024-03-{day:02d} 08:00").row() for day in (4, 5, 6)]
+    rows = [
+        Visit("a", "home", f"2024-03-{day:02d} 00:00", f"2024-03-{day:02d} 08:00").row()
+        for day in (4, 5, 6)
+    ]
     rows = [row | {"poi_id": None} for row in rows]
     pq.write_table(pa.Table.from_pylist(rows, VISITS), raw / "visits.parquet")
-    prepare(raw, tmp_path / "dataset", values=ONE_DAY | {"anchors": {"infer": "always", "require_both": False}})
+    prepare(
+        raw,
+        tmp_path / "dataset",
+        values=ONE_DAY | {"anchors": {"infer": "always", "require_both": False}},
+    )
     assert set(map(tuple, read_sequences(tmp_path / "dataset").values())) == {("HOME",)}
 
 
 def test_columns_of_people_may_be_called_like_ours(tmp_path: Path) -> None:
-    people = {"user_id": ["a"], "split": ["secret"], "user": ["x"], "Eligible": ["y"], "age": ["<30"]}
+    people = {
+        "user_id": ["a"],
+        "split": ["secret"],
+        "user": ["x"],
+        "Eligible": ["y"],
+        "age": ["<30"],
+    }
     out = with_people(tmp_path, [Visit("a", "p", "2024-03-04 08:00")], people, regions=["user"])
     assert pq.read_table(out / "labels.parquet").to_pylist() == [
         {"user_id": "a", "age": "<30", "split": "secret", "Eligible": "y"}

@@ -19,10 +19,11 @@ from mobatlas.config import build
 from mobatlas.data.dataset import DAY
 from mobatlas.data.samples import read_samples
 from mobatlas.data.synthetic import read_synthetic
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import jsd
-from mobatlas.features.maps import Trajectories, build_feature
+from mobatlas.features.maps import build_feature
 from mobatlas.generators.base import UNKNOWN
 from mobatlas.generators.point_process.codec import Timed
 from mobatlas.generators.point_process.durations import Durations, Spans, beginnings
@@ -36,7 +37,12 @@ from tests.tiny import OPTIONS, fitted, fresh, small_city
 
 NAME, DAYS, GROUP = "point-process", 3, "30-40, F"
 WINDOW = DAYS * DAY
-BRIEF = {"steps": 4, "validate_every": 4, "validation_samples": 64, "validation_regions": 4}  # of finetuning
+BRIEF = {
+    "steps": 4,
+    "validate_every": 4,
+    "validation_samples": 64,
+    "validation_regions": 4,
+}  # of finetuning
 PARTS = ("logs", "begins", "left", "width")  # of spans, a row each
 
 
@@ -59,7 +65,11 @@ def durations(*, until: bool, days: int = DAYS) -> Durations:
 
 def spans(begins: int, *, until: bool, n: int = 1, barred: bool = False) -> Spans:
     """n times the same, of durations that begin so many seconds after the window does, on a Wednesday."""
-    hidden, start, shut = torch.randn(1, 8, generator=chance(3)), torch.tensor([2 * DAY]), torch.tensor([barred])
+    hidden, start, shut = (
+        torch.randn(1, 8, generator=chance(3)),
+        torch.tensor([2 * DAY]),
+        torch.tensor([barred]),
+    )
     one = durations(until=until)(hidden, torch.tensor([HOME]), start + begins, start, shut)
     rows = {name: getattr(one, name).expand(n, *getattr(one, name).shape[1:]) for name in PARTS}
     return replace(one, **rows)
@@ -71,7 +81,11 @@ def spans(begins: int, *, until: bool, n: int = 1, barred: bool = False) -> Span
 @pytest.mark.parametrize("days", [1, 3, 14])
 def test_bins_are_in_order_and_none_is_longer_than_an_hour(days: int) -> None:
     edges = np.array([*beginnings(days), days * DAY])
-    assert edges[:2].tolist() == [0, 1] and (np.diff(edges) > 0).all() and np.diff(edges).max() <= 3_600
+    assert (
+        edges[:2].tolist() == [0, 1]
+        and (np.diff(edges) > 0).all()
+        and np.diff(edges).max() <= 3_600
+    )
 
 
 @pytest.mark.parametrize("until", [False, True])
@@ -95,7 +109,9 @@ def test_durations_are_drawn_as_often_as_they_are_likely() -> None:
 
 
 def test_a_stay_that_another_visit_follows_does_not_last_until_the_end() -> None:
-    drawn = spans(WINDOW - 60, until=True, n=1_000, barred=True).draw(torch.rand(1_000, generator=chance(1)))
+    drawn = spans(WINDOW - 60, until=True, n=1_000, barred=True).draw(
+        torch.rand(1_000, generator=chance(1))
+    )
     assert int(drawn.max()) < 60
 
 
@@ -113,7 +129,9 @@ def test_hours_are_those_of_the_seconds() -> None:
 # ---- what it reads
 
 
-def test_visits_are_read_with_their_times_and_leave_before_the_next(dataset: TrajectoryDataset) -> None:
+def test_visits_are_read_with_their_times_and_leave_before_the_next(
+    dataset: TrajectoryDataset,
+) -> None:
     some = dataset.split("train")[:50]
     visits = Timed(DAYS).gathered(dataset, some, 24)
     real = Trajectories.of(dataset, some)
@@ -129,7 +147,10 @@ def test_visits_are_read_with_their_times_and_leave_before_the_next(dataset: Tra
 
 
 def test_the_day_of_the_week_is_that_of_the_dataset(dataset: TrajectoryDataset) -> None:
-    real, stamps = Trajectories.of(dataset), pd.Series(dataset.all_times()[0] * 10**9).astype("datetime64[ns]")
+    real, stamps = (
+        Trajectories.of(dataset),
+        pd.Series(dataset.all_times()[0] * 10**9).astype("datetime64[ns]"),
+    )
     assert real.arrivals is not None
     assert np.array_equal(real.arrivals // DAY % 7, stamps.dt.dayofweek)
     assert set(dataset.first_days.tolist()) >= {int(stamps.min().timestamp()) // DAY}
@@ -153,28 +174,39 @@ def network() -> Variational:
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return cast(Variational, stirred(cast(nn.Module, _network(config, FIRST_POI + 3, DEFAULT_GROUPS))).eval())
+        return cast(
+            Variational,
+            stirred(cast(nn.Module, _network(config, FIRST_POI + 3, DEFAULT_GROUPS))).eval(),
+        )
 
 
 def test_what_is_to_come_does_not_change_what_is_likely(dataset: TrajectoryDataset) -> None:
     net = network()
-    visits = Timed(DAYS).gathered(dataset, dataset.split("train")[:8], 12) % torch.tensor([FIRST_POI + 3, 2**40, 2**40])
+    visits = Timed(DAYS).gathered(dataset, dataset.split("train")[:8], 12) % torch.tensor(
+        [FIRST_POI + 3, 2**40, 2**40]
+    )
     condition = torch.randn(8, OPTIONS[NAME]["network"]["width"], generator=chance(2))
     changed = visits.clone()
     changed[:, 3:] += torch.tensor([0, 900, 1_800])
-    for one, other in zip(net.decoder.known(visits, condition), net.decoder.known(changed, condition), strict=True):
+    for one, other in zip(
+        net.decoder.known(visits, condition), net.decoder.known(changed, condition), strict=True
+    ):
         torch.testing.assert_close(one[:, :3], other[:, :3])
         assert not torch.equal(one[:, 3:], other[:, 3:])
 
 
-def test_what_was_written_is_as_likely_as_it_was_when_it_was_drawn(model: Writer, dataset: TrajectoryDataset) -> None:
+def test_what_was_written_is_as_likely_as_it_was_when_it_was_drawn(
+    model: Writer, dataset: TrajectoryDataset
+) -> None:
     """Samples are likelier than the same tokens at the times of others."""
     made = model.sample(200, anchors=dataset.anchors[np.arange(200) % 100], seed=3)
     assert made.arrivals is not None
     own = model.log_likelihood(made)
     assert np.isfinite(own).all()
     late = np.minimum(made.arrivals + 5 * 3_600, made.arrivals // DAY * DAY + DAY - 1)
-    changed = Trajectories(made.tokens, made.offsets, made.anchors, np.maximum.accumulate(late), made.stays)
+    changed = Trajectories(
+        made.tokens, made.offsets, made.anchors, np.maximum.accumulate(late), made.stays
+    )
     assert np.median(own) > np.median(model.log_likelihood(changed)) + 1
 
 
@@ -187,27 +219,40 @@ def check_times(made: Trajectories) -> None:
     leaves = made.arrivals + made.stays
     assert (made.stays >= 0).all()
     assert (made.arrivals[1:] >= leaves[:-1])[same].all(), "nobody is in two places"
-    first = made.arrivals[made.offsets[:-1]] // DAY  # at the earliest, the day on which the window begins
+    first = (
+        made.arrivals[made.offsets[:-1]] // DAY
+    )  # at the earliest, the day on which the window begins
     assert (leaves[made.offsets[1:] - 1] - DAY * first <= WINDOW).all()
     assert (made.arrivals >= 0).all()
 
 
-def test_times_are_ordered_within_the_window_and_do_not_overlap(model: Writer, dataset: TrajectoryDataset) -> None:
+def test_times_are_ordered_within_the_window_and_do_not_overlap(
+    model: Writer, dataset: TrajectoryDataset
+) -> None:
     check_times(model.sample(300, anchors=np.resize(dataset.anchors, (300, 4)), seed=1))
     check_times(fresh(NAME, dataset).sample(300, seed=1))
     check_times(model.sample(40, seed=2, lengths=np.arange(40) % model.max_length + 1))
 
 
 def test_same_seed_same_times_however_many_are_asked_for(model: Writer) -> None:
-    many, few, middle = model.sample(300, seed=4), model.sample(20, seed=4), model.sample(30, seed=4, first=250)
+    many, few, middle = (
+        model.sample(300, seed=4),
+        model.sample(20, seed=4),
+        model.sample(30, seed=4, first=250),
+    )
     for name in ("tokens", "arrivals", "stays"):
         all_of_them = getattr(many, name)
         assert np.array_equal(all_of_them[: few.offsets[-1]], getattr(few, name))
-        assert np.array_equal(all_of_them[many.offsets[250] : many.offsets[280]], getattr(middle, name))
+        assert np.array_equal(
+            all_of_them[many.offsets[250] : many.offsets[280]], getattr(middle, name)
+        )
 
 
 def test_training_makes_hours_true(model: Writer, dataset: TrajectoryDataset) -> None:
-    feature, real = build_feature("hour", dataset.vocabulary), Trajectories.of(dataset, dataset.split("train"))
+    feature, real = (
+        build_feature("hour", dataset.vocabulary),
+        Trajectories.of(dataset, dataset.split("train")),
+    )
 
     def hours(some: Trajectories) -> np.ndarray:
         return np.asarray(feature.counts(some).sum(0), dtype=np.float64)
@@ -221,7 +266,10 @@ def test_training_makes_hours_true(model: Writer, dataset: TrajectoryDataset) ->
 def test_soft_hours_say_what_samples_do(model: Writer, dataset: TrajectoryDataset) -> None:
     n, seed = 256, 5
     groups, anchors = np.full(n, UNKNOWN), np.resize(dataset.anchors, (n, 4))
-    made, soft = model.sample(n, anchors=anchors, seed=seed), model.soft_sample(groups, anchors, seed)
+    made, soft = (
+        model.sample(n, anchors=anchors, seed=seed),
+        model.soft_sample(groups, anchors, seed),
+    )
     for mask in ((), ("HOME",)):
         feature = build_feature("hour", dataset.vocabulary, mask)
         counts = np.asarray(feature.counts(made).sum(0))
@@ -229,7 +277,9 @@ def test_soft_hours_say_what_samples_do(model: Writer, dataset: TrajectoryDatase
         assert expected.sum() == pytest.approx(counts.sum(), rel=1e-3)
         assert np.abs(counts - expected).sum() / counts.sum() < 0.15
     gap: Tensor = model.network.decoder.gap.clock.weight
-    (slope,) = torch.autograd.grad(build_feature("hour", dataset.vocabulary).soft(soft)[:, 8].sum(), gap)
+    (slope,) = torch.autograd.grad(
+        build_feature("hour", dataset.vocabulary).soft(soft)[:, 8].sum(), gap
+    )
     assert float(slope.abs().sum()) > 0
 
 
@@ -241,8 +291,21 @@ def trained(dataset: TrajectoryDataset, tmp_path_factory: pytest.TempPathFactory
     """As a user types it."""
     out, argv = tmp_path_factory.mktemp("models") / "model", sys.argv
     options = OPTIONS[NAME] | {"training": OPTIONS[NAME]["training"] | {"steps": 40, "batch": 32}}
-    settings = [f"{part}.{key}={value}" for part in ("network", "training") for key, value in options[part].items()]
-    sys.argv = ["mobatlas", "train", str(dataset.path), "--generator", NAME, "--out", str(out), "--quiet"]
+    settings = [
+        f"{part}.{key}={value}"
+        for part in ("network", "training")
+        for key, value in options[part].items()
+    ]
+    sys.argv = [
+        "mobatlas",
+        "train",
+        str(dataset.path),
+        "--generator",
+        NAME,
+        "--out",
+        str(out),
+        "--quiet",
+    ]
     sys.argv += [word for setting in ("length=12", *settings) for word in ("--set", setting)]
     try:
         main()
@@ -277,10 +340,16 @@ def test_generate_fills_arrival_and_departure_and_evaluate_compares_them(
         assert each.arrivals is not None and each.hours is not None and each.stays is not None
         assert np.array_equal(each.hours, table["arrival"].dt.hour)
         assert np.array_equal(each.arrivals // DAY % 7, table["arrival"].dt.dayofweek)
-        assert np.array_equal(each.stays, (table["departure"] - table["arrival"]).dt.total_seconds())
+        assert np.array_equal(
+            each.stays, (table["departure"] - table["arrival"]).dt.total_seconds()
+        )
     table.drop(columns=["arrival", "departure"]).to_parquet(tmp_path / "silent.parquet")
-    found = evaluate(tmp_path / "made.parquet", dataset.path, baseline=tmp_path / "silent.parquet", resamples=5)
-    ours, baseline, floor = (found.everybody.scores[label].average for label in ("ours", "baseline", "floor"))
+    found = evaluate(
+        tmp_path / "made.parquet", dataset.path, baseline=tmp_path / "silent.parquet", resamples=5
+    )
+    ours, baseline, floor = (
+        found.everybody.scores[label].average for label in ("ours", "baseline", "floor")
+    )
     assert 0 < floor["hour"] < ours["hour"] < 1 and 0 < floor["dwell"] < ours["dwell"] < 1
     assert "hour" not in baseline and "hour" not in found.everybody.floor_closed
     assert (found.files["ours"]["times"], found.files["baseline"]["times"]) == (True, False)
@@ -291,7 +360,11 @@ def test_every_strategy_teaches_it_groups_by_their_hours(
     strategy: str, trained: Path, regions: Path, tmp_path: Path
 ) -> None:
     told = None if strategy == "strong" else regions
-    values = VALUES[strategy] if strategy != "finetune" else {"finetune": VALUES[strategy]["finetune"] | BRIEF}
+    values = (
+        VALUES[strategy]
+        if strategy != "finetune"
+        else {"finetune": VALUES[strategy]["finetune"] | BRIEF}
+    )
     how: dict[str, Any] = {"strategy": strategy, "values": values, "quiet": True}
     report = supervise(trained, tmp_path / "model", told, **how)
     generate(tmp_path / "model", tmp_path / "some.parquet", 20, group=GROUP, seed=3)

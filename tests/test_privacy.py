@@ -63,7 +63,14 @@ FAR = Coarsening("disc", 5.0)
 SHARES = {"train": 0.6, "val": 0.1, "test": 0.3}
 SMALL: dict[str, Any] = {
     "length": 16,
-    "autoencoder": {"encoder_layers": 1, "width": 48, "feedforward": 96, "latent": 12, "batch": 32, "warmup": 10}
+    "autoencoder": {
+        "encoder_layers": 1,
+        "width": 48,
+        "feedforward": 96,
+        "latent": 12,
+        "batch": 32,
+        "warmup": 10,
+    }
     | {"learning_rate": 5e-3},
     "denoiser": {
         "depth": 2,
@@ -84,13 +91,19 @@ class Town:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        write_city_folder(folder / "city", CityConfig(users=1_500, pois=80, districts=4, days=15), seed=3)
+        write_city_folder(
+            folder / "city", CityConfig(users=1_500, pois=80, districts=4, days=15), seed=3
+        )
         users = pq.read_table(folder / "city" / "people.parquet")["user_id"]
         for name, some in (("known", users[:1_000]), ("fresh", users[1_000:])):
             (folder / name).mkdir()
             for file in ("visits.parquet", "people.parquet", "pois.parquet"):
                 table = pq.read_table(folder / "city" / file)
-                kept = table.filter(pc.is_in(table["user_id"], some)) if "user_id" in table.column_names else table
+                kept = (
+                    table.filter(pc.is_in(table["user_id"], some))
+                    if "user_id" in table.column_names
+                    else table
+                )
                 pq.write_table(kept, folder / name / file)
         self.dataset = self.prepared("dataset", SHARES)
         prepare(folder / "fresh", folder / "others", preset="small")
@@ -106,7 +119,9 @@ class Town:
         """Training trajectories of which a share of visits was replaced by others'."""
         rng, rows = np.random.default_rng(0), self.dataset.split("train")
         real = Trajectories.of(self.dataset, rows)
-        tokens = np.where(rng.random(len(real.tokens)) < noise, rng.permutation(real.tokens), real.tokens)
+        tokens = np.where(
+            rng.random(len(real.tokens)) < noise, rng.permutation(real.tokens), real.tokens
+        )
         homes = real.anchors if exact_homes else coarsened(real.anchors, FAR, real.anchors)
         made = Trajectories(tokens, real.offsets, homes)
         return write(self.folder / f"{name}.parquet", self.dataset, made)
@@ -155,7 +170,9 @@ def test_real_homes_fail_whatever_is_done_there(town: Town) -> None:
     ]
     for homes, verdict in ((chosen, RED), (coarsened(chosen, FAR, real), GREEN)):
         for k, name in enumerate(names):
-            table = table.set_column(table.schema.get_field_index(name), name, pa.array(homes[:, k]))
+            table = table.set_column(
+                table.schema.get_field_index(name), name, pa.array(homes[:, k])
+            )
         pq.write_table(table, town.folder / "homes.parquet")
         found = audit(town.folder / "homes.parquet", dataset.path)
         assert found.subjects == {MEMORISATION: GREEN, MEMBERSHIP: GREEN, ANCHORS: verdict}
@@ -163,8 +180,13 @@ def test_real_homes_fail_whatever_is_done_there(town: Town) -> None:
 
 
 def test_the_share_of_copies_is_the_one_that_is_measured(town: Town) -> None:
-    fresh, copies = pq.read_table(town.fresh), pq.read_table(town.copies("copies", exact_homes=True))
-    firsts = [table.filter(pc.less(table["trajectory"], n)) for table, n in ((fresh, 900), (copies, 100))]
+    fresh, copies = (
+        pq.read_table(town.fresh),
+        pq.read_table(town.copies("copies", exact_homes=True)),
+    )
+    firsts = [
+        table.filter(pc.less(table["trajectory"], n)) for table, n in ((fresh, 900), (copies, 100))
+    ]
     firsts[1] = firsts[1].set_column(0, "trajectory", pc.add(firsts[1]["trajectory"], 900))
     pq.write_table(pa.concat_tables(firsts), town.folder / "tenth.parquet")
     found = audit(town.folder / "tenth.parquet", town.dataset.path)
@@ -189,13 +211,17 @@ def test_a_model_that_learnt_few_people_by_heart_fails_and_one_of_many_passes(
 ) -> None:
     dataset = town.dataset if people == "many" else town.prepared("few", FEW)
     parts = zip(("autoencoder", "denoiser"), steps, strict=True)
-    model = fitted(FAMILY, dataset, **SMALL | {part: SMALL[part] | {"steps": n} for part, n in parts})
+    model = fitted(
+        FAMILY, dataset, **SMALL | {part: SMALL[part] | {"steps": n} for part, n in parts}
+    )
     name = f"{people} {steps}"
     keep(town.folder / name, model, dataset)
     generate(town.folder / name, town.folder / f"{name}.parquet", 1_000, coarsen="5km")
     found = audit(town.folder / f"{name}.parquet", dataset.path).subjects
     assert {found[MEMORISATION], found[MEMBERSHIP]} == {verdict}
-    assert people == "few" or found[ANCHORS] == GREEN  # of few people home and work are far from anybody else's
+    assert (
+        people == "few" or found[ANCHORS] == GREEN
+    )  # of few people home and work are far from anybody else's
 
 
 def test_choosing_the_best_of_many_attacks_gains_nothing() -> None:
@@ -213,12 +239,26 @@ def test_choosing_the_best_of_many_attacks_gains_nothing() -> None:
 
 def test_an_attack_that_knows_everything_finds_everybody() -> None:
     member = (np.arange(500) < 300).astype(np.int64)
-    found = infer({"oracle": member.astype(np.float64), "blind": np.zeros(500)}, member, np.random.default_rng(0))
-    assert (found.auc.low, found.auc.high, found.tpr.low, found.chosen) == (1.0, 1.0, 1.0, ("oracle", "oracle"))
+    found = infer(
+        {"oracle": member.astype(np.float64), "blind": np.zeros(500)},
+        member,
+        np.random.default_rng(0),
+    )
+    assert (found.auc.low, found.auc.high, found.tpr.low, found.chosen) == (
+        1.0,
+        1.0,
+        1.0,
+        ("oracle", "oracle"),
+    )
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=12), st.lists(st.integers(0, 5), min_size=1, max_size=12))
-def test_the_area_is_the_chance_that_a_member_scores_higher(members: list[int], others: list[int]) -> None:
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=12),
+    st.lists(st.integers(0, 5), min_size=1, max_size=12),
+)
+def test_the_area_is_the_chance_that_a_member_scores_higher(
+    members: list[int], others: list[int]
+) -> None:
     wins = [(a > b) + (a == b) / 2 for a in members for b in others]
     assert area(np.array(members, float), np.array(others, float)) == pytest.approx(np.mean(wins))
 
@@ -234,18 +274,27 @@ steps = st.lists(st.integers(HOME, HOME + 3), min_size=1, max_size=7)
 
 
 @given(st.lists(steps, min_size=1, max_size=5), st.lists(steps, min_size=1, max_size=5))
-def test_distance_counts_tokens_and_pairs_that_both_have(first: list[list[int]], second: list[list[int]]) -> None:
+def test_distance_counts_tokens_and_pairs_that_both_have(
+    first: list[list[int]], second: list[list[int]]
+) -> None:
     def things(walk: list[int]) -> Counter[Any]:
         return Counter(walk) + Counter(pairwise(walk))
 
     table = shingles(walks(*first, *second))
-    found = np.concatenate([block for _, block in distances(table[: len(first)], table[len(first) :])])
-    expected = [[1 - (things(a) & things(b)).total() / (things(a) | things(b)).total() for b in second] for a in first]
+    found = np.concatenate(
+        [block for _, block in distances(table[: len(first)], table[len(first) :])]
+    )
+    expected = [
+        [1 - (things(a) & things(b)).total() / (things(a) | things(b)).total() for b in second]
+        for a in first
+    ]
     assert found == pytest.approx(np.array(expected), abs=1e-6)
 
 
 @given(st.lists(steps, min_size=1, max_size=5), steps)
-def test_likelihoods_are_those_of_witten_and_bell(learnt: list[list[int]], asked: list[int]) -> None:
+def test_likelihoods_are_those_of_witten_and_bell(
+    learnt: list[list[int]], asked: list[int]
+) -> None:
     words, order = HOME + 4, 3
 
     def chance(context: tuple[int, ...], token: int, n: int) -> float:
@@ -266,7 +315,9 @@ def test_likelihoods_are_those_of_witten_and_bell(learnt: list[list[int]], asked
     marked = everything.owner < len(learnt)
     found = np.exp(log_likelihood(number_grams(everything, order), marked, words))[~marked]
     padded = [1] * order + asked
-    assert found == pytest.approx([chance(tuple(padded[:k]), padded[k], order) for k in range(order, len(padded))])
+    assert found == pytest.approx(
+        [chance(tuple(padded[:k]), padded[k], order) for k in range(order, len(padded))]
+    )
 
 
 def test_rare_places_are_those_of_few_training_people() -> None:
@@ -318,14 +369,18 @@ def together(passed: Audit, *verdicts: str) -> Audit:
         ((AMBER, RED, *[GREEN] * 4), RED),
     ],
 )
-def test_a_subject_is_green_if_half_of_its_checks_are(passed: Audit, verdicts: tuple[str, ...], verdict: str) -> None:
+def test_a_subject_is_green_if_half_of_its_checks_are(
+    passed: Audit, verdicts: tuple[str, ...], verdict: str
+) -> None:
     found = together(passed, *verdicts)
     assert found.subjects == {MEMORISATION: verdict, MEMBERSHIP: GREEN, ANCHORS: GREEN}
     assert found.verdict == found.as_dict()["verdict"] == verdict
 
 
 def test_thirty_held_out_people_decide_nothing(town: Town) -> None:
-    found = audit(town.fresh, town.prepared("thirty", {"train": 0.86, "val": 0.1, "test": 0.04}).path)
+    found = audit(
+        town.fresh, town.prepared("thirty", {"train": 0.86, "val": 0.1, "test": 0.04}).path
+    )
     (closest,) = (check for check in found.checks if check.name == "closest")
     assert closest.verdict == UNDECIDED and "too few people" in str(closest.why)
     assert found.verdict == UNDECIDED and found.advice == ()
@@ -349,7 +404,9 @@ def test_what_cannot_be_tested_is_said_and_is_not_green(town: Town) -> None:
     }
     assert reasons["pairs"] == "samples have no home and work"
     assert "are too few to suspect 1 % of them" in str(reasons["membership_tpr"])
-    assert len(found.attacks["trajectories"]) == 3 and any("split 'val'" in each for each in found.warnings)
+    assert len(found.attacks["trajectories"]) == 3 and any(
+        "split 'val'" in each for each in found.warnings
+    )
     assert found.verdict == found.subjects[ANCHORS] == UNDECIDED
 
 
@@ -361,13 +418,21 @@ def test_one_sample_is_audited(town: Town) -> None:
     assert found.trajectories == 1 and found.verdict in (GREEN, AMBER)
 
 
-def test_the_command_prints_and_writes_the_verdict_and_ends_well(town: Town, tmp_path: Path) -> None:
+def test_the_command_prints_and_writes_the_verdict_and_ends_well(
+    town: Town, tmp_path: Path
+) -> None:
     copies, out = town.copies("again", exact_homes=True), tmp_path / "audit"
     command = ["audit", str(copies), "--dataset", str(town.dataset.path), "--out", str(out)]
     said = CliRunner().invoke(app, [*command, "--quiet"], catch_exceptions=False)
-    assert said.exit_code == 0 and "verdict: red" in said.output and "Home and work of one" in said.output
+    assert (
+        said.exit_code == 0
+        and "verdict: red" in said.output
+        and "Home and work of one" in said.output
+    )
     assert "generate with a wider --coarsen" in said.output.replace("\n", " ")
-    written = {f"{name}.{end}" for name in ("checks", "attacks") for end in ("csv", "json", "md", "tex")}
+    written = {
+        f"{name}.{end}" for name in ("checks", "attacks") for end in ("csv", "json", "md", "tex")
+    }
     assert {path.name for path in out.iterdir()} == written | {"audit.json", "manifest.json"}
     kept = json.loads((out / "audit.json").read_text())
     assert kept["verdict"] == RED and {check["name"] for check in kept["checks"]} == set(KINDS)
@@ -379,12 +444,23 @@ def test_the_command_prints_and_writes_the_verdict_and_ends_well(town: Town, tmp
 
 def test_bad_input_is_one_sentence_and_exit_code_2(town: Town, tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text("no table")
-    command = [sys.executable, "-m", "mobatlas", "audit", "text.parquet", "--dataset", str(town.dataset.path)]
+    command = [
+        sys.executable,
+        "-m",
+        "mobatlas",
+        "audit",
+        "text.parquet",
+        "--dataset",
+        str(town.dataset.path),
+    ]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr.splitlines()[-1].startswith("mobatlas: text.parquet: not a readable Parquet file")
+    assert ended.stderr.splitlines()[-1].startswith(
+        "mobatlas: text.parquet: not a readable Parquet file"
+    )
     few = town.prepared("no test", {"train": 0.9, "val": 0.1, "test": 0.0})
     with pytest.raises(
-        MobatlasError, match="has 0 people in split 'test', and an audit needs 20 or more; prepare more"
+        MobatlasError,
+        match="has 0 people in split 'test', and an audit needs 20 or more; prepare more",
     ):
         audit(town.fresh, few.path)

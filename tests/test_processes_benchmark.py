@@ -12,7 +12,9 @@ from mobatlas import MobatlasError
 
 def lines(*losses: float, **last: float) -> list[dict[str, Any]]:
     steps = (1, *range(10, 10 * len(losses), 10))
-    found: list[dict[str, Any]] = [{"step": step, "loss": loss} for step, loss in zip(steps, losses, strict=True)]
+    found: list[dict[str, Any]] = [
+        {"step": step, "loss": loss} for step, loss in zip(steps, losses, strict=True)
+    ]
     found[-1] |= {"lr": 0.1, "seconds": 3.0} | last
     return found
 
@@ -20,7 +22,10 @@ def lines(*losses: float, **last: float) -> list[dict[str, Any]]:
 def test_the_largest_difference_is_told_up_to_several_steps() -> None:
     found = compared(lines(4.0, 3.0, 2.0, nats=2.5), lines(4.0, 3.3, 1.0, nats=2.25))
     assert (found["loss"], found["reference_loss"], found["loss_difference"]) == (1.0, 2.0, -1.0)
-    assert (found["nats"], found["nats_difference"]) == (2.25, -0.25) and "lr_difference" not in found
+    assert (found["nats"], found["nats_difference"]) == (
+        2.25,
+        -0.25,
+    ) and "lr_difference" not in found
     assert found["largest_relative_difference"] == pytest.approx(
         {"to step 1": 0.0, "to step 10": 0.1, "to step 20": 0.5}
     )

@@ -14,7 +14,14 @@ from mobatlas.evaluation.metrics import PAPER_METRICS
 from mobatlas.features.maps import BUILDERS
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.partitions import PARTITIONS
-from mobatlas.report.published import AVERAGE, QUESTIONS, STATES, PublishedRow, published, published_rows
+from mobatlas.report.published import (
+    AVERAGE,
+    QUESTIONS,
+    STATES,
+    PublishedRow,
+    published,
+    published_rows,
+)
 
 Model = tuple[str | None, str | None, str]  # partition, feature, name
 Key = tuple[str | None, str | None, str, str]  # and metric
@@ -25,10 +32,16 @@ OURS = ("atlas-js", "atlas-tv")
 NEXT_POI = NEXT_POI_METRICS[:4]
 BOUNDS: list[Model] = [(None, None, "baseline"), (None, None, "strong")]
 MODELS: dict[str, list[Model]] = {
-    "rq1": BOUNDS + [(partition, "poi", model) for partition, model in product(PAPER_PARTITIONS, OURS)],
+    "rq1": BOUNDS
+    + [(partition, "poi", model) for partition, model in product(PAPER_PARTITIONS, OURS)],
     "rq2": BOUNDS + [("demogroups", feature, "atlas-js") for feature in FEATURES],
-    "rq2_groups": BOUNDS + [("demogroups", feature, model) for feature, model in product(FEATURES, OURS)],
-    "rq3": [(None, None, "real"), (None, None, "baseline"), *(("fullrank", "poi", model) for model in OURS)],
+    "rq2_groups": BOUNDS
+    + [("demogroups", feature, model) for feature, model in product(FEATURES, OURS)],
+    "rq3": [
+        (None, None, "real"),
+        (None, None, "baseline"),
+        *(("fullrank", "poi", model) for model in OURS),
+    ],
 }
 MODELS["rq1_groups"] = MODELS["rq1"]
 
@@ -72,7 +85,10 @@ def test_names_are_those_of_mobatlas() -> None:
 def test_every_model_metric_and_group_is_there_once(question: str, state: str) -> None:
     metrics = NEXT_POI if question == "rq3" else PAPER_METRICS
     groups = (AVERAGE,) if question in ("rq1", "rq2") else (*GROUPS, AVERAGE)
-    expected = [((*model, metric), group) for model, metric, group in product(MODELS[question], metrics, groups)]
+    expected = [
+        ((*model, metric), group)
+        for model, metric, group in product(MODELS[question], metrics, groups)
+    ]
     rows = published_rows(question, state)
     assert {row["state"] for row in rows} == {state}
     assert sorted(map(repr, expected)) == sorted(repr((key(row), row["group"])) for row in rows)
@@ -94,7 +110,9 @@ def test_the_gap_closed_follows_from_the_averages(state: str) -> None:
     rows = averages("rq1", state)
     odd = set()
     for row in rows.values():
-        baseline, strong = (rows[(None, None, model, row["metric"])]["mean"] for model in ("baseline", "strong"))
+        baseline, strong = (
+            rows[(None, None, model, row["metric"])]["mean"] for model in ("baseline", "strong")
+        )
         closed = (baseline - row["mean"]) / (baseline - strong)
         if row["gap_closed"] is not None and abs(row["gap_closed"] - closed) > 0.005 + 1e-9:
             odd.add((state, key(row)))
@@ -131,21 +149,34 @@ def test_what_several_tables_print_is_the_same(state: str) -> None:
     for which, row in by_group.items():
         assert (row["mean"], row["std"]) == (first[which]["mean"], first[which]["std"])
     for which in first.keys() & feature.keys():
-        assert (first[which]["mean"], first[which]["std"]) == (feature[which]["mean"], feature[which]["std"])
-    odd = {(state, which) for which, row in feature.items() if row["mean"] != feature_by_group[which]["mean"]}
+        assert (first[which]["mean"], first[which]["std"]) == (
+            feature[which]["mean"],
+            feature[which]["std"],
+        )
+    odd = {
+        (state, which)
+        for which, row in feature.items()
+        if row["mean"] != feature_by_group[which]["mean"]
+    }
     assert odd == {each for each in ROWS_OF_ANOTHER_METRIC if each[0] == state}
     groups, feature_groups = of_groups("rq1_groups", state), of_groups("rq2_groups", state)
     shared = groups.keys() & feature_groups.keys()
     assert {(state, which) for which in shared if groups[which] != feature_groups[which]} == odd
     for _, (partition, feature_map, model, _) in odd:
-        poi, travel = (feature_groups[partition, feature_map, model, metric] for metric in ("poi", "travel_distance"))
+        poi, travel = (
+            feature_groups[partition, feature_map, model, metric]
+            for metric in ("poi", "travel_distance")
+        )
         assert poi == travel
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_ndcg_lies_where_accuracy_and_hit_rate_leave_it(state: str) -> None:
     """Hits below the first rank count between 1 / log2(3), all second, and 1 / log2(11), all tenth."""
-    cells = {(row["model"], row["group"], row["metric"]): row["mean"] for row in published_rows("rq3", state)}
+    cells = {
+        (row["model"], row["group"], row["metric"]): row["mean"]
+        for row in published_rows("rq3", state)
+    }
     odd = set()
     for model, group in {which[:2] for which in cells}:
         accuracy, hits, ndcg = (cells[model, group, metric] for metric in NEXT_POI[:3])
@@ -159,7 +190,10 @@ def test_it_says_whose_numbers_they_are() -> None:
     source = published()["source"]
     assert "Aggregate Supervision" in source["title"]
     assert "proprietary" in source["caveat"]
-    assert all(remark["question"] in QUESTIONS and remark["state"] in STATES for remark in published()["remarks"])
+    assert all(
+        remark["question"] in QUESTIONS and remark["state"] in STATES
+        for remark in published()["remarks"]
+    )
     assert all(published()[question]["note"] for question in QUESTIONS)
 
 

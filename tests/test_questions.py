@@ -25,17 +25,37 @@ PNG = b"\x89PNG"
 
 def test_quick_finetunes_two_partitions_and_full_all_of_them() -> None:
     quick, full = rq1_jobs(PROFILES["quick"]), rq1_jobs(PROFILES["full"])
-    assert {job.partition for job in quick} == {"demogroups", "hot16", "fullrank", "rankdef", "messy"}
+    assert {job.partition for job in quick} == {
+        "demogroups",
+        "hot16",
+        "fullrank",
+        "rankdef",
+        "messy",
+    }
     tuned = [(job.partition, job.divergence) for job in quick if job.strategy == "finetune"]
-    assert tuned == [("demogroups", "js"), ("demogroups", "tv"), ("fullrank", "js"), ("fullrank", "tv")]
+    assert tuned == [
+        ("demogroups", "js"),
+        ("demogroups", "tv"),
+        ("fullrank", "js"),
+        ("fullrank", "tv"),
+    ]
     assert len([job for job in full if job.strategy == "finetune"]) == 10 and set(quick) < set(full)
-    assert len({job.name for job in (*full, *rq2_jobs(PROFILES["full"]))}) == len({*full, *rq2_jobs(PROFILES["full"])})
+    assert len({job.name for job in (*full, *rq2_jobs(PROFILES["full"]))}) == len(
+        {*full, *rq2_jobs(PROFILES["full"])}
+    )
     with pytest.raises(MobatlasError, match=r"--profile fulll does not exist.*full"):
         questions.profile_named("fulll")
 
 
 def row(job: Job | None, model: str, value: float, anchors: str) -> dict[str, Any]:
-    metric = {"baseline": 0.4, "strong": 0.2, "floor": 0.1, "spread": 0.0, "gap_closed": 0.5, "by_seed": [0.5]}
+    metric = {
+        "baseline": 0.4,
+        "strong": 0.2,
+        "floor": 0.1,
+        "spread": 0.0,
+        "gap_closed": 0.5,
+        "by_seed": [0.5],
+    }
     metric |= {"jsd": value, "floor_closed": (0.4 - value) / 0.3}
     return {
         "anchors": anchors,
@@ -44,7 +64,9 @@ def row(job: Job | None, model: str, value: float, anchors: str) -> dict[str, An
         "features": job and list(job.features),
         "model": model,
         "metrics": {each.name: metric for each in METRICS},
-        "groups": {name: {each.name: [value, 0.01] for each in METRICS} for name in DEFAULT_GROUPS.names},
+        "groups": {
+            name: {each.name: [value, 0.01] for each in METRICS} for name in DEFAULT_GROUPS.names
+        },
     }
 
 
@@ -62,12 +84,25 @@ def found(question: str, seeds: int = 1) -> dict[str, Any]:
         )
     ]
     curve = [
-        {"step": s, "validation": 0.3, "js average": 0.2} | {f"js {g}": 0.2 for g in DEFAULT_GROUPS.names}
+        {"step": s, "validation": 0.3, "js average": 0.2}
+        | {f"js {g}": 0.2 for g in DEFAULT_GROUPS.names}
         for s in (0, 5)
     ]
-    apart = {each.name: [[0.0 if a == b else 0.4 for a in range(8)] for b in range(8)] for each in METRICS}
-    made = {"command": "mobatlas benchmark", "versions": {"mobatlas": "1"}, "seeds": list(range(seeds))}
-    return made | {"question": question, "rows": rows, "curves": {"a": curve}, "between_groups": apart}
+    apart = {
+        each.name: [[0.0 if a == b else 0.4 for a in range(8)] for b in range(8)]
+        for each in METRICS
+    }
+    made = {
+        "command": "mobatlas benchmark",
+        "versions": {"mobatlas": "1"},
+        "seeds": list(range(seeds)),
+    }
+    return made | {
+        "question": question,
+        "rows": rows,
+        "curves": {"a": curve},
+        "between_groups": apart,
+    }
 
 
 def test_cells_that_are_finished_are_read_and_not_computed(tmp_path: Path) -> None:
@@ -90,20 +125,33 @@ def test_cells_that_are_finished_are_read_and_not_computed(tmp_path: Path) -> No
 def test_tables_stand_beside_baseline_strong_floor_and_the_paper() -> None:
     tables = question_tables(found("rq1"))
     lines = [line for line in tables["average"].as_csv().splitlines() if line]
-    assert [line.split(",")[:2] for line in lines[1:4]] == [["", "baseline"], ["", "strong"], ["", "floor"]]
+    assert [line.split(",")[:2] for line in lines[1:4]] == [
+        ["", "baseline"],
+        ["", "strong"],
+        ["", "floor"],
+    ]
     texts = {line[1]: line for line in tables["average"].texts()}
-    assert texts["tilt, calibrated"][2:4] == ["0.130", "90%"] and texts["floor"][2:4] == ["0.100", "100%"]
+    assert texts["tilt, calibrated"][2:4] == ["0.130", "90%"] and texts["floor"][2:4] == [
+        "0.100",
+        "100%",
+    ]
     assert texts["finetune, tv"][3] == "\N{MINUS SIGN}10%"
-    assert "0.130" in tables["groups-poi"].as_markdown() and ">50, F" in tables["groups-poi"].columns
+    assert (
+        "0.130" in tables["groups-poi"].as_markdown() and ">50, F" in tables["groups-poi"].columns
+    )
     assert "0.130 ± 0.010" in question_tables(found("rq1", seeds=3))["groups-poi"].as_markdown()
     published = tables["published-virginia"]
     assert "proprietary" in published.caption
-    assert [line[2:] for line in published.texts() if line[1] == "baseline"] == [["0.105", "0.382", "0.157", "0.304"]]
+    assert [line[2:] for line in published.texts() if line[1] == "baseline"] == [
+        ["0.105", "0.382", "0.157", "0.304"]
+    ]
 
 
 def test_the_page_and_the_figures_are_of_what_lies_there(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    missing = refused("benchmark", "results", tmp_path / "results", "--out", tmp_path / "results.md")
+    missing = refused(
+        "benchmark", "results", tmp_path / "results", "--out", tmp_path / "results.md"
+    )
     assert "rq1.json" in missing and not (tmp_path / "results.md").exists()
     (tmp_path / "results" / "rq1.json").write_text(json.dumps(found("rq1")))
     done = run("benchmark", "results", tmp_path / "results", "--out", tmp_path / "docs" / "page.md")
@@ -114,22 +162,34 @@ def test_the_page_and_the_figures_are_of_what_lies_there(tmp_path: Path) -> None
         assert f"(page/rq1-{name}.png)" in page
         assert (tmp_path / "docs" / "page" / f"rq1-{name}.png").read_bytes()[:4] == PNG
     (tmp_path / "results" / "rq1.json").write_text("{")
-    assert "rq1.json" in refused("benchmark", "results", tmp_path / "results", "--out", tmp_path / "page.md")
+    assert "rq1.json" in refused(
+        "benchmark", "results", tmp_path / "results", "--out", tmp_path / "page.md"
+    )
 
 
-def test_predictors_are_compared_on_one_city_and_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_predictors_are_compared_on_one_city_and_a_run_goes_on_where_it_stopped(
+    tmp_path: Path,
+) -> None:
     out, small = tmp_path / "out", {"embedding": 8, "hidden": 8, "steps": 6, "validate_every": 3}
     manner: dict[str, Any] = {"values": VALUES, "city": CITY, "quiet": True}
     third = prediction.run(out, size=160, predictor=small, first_seed=3, **manner)
     labels = ["real", "baseline", "strong", "tilt, calibrated", "finetune, js", "finetune, tv"]
     assert [each["material"] for each in third["rows"]] == labels
-    assert set(third["sizes"].values()) == {20} and set(third["sizes"]).isdisjoint(third["left_out"])
+    assert set(third["sizes"].values()) == {20} and set(third["sizes"]).isdisjoint(
+        third["left_out"]
+    )
     assert len(third["sizes"]) + len(third["left_out"]) == 8 and third["sizes"]
     real, baseline = third["rows"][0], third["rows"][1]
     assert set(real["groups"]) == set(third["sizes"])
-    assert 0 <= real["average"]["accuracy"] <= 1 and baseline["gap_closed"]["accuracy"] in (0.0, None)
+    assert 0 <= real["average"]["accuracy"] <= 1 and baseline["gap_closed"]["accuracy"] in (
+        0.0,
+        None,
+    )
     kept = {path.name: path.stat().st_mtime_ns for path in (out / "seed-3").glob("*.json")}
-    assert prediction.run(out, size=160, predictor=small, first_seed=3, **manner)["rows"] == third["rows"]
+    assert (
+        prediction.run(out, size=160, predictor=small, first_seed=3, **manner)["rows"]
+        == third["rows"]
+    )
     assert kept == {path.name: path.stat().st_mtime_ns for path in (out / "seed-3").glob("*.json")}
     write_question(out, third)
     assert (out / "rq3-tables" / "average.tex").exists()
@@ -151,18 +211,29 @@ def test_predictors_are_compared_on_one_city_and_a_run_goes_on_where_it_stopped(
 
 
 def test_what_seeds_differ_by_is_told_and_hides_what_is_less(tmp_path: Path) -> None:
-    told = {"real": (0.5, 0.5), "baseline": (0.3, 0.5), "strong": (0.5, 0.6), "tilt, calibrated": (0.4, 0.4)}
+    told = {
+        "real": (0.5, 0.5),
+        "baseline": (0.3, 0.5),
+        "strong": (0.5, 0.6),
+        "tilt, calibrated": (0.4, 0.4),
+    }
     materials = prediction.materials(tuned=())
     for seed in (0, 1):
         (tmp_path / f"seed-{seed}").mkdir()
         for material in materials:
-            scores = dict.fromkeys(NEXT_POI_METRICS, told[material.label][seed]) | {"hr10": 0.1 * len(material.label)}
+            scores = dict.fromkeys(NEXT_POI_METRICS, told[material.label][seed]) | {
+                "hr10": 0.1 * len(material.label)
+            }
             found = {"sizes": {"a": 9}, "left_out": {}, "groups": {"a": scores}}
             write_json(tmp_path / f"seed-{seed}" / f"{material.cell}.json", found)
-    rows = {row["material"]: row for row in prediction.summarise(tmp_path, [0, 1], materials)["rows"]}
+    rows = {
+        row["material"]: row for row in prediction.summarise(tmp_path, [0, 1], materials)["rows"]
+    }
     assert rows["baseline"]["spread"]["accuracy"] == pytest.approx(0.02**0.5, abs=1e-4)
     assert rows["tilt, calibrated"]["spread"]["accuracy"] == 0
-    assert rows["strong"]["gap_closed"]["accuracy"] is None, "0.1 between baseline and real, and seeds differ by 0.14"
+    assert rows["strong"]["gap_closed"]["accuracy"] is None, (
+        "0.1 between baseline and real, and seeds differ by 0.14"
+    )
 
 
 def test_a_group_that_one_material_cannot_teach_is_left_out_of_all(tmp_path: Path) -> None:
@@ -179,5 +250,9 @@ def test_a_group_that_one_material_cannot_teach_is_left_out_of_all(tmp_path: Pat
     made = prediction.summarise(tmp_path, [0], prediction.materials())
     assert list(made["sizes"]) == ["a"] and set(made["left_out"]) == {"b", "c"}
     assert made["rows"][2]["average"]["accuracy"] == pytest.approx(0.2)
-    assert made["rows"][2]["gap_closed"]["geo_error_km"] == pytest.approx(-1.0), "0.2 km, baseline 0.1, real 0"
-    assert made["rows"][2]["gap_closed"]["accuracy"] is None, "real people are no better than the baseline here"
+    assert made["rows"][2]["gap_closed"]["geo_error_km"] == pytest.approx(-1.0), (
+        "0.2 km, baseline 0.1, real 0"
+    )
+    assert made["rows"][2]["gap_closed"]["accuracy"] is None, (
+        "real people are no better than the baseline here"
+    )

@@ -42,7 +42,13 @@ def test_every_reader_refuses_an_empty_folder_and_a_missing_path_by_name(
 
 def check_embee(source: Source, engine: Engine) -> None:
     visits = rows(engine, source.visits, "user_id", "arrival")
-    assert [row["poi_id"] for row in visits] == ["771", None, None, "bob's, grill@375407,-774360", None]
+    assert [row["poi_id"] for row in visits] == [
+        "771",
+        None,
+        None,
+        "bob's, grill@375407,-774360",
+        None,
+    ]
     assert [(row["is_home"], row["is_work"]) for row in visits] == [
         (False, False),
         (True, False),
@@ -50,7 +56,10 @@ def check_embee(source: Source, engine: Engine) -> None:
         (False, False),
         (False, False),
     ]
-    assert visits[0] | {"arrival": str(visits[0]["arrival"]), "departure": str(visits[0]["departure"])} == {
+    assert visits[0] | {
+        "arrival": str(visits[0]["arrival"]),
+        "departure": str(visits[0]["departure"]),
+    } == {
         "user_id": "p1",
         "poi_id": "771",
         "lat": "37.5407",
@@ -64,14 +73,20 @@ def check_embee(source: Source, engine: Engine) -> None:
     people = rows(engine, source.people, "user_id")
     assert [row["age"] for row in people] == ["<30", "30-40", "40-50", ">50", ">50", None]
     assert [row["gender"] for row in people] == ["F", "M", "M", "F", "Non-binary", None]
-    assert people[0]["home_lat"] == "37.55" and people[1]["work_lon"] is None and people[0]["income"] == "50k"
+    assert (
+        people[0]["home_lat"] == "37.55"
+        and people[1]["work_lon"] is None
+        and people[0]["income"] == "50k"
+    )
 
 
 def test_the_panel_is_read_with_its_survey(folder: Path, engine: Engine) -> None:
     check_embee(READERS["embee"].open(write_embee(folder), engine, {}), engine)
 
 
-def test_the_panel_is_read_from_parquet_by_other_names_in_any_case(folder: Path, engine: Engine) -> None:
+def test_the_panel_is_read_from_parquet_by_other_names_in_any_case(
+    folder: Path, engine: Engine
+) -> None:
     table = {
         "User_ID": [7, 7],
         "LAT": [1.00004, float("nan")],
@@ -82,18 +97,31 @@ def test_the_panel_is_read_from_parquet_by_other_names_in_any_case(folder: Path,
         "is_poi": [True, False],
     }
     pq.write_table(pa.table(table), folder / "visits.parquet")
-    pq.write_table(pa.table({"user_id": [7, 8], "Sex": ["M", None], "age": [49.9, None]}), folder / "people.parquet")
+    pq.write_table(
+        pa.table({"user_id": [7, 8], "Sex": ["M", None], "age": [49.9, None]}),
+        folder / "people.parquet",
+    )
     source = READERS["embee"].open(folder, engine, {"age_edges": [18, 65]})
     visits = rows(engine, source.visits, "arrival")
-    assert [(row["poi_id"], row["is_home"]) for row in visits] == [("zoo@10000,20000", False), (None, True)]
-    people = [{"user_id": 7, "age": "18-65", "gender": "M"}, {"user_id": 8, "age": None, "gender": None}]
+    assert [(row["poi_id"], row["is_home"]) for row in visits] == [
+        ("zoo@10000,20000", False),
+        (None, True),
+    ]
+    people = [
+        {"user_id": 7, "age": "18-65", "gender": "M"},
+        {"user_id": 8, "age": None, "gender": None},
+    ]
     assert rows(engine, source.people, "user_id") == people
 
 
-def test_a_column_of_the_panel_can_be_named_and_a_missing_one_is_told(folder: Path, engine: Engine) -> None:
+def test_a_column_of_the_panel_can_be_named_and_a_missing_one_is_told(
+    folder: Path, engine: Engine
+) -> None:
     write_embee(folder)
     (folder / "traj.csv").write_text(EMBEE_VISITS.replace("arrival_ts", "began"))
-    with pytest.raises(MobatlasError, match=r"traj\.csv: column 'arrival_ts' is missing.*columns\.arrival"):
+    with pytest.raises(
+        MobatlasError, match=r"traj\.csv: column 'arrival_ts' is missing.*columns\.arrival"
+    ):
         READERS["embee"].open(folder, engine, {})
     check_embee(READERS["embee"].open(folder, engine, {"columns": {"arrival": "began"}}), engine)
     with pytest.raises(MobatlasError, match="'arival' is no field; did you mean 'arrival'"):
@@ -103,11 +131,18 @@ def test_a_column_of_the_panel_can_be_named_and_a_missing_one_is_told(folder: Pa
 def check_veraset(source: Source, engine: Engine) -> None:
     visits = rows(engine, source.visits, "user_id", "arrival", "poi_id")
     brief = [
-        (row["poi_id"], str(row["arrival"]), str(row["departure"]), row["is_home"], row["is_work"]) for row in visits
+        (row["poi_id"], str(row["arrival"]), str(row["departure"]), row["is_home"], row["is_work"])
+        for row in visits
     ]
     assert brief[:3] == [
         ("222-222@abc", "2020-01-01 08:00:00", "2020-01-01 08:30:00", False, False),
-        ("223-222@abc", "2020-01-01 09:00:00", "2020-01-01 09:05:00", False, False),  # a shop that is called Home
+        (
+            "223-222@abc",
+            "2020-01-01 09:00:00",
+            "2020-01-01 09:05:00",
+            False,
+            False,
+        ),  # a shop that is called Home
         (None, "2020-01-01 10:00:00", "2020-01-01 20:00:30", True, False),
     ]
     assert sorted(row["is_work"] for row in visits) == [False] * 8 + [True]
@@ -129,7 +164,9 @@ def test_veraset_visits_are_read_from_a_folder_of_csv_files(folder: Path, engine
     check_veraset(READERS["veraset"].open(write_veraset(folder), engine, {}), engine)
 
 
-def test_veraset_takes_coordinates_from_a_places_table_where_it_knows_the_place(folder: Path, engine: Engine) -> None:
+def test_veraset_takes_coordinates_from_a_places_table_where_it_knows_the_place(
+    folder: Path, engine: Engine
+) -> None:
     pq.write_table(
         pa.table(
             {
@@ -148,7 +185,10 @@ def test_veraset_takes_coordinates_from_a_places_table_where_it_knows_the_place(
     source = READERS["veraset"].open(folder, engine, {"places": str(places), "naics_digits": 2})
     first, second = rows(engine, source.visits, "poi_id")
     assert (first["lat"], first["lon"], first["category"]) == (10.5, 20.5, "72")
-    assert (first["arrival"], first["departure"]) == (time("1970-01-01 00:00:00"), time("1970-01-01 00:10:00"))
+    assert (first["arrival"], first["departure"]) == (
+        time("1970-01-01 00:00:00"),
+        time("1970-01-01 00:10:00"),
+    )
     assert second["lat"] == pytest.approx(37.77, abs=0.03) and second["departure"] is None
 
 
@@ -168,7 +208,9 @@ def test_a_geohash_is_the_middle_of_its_cell() -> None:
 
 
 @pytest.mark.spark
-def test_spark_reads_the_panel_and_veraset_as_duckdb_does(tmp_path: Path, spark_session: Any) -> None:
+def test_spark_reads_the_panel_and_veraset_as_duckdb_does(
+    tmp_path: Path, spark_session: Any
+) -> None:
     spark = SparkEngine(tmp_path / "work")
     for name, check in (("embee", check_embee), ("veraset", check_veraset)):
         (tmp_path / name).mkdir()

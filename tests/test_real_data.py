@@ -27,7 +27,10 @@ def test_santiago_prepares_with_a_one_day_window(data_folder: Path, tmp_path: Pa
     nights += f"SELECT user_id, departure::DATE FROM {visits} WHERE departure > date_trunc('day', departure)"
     assert summary.windows.kept == count(f"SELECT count(*) FROM ({nights})")
     assert dataset.groups is not None
-    assert dataset.groups.as_dict() == {"age_group": ["00-24", "25-44", "45-64", "65+"], "gender": ["M", "F"]}
+    assert dataset.groups.as_dict() == {
+        "age_group": ["00-24", "25-44", "45-64", "65+"],
+        "gender": ["M", "F"],
+    }
     assert dataset.region_columns == ("home_zone", "home_comuna")
     first = np.array([dataset.trajectory(index)[0] for index in range(0, len(dataset), 50)])
     assert (first == HOME).mean() > 0.9
@@ -47,7 +50,9 @@ def test_foursquare_nyc_prepares_as_check_ins(data_folder: Path, tmp_path: Path)
 
 def test_geolife_prepares_from_raw_gps(data_folder: Path, tmp_path: Path) -> None:
     values = {"window": {"days": 1, "stride": 1}}
-    summary = prepare(data_folder / "geolife", tmp_path / "dataset", format="geolife", values=values)
+    summary = prepare(
+        data_folder / "geolife", tmp_path / "dataset", format="geolife", values=values
+    )
     dataset = TrajectoryDataset.open(tmp_path / "dataset")
     people = sorted(path.name for path in (data_folder / "geolife").iterdir() if path.is_dir())
     assert set(dataset.people["user_id"].to_pylist()) <= set(people)

@@ -44,7 +44,12 @@ def regions_of(
 
 
 def simulate(
-    shares: Floats, n: Floats | float, seed: int, groups: Groups = DEFAULT_GROUPS, bins: int = 30, scale: float = 0.1
+    shares: Floats,
+    n: Floats | float,
+    seed: int,
+    groups: Groups = DEFAULT_GROUPS,
+    bins: int = 30,
+    scale: float = 0.1,
 ) -> tuple[Regions, Floats]:
     """Means of groups around 5 visits with a person's variance of 1; and the regions that show them."""
     rng = np.random.default_rng(seed)
@@ -62,7 +67,9 @@ def dirichlet(regions: int, groups: int, alpha: float = 0.5, seed: int = 0) -> F
     return np.asarray(np.random.default_rng(seed).dirichlet(np.full(groups, alpha), regions))
 
 
-def dense_posterior(regions: Regions, found: Recovery, bin_: int, known: Floats) -> tuple[Floats, Floats]:
+def dense_posterior(
+    regions: Regions, found: Recovery, bin_: int, known: Floats
+) -> tuple[Floats, Floats]:
     """The textbook: y = 1 alpha + P b + e, alpha flat, by (regions x regions) matrices; sd of a person is 1 here."""
     groups, v = regions.groups, regions.aggregates
     rows = np.flatnonzero(known)
@@ -137,11 +144,17 @@ def test_a_bin_that_every_region_suppressed_stays_at_the_prior() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**31), regions=st.integers(1, 20), groups=st.sampled_from([TWO, THREE, FOUR]))
+@given(
+    seed=st.integers(0, 2**31),
+    regions=st.integers(1, 20),
+    groups=st.sampled_from([TWO, THREE, FOUR]),
+)
 def test_the_groups_together_are_the_population(seed: int, regions: int, groups: Groups) -> None:
     n = np.random.default_rng(seed).integers(20, 2_000, regions).astype(float)
     for randomised in (True, False):
-        made, _ = simulate(dirichlet(regions, len(groups), seed=seed), n, seed, groups, bins=4, scale=0.01)
+        made, _ = simulate(
+            dirichlet(regions, len(groups), seed=seed), n, seed, groups, bins=4, scale=0.01
+        )
         found = recover(Regions(made.composition, made.aggregates, randomised))
         w, mu0 = population(made.composition.shares, made.aggregates)
         assert w @ found.means == pytest.approx(mu0, abs=1e-9)
@@ -150,7 +163,9 @@ def test_the_groups_together_are_the_population(seed: int, regions: int, groups:
 def test_the_population_less_its_regions_is_one_region_more() -> None:
     """Of 60 men who go out once and 40 women who go twice, a region has 20 and 30."""
     made = regions_of(np.array([[0.4, 0.6]]), np.array([[1.6]]), 50.0, TWO, spread=np.ones(1))
-    found = with_rest(replace(made, population=Population(np.array([0.6, 0.4]), np.array([1.4]), 100.0)))
+    found = with_rest(
+        replace(made, population=Population(np.array([0.6, 0.4]), np.array([1.4]), 100.0))
+    )
     assert found.composition.regions == ("R0", "rest")
     assert found.composition.shares[1] == pytest.approx([0.8, 0.2])
     assert found.aggregates.values[1] == pytest.approx([1.2])
@@ -160,7 +175,9 @@ def test_the_population_less_its_regions_is_one_region_more() -> None:
 def test_the_rest_has_nobody_less_than_nobody() -> None:
     """Rounded shares: 50.5 women in the regions of a population that has 50."""
     made = regions_of(np.array([[0.495, 0.505]]), np.array([[1.01, 0.5]]), 100.0, TWO)
-    found = with_rest(replace(made, population=Population(np.array([0.75, 0.25]), np.array([0.5, 0.5]), 200.0)))
+    found = with_rest(
+        replace(made, population=Population(np.array([0.75, 0.25]), np.array([0.5, 0.5]), 200.0))
+    )
     assert found.composition.shares[1].tolist() == [1, 0]
     assert found.aggregates.values[1].tolist() == [0, 0.5]
 
@@ -169,7 +186,10 @@ def test_a_rest_that_cannot_be_known_or_hardly_exists_is_left_alone() -> None:
     made = regions_of(np.array([[0.4, 0.6]]), np.array([[1.6]]), 5_000.0, TWO)
     everybody = Population(np.array([0.6, 0.4]), np.array([1.4]), 10_000.0)
     assert len(with_rest(replace(made, population=everybody)).composition.regions) == 2
-    few = [replace(made, population=replace(everybody, n=n)) for n in (4_000.0, 5_000.0, 5_029.0, 5_050.0)]
+    few = [
+        replace(made, population=replace(everybody, n=n))
+        for n in (4_000.0, 5_000.0, 5_029.0, 5_050.0)
+    ]
     published = replace(made.aggregates, noise=np.ones((1, 1)))
     shares_only = replace(made.aggregates, pooled=True)
     unknown = [replace(made, aggregates=v, population=everybody) for v in (published, shares_only)]
@@ -179,7 +199,9 @@ def test_a_rest_that_cannot_be_known_or_hardly_exists_is_left_alone() -> None:
 
 def test_what_a_region_suppresses_is_unknown_of_the_rest_too() -> None:
     made = regions_of(np.eye(2), np.array([[1.0, np.nan], [2.0, 3.0]]), 50.0, TWO)
-    found = with_rest(replace(made, population=Population(np.full(2, 0.5), np.array([1.5, 3.0]), 200.0)))
+    found = with_rest(
+        replace(made, population=Population(np.full(2, 0.5), np.array([1.5, 3.0]), 200.0))
+    )
     assert np.isnan(found.aggregates.values[2]).tolist() == [False, True]
 
 
@@ -189,7 +211,10 @@ def test_who_is_left_over_tells_what_the_regions_hide() -> None:
     means = 5 + rng.normal(0, 0.3, (2, 20))
     shares, n = np.full((4, 2), 0.5), np.full(4, 500.0)
     rest, left = np.array([0.1, 0.9]), 2_000.0
-    values = np.vstack([shares, rest]) @ means + rng.normal(0, 1, (5, 20)) / np.sqrt(np.append(n, left))[:, None]
+    values = (
+        np.vstack([shares, rest]) @ means
+        + rng.normal(0, 1, (5, 20)) / np.sqrt(np.append(n, left))[:, None]
+    )
     total = n.sum() + left
     w = (n @ shares + left * rest) / total
     mu0 = (n @ values[:4] + left * values[4]) / total
@@ -235,11 +260,15 @@ def test_what_no_region_tells_apart_stays_at_the_baseline() -> None:
     assert found.means[::2] == pytest.approx(found.means[1::2], abs=1e-8)
     gap = np.array([1, -1, 0, 0, 0, 0, 0, 0.0])
     age = np.array([1, 1, 0, 0, 0, 0, -1, -1.0]) / 2
-    unknown, known = (np.sqrt(np.einsum("i,jik,k->j", c, found.covariance, c)).mean() for c in (gap, age))
+    unknown, known = (
+        np.sqrt(np.einsum("i,jik,k->j", c, found.covariance, c)).mean() for c in (gap, age)
+    )
     assert unknown > 4 * known
 
 
-@pytest.mark.parametrize("name", ["demogroups", "fullrank", "rankdef", "messy", "hot16", "dirichlet:24:0.5"])
+@pytest.mark.parametrize(
+    "name", ["demogroups", "fullrank", "rankdef", "messy", "hot16", "dirichlet:24:0.5"]
+)
 def test_recovery_beats_the_population_mean_and_says_how_sure_it_is(name: str) -> None:
     shares = nominal_partition(name, DEFAULT_GROUPS).shares
     inside, won = [], []
@@ -274,7 +303,10 @@ def test_a_duplicated_region_counts_as_its_people() -> None:
     shares = dirichlet(10, 8)
     made, _ = simulate(shares, 300.0, 1)
     doubled = regions_of(
-        np.vstack([shares, shares]), np.vstack([made.aggregates.values] * 2), 150.0, spread=np.ones(30)
+        np.vstack([shares, shares]),
+        np.vstack([made.aggregates.values] * 2),
+        150.0,
+        spread=np.ones(30),
     )
     one, two = recover(made), recover(doubled)
     assert two.means == pytest.approx(one.means, abs=0.02)
@@ -303,7 +335,9 @@ def test_published_noise_makes_regions_tell_less_and_is_allowed_for() -> None:
     shares = dirichlet(30, 8)
     made, means = simulate(shares, 1_000.0, 4)
     values = made.aggregates.values + np.random.default_rng(1).normal(0, 0.2, (30, 30))
-    noisy = recover(regions_of(shares, values, 1_000.0, spread=np.ones(30), noise=np.full(values.shape, 0.04)))
+    noisy = recover(
+        regions_of(shares, values, 1_000.0, spread=np.ones(30), noise=np.full(values.shape, 0.04))
+    )
     assert noisy.sd.mean() > 1.5 * recover(made).sd.mean()
     low, high = noisy.interval(0.9)
     assert 0.85 < ((low <= means) & (means <= high)).mean() < 0.98
@@ -342,7 +376,9 @@ def test_calibration_finds_the_expected_composition() -> None:
     rng = np.random.default_rng(1)
     w, a, n = np.array([0.1, 0.2, 0.3, 0.4]), 30.0, 25
     observed = counted(rng.dirichlet(a * w, 4_000), n, rng)
-    composition = Composition(FOUR, tuple(map(str, range(4_000))), observed, np.full(4_000, float(n)))
+    composition = Composition(
+        FOUR, tuple(map(str, range(4_000))), observed, np.full(4_000, float(n))
+    )
     calibrated, doubt = calibrate_composition(composition)
     assert calibrated == pytest.approx((n * observed + a * w) / (n + a), abs=0.02)
     assert calibrated.sum(1) == pytest.approx(np.ones(4_000))
@@ -351,7 +387,9 @@ def test_calibration_finds_the_expected_composition() -> None:
 
 def test_an_exact_composition_needs_no_calibration() -> None:
     shares = dirichlet(6, 4)
-    calibrated, doubt = calibrate_composition(Composition(FOUR, tuple("abcdef"), shares, np.full(6, np.inf)))
+    calibrated, doubt = calibrate_composition(
+        Composition(FOUR, tuple("abcdef"), shares, np.full(6, np.inf))
+    )
     assert calibrated is shares
     assert doubt is None
 
@@ -359,7 +397,9 @@ def test_an_exact_composition_needs_no_calibration() -> None:
 def test_regions_that_do_not_differ_calibrate_to_the_population() -> None:
     rng = np.random.default_rng(0)
     observed = counted(np.tile([0.4, 0.3, 0.2, 0.1], (300, 1)), 15, rng)
-    calibrated, _ = calibrate_composition(Composition(FOUR, tuple(map(str, range(300))), observed, np.full(300, 15.0)))
+    calibrated, _ = calibrate_composition(
+        Composition(FOUR, tuple(map(str, range(300))), observed, np.full(300, 15.0))
+    )
     assert calibrated.std(0).max() < 0.25 * observed.std(0).max()
 
 
@@ -403,7 +443,8 @@ def test_bad_input_is_said_in_a_sentence() -> None:
     with pytest.raises(MobatlasError, match="some shares are NaN"):
         recover(regions_of(np.where(shares > 0.9, np.nan, shares) * np.nan, values))
     with pytest.raises(
-        MobatlasError, match=r"population: has \(groups, features\) \(2, 30\), but the regions have \(8, 30\)"
+        MobatlasError,
+        match=r"population: has \(groups, features\) \(2, 30\), but the regions have \(8, 30\)",
     ):
         replace(made, population=Population(np.full(2, 0.5), np.ones(30), 500.0))
     with pytest.raises(MobatlasError, match="different regions"):

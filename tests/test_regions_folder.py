@@ -61,7 +61,11 @@ def test_a_controlled_partition_counts_the_people_it_assigned(path: Path, tmp_pa
     assignment = load_assignment(tmp_path / "regions")
     assert assignment is not None
     ids, labels = dataset.people["user_id"].to_pylist(), dataset.person_groups()
-    split = {ids[row]: name for name in ("train", "val", "test") for row in dataset.split_people(name).tolist()}
+    split = {
+        ids[row]: name
+        for name in ("train", "val", "test")
+        for row in dataset.split_people(name).tolist()
+    }
     assert {split[user] for user in assignment} == {"train", "val"}
     counts = np.zeros((8, 8))
     for user, group in zip(ids, labels, strict=True):
@@ -79,15 +83,23 @@ def test_a_controlled_partition_counts_the_people_it_assigned(path: Path, tmp_pa
     assert people["assigned"] + people["surplus"] == len(dataset.split_people("train"))
 
 
-def test_a_controlled_partition_knows_the_population_it_was_dealt_from(path: Path, tmp_path: Path) -> None:
-    regions = build_regions(path, tmp_path / "regions", partition="messy", features=("category",), seed=3)
+def test_a_controlled_partition_knows_the_population_it_was_dealt_from(
+    path: Path, tmp_path: Path
+) -> None:
+    regions = build_regions(
+        path, tmp_path / "regions", partition="messy", features=("category",), seed=3
+    )
     dataset = TrajectoryDataset.open(path)
     train = dataset.split_people("train")
     known = regions.population
     assert known is not None
     assert known.n == len(train) == sum(regions.details["people"].values())
-    assert known.shares == pytest.approx(np.bincount(dataset.person_groups()[train], minlength=8) / len(train))
-    everybody = build_regions(path, tmp_path / "groups", partition="demogroups", features=("category",))
+    assert known.shares == pytest.approx(
+        np.bincount(dataset.person_groups()[train], minlength=8) / len(train)
+    )
+    everybody = build_regions(
+        path, tmp_path / "groups", partition="demogroups", features=("category",)
+    )
     people = everybody.aggregates.n  # demogroups leave nobody over
     assert known.values == pytest.approx(people @ everybody.aggregates.values / people.sum())
     table = pq.read_table(tmp_path / "regions" / "population.parquet")
@@ -103,21 +115,32 @@ def test_those_left_over_are_what_the_population_has_more(path: Path, tmp_path: 
     over = [row for row in dataset.split_people("train").tolist() if ids[row] not in assignment]
     codes = np.full(len(ids), -1)
     codes[over] = 0
-    counted = aggregates_from_dataset(dataset, [build_feature("category", dataset.vocabulary)], codes, "train", ("x",))
+    counted = aggregates_from_dataset(
+        dataset, [build_feature("category", dataset.vocabulary)], codes, "train", ("x",)
+    )
     found = with_rest(regions)
     assert found.aggregates.n[-1] == len(over)
-    assert found.composition.shares[-1] == pytest.approx(np.bincount(labels[over], minlength=8) / len(over))
+    assert found.composition.shares[-1] == pytest.approx(
+        np.bincount(labels[over], minlength=8) / len(over)
+    )
     assert found.aggregates.values[-1] == pytest.approx(counted.values[0], abs=1e-9)
 
 
-def test_real_regions_and_published_tables_cover_their_population(path: Path, tmp_path: Path) -> None:
-    for name, options in {"by": {"by": "home_district"}, "tables": files(tmp_path, ["a", "b"])}.items():
+def test_real_regions_and_published_tables_cover_their_population(
+    path: Path, tmp_path: Path
+) -> None:
+    for name, options in {
+        "by": {"by": "home_district"},
+        "tables": files(tmp_path, ["a", "b"]),
+    }.items():
         assert build_regions(path, tmp_path / name, **options).population is None
         assert not (tmp_path / name / "population.parquet").exists()
 
 
 def test_demogroups_are_the_groups_themselves(path: Path, tmp_path: Path) -> None:
-    regions = build_regions(path, tmp_path / "regions", partition="demogroups", features=("category", "hour"))
+    regions = build_regions(
+        path, tmp_path / "regions", partition="demogroups", features=("category", "hour")
+    )
     assert np.array_equal(regions.composition.shares, np.eye(8))
     assert regions.details["features"] == ["category", "hour"]
     validation = load_validation(tmp_path / "regions")
@@ -136,8 +159,13 @@ def test_what_is_written_is_what_is_read(path: Path, tmp_path: Path) -> None:
     assert loaded.details["mask"] == ["HOME"]
     manifest = json.loads((tmp_path / "here" / "regions" / "manifest.json").read_text())
     assert str(tmp_path) not in json.dumps(manifest)
-    assert (tmp_path / "here" / "regions" / loaded.details["dataset"]["path"]).resolve() == path.resolve()
-    assert loaded.details["dataset"]["content_hash"] == TrajectoryDataset.open(path).manifest.content_hash
+    assert (
+        tmp_path / "here" / "regions" / loaded.details["dataset"]["path"]
+    ).resolve() == path.resolve()
+    assert (
+        loaded.details["dataset"]["content_hash"]
+        == TrajectoryDataset.open(path).manifest.content_hash
+    )
     table = pq.read_table(tmp_path / "here" / "regions" / "composition.parquet")
     assert table.column_names == ["region", "group", "share", "n"]
     again = read_composition(tmp_path / "here" / "regions" / "composition.parquet")
@@ -157,7 +185,9 @@ def test_the_same_seed_makes_the_same_folder(path: Path, tmp_path: Path) -> None
         assert one != content(f"three{number}", seed=2, **options)
 
 
-def test_real_regions_count_composition_and_aggregates_on_different_people(path: Path, tmp_path: Path) -> None:
+def test_real_regions_count_composition_and_aggregates_on_different_people(
+    path: Path, tmp_path: Path
+) -> None:
     regions = build_regions(path, tmp_path / "regions", by="home_district")
     dataset = TrajectoryDataset.open(path)
     assert regions.details["separation"] == "disjoint halves"
@@ -188,18 +218,28 @@ def test_half_of_the_people_is_a_matter_of_their_ids(path: Path, tmp_path: Path)
     assert not np.array_equal(one.composition.shares, two.composition.shares)
 
 
-def test_a_shuffled_partition_keeps_its_composition_and_loses_the_groups(path: Path, tmp_path: Path) -> None:
+def test_a_shuffled_partition_keeps_its_composition_and_loses_the_groups(
+    path: Path, tmp_path: Path
+) -> None:
     """Under demogroups a region is a group: shuffled, its aggregates are everybody, its composition still the group."""
-    real = build_regions(path, tmp_path / "real", partition="demogroups", mask=("HOME", "WORK", "OTHER"))
+    real = build_regions(
+        path, tmp_path / "real", partition="demogroups", mask=("HOME", "WORK", "OTHER")
+    )
     control = build_regions(
-        path, tmp_path / "control", partition="demogroups", mask=("HOME", "WORK", "OTHER"), shuffle_regions=True
+        path,
+        tmp_path / "control",
+        partition="demogroups",
+        mask=("HOME", "WORK", "OTHER"),
+        shuffle_regions=True,
     )
     assert np.array_equal(control.composition.shares, real.composition.shares)
     apart, together = (regions.aggregates.values.std(0).mean() for regions in (real, control))
     assert together < 0.7 * apart
 
 
-def test_a_shuffled_partition_exchanges_people_with_those_left_over(path: Path, tmp_path: Path) -> None:
+def test_a_shuffled_partition_exchanges_people_with_those_left_over(
+    path: Path, tmp_path: Path
+) -> None:
     """The population stays true, so whoever is left over must be anybody too, or the rest would tell."""
     real = build_regions(path, tmp_path / "real", partition="messy")
     control = build_regions(path, tmp_path / "control", partition="messy", shuffle_regions=True)
@@ -214,18 +254,24 @@ def test_a_shuffled_partition_exchanges_people_with_those_left_over(path: Path, 
     assert dealt.keys() != shuffled.keys()
 
 
-def test_shuffled_people_keep_region_sizes_and_lose_their_composition(path: Path, tmp_path: Path) -> None:
+def test_shuffled_people_keep_region_sizes_and_lose_their_composition(
+    path: Path, tmp_path: Path
+) -> None:
     real = build_regions(path, tmp_path / "real", by="home_district")
     control = build_regions(path, tmp_path / "control", by="home_district", shuffle_regions=True)
     assert control.details["shuffled"]
     assert not real.details["shuffled"]
-    assert (real.composition.n + real.aggregates.n).tolist() == (control.composition.n + control.aggregates.n).tolist()
+    assert (real.composition.n + real.aggregates.n).tolist() == (
+        control.composition.n + control.aggregates.n
+    ).tolist()
 
     def excess(regions: Regions) -> float:
         """Chi-squared of the compositions against their mean, a degree of freedom: 1 where regions are alike."""
         shares, n = regions.composition.shares, regions.composition.n[:, None]
         mean = (n * shares).sum(0) / n.sum()
-        return float((n * (shares - mean) ** 2 / mean).sum() / ((len(n) - 1) * (shares.shape[1] - 1)))
+        return float(
+            (n * (shares - mean) ** 2 / mean).sum() / ((len(n) - 1) * (shares.shape[1] - 1))
+        )
 
     assert excess(real) > 2 * excess(control)
     assert excess(control) < 2
@@ -239,13 +285,17 @@ def test_a_census_gives_the_composition_and_everybody_the_aggregates(
     census = files(tmp_path, [*sorted(set(districts))[1:], "elsewhere"])["composition"]
     shutil.copytree(path, tmp_path / "unlabelled")
     (tmp_path / "unlabelled" / "labels.parquet").unlink()
-    regions = build_regions(tmp_path / "unlabelled", tmp_path / "regions", by="home_district", composition=census)
+    regions = build_regions(
+        tmp_path / "unlabelled", tmp_path / "regions", by="home_district", composition=census
+    )
     assert regions.details["separation"] == "census file"
     assert regions.details["dropped_regions"] == 1
     assert f"left out: 1 region of home_district not in p.csv ('{min(districts)}')" in caplog.text
     assert regions.composition.n.tolist() == [2, 3, 4, 5, 6]
     train = [districts[row] for row in dataset.split_people("train").tolist()]
-    assert regions.aggregates.n.tolist() == [train.count(name) for name in regions.aggregates.regions]
+    assert regions.aggregates.n.tolist() == [
+        train.count(name) for name in regions.aggregates.regions
+    ]
 
 
 def test_two_published_tables_meet_by_region(path: Path, tmp_path: Path) -> None:
@@ -275,7 +325,9 @@ def test_regions_that_one_table_alone_has_are_counted_and_named(
     composition = files(tmp_path, ["North", "South", "a", "b", "c", "d"])["composition"]
     (tmp_path / "other").mkdir()
     aggregates = files(tmp_path / "other", ["north", "South"])["aggregates"]
-    regions = build_regions(path, tmp_path / "regions", composition=composition, aggregates=aggregates)
+    regions = build_regions(
+        path, tmp_path / "regions", composition=composition, aggregates=aggregates
+    )
     assert regions.composition.regions == ("South",)
     assert (regions.details["only_in_composition"], regions.details["only_in_aggregates"]) == (5, 1)
     assert (
@@ -297,12 +349,18 @@ def test_other_windows_in_the_aggregates_are_asked_about_at_once(
 ) -> None:
     dataset = TrajectoryDataset.open(path)
     visits = build_feature("category", dataset.vocabulary)
-    everybody = aggregates_from_dataset(dataset, [visits], ["all"] * dataset.people.num_rows).values[0]
+    everybody = aggregates_from_dataset(
+        dataset, [visits], ["all"] * dataset.people.num_rows
+    ).values[0]
     tables = files(tmp_path, ["a", "b"])
     rows = [
-        (region, name, times * value, 50) for region in "ab" for name, value in zip(visits.bins, everybody, strict=True)
+        (region, name, times * value, 50)
+        for region in "ab"
+        for name, value in zip(visits.bins, everybody, strict=True)
     ]
-    pd.DataFrame(rows, columns=["region", "feature", "value", "n"]).to_csv(tables["aggregates"], index=False)
+    pd.DataFrame(rows, columns=["region", "feature", "value", "n"]).to_csv(
+        tables["aggregates"], index=False
+    )
     build_regions(path, tmp_path / "regions", **tables)
     total = everybody.sum()
     question = f"people make {times * total:.3g} visits a window in the aggregates, {total:.3g} in the dataset"
@@ -317,7 +375,9 @@ def test_census_ids_meet_plain_ones(path: Path, tmp_path: Path) -> None:
     composition = files(tmp_path, ["1400000US01001020100", "1400000US01001020200"])["composition"]
     (tmp_path / "other").mkdir()
     aggregates = files(tmp_path / "other", ["01001020100", "01001020200"])["aggregates"]
-    regions = build_regions(path, tmp_path / "regions", composition=composition, aggregates=aggregates)
+    regions = build_regions(
+        path, tmp_path / "regions", composition=composition, aggregates=aggregates
+    )
     assert regions.composition.regions == ("01001020200", "01001020100")
     assert regions.composition.n.tolist() == [3, 2]
 
@@ -336,9 +396,15 @@ def test_a_table_without_devices_is_marked_as_pooled(path: Path, tmp_path: Path)
         ({}, "choose one of --partition"),
         ({"partition": "messy", "by": "home_district"}, "choose one of --partition"),
         ({"composition": "p.csv"}, "choose one of --partition"),
-        ({"by": "home_district", "composition": "p.csv", "aggregates": "v.csv"}, "choose one of --partition"),
+        (
+            {"by": "home_district", "composition": "p.csv", "aggregates": "v.csv"},
+            "choose one of --partition",
+        ),
         ({"partition": "messy", "same_people": True}, "--same-people goes with --by"),
-        ({"by": "home_distrikt"}, "--by home_distrikt: is no region column .*did you mean 'home_district'"),
+        (
+            {"by": "home_distrikt"},
+            "--by home_distrikt: is no region column .*did you mean 'home_district'",
+        ),
         ({"partition": "mesy"}, "--partition mesy does not exist"),
         ({"partition": "messy", "features": ("pois",)}, "--feature pois does not exist"),
         ({"partition": "dirichlet:900:1"}, "--partition dirichlet:900:1: .* too few"),
@@ -357,7 +423,9 @@ def test_a_dataset_without_labels_cannot_count_groups(path: Path, tmp_path: Path
     (tmp_path / "unlabelled" / "labels.parquet").unlink()
     with pytest.raises(MobatlasError, match=r"--partition messy: .* has no labels"):
         build_regions(tmp_path / "unlabelled", tmp_path / "regions", partition="messy")
-    with pytest.raises(MobatlasError, match=r"--by home_district: .* has no labels .*pass --composition FILE"):
+    with pytest.raises(
+        MobatlasError, match=r"--by home_district: .* has no labels .*pass --composition FILE"
+    ):
         build_regions(tmp_path / "unlabelled", tmp_path / "regions", by="home_district")
 
 
@@ -368,29 +436,39 @@ def test_published_tables_that_do_not_meet_are_refused(path: Path, tmp_path: Pat
     with pytest.raises(MobatlasError, match="no region in common"):
         build_regions(path, tmp_path / "regions", composition=composition, aggregates=aggregates)
     strange = files(tmp_path, ["a", "b"], rest="category:hom")
-    with pytest.raises(MobatlasError, match=r"'category:hom' is not in the vocabulary .*'category:home'"):
+    with pytest.raises(
+        MobatlasError, match=r"'category:hom' is not in the vocabulary .*'category:home'"
+    ):
         build_regions(path, tmp_path / "regions", **strange)
     with pytest.raises(MobatlasError, match="has no feature of poi"):
         build_regions(path, tmp_path / "regions", **files(tmp_path, ["a", "b"]), features=("poi",))
 
 
-def test_comunas_of_santiago_by_survey_and_by_census(santiago: Path, data_folder: Path, tmp_path: Path) -> None:
+def test_comunas_of_santiago_by_survey_and_by_census(
+    santiago: Path, data_folder: Path, tmp_path: Path
+) -> None:
     by_survey = build_regions(santiago, tmp_path / "survey", by="home_comuna")
     assert len(by_survey.composition.regions) == 45
     assert by_survey.details["dropped_regions"] == 0
     census = data_folder / "santiago" / "census_comuna.parquet"
     with pytest.raises(MobatlasError, match="'25-64' straddles '25-44' and '45-64'"):
         build_regions(santiago, tmp_path / "census", by="home_comuna", composition=census)
-    by_census = build_regions(santiago, tmp_path / "census", by="home_comuna", composition=census, straddle="uniform")
+    by_census = build_regions(
+        santiago, tmp_path / "census", by="home_comuna", composition=census, straddle="uniform"
+    )
     assert by_census.composition.regions == by_survey.composition.regions
     assert "spread evenly over its years" in by_census.details["notes"][0]
     assert by_census.aggregates.n.sum() > 1.8 * by_survey.aggregates.n.sum()
     gender = by_survey.groups.level_codes[:, 1]
-    women = [regions.composition.shares[:, gender == 1].sum(1) for regions in (by_survey, by_census)]
+    women = [
+        regions.composition.shares[:, gender == 1].sum(1) for regions in (by_survey, by_census)
+    ]
     assert np.abs(np.median(women[0]) - np.median(women[1])) < 0.05
 
 
-def test_zones_of_santiago_too_small_for_two_halves_are_dropped_and_counted(santiago: Path, tmp_path: Path) -> None:
+def test_zones_of_santiago_too_small_for_two_halves_are_dropped_and_counted(
+    santiago: Path, tmp_path: Path
+) -> None:
     regions = build_regions(santiago, tmp_path / "zones", by="home_zone")
     zones = set(TrajectoryDataset.open(santiago).people["home_zone"].to_pylist())
     assert regions.details["dropped_regions"] + len(regions.composition.regions) == len(zones)

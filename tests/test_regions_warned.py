@@ -27,11 +27,15 @@ def test_a_group_that_a_census_counts_nowhere_is_named(
     districts = sorted(set(dataset.people["home_district"].to_pylist()))
     for missing in ((), ("<30, F", ">50, M")):
         names = [name for name in dataset.groups.names if name not in missing]
-        cells = [{"region": region, "group": name, "count": 5} for region in districts for name in names]
+        cells = [
+            {"region": region, "group": name, "count": 5} for region in districts for name in names
+        ]
         pd.DataFrame(cells).to_csv(tmp_path / "census.csv", index=False)
         out = tmp_path / f"regions-{len(missing)}"
         build_regions(dataset.path, out, by="home_district", composition=tmp_path / "census.csv")
-        assert ("census.csv counts nobody of <30, F; >50, M: is a part" in caplog.text) == bool(missing)
+        assert ("census.csv counts nobody of <30, F; >50, M: is a part" in caplog.text) == bool(
+            missing
+        )
         assert bool(missing) == ("counts nobody" in caplog.text)
 
 
@@ -45,10 +49,14 @@ def test_categories_of_places_without_any_are_warned_of(
         kept = [each for each in table.column_names if each != "category"]
         pq.write_table(table.select(kept), source / f"{name}.parquet")
     prepare(source, tmp_path / "dataset", preset="small")
-    warned = "no place has a category, so that category and transitions tell home, work and other alone"
+    warned = (
+        "no place has a category, so that category and transitions tell home, work and other alone"
+    )
     both = ["category", "transitions"]
     build_regions(city / "dataset", tmp_path / "known", by="home_district", features=both)
-    build_regions(tmp_path / "dataset", tmp_path / "places", partition="demogroups", features=["poi"])
+    build_regions(
+        tmp_path / "dataset", tmp_path / "places", partition="demogroups", features=["poi"]
+    )
     assert warned not in caplog.text
     build_regions(tmp_path / "dataset", tmp_path / "real", by="home_district", features=both)
     assert warned in caplog.text

@@ -12,7 +12,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.runs import finished_run
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 FLAGS = [
     "--no-sandbox",
@@ -40,14 +42,20 @@ def browser() -> Iterator[Browser]:
         opened.close()
 
 
-def opened(browser: Browser, width: int, height: int, scheme: str = "light", media: str = "screen") -> Seen:
+def opened(
+    browser: Browser, width: int, height: int, scheme: str = "light", media: str = "screen"
+) -> Seen:
     page = browser.new_page(viewport={"width": width, "height": height})
     page.emulate_media(
-        color_scheme="dark" if scheme == "dark" else "light", media="print" if media == "print" else "screen"
+        color_scheme="dark" if scheme == "dark" else "light",
+        media="print" if media == "print" else "screen",
     )
     seen = Seen(page)
     page.on(
-        "console", lambda message: seen.errors.append(message.text) if message.type in ("error", "warning") else None
+        "console",
+        lambda message: (
+            seen.errors.append(message.text) if message.type in ("error", "warning") else None
+        ),
     )
     page.on("pageerror", lambda error: seen.errors.append(str(error)))
     page.on("request", lambda request: seen.requests.append(request.url))
@@ -64,7 +72,9 @@ def test_nothing_is_fetched_nothing_complains_and_nothing_sticks_out(
     page = seen.page
     assert seen.errors == []
     assert [url for url in seen.requests if not url.startswith(("file:", "data:"))] == []
-    assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page can be moved sideways"
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, (
+        "the page can be moved sideways"
+    )
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (dark != "rgb(255, 255, 255)") == (scheme == "dark")
     page.screenshot(path=tmp_path / "page.png")
@@ -90,16 +100,16 @@ def test_a_group_is_chosen_by_mouse_and_by_keyboard(browser: Browser) -> None:
 
 def test_everything_has_a_name_and_what_is_for_the_screen_is_not_printed(browser: Browser) -> None:
     page = opened(browser, 1280, 800).page
-    unnamed = (
-        "Array.from(document.querySelectorAll('svg[role=img]')).filter(each => !each.getAttribute('aria-label')).length"
-    )
+    unnamed = "Array.from(document.querySelectorAll('svg[role=img]')).filter(each => !each.getAttribute('aria-label')).length"
     assert page.evaluate(unnamed) == 0
     assert page.evaluate("document.querySelectorAll('select:not([id])').length") == 0
     ids = page.evaluate("Array.from(document.querySelectorAll('[id]')).map(each => each.id)")
     assert len(ids) == len(set(ids))
     assert all(
         each in ids
-        for each in page.evaluate("Array.from(document.querySelectorAll('label')).map(each => each.htmlFor)")
+        for each in page.evaluate(
+            "Array.from(document.querySelectorAll('label')).map(each => each.htmlFor)"
+        )
     )
     page.close()
     printed = opened(browser, 1000, 800, media="print").page

@@ -22,9 +22,15 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
 
 def heights(distributions: str, title: str) -> dict[str, list[float]]:
     """Of the lines of a chart, who -> up on the page at the beginning of each step."""
-    [chart] = [each for each in re.findall(r"<figure.*?</figure>", distributions, flags=re.DOTALL) if title in each]
+    [chart] = [
+        each
+        for each in re.findall(r"<figure.*?</figure>", distributions, flags=re.DOTALL)
+        if title in each
+    ]
     lines = re.findall(r'<path class="line [^"]*" d="M([^"]*)"><title>([^<]*)</title>', chart)
-    return {who: [-float(point.split()[1]) for point in path.split("L")[::2]] for path, who in lines}
+    return {
+        who: [-float(point.split()[1]) for point in path.split("L")[::2]] for path, who in lines
+    }
 
 
 def test_the_hours_of_a_chart_are_those_of_the_visits(dataset: TrajectoryDataset) -> None:
@@ -32,7 +38,10 @@ def test_the_hours_of_a_chart_are_those_of_the_visits(dataset: TrajectoryDataset
     assert real.hours is not None
     night = replace(real, arrivals=np.full(len(real.tokens), 3 * 3600))
     views = Views(dataset, Yardstick.of(dataset))
-    found = heights(str(views.view("somebody", {REAL: real, "supervised": night}).distributions), "Hour of arrival")
+    found = heights(
+        str(views.view("somebody", {REAL: real, "supervised": night}).distributions),
+        "Hour of arrival",
+    )
     assert np.argmax(found["supervised"]) == 3 and len(set(found["supervised"][:3])) == 1
     assert np.corrcoef(found[REAL][:24], np.bincount(real.hours, minlength=24))[0, 1] > 0.999
 
@@ -42,18 +51,28 @@ def test_a_chart_says_where_samples_tell_no_hours(dataset: TrajectoryDataset) ->
     silent = replace(real, arrivals=None, stays=None)
     shown = str(views.view("somebody", {REAL: real, "supervised": silent}).distributions)
     assert list(heights(shown, "Hour of arrival, somebody (samples tell no hours)")) == [REAL]
-    assert "Hour of arrival" not in str(views.view("somebody", {REAL: silent, "supervised": silent}).distributions)
+    assert "Hour of arrival" not in str(
+        views.view("somebody", {REAL: silent, "supervised": silent}).distributions
+    )
 
 
 def test_no_day_of_a_real_person_is_drawn(dataset: TrajectoryDataset) -> None:
     real = Trajectories.of(dataset)
-    maps = Views(dataset, Yardstick.of(dataset)).view("somebody", {REAL: real, "supervised": real}).maps
+    maps = (
+        Views(dataset, Yardstick.of(dataset))
+        .view("somebody", {REAL: real, "supervised": real})
+        .maps
+    )
     assert "<path" not in maps[REAL] and "days as lines" not in maps[REAL]
     assert "<path" in maps["supervised"] and "days as lines" in maps["supervised"]
 
 
 def test_a_note_that_asks_something_ends_as_a_question() -> None:
-    page = resources.files("mobatlas.report").joinpath("templates", "report.html.j2").read_text(encoding="utf-8")
+    page = (
+        resources.files("mobatlas.report")
+        .joinpath("templates", "report.html.j2")
+        .read_text(encoding="utf-8")
+    )
     [notes] = re.findall(r"{% for warning in .*?{% endfor %}", page, flags=re.DOTALL)
     said = Template(notes).render(
         chapter={"supervision": {"warnings": ["are windows alike?", "gender is not identified"]}}

@@ -39,16 +39,25 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def _python(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def test_memory_that_was_freed_is_used_again_instead_of_given_back() -> None:
-    if _python("from mobatlas.training.resources import keep_memory; print(keep_memory())") != "True":
+    if (
+        _python("from mobatlas.training.resources import keep_memory; print(keep_memory())")
+        != "True"
+    ):
         pytest.skip("the C library of this machine does not say how it keeps memory")
-    assert 100 * int(_python(ROUNDS.format(first="keep_memory()"))) < int(_python(ROUNDS.format(first="")))
+    assert 100 * int(_python(ROUNDS.format(first="keep_memory()"))) < int(
+        _python(ROUNDS.format(first=""))
+    )
 
 
-def test_another_system_and_whoever_told_the_library_otherwise_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_system_and_whoever_told_the_library_otherwise_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "0")
     assert not keep_memory()
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
@@ -56,7 +65,9 @@ def test_another_system_and_whoever_told_the_library_otherwise_are_left_alone(mo
     assert not keep_memory()
 
 
-def test_commands_and_processes_that_sample_keep_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_and_processes_that_sample_keep_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[str] = []
     monkeypatch.setattr(cli, "keep_memory", lambda: asked.append("command"))
     monkeypatch.setattr(cli, "_watch_signals", list)

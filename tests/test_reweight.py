@@ -30,9 +30,9 @@ from bench.reweight import (
 )
 from bench.survey import DIARY
 from mobatlas import MobatlasError, TrajectoryDataset, prepare
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, SCHEMA, SPECIALS, WORK, Vocabulary
 from mobatlas.evaluation.metrics import travel_distance
-from mobatlas.features.maps import Trajectories
 from mobatlas.groups import Groups
 from mobatlas.regions.store import build_regions
 
@@ -40,19 +40,27 @@ SEX = Groups.of({"sex": ("M", "F")})
 
 
 def test_travel_distance_goes_from_place_to_place_and_skips_unknown_ones() -> None:
-    rows: list[tuple[object, ...]] = [(token, name, None, None, None, 0) for token, name in enumerate(SPECIALS)]
+    rows: list[tuple[object, ...]] = [
+        (token, name, None, None, None, 0) for token, name in enumerate(SPECIALS)
+    ]
     rows.append((FIRST_POI, "park", 40.0, 10.0, "leisure", 5))
-    vocabulary = Vocabulary(pa.Table.from_arrays([pa.array(c) for c in zip(*rows, strict=True)], schema=SCHEMA))
+    vocabulary = Vocabulary(
+        pa.Table.from_arrays([pa.array(c) for c in zip(*rows, strict=True)], schema=SCHEMA)
+    )
     anchors = np.array([[41.0, 10.0, np.nan, np.nan], [41.0, 10.0, 40.0, 10.0]])
     tokens = np.array([HOME, OTHER, FIRST_POI, HOME, HOME, WORK], dtype=np.int32)
     found = travel_distance(Trajectories(tokens, np.array([0, 4, 6]), anchors), vocabulary)
-    assert found == pytest.approx([2 * 111.195, 111.195], rel=1e-4)  # a degree of latitude is 111.195 km
+    assert found == pytest.approx(
+        [2 * 111.195, 111.195], rel=1e-4
+    )  # a degree of latitude is 111.195 km
 
 
 def test_a_distribution_counts_people_by_their_weight() -> None:
     seen = Behaviour({"poi": sparse.csr_array(np.array([[2.0, 0.0], [0.0, 1.0], [5.0, 5.0]]))})
     assert seen.distribution("poi", np.array([0, 1])).tolist() == pytest.approx([2 / 3, 1 / 3])
-    assert seen.distribution("poi", np.array([0, 1]), np.array([0.2, 0.8])).tolist() == pytest.approx([1 / 3, 2 / 3])
+    assert seen.distribution(
+        "poi", np.array([0, 1]), np.array([0.2, 0.8])
+    ).tolist() == pytest.approx([1 / 3, 2 / 3])
 
 
 def test_the_truth_of_groups_is_their_mean_with_its_standard_error() -> None:
@@ -60,11 +68,20 @@ def test_the_truth_of_groups_is_their_mean_with_its_standard_error() -> None:
     truth = recovery.group_truth(phi, np.array([0, 0, 0, 1, 1]), SEX)
     assert truth.means.ravel().tolist() == [3.0, 2.0]
     assert truth.standard_error.ravel() == pytest.approx([2 / np.sqrt(3), 0.0])
-    assert recovery.recovery_error(np.array([[4.0], [2.0]]), truth) == pytest.approx(np.sqrt(1 / 2.5 / 2))
+    assert recovery.recovery_error(np.array([[4.0], [2.0]]), truth) == pytest.approx(
+        np.sqrt(1 / 2.5 / 2)
+    )
 
 
 def test_a_study_counts_wins_and_averages_over_seeds() -> None:
-    row = {"partition": "x", "feature": "poi", "baseline": 1.0, "pseudo_inverse": 3.0, "simplex": 2.0, "coverage": 0.9}
+    row = {
+        "partition": "x",
+        "feature": "poi",
+        "baseline": 1.0,
+        "pseudo_inverse": 3.0,
+        "simplex": 2.0,
+        "coverage": 0.9,
+    }
     (found,) = recovery.summarise([row | {"error": 0.5}, row | {"error": 1.5}])
     assert (found["wins"], found["seeds"], found["ratio"], found["worst_ratio"]) == (1, 2, 1.0, 1.5)
 
@@ -86,7 +103,9 @@ def survey(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Surve
 
 def test_reweighted_people_of_santiago_look_like_their_group(survey: Survey) -> None:
     path = survey.dataset.path
-    regions = build_regions(path, survey.scratch / "groups", partition="demogroups", features=CONTROLLED_FEATURES)
+    regions = build_regions(
+        path, survey.scratch / "groups", partition="demogroups", features=CONTROLLED_FEATURES
+    )
     found = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
     assert found["poi"]["gap_closed"] > 0.9
     assert min(found[metric]["gap_closed"] for metric in METRICS) > 0.8
@@ -95,19 +114,25 @@ def test_reweighted_people_of_santiago_look_like_their_group(survey: Survey) -> 
 def test_the_population_tells_what_rankdef_hides(survey: Survey) -> None:
     """Working age against the rest decides how far people travel, and no region of rankdef shows it."""
     path = survey.dataset.path
-    regions = build_regions(path, survey.scratch / "hidden", partition="rankdef", features=CONTROLLED_FEATURES)
+    regions = build_regions(
+        path, survey.scratch / "hidden", partition="rankdef", features=CONTROLLED_FEATURES
+    )
     alone, known = (
         reweight(survey.dataset, one, seen=survey.seen)["metrics"]
         for one in (replace(regions, population=None), regions)
     )
     assert alone["travel_distance"]["gap_closed"] < 0.1
-    assert known["travel_distance"]["gap_closed"] > 0.4  # the design's prototype closed 0.17, and 0.52 of POI
+    assert (
+        known["travel_distance"]["gap_closed"] > 0.4
+    )  # the design's prototype closed 0.17, and 0.52 of POI
     assert known["poi"]["gap_closed"] > 0.6
     assert known["poi"]["gap_closed"] > alone["poi"]["gap_closed"]
 
 
 @pytest.mark.parametrize("name", ["rankdef", "messy"])
-def test_a_shuffled_partition_tells_nothing_though_the_population_is_true(survey: Survey, name: str) -> None:
+def test_a_shuffled_partition_tells_nothing_though_the_population_is_true(
+    survey: Survey, name: str
+) -> None:
     regions = build_regions(
         survey.dataset.path,
         survey.scratch / f"shuffled-{name}",
@@ -128,7 +153,12 @@ def test_real_regions_of_santiago_help_more_than_they_harm(survey: Survey, colum
         for seed in seeds:
             out = survey.scratch / f"{column}-{shuffled}-{seed}"
             regions = build_regions(
-                survey.dataset.path, out, by=column, features=REAL_FEATURES, shuffle_regions=shuffled, seed=seed
+                survey.dataset.path,
+                out,
+                by=column,
+                features=REAL_FEATURES,
+                shuffle_regions=shuffled,
+                seed=seed,
             )
             found = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
             gaps[shuffled].append([found[metric]["gap_closed"] for metric in METRICS])
@@ -136,9 +166,15 @@ def test_real_regions_of_santiago_help_more_than_they_harm(survey: Survey, colum
     assert np.abs(gaps[True]).max() < 0.05
 
 
-def test_real_regions_are_weighed_with_each_limit_and_the_census(data_folder: Path, tmp_path: Path) -> None:
+def test_real_regions_are_weighed_with_each_limit_and_the_census(
+    data_folder: Path, tmp_path: Path
+) -> None:
     source, limits = data_folder / "santiago", (0.1, 1e6)
-    asked: dict[str, Any] = {"groups_explain": limits, "census": source / "census_comuna.parquet", "split": "val"}
+    asked: dict[str, Any] = {
+        "groups_explain": limits,
+        "census": source / "census_comuna.parquet",
+        "split": "val",
+    }
     found = run(source, tmp_path / "out", seeds=1, **asked)
     table = reweighting_table(found)
     names = [str(row[0]) for row in table.rows]
@@ -150,10 +186,15 @@ def test_real_regions_are_weighed_with_each_limit_and_the_census(data_folder: Pa
     )
     believed = dict(zip(names, found["rows"], strict=True))
     for name in kinds:
-        careful, bold = (believed[f"{name}, limit {limit:g}"]["effective_sample_size"] for limit in limits)
+        careful, bold = (
+            believed[f"{name}, limit {limit:g}"]["effective_sample_size"] for limit in limits
+        )
         assert careful > bold, "who believes less moves fewer people"
     poi = found["rows"][0]["poi"]
-    assert table.rows[0][1] == f"{poi['gap_closed']:.0%}" and table.columns[:2] == ("regions", "POI frequency")
+    assert table.rows[0][1] == f"{poi['gap_closed']:.0%}" and table.columns[:2] == (
+        "regions",
+        "POI frequency",
+    )
     written = json.loads((tmp_path / "out" / "reweighting.json").read_text())
     assert written == json.loads(json.dumps(found))
 
@@ -163,20 +204,37 @@ def test_the_table_of_reweighting_has_a_spread_where_seeds_differ() -> None:
         each = {"gap_closed": float(np.mean(closed)), "gap_closed_by_seed": list(closed)}
         return {"by": by, **more} | dict.fromkeys(METRICS, each)
 
-    found = reweighting_table({"rows": [row("zone", -0.1, -0.3), row("zone", 0.2, 0.2, census=True)]})
-    assert [cells[:2] for cells in found.rows] == [("zone", "\N{MINUS SIGN}20% ± 14%"), ("zone, census", "20%")]
+    found = reweighting_table(
+        {"rows": [row("zone", -0.1, -0.3), row("zone", 0.2, 0.2, census=True)]}
+    )
+    assert [cells[:2] for cells in found.rows] == [
+        ("zone", "\N{MINUS SIGN}20% ± 14%"),
+        ("zone, census", "20%"),
+    ]
 
 
 def test_what_cannot_be_weighed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    source, people = tmp_path / "survey", {"user_id": ["a", "b"], "age": ["<30", "<30"], "home_zone": ["1", "2"]}
+    source, people = (
+        tmp_path / "survey",
+        {"user_id": ["a", "b"], "age": ["<30", "<30"], "home_zone": ["1", "2"]},
+    )
     day = [datetime(2026, 3, 2, 8), datetime(2026, 3, 2, 9)]
-    visits = {"user_id": ["a", "b"], "poi_id": ["x", "y"], "lat": [1.0, 1.0], "lon": [1.0, 1.0], "arrival": day}
+    visits = {
+        "user_id": ["a", "b"],
+        "poi_id": ["x", "y"],
+        "lat": [1.0, 1.0],
+        "lon": [1.0, 1.0],
+        "arrival": day,
+    }
     source.mkdir()
     pq.write_table(pa.table(people), source / "people.parquet")
     pq.write_table(pa.table(visits), source / "visits.parquet")
     refused: list[tuple[dict[str, Any], str]] = [
         ({"split": "train"}, "--split train: is not among those to compare with; give test or val"),
-        *(({"groups_explain": [some]}, f"--groups-explain {some:g}: give a share") for some in (0.0, -1.0, nan, inf)),
+        *(
+            ({"groups_explain": [some]}, f"--groups-explain {some:g}: give a share")
+            for some in (0.0, -1.0, nan, inf)
+        ),
         ({"census": tmp_path / "none.csv"}, r"--census .*none.csv: is no file"),
     ]
     for asked, said in refused:
@@ -186,10 +244,14 @@ def test_what_cannot_be_weighed_is_refused_before_anything_is_written(tmp_path: 
         run(tmp_path / "nowhere", tmp_path / "out")
     with pytest.raises(MobatlasError, match="lies over the source"):
         run(source, source / "out")
-    with pytest.raises(MobatlasError, match=r"people.parquet: all people are of one group; give people of several"):
+    with pytest.raises(
+        MobatlasError, match=r"people.parquet: all people are of one group; give people of several"
+    ):
         run(source, tmp_path / "out")
     pq.write_table(pa.table(people).drop_columns("home_zone"), source / "people.parquet")
-    with pytest.raises(MobatlasError, match=r"people.parquet: has no column of regions, such as home_zone; add one"):
+    with pytest.raises(
+        MobatlasError, match=r"people.parquet: has no column of regions, such as home_zone; add one"
+    ):
         run(source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -204,6 +266,8 @@ def test_without_a_limit_all_kinds_of_regions_are_planned() -> None:
 
 
 def test_a_split_without_a_group_is_refused(survey: Survey) -> None:
-    regions = build_regions(survey.dataset.path, survey.scratch / "few", partition="hot16", features=("category",))
+    regions = build_regions(
+        survey.dataset.path, survey.scratch / "few", partition="hot16", features=("category",)
+    )
     with pytest.raises(MobatlasError, match="--split nobody does not exist"):
         reweight(survey.dataset, regions, seen=survey.seen, split="nobody")

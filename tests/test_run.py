@@ -34,7 +34,14 @@ def made() -> Path:
 
 def times(folder: Path) -> dict[str, int]:
     """When each stage was made."""
-    names = ("dataset", "baseline", "strong", "models/hot16", "regions/hot16", "samples/hot16.parquet")
+    names = (
+        "dataset",
+        "baseline",
+        "strong",
+        "models/hot16",
+        "regions/hot16",
+        "samples/hot16.parquet",
+    )
     return {name: (folder / name).stat().st_mtime_ns for name in names}
 
 
@@ -43,11 +50,18 @@ def test_a_run_goes_from_a_city_to_a_report(made: Path) -> None:
     chapter = facts["regions"]["hot16"]
     evaluation = json.loads((made / chapter["evaluation"]).read_text())
     assert set(evaluation["groups"]["scores"]) == {"baseline", "ours", "strong", "floor"}
-    assert set(evaluation["regional"]["held_out_regions"]) == {"regions", "by_groups", "by_everybody", "better_in"}
+    assert set(evaluation["regional"]["held_out_regions"]) == {
+        "regions",
+        "by_groups",
+        "by_everybody",
+        "better_in",
+    }
     samples = pd.read_parquet(made / chapter["samples"])
     each = samples.groupby("group")["trajectory"].nunique()
     assert len(each) == 8 and (each == 20).all() and samples["trajectory"].nunique() == 160
-    assert not list(made.rglob(".*partial*")) and not [path for path in (made / "samples").iterdir() if path.is_dir()]
+    assert not list(made.rglob(".*partial*")) and not [
+        path for path in (made / "samples").iterdir() if path.is_dir()
+    ]
 
 
 def test_what_did_not_change_is_not_made_again(made: Path, tmp_path: Path) -> None:
@@ -58,8 +72,13 @@ def test_what_did_not_change_is_not_made_again(made: Path, tmp_path: Path) -> No
     assert times(folder) == before
     run(build_run(VALUES | {"samples": {"each": 12}}), folder, quiet=True)
     after = times(folder)
-    assert after.pop("samples/hot16.parquet") != before.pop("samples/hot16.parquet") and after == before
-    (folder / "stages.json").write_text("{")  # nothing is known any more, so everything is made again
+    assert (
+        after.pop("samples/hot16.parquet") != before.pop("samples/hot16.parquet")
+        and after == before
+    )
+    (folder / "stages.json").write_text(
+        "{"
+    )  # nothing is known any more, so everything is made again
     run(build_run(VALUES | {"samples": {"each": 12}, "strong": False}), folder, quiet=True)
     assert times(folder)["dataset"] != before["dataset"]
 
@@ -77,7 +96,9 @@ def test_the_command_ends_with_the_verdict_of_the_audit(made: Path, tmp_path: Pa
     path.write_text(yaml.safe_dump(VALUES | {"audit": False}))
     silent = CliRunner().invoke(app, command, catch_exceptions=False)
     assert "privacy audit" not in silent.stdout
-    assert "audit" not in json.loads(CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False).stdout)
+    assert "audit" not in json.loads(
+        CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False).stdout
+    )
 
 
 class _Page(HTMLParser):
@@ -92,7 +113,9 @@ class _Page(HTMLParser):
         self.text: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.refers += [value or "" for name, value in attrs if name in ("src", "href", "action", "data")]
+        self.refers += [
+            value or "" for name, value in attrs if name in ("src", "href", "action", "data")
+        ]
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -111,7 +134,9 @@ def test_the_page_stands_alone_and_says_what_was_found(made: Path) -> None:
     assert all(each.startswith(("#", "data:image/png;base64,")) for each in page.refers)
     assert not re.search(r"https?://(?!www\.w3\.org)", source)
     text = " ".join(page.text)
-    assert "A tiny <city>" in text and "Supervised by" in text and "bits from held-out people" in text
+    assert (
+        "A tiny <city>" in text and "Supervised by" in text and "bits from held-out people" in text
+    )
     for name in ("<30, M", ">50, F", "everybody"):
         assert name in text
 
@@ -122,10 +147,16 @@ def test_a_run_without_labels_says_what_cannot_be_measured(made: Path, tmp_path:
     (city / "manifest.json").unlink()
     people = pd.read_parquet(city / "people.parquet").drop(columns=["age", "gender"])
     people.to_parquet(city / "people.parquet")
-    known = build_regions(made / "dataset", tmp_path / "known", by="home_district", features=("category",))
+    known = build_regions(
+        made / "dataset", tmp_path / "known", by="home_district", features=("category",)
+    )
     composition, seen = known.composition, known.aggregates
-    shares = pd.DataFrame(composition.shares * 1_000, columns=list(composition.groups.names)).round()
-    census = shares.assign(region=composition.regions).melt("region", var_name="group", value_name="count")
+    shares = pd.DataFrame(
+        composition.shares * 1_000, columns=list(composition.groups.names)
+    ).round()
+    census = shares.assign(region=composition.regions).melt(
+        "region", var_name="group", value_name="count"
+    )
     census.to_csv(tmp_path / "census.csv", index=False)
     means = pd.DataFrame(seen.values, columns=list(seen.features)).assign(region=seen.regions, n=50)
     means.melt(["region", "n"], var_name="feature").to_csv(tmp_path / "seen.csv", index=False)
@@ -136,27 +167,51 @@ def test_a_run_without_labels_says_what_cannot_be_measured(made: Path, tmp_path:
     made_too = run(path, tmp_path / "run", quiet=True)
     assert "Nobody in this dataset has a label" in made_too.report.read_text()
     with pytest.raises(MobatlasError, match="strong: is asked for"):
-        run(build_run(rest | {"source": {"path": str(city)}, "strong": True}), tmp_path / "no", quiet=True)
-    with pytest.raises(MobatlasError, match="label"):  # a controlled partition is of labelled people
+        run(
+            build_run(rest | {"source": {"path": str(city)}, "strong": True}),
+            tmp_path / "no",
+            quiet=True,
+        )
+    with pytest.raises(
+        MobatlasError, match="label"
+    ):  # a controlled partition is of labelled people
         run(build_run(rest | {"source": {"path": str(city)}}), tmp_path / "no", quiet=True)
     assert not (tmp_path / "no" / "baseline").exists()
 
 
-def test_ages_of_a_census_are_split_where_the_configuration_says_so(made: Path, tmp_path: Path) -> None:
+def test_ages_of_a_census_are_split_where_the_configuration_says_so(
+    made: Path, tmp_path: Path
+) -> None:
     people = pd.read_parquet(made / "city" / "people.parquet")[["home_district", "gender"]]
     ages = np.where(np.arange(len(people)) % 2, "<35", "35+")  # 30-40 is in both
-    counted = people.assign(age=ages, count=1).groupby(["home_district", "age", "gender"], as_index=False).sum()
+    counted = (
+        people.assign(age=ages, count=1)
+        .groupby(["home_district", "age", "gender"], as_index=False)
+        .sum()
+    )
     counted.rename(columns={"home_district": "region"}).to_csv(tmp_path / "census.csv", index=False)
-    way = {"by": "home_district", "composition": str(tmp_path / "census.csv"), "features": ["category"]}
+    way = {
+        "by": "home_district",
+        "composition": str(tmp_path / "census.csv"),
+        "features": ["category"],
+    }
     folder = tmp_path / "run"
     shutil.copytree(made, folder)
     values = VALUES | {"strong": False, "audit": False}
-    with pytest.raises(MobatlasError, match=r"census.csv: age range .* straddles .*straddle: uniform in a config"):
+    with pytest.raises(
+        MobatlasError, match=r"census.csv: age range .* straddles .*straddle: uniform in a config"
+    ):
         run(build_run(values | {"regions": {"census": way}}), folder, quiet=True)
-    run(build_run(values | {"regions": {"census": way | {"straddle": "uniform"}}}), folder, quiet=True)
+    run(
+        build_run(values | {"regions": {"census": way | {"straddle": "uniform"}}}),
+        folder,
+        quiet=True,
+    )
     found = load_regions(folder / "regions" / "census").composition
     ages = found.shares.reshape(len(found.regions), 4, 2).sum(2)  # <30, 30-40, 40-50, >50
-    assert np.allclose(ages.sum(1), 1) and (ages[:, 1] > 0.05).all(), "of both ranges some are 30 to 40"
+    assert np.allclose(ages.sum(1), 1) and (ages[:, 1] > 0.05).all(), (
+        "of both ranges some are 30 to 40"
+    )
     with pytest.raises(MobatlasError, match="straddle is about the ages of a composition"):
         build_run(VALUES | {"regions": {"c": {"partition": "hot16", "straddle": "uniform"}}})
 
@@ -166,7 +221,10 @@ def test_ages_of_a_census_are_split_where_the_configuration_says_so(made: Path, 
     [
         ({"regions": {}}, "regions: the configuration has none"),
         ({"source": {"path": "nowhere"}}, "nowhere: does not exist"),
-        ({"regions": {"strong": {"partition": "hot16"}}}, r"regions\.strong: .* choose another name"),
+        (
+            {"regions": {"strong": {"partition": "hot16"}}},
+            r"regions\.strong: .* choose another name",
+        ),
         ({"regions": {"../x": {"partition": "hot16"}}}, r"regions\.\.\./x: .* choose another name"),
         ({"regions": {"c": {"partition": "hot17"}}}, "hot17"),
         (
@@ -186,12 +244,17 @@ def test_what_cannot_be_done_is_refused_before_anything_is_trained(
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_of_something_else_is_left_alone(made: Path, tmp_path: Path, overwrite: bool) -> None:
+def test_a_folder_of_something_else_is_left_alone(
+    made: Path, tmp_path: Path, overwrite: bool
+) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     for folder in (tmp_path / "mine", made / "dataset"):
         before = sorted(path.name for path in folder.iterdir())
-        with pytest.raises(MobatlasError, match=f"{folder}: holds something that is not a run; choose another --out"):
+        with pytest.raises(
+            MobatlasError,
+            match=f"{folder}: holds something that is not a run; choose another --out",
+        ):
             run(build_run(VALUES), folder, overwrite=overwrite, quiet=True)
         assert sorted(path.name for path in folder.iterdir()) == before
 
@@ -221,19 +284,25 @@ def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: P
     out = tmp_path / "run.yaml"
     said = write_configuration(out, city, None, None)
     assert (
-        "300 people" in said[0] and "--by home_district takes real ones" in said[1] and f"mobatlas run {out}" in said[2]
+        "300 people" in said[0]
+        and "--by home_district takes real ones" in said[1]
+        and f"mobatlas run {out}" in said[2]
     )
     with pytest.raises(MobatlasError, match=r"--out .*: is a folder; give the name of a YAML file"):
         write_configuration(tmp_path, city, None, None, overwrite=True)
     config = load_run(out)
-    assert config.source is not None and config.source.path == city and config.prepare.window.days == 3
+    assert (
+        config.source is not None and config.source.path == city and config.prepare.window.days == 3
+    )
     assert config.audit and "# coarsen: 3km" in out.read_text() and config.samples.coarsen is None
     out.write_text(out.read_text().replace("# coarsen:", "coarsen:"))
     assert load_run(out).samples.coarsen == "3km"  # what docs/trust.md found to be enough
     with pytest.raises(MobatlasError, match="exists already"):
         write_configuration(out, city, None, None)
     diary = tmp_path / "diary.csv"
-    diary.write_text("user_id,poi_id,lat,lon,arrival\na,x,1,1,2024-03-04 08:00\nb,y,1,1,2024-03-04 09:00\n")
+    diary.write_text(
+        "user_id,poi_id,lat,lon,arrival\na,x,1,1,2024-03-04 08:00\nb,y,1,1,2024-03-04 09:00\n"
+    )
     write_configuration(tmp_path / "diary.yaml", diary, None, None)
     config = load_run(tmp_path / "diary.yaml")
     assert config.prepare.window.days == 1 and config.prepare.quality.min_coverage == 0
@@ -254,12 +323,18 @@ def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: P
     assert not (tmp_path / "bad.yaml").exists()
 
 
-def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(made: Path, tmp_path: Path) -> None:
+def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(
+    made: Path, tmp_path: Path
+) -> None:
     city, out, census = made / "city", tmp_path / "run.yaml", tmp_path / "census.csv"
     census.write_text('region,group,count\nD1,"<30, F",10\n')
     write_configuration(out, city, census, None, "home_district")
     known = load_run(out).regions["census"]
-    assert known.by == "home_district" and known.composition == Path("census.csv") and known.aggregates is None
+    assert (
+        known.by == "home_district"
+        and known.composition == Path("census.csv")
+        and known.aggregates is None
+    )
     write_configuration(tmp_path / "labelled.yaml", city, None, None, "home_district")
     known = load_run(tmp_path / "labelled.yaml").regions["homes"]
     assert known.by == "home_district" and known.composition is None
@@ -267,9 +342,27 @@ def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(ma
     cases: list[tuple[Path | None, Path | None, Path | None, str | None, str]] = [
         (city, census, None, None, r"--aggregates: is missing.* or --by,.* such as home_district,"),
         (city, None, census, None, r"--composition: is missing; composition and aggregates"),
-        (city, census, None, "home_distric", r"people.parquet: has no column 'home_distric'.*mean 'home_district'"),
-        (city, census, census, "home_district", r"--by home_district: counts your visits .*leave one out"),
-        (city / "visits.parquet", census, None, "home_district", r"--by home_district: .*give --visits, a folder"),
+        (
+            city,
+            census,
+            None,
+            "home_distric",
+            r"people.parquet: has no column 'home_distric'.*mean 'home_district'",
+        ),
+        (
+            city,
+            census,
+            census,
+            "home_district",
+            r"--by home_district: counts your visits .*leave one out",
+        ),
+        (
+            city / "visits.parquet",
+            census,
+            None,
+            "home_district",
+            r"--by home_district: .*give --visits, a folder",
+        ),
         (None, census, None, "home_district", r"--by home_district: .*give --visits, a folder"),
         (city, census, None, "user_id", r"--by user_id: is no region; .*such as home_district"),
         (city, census, None, "age", r"--by age: is no region"),
@@ -280,20 +373,33 @@ def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(ma
     assert not bad.exists()
 
 
-def test_what_init_writes_of_a_column_with_an_unusual_name_reaches_the_regions(made: Path, tmp_path: Path) -> None:
-    people = pd.read_parquet(made / "city" / "people.parquet").rename(columns={"home_district": "quarter"})
+def test_what_init_writes_of_a_column_with_an_unusual_name_reaches_the_regions(
+    made: Path, tmp_path: Path
+) -> None:
+    people = pd.read_parquet(made / "city" / "people.parquet").rename(
+        columns={"home_district": "quarter"}
+    )
     (tmp_path / "city").mkdir()
     shutil.copy(made / "city" / "visits.parquet", tmp_path / "city")
     people.to_csv(tmp_path / "city" / "people.csv.gz", index=False)
     census = people.groupby(["quarter", "age", "gender"]).size().rename("count").reset_index()
     census.rename(columns={"quarter": "region"}).to_csv(tmp_path / "census.csv", index=False)
-    write_configuration(tmp_path / "run.yaml", tmp_path / "city", tmp_path / "census.csv", None, "quarter")
+    write_configuration(
+        tmp_path / "run.yaml", tmp_path / "city", tmp_path / "census.csv", None, "quarter"
+    )
     config = load_run(tmp_path / "run.yaml")
     prepare(tmp_path / "city", tmp_path / "dataset", values=config.prepare.model_dump())
     told = config.regions["census"]
     assert told.composition is not None
-    build_regions(tmp_path / "dataset", tmp_path / "regions", by=told.by, composition=tmp_path / told.composition)
-    assert set(load_regions(tmp_path / "regions").composition.regions) == set(people["quarter"].astype(str))
+    build_regions(
+        tmp_path / "dataset",
+        tmp_path / "regions",
+        by=told.by,
+        composition=tmp_path / told.composition,
+    )
+    assert set(load_regions(tmp_path / "regions").composition.regions) == set(
+        people["quarter"].astype(str)
+    )
     people.drop(columns=["age", "gender"]).to_csv(tmp_path / "city" / "people.csv.gz", index=False)
     with pytest.raises(MobatlasError, match=r"--composition: is missing; .*has no attributes"):
         write_configuration(tmp_path / "bad.yaml", tmp_path / "city", None, None, "quarter")
@@ -301,12 +407,23 @@ def test_what_init_writes_of_a_column_with_an_unusual_name_reaches_the_regions(m
 
 def test_the_report_draws_how_finetuning_went_and_shows_the_papers_figures(tmp_path: Path) -> None:
     shutil.copytree(finished_run(), tmp_path / "run")
-    rows = [{"step": step, "validation": 0.3 - step / 100, "js <30, M": 0.2, "js average": 0.2} for step in (0, 5, 10)]
-    model = tmp_path / "run" / json.loads((tmp_path / "run" / "run.json").read_text())["regions"]["hot16"]["model"]
+    rows = [
+        {"step": step, "validation": 0.3 - step / 100, "js <30, M": 0.2, "js average": 0.2}
+        for step in (0, 5, 10)
+    ]
+    model = (
+        tmp_path
+        / "run"
+        / json.loads((tmp_path / "run" / "run.json").read_text())["regions"]["hot16"]["model"]
+    )
     (model / "curve.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = write_report(tmp_path / "run", tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Finetuning hot16: regional loss" in page and "Finetuning hot16: JSD of each group" in page
+    assert (
+        "Finetuning hot16: regional loss" in page and "Finetuning hot16: JSD of each group" in page
+    )
     assert "What samples give away" in page and "Home and work of one" in page
-    assert "proprietary panel" in page and "<td>California</td><td>messy</td><td>atlas-tv</td>" in page
+    assert (
+        "proprietary panel" in page and "<td>California</td><td>messy</td><td>atlas-tv</td>" in page
+    )
     plain = (finished_run() / "report.html").read_text(encoding="utf-8")
     assert "Finetuning" not in plain

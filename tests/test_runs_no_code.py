@@ -40,10 +40,24 @@ CALLS = {
         "torch.jit.load",
         "pd.read_pickle",
     ),
-    *("pandas.read_pickle", "yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "torch.hub.load"),
+    *(
+        "pandas.read_pickle",
+        "yaml.load",
+        "yaml.load_all",
+        "yaml.unsafe_load",
+        "yaml.full_load",
+        "torch.hub.load",
+    ),
     *("os.startfile", "jinja2.Template", "Template", "from_string", "importlib.reload"),
 }
-PREFIXES = ("os.exec", "os.spawn", "os.posix_spawn", "pickle.", "subprocess.", "asyncio.create_subprocess")
+PREFIXES = (
+    "os.exec",
+    "os.spawn",
+    "os.posix_spawn",
+    "pickle.",
+    "subprocess.",
+    "asyncio.create_subprocess",
+)
 IMPORTS = ("import_module", "importlib.import_module", "spec_from_file_location")
 # Who may import by a name that is no constant: names of ours, and code that the user asks for by an option of its own.
 MAY_IMPORT = {"__init__.py", "generators/base.py", "generators/external/code.py"}
@@ -57,13 +71,22 @@ def faults(text: str, where: str) -> Iterator[str]:
     """What a source must not have, with its line."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            names = (
+                [each.name for each in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+            )
             allowed = {"subprocess": MAY_START, "ctypes": MAY_TELL}
             barred = MODULES - {module for module, who in allowed.items() if where in who}
-            yield from (f"{where}:{node.lineno} imports {n}" for n in names if n.split(".")[0] in barred)
+            yield from (
+                f"{where}:{node.lineno} imports {n}" for n in names if n.split(".")[0] in barred
+            )
         if not isinstance(node, ast.Call):
             continue
-        name, options = ast.unparse(node.func), {each.arg: ast.unparse(each.value) for each in node.keywords}
+        name, options = (
+            ast.unparse(node.func),
+            {each.arg: ast.unparse(each.value) for each in node.keywords},
+        )
         if name == "subprocess.run" and where in MAY_START and "shell" not in options:
             continue
         if name.startswith("ctypes.") and not ast.unparse(node).startswith("ctypes.CDLL(None)"):
@@ -78,12 +101,18 @@ def faults(text: str, where: str) -> Iterator[str]:
             or options.get("trust_remote_code") == "True"
         ):
             yield f"{where}:{node.lineno} allows {options}"
-        if name in IMPORTS and where not in MAY_IMPORT and not isinstance(node.args[0], ast.Constant):
+        if (
+            name in IMPORTS
+            and where not in MAY_IMPORT
+            and not isinstance(node.args[0], ast.Constant)
+        ):
             yield f"{where}:{node.lineno} imports by a name that it was given"
 
 
 def test_no_source_unpickles_evaluates_or_shells_out() -> None:
-    sources = {path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")}
+    sources = {
+        path.relative_to(SOURCE).as_posix(): path.read_text() for path in SOURCE.rglob("*.py")
+    }
     assert len(sources) > 90
     assert [fault for where, text in sources.items() for fault in faults(text, where)] == []
 
@@ -115,4 +144,6 @@ def test_each_way_to_run_code_would_be_seen(text: str) -> None:
 
 def test_who_may_tell_the_c_library_something_loads_no_other() -> None:
     assert list(faults("import ctypes\nctypes.CDLL(None).mallopt(1, 2)", "resources.py")) == []
-    assert list(faults("ctypes.CDLL('theirs.so')", "resources.py")) and list(faults("import pickle", "resources.py"))
+    assert list(faults("ctypes.CDLL('theirs.so')", "resources.py")) and list(
+        faults("import pickle", "resources.py")
+    )

@@ -19,16 +19,26 @@ from mobatlas.groups import DEFAULT_GROUPS
 from tests.written import table_of
 from tests.yardsticks import PARK, SHOP, TOWN, walks
 
-trips = st.lists(st.lists(st.sampled_from([HOME, OTHER, PARK, SHOP]), min_size=1, max_size=5), min_size=1, max_size=6)
+trips = st.lists(
+    st.lists(st.sampled_from([HOME, OTHER, PARK, SHOP]), min_size=1, max_size=5),
+    min_size=1,
+    max_size=6,
+)
 
 
 @settings(max_examples=40)
 @given(trips, st.randoms(use_true_random=False), st.booleans(), st.booleans())
 def test_a_file_is_read_whatever_its_rows_are_called_and_however_they_lie(
-    tmp_path_factory: pytest.TempPathFactory, walked: list[list[int]], shuffle: Any, positions: bool, words: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    walked: list[list[int]],
+    shuffle: Any,
+    positions: bool,
+    words: bool,
 ) -> None:
     made, path = walks(*walked), tmp_path_factory.getbasetemp() / "read.parquet"
-    table = table_of(made, TOWN.vocabulary.table["poi_id"].combine_chunks(), ["30-40,F"] * len(made))
+    table = table_of(
+        made, TOWN.vocabulary.table["poi_id"].combine_chunks(), ["30-40,F"] * len(made)
+    )
     order = list(range(table.num_rows))
     if positions:
         shuffle.shuffle(order)
@@ -41,7 +51,9 @@ def test_a_file_is_read_whatever_its_rows_are_called_and_however_they_lie(
         table = table.set_column(0, "trajectory", names.dictionary_encode())
     pq.write_table(table, path, row_group_size=3)
     read = read_samples(path, TOWN.vocabulary, DEFAULT_GROUPS)
-    seen = list(dict.fromkeys(made.owner[order].tolist()))  # trajectories are numbered as they appear
+    seen = list(
+        dict.fromkeys(made.owner[order].tolist())
+    )  # trajectories are numbered as they appear
     expected = made.take(np.array(seen))
     assert read.trajectories.tokens.tolist() == expected.tokens.tolist()
     assert read.trajectories.offsets.tolist() == expected.offsets.tolist()
@@ -61,7 +73,9 @@ def test_the_least_a_file_must_hold_is_trajectories_and_places(tmp_path: Path) -
     ]
 
 
-def test_places_outside_the_vocabulary_are_other_and_a_run_of_them_one_visit(tmp_path: Path) -> None:
+def test_places_outside_the_vocabulary_are_other_and_a_run_of_them_one_visit(
+    tmp_path: Path,
+) -> None:
     places = ["Oz", "park", "Oz", "Utopia", "OTHER", "park", "OTHER", "OTHER", "<pad>", "Thule"]
     rows = {"trajectory": [1] + [0] * 8 + [2], "poi_id": places}
     pq.write_table(pa.table(rows), tmp_path / "far.parquet")
@@ -87,25 +101,39 @@ def timed(path: Path, **columns: Any) -> Path:
     return path
 
 
-def test_times_are_seconds_of_the_week_and_a_run_of_places_outside_is_one_stay(tmp_path: Path) -> None:
+def test_times_are_seconds_of_the_week_and_a_run_of_places_outside_is_one_stay(
+    tmp_path: Path,
+) -> None:
     columns = {"arrival": moments(8, 10, 12.5, 23), "departure": moments(9, 12, 13, 25)}
     read = read_samples(timed(tmp_path / "a.parquet", **columns), TOWN.vocabulary).trajectories
     thursday = 3 * 86_400
     assert read.arrivals is not None and read.stays is not None
     assert read.arrivals.tolist() == [thursday + 3600 * hour for hour in (8, 10, 23)]
-    assert read.stays.tolist() == [3600, 3 * 3600, 2 * 3600], "until the last of those places is left"
+    assert read.stays.tolist() == [3600, 3 * 3600, 2 * 3600], (
+        "until the last of those places is left"
+    )
 
 
 @pytest.mark.parametrize(
     ("arrival", "departure", "sentence"),
     [
-        (moments(8, 7, 12, 23), moments(9, 12, 13, 25), "trajectory 4 arrives at a visit before the one before it"),
-        (moments(8, 10, 12, 23), moments(9, 12, 13, 22), "trajectory 8 leaves a visit before it arrives"),
+        (
+            moments(8, 7, 12, 23),
+            moments(9, 12, 13, 25),
+            "trajectory 4 arrives at a visit before the one before it",
+        ),
+        (
+            moments(8, 10, 12, 23),
+            moments(9, 12, 13, 22),
+            "trajectory 8 leaves a visit before it arrives",
+        ),
         (moments(8, 10, 12, 23), ["late"] * 4, "column 'departure' cannot be read"),
         ([True] * 4, moments(9, 12, 13, 25), "column 'arrival' cannot be read"),
     ],
 )
-def test_times_that_cannot_be_are_refused(tmp_path: Path, arrival: Any, departure: Any, sentence: str) -> None:
+def test_times_that_cannot_be_are_refused(
+    tmp_path: Path, arrival: Any, departure: Any, sentence: str
+) -> None:
     path = timed(tmp_path / "a.parquet", arrival=arrival, departure=departure)
     with pytest.raises(MobatlasError, match=f"^{re.escape(str(path))}: {sentence}"):
         read_samples(path, TOWN.vocabulary)
@@ -113,11 +141,17 @@ def test_times_that_cannot_be_are_refused(tmp_path: Path, arrival: Any, departur
 
 @pytest.mark.parametrize(
     "columns",
-    [{"arrival": moments(8, 10, 12, 23)}, {"arrival": moments(8, 10, 12, 23), "departure": [None, *moments(1, 2, 3)]}],
+    [
+        {"arrival": moments(8, 10, 12, 23)},
+        {"arrival": moments(8, 10, 12, 23), "departure": [None, *moments(1, 2, 3)]},
+    ],
 )
-def test_times_of_some_visits_alone_are_left_out_and_it_says_so(tmp_path: Path, columns: dict[str, Any]) -> None:
+def test_times_of_some_visits_alone_are_left_out_and_it_says_so(
+    tmp_path: Path, columns: dict[str, Any]
+) -> None:
     read = read_samples(timed(tmp_path / "a.parquet", **columns), TOWN.vocabulary)
     assert read.trajectories.arrivals is None and read.trajectories.stays is None
     assert any(
-        "not every visit has 'arrival' and 'departure', so times are not compared" in each for each in read.warnings
+        "not every visit has 'arrival' and 'departure', so times are not compared" in each
+        for each in read.warnings
     )

@@ -20,7 +20,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mobatlas import MobatlasError, TrajectoryDataset, build_regions, generate, load_model, supervise
+from mobatlas import (
+    MobatlasError,
+    TrajectoryDataset,
+    build_regions,
+    generate,
+    load_model,
+    supervise,
+)
 from mobatlas.data.schema import ANCHORS
 from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import METADATA
@@ -50,7 +57,10 @@ class World:
         out = self.root / family
         if not out.exists():
             steps = {"steps": 2, "batch": 16, "warmup": 1}
-            brief = {name: OPTIONS[family].get(name, {}) | steps for name in ("training", "autoencoder", "denoiser")}
+            brief = {
+                name: OPTIONS[family].get(name, {}) | steps
+                for name in ("training", "autoencoder", "denoiser")
+            }
             options = {name: value for name, value in brief.items() if name in OPTIONS[family]}
             generator = fitted(family, self.dataset, **options)
             with new_folder(out, "model") as folder:
@@ -62,8 +72,12 @@ class World:
     def supervised(self, strategy: str, family: str = "autoregressive") -> Path:
         out = self.root / f"{family}-{strategy}"
         if not out.exists():
-            values = CALIBRATION | ({"teaching": {"steps": 2, "warmup": 1}} if strategy == "tilt" else {})
-            supervise(self.model(family), out, self.regions, strategy=strategy, values=values, quiet=True)
+            values = CALIBRATION | (
+                {"teaching": {"steps": 2, "warmup": 1}} if strategy == "tilt" else {}
+            )
+            supervise(
+                self.model(family), out, self.regions, strategy=strategy, values=values, quiet=True
+            )
         return out
 
 
@@ -86,7 +100,9 @@ def union(model: Path, folder: Path, shards: int, **options: Any) -> pa.Table:
     """Each shard by itself, one behind the other."""
     for number in range(1, shards + 1):
         generate(model, folder / f"{number}", shard=f"{number}/{shards}", **options)
-    return pa.concat_tables([pq.read_table(folder / f"{number}") for number in range(1, shards + 1)])
+    return pa.concat_tables(
+        [pq.read_table(folder / f"{number}") for number in range(1, shards + 1)]
+    )
 
 
 def check_shards(model: Path, folder: Path, shards: int = 2, **options: Any) -> pa.Table:
@@ -94,7 +110,10 @@ def check_shards(model: Path, folder: Path, shards: int = 2, **options: Any) -> 
     whole = pq.read_table(folder / "whole")
     made = union(model, folder, shards, **options)
     assert made.schema.equals(whole.schema) and made.equals(whole)
-    parts = [len(pq.read_table(folder / f"{number}")["trajectory"].unique()) for number in range(1, shards + 1)]
+    parts = [
+        len(pq.read_table(folder / f"{number}")["trajectory"].unique())
+        for number in range(1, shards + 1)
+    ]
     assert sum(parts) == len(whole["trajectory"].unique()) and sum(part > 0 for part in parts) > 1
     return whole
 
@@ -119,7 +138,9 @@ def test_shards_of_a_region_of_a_table_and_of_coarse_homes_are_the_whole(
         check_shards(model, tmp_path / name, seed=1, **options)
 
 
-@pytest.mark.parametrize(("strategy", "family"), [("tilt", "autoregressive"), ("resample", "external")])
+@pytest.mark.parametrize(
+    ("strategy", "family"), [("tilt", "autoregressive"), ("resample", "external")]
+)
 def test_shards_of_calibrated_samples_are_the_whole(
     world: World, homes: Path, tmp_path: Path, strategy: str, family: str
 ) -> None:
@@ -134,14 +155,18 @@ def test_shards_of_calibrated_samples_are_the_whole(
         check_shards(model, tmp_path / name, calibrate=True, seed=2, **options)
 
 
-def test_pieces_of_calibrated_samples_have_candidates_of_their_own(world: World, tmp_path: Path) -> None:
+def test_pieces_of_calibrated_samples_have_candidates_of_their_own(
+    world: World, tmp_path: Path
+) -> None:
     options: dict[str, Any] = {"group": GROUP, "calibrate": True, "seed": 5}
     model = world.supervised("tilt")
     generate(model, tmp_path / "many", 2 * PIECE, **options)
     made = generate(model, tmp_path / "few", 100, **options)
     assert made.acceptance_rate is not None and 0 < made.acceptance_rate <= 1
     many, few = (pd.read_parquet(tmp_path / name) for name in ("many", "few"))
-    pd.testing.assert_frame_equal(few, many[: len(few)])  # how many are asked for changes none of them
+    pd.testing.assert_frame_equal(
+        few, many[: len(few)]
+    )  # how many are asked for changes none of them
     first, second = (many[many.trajectory // PIECE == piece].poi_id.tolist() for piece in (0, 1))
     assert first != second
 
@@ -159,7 +184,11 @@ def test_shards_lie_end_to_end_and_are_alike_to_within_a_unit(n: int, unit: int,
 def test_a_shard_says_which_it_is_and_may_be_empty(world: World, tmp_path: Path) -> None:
     model = world.model("point-process")
     made = [generate(model, tmp_path / f"{k}", 10, shard=f"{k}/3") for k in (1, 2, 3)]
-    assert [each.n for each in made] == [0, 0, 10] and [each.shard for each in made] == ["1/3", "2/3", "3/3"]
+    assert [each.n for each in made] == [0, 0, 10] and [each.shard for each in made] == [
+        "1/3",
+        "2/3",
+        "3/3",
+    ]
     facts = [json.loads(pq.read_schema(each.path).metadata[METADATA]) for each in made]
     assert [(each["shard"], each["n"]) for each in facts] == [("1/3", 10), ("2/3", 10), ("3/3", 10)]
     empty, full = (pq.read_schema(tmp_path / name) for name in ("1", "3"))
@@ -176,10 +205,19 @@ def test_duckdb_puts_the_parts_together(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", ["0/4", "5/4", "x", "1/0", "-1/4", "1.5/4", "3", "1/4/2", " 1/4", "²/4", "1/" + 5_000 * "9"]
+    "told",
+    ["0/4", "5/4", "x", "1/0", "-1/4", "1.5/4", "3", "1/4/2", " 1/4", "²/4", "1/" + 5_000 * "9"],
 )
 def test_a_shard_that_is_none_is_refused(world: World, tmp_path: Path, told: str) -> None:
-    command = ("generate", world.model("external"), "--n", 10, "--out", tmp_path / "a", f"--shard={told}")
+    command = (
+        "generate",
+        world.model("external"),
+        "--n",
+        10,
+        "--out",
+        tmp_path / "a",
+        f"--shard={told}",
+    )
     assert f"--shard {told}: give I/K, the I-th of K pieces" in refused(*command)
     assert not list(tmp_path.iterdir())
 
@@ -195,7 +233,11 @@ def orphans() -> Iterator[None]:
 
 
 PROCESSES = [
-    pytest.param("autoregressive-tilt", {"n": PIECE + 300, "group": GROUP, "calibrate": True}, id="calibrated"),
+    pytest.param(
+        "autoregressive-tilt",
+        {"n": PIECE + 300, "group": GROUP, "calibrate": True},
+        id="calibrated",
+    ),
     pytest.param("latent-diffusion", {"n": 1_200, "chunk": 1}, marks=pytest.mark.slow, id="plain"),
 ]
 
@@ -211,16 +253,28 @@ def test_two_processes_write_the_bytes_of_one(
     assert (one.n, one.tokens, one.calibration) == (two.n, two.tokens, two.calibration)
 
 
-def test_a_process_that_dies_is_one_sentence_and_nothing_is_left(world: World, tmp_path: Path, orphans: None) -> None:
+def test_a_process_that_dies_is_one_sentence_and_nothing_is_left(
+    world: World, tmp_path: Path, orphans: None
+) -> None:
     class Killing:
         def step(self, done: float, note: str = "") -> None:
-            victim = sorted(multiprocessing.active_children(), key=lambda process: process.pid or 0)[1]
+            victim = sorted(
+                multiprocessing.active_children(), key=lambda process: process.pid or 0
+            )[1]
             os.kill(victim.pid or 0, signal.SIGKILL)
 
     with pytest.raises(
-        MobatlasError, match=r"^process 2 of 2 died \(exit code -9\) and nothing was left half-written; .*"
+        MobatlasError,
+        match=r"^process 2 of 2 died \(exit code -9\) and nothing was left half-written; .*",
     ):
-        generate(world.model("external"), tmp_path / "a" / "out", 10_000, devices=2, chunk=1, tracker=Killing())
+        generate(
+            world.model("external"),
+            tmp_path / "a" / "out",
+            10_000,
+            devices=2,
+            chunk=1,
+            tracker=Killing(),
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -240,24 +294,53 @@ def test_what_goes_wrong_in_a_process_is_said_as_if_in_one(
 def test_ctrl_c_ends_all_processes_with_one_sentence(world: World, tmp_path: Path) -> None:
     out = tmp_path / "out.parquet"
     process = start_cold(
-        "generate", world.model("external"), "--n", 10**9, "--devices", 2, "--accelerator", "cpu", "--out", out
+        "generate",
+        world.model("external"),
+        "--n",
+        10**9,
+        "--devices",
+        2,
+        "--accelerator",
+        "cpu",
+        "--out",
+        out,
     )
     partial = tmp_path / ".out.parquet.partial"
     wait_until(lambda: partial.exists() and partial.stat().st_size > 1_000, "rows from both")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all
     stopped = finish_cold(process)
-    assert stopped.code == 130 and stopped.said == "mobatlas: stopped; nothing was left half-written"
+    assert (
+        stopped.code == 130 and stopped.said == "mobatlas: stopped; nothing was left half-written"
+    )
     assert "Traceback" not in stopped.err and names(tmp_path) == []
 
 
 @pytest.mark.parametrize("devices", [0, -1])
 def test_no_process_at_all_is_refused(world: World, tmp_path: Path, devices: int) -> None:
-    command = ("generate", world.model("external"), "--n", 10, "--out", tmp_path / "a", f"--devices={devices}")
+    command = (
+        "generate",
+        world.model("external"),
+        "--n",
+        10,
+        "--out",
+        tmp_path / "a",
+        f"--devices={devices}",
+    )
     assert f"--devices {devices}" in refused(*command)
     assert not list(tmp_path.iterdir())
 
 
 def test_json_says_shard_and_devices(world: World, tmp_path: Path) -> None:
-    done = run("generate", world.model("external"), "--n", 100, "--shard", "2/2", "--out", tmp_path / "a", "--json")
+    done = run(
+        "generate",
+        world.model("external"),
+        "--n",
+        100,
+        "--shard",
+        "2/2",
+        "--out",
+        tmp_path / "a",
+        "--json",
+    )
     found = json.loads(done.out)
     assert (found["shard"], found["devices"], found["n"]) == ("2/2", 1, 64 - 28)

@@ -30,7 +30,10 @@ def write_parts(folder: Path, users: int, seed: int) -> int:
     (folder / "visits.parquet").unlink()
     (folder / "visits.parquet").mkdir()
     for part in range(PARTS):
-        pq.write_table(whole.take(pa.array(range(part, visits, PARTS))), folder / "visits.parquet" / f"{part}.parquet")
+        pq.write_table(
+            whole.take(pa.array(range(part, visits, PARTS))),
+            folder / "visits.parquet" / f"{part}.parquet",
+        )
     return visits
 
 
@@ -42,7 +45,9 @@ def prepare_both(folder: Path, session: Any, monkeypatch: pytest.MonkeyPatch) ->
         def _write(self, expression: ibis.ir.Table, name: str) -> Path:
             path = super()._write(expression, name)
             if name == "sorted":
-                parts.append(sum(pq.read_metadata(part).num_rows > 0 for part in path.glob("part-*.parquet")))
+                parts.append(
+                    sum(pq.read_metadata(part).num_rows > 0 for part in path.glob("part-*.parquet"))
+                )
             return path
 
     monkeypatch.setattr(engine, "SparkEngine", Watched)
@@ -96,7 +101,9 @@ def test_workers_that_keep_rows_to_themselves_are_noticed(
     rows = running._backend.sql("SELECT id FROM range(0, 100, 1, 4)")
     empty = running.stage(rows.filter(rows.id < 0), "empty")
     assert running.collect(empty).num_rows == 0
-    assert running.collect(running.stage(rows, "rows").aggregate(n=lambda t: t.id.sum())).to_pylist() == [{"n": 4950}]
+    assert running.collect(
+        running.stage(rows, "rows").aggregate(n=lambda t: t.id.sum())
+    ).to_pylist() == [{"n": 4950}]
 
     original = spark.write
 
@@ -122,7 +129,10 @@ def test_workers_that_keep_rows_to_themselves_are_noticed(
     ("raised", "sentence"),
     [
         (ConnectionRefusedError(), "Spark's Java process ended"),
-        (EOFError("java.lang.OutOfMemoryError: Java heap space"), "Spark ran out of memory; raise memory_limit"),
+        (
+            EOFError("java.lang.OutOfMemoryError: Java heap space"),
+            "Spark ran out of memory; raise memory_limit",
+        ),
     ],
 )
 def test_an_error_of_spark_is_a_sentence(tmp_path: Path, raised: Exception, sentence: str) -> None:
@@ -132,7 +142,8 @@ def test_an_error_of_spark_is_a_sentence(tmp_path: Path, raised: Exception, sent
 
 
 @pytest.mark.parametrize(
-    ("limit", "heap"), [("2GB", "1907m"), ("1.5 gb", "1430m"), ("512MiB", "512m"), ("4GiB", "4096m")]
+    ("limit", "heap"),
+    [("2GB", "1907m"), ("1.5 gb", "1430m"), ("512MiB", "512m"), ("4GiB", "4096m")],
 )
 def test_a_local_session_has_the_memory_limit_as_its_heap(limit: str, heap: str) -> None:
     assert spark.heap(limit) == heap
@@ -147,9 +158,24 @@ def test_a_memory_limit_that_is_none() -> None:
 def test_without_java_there_is_a_sentence(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
     write_parts(tmp_path / "city", users=3, seed=0)
-    command = [sys.executable, "-m", "mobatlas", "prepare", "city", "--out", "dataset", "--engine", "spark", "--quiet"]
+    command = [
+        sys.executable,
+        "-m",
+        "mobatlas",
+        "prepare",
+        "city",
+        "--out",
+        "dataset",
+        "--engine",
+        "spark",
+        "--quiet",
+    ]
     found = subprocess.run(
-        command, cwd=tmp_path, env={"PATH": "/bin:/usr/sbin", "JAVA_HOME": "/nowhere"}, capture_output=True, text=True
+        command,
+        cwd=tmp_path,
+        env={"PATH": "/bin:/usr/sbin", "JAVA_HOME": "/nowhere"},
+        capture_output=True,
+        text=True,
     )
     assert found.returncode == 2
     assert found.stderr.splitlines()[-1] == (
@@ -157,7 +183,9 @@ def test_without_java_there_is_a_sentence(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("place", ["hdfs://cluster/visits", "s3a:/bucket/visits.parquet", "file:///visits"])
+@pytest.mark.parametrize(
+    "place", ["hdfs://cluster/visits", "s3a:/bucket/visits.parquet", "file:///visits"]
+)
 def test_an_address_is_refused(tmp_path: Path, place: str) -> None:
     with pytest.raises(MobatlasError, match="is an address, not a path; mount that storage"):
         prepare(place, tmp_path / "dataset", engine="spark")

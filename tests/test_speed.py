@@ -15,7 +15,9 @@ from mobatlas.training.resources import keep_memory
 from tests.tiny import OPTIONS
 
 
-def test_speed_is_a_ratio_measured_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_is_a_ratio_measured_in_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiny = speed.Profile(20_000, OPTIONS["latent-diffusion"], 32, 32)
     monkeypatch.setitem(speed.PROFILES, "quick", tiny)
     result = speed.run(tmp_path / "speed", "quick", seed=1)
@@ -24,26 +26,39 @@ def test_speed_is_a_ratio_measured_in_one_run(tmp_path: Path, monkeypatch: pytes
     for row in (sampled, trained):
         assert row["ratio"] == pytest.approx(row["seconds"] / row["reference_seconds"])
         assert 0 < row["share_of_matmul_peak"] < 1.5
-    assert kept["ratio"] == kept["seconds"] / kept["reference_seconds"] and kept["kept"] == keep_memory()
+    assert (
+        kept["ratio"] == kept["seconds"] / kept["reference_seconds"]
+        and kept["kept"] == keep_memory()
+    )
     assert sampled["speedup"] == pytest.approx(1 / sampled["ratio"])
     assert set(sampled["jsd"]) == set(sampled["reference_jsd"]) == set(sampled["floor_jsd"])
     assert sampled["jsd_samples"] == 32
     assert simulated["visits_per_second"] == round(
         int(simulated["size"].split()[0].replace(",", "")) / simulated["seconds"]
     )
-    assert evaluated["size"] == "100,000 trajectories, 8 groups" and evaluated["test_trajectories"] > 8
+    assert (
+        evaluated["size"] == "100,000 trajectories, 8 groups" and evaluated["test_trajectories"] > 8
+    )
     assert prepared["ratio"] == prepared["seconds"] / prepared["reference_seconds"]
     assert 0.05 < prepared["peak_gb"] < 3
-    assert sorted(path.name for path in (tmp_path / "speed").iterdir()) == ["manifest.json", "speed.json"]
+    assert sorted(path.name for path in (tmp_path / "speed").iterdir()) == [
+        "manifest.json",
+        "speed.json",
+    ]
 
 
-def test_a_profile_of_growth_is_kept_and_printed_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profile_of_growth_is_kept_and_printed_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(many_regions, "POIS", 300)
     monkeypatch.setattr(many_regions, "rows", partial(many_regions.rows, sizes=((60, 4),)))
     result = speed.run(tmp_path / "speed", "regions", seed=1)
     assert json.loads((tmp_path / "speed" / "speed.json").read_text()) == result
     assert result["command"] == "mobatlas benchmark speed --profile regions --seed 1 --out speed"
-    assert all(row["size"].startswith("60 regions, 4 groups") and row["peak_gb"] > 0 for row in result["rows"])
+    assert all(
+        row["size"].startswith("60 regions, 4 groups") and row["peak_gb"] > 0
+        for row in result["rows"]
+    )
     page = io.StringIO()
     Console(width=160, file=page).print(speed_table(result))
     assert all(row["what"] in page.getvalue() for row in result["rows"])

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mobatlas.data.readers.stays import Floats, cluster_places, detect_stays, metres_between, place_centres
+from mobatlas.data.readers.stays import (
+    Floats,
+    cluster_places,
+    detect_stays,
+    metres_between,
+    place_centres,
+)
 
 METRE = 1 / 111_195.08  # degrees of longitude on the equator
 MINUTE = 60.0
@@ -20,9 +26,13 @@ def track(*points: tuple[float, float]) -> tuple[Floats, Floats, Floats]:
     return np.zeros(len(east)), east * METRE, minutes * MINUTE
 
 
-def found(points: Sequence[tuple[float, float]], gap_minutes: float = math.inf) -> list[tuple[float, float, float]]:
+def found(
+    points: Sequence[tuple[float, float]], gap_minutes: float = math.inf
+) -> list[tuple[float, float, float]]:
     """(arrival minute, departure minute, metres east) of stays of 20 minutes within 200 m."""
-    stays = detect_stays(*track(*points), metres=200, seconds_min=20 * MINUTE, gap_max=gap_minutes * MINUTE)
+    stays = detect_stays(
+        *track(*points), metres=200, seconds_min=20 * MINUTE, gap_max=gap_minutes * MINUTE
+    )
     rows = zip(stays.arrival / MINUTE, stays.departure / MINUTE, stays.lon / METRE, strict=True)
     return [(float(a), float(d), round(float(x), 3)) for a, d, x in rows]
 
@@ -93,7 +103,9 @@ steps = st.lists(st.tuples(st.integers(0, 40), st.integers(-150, 150)), max_size
 
 @given(steps=steps, gap=st.sampled_from([15 * MINUTE, 30 * MINUTE, math.inf]))
 @settings(deadline=None)
-def test_the_fast_search_finds_what_the_plain_search_finds(steps: list[tuple[int, int]], gap: float) -> None:
+def test_the_fast_search_finds_what_the_plain_search_finds(
+    steps: list[tuple[int, int]], gap: float
+) -> None:
     moves = np.cumsum(np.array(steps, dtype=np.float64).reshape(-1, 2), axis=0)
     lat, lon, seconds = track(*map(tuple, moves.tolist()))
     stays = detect_stays(lat, lon, seconds, 200, 1_200, gap)

@@ -21,8 +21,8 @@ from mobatlas import (
     load_sampler,
 )
 from mobatlas.data.schema import ANCHORS
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.evaluation.score_models import FLOOR, score_groups
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
 from mobatlas.pipeline.train import train
@@ -49,7 +49,9 @@ def supervision(model: Path) -> dict[str, Any]:
 def bytes_of(model: Path) -> dict[str, bytes]:
     """Everything that must not differ between two models."""
     own = (MANIFEST, "metrics.jsonl")
-    return {path.name: path.read_bytes() for path in sorted(model.iterdir()) if path.name not in own}
+    return {
+        path.name: path.read_bytes() for path in sorted(model.iterdir()) if path.name not in own
+    }
 
 
 def firsts(path: Path) -> pd.DataFrame:
@@ -83,45 +85,78 @@ def test_the_command_says_what_it_chose_and_why(world: World, tmp_path: Path) ->
     done = run("supervise", world.model, world.groups, *SMALL, "--out", tmp_path / "new", "--quiet")
     assert done.code == 0, done.err
     assert "supervised by tilt (unlike finetune it need not simulate" in " ".join(done.out.split())
-    again = run("supervise", world.model, world.groups, *SMALL, "--out", tmp_path / "new", "--resume", "--json")
+    again = run(
+        "supervise",
+        world.model,
+        world.groups,
+        *SMALL,
+        "--out",
+        tmp_path / "new",
+        "--resume",
+        "--json",
+    )
     report = json.loads(again.out)
     assert report == read_manifest(tmp_path / "new", "model").details["report"]
     assert report["tilt"]["groups"][GROUP]["effective_sample_size"] > 1
     assert report["calibration"]["groups"][GROUP]["population"]["before"]["js"] >= 0
-    other = refused("supervise", world.model, world.districts, *SMALL, "--out", tmp_path / "new", "--resume")
+    other = refused(
+        "supervise", world.model, world.districts, *SMALL, "--out", tmp_path / "new", "--resume"
+    )
     assert "another configuration" in other
     assert bytes_of(tmp_path / "new") == bytes_of(world.supervised("tilt")), (
         "auto is tilt, and the same seed the same bytes"
     )
 
 
-def test_a_run_file_says_how_to_supervise_and_options_go_over_it(world: World, tmp_path: Path) -> None:
+def test_a_run_file_says_how_to_supervise_and_options_go_over_it(
+    world: World, tmp_path: Path
+) -> None:
     options = "{calibration: {pool: 64, candidates: 2}, teaching: {steps: 3}}"
     path = tmp_path / "run.yaml"
     path.write_text(f"seed: 4\nsupervise:\n  strategy: tilt\n  options: {options}\n")
     done = run(
-        "supervise", world.model, world.groups, "--config", path, "--set", "tilt.unit=person", "--out", tmp_path / "m"
+        "supervise",
+        world.model,
+        world.groups,
+        "--config",
+        path,
+        "--set",
+        "tilt.unit=person",
+        "--out",
+        tmp_path / "m",
     )
     assert done.code == 0, done.err
     manifest = read_manifest(tmp_path / "m", "model")
-    assert (manifest.seed, manifest.config["strategy"], manifest.config["teaching"]["steps"]) == (4, "tilt", 3)
+    assert (manifest.seed, manifest.config["strategy"], manifest.config["teaching"]["steps"]) == (
+        4,
+        "tilt",
+        3,
+    )
     assert manifest.config["supervise"]["calibration"]["pool"] == 64
     assert manifest.config["supervise"]["tilt"]["unit"] == "person"
     path.write_text("supervise:\n  stratgy: tilt\n")
-    assert "strategy" in refused("supervise", world.model, world.groups, "--config", path, "--out", tmp_path / "n")
+    assert "strategy" in refused(
+        "supervise", world.model, world.groups, "--config", path, "--out", tmp_path / "n"
+    )
 
 
-def test_a_model_keeps_recovered_means_and_anchors_of_training_people_and_nobodys_name(world: World) -> None:
+def test_a_model_keeps_recovered_means_and_anchors_of_training_people_and_nobodys_name(
+    world: World,
+) -> None:
     model, dataset = world.supervised("tilt"), world.dataset
     means = pd.read_parquet(model / "group_means.parquet")
     assert list(means) == ["group", "feature", "mean", "sd", "covariance", "population", "tilt"]
     assert means.drop(columns="sd").notna().all().all() and dataset.groups is not None
-    told = ~means["feature"].str.startswith("visits:")  # which is not recovered from regions, and has no error bar
+    told = ~means["feature"].str.startswith(
+        "visits:"
+    )  # which is not recovered from regions, and has no error bar
     assert (means["sd"][told] >= 0).all() and means["sd"][~told].isna().all() and (~told).any()
     assert tuple(means["group"].unique()) == dataset.groups.names
     for _, rows in means[told].groupby("feature"):
         covariance = np.stack(rows["covariance"].to_list())  # (groups, groups)
-        assert np.allclose(covariance, covariance.T) and np.linalg.eigvalsh(covariance).min() > -1e-9
+        assert (
+            np.allclose(covariance, covariance.T) and np.linalg.eigvalsh(covariance).min() > -1e-9
+        )
         assert np.allclose(np.sqrt(np.diag(covariance)), rows["sd"])
     anchors = pq.read_table(model / "anchors.parquet")
     assert anchors.column_names == ["region", *ANCHORS]
@@ -130,7 +165,12 @@ def test_a_model_keeps_recovered_means_and_anchors_of_training_people_and_nobody
     kept = np.stack([anchors[name].to_numpy() for name in ANCHORS], axis=1)
     real = dataset.anchors[train_people]
     assert np.array_equal(kept[np.lexsort(kept.T)], real[np.lexsort(real.T)])
-    assert pq.read_table(model / "composition.parquet").column_names == ["region", "group", "share", "believed"]
+    assert pq.read_table(model / "composition.parquet").column_names == [
+        "region",
+        "group",
+        "share",
+        "believed",
+    ]
     said = supervision(model)
     assert set(said["effective_sample_size"]) == set(said["dual_gap"]) == set(dataset.groups.names)
     users = set(dataset.people["user_id"].to_pylist())
@@ -142,31 +182,66 @@ def test_a_supervised_model_needs_its_dataset_no_more(world: World, tmp_path: Pa
     model, here, there = world.supervised("tilt"), world.dataset.path, world.root / "elsewhere"
     here.rename(there)
     try:
-        assert run("generate", model, "--n", 5, "--group", GROUP, "--calibrate", "--out", tmp_path / "a").code == 0
+        assert (
+            run(
+                "generate",
+                model,
+                "--n",
+                5,
+                "--group",
+                GROUP,
+                "--calibrate",
+                "--out",
+                tmp_path / "a",
+            ).code
+            == 0
+        )
     finally:
         there.rename(here)
 
 
-def test_finetuning_leaves_its_learning_curve_and_goes_on_from_a_tilted_model(world: World, tmp_path: Path) -> None:
-    curve = [json.loads(line) for line in (world.supervised("finetune") / "curve.jsonl").read_text().splitlines()]
+def test_finetuning_leaves_its_learning_curve_and_goes_on_from_a_tilted_model(
+    world: World, tmp_path: Path
+) -> None:
+    curve = [
+        json.loads(line)
+        for line in (world.supervised("finetune") / "curve.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in curve] == [0, 2, 4][: len(curve)] and len(curve) >= 2
     assert world.dataset.groups is not None
     for row in curve:
         groups = [row[f"js {name}"] for name in world.dataset.groups.names]
-        assert all(0 <= each <= 1 for each in groups) and row["js average"] == pytest.approx(np.mean(groups))
+        assert all(0 <= each <= 1 for each in groups) and row["js average"] == pytest.approx(
+            np.mean(groups)
+        )
     tilted = world.supervised("tilt")
-    command = ("--strategy", "finetune", *HOW["finetune"], "--divergence", "tv", "--out", tmp_path / "both", "--json")
+    command = (
+        "--strategy",
+        "finetune",
+        *HOW["finetune"],
+        "--divergence",
+        "tv",
+        "--out",
+        tmp_path / "both",
+        "--json",
+    )
     done = run("supervise", tilted, world.groups, *command)
     assert done.code == 0, done.err
     assert json.loads(done.out)["finetune"]["from_tilted"] is True
-    assert read_manifest(tmp_path / "both", "model").config["supervise"]["finetune"]["divergence"] == "tv"
+    assert (
+        read_manifest(tmp_path / "both", "model").config["supervise"]["finetune"]["divergence"]
+        == "tv"
+    )
 
 
 def test_strong_notes_that_it_does_not_read_regions_and_nothing_goes_on_from_it(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     strong = tmp_path / "strong"
-    assert run("supervise", world.model, world.groups, "--strategy", "strong", "--out", strong).code == 0
+    assert (
+        run("supervise", world.model, world.groups, "--strategy", "strong", "--out", strong).code
+        == 0
+    )
     assert "is not read" in caplog.text
     assert not set(BESIDES) & set(bytes_of(strong))
     tuning = ("--strategy", "finetune", *HOW["finetune"], "--out", tmp_path / "new")
@@ -175,14 +250,35 @@ def test_strong_notes_that_it_does_not_read_regions_and_nothing_goes_on_from_it(
     assert "keeps nothing of regions" in refused("generate", strong, *calibrated)
 
 
-def test_membership_is_said_wherever_it_is_on(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_membership_is_said_wherever_it_is_on(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     out = tmp_path / "new"
-    done = run("supervise", world.model, world.groups, "--strategy", "tilt", "--membership", *SMALL, "--out", out)
+    done = run(
+        "supervise",
+        world.model,
+        world.groups,
+        "--strategy",
+        "tilt",
+        "--membership",
+        *SMALL,
+        "--out",
+        out,
+    )
     assert done.code == 0 and "membership: weights began from" in done.out
     assert "--membership under a controlled partition can be the label itself" in caplog.text
     assert supervision(out)["membership"] is True
     caplog.clear()
-    tuned = ("supervise", out, world.groups, "--strategy", "finetune", *HOW["finetune"], "--out", tmp_path / "tuned")
+    tuned = (
+        "supervise",
+        out,
+        world.groups,
+        "--strategy",
+        "finetune",
+        *HOW["finetune"],
+        "--out",
+        tmp_path / "tuned",
+    )
     assert run(*tuned).code == 0 and supervision(tmp_path / "tuned")["membership"] is True
     assert run("generate", out, "--n", 5, "--group", GROUP, "--out", tmp_path / "a").code == 0
     assert "was supervised with --membership" in caplog.text
@@ -194,7 +290,10 @@ def test_with_membership_a_group_lives_where_its_regions_are(
 ) -> None:
     """Here a region is a group: no home of its samples is of another region, where without it they are anybody's."""
     theirs, anybodys = tmp_path / "theirs", world.supervised("tilt")
-    assert run("supervise", world.model, world.groups, "--membership", *SMALL, "--out", theirs).code == 0
+    assert (
+        run("supervise", world.model, world.groups, "--membership", *SMALL, "--out", theirs).code
+        == 0
+    )
     shares = pd.read_parquet(theirs / "composition.parquet")
     [own] = shares[(shares["group"] == GROUP) & (shares["believed"] == 1)]["region"]
     homes = pd.read_parquet(theirs / "anchors.parquet")
@@ -202,13 +301,19 @@ def test_with_membership_a_group_lives_where_its_regions_are(
     found = []
     for number, model in enumerate((theirs, anybodys)):
         out = tmp_path / f"{number}.parquet"
-        assert run("generate", model, "--n", 40, "--group", GROUP, *calibrate, "--out", out).code == 0
+        assert (
+            run("generate", model, "--n", 40, "--group", GROUP, *calibrate, "--out", out).code == 0
+        )
         found.append(set(pd.read_parquet(out)["home_lat"]))
     assert not found[0] & elsewhere and found[1] & elsewhere
 
 
-def test_fewer_regions_than_groups_go_on_and_say_what_is_not_identified(world: World, tmp_path: Path) -> None:
-    done = run("supervise", world.model, world.districts, *SMALL, "--out", tmp_path / "new", "--json")
+def test_fewer_regions_than_groups_go_on_and_say_what_is_not_identified(
+    world: World, tmp_path: Path
+) -> None:
+    done = run(
+        "supervise", world.model, world.districts, *SMALL, "--out", tmp_path / "new", "--json"
+    )
     assert done.code == 0, done.err
     said = " ".join(json.loads(done.out)["warnings"])
     assert "not identified" in said and "mostly prior" in said
@@ -223,7 +328,16 @@ def test_suppressed_cells_are_no_hindrance(world: World, tmp_path: Path, strateg
         "value",
         lambda rows: rows["value"].where(np.arange(len(rows)) % 7 > 0),
     )
-    done = run("supervise", world.model, holes, "--strategy", strategy, *HOW[strategy], "--out", tmp_path / "new")
+    done = run(
+        "supervise",
+        world.model,
+        holes,
+        "--strategy",
+        strategy,
+        *HOW[strategy],
+        "--out",
+        tmp_path / "new",
+    )
     assert done.code == 0, done.err
 
 
@@ -247,7 +361,10 @@ def test_calibrated_samples_are_the_same_bytes_whatever_the_chunk(
         "given": {"n": 300, "anchors": homes},
     }
     for form, options in forms.items():
-        made = [generate(model, tmp_path / f"{form}{k}", calibrate=True, chunk=k, seed=3, **options) for k in (1, 2)]
+        made = [
+            generate(model, tmp_path / f"{form}{k}", calibrate=True, chunk=k, seed=3, **options)
+            for k in (1, 2)
+        ]
         assert (tmp_path / f"{form}1").read_bytes() == (tmp_path / f"{form}2").read_bytes()
         rate, found = made[0].acceptance_rate, made[0].calibration
         assert found is not None and found["form"] == form and rate == made[1].acceptance_rate
@@ -258,7 +375,14 @@ def test_calibrated_samples_are_the_same_bytes_whatever_the_chunk(
 
 def test_given_anchors_stay_as_they_are(world: World, homes: Path, tmp_path: Path) -> None:
     done = run(
-        "generate", world.supervised("tilt"), "--anchors", homes, "--calibrate", "--out", tmp_path / "a", "--json"
+        "generate",
+        world.supervised("tilt"),
+        "--anchors",
+        homes,
+        "--calibrate",
+        "--out",
+        tmp_path / "a",
+        "--json",
     )
     assert done.code == 0 and json.loads(done.out)["calibration"]["form"] == "given"
     made = firsts(tmp_path / "a")
@@ -266,8 +390,19 @@ def test_given_anchors_stay_as_they_are(world: World, homes: Path, tmp_path: Pat
     assert made["group"].tolist() == [GROUP, "<30, M"] * 20
 
 
-def test_the_command_prints_the_acceptance_rate_and_both_distances(world: World, tmp_path: Path) -> None:
-    done = run("generate", world.supervised("resample"), "--n", 30, "--group", GROUP, "--out", tmp_path / "a")
+def test_the_command_prints_the_acceptance_rate_and_both_distances(
+    world: World, tmp_path: Path
+) -> None:
+    done = run(
+        "generate",
+        world.supervised("resample"),
+        "--n",
+        30,
+        "--group",
+        GROUP,
+        "--out",
+        tmp_path / "a",
+    )
     said = " ".join(done.out.split())
     assert "calibrated, anchors population:" in said and "of the candidates were accepted" in said
     assert f"{GROUP}: JSD to its recovered means" in said, "for resample it is implied"
@@ -294,7 +429,9 @@ def test_labels_change_no_weight_and_no_sample_once_the_regions_are_there(
         assert run("supervise", tmp_path / "model", world.groups, *command).code == 0
         assert bytes_of(out) == bytes_of(whole)
         generate(out, tmp_path / f"{strategy}.parquet", 20, group=GROUP, calibrate=True)
-        assert (tmp_path / f"{strategy}.parquet").read_bytes() == world.samples(strategy).read_bytes()
+        assert (tmp_path / f"{strategy}.parquet").read_bytes() == world.samples(
+            strategy
+        ).read_bytes()
 
 
 # ---- stopped and continued
@@ -302,9 +439,21 @@ def test_labels_change_no_weight_and_no_sample_once_the_regions_are_there(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["tilt", "finetune"])
-def test_killed_and_resumed_it_ends_in_the_same_bytes(world: World, tmp_path: Path, strategy: str) -> None:
-    longer = ("--set", "teaching.steps=60", "--set", "finetune.steps=12")[0 if strategy == "tilt" else 2 :][:2]
-    command: list[object] = ["supervise", world.model, world.groups, "--strategy", strategy, *HOW[strategy], *longer]
+def test_killed_and_resumed_it_ends_in_the_same_bytes(
+    world: World, tmp_path: Path, strategy: str
+) -> None:
+    longer = ("--set", "teaching.steps=60", "--set", "finetune.steps=12")[
+        0 if strategy == "tilt" else 2 :
+    ][:2]
+    command: list[object] = [
+        "supervise",
+        world.model,
+        world.groups,
+        "--strategy",
+        strategy,
+        *HOW[strategy],
+        *longer,
+    ]
     assert run(*command, "--out", tmp_path / "whole").code == 0
     warm = Warm(tmp_path)
     out = tmp_path / "killed"
@@ -331,9 +480,13 @@ def test_atlas_fits_supervises_samples_saves_and_opens(world: World, tmp_path: P
     assert set(table.to_pandas()["group"]) == {GROUP}
     saved = model.save(tmp_path / "kept")
     assert Atlas.open(tmp_path / "kept").sample(n=20, group=GROUP).equals(table)
-    assert not saved.sample(20, GROUP, calibrate=False).equals(table), "samples of a group are calibrated by default"
+    assert not saved.sample(20, GROUP, calibrate=False).equals(table), (
+        "samples of a group are calibrated by default"
+    )
     homes = world.dataset.anchors[:6]
-    assert saved.sample(group=GROUP, anchors=homes)["trajectory"].unique().to_pylist() == list(range(6))
+    assert saved.sample(group=GROUP, anchors=homes)["trajectory"].unique().to_pylist() == list(
+        range(6)
+    )
     with pytest.raises(MobatlasError, match="give rows of home_lat"):
         saved.sample(group=GROUP, anchors=homes[:, :2])
     place = model.path

@@ -29,7 +29,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     ("strategy", "options", "sentence"),
     [
         ("tilt", ["--n", 5], "--calibrate chooses samples by their group"),
-        ("tilt", ["--n", 5, "--group", GROUP, "--lengths", "empirical"], "as long as the model makes them"),
+        (
+            "tilt",
+            ["--n", 5, "--group", GROUP, "--lengths", "empirical"],
+            "as long as the model makes them",
+        ),
         ("tilt", ["--n", 5, "--group", "30-40, X"], "did you mean"),
         ("model", ["--n", 5, "--group", GROUP], "knows no groups"),
     ],
@@ -46,11 +50,15 @@ def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path)
     source = world.supervised("tilt")
     manifest = json.loads((source / MANIFEST).read_text())
     with new_folder(tmp_path / "broken", "model", config=manifest["config"]) as folder:
-        shutil.copytree(source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        shutil.copytree(
+            source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST)
+        )
         folder.details |= manifest["details"]
         (folder.path / "calibration.json").write_text("{}")
     asked = ("--n", 5, "--group", GROUP, "--calibrate", "--out", tmp_path / "a")
-    assert "is not a calibration as mobatlas writes it" in refused("generate", tmp_path / "broken", *asked)
+    assert "is not a calibration as mobatlas writes it" in refused(
+        "generate", tmp_path / "broken", *asked
+    )
 
 
 # ---- bad input
@@ -60,15 +68,33 @@ def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path)
     ("options", "sentence"),
     [
         (["--strategy", "tlit"], "--strategy tlit does not exist; did you mean 'tilt'?"),
-        (["--strategy", "tilt", "--divergence", "js"], "--divergence concerns the strategy finetune, not tilt"),
+        (
+            ["--strategy", "tilt", "--divergence", "js"],
+            "--divergence concerns the strategy finetune, not tilt",
+        ),
         (["--divergence", "js"], "--divergence concerns the strategy finetune, not tilt"),
-        (["--strategy", "finetune", "--membership"], "--membership concerns the strategy tilt, not finetune"),
-        (["--strategy", "resample", "--from-scratch"], "--from-scratch concerns the strategy tilt and strong, not"),
-        (["--strategy", "resample", "--set", "tilt.ridge=1"], "--set tilt concerns the strategy tilt, not resample"),
+        (
+            ["--strategy", "finetune", "--membership"],
+            "--membership concerns the strategy tilt, not finetune",
+        ),
+        (
+            ["--strategy", "resample", "--from-scratch"],
+            "--from-scratch concerns the strategy tilt and strong, not",
+        ),
+        (
+            ["--strategy", "resample", "--set", "tilt.ridge=1"],
+            "--set tilt concerns the strategy tilt, not resample",
+        ),
         (["--strategy", "strong", "--set", "calibration.pool=64"], "--set calibration concerns"),
         (["--strategy", "finetune", "--divergence", "helinger"], "did you mean 'hellinger'?"),
-        (["--strategy", "finetune", "--preset", "papr"], "--preset papr does not exist; did you mean 'paper'?"),
-        (["--strategy", "finetune", "--set", "finetune.stepps=3"], "unknown key 'stepps' in 'finetune'"),
+        (
+            ["--strategy", "finetune", "--preset", "papr"],
+            "--preset papr does not exist; did you mean 'paper'?",
+        ),
+        (
+            ["--strategy", "finetune", "--set", "finetune.stepps=3"],
+            "unknown key 'stepps' in 'finetune'",
+        ),
         (["--set", "tilt.unit=persons"], "tilt.unit"),
         (["--set", "calibration.pool=10"], "a pool of 10 is too small"),
         (["--set", "groups_explain=0"], "groups_explain"),
@@ -78,7 +104,9 @@ def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path)
 def test_a_bad_option_is_one_sentence_and_nothing_is_left(
     world: World, tmp_path: Path, options: list[str], sentence: str
 ) -> None:
-    assert sentence in refused("supervise", world.model, world.groups, "--out", tmp_path / "new", *options)
+    assert sentence in refused(
+        "supervise", world.model, world.groups, "--out", tmp_path / "new", *options
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -86,13 +114,23 @@ def test_all_strategies_but_strong_need_regions(world: World, tmp_path: Path) ->
     for strategy in HOW:
         said = refused("supervise", world.model, "--strategy", strategy, "--out", tmp_path / "new")
         assert "needs REGIONS" in said
-    assert "no such regions folder" in refused("supervise", world.model, tmp_path / "no", "--out", tmp_path / "new")
-    assert "not a regions" in refused("supervise", world.model, world.dataset.path, "--out", tmp_path / "new")
-    assert "lies over" in refused("supervise", world.model, world.groups, "--out", world.groups / "new")
+    assert "no such regions folder" in refused(
+        "supervise", world.model, tmp_path / "no", "--out", tmp_path / "new"
+    )
+    assert "not a regions" in refused(
+        "supervise", world.model, world.dataset.path, "--out", tmp_path / "new"
+    )
+    assert "lies over" in refused(
+        "supervise", world.model, world.groups, "--out", world.groups / "new"
+    )
 
 
 def test_a_model_of_groups_is_not_supervised_anew(world: World, tmp_path: Path) -> None:
-    for strategy, sentence in (("auto", "knows groups already"), ("tilt", "already"), ("resample", "already")):
+    for strategy, sentence in (
+        ("auto", "knows groups already"),
+        ("tilt", "already"),
+        ("resample", "already"),
+    ):
         command = ("--strategy", strategy, "--out", tmp_path / "new")
         assert sentence in refused("supervise", world.supervised("tilt"), world.groups, *command)
     assert list(tmp_path.iterdir()) == []
@@ -101,12 +139,26 @@ def test_a_model_of_groups_is_not_supervised_anew(world: World, tmp_path: Path) 
 @pytest.mark.parametrize("strategy", ["tilt", "resample", "finetune"])
 def test_regions_that_tell_nothing_are_refused(world: World, tmp_path: Path, strategy: str) -> None:
     def broken(table: str, column: str, change: Callable[[pd.DataFrame], Any]) -> str:
-        folder = remade(world.groups, tmp_path / "regions" / f"{len(list(tmp_path.rglob('*')))}", table, column, change)
-        return refused("supervise", world.model, folder, "--strategy", strategy, "--out", tmp_path / "new")
+        folder = remade(
+            world.groups,
+            tmp_path / "regions" / f"{len(list(tmp_path.rglob('*')))}",
+            table,
+            column,
+            change,
+        )
+        return refused(
+            "supervise", world.model, folder, "--strategy", strategy, "--out", tmp_path / "new"
+        )
 
     assert "is zero" in broken("aggregates.parquet", "value", lambda rows: np.zeros(len(rows)))
-    assert "is suppressed" in broken("aggregates.parquet", "value", lambda rows: np.full(len(rows), np.nan))
-    nobody = broken("composition.parquet", "share", lambda rows: np.where(rows["group"] == GROUP, 0, rows["share"]))
+    assert "is suppressed" in broken(
+        "aggregates.parquet", "value", lambda rows: np.full(len(rows), np.nan)
+    )
+    nobody = broken(
+        "composition.parquet",
+        "share",
+        lambda rows: np.where(rows["group"] == GROUP, 0, rows["share"]),
+    )
     assert f"no region has anybody of group '{GROUP}'" in nobody
     assert not (tmp_path / "new").exists()
 
@@ -116,4 +168,6 @@ def test_regions_of_another_dataset_are_refused(world: World, tmp_path: Path) ->
     build_regions(other.path, tmp_path / "regions", partition="demogroups", features=("poi",))
     for strategy in ("tilt", "resample", "finetune"):
         command = ("--strategy", strategy, "--out", tmp_path / "new")
-        assert "was made of another dataset" in refused("supervise", world.model, tmp_path / "regions", *command)
+        assert "was made of another dataset" in refused(
+            "supervise", world.model, tmp_path / "regions", *command
+        )

@@ -11,10 +11,25 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.commands import FILES, OFTEN, Refusal, World, kill_until, lines, names, refusal_of, trained_world
+from tests.commands import (
+    FILES,
+    OFTEN,
+    Refusal,
+    World,
+    kill_until,
+    lines,
+    names,
+    refusal_of,
+    trained_world,
+)
 from tests.tiny import small_city
 
-KEPT = ("autoencoder.", "denoiser.centre", "denoiser.extent", "denoiser.prototypes")  # by supervision
+KEPT = (
+    "autoencoder.",
+    "denoiser.centre",
+    "denoiser.extent",
+    "denoiser.prototypes",
+)  # by supervision
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +48,10 @@ def taught(world: World) -> Path:
     made = world.warm.run(*world.supervise(out, "--json"))
     assert made.code == 0, made.err
     report = json.loads(made.out)
-    assert (report["strategy"], set(report)) == ("strong", {"strategy", "reason", "strong", "peak_gb"})
+    assert (report["strategy"], set(report)) == (
+        "strong",
+        {"strategy", "reason", "strong", "peak_gb"},
+    )
     return out
 
 
@@ -60,8 +78,12 @@ def test_supervision_can_begin_from_scratch(world: World, taught: Path, tmp_path
     few = ("--set", "denoiser.steps=10", "--from-scratch")
     made = world.warm.run(*world.supervise(tmp_path / "anew", *few))
     assert made.code == 0, made.err
-    assert max(line["step"] for line in lines(tmp_path / "anew")) == 10, "as many steps as phase 1 has"
-    anew, before = (load_file(path / "weights.safetensors") for path in (tmp_path / "anew", world.model))
+    assert max(line["step"] for line in lines(tmp_path / "anew")) == 10, (
+        "as many steps as phase 1 has"
+    )
+    anew, before = (
+        load_file(path / "weights.safetensors") for path in (tmp_path / "anew", world.model)
+    )
     for name, tensor in before.items():
         assert torch.equal(tensor, anew[name]) == name.startswith(KEPT), name
     other = world.warm.run(*world.supervise(taught, "--resume", *few))
@@ -82,32 +104,46 @@ def test_strong_needs_labels(world: World, refusal: Refusal, tmp_path: Path) -> 
     assert "labels" in refusal(*world.supervise(tmp_path / "new", "--dataset", bare))
 
 
-def test_a_dataset_of_other_places_is_refused(world: World, refusal: Refusal, tmp_path: Path) -> None:
+def test_a_dataset_of_other_places_is_refused(
+    world: World, refusal: Refusal, tmp_path: Path
+) -> None:
     other = small_city(tmp_path, users=60, pois=20)
     sentence = refusal(*world.supervise(tmp_path / "new", "--dataset", other.path))
     assert f"{other.path}: its vocabulary is not the one" in sentence
 
 
-def test_a_dataset_that_has_moved_is_asked_for(world: World, refusal: Refusal, tmp_path: Path) -> None:
+def test_a_dataset_that_has_moved_is_asked_for(
+    world: World, refusal: Refusal, tmp_path: Path
+) -> None:
     moved = world.dataset.path.rename(world.root / "moved")
     try:
         assert "pass --dataset" in refusal(*world.supervise(tmp_path / "new"))
-        found = world.warm.run(*world.supervise(tmp_path / "new", "--dataset", moved, "--set", "teaching.steps=1"))
+        found = world.warm.run(
+            *world.supervise(tmp_path / "new", "--dataset", moved, "--set", "teaching.steps=1")
+        )
         assert found.code == 0, found.err
     finally:
         moved.rename(world.dataset.path)
 
 
-def test_a_supervised_model_is_not_supervised_again(refusal: Refusal, taught: Path, tmp_path: Path) -> None:
-    assert "already" in refusal("supervise", taught, "--strategy", "strong", "--out", tmp_path / "new")
+def test_a_supervised_model_is_not_supervised_again(
+    refusal: Refusal, taught: Path, tmp_path: Path
+) -> None:
+    assert "already" in refusal(
+        "supervise", taught, "--strategy", "strong", "--out", tmp_path / "new"
+    )
 
 
-def test_supervision_cannot_change_what_phase_1_built(world: World, refusal: Refusal, tmp_path: Path) -> None:
+def test_supervision_cannot_change_what_phase_1_built(
+    world: World, refusal: Refusal, tmp_path: Path
+) -> None:
     sentence = refusal(*world.supervise(tmp_path / "new", "--set", "denoiser.depth=3"))
     assert "weights" in sentence or "denoiser.depth" in sentence
 
 
 @pytest.mark.parametrize("what", ["nowhere", "dataset", "city"])
-def test_what_is_not_a_model_is_not_supervised(world: World, refusal: Refusal, tmp_path: Path, what: str) -> None:
+def test_what_is_not_a_model_is_not_supervised(
+    world: World, refusal: Refusal, tmp_path: Path, what: str
+) -> None:
     command = ["supervise", world.root / what, "--strategy", "strong", "--out", tmp_path / "new"]
     assert f"{world.root / what}: " in refusal(*command)

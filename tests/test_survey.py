@@ -97,13 +97,18 @@ def spoilt(folder: Path, kind: str) -> Path:
         ("cut visits", r"visits\.parquet: .*read"),
         ("no arrival", r"visits\.parquet: column 'arrival' is missing"),
         ("no visit", r"visits\.parquet: the table has no rows"),
-        ("a hole", r"--data .*data: people.parquet or visits.parquet cannot be read .*; write them anew"),
+        (
+            "a hole",
+            r"--data .*data: people.parquet or visits.parquet cannot be read .*; write them anew",
+        ),
         ("a word", r"arrival"),
         ("a file", "is a file; give its folder"),
         ("elsewhere", "does not exist; give a folder of labelled people"),
     ],
 )
-@pytest.mark.parametrize("benchmark", [run, lambda data, out: prediction.run(out, data=data, generator=FAMILY)])
+@pytest.mark.parametrize(
+    "benchmark", [run, lambda data, out: prediction.run(out, data=data, generator=FAMILY)]
+)
 def test_what_is_no_survey_is_refused_and_leaves_nothing(
     tmp_path: Path, benchmark: Callable[[Path, Path], Any], kind: str, sentence: str
 ) -> None:
@@ -116,8 +121,14 @@ def test_what_is_no_survey_is_refused_and_leaves_nothing(
     ("asked", "sentence"),
     [
         ({"generator": "autoregresive"}, "did you mean 'autoregressive'"),
-        ({"values": {"teaching": {"stepz": 3}}}, "--set: unknown key 'stepz' in 'teaching'; did you mean 'steps'"),
-        ({"values": {"groups_explain": -1}}, "--set: 'groups_explain' is wrong: input should be greater than 0"),
+        (
+            {"values": {"teaching": {"stepz": 3}}},
+            "--set: unknown key 'stepz' in 'teaching'; did you mean 'steps'",
+        ),
+        (
+            {"values": {"groups_explain": -1}},
+            "--set: 'groups_explain' is wrong: input should be greater than 0",
+        ),
         (
             {"regions": ["home_distrikt"]},
             "--regions home_distrikt: .* has no such column; did you mean 'home_district'",
@@ -142,13 +153,16 @@ def test_a_folder_apart_from_the_survey_is_filled(city: Path, tmp_path: Path) ->
     assert not (city / "out").exists() and (tmp_path / "file").read_text() == "mine"
 
 
-def test_results_name_files_without_the_way_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_name_files_without_the_way_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     survey = tmp_path / "survey"
     survey.mkdir()
     monkeypatch.chdir(survey)
     assert said_files(Path(), Path("census.csv")) == ("survey", "survey/census.csv")
     assert (
-        said_files(survey, tmp_path / "census.csv") == ("survey", "census.csv") and said_files(survey, None)[1] is None
+        said_files(survey, tmp_path / "census.csv") == ("survey", "census.csv")
+        and said_files(survey, None)[1] is None
     )
 
 
@@ -160,17 +174,23 @@ def test_a_folder_goes_on_with_the_people_it_was_begun_with(city: Path, tmp_path
     people = pq.read_table(tmp_path / "half" / "people.parquet")
     pq.write_table(people.slice(0, people.num_rows // 2), tmp_path / "half" / "people.parquet")
     with pytest.raises(
-        MobatlasError, match=r"out: was begun with other people than --data .*half; choose another --out"
+        MobatlasError,
+        match=r"out: was begun with other people than --data .*half; choose another --out",
     ):
         divided_people(tmp_path / "half", tmp_path / "out", prepared=prepared)
 
 
 def test_benchmarks_point_at_no_option_that_they_do_not_have() -> None:
-    with pytest.raises(Stopped, match=r"stopped at step 3; the same command goes on$") as stopped, in_one_folder():
+    with (
+        pytest.raises(Stopped, match=r"stopped at step 3; the same command goes on$") as stopped,
+        in_one_folder(),
+    ):
         raise Stopped("stopped at step 3", [int(signal.SIGTERM)])
     assert stopped.value.signal == signal.SIGTERM
     with (
-        pytest.raises(MobatlasError, match=r"model: is of another configuration; choose another --out$"),
+        pytest.raises(
+            MobatlasError, match=r"model: is of another configuration; choose another --out$"
+        ),
         in_one_folder(),
     ):
         raise MobatlasError(f"model: is of another configuration; {START_ANEW}")

@@ -44,7 +44,11 @@ SIGNS = {
     **{f"{{{sign}}}": sign for sign in "[*"},
 }
 LATEX = re.compile("|".join(map(re.escape, SIGNS)) + r"|[^\\{}$&#%_^~`<>|*\[]")
-names = st.text(max_size=12) | st.sampled_from(ODD) | st.text(alphabet="\\{}[]()<>|&%$#_*^~`\"'!-. \n\ta1", max_size=12)
+names = (
+    st.text(max_size=12)
+    | st.sampled_from(ODD)
+    | st.text(alphabet="\\{}[]()<>|&%$#_*^~`\"'!-. \n\ta1", max_size=12)
+)
 cells = names | st.none() | st.integers(-(10**9), 10**9) | st.floats()
 tables = st.integers(1, 4).flatmap(
     lambda width: st.tuples(
@@ -105,7 +109,11 @@ def test_markdown_shows_every_name_as_it_is(content: tuple[list[str], list[list[
 def test_latex_shows_every_name_as_it_is(content: tuple[list[str], list[list[Any]]]) -> None:
     table = built(*content)
     lines = table.as_latex("x").splitlines()
-    body = [line for line in lines[lines.index(r"\toprule") + 1 : lines.index(r"\bottomrule")] if line != r"\midrule"]
+    body = [
+        line
+        for line in lines[lines.index(r"\toprule") + 1 : lines.index(r"\bottomrule")]
+        if line != r"\midrule"
+    ]
     expected = shown(table, "--")
     assert len(body) == len(expected)
     for line, row in zip(body, expected, strict=True):
@@ -118,7 +126,8 @@ def test_latex_shows_every_name_as_it_is(content: tuple[list[str], list[list[Any
 def test_csv_and_json_keep_names_and_numbers(content: tuple[list[str], list[list[Any]]]) -> None:
     table = built(*content)
     known: list[list[Any]] = [
-        [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row] for row in content[1]
+        [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row]
+        for row in content[1]
     ]
     found = json.loads(json.dumps(table.as_dict(), allow_nan=False))
     assert (found["columns"], found["rows"]) == (content[0], known)
@@ -130,13 +139,22 @@ def test_csv_and_json_keep_names_and_numbers(content: tuple[list[str], list[list
 def test_a_table_in_its_four_forms(tmp_path: Path) -> None:
     table = built(
         ["group", "n", "JSD", "closed"],
-        [["<30, M", 1_200, 0.12345, 0.5], ["all", None, math.nan, -0.251], ["none", 3, -0.0001, None]],
+        [
+            ["<30, M", 1_200, 0.12345, 0.5],
+            ["all", None, math.nan, -0.251],
+            ["none", 3, -0.0001, None],
+        ],
         caption="JSD, 95 %",
         formats={"closed": ".0%"},
         note="closed: of the way.",
     )
     write_tables(tmp_path, {"jsd": table})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["jsd.csv", "jsd.json", "jsd.md", "jsd.tex"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "jsd.csv",
+        "jsd.json",
+        "jsd.md",
+        "jsd.tex",
+    ]
     assert (tmp_path / "jsd.csv").read_text() == (
         'group,n,JSD,closed\n"<30, M",1200,0.12345,0.5\nall,,,-0.251\nnone,3,-0.0001,\n'
     )

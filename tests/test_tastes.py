@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from mobatlas import TrajectoryDataset, build_regions
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME
 from mobatlas.features.divergences import js
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Generator
 from mobatlas.generators.layers.group_bias import Tastes, begin_with, has_tastes
 from mobatlas.groups import Groups
@@ -47,7 +47,9 @@ def told(model: Generator, dataset: TrajectoryDataset) -> Generator:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_writer_with_a_map_visits_what_its_group_prefers(name: str, dataset: TrajectoryDataset) -> None:
+def test_a_writer_with_a_map_visits_what_its_group_prefers(
+    name: str, dataset: TrajectoryDataset
+) -> None:
     network: dict[str, Any] = OPTIONS[name]["network"] | {"curves": 2, "tastes": True}
     model = fresh(name, dataset, network=network)
     made, n = told(model, dataset), 400
@@ -55,10 +57,14 @@ def test_a_writer_with_a_map_visits_what_its_group_prefers(name: str, dataset: T
     visits = [made.sample(n, np.full(n, group), anchors, 3).tokens for group in (0, 1, UNKNOWN)]
     often = [float(np.mean(tokens == PLACE)) for tokens in visits]
     assert often[0] > 5 * max(often[1:]) > 0
-    assert np.array_equal(visits[2], model.sample(n, anchors=anchors, seed=3).tokens), "nobody's taste is nothing"
+    assert np.array_equal(visits[2], model.sample(n, anchors=anchors, seed=3).tokens), (
+        "nobody's taste is nothing"
+    )
 
 
-def test_a_denoiser_adds_the_tastes_of_a_group_to_what_it_thinks_of_tokens(dataset: TrajectoryDataset) -> None:
+def test_a_denoiser_adds_the_tastes_of_a_group_to_what_it_thinks_of_tokens(
+    dataset: TrajectoryDataset,
+) -> None:
     options = OPTIONS["latent-diffusion"]["denoiser"] | {"curves": 2, "tastes": True}
     made = told(new_model(dataset, denoiser=options), dataset)
     noisy, t = torch.randn(3, LENGTH, LATENT, generator=chance()), torch.full((3,), 500)
@@ -82,7 +88,9 @@ def test_every_group_has_a_row_of_its_own(dataset: TrajectoryDataset) -> None:
 
 
 @pytest.mark.parametrize("unit", ["trajectory", "person"])
-@pytest.mark.parametrize("features", [("poi", "category"), ("category", "transitions"), ("transitions",)])
+@pytest.mark.parametrize(
+    "features", [("poi", "category"), ("category", "transitions"), ("transitions",)]
+)
 def test_what_tilts_say_of_places_is_what_the_people_do_whom_they_weigh(
     features: tuple[str, ...], unit: str, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
@@ -95,7 +103,9 @@ def test_what_tilts_say_of_places_is_what_the_people_do_whom_they_weigh(
     out = trajectories.tokens >= FIRST_POI
 
     def shares(weights: Floats) -> Floats:
-        counted = np.bincount(trajectories.tokens[out], weights[trajectories.owner[out]], len(dataset.vocabulary))
+        counted = np.bincount(
+            trajectories.tokens[out], weights[trajectories.owner[out]], len(dataset.vocabulary)
+        )
         return np.asarray(counted / counted.sum())
 
     everybody = shares(tilts.base)

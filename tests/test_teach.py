@@ -22,7 +22,7 @@ from scipy import sparse
 
 from bench import survey
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
-from mobatlas.features.maps import Trajectories
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
 from mobatlas.regions.types import Floats
@@ -50,8 +50,12 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     root = tmp_path_factory.mktemp("city")
     dataset = small_city(root, users=600)
-    build_regions(dataset.path, root / "groups", partition="demogroups", features=("poi", "category"))
-    build_regions(dataset.path, root / "districts", by="home_district", features=("category", "hour"))
+    build_regions(
+        dataset.path, root / "groups", partition="demogroups", features=("poi", "category")
+    )
+    build_regions(
+        dataset.path, root / "districts", by="home_district", features=("category", "hour")
+    )
     return World(dataset, root / "groups", root / "districts")
 
 
@@ -69,7 +73,9 @@ def remade(source: Path, out: Path, name: str, change: Callable[[pa.Table], pa.T
     """A REGIONS folder one of whose tables was changed before its manifest was written."""
     manifest = json.loads((source / MANIFEST).read_text())
     with new_folder(out, manifest["kind"]) as folder:
-        shutil.copytree(source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        shutil.copytree(
+            source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST)
+        )
         folder.details |= manifest["details"]
         pq.write_table(change(pq.read_table(source / name)), folder.path / name)
     return out
@@ -104,10 +110,17 @@ class Example2:
     @classmethod
     def make(cls) -> Example2:
         rng = np.random.default_rng(4)
-        every = itertools.chain.from_iterable(itertools.product(range(5), repeat=length) for length in (2, 3, 4))
+        every = itertools.chain.from_iterable(
+            itertools.product(range(5), repeat=length) for length in (2, 3, 4)
+        )
         kept = tuple(x for x in every if all(a != b for a, b in itertools.pairwise(x)))
         counts = np.array([np.bincount(x, minlength=5) for x in kept], dtype=np.float64)
-        return cls(kept, counts, rng.dirichlet(np.full(len(kept), 0.8)), rng.normal(0, 0.5, (len(GROUPS), 5)))
+        return cls(
+            kept,
+            counts,
+            rng.dirichlet(np.full(len(kept), 0.8)),
+            rng.normal(0, 0.5, (len(GROUPS), 5)),
+        )
 
     def of(self, group: int) -> Floats:
         weights = self.base * np.exp(self.counts @ self.factors[group])
@@ -129,7 +142,13 @@ def test_example_2_is_recovered_from_sampled_people_within_sampling_error(tmp_pa
     world, people = Example2.make(), 5_000
     drawn = np.random.default_rng(0).choice(len(world.base), people, p=world.base)
     rows = [
-        (f"u{person}", f"p{place}", 40 + place / 100, 10.0, pd.Timestamp("2024-01-01") + pd.Timedelta(hours=6 + 2 * at))
+        (
+            f"u{person}",
+            f"p{place}",
+            40 + place / 100,
+            10.0,
+            pd.Timestamp("2024-01-01") + pd.Timedelta(hours=6 + 2 * at),
+        )
         for person, number in enumerate(drawn.tolist())
         for at, place in enumerate(world.sequences[number])
     ]
@@ -138,24 +157,42 @@ def test_example_2_is_recovered_from_sampled_people_within_sampling_error(tmp_pa
     visits.to_parquet(tmp_path / "source" / "visits.parquet", index=False)
     prepare(tmp_path / "source", tmp_path / "dataset", format="plain", values=DIARY)
     dataset = TrajectoryDataset.open(tmp_path / "dataset")
-    truth = np.stack([world.counts.T @ world.of(group) for group in range(len(GROUPS))])  # (groups, places)
+    truth = np.stack(
+        [world.counts.T @ world.of(group) for group in range(len(GROUPS))]
+    )  # (groups, places)
     names = [f"poi:p{place}" for place in range(5)]
     regions = [f"r{group}" for group in range(len(GROUPS))]
     composition = {"region": regions, "group": GROUPS, "count": 1_000}
     pd.DataFrame(composition).to_csv(tmp_path / "p.csv", index=False)
-    aggregates = {"region": np.repeat(regions, 5), "feature": names * len(GROUPS), "value": truth.ravel(), "n": 1_000}
+    aggregates = {
+        "region": np.repeat(regions, 5),
+        "feature": names * len(GROUPS),
+        "value": truth.ravel(),
+        "n": 1_000,
+    }
     pd.DataFrame(aggregates).to_csv(tmp_path / "v.csv", index=False)
-    build_regions(dataset.path, tmp_path / "r", composition=tmp_path / "p.csv", aggregates=tmp_path / "v.csv")
-    found = gather_evidence(dataset, tmp_path / "r", visits=False)  # here a group does spread its visits otherwise
+    build_regions(
+        dataset.path, tmp_path / "r", composition=tmp_path / "p.csv", aggregates=tmp_path / "v.csv"
+    )
+    found = gather_evidence(
+        dataset, tmp_path / "r", visits=False
+    )  # here a group does spread its visits otherwise
     assert found.groups.names == GROUPS and found.region is None
     exact = replace(found, recovery=replace(found.recovery, means=truth))
     tilts = fit_group_tilts(exact, dataset, ridge=0)
     place = {tuple(f"p{token}" for token in x): number for number, x in enumerate(world.sequences)}
     poi = dataset.vocabulary.poi_ids
-    which = [place[tuple(poi[token] for token in dataset.trajectory(index))] for index in tilts.indices.tolist()]
+    which = [
+        place[tuple(poi[token] for token in dataset.trajectory(index))]
+        for index in tilts.indices.tolist()
+    ]
     for group in range(len(GROUPS)):
-        reached = np.bincount(which, weights=tilts.weights[group], minlength=len(world.base))  # (sequences,)
-        error = world.of(group) / np.sqrt(len(which) * world.base)  # standard error of the weight of each sequence
+        reached = np.bincount(
+            which, weights=tilts.weights[group], minlength=len(world.base)
+        )  # (sequences,)
+        error = world.of(group) / np.sqrt(
+            len(which) * world.base
+        )  # standard error of the weight of each sequence
         z = (reached - world.of(group)) / error
         assert np.abs(reached - world.of(group)).sum() < 1.15 * np.sqrt(2 / np.pi) * error.sum()
         assert np.mean(z**2) < 1.3
@@ -189,7 +226,9 @@ def test_the_mean_of_the_base_weights_is_the_population_mean(
         assert found == pytest.approx(np.tile(tilts.base, (8, 1)), rel=1e-6)
 
 
-def test_with_the_person_as_the_unit_windows_of_a_person_share_its_weight(world: World, evidence: Evidence) -> None:
+def test_with_the_person_as_the_unit_windows_of_a_person_share_its_weight(
+    world: World, evidence: Evidence
+) -> None:
     tilts = fit_group_tilts(evidence, world.dataset, unit="person")
     person = world.dataset.person[tilts.indices]
     for weights in tilts.weights:
@@ -205,35 +244,49 @@ def test_membership_under_demogroups_leaves_no_weight_outside_the_region(
     assert evidence.region is not None
     for unit in ("trajectory", "person"):
         tilts = fit_group_tilts(evidence, world.dataset, unit=unit, membership=True)
-        region = evidence.region[np.searchsorted(evidence.people, world.dataset.person[tilts.indices])]
+        region = evidence.region[
+            np.searchsorted(evidence.people, world.dataset.person[tilts.indices])
+        ]
         for group, weights in enumerate(tilts.weights):
             assert not weights[region != group].any() and weights[region == group].all()
     assert "can be the label itself" in caplog.text
     assert tilts.report(evidence)["membership"] is True
 
 
-def test_people_without_a_region_belong_to_groups_as_the_population_does(world: World, evidence: Evidence) -> None:
+def test_people_without_a_region_belong_to_groups_as_the_population_does(
+    world: World, evidence: Evidence
+) -> None:
     assert evidence.region is not None
-    unknown = replace(evidence, region=np.where(np.arange(len(evidence.people)) == 3, -1, evidence.region))
+    unknown = replace(
+        evidence, region=np.where(np.arange(len(evidence.people)) == 3, -1, evidence.region)
+    )
     assert unknown.membership()[3] == pytest.approx(np.delete(evidence.membership(), 3, 0).mean(0))
-    assert np.delete(unknown.membership(), 3, 0) == pytest.approx(np.delete(evidence.membership(), 3, 0))
+    assert np.delete(unknown.membership(), 3, 0) == pytest.approx(
+        np.delete(evidence.membership(), 3, 0)
+    )
 
 
 def test_draws_are_a_function_of_seed_and_step(tilts: GroupTilts) -> None:
     draw, again, other = tilted_draw(tilts, 3), tilted_draw(tilts, 3), tilted_draw(tilts, 4)
     one = draw(64, 7)
     draw(64, 8)
-    assert np.array_equal(one.indices, again(64, 7).indices) and np.array_equal(one.groups, again(64, 7).groups)
+    assert np.array_equal(one.indices, again(64, 7).indices) and np.array_equal(
+        one.groups, again(64, 7).groups
+    )
     assert not np.array_equal(one.indices, draw(64, 8).indices)
     assert not np.array_equal(one.indices, other(64, 7).indices)
     assert np.array_equal(np.bincount(one.groups), np.full(8, 8))
-    assert len(np.unique(one.groups[:16])) > 4  # not group by group: a stage may tell noise levels by the place
+    assert (
+        len(np.unique(one.groups[:16])) > 4
+    )  # not group by group: a stage may tell noise levels by the place
 
 
 def test_draws_follow_the_weights(tilts: GroupTilts) -> None:
     draw, steps, size = tilted_draw(tilts, 0), 400, 256
     drawn = [draw(size, step) for step in range(steps)]
-    indices, groups = (np.concatenate([getattr(each, name) for each in drawn]) for name in ("indices", "groups"))
+    indices, groups = (
+        np.concatenate([getattr(each, name) for each in drawn]) for name in ("indices", "groups")
+    )
     place = np.searchsorted(tilts.indices, indices)
     for group, weights in enumerate(tilts.weights):
         n = int((groups == group).sum())
@@ -241,28 +294,40 @@ def test_draws_follow_the_weights(tilts: GroupTilts) -> None:
         counts = np.bincount(place[groups == group], minlength=len(weights))
         assert not counts[weights == 0].any()
         z = (counts - n * weights) / np.sqrt(np.maximum(n * weights, 1e-9))
-        assert np.mean(z[n * weights > 1] ** 2) < 1.1  # stratified: less than the 1 of independent draws
+        assert (
+            np.mean(z[n * weights > 1] ** 2) < 1.1
+        )  # stratified: less than the 1 of independent draws
 
 
 def test_groups_can_be_drawn_by_shares(tilts: GroupTilts) -> None:
     shares = np.arange(8.0)
     groups = np.concatenate([tilted_draw(tilts, 0, shares)(100, step).groups for step in range(50)])
-    assert np.bincount(groups, minlength=8) / 5_000 == pytest.approx(shares / shares.sum(), abs=0.01)
+    assert np.bincount(groups, minlength=8) / 5_000 == pytest.approx(
+        shares / shares.sum(), abs=0.01
+    )
 
 
 def test_several_maps_and_the_validation_twin_are_read(world: World, evidence: Evidence) -> None:
     assert [each.name for each in evidence.phi.maps] == ["poi", "category"]
     assert evidence.validation is not None and evidence.validation.features == evidence.phi.features
     ours, baseline = (
-        evidence.against_validation(means) for means in (evidence.means, np.tile(evidence.recovery.baseline, (8, 1)))
+        evidence.against_validation(means)
+        for means in (evidence.means, np.tile(evidence.recovery.baseline, (8, 1)))
     )
     assert ours is not None and baseline is not None and ours["js"] < baseline["js"]
-    assert evidence.told.distance(evidence.means[0], evidence.means[0]) == {"scaled": 0.0, "js": 0.0}
-    assert sum(len(evidence.anchors_of(name)) for name in evidence.regions.composition.regions) == len(evidence.people)
+    assert evidence.told.distance(evidence.means[0], evidence.means[0]) == {
+        "scaled": 0.0,
+        "js": 0.0,
+    }
+    assert sum(
+        len(evidence.anchors_of(name)) for name in evidence.regions.composition.regions
+    ) == len(evidence.people)
     assert np.isin(evidence.anchors_of("R1"), evidence.anchors).all()
 
 
-def test_tilts_keep_the_spread_of_the_number_of_visits(world: World, evidence: Evidence, tilts: GroupTilts) -> None:
+def test_tilts_keep_the_spread_of_the_number_of_visits(
+    world: World, evidence: Evidence, tilts: GroupTilts
+) -> None:
     """Counts alone take unusual trajectories: of many visits and of few."""
     number = world.dataset.lengths[tilts.indices].astype(np.float64)
 
@@ -270,14 +335,20 @@ def test_tilts_keep_the_spread_of_the_number_of_visits(world: World, evidence: E
         mean = weights @ number
         return np.asarray(np.sqrt(weights @ number**2 - mean**2))
 
-    free = fit_group_tilts(gather_evidence(world.dataset, world.groups, visits=False), world.dataset)
+    free = fit_group_tilts(
+        gather_evidence(world.dataset, world.groups, visits=False), world.dataset
+    )
     usual = spread(tilts.base)
-    assert np.mean(np.abs(spread(tilts.weights) - usual)) < 0.5 * np.mean(np.abs(spread(free.weights) - usual))
+    assert np.mean(np.abs(spread(tilts.weights) - usual)) < 0.5 * np.mean(
+        np.abs(spread(free.weights) - usual)
+    )
     assert evidence.visits is not None
     told = np.array([name.startswith("poi:") for name in evidence.phi.features])
     asked = evidence.means[:, told].sum(1)
     rank = evidence.visits.means @ np.arange(len(evidence.visits.baseline))
-    assert (np.argsort(rank) == np.argsort(asked)).all(), "who makes more visits has them in later bins"
+    assert (np.argsort(rank) == np.argsort(asked)).all(), (
+        "who makes more visits has them in later bins"
+    )
     assert evidence.visits.means.sum(1) == pytest.approx(np.ones(8))
 
 
@@ -286,10 +357,14 @@ def test_a_number_of_visits_is_tilted_to_its_mean_and_no_further(level: float, s
     rng = np.random.default_rng(seed)
     number, weights = rng.poisson(8, 400).astype(np.float64), rng.dirichlet(np.ones(400))
     found = _tilted_to(weights, number, level)
-    assert found.sum() == pytest.approx(1) and found @ number == pytest.approx(level * (weights @ number))
+    assert found.sum() == pytest.approx(1) and found @ number == pytest.approx(
+        level * (weights @ number)
+    )
     ratio = np.log(found / weights)
     slope = np.polyfit(number, ratio, 1)
-    assert np.polyval(slope, number) == pytest.approx(ratio, abs=1e-6)  # an exponential tilt of the number alone
+    assert np.polyval(slope, number) == pytest.approx(
+        ratio, abs=1e-6
+    )  # an exponential tilt of the number alone
 
 
 def test_a_mean_number_of_visits_beyond_what_people_do_takes_the_steepest_tilt() -> None:
@@ -301,11 +376,16 @@ def test_a_mean_number_of_visits_beyond_what_people_do_takes_the_steepest_tilt()
 def test_a_map_can_be_left_out(world: World) -> None:
     both = gather_evidence(world.dataset, world.districts, visits=False)
     held = gather_evidence(world.dataset, world.districts, visits=False, groups_explain=1e-6)
-    assert np.abs(held.means - held.recovery.baseline).max() < 0.1 * np.abs(both.means - both.recovery.baseline).max()
+    assert (
+        np.abs(held.means - held.recovery.baseline).max()
+        < 0.1 * np.abs(both.means - both.recovery.baseline).max()
+    )
     one = both.moments.without("hour")
     assert {name.partition(":")[0] for name in one.phi.features} == {"category"}
     real = Trajectories.of(world.dataset, world.dataset.split("train")[:50])
-    assert np.array_equal(one.phi.counts(real).toarray(), both.phi.counts(real).toarray()[:, : len(one.phi.features)])
+    assert np.array_equal(
+        one.phi.counts(real).toarray(), both.phi.counts(real).toarray()[:, : len(one.phi.features)]
+    )
     assert one.means == pytest.approx(both.means[:, : len(one.phi.features)])
     assert one.scale == pytest.approx(both.told.scale[: len(one.phi.features)])
     with pytest.raises(MobatlasError, match="no feature but 'category'"):
@@ -316,13 +396,19 @@ def test_the_report_is_json_and_says_how_sure_it_is(evidence: Evidence, tilts: G
     report = json.loads(json.dumps(tilts.report(evidence), allow_nan=False))
     row = report["groups"]["30-40, F"]
     assert row["information"] == pytest.approx(evidence.information()["30-40, F"], abs=1e-3)
-    assert 0 < row["relative_size"] < 1 and row["unmet"]["bin"] in evidence.phi.features and row["converged"]
+    assert (
+        0 < row["relative_size"] < 1
+        and row["unmet"]["bin"] in evidence.phi.features
+        and row["converged"]
+    )
     assert row["posterior_sd"]["relative"] > 0
     assert report["validation"]["js"] < report["validation_baseline"]["js"]
 
 
 @pytest.mark.parametrize("change", ["shuffled", "deleted"])
-def test_labels_change_nothing_after_the_regions_were_built(world: World, tmp_path: Path, change: str) -> None:
+def test_labels_change_nothing_after_the_regions_were_built(
+    world: World, tmp_path: Path, change: str
+) -> None:
     copy = with_other_labels(world.dataset, tmp_path / "copy", change)
     weights, drawn, saved = [], [], []
     for number, dataset in enumerate((world.dataset, TrajectoryDataset.open(copy))):
@@ -338,23 +424,38 @@ def test_labels_change_nothing_after_the_regions_were_built(world: World, tmp_pa
     assert weights[0] == weights[1] and drawn[0] == drawn[1] and saved[0] == saved[1]
 
 
-def test_what_the_regions_cannot_tell_is_said(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_regions_cannot_tell_is_said(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     few = world.groups
     for name in ("composition.parquet", "aggregates.parquet"):
-        few = remade(few, tmp_path / name, name, lambda t: t.filter(pc.is_in(t["region"], pa.array(["R1", "R2"]))))
+        few = remade(
+            few,
+            tmp_path / name,
+            name,
+            lambda t: t.filter(pc.is_in(t["region"], pa.array(["R1", "R2"]))),
+        )
     mixed = with_column("share", lambda rows: np.full(len(rows), 1 / 8))
     gather_evidence(world.dataset, remade(few, tmp_path / "mixed", "composition.parquet", mixed))
     assert "2 regions for 8 groups" in caplog.text
     assert "not identified by these regions" in caplog.text
-    assert "mostly prior, and so near the population, is what the regions tell of <30, M (" in caplog.text
+    assert (
+        "mostly prior, and so near the population, is what the regions tell of <30, M ("
+        in caplog.text
+    )
 
 
 def test_a_feature_that_every_region_suppresses_is_left_out(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hide = with_column("value", lambda rows: rows["value"].mask(rows["feature"] == "poi:HOME"))
-    found = gather_evidence(world.dataset, remade(world.groups, tmp_path / "r", "aggregates.parquet", hide))
-    assert "poi:HOME" not in found.phi.features and "1 features are suppressed in every region" in caplog.text
+    found = gather_evidence(
+        world.dataset, remade(world.groups, tmp_path / "r", "aggregates.parquet", hide)
+    )
+    assert (
+        "poi:HOME" not in found.phi.features
+        and "1 features are suppressed in every region" in caplog.text
+    )
     assert found.validation is not None and found.validation.features == found.phi.features
     assert found.means.shape[1] == len(found.phi.features) == len(found.training_mean)
 
@@ -364,34 +465,49 @@ def test_regions_of_another_dataset_pass_if_they_count_the_same_places(
 ) -> None:
     other = redetailed(world.groups, tmp_path / "r", dataset={"content_hash": "another"})
     assert np.array_equal(
-        gather_evidence(world.dataset, other).means, gather_evidence(world.dataset, world.groups).means
+        gather_evidence(world.dataset, other).means,
+        gather_evidence(world.dataset, world.groups).means,
     )
     assert "was made of another dataset" in caplog.text
     fewer = redetailed(world.districts, tmp_path / "d", dataset={"content_hash": "another"})
     for name in ("aggregates", "spread"):
         without = tmp_path / f"fewer-{name}"
-        fewer = remade(fewer, without, f"{name}.parquet", lambda t: t.filter(pc.not_equal(t["feature"], "hour:23")))
+        fewer = remade(
+            fewer,
+            without,
+            f"{name}.parquet",
+            lambda t: t.filter(pc.not_equal(t["feature"], "hour:23")),
+        )
     with pytest.raises(MobatlasError, match="whose places are others"):
         gather_evidence(world.dataset, fewer)
 
 
-def test_regions_that_cannot_be_used_are_refused_in_a_sentence(world: World, tmp_path: Path) -> None:
+def test_regions_that_cannot_be_used_are_refused_in_a_sentence(
+    world: World, tmp_path: Path
+) -> None:
     def broken(name: str, table: str, column: str, change: Callable[[pd.DataFrame], Any]) -> Path:
         return remade(world.groups, tmp_path / name, table, with_column(column, change))
 
     zero = broken("zero", "aggregates.parquet", "value", lambda rows: np.zeros(len(rows)))
     with pytest.raises(MobatlasError, match="zero: every value of the aggregates is zero"):
         gather_evidence(world.dataset, zero)
-    hidden = broken("hidden", "aggregates.parquet", "value", lambda rows: np.full(len(rows), np.nan))
+    hidden = broken(
+        "hidden", "aggregates.parquet", "value", lambda rows: np.full(len(rows), np.nan)
+    )
     with pytest.raises(MobatlasError, match="hidden: every value of the aggregates is suppressed"):
         gather_evidence(world.dataset, hidden)
     nobody = broken(
-        "nobody", "composition.parquet", "share", lambda rows: np.where(rows["group"] == "30-40, F", 0, rows["share"])
+        "nobody",
+        "composition.parquet",
+        "share",
+        lambda rows: np.where(rows["group"] == "30-40, F", 0, rows["share"]),
     )
     with pytest.raises(MobatlasError, match="no region has anybody of group '30-40, F'"):
         gather_evidence(world.dataset, nobody)
     masked = redetailed(world.groups, tmp_path / "masked", mask=["HOME"])
-    with pytest.raises(MobatlasError, match=r"another dataset .*feature 'poi:HOME' is not in the vocabulary"):
+    with pytest.raises(
+        MobatlasError, match=r"another dataset .*feature 'poi:HOME' is not in the vocabulary"
+    ):
         gather_evidence(world.dataset, masked)
     with pytest.raises(MobatlasError, match="no such regions folder"):
         gather_evidence(world.dataset, tmp_path / "nowhere")
@@ -399,14 +515,20 @@ def test_regions_that_cannot_be_used_are_refused_in_a_sentence(world: World, tmp
         gather_evidence(world.dataset, world.dataset.path)
 
 
-def test_bad_options_are_refused_in_a_sentence(world: World, evidence: Evidence, tilts: GroupTilts) -> None:
+def test_bad_options_are_refused_in_a_sentence(
+    world: World, evidence: Evidence, tilts: GroupTilts
+) -> None:
     with pytest.raises(MobatlasError, match="unit 'persons' does not exist; did you mean 'person'"):
         fit_group_tilts(evidence, world.dataset, unit="persons")
     with pytest.raises(MobatlasError, match="ridge is -1"):
         fit_group_tilts(evidence, world.dataset, ridge=-1)
-    with pytest.raises(MobatlasError, match=r"--membership: .* does not say who lives in which region"):
+    with pytest.raises(
+        MobatlasError, match=r"--membership: .* does not say who lives in which region"
+    ):
         fit_group_tilts(replace(evidence, region=None), world.dataset, membership=True)
-    with pytest.raises(MobatlasError, match="no training person lives in a region with anybody of group '<30, M'"):
+    with pytest.raises(
+        MobatlasError, match="no training person lives in a region with anybody of group '<30, M'"
+    ):
         lost = replace(evidence, region=np.ones(len(evidence.people), dtype=np.int64))
         fit_group_tilts(lost, world.dataset, membership=True)
     for shares in (np.ones(7), np.zeros(8), -np.ones(8)):

@@ -102,7 +102,9 @@ def test_rows_without_prior_weight_stay_without() -> None:
 def test_a_feature_that_nobody_shows_does_no_harm() -> None:
     phi, target = counts(13)
     wider = sparse.csr_array(sparse.hstack([phi, sparse.csr_array((40, 1))]))
-    assert fit_tilt(wider, np.append(target, 0.0)).weights == pytest.approx(fit_tilt(phi, target).weights, abs=1e-6)
+    assert fit_tilt(wider, np.append(target, 0.0)).weights == pytest.approx(
+        fit_tilt(phi, target).weights, abs=1e-6
+    )
 
 
 def test_large_counts_do_not_overflow() -> None:

@@ -37,7 +37,14 @@ from tests.commands import (
 NO_CUDA = pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 NO_BOARD = pytest.mark.skipif(find_spec("tensorboard") is not None, reason="it is installed")
 # what the autoencoder adds to its latents is drawn in each process for itself
-FEW = ("--set", "autoencoder.steps=20", "--set", "denoiser.steps=20", "--set", "autoencoder.noise=0")
+FEW = (
+    "--set",
+    "autoencoder.steps=20",
+    "--set",
+    "denoiser.steps=20",
+    "--set",
+    "autoencoder.noise=0",
+)
 TWO = ("--devices", 2, "--accelerator", "cpu")
 
 
@@ -59,7 +66,9 @@ def test_train_makes_a_model_folder(world: World) -> None:
     manifest = read_manifest(world.model, "model")
     assert manifest.details["dataset"]["hash"] == world.dataset.manifest.content_hash
     assert {line["stage"] for line in lines(world.model)} == {"autoencoder", "denoiser"}
-    assert not [name for name in names(world.root) if name.startswith(".")], "no lock, nothing half-written"
+    assert not [name for name in names(world.root) if name.startswith(".")], (
+        "no lock, nothing half-written"
+    )
 
 
 def test_json_is_the_report_with_reconstruction_and_peak_memory(world: World) -> None:
@@ -67,13 +76,19 @@ def test_json_is_the_report_with_reconstruction_and_peak_memory(world: World) ->
     assert 0 < world.report["autoencoder"]["reconstruction"] <= 1
     assert world.report["denoiser"]["loss"] > 0
     assert 0.1 < world.report["peak_gb"] < 8
-    longer = world.dataset.lengths[world.dataset.split("train")] > CONFIG["train"]["options"]["length"]
+    longer = (
+        world.dataset.lengths[world.dataset.split("train")] > CONFIG["train"]["options"]["length"]
+    )
     assert world.report["truncated"] == longer.sum() > 0
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_one_others(world: World, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(
+    world: World, tmp_path: Path
+) -> None:
     check_same(world.root / "again", world.model)
-    other = world.warm.run(*world.train(tmp_path / "other", "--seed", 1, "--set", "denoiser.steps=1"))
+    other = world.warm.run(
+        *world.train(tmp_path / "other", "--seed", 1, "--set", "denoiser.steps=1")
+    )
     assert other.code == 0
     assert "reconstruction" in other.out and "GB at most" in other.out
     assert (tmp_path / "other" / SAME[-1]).read_bytes() != (world.model / SAME[-1]).read_bytes()
@@ -99,7 +114,10 @@ def test_a_finished_model_is_not_trained_over_without_overwrite(world: World) ->
     before = snapshot(world.root)
     refused = world.warm.run(*world.train(world.model))
     assert refused.code == 2
-    assert refused.err == f"mobatlas: {world.model}: exists already; choose another --out or pass --overwrite\n"
+    assert (
+        refused.err
+        == f"mobatlas: {world.model}: exists already; choose another --out or pass --overwrite\n"
+    )
     assert snapshot(world.root) == before
 
 
@@ -123,15 +141,30 @@ def test_a_model_outlives_an_overwrite_that_cannot_begin(world: World, tmp_path:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        pytest.param(["--generator", "latent-difusion"], "did you mean 'latent-diffusion'?", id="generator"),
+        pytest.param(
+            ["--generator", "latent-difusion"], "did you mean 'latent-diffusion'?", id="generator"
+        ),
         pytest.param(["--preset", "papr"], "did you mean 'paper'?", id="preset"),
-        pytest.param(["--set", "denoiser.depht=3"], "unknown key 'depht' in 'denoiser'; did you mean", id="key"),
+        pytest.param(
+            ["--set", "denoiser.depht=3"],
+            "unknown key 'depht' in 'denoiser'; did you mean",
+            id="key",
+        ),
         pytest.param(["--set", "denoiser.depth=deep"], "'denoiser.depth' is wrong", id="value"),
         pytest.param(["--set", "denoiser.width=30"], "width 30 is not a multiple", id="width"),
         pytest.param(["--set", "denoiser"], "write it as section.key=value", id="assignment"),
-        pytest.param(["--config", "nowhere.yaml"], "nowhere.yaml: no such configuration file", id="config"),
-        pytest.param(["--accelerator", "cuda"], "--accelerator cuda: there is no such", marks=NO_CUDA, id="cuda"),
-        pytest.param(["--accelerator", "quantum"], "--accelerator quantum does not exist", id="accelerator"),
+        pytest.param(
+            ["--config", "nowhere.yaml"], "nowhere.yaml: no such configuration file", id="config"
+        ),
+        pytest.param(
+            ["--accelerator", "cuda"],
+            "--accelerator cuda: there is no such",
+            marks=NO_CUDA,
+            id="cuda",
+        ),
+        pytest.param(
+            ["--accelerator", "quantum"], "--accelerator quantum does not exist", id="accelerator"
+        ),
         pytest.param(["--devices", "0"], "--devices 0", id="devices"),
         pytest.param(["--precision", "8"], "--precision 8 does not exist", id="precision"),
         pytest.param(["--tensorboard"], "mobatlas[tensorboard]", marks=NO_BOARD, id="tensorboard"),
@@ -163,13 +196,17 @@ def test_what_is_not_a_dataset_is_one_sentence_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("out", ["dataset", "dataset/model", "."])
-def test_an_out_that_lies_over_the_dataset_is_refused(world: World, refusal: Refusal, out: str) -> None:
+def test_an_out_that_lies_over_the_dataset_is_refused(
+    world: World, refusal: Refusal, out: str
+) -> None:
     for option in ("--quiet", "--overwrite", "--resume"):
         assert "lies over the source" in refusal(*world.train(world.root / out, option)), option
 
 
 @pytest.mark.parametrize("out", ["city", "run.yaml", "run.yaml/model"])
-def test_an_out_that_is_something_else_is_left_alone(world: World, refusal: Refusal, out: str) -> None:
+def test_an_out_that_is_something_else_is_left_alone(
+    world: World, refusal: Refusal, out: str
+) -> None:
     for option in ("--quiet", "--overwrite", "--resume"):
         assert f"{out}: " in refusal(*world.train(world.root / out, option)), option
 
@@ -182,14 +219,20 @@ def test_two_processes_train_to_the_losses_of_one(world: World, tmp_path: Path) 
     assert names(tmp_path) == ["one", "two"]
     assert names(tmp_path / "two") == FILES
     alone, together = lines(tmp_path / "one"), lines(tmp_path / "two")
-    assert [(line["stage"], line["step"]) for line in together] == [(line["stage"], line["step"]) for line in alone]
-    assert [line["loss"] for line in together] == pytest.approx([line["loss"] for line in alone], abs=1e-5)
+    assert [(line["stage"], line["step"]) for line in together] == [
+        (line["stage"], line["step"]) for line in alone
+    ]
+    assert [line["loss"] for line in together] == pytest.approx(
+        [line["loss"] for line in alone], abs=1e-5
+    )
     report = json.loads(two.out)  # printed once
     assert report["denoiser"]["loss"] == together[-1]["loss"]
 
 
 @pytest.mark.slow
-def test_two_processes_stopped_and_killed_end_in_the_same_bytes(world: World, tmp_path: Path) -> None:
+def test_two_processes_stopped_and_killed_end_in_the_same_bytes(
+    world: World, tmp_path: Path
+) -> None:
     whole, out = tmp_path / "whole", tmp_path / "model"
     assert finish_cold(start_cold(*world.train(whole, *TWO))).code == 0
     process = start_cold(*world.train(out, *TWO, *OFTEN))

@@ -33,19 +33,25 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return trained_world(tmp_path_factory.getbasetemp())
 
 
-def test_killed_at_three_random_moments_it_ends_in_the_same_bytes(world: World, tmp_path: Path) -> None:
+def test_killed_at_three_random_moments_it_ends_in_the_same_bytes(
+    world: World, tmp_path: Path
+) -> None:
     command = world.train(tmp_path / "model", *OFTEN)
     kill_until(3, command, tmp_path / "model", world.model, 0.6 * world.seconds, world.warm)
 
 
 @pytest.mark.slow
-def test_killed_at_ten_random_moments_it_ends_in_the_same_bytes(world: World, tmp_path: Path) -> None:
+def test_killed_at_ten_random_moments_it_ends_in_the_same_bytes(
+    world: World, tmp_path: Path
+) -> None:
     command = world.train(tmp_path / "model", "--checkpoint-seconds", 0.05)
     kill_until(10, command, tmp_path / "model", world.model, 0.5 * world.seconds, world.warm)
 
 
 @pytest.mark.slow
-def test_killed_as_the_shell_starts_it_it_ends_in_the_same_bytes(world: World, tmp_path: Path) -> None:
+def test_killed_as_the_shell_starts_it_it_ends_in_the_same_bytes(
+    world: World, tmp_path: Path
+) -> None:
     """With all of the start-up that a warm process leaves out."""
     command, moments = world.train(tmp_path / "model", *OFTEN, "--resume"), random.Random(0)
     for _ in range(3):
@@ -57,7 +63,9 @@ def test_killed_as_the_shell_starts_it_it_ends_in_the_same_bytes(world: World, t
     check_same(tmp_path / "model", world.model)
 
 
-def test_killed_as_each_of_its_files_appears_it_ends_in_the_same_bytes(world: World, tmp_path: Path) -> None:
+def test_killed_as_each_of_its_files_appears_it_ends_in_the_same_bytes(
+    world: World, tmp_path: Path
+) -> None:
     """Between the stages and at the very end, where random moments seldom fall."""
     out = tmp_path / "model"
     begun = unfinished(out) / "begun.json"
@@ -78,12 +86,18 @@ def test_killed_as_each_of_its_files_appears_it_ends_in_the_same_bytes(world: Wo
     check_same(out, world.model)
 
 
-def test_a_model_killed_after_its_last_file_is_tidied_up_by_resuming(world: World, tmp_path: Path) -> None:
+def test_a_model_killed_after_its_last_file_is_tidied_up_by_resuming(
+    world: World, tmp_path: Path
+) -> None:
     """It is complete, but for what the process would have swept up: its lock, and what it went on from."""
     out = tmp_path / "model"
     shutil.copytree(world.model, out)
     unfinished(out).mkdir()
-    for left in (unfinished(out) / "begun.json", unfinished(out) / "latents.npy", tmp_path / ".model.lock"):
+    for left in (
+        unfinished(out) / "begun.json",
+        unfinished(out) / "latents.npy",
+        tmp_path / ".model.lock",
+    ):
         left.write_text("{}")
     assert world.warm.run(*world.train(out, "--resume")).code == 0
     check_same(out, world.model)
@@ -130,7 +144,10 @@ def test_ctrl_c_says_how_to_go_on_and_the_rest_ends_in_the_same_bytes(
     wait_until(lambda: last_step(out, stage) > 0, "a checkpoint")
     stopped = running.signal(number)
     step = last_step(out, stage)
-    assert stopped.said == f"mobatlas: stopped at step {step} of 60 of the {stage}; continue with --resume"
+    assert (
+        stopped.said
+        == f"mobatlas: stopped at step {step} of 60 of the {stage}; continue with --resume"
+    )
     resumed = world.warm.run(*world.train(out, "--resume"))
     assert resumed.code == 0
     assert f"{stage}: continues from step {step} of 60" in resumed.err

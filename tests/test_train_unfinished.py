@@ -57,14 +57,21 @@ def refused_unchanged(world: World, half: Path, *more: object) -> str:
 
 def test_an_unfinished_model_asks_for_resume_or_overwrite(world: World, half: Path) -> None:
     sentence = refused_unchanged(world, half)
-    assert "was begun and not finished" in sentence and "--resume" in sentence and "--overwrite" in sentence
+    assert (
+        "was begun and not finished" in sentence
+        and "--resume" in sentence
+        and "--overwrite" in sentence
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
         (("--set", "denoiser.depth=3"), "denoiser.depth is 2 there and 3 here"),
-        (("--set", "autoencoder.noise=0.2", "--set", "diffusion.steps=5"), "autoencoder.noise is 0.3 there and 0.2"),
+        (
+            ("--set", "autoencoder.noise=0.2", "--set", "diffusion.steps=5"),
+            "autoencoder.noise is 0.3 there and 0.2",
+        ),
         (("--seed", "7"), "seed is 0 there and 7 here"),
     ],
 )
@@ -80,7 +87,9 @@ def test_an_unfinished_model_starts_anew_with_overwrite(world: World, half: Path
     check_same(half, world.model)
 
 
-def test_a_file_of_somebody_else_in_an_unfinished_model_survives_overwrite(world: World, half: Path) -> None:
+def test_a_file_of_somebody_else_in_an_unfinished_model_survives_overwrite(
+    world: World, half: Path
+) -> None:
     (half / "notes.txt").write_text("mine")
     sentence = refused_unchanged(world, half, "--overwrite")
     assert "notes.txt" in sentence
@@ -98,7 +107,9 @@ def newest_checkpoint(half: Path) -> Path:
     return unfinished(half) / f"denoiser-{last_step(half, 'denoiser'):08d}.safetensors"
 
 
-def test_a_truncated_checkpoint_is_refused_and_the_one_before_it_will_do(world: World, half: Path) -> None:
+def test_a_truncated_checkpoint_is_refused_and_the_one_before_it_will_do(
+    world: World, half: Path
+) -> None:
     newest = newest_checkpoint(half)
     os.truncate(newest, newest.stat().st_size // 2)
     sentence = refused_unchanged(world, half, "--resume")
@@ -112,8 +123,14 @@ def test_a_truncated_checkpoint_is_refused_and_the_one_before_it_will_do(world: 
 
 
 @pytest.mark.parametrize("stage", ["denoiser", "autoencoder"])
-def test_a_pickle_named_like_a_checkpoint_is_refused_and_not_run(world: World, half: Path, stage: str) -> None:
-    path = newest_checkpoint(half) if stage == "denoiser" else unfinished(half) / "autoencoder-final.safetensors"
+def test_a_pickle_named_like_a_checkpoint_is_refused_and_not_run(
+    world: World, half: Path, stage: str
+) -> None:
+    path = (
+        newest_checkpoint(half)
+        if stage == "denoiser"
+        else unfinished(half) / "autoencoder-final.safetensors"
+    )
     marker = half.parent.parent / f"{half.parent.name}-marker"
     path.write_bytes(pickle.dumps(Malice(marker)))
     sentence = refused_unchanged(world, half, "--resume")

@@ -109,7 +109,9 @@ def test_validation_sees_averaged_weights_in_eval_mode_without_gradients() -> No
         assert torch.equal(tensor, stage.network.state_dict()[name])
 
 
-def test_training_in_memory_gives_what_training_in_a_folder_gives(folder: Path, undisturbed: bytes) -> None:
+def test_training_in_memory_gives_what_training_in_a_folder_gives(
+    folder: Path, undisturbed: bytes
+) -> None:
     stage = make_stage()
     train(None, stage)
     (folder / FINAL).parent.mkdir(parents=True)
@@ -124,25 +126,35 @@ def test_another_seed_gives_other_weights() -> None:
     one, two = make_stage(), make_stage()
     train(None, one)
     train(None, two, seed=6)
-    assert not torch.equal(one.network.state_dict()["0.weight"], two.network.state_dict()["0.weight"])
+    assert not torch.equal(
+        one.network.state_dict()["0.weight"], two.network.state_dict()["0.weight"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["loss", "gradient"])
-def test_a_divergence_stops_with_a_sentence_before_it_reaches_the_weights(folder: Path, kind: str) -> None:
+def test_a_divergence_stops_with_a_sentence_before_it_reaches_the_weights(
+    folder: Path, kind: str
+) -> None:
     def loss(network: nn.Module, step: int, share: Share) -> Tensor:
         value = regression(network, step, share)
         if step < 7:
             return value
-        return value * math.nan if kind == "loss" else value + (value - value.detach()).sqrt()  # slope infinite at 0
+        return (
+            value * math.nan if kind == "loss" else value + (value - value.detach()).sqrt()
+        )  # slope infinite at 0
 
     stage = make_stage(loss=loss)
-    with pytest.raises(MobatlasError, match=r"mlp diverged at step 8 .*learning rate, now .*step 6 is intact"):
+    with pytest.raises(
+        MobatlasError, match=r"mlp diverged at step 8 .*learning rate, now .*step 6 is intact"
+    ):
         train(folder, stage, checkpoint_steps=3)
     assert all(tensor.isfinite().all() for tensor in stage.network.state_dict().values())
     assert names(folder) == ["mlp-00000003.safetensors", "mlp-00000006.safetensors"]
 
 
-def test_a_run_stopped_after_any_step_ends_in_the_same_bytes(tmp_path: Path, undisturbed: bytes) -> None:
+def test_a_run_stopped_after_any_step_ends_in_the_same_bytes(
+    tmp_path: Path, undisturbed: bytes
+) -> None:
     for steps in range(1, 12):
         folder = tmp_path / str(steps) / "training"
         begun(folder, steps)
@@ -184,7 +196,9 @@ def test_a_finished_stage_is_read_and_not_trained_again(folder: Path) -> None:
     second = make_stage(loss=at_step(0, crash))
     nn.init.zeros_(second.network.get_parameter("0.weight"))
     assert train(folder, second) == metrics
-    assert torch.equal(torch.rand(3), after), "what comes after must not depend on whether it was trained or read"
+    assert torch.equal(torch.rand(3), after), (
+        "what comes after must not depend on whether it was trained or read"
+    )
     for name, tensor in first.network.state_dict().items():
         assert torch.equal(tensor, second.network.state_dict()[name])
     assert (folder / FINAL).read_bytes() == before
@@ -192,7 +206,9 @@ def test_a_finished_stage_is_read_and_not_trained_again(folder: Path) -> None:
 
 def test_training_begun_needs_resume_and_an_empty_folder_does_not_mind_it(folder: Path) -> None:
     begun(folder)
-    with pytest.raises(MobatlasError, match=r"training was begun here; pass --resume .* --overwrite"):
+    with pytest.raises(
+        MobatlasError, match=r"training was begun here; pass --resume .* --overwrite"
+    ):
         make_trainer(folder, resume=False)
     assert train(folder.parent.parent / "new" / "training", resume=True)
 
@@ -229,7 +245,10 @@ def test_going_on_with_other_threads_warns_that_last_digits_may_differ(
         train(other)
     finally:
         torch.set_num_threads(threads)
-    assert f"last digits may differ, it ran on torch {torch.__version__}, 1 x cpu, {threads} threads" in caplog.text
+    assert (
+        f"last digits may differ, it ran on torch {torch.__version__}, 1 x cpu, {threads} threads"
+        in caplog.text
+    )
 
 
 def test_what_is_not_a_number_is_null_in_the_log(folder: Path) -> None:
@@ -258,11 +277,16 @@ def test_tied_and_frozen_and_unused_weights_survive_a_stop(tmp_path: Path) -> No
 
 def test_a_second_process_is_kept_out_of_the_folder(folder: Path) -> None:
     begun(folder)
-    with only_one_process(folder), pytest.raises(MobatlasError, match="another mobatlas process is training there"):
+    with (
+        only_one_process(folder),
+        pytest.raises(MobatlasError, match="another mobatlas process is training there"),
+    ):
         train(folder)
 
 
-@pytest.mark.parametrize(("amx", "avx", "precision"), [(True, True, "bf16"), (False, True, "32"), (False, False, "32")])
+@pytest.mark.parametrize(
+    ("amx", "avx", "precision"), [(True, True, "bf16"), (False, True, "32"), (False, False, "32")]
+)
 def test_a_cpu_trains_in_bf16_only_with_tiles_for_it(
     monkeypatch: pytest.MonkeyPatch, amx: bool, avx: bool, precision: str
 ) -> None:
@@ -287,7 +311,7 @@ def test_a_device_or_a_precision_that_is_not_there_is_named() -> None:
 
 def test_tensorboard_is_named_where_it_is_missing() -> None:
     try:
-        import tensorboard  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
+        import tensorboard  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         with pytest.raises(MobatlasError, match=r"mobatlas\[tensorboard\]"):
             Trainer(None, accelerator="cpu", tensorboard=True)

@@ -25,7 +25,16 @@ from mobatlas.training.checkpoints import Checkpoints, Identity
 from mobatlas.training.devices import fabric_on
 from mobatlas.training.loop import Stopped
 from tests.commands import wait_until
-from tests.trainers import FINAL, at_step, lines, make_stage, make_trainer, names, train, undisturbed_bytes
+from tests.trainers import (
+    FINAL,
+    at_step,
+    lines,
+    make_stage,
+    make_trainer,
+    names,
+    train,
+    undisturbed_bytes,
+)
 
 ROOT = Path(__file__).parents[1]
 # Real processes come from a server that has imported torch already: importing it takes longer than all that they do.
@@ -72,7 +81,9 @@ def train_quietly(folder: Path, steps: int, checkpoint_steps: int, said: Path) -
         sys.exit(2)
 
 
-def test_a_run_killed_at_ten_random_moments_ends_in_the_same_bytes(tmp_path: Path, folder: Path) -> None:
+def test_a_run_killed_at_ten_random_moments_ends_in_the_same_bytes(
+    tmp_path: Path, folder: Path
+) -> None:
     steps, moments = 1200, random.Random(0)
     train(tmp_path / "whole" / "training", make_stage(steps))
     for number in range(10):
@@ -81,7 +92,9 @@ def test_a_run_killed_at_ten_random_moments_ends_in_the_same_bytes(tmp_path: Pat
             wait_for_step(folder, last_step(folder) + moments.randint(1, 15), process)
         time.sleep(moments.uniform(0, 0.1 if number % 2 else 0.005))
         kill(process)
-    assert last_step(folder) >= 5 and FINAL not in names(folder), "the kills came too early or too late to matter"
+    assert last_step(folder) >= 5 and FINAL not in names(folder), (
+        "the kills came too early or too late to matter"
+    )
     process = start(train_quietly, folder, steps, 50, tmp_path / "said")
     process.join()
     assert process.exitcode == 0
@@ -109,7 +122,9 @@ def checkpoints_in(folder: Path) -> Checkpoints:
 def write_for_ever(folder: Path, step: int) -> None:
     while True:
         step += 1
-        tensors = {str(part): torch.full((256, 1024), float(step)) for part in range(4)}  # 4 MB that tell their step
+        tensors = {
+            str(part): torch.full((256, 1024), float(step)) for part in range(4)
+        }  # 4 MB that tell their step
         checkpoints_in(folder).save(step, tensors, {})
 
 
@@ -144,7 +159,9 @@ def test_ctrl_c_saves_the_step_and_says_how_to_go_on(tmp_path: Path, folder: Pat
     process.join()
     assert process.exitcode == 2
     step = last_step(folder)
-    assert said.read_text() == f"stopped at step {step} of {steps} of the mlp; continue with --resume"
+    assert (
+        said.read_text() == f"stopped at step {step} of {steps} of the mlp; continue with --resume"
+    )
     train(folder, make_stage(steps))
     assert (folder / FINAL).read_bytes() == (tmp_path / "whole" / "training" / FINAL).read_bytes()
 
@@ -154,11 +171,15 @@ def test_a_signal_waits_for_the_end_of_the_step_and_the_handlers_come_back(
     folder: Path, undisturbed: bytes, ctrl_c: None, number: signal.Signals
 ) -> None:
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(Stopped, match=r"stopped at step 8 of 12 of the mlp; continue with --resume") as stopped:
+    with pytest.raises(
+        Stopped, match=r"stopped at step 8 of 12 of the mlp; continue with --resume"
+    ) as stopped:
         train(folder, make_stage(loss=at_step(7, lambda: signal.raise_signal(number))))
     assert stopped.value.signal == number
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
-    with pytest.raises(Stopped, match=r"stopped after the mlp"):  # its work is done, the next stage's is not
+    with pytest.raises(
+        Stopped, match=r"stopped after the mlp"
+    ):  # its work is done, the next stage's is not
         train(folder, make_stage(loss=at_step(11, lambda: signal.raise_signal(number))))
     assert (folder / FINAL).read_bytes() == undisturbed
 
@@ -177,7 +198,9 @@ def test_a_second_ctrl_c_stops_at_once(folder: Path, undisturbed: bytes, ctrl_c:
 
 def fill_the_disk(folder: Path, said: Path) -> None:
     """From step 8 on no file may grow past 1000 bytes."""
-    full = at_step(7, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY)))
+    full = at_step(
+        7, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    )
     try:
         train(folder, make_stage(loss=full), checkpoint_steps=3)
     except MobatlasError as error:
@@ -230,28 +253,45 @@ def test_two_processes_go_down_the_same_losses_as_one(tmp_path: Path, folder: Pa
     script = tmp_path / "script.py"
     script.write_text(IN_TWO_PROCESSES)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, script, folder], env=environment, capture_output=True, text=True, timeout=300)
+    run = subprocess.run(
+        [sys.executable, script, folder],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert run.returncode == 0, run.stderr
     said = "stopped at step 7 of 12 of the mlp; continue with --resume"
     assert [(folder / f"said-{rank}").read_text() for rank in range(2)] == [said, said]
     parted = [(folder / f"talking-{rank}").read_text() for rank in range(2)]
-    assert parted == ["False", "False"], "threads that talk while Python ends abort the process now and then"
-    assert sorted(path.name for path in folder.glob("*.npy")) == ["cache-1.npy", "cache.npy"], "each has its own"
+    assert parted == ["False", "False"], (
+        "threads that talk while Python ends abort the process now and then"
+    )
+    assert sorted(path.name for path in folder.glob("*.npy")) == ["cache-1.npy", "cache.npy"], (
+        "each has its own"
+    )
     alone, together = lines(tmp_path / "one" / "training"), lines(folder)
-    assert [(line["stage"], line["step"]) for line in together] == [(line["stage"], line["step"]) for line in alone]
+    assert [(line["stage"], line["step"]) for line in together] == [
+        (line["stage"], line["step"]) for line in alone
+    ]
     for key in ("loss", "grad_norm", "lr"):
-        assert [line[key] for line in together] == pytest.approx([line[key] for line in alone], abs=1e-5)
+        assert [line[key] for line in together] == pytest.approx(
+            [line[key] for line in alone], abs=1e-5
+        )
     for name in (FINAL, "again-final.safetensors"):
         ours, theirs = load_file(tmp_path / "one" / "training" / name), load_file(folder / name)
         for key, tensor in ours.items():
             torch.testing.assert_close(theirs[key], tensor, atol=1e-5, rtol=1e-5)
 
 
-def test_processes_of_another_number_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_another_number_than_devices_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")  # as torchrun tells it
     with pytest.raises(
-        MobatlasError, match="--devices 1: the launcher started 2 processes; start as many as --devices"
+        MobatlasError,
+        match="--devices 1: the launcher started 2 processes; start as many as --devices",
     ):
         make_trainer(None)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
@@ -262,7 +302,14 @@ def test_processes_of_another_number_than_devices_are_refused(monkeypatch: pytes
 def test_a_task_of_a_batch_system_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning_fabric import Fabric
 
-    said = {"NTASKS": "1", "JOB_NAME": "train", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NODELIST": "localhost"}
+    said = {
+        "NTASKS": "1",
+        "JOB_NAME": "train",
+        "PROCID": "0",
+        "LOCALID": "0",
+        "NODEID": "0",
+        "NODELIST": "localhost",
+    }
     for name, value in said.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.delenv("LOCAL_RANK", raising=False)

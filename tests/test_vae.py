@@ -49,7 +49,9 @@ def batch(net: Variational, n: int = BATCH) -> tuple[Tensor, Tensor, Tensor, Ten
 
 def by_number(net: Variational, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
     """The KL of each number of the latent, (batch, latent), as torch has it."""
-    mean, log_deviation = net.encode(inputs[0], net.decoder.person(inputs[1], inputs[2])).chunk(2, -1)
+    mean, log_deviation = net.encode(inputs[0], net.decoder.person(inputs[1], inputs[2])).chunk(
+        2, -1
+    )
     return kl_divergence(Normal(mean, log_deviation.exp()), Normal(0.0, 1.0))
 
 
@@ -59,7 +61,9 @@ def test_the_terms_are_reconstruction_and_kl() -> None:
     terms = net.terms(*inputs)
     assert list(terms) == ["reconstruction", "kl"]
     torch.testing.assert_close(terms["kl"], by_number(net, inputs).sum(1))
-    mean, log_deviation = net.encode(inputs[0], net.decoder.person(inputs[1], inputs[2])).chunk(2, -1)
+    mean, log_deviation = net.encode(inputs[0], net.decoder.person(inputs[1], inputs[2])).chunk(
+        2, -1
+    )
     latent = mean + log_deviation.exp() * inputs[3]
     expected = net.decoder.nats(inputs[0], net.condition(inputs[1], inputs[2], latent))
     torch.testing.assert_close(terms["reconstruction"], expected)
@@ -96,8 +100,12 @@ def test_free_bits_cost_the_same_whether_they_are_used_or_not() -> None:
     # a little more or less of what is free changes nothing
     net.to_latent.requires_grad_(True)
     cost = (net(*inputs) - net.terms(*inputs)["reconstruction"]).mean()
-    slopes = torch.autograd.grad(cost, net.to_latent.weight)[0].view(2, net.latent, -1).abs().sum((0, 2))
-    assert torch.equal(slopes > 1e-3, ~free)  # what is left of the reconstruction, taken off, is rounding
+    slopes = (
+        torch.autograd.grad(cost, net.to_latent.weight)[0].view(2, net.latent, -1).abs().sum((0, 2))
+    )
+    assert torch.equal(
+        slopes > 1e-3, ~free
+    )  # what is left of the reconstruction, taken off, is rounding
 
 
 def test_the_weight_of_the_kl_rises_from_nothing_and_stays_whole_in_phase_2() -> None:
@@ -105,8 +113,12 @@ def test_the_weight_of_the_kl_rises_from_nothing_and_stays_whole_in_phase_2() ->
     inputs = batch(net)
     terms = net.terms(*inputs)
     for step, weight in ((0, 0.1), (4, 0.5), (9, 1.0), (10**6, 1.0), (None, 1.0)):
-        torch.testing.assert_close(net(*inputs, step), terms["reconstruction"] + weight * terms["kl"])
-    torch.testing.assert_close(network(warmup=0, free_bits=0.0)(*inputs, 0), terms["reconstruction"] + terms["kl"])
+        torch.testing.assert_close(
+            net(*inputs, step), terms["reconstruction"] + weight * terms["kl"]
+        )
+    torch.testing.assert_close(
+        network(warmup=0, free_bits=0.0)(*inputs, 0), terms["reconstruction"] + terms["kl"]
+    )
 
 
 def test_what_is_written_depends_on_the_latent() -> None:
@@ -114,7 +126,11 @@ def test_what_is_written_depends_on_the_latent() -> None:
     _, anchors, levels, _ = (part[:1].expand(n, -1) for part in batch(net))
     numbers = torch.rand(n, 12, generator=chance(7))
     one, same, other = (
-        write(net.decoder, net.condition(anchors, levels, torch.randn(n, net.latent, generator=chance(seed))), numbers)
+        write(
+            net.decoder,
+            net.condition(anchors, levels, torch.randn(n, net.latent, generator=chance(seed))),
+            numbers,
+        )
         for seed in (0, 0, 1)
     )
     assert torch.equal(one, same)

@@ -13,7 +13,7 @@ from mobatlas.config import CityConfig, build
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.features.maps import Trajectories
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.generators.base import Generator, family_of
 from mobatlas.training.loop import Trainer
 from tests.written import write
@@ -62,7 +62,9 @@ OPTIONS: dict[str, dict[str, Any]] = {  # a function is called with the dataset
 
 def small_city(folder: Path, users: int = 250, pois: int = 40) -> TrajectoryDataset:
     """A prepared city in that folder."""
-    write_city_folder(folder / "city", CityConfig(users=users, pois=pois, districts=4, days=15), seed=3)
+    write_city_folder(
+        folder / "city", CityConfig(users=users, pois=pois, districts=4, days=15), seed=3
+    )
     prepare(folder / "city", folder / "dataset", preset="small")
     return TrajectoryDataset.open(folder / "dataset")
 
@@ -70,7 +72,10 @@ def small_city(folder: Path, users: int = 250, pois: int = 40) -> TrajectoryData
 def fresh(name: str, dataset: TrajectoryDataset, seed: int = 0, **options: Any) -> Generator:
     """A generator that has seen nothing."""
     family = family_of(name)
-    told = {key: value(dataset) if callable(value) else value for key, value in (OPTIONS[name] | options).items()}
+    told = {
+        key: value(dataset) if callable(value) else value
+        for key, value in (OPTIONS[name] | options).items()
+    }
     return family.create(build(family.config, told, name), dataset, seed)
 
 
@@ -88,5 +93,7 @@ def with_other_labels(dataset: TrajectoryDataset, copy: Path, change: str) -> Pa
     (copy / "labels.parquet").unlink()
     if change == "shuffled":
         order = np.random.default_rng(0).permutation(labels.num_rows)
-        pq.write_table(labels.take(order).set_column(0, "user_id", labels["user_id"]), copy / "labels.parquet")
+        pq.write_table(
+            labels.take(order).set_column(0, "user_id", labels["user_id"]), copy / "labels.parquet"
+        )
     return copy

@@ -21,7 +21,7 @@ CONFIG = {"denoiser": {"depth": 4, "width": 16}, "batch": 32}
 FINAL = "mlp-final.safetensors"
 
 
-class Crash(Exception):  # noqa: N818 (a test raises it)
+class Crash(Exception):
     """The process dies here, as far as the trainer can tell."""
 
 
@@ -35,8 +35,20 @@ def make_stage(
     steps: int = 12, loss: Loss = regression, dropout: float = 0.2, width: int = 16, **changes: Any
 ) -> Stage:
     torch.manual_seed(3)
-    network = nn.Sequential(nn.Linear(4, width), nn.Dropout(dropout), nn.Tanh(), nn.Linear(width, 1))
-    stage = Stage("mlp", network, steps, loss, 1e-2, optimizer="adamw", weight_decay=0.01, warmup=3, decay="cosine")
+    network = nn.Sequential(
+        nn.Linear(4, width), nn.Dropout(dropout), nn.Tanh(), nn.Linear(width, 1)
+    )
+    stage = Stage(
+        "mlp",
+        network,
+        steps,
+        loss,
+        1e-2,
+        optimizer="adamw",
+        weight_decay=0.01,
+        warmup=3,
+        decay="cosine",
+    )
     return replace(stage, **({"ema": 0.9, "examples_per_step": 32} | changes))
 
 

@@ -27,7 +27,15 @@ TINY: dict[str, Any] = {
     "length": 16,
     "autoencoder": {"encoder_layers": 1, "width": 32, "feedforward": 64, "latent": 8, "batch": 64}
     | {"steps": 100, "learning_rate": 5e-3, "warmup": 5},
-    "denoiser": {"depth": 2, "width": 32, "heads": 2, "embedding": 8, "steps": 40, "batch": 64, "warmup": 5},
+    "denoiser": {
+        "depth": 2,
+        "width": 32,
+        "heads": 2,
+        "embedding": 8,
+        "steps": 40,
+        "batch": 64,
+        "warmup": 5,
+    },
 }
 
 
@@ -44,7 +52,10 @@ class World:
 def keep(out: Path, generator: Generator, dataset: TrajectoryDataset) -> Path:
     with new_folder(out, "model") as folder:
         save_model(folder.path, generator, FAMILY, dataset)
-        folder.details["dataset"] = {"path": str(dataset.path), "hash": dataset.manifest.content_hash}
+        folder.details["dataset"] = {
+            "path": str(dataset.path),
+            "hash": dataset.manifest.content_hash,
+        }
     return out
 
 
@@ -52,7 +63,9 @@ def remade(source: Path, out: Path, change: Callable[[Path], Any]) -> Path:
     """A model folder whose files were changed before its manifest was written."""
     manifest = json.loads((source / MANIFEST).read_text())
     with new_folder(out, manifest["kind"], config=manifest["config"]) as folder:
-        shutil.copytree(source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        shutil.copytree(
+            source, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST)
+        )
         folder.details |= manifest["details"]
         change(folder.path)
     return out

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from mobatlas import CityConfig, TrajectoryDataset, prepare, write_city_folder
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary
 from mobatlas.evaluation.metrics import METRICS, Yardstick
-from mobatlas.features.maps import Trajectories
 
 PARK, CAFE, SHOP = FIRST_POI, FIRST_POI + 1, FIRST_POI + 2
 NAMES = [metric.name for metric in METRICS]
@@ -42,7 +42,9 @@ def walks(*tokens: Sequence[int], anchors: Sequence[Sequence[float]] | None = No
     return Trajectories(
         tokens=np.array([token for walk in tokens for token in walk], dtype=np.int32),
         offsets=np.cumsum([0, *map(len, tokens)]),
-        anchors=np.array([ANCHORS] * len(tokens) if anchors is None else anchors, dtype=np.float64).reshape(-1, 4),
+        anchors=np.array(
+            [ANCHORS] * len(tokens) if anchors is None else anchors, dtype=np.float64
+        ).reshape(-1, 4),
     )
 
 

@@ -17,7 +17,9 @@ OWN = "tilt, calibrated"  # the default strategy
 def families_table(result: Mapping[str, Any]) -> Table:
     """A family and a metric a row: baseline, strong, floor, and what the default strategy comes to under each partition."""
     titles = {metric.name: metric.title for metric in ALL_METRICS}
-    partitions = list(dict.fromkeys(row["partition"] for row in result["families"][0]["rows"] if row["partition"]))
+    partitions = list(
+        dict.fromkeys(row["partition"] for row in result["families"][0]["rows"] if row["partition"])
+    )
     rows: list[tuple[Cell, ...]] = []
     for family in result["families"]:
         ours = {
@@ -25,16 +27,24 @@ def families_table(result: Mapping[str, Any]) -> Table:
             for row in family["rows"]
             if row["model"] == OWN and row["anchors"] == "group"
         }
-        told = [metric for metric in SHOWN if metric in ours[partitions[0]]]  # not everybody tells times
+        told = [
+            metric for metric in SHOWN if metric in ours[partitions[0]]
+        ]  # not everybody tells times
         for number, metric in enumerate(told):
             first = ours[partitions[0]][metric]
-            said = (family["generator"], family["trajectories_per_second"]) if number == 0 else ("", None)
+            said = (
+                (family["generator"], family["trajectories_per_second"])
+                if number == 0
+                else ("", None)
+            )
             cells: list[Cell] = [first["baseline"], first["strong"], first["floor"]]
             for name in partitions:
                 cells += [ours[name][metric]["jsd"], _closed(ours[name][metric])]
             rows.append((*said, titles[metric], *cells))
     columns = [name for partition in partitions for name in (partition, f"closed, {partition}")]
-    formats = {name: SHARE for name in columns if name.startswith("closed")} | {"samples a second": ",.0f"}
+    formats = {name: SHARE for name in columns if name.startswith("closed")} | {
+        "samples a second": ",.0f"
+    }
     caption = f"JSD in bits to test people of a group, average over groups; {result['seconds']:g} s of training each."
     note = (
         f"Closed: of the way from the baseline to the floor; none where the two are within {LEAST:g} bits or the "

@@ -29,11 +29,10 @@ def write_phase2(out: Path, result: Result) -> None:
 def cost_table(result: Result) -> Table:
     """What strategies cost, of `benchmark cost`."""
     rows: list[tuple[Cell, ...]] = [
-        (row["strategy"], row["seconds"], row["regional_loss"], row["gradient_agreement"]) for row in result["rows"]
+        (row["strategy"], row["seconds"], row["regional_loss"], row["gradient_agreement"])
+        for row in result["rows"]
     ]
-    caption = (
-        f"One simulated city, preset small, latent diffusion, seed {result['seed']}, threads: {result['threads']}."
-    )
+    caption = f"One simulated city, preset small, latent diffusion, seed {result['seed']}, threads: {result['threads']}."
     note = (
         "Regional loss: JSD in bits between simulated regions and those of validation people. Gradient agreement: mean cosine "
         "between gradients of one region from two batches."
@@ -57,12 +56,21 @@ def _closed(result: Result) -> Table:
         cells: list[Cell] = []
         for name in CLOSED:
             found = row["metrics"][name]
-            cells += [found["jsd"], found["floor_closed"], " to ".join(_by_seed(found)), found["gap_closed"]]
+            cells += [
+                found["jsd"],
+                found["floor_closed"],
+                " to ".join(_by_seed(found)),
+                found["gap_closed"],
+            ]
         rows.append((_regions(row), row["model"], *cells))
     first = _rows(result)[0]["metrics"]
-    rows.insert(2, ("", FLOOR, *(cell for name in CLOSED for cell in (first[name]["floor"], 1.0, "", None))))
+    rows.insert(
+        2, ("", FLOOR, *(cell for name in CLOSED for cell in (first[name]["floor"], 1.0, "", None)))
+    )
     columns = tuple(
-        f"{what}{titles[name]}" for name in CLOSED for what in ("", "closed, ", "lowest and highest seed, ", "gap, ")
+        f"{what}{titles[name]}"
+        for name in CLOSED
+        for what in ("", "closed, ", "lowest and highest seed, ", "gap, ")
     )
     formats = {name: SHARE for name in columns if name.startswith(("closed", "gap"))}
     note = (
@@ -86,16 +94,26 @@ def _changes(result: Result) -> Table:
         told = (_change(row["metrics"][metric.name], len(result["seeds"])) for metric in METRICS)
         rows.append((_regions(row), row["model"], *told))
     first = _rows(result)[0]["metrics"]
-    rows.insert(0, ("", "baseline", *(f"{first[metric.name]['baseline']:.4f}" for metric in METRICS)))
+    rows.insert(
+        0, ("", "baseline", *(f"{first[metric.name]['baseline']:.4f}" for metric in METRICS))
+    )
     rows.insert(1, ("", FLOOR, *(f"{first[metric.name]['floor']:.4f}" for metric in METRICS)))
-    note = "An exclamation mark: above the baseline by more than the standard deviation between seeds."
+    note = (
+        "An exclamation mark: above the baseline by more than the standard deviation between seeds."
+    )
     caption = "Difference to the JSD of the baseline and its standard deviation between seeds; less is better."
-    return Table(("regions", "model", *(metric.title for metric in METRICS)), tuple(rows), caption, note=note)
+    return Table(
+        ("regions", "model", *(metric.title for metric in METRICS)), tuple(rows), caption, note=note
+    )
 
 
 def _change(found: Mapping[str, Any], seeds: int) -> str:
     change, spread = found["jsd"] - found["baseline"], found["spread"]
-    return f"{change:+.4f} ± {spread:.4f}{' !' if change > spread else ''}" if seeds > 1 else f"{change:+.4f}"
+    return (
+        f"{change:+.4f} ± {spread:.4f}{' !' if change > spread else ''}"
+        if seeds > 1
+        else f"{change:+.4f}"
+    )
 
 
 def _caption(result: Result) -> str:

@@ -22,7 +22,12 @@ QUESTIONS = {
     "rq2": "RQ2: which feature the regions tell",
     "rq3": "RQ3: next-POI prediction",
 }
-PREDICTION = {"accuracy": "Accuracy", "hr10": "HR@10", "ndcg10": "NDCG@10", "geo_error_km": "GeoError, km"}
+PREDICTION = {
+    "accuracy": "Accuracy",
+    "hr10": "HR@10",
+    "ndcg10": "NDCG@10",
+    "geo_error_km": "GeoError, km",
+}
 POI_ALONE = {"poi_accuracy": "Accuracy, POIs alone", "poi_hr10": "HR@10, POIs alone"}
 TITLES = {metric.name: metric.title for metric in METRICS}
 WRITTEN = "Written by `mobatlas benchmark results"
@@ -45,7 +50,11 @@ def write_question(out: Path, result: Result) -> None:
 
 def write_page(folder: Path, out: Path) -> str:
     """Write the page of all questions whose results lie in `folder`, and its figures into a folder of its name beside it."""
-    found = {name: read_result(folder / f"{name}.json") for name in QUESTIONS if (folder / f"{name}.json").exists()}
+    found = {
+        name: read_result(folder / f"{name}.json")
+        for name in QUESTIONS
+        if (folder / f"{name}.json").exists()
+    }
     if not found:
         raise MobatlasError(
             f"{folder}: has none of {', '.join(f'{name}.json' for name in QUESTIONS)}; run mobatlas benchmark rq1 first"
@@ -65,7 +74,11 @@ def write_page(folder: Path, out: Path) -> str:
 
 
 def _section(name: str, result: Result, figures: Path, beside: Path) -> Iterator[str]:
-    versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items() if key in ("mobatlas", "torch"))
+    versions = ", ".join(
+        f"{key} {value}"
+        for key, value in result["versions"].items()
+        if key in ("mobatlas", "torch")
+    )
     yield f"## {QUESTIONS[name]}\n"
     yield f"`{result['command']}`, seeds {', '.join(map(str, result['seeds']))}; {versions}.\n"
     yield f"{_sentence(result)}\n"
@@ -81,11 +94,18 @@ def _sentence(result: Result) -> str:
         rows = {row["material"]: row for row in result["rows"]}
         closed = rows[OWN]["gap_closed"]["accuracy"]
         said = ", ".join(f"{label} {row['average']['accuracy']:.3f}" for label, row in rows.items())
-        ours = "no gap to close" if closed is None else f"{closed:.0%} of the way from the baseline to real people"
+        ours = (
+            "no gap to close"
+            if closed is None
+            else f"{closed:.0%} of the way from the baseline to real people"
+        )
         return f"Accuracy of the next visit by what the predictor learnt from: {said}. The default strategy: {ours}."
     rows_of = [row for row in _rows(result, "group") if row["model"] == OWN]
     what = "partition" if result["question"] == "rq1" else "features"
-    told = [(row[what] if what == "partition" else "+".join(row[what]), row["metrics"]["poi"]) for row in rows_of]
+    told = [
+        (row[what] if what == "partition" else "+".join(row[what]), row["metrics"]["poi"])
+        for row in rows_of
+    ]
     closed = [f"{name} {_share(found['floor_closed'])}" for name, found in told]
     return f"The default strategy, of the way from the baseline to the floor on POI frequency: {', '.join(closed)}."
 
@@ -112,7 +132,9 @@ def _where(result: Result) -> tuple[str, Callable[[Mapping[str, Any]], str]]:
 def _divergence_tables(result: Result) -> dict[str, Table]:
     seeds = len(result["seeds"])
     of_seeds = f"{seeds} seeds" if seeds > 1 else "one seed"
-    caption = f"JSD in bits to test people of a group, average over groups, {of_seeds}; anchors of the"
+    caption = (
+        f"JSD in bits to test people of a group, average over groups, {of_seeds}; anchors of the"
+    )
     rest = [metric.name for metric in METRICS if metric.name not in PAPER_METRICS]
     tables = {
         "average": _averages(result, "group", PAPER_METRICS, f"{caption} group."),
@@ -131,8 +153,18 @@ def _averages(result: Result, anchors: str, metrics: Sequence[str], caption: str
     rows: list[tuple[Cell, ...]] = []
     for row in _rows(result, anchors):
         found = [row["metrics"][name] for name in metrics]
-        rows.append((where(row), _label(row), *_pairs((each["jsd"], each["floor_closed"]) for each in found)))
-    floor = [(row["metrics"][name]["floor"], 1.0) for row in _rows(result, anchors)[:1] for name in metrics]
+        rows.append(
+            (
+                where(row),
+                _label(row),
+                *_pairs((each["jsd"], each["floor_closed"]) for each in found),
+            )
+        )
+    floor = [
+        (row["metrics"][name]["floor"], 1.0)
+        for row in _rows(result, anchors)[:1]
+        for name in metrics
+    ]
     rows.insert(2, ("", FLOOR, *_pairs(floor)))
     columns = [name for metric in metrics for name in (TITLES[metric], f"closed, {TITLES[metric]}")]
     formats = {name: SHARE for name in columns if name.startswith("closed")}
@@ -153,8 +185,12 @@ def _gaps(result: Result) -> Table:
         if row[first if first == "partition" else "features"]
     ]
     columns = (first, "model", *(TITLES[name] for name in PAPER_METRICS))
-    note = "None where strong is not better than the baseline by more than the spread between seeds."
-    return Table(columns, tuple(rows), "Gap closed towards strong.", dict.fromkeys(columns[2:], SHARE), note)
+    note = (
+        "None where strong is not better than the baseline by more than the spread between seeds."
+    )
+    return Table(
+        columns, tuple(rows), "Gap closed towards strong.", dict.fromkeys(columns[2:], SHARE), note
+    )
 
 
 def _by_group(result: Result, metric: str, of_seeds: str) -> Table:
@@ -163,7 +199,9 @@ def _by_group(result: Result, metric: str, of_seeds: str) -> Table:
     names = list(_rows(result, "group")[0]["groups"])
     for row in _rows(result, "group"):
         found = [row["groups"][name][metric] for name in names]
-        cells: list[Cell] = [f"{mean:.3f} ± {sd:.3f}" if len(result["seeds"]) > 1 else mean for mean, sd in found]
+        cells: list[Cell] = [
+            f"{mean:.3f} ± {sd:.3f}" if len(result["seeds"]) > 1 else mean for mean, sd in found
+        ]
         spread = float(np.std([mean for mean, _ in found], ddof=1))
         rows.append((where(row), _label(row), *cells, row["metrics"][metric]["jsd"], spread))
     caption = f"{TITLES[metric]}: JSD in bits to test people of each group, {of_seeds}."
@@ -189,12 +227,14 @@ def _prediction_tables(result: Result) -> dict[str, Table]:
     sizes = sum(result["sizes"].values())
     columns = PREDICTION | POI_ALONE
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (row["material"], *(row["average"][name] for name in columns), row["gap_closed"]["accuracy"])
+        (
+            row["material"],
+            *(row["average"][name] for name in columns),
+            row["gap_closed"]["accuracy"],
+        )
         for row in result["rows"]
     )
-    caption = (
-        f"Next visits of real test people, average over groups; {sizes:,} trajectories of each material to learn from."
-    )
+    caption = f"Next visits of real test people, average over groups; {sizes:,} trajectories of each material to learn from."
     closed = "closed, Accuracy"
     note = "Closed: of the way from the baseline to real training people."
     head: tuple[str, ...] = ("learnt from", *columns.values(), closed)
@@ -203,14 +243,23 @@ def _prediction_tables(result: Result) -> dict[str, Table]:
         note += " Empty where seeds differ by more than that way. Spread: standard deviation between seeds."
         head = (*head, also, *(f"spread, {columns[name]}" for name in ("accuracy", "poi_hr10")))
         rows = tuple(
-            (*row, found["gap_closed"]["poi_hr10"], found["spread"]["accuracy"], found["spread"]["poi_hr10"])
+            (
+                *row,
+                found["gap_closed"]["poi_hr10"],
+                found["spread"]["accuracy"],
+                found["spread"]["poi_hr10"],
+            )
             for row, found in zip(rows, result["rows"], strict=True)
         )
     tables = {"average": Table(head, rows, caption, {closed: SHARE, also: SHARE}, note)}
     names = list(result["rows"][0]["groups"])
     for metric, title in columns.items():
         body = tuple(
-            (row["material"], *(row["groups"][name][metric] for name in names), row["average"][metric])
+            (
+                row["material"],
+                *(row["groups"][name][metric] for name in names),
+                row["average"][metric],
+            )
             for row in result["rows"]
         )
         tables[f"groups-{metric.replace('_', '-')}"] = Table(
@@ -234,12 +283,17 @@ def _draw(folder: Path, result: Result) -> list[Path]:
     if name == "rq1":
         made.append(folder / f"{name}-groups.png")
         groups = list(_rows(result, "group")[0]["groups"])
-        apart = {TITLES[metric]: np.array(result["between_groups"][metric]) for metric in ("poi", "spatial")}
+        apart = {
+            TITLES[metric]: np.array(result["between_groups"][metric])
+            for metric in ("poi", "spatial")
+        }
         heatmap_figure(made[-1], groups, apart)
     return made
 
 
-def _bars(result: Result) -> tuple[dict[str, dict[str, dict[str, tuple[float, float]]]], dict[str, dict[str, float]]]:
+def _bars(
+    result: Result,
+) -> tuple[dict[str, dict[str, dict[str, tuple[float, float]]]], dict[str, dict[str, float]]]:
     """Metric -> what is varied -> model -> (JSD, sd over groups); and the lines that all of a metric have in common."""
     _, where = _where(result)
     rows = _rows(result, "group")
@@ -252,14 +306,19 @@ def _bars(result: Result) -> tuple[dict[str, dict[str, dict[str, tuple[float, fl
             if row["features"] is None:  # phase 1, drawn as lines
                 continue
             spread = float(np.std([values[name][0] for values in row["groups"].values()], ddof=1))
-            bars[TITLES[name]].setdefault(where(row), {})[_label(row)] = (row["metrics"][name]["jsd"], spread)
+            bars[TITLES[name]].setdefault(where(row), {})[_label(row)] = (
+                row["metrics"][name]["jsd"],
+                spread,
+            )
     return bars, lines
 
 
 def write_markdown(out: Path, parts: Sequence[str]) -> None:
     """Write a page over one that was written so, and over nothing else."""
     if out.exists() and WRITTEN not in out.read_text(encoding="utf-8", errors="replace"):
-        raise MobatlasError(f"{out}: was not written by mobatlas benchmark results; choose another --out")
+        raise MobatlasError(
+            f"{out}: was not written by mobatlas benchmark results; choose another --out"
+        )
     write_whole(out, "\n".join(parts).encode())
 
 
@@ -268,5 +327,7 @@ def read_result(path: Path) -> Result:
     try:
         found: Result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise MobatlasError(f"{path}: is not what mobatlas benchmark writes; run it again") from None
+        raise MobatlasError(
+            f"{path}: is not what mobatlas benchmark writes; run it again"
+        ) from None
     return found

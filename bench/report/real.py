@@ -43,7 +43,10 @@ def real_tables(result: Result) -> dict[str, Table]:
     views = [view for view in VIEWS if any(row["anchors"] == view for row in result["rows"])]
     tables = {f"closed-{view.replace(' ', '-')}": _closed(result, view) for view in views}
     tables |= {f"jsd-{view.replace(' ', '-')}": _divergences(result, view) for view in views}
-    tables |= {f"groups-{metric}": _by_group(result, metric) for metric in ("poi", "category", "transitions")}
+    tables |= {
+        f"groups-{metric}": _by_group(result, metric)
+        for metric in ("poi", "category", "transitions")
+    }
     tables["error-bars"] = _error_bars(result)
     if _chosen(result):
         tables["precautions"] = _precautions(result)
@@ -53,16 +56,28 @@ def real_tables(result: Result) -> dict[str, Table]:
 def headline_tables(result: Result) -> dict[str, Table]:
     """Strong and the default strategy alone: in short, partitions with homes of the group, real regions with either kind."""
     chosen = _chosen(result)
-    kinds = {"partitions": ("group", False), "regions": ("population", True), "regions-given": ("group", True)}
+    kinds = {
+        "partitions": ("group", False),
+        "regions": ("population", True),
+        "regions-given": ("group", True),
+    }
     tables = {"summary": summary_table(result)}
     for name, (view, real) in kinds.items():
-        rows = [row for row in _rows(result, view) if row["partition"] is None or (row["partition"] in chosen) == real]
+        rows = [
+            row
+            for row in _rows(result, view)
+            if row["partition"] is None or (row["partition"] in chosen) == real
+        ]
         if any(row["partition"] is not None for row in rows):  # either kind may be left out
-            tables[name] = _closed_table(result, [row for row in rows if row["model"] in ("strong", DEFAULT)], view)
+            tables[name] = _closed_table(
+                result, [row for row in rows if row["model"] in ("strong", DEFAULT)], view
+            )
     if "partitions" in tables:
         tables["groups"] = _by_group(result, "poi", chosen)
     if chosen:
-        regional = [row for row in result["error_bars"] if "precautions" in row and not row["shuffled"]]
+        regional = [
+            row for row in result["error_bars"] if "precautions" in row and not row["shuffled"]
+        ]
         told = [row["features"] for row in result["rows"] if row["partition"] in chosen]
         some = (told[0], told[-1])  # one feature alone, and what is also shuffled
         tables["stages"] = _stages(result, [row for row in regional if row["features"] in some])
@@ -75,10 +90,15 @@ def summary_table(result: Result) -> Table:
     kinds: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in _rows(result, "population"):
         if row["model"] in ("strong", DEFAULT):
-            kinds.setdefault(tuple(row[name] for name in ("partition", "census", "shuffled", "membership")), row)
+            kinds.setdefault(
+                tuple(row[name] for name in ("partition", "census", "shuffled", "membership")), row
+            )
     seeds = len(result["seeds"])
     body = [
-        (regions_label(row) or row["model"], *(_with_spread(row["metrics"][metric], seeds) for metric in metrics))
+        (
+            regions_label(row) or row["model"],
+            *(_with_spread(row["metrics"][metric], seeds) for metric in metrics),
+        )
         for row in kinds.values()
     ]
     caption = (
@@ -127,7 +147,11 @@ def write_real_page(folder: Path, out: Path) -> str:
 
 
 def _section(name: str, result: Result, figures: Path, beside: Path) -> Iterator[str]:
-    versions = ", ".join(f"{key} {value}" for key, value in result["versions"].items() if key in ("mobatlas", "torch"))
+    versions = ", ".join(
+        f"{key} {value}"
+        for key, value in result["versions"].items()
+        if key in ("mobatlas", "torch")
+    )
     yield f"## {name.removeprefix('real-')}\n"
     yield f"`{result['command']}`, seeds {', '.join(map(str, result['seeds']))}; {versions}.\n"
     for path in draw_real(figures, name, result):
@@ -153,11 +177,20 @@ def draw_real(folder: Path, title: str, result: Result) -> list[Path]:
     made, chosen = [], _chosen(result)
     for name, view, real, shown in (
         ("partitions", "group", False, ("poi", "category", "transitions")),
-        ("regions", "population", True, ("spatial", "travel_distance", "poi", "category", "transitions")),
+        (
+            "regions",
+            "population",
+            True,
+            ("spatial", "travel_distance", "poi", "category", "transitions"),
+        ),
     ):
         rows = [row for row in _rows(result, view) if row["partition"] is not None]
         rows = [row for row in rows if (row["partition"] in chosen) == real]
-        bars = {TITLES[metric]: found for metric in shown if any((found := _bars(rows, metric)).values())}
+        bars = {
+            TITLES[metric]: found
+            for metric in shown
+            if any((found := _bars(rows, metric)).values())
+        }
         if bars:
             made.append(folder / f"{title.removesuffix(f'-{name}')}-{name}.png")
             lines = {title: {"baseline": 0.0, "floor": 1.0} for title in bars}
@@ -165,7 +198,9 @@ def draw_real(folder: Path, title: str, result: Result) -> list[Path]:
     return made
 
 
-def _bars(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, dict[str, tuple[float, float]]]:
+def _bars(
+    rows: Sequence[Mapping[str, Any]], metric: str
+) -> dict[str, dict[str, tuple[float, float]]]:
     bars: dict[str, dict[str, tuple[float, float]]] = {}
     for row in rows:
         found = row["metrics"][metric]
@@ -193,17 +228,25 @@ def _rows(result: Result, view: str) -> list[Mapping[str, Any]]:
 
 def _closed(result: Result, view: str) -> Table:
     """Of supervised models."""
-    return _closed_table(result, [row for row in _rows(result, view) if row["model"] != "baseline"], view)
+    return _closed_table(
+        result, [row for row in _rows(result, view) if row["model"] != "baseline"], view
+    )
 
 
 def _closed_table(result: Result, shown: Sequence[Mapping[str, Any]], view: str) -> Table:
     seeds = len(result["seeds"])
     rows: list[tuple[Cell, ...]] = [
-        (regions_label(row), row["model"], *(_with_spread(row["metrics"][name], seeds) for name in SHOWN))
+        (
+            regions_label(row),
+            row["model"],
+            *(_with_spread(row["metrics"][name], seeds) for name in SHOWN),
+        )
         for row in shown
     ]
     columns = ("regions", "model", *(TITLES[name] for name in SHOWN))
-    caption = f"{result['generator']}: closed of the way from the baseline to the floor. {VIEWS[view]}"
+    caption = (
+        f"{result['generator']}: closed of the way from the baseline to the floor. {VIEWS[view]}"
+    )
     return Table(columns, tuple(rows), caption)
 
 
@@ -223,29 +266,46 @@ def _by_group(result: Result, metric: str, without: Container[str] = ()) -> Tabl
     floor, first = result["floor_of_groups"], _rows(result, "group")[0]["groups"]  # of the baseline
 
     def closed(row: Mapping[str, Any], group: str) -> str | None:
-        (start, early), (end, late), (ours, spread) = (each[group][metric] for each in (first, floor, row["groups"]))
+        (start, early), (end, late), (ours, spread) = (
+            each[group][metric] for each in (first, floor, row["groups"])
+        )
         share = floor_closed(ours, start, end, float(np.hypot(early, late)))
         if share is None:
             return None
         said = format(share, SHARE).replace("-", MINUS)
-        return f"{said} ± {np.hypot(early, spread) / (start - end):.0%}" if len(result["seeds"]) > 1 else said
+        return (
+            f"{said} ± {np.hypot(early, spread) / (start - end):.0%}"
+            if len(result["seeds"]) > 1
+            else said
+        )
 
-    body = tuple((regions_label(row) or row["model"], *(closed(row, group) for group in floor)) for row in rows)
+    body = tuple(
+        (regions_label(row) or row["model"], *(closed(row, group) for group in floor))
+        for row in rows
+    )
     caption = f"{TITLES[metric]}: closed of the way from the baseline to the floor, by group. {VIEWS['group']}"
-    apart = ", ".join(f"{group} {first[group][metric][0] - floor[group][metric][0]:.3f}" for group in floor)
+    apart = ", ".join(
+        f"{group} {first[group][metric][0] - floor[group][metric][0]:.3f}" for group in floor
+    )
     note = f"Bits on that way: {apart}. Spread: of baseline and model between seeds."
     return Table(("regions", *floor), body, caption, note=note)
 
 
 def _divergences(result: Result, view: str) -> Table:
     rows: list[tuple[Cell, ...]] = [
-        (regions_label(row), row["model"], *(row["metrics"][metric.name]["jsd"] for metric in METRICS))
+        (
+            regions_label(row),
+            row["model"],
+            *(row["metrics"][metric.name]["jsd"] for metric in METRICS),
+        )
         for row in _rows(result, view)
     ]
     first = _rows(result, view)[0]["metrics"]
     rows.insert(2, ("", FLOOR, *(first[metric.name]["floor"] for metric in METRICS)))
     return Table(
-        ("regions", "model", *(metric.title for metric in METRICS)), tuple(rows), f"JSD in bits. {VIEWS[view]}"
+        ("regions", "model", *(metric.title for metric in METRICS)),
+        tuple(rows),
+        f"JSD in bits. {VIEWS[view]}",
     )
 
 
@@ -280,11 +340,16 @@ def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
         label = regions_label(row)
         people = [(f"people, {stage}", found) for stage, found in row["people"].items()]
         models = [
-            (each["model"] + name.removeprefix(label), {key: each["metrics"][key]["floor_closed"] for key in shown})
+            (
+                each["model"] + name.removeprefix(label),
+                {key: each["metrics"][key]["floor_closed"] for key in shown},
+            )
             for each in _rows(result, "population")
             if (name := regions_label(each)) in (label, f"{label}, membership")
         ]
-        body += [(label, stage, *(found[name] for name in shown)) for stage, found in (*people, *models)]
+        body += [
+            (label, stage, *(found[name] for name in shown)) for stage, found in (*people, *models)
+        ]
     titles = [TITLES[name] for name in shown]
     note = (
         "People: training people drawn by weights, nobody twice by chance, without a generator, from unweighted ones to those "
@@ -293,7 +358,9 @@ def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
         "residence). Models: with homes of everybody, or by region (membership)."
     )
     caption = f"{result['generator']}: what is closed against test people, stage by stage."
-    return Table(("regions", "stage", *titles), tuple(body), caption, dict.fromkeys(titles, SHARE), note)
+    return Table(
+        ("regions", "stage", *titles), tuple(body), caption, dict.fromkeys(titles, SHARE), note
+    )
 
 
 def reweighting_table(result: Result) -> Table:
@@ -301,12 +368,18 @@ def reweighting_table(result: Result) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for row in result["rows"]:
         shares = [row[metric]["gap_closed_by_seed"] for metric in WEIGHED]
-        several = [f" ± {np.std(each, ddof=1):.0%}" if len(set(each)) > 1 else "" for each in shares]
-        closed = [format(row[metric]["gap_closed"], SHARE).replace("-", MINUS) for metric in WEIGHED]
+        several = [
+            f" ± {np.std(each, ddof=1):.0%}" if len(set(each)) > 1 else "" for each in shares
+        ]
+        closed = [
+            format(row[metric]["gap_closed"], SHARE).replace("-", MINUS) for metric in WEIGHED
+        ]
         rows.append((case_label(row), *map("".join, zip(closed, several, strict=True))))
     caption = "Training people weighed by what regions tell: closed of the way from everybody to people of the group."
     note = "±: standard deviation between seeds, which halve the people; a census needs no half of them, and has none."
-    return Table(("regions", *(TITLES[metric] for metric in WEIGHED)), tuple(rows), caption, note=note)
+    return Table(
+        ("regions", *(TITLES[metric] for metric in WEIGHED)), tuple(rows), caption, note=note
+    )
 
 
 def _precautions(result: Result) -> Table:
@@ -316,5 +389,7 @@ def _precautions(result: Result) -> Table:
         if "precautions" in row
     ]
     caption = "What recovery gains from each precaution: error left to the group means of labelled validation people."
-    note = "1 is the error of the population's mean for everybody. Each column adds to the one before."
+    note = (
+        "1 is the error of the population's mean for everybody. Each column adds to the one before."
+    )
     return Table(("regions", *PRECAUTIONS.values()), tuple(rows), caption, note=note)

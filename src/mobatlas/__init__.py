@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from mobatlas.data.prepare.summary import Summary
     from mobatlas.data.samples import Samples, read_samples
     from mobatlas.data.synthetic import read_synthetic
+    from mobatlas.data.trajectories import Trajectories
     from mobatlas.data.vocabulary import Vocabulary
     from mobatlas.errors import MobatlasError
     from mobatlas.evaluation.comparison import compare, evaluate_groups, sampling_floor
     from mobatlas.evaluation.evaluate import Evaluation, evaluate
     from mobatlas.evaluation.metrics import Yardstick
     from mobatlas.evaluation.privacy.audit import Audit, audit
-    from mobatlas.features.maps import Trajectories, build_feature, register_feature
+    from mobatlas.features.maps import build_feature, register_feature
     from mobatlas.generators.base import Generator, register_generator
     from mobatlas.generators.store import load_model
     from mobatlas.groups import DEFAULT_GROUPS, Groups
@@ -63,7 +64,7 @@ _LATER = {
     "Samples": "mobatlas.data.samples",
     "Summary": "mobatlas.data.prepare.summary",
     "Table": "mobatlas.report.tables",
-    "Trajectories": "mobatlas.features.maps",
+    "Trajectories": "mobatlas.data.trajectories",
     "TrajectoryDataset": "mobatlas.data.dataset",
     "Vocabulary": "mobatlas.data.vocabulary",
     "Yardstick": "mobatlas.evaluation.metrics",

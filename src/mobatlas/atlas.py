@@ -83,13 +83,17 @@ class AtlasModel:
         """The groups that samples can be asked of; None after phase 1."""
         return self._load().groups
 
-    def supervise(self, regions: Path | str | None = None, out: Path | str | None = None, **options: Any) -> AtlasModel:
+    def supervise(
+        self, regions: Path | str | None = None, out: Path | str | None = None, **options: Any
+    ) -> AtlasModel:
         """Phase 2, with a REGIONS folder; options are those of `mobatlas.supervise` (strategy, membership, values, ...)."""
         folder = _Place(out)
         manner = dict(self.manner) | {
             name: options.pop(name) for name in ("seed", "hardware", "quiet") if name in options
         }
-        report = supervise(self.path, folder.path, regions, dataset=self.dataset, **manner, **options)
+        report = supervise(
+            self.path, folder.path, regions, dataset=self.dataset, **manner, **options
+        )
         return AtlasModel(folder.path, self.dataset, report, manner, folder)
 
     def sample(
@@ -112,8 +116,16 @@ class AtlasModel:
         with tempfile.TemporaryDirectory(prefix="mobatlas-") as scratch:
             if isinstance(anchors, np.ndarray):
                 anchors = _table(anchors, Path(scratch) / "anchors.parquet")
-            manner: dict[str, Any] = {"calibrate": kept if calibrate is None else calibrate, "seed": seed} | options
-            where: dict[str, Any] = {"group": group, "region": region, "anchors": anchors, "dataset": self.dataset}
+            manner: dict[str, Any] = {
+                "calibrate": kept if calibrate is None else calibrate,
+                "seed": seed,
+            } | options
+            where: dict[str, Any] = {
+                "group": group,
+                "region": region,
+                "anchors": anchors,
+                "dataset": self.dataset,
+            }
             out = Path(scratch) / "samples.parquet"
             generate(self.path, out, n, **where, **manner)
             return pq.read_table(out, memory_map=False)
@@ -121,9 +133,15 @@ class AtlasModel:
     def save(self, path: Path | str, *, overwrite: bool = False) -> AtlasModel:
         """Copy the folder; the model there."""
         manifest = self._load().manifest
-        how: dict[str, Any] = {"seed": manifest.seed, "config": manifest.config, "overwrite": overwrite}
+        how: dict[str, Any] = {
+            "seed": manifest.seed,
+            "config": manifest.config,
+            "overwrite": overwrite,
+        }
         with new_folder(Path(path), KIND, **how) as folder:
-            shutil.copytree(self.path, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+            shutil.copytree(
+                self.path, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST)
+            )
             folder.details |= manifest.details
             folder.unlisted |= set(manifest.unlisted)
         return AtlasModel(Path(path), self.dataset, self.report, self.manner)
@@ -146,6 +164,10 @@ class _Place:
 
 def _table(anchors: np.ndarray[Any, Any], path: Path) -> Path:
     if anchors.ndim != 2 or anchors.shape[1] != len(ANCHORS):
-        raise MobatlasError(f"anchors: have the shape {anchors.shape}; give rows of {', '.join(ANCHORS)}")
-    pq.write_table(pa.table({name: anchors[:, k].astype(np.float64) for k, name in enumerate(ANCHORS)}), path)
+        raise MobatlasError(
+            f"anchors: have the shape {anchors.shape}; give rows of {', '.join(ANCHORS)}"
+        )
+    pq.write_table(
+        pa.table({name: anchors[:, k].astype(np.float64) for k, name in enumerate(ANCHORS)}), path
+    )
     return path

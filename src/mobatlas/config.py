@@ -24,7 +24,9 @@ from mobatlas.errors import MobatlasError, suggestion
 class Section(BaseModel):
     """A part of the configuration: immutable, and closed to unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, str_strip_whitespace=True, allow_inf_nan=False
+    )
 
 
 class CityConfig(Section):
@@ -35,13 +37,20 @@ class CityConfig(Section):
     districts: int = Field(16, ge=1)
     days: int = Field(28, ge=1, le=3_650)
     start: date = date(2024, 3, 4)  # a Monday, so that weeks and windows begin together
-    attributes: dict[str, tuple[str, ...]] = {"age": ("<30", "30-40", "40-50", ">50"), "gender": ("M", "F")}
+    attributes: dict[str, tuple[str, ...]] = {
+        "age": ("<30", "30-40", "40-50", ">50"),
+        "gender": ("M", "F"),
+    }
     # Mean pairwise JSD (bits) of the groups' expected POI visits. Realised visits differ by more, the more the fewer
     # there are to a POI: the presets are set so that all realised pairs lie in the paper's band, 0.40 to 0.54.
     divergence: float = Field(0.44, ge=0, lt=0.9)
-    segregation: float = Field(1.0, ge=0, le=10)  # how much the districts' compositions differ; 0 is not at all
+    segregation: float = Field(
+        1.0, ge=0, le=10
+    )  # how much the districts' compositions differ; 0 is not at all
     activity: float = Field(1.0, gt=0, le=5)  # outings a day, relative to the default
-    dropout: float = Field(0.03, ge=0, lt=1)  # share of a person's days on which the phone is silent
+    dropout: float = Field(
+        0.03, ge=0, lt=1
+    )  # share of a person's days on which the phone is silent
 
 
 class WindowConfig(Section):
@@ -56,9 +65,13 @@ class WindowConfig(Section):
 class QualityConfig(Section):
     """Which windows are good enough (the thresholds of the paper's appendix)."""
 
-    max_day_km: float = Field(800.0, gt=0)  # a day whose bounding box is wider is spatially unreliable
+    max_day_km: float = Field(
+        800.0, gt=0
+    )  # a day whose bounding box is wider is spatially unreliable
     max_unreliable: float = Field(0.1, ge=0, le=1)  # share of a window's days
-    min_coverage: float = Field(0.2, ge=0, le=1)  # observed share of a day that makes it high quality; 0: no rule
+    min_coverage: float = Field(
+        0.2, ge=0, le=1
+    )  # observed share of a day that makes it high quality; 0: no rule
     min_high_quality: float = Field(0.8, ge=0, le=1)  # share of a window's days
     min_tokens: int = Field(1, ge=1)  # shorter trajectories are left out
 
@@ -69,7 +82,9 @@ Hour = Annotated[int, Field(ge=0, le=24)]
 class AnchorConfig(Section):
     """Home and work: given by the source, or inferred as the modal place at night and in working hours."""
 
-    infer: Literal["auto", "always", "never"] = "auto"  # auto: for people with neither flagged visits nor given anchors
+    infer: Literal["auto", "always", "never"] = (
+        "auto"  # auto: for people with neither flagged visits nor given anchors
+    )
     radius_metres: float = Field(
         250.0, gt=0
     )  # visits this near to a given anchor are at it, where the source has no flags
@@ -106,13 +121,19 @@ class PrepareConfig(Section):
         None  # label columns of people, in order; None: by name
     )
     regions: tuple[str, ...] | None = None  # region columns of people; None: by name
-    missing_departure: Literal["instant", "until_next"] = "instant"  # until_next: until the person's next arrival
+    missing_departure: Literal["instant", "until_next"] = (
+        "instant"  # until_next: until the person's next arrival
+    )
     max_gap_hours: float = Field(12.0, gt=0)  # but no longer than this
     max_stay_days: int = Field(60, ge=1)  # a longer visit is a broken record
-    max_missing_coordinates: float = Field(0.2, ge=0, le=1)  # share of rows; above it the source is refused
+    max_missing_coordinates: float = Field(
+        0.2, ge=0, le=1
+    )  # share of rows; above it the source is refused
     invalid_rows: Literal["refuse", "drop"] = "refuse"
     reader: dict[str, Any] = {}  # options of the reader, checked by it
-    memory_limit: str = "2GB"  # of DuckDB, which spills to disk beyond it, or the heap of a Spark session of ours
+    memory_limit: str = (
+        "2GB"  # of DuckDB, which spills to disk beyond it, or the heap of a Spark session of ours
+    )
 
     @field_validator("attributes")
     @classmethod
@@ -161,7 +182,9 @@ class RegionsConfig(Section):
     @model_validator(mode="after")
     def _straddle_is_of_a_composition(self) -> RegionsConfig:
         if self.straddle is not None and self.composition is None:
-            raise ValueError("straddle is about the ages of a composition; give one, or leave it out")
+            raise ValueError(
+                "straddle is about the ages of a composition; give one, or leave it out"
+            )
         return self
 
 
@@ -176,7 +199,9 @@ class Coarsening:
     def of(cls, told: float | str) -> Coarsening:
         """From what a user writes: 1, 1km or 500m, and grid:1km or grid:500m."""
         written = (
-            re.fullmatch(r"(grid:)?(\d+\.?\d*|\.\d+) ?(km|m)?", told.strip().lower()) if isinstance(told, str) else None
+            re.fullmatch(r"(grid:)?(\d+\.?\d*|\.\d+) ?(km|m)?", told.strip().lower())
+            if isinstance(told, str)
+            else None
         )
         grid, number, unit = written.groups() if written else (None, told, None)
         try:
@@ -184,7 +209,9 @@ class Coarsening:
         except ValueError:
             km = math.nan
         if not 0 <= km < math.inf or (grid and not km):
-            raise ValueError("give a radius of 0 km or more, such as 1km, or a grid, such as grid:500m")
+            raise ValueError(
+                "give a radius of 0 km or more, such as 1km, or a grid, such as grid:500m"
+            )
         return cls("grid" if grid else "disc", km)
 
     def __str__(self) -> str:
@@ -228,7 +255,13 @@ PRESETS: dict[str, dict[str, Any]] = {
         "prepare": {"window": {"days": 3, "stride": 3}, "vocabulary_size": 200},
     },
     "paper": {
-        "simulate": {"users": 4_600, "pois": 9_000, "districts": 36, "days": 140, "divergence": 0.30},
+        "simulate": {
+            "users": 4_600,
+            "pois": 9_000,
+            "districts": 36,
+            "days": 140,
+            "divergence": 0.30,
+        },
         "prepare": {"window": {"days": 14, "stride": 7}, "vocabulary_size": 7_000},
     },
 }
@@ -245,7 +278,11 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for key, value in layer.items():
             old = merged.get(key)
-            merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+            merged[key] = (
+                merge(old, value)
+                if isinstance(old, Mapping) and isinstance(value, Mapping)
+                else value
+            )
     return merged
 
 
@@ -274,7 +311,9 @@ def _sentence(model: type[BaseModel], error: ValidationError) -> str:
 def _section_at(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
     for part in path:
         field = model.model_fields.get(part)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        if field is None or not (
+            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        ):
             return None
         model = field.annotation
     return model
@@ -290,7 +329,9 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
         try:
             value = _parsed(text)
         except ValueError:
-            raise MobatlasError(f"--set {assignment}: '{text}' is not a value that YAML can read") from None
+            raise MobatlasError(
+                f"--set {assignment}: '{text}' is not a value that YAML can read"
+            ) from None
         for part in reversed(key.strip().split(".")):
             value = {part: value}
         values = merge(values, value)
@@ -326,9 +367,17 @@ def _parsed(text: str) -> Any:
     ):  # PyYAML's own, of odd values and deep nesting
         raise ValueError(": a value of it cannot be read") from None
     waiting, seen = [value], 0
-    while waiting:  # aliases count each time, because whoever writes the values down writes them out
+    while (
+        waiting
+    ):  # aliases count each time, because whoever writes the values down writes them out
         each, seen = waiting.pop(), seen + 1
-        waiting += each.values() if isinstance(each, dict) else each if isinstance(each, (list, tuple, set)) else ()
+        waiting += (
+            each.values()
+            if isinstance(each, dict)
+            else each
+            if isinstance(each, (list, tuple, set))
+            else ()
+        )
         if seen > MOST_VALUES:
             raise ValueError(f": a configuration has at most {MOST_VALUES:,} values")
     return value
@@ -357,7 +406,9 @@ def preset_values(preset: str | None) -> dict[str, Any]:
     if preset is None:
         return {}
     if not isinstance(preset, str) or preset not in PRESETS:
-        raise MobatlasError(f"preset '{preset}' does not exist{suggestion(str(preset), PRESETS)} (known: small, paper)")
+        raise MobatlasError(
+            f"preset '{preset}' does not exist{suggestion(str(preset), PRESETS)} (known: small, paper)"
+        )
     return PRESETS[preset]
 
 

@@ -55,7 +55,10 @@ class Groups:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """`"30-40, F"`: the levels in attribute order."""
-        return tuple(SEPARATOR.join(cell) for cell in itertools.product(*(levels for _, levels in self.attributes)))
+        return tuple(
+            SEPARATOR.join(cell)
+            for cell in itertools.product(*(levels for _, levels in self.attributes))
+        )
 
     @cached_property
     def level_codes(self) -> npt.NDArray[np.int64]:
@@ -71,9 +74,13 @@ class Groups:
         parts = [part.strip() for part in name.split(SEPARATOR.strip())]
         tidy = SEPARATOR.join(parts)
         if tidy not in self.names:
-            same = [each for each in self.names if sorted(each.split(SEPARATOR)) == sorted(parts)]  # in another order
+            same = [
+                each for each in self.names if sorted(each.split(SEPARATOR)) == sorted(parts)
+            ]  # in another order
             near = suggestion(tidy, self.names) if not same else f"; did you mean '{same[0]}'?"
-            raise MobatlasError(f"group '{name}' does not exist{near} (known: {'; '.join(self.names)})")
+            raise MobatlasError(
+                f"group '{name}' does not exist{near} (known: {'; '.join(self.names)})"
+            )
         return self.names.index(tidy)
 
     def codes(self, labels: Mapping[str, Sequence[str | None]]) -> npt.NDArray[np.int64]:
@@ -84,10 +91,15 @@ class Groups:
                 raise MobatlasError(f"labels: column '{name}' is missing{suggestion(name, labels)}")
             position = {level: code for code, level in enumerate(levels)}
             code = np.array(
-                [position.get(value, -1) if value is not None else -1 for value in labels[name]], dtype=np.int64
+                [position.get(value, -1) if value is not None else -1 for value in labels[name]],
+                dtype=np.int64,
             )
             known = code >= 0
-            group = code if group is None else np.where((group >= 0) & known, group * len(levels) + code, -1)
+            group = (
+                code
+                if group is None
+                else np.where((group >= 0) & known, group * len(levels) + code, -1)
+            )
         assert group is not None
         return group  # (people,)
 
@@ -110,5 +122,7 @@ def order_levels(levels: Iterable[str]) -> tuple[str, ...]:
 
 def _level_key(level: str) -> tuple[bool, float, int, str]:
     number = re.search(r"\d+(?:\.\d+)?", level)
-    before_or_after = -1 if level.lstrip().startswith("<") else (1 if level.lstrip().startswith(">") else 0)
+    before_or_after = (
+        -1 if level.lstrip().startswith("<") else (1 if level.lstrip().startswith(">") else 0)
+    )
     return (number is None, float(number.group()) if number else 0.0, before_or_after, level)

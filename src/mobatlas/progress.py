@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 log = logging.getLogger("mobatlas")
 SECONDS_BETWEEN_LINES = 5.0
@@ -31,7 +38,11 @@ class _Bar:
         self._task = progress.add_task(title, total=total)
 
     def step(self, done: float, note: str = "") -> None:
-        self._progress.update(self._task, completed=done, description=f"{self._title}: {note}" if note else self._title)
+        self._progress.update(
+            self._task,
+            completed=done,
+            description=f"{self._title}: {note}" if note else self._title,
+        )
 
 
 class _Lines:
@@ -54,7 +65,13 @@ class _Lines:
             else ""
         )
         log.info(
-            "%s: %s%.0f of %.0f (%.1f s%s)", self._title, f"{note}, " if note else "", done, self._total, elapsed, eta
+            "%s: %s%.0f of %.0f (%.1f s%s)",
+            self._title,
+            f"{note}, " if note else "",
+            done,
+            self._total,
+            elapsed,
+            eta,
         )
 
 

@@ -57,7 +57,9 @@ def run_application(load: Callable[[], Any], name: str) -> None:
         # training that was stopped says so itself, because it knows how to go on
         told = getattr(error, "signal", stopped[0] if stopped else None)
         _fail(str(error), 2 if told is None else 128 + told)
-    except BaseException as error:  # the last door: a person gets a sentence, a developer asks for the rest
+    except (
+        BaseException
+    ) as error:  # the last door: a person gets a sentence, a developer asks for the rest
         if stopped:  # engines turn an interrupt into errors of their own
             _fail("stopped; nothing was left half-written", 128 + stopped[0])
         if isinstance(error, SystemExit):
@@ -87,7 +89,9 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError):
         return f"{error.filename or 'the disk'}: {error.strerror or error}"
     first_line = said.splitlines()[0] if said else "no further word"
-    return f"unexpected {type(error).__name__}: {first_line} (set MOBATLAS_DEBUG=1 for the traceback)"
+    return (
+        f"unexpected {type(error).__name__}: {first_line} (set MOBATLAS_DEBUG=1 for the traceback)"
+    )
 
 
 class _Stopped(KeyboardInterrupt):
@@ -108,5 +112,5 @@ def _watch_signals() -> list[int]:
 
 
 def _fail(sentence: str, code: int) -> None:
-    print(f"mobatlas: {sentence}", file=sys.stderr)  # noqa: T201 (it may come before anything else was imported)
+    print(f"mobatlas: {sentence}", file=sys.stderr)
     raise SystemExit(code)

@@ -51,9 +51,14 @@ def simulate(
     districts: Annotated[int | None, typer.Option(help="Districts of the city.")] = None,
     days: Annotated[int | None, typer.Option(help="Days of visits.")] = None,
     divergence: Annotated[
-        float | None, typer.Option(help="How strongly groups differ: mean pairwise JSD (bits) of their POI visits.")
+        float | None,
+        typer.Option(
+            help="How strongly groups differ: mean pairwise JSD (bits) of their POI visits."
+        ),
     ] = None,
-    segregation: Annotated[float | None, typer.Option(help="How much the districts' compositions differ.")] = None,
+    segregation: Annotated[
+        float | None, typer.Option(help="How much the districts' compositions differ.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same city.")] = None,
     preset: Preset = None,
     config: Config = None,
@@ -76,16 +81,21 @@ def simulate(
     values = merge(run.simulate.model_dump(), parse_assignments(assignments or []), given)
     city = build(CityConfig, values, "simulate")
     with track("simulating", city.users, quiet) as tracker:
-        facts = write_city_folder(out, city, run.seed if seed is None else seed, overwrite=overwrite, tracker=tracker)
+        facts = write_city_folder(
+            out, city, run.seed if seed is None else seed, overwrite=overwrite, tracker=tracker
+        )
     show(facts, json, city_table(facts, out))
 
 
 @app.command("prepare")
 def prepare_command(
-    source: Annotated[Path, typer.Argument(help="The raw data: a file or a folder, as its format has it.")],
+    source: Annotated[
+        Path, typer.Argument(help="The raw data: a file or a folder, as its format has it.")
+    ],
     out: Out,
-    format: Annotated[  # noqa: A002
-        str, typer.Option("--format", help="plain, embee, veraset, foursquare, yjmob100k or geolife.")
+    format: Annotated[
+        str,
+        typer.Option("--format", help="plain, embee, veraset, foursquare, yjmob100k or geolife."),
     ] = "plain",
     engine: Annotated[str, typer.Option("--engine", help="duckdb, or spark.")] = "duckdb",
     config: Config = None,
@@ -116,29 +126,53 @@ def regions(
     out: Out,
     partition: Annotated[
         str | None,
-        typer.Option(help="demogroups, fullrank, rankdef, messy, hot16, dirichlet:G:alpha, or a table of P."),
+        typer.Option(
+            help="demogroups, fullrank, rankdef, messy, hot16, dirichlet:G:alpha, or a table of P."
+        ),
     ] = None,
     by: Annotated[str | None, typer.Option(help="A region column of people.")] = None,
-    composition: Annotated[Path | None, typer.Option(help="A census table: region, group, count or share.")] = None,
-    aggregates: Annotated[Path | None, typer.Option(help="A published table: region, feature, value, n.")] = None,
+    composition: Annotated[
+        Path | None, typer.Option(help="A census table: region, group, count or share.")
+    ] = None,
+    aggregates: Annotated[
+        Path | None, typer.Option(help="A published table: region, feature, value, n.")
+    ] = None,
     feature: Annotated[
         list[str] | None,
-        typer.Option("--feature", help="poi, category, transitions, distance or hour; may be repeated."),
+        typer.Option(
+            "--feature", help="poi, category, transitions, distance or hour; may be repeated."
+        ),
     ] = None,
-    mask: Annotated[list[str] | None, typer.Option("--mask", help="HOME, WORK or OTHER, to leave out.")] = None,
-    shuffle_regions: Annotated[bool, typer.Option("--shuffle-regions", help="The negative control.")] = False,
+    mask: Annotated[
+        list[str] | None, typer.Option("--mask", help="HOME, WORK or OTHER, to leave out.")
+    ] = None,
+    shuffle_regions: Annotated[
+        bool, typer.Option("--shuffle-regions", help="The negative control.")
+    ] = False,
     same_people: Annotated[
-        bool, typer.Option("--same-people", help="Composition from the people of the aggregates: gives labels away.")
+        bool,
+        typer.Option(
+            "--same-people",
+            help="Composition from the people of the aggregates: gives labels away.",
+        ),
     ] = False,
     split_ages: Annotated[
         bool,
-        typer.Option("--split-ages", help="Spread a census age range that straddles two groups evenly over its years."),
+        typer.Option(
+            "--split-ages",
+            help="Spread a census age range that straddles two groups evenly over its years.",
+        ),
     ] = False,
     suppress: Annotated[int, typer.Option(help="Hide cells that fewer people are behind.")] = 0,
-    rounding: Annotated[float, typer.Option("--round", help="Round totals of visits to multiples of this.")] = 0.0,
-    epsilon: Annotated[float | None, typer.Option(help="Differentially private noise, of a person.")] = None,
+    rounding: Annotated[
+        float, typer.Option("--round", help="Round totals of visits to multiples of this.")
+    ] = 0.0,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Differentially private noise, of a person.")
+    ] = None,
     max_visits: Annotated[
-        float | None, typer.Option(help="With --epsilon: the most visits of a person in a window that count.")
+        float | None,
+        typer.Option(help="With --epsilon: the most visits of a person in a window that count."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of assignment, halves and shuffling.")] = 0,
     overwrite: Overwrite = False,
@@ -162,20 +196,31 @@ def regions(
         overwrite=overwrite,
     )
     found = run_diagnosis(
-        made.composition, aggregates=made.aggregates, randomised=made.randomised, population=made.population
+        made.composition,
+        aggregates=made.aggregates,
+        randomised=made.randomised,
+        population=made.population,
     )
     show(made.details | {"diagnosis": found.as_dict()}, json, regions_table(made, found, out))
 
 
 @app.command()
 def diagnose(
-    folder: Annotated[Path | None, typer.Argument(metavar="REGIONS", help="A regions folder.")] = None,
-    composition: Annotated[Path | None, typer.Option(help="A bare census table, before any dataset exists.")] = None,
-    n: Annotated[float | None, typer.Option("--n", help="People per region, with --composition.")] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="REGIONS", help="A regions folder.")
+    ] = None,
+    composition: Annotated[
+        Path | None, typer.Option(help="A bare census table, before any dataset exists.")
+    ] = None,
+    n: Annotated[
+        float | None, typer.Option("--n", help="People per region, with --composition.")
+    ] = None,
     split_ages: Annotated[
         bool, typer.Option("--split-ages", help="Spread age ranges that straddle two groups.")
     ] = False,
-    min_region: Annotated[float, typer.Option(help="People that a region should have at least.")] = 50.0,
+    min_region: Annotated[
+        float, typer.Option(help="People that a region should have at least.")
+    ] = 50.0,
     figure: Annotated[Path | None, typer.Option(help="Also draw it, as a PNG file.")] = None,
     json: Json = False,
 ) -> None:
@@ -206,26 +251,39 @@ def diagnose(
 @app.command()
 def evaluate(
     samples: Annotated[
-        Path, typer.Argument(metavar="SYNTHETIC", help="A Parquet file of samples, as `generate` writes it.")
+        Path,
+        typer.Argument(
+            metavar="SYNTHETIC", help="A Parquet file of samples, as `generate` writes it."
+        ),
     ],
-    dataset: Annotated[Path, typer.Option("--dataset", help="The dataset folder whose people it is compared with.")],
-    split: Annotated[str, typer.Option("--split", help="Which of its people: test or val.")] = "test",
+    dataset: Annotated[
+        Path, typer.Option("--dataset", help="The dataset folder whose people it is compared with.")
+    ],
+    split: Annotated[
+        str, typer.Option("--split", help="Which of its people: test or val.")
+    ] = "test",
     baseline: Annotated[
-        Path | None, typer.Option("--baseline", metavar="FILE", help="Samples of the model without groups.")
+        Path | None,
+        typer.Option("--baseline", metavar="FILE", help="Samples of the model without groups."),
     ] = None,
     strong: Annotated[
-        Path | None, typer.Option("--strong", metavar="FILE", help="Samples of the labelled upper bound.")
+        Path | None,
+        typer.Option("--strong", metavar="FILE", help="Samples of the labelled upper bound."),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="DIR", help="Also write the tables, as CSV, Markdown, LaTeX and JSON."),
+        typer.Option(
+            "--out", metavar="DIR", help="Also write the tables, as CSV, Markdown, LaTeX and JSON."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of who is compared, and of resampling.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
     """How close do samples come to real people, by group and all together?"""
-    found = run_evaluation(samples, dataset, split=split, baseline=baseline, strong=strong, seed=seed)
+    found = run_evaluation(
+        samples, dataset, split=split, baseline=baseline, strong=strong, seed=seed
+    )
     if out is not None:
         write_evaluation(out, found, overwrite=overwrite)
     show(found.as_dict(), json, evaluation_table(found))
@@ -234,13 +292,20 @@ def evaluate(
 @app.command()
 def audit(
     samples: Annotated[
-        Path, typer.Argument(metavar="SYNTHETIC", help="A Parquet file of samples, as `generate` writes it.")
+        Path,
+        typer.Argument(
+            metavar="SYNTHETIC", help="A Parquet file of samples, as `generate` writes it."
+        ),
     ],
-    dataset: Annotated[Path, typer.Option("--dataset", help="The dataset folder that the model was trained on.")],
+    dataset: Annotated[
+        Path, typer.Option("--dataset", help="The dataset folder that the model was trained on.")
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="Also write audit.json and the tables, as CSV, Markdown, LaTeX and JSON."
+            "--out",
+            metavar="DIR",
+            help="Also write audit.json and the tables, as CSV, Markdown, LaTeX and JSON.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of who is compared, and of resampling.")] = 0,

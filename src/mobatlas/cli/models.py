@@ -43,7 +43,9 @@ app = typer.Typer()
 def train(
     dataset: Annotated[Path, typer.Argument(help="A dataset folder.")],
     out: Out,
-    generator: Annotated[str | None, typer.Option("--generator", help=f"{', '.join(generator_names())}.")] = None,
+    generator: Annotated[
+        str | None, typer.Option("--generator", help=f"{', '.join(generator_names())}.")
+    ] = None,
     preset: Preset = None,
     config: Config = None,
     assignments: Assignments = None,
@@ -59,12 +61,16 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Phase 1: fit a generator of trajectories without demographics."""
-    from mobatlas.pipeline.train import Hardware  # torch takes seconds to import, and other commands do without it
+    from mobatlas.pipeline.train import (
+        Hardware,  # torch takes seconds to import, and other commands do without it
+    )
     from mobatlas.pipeline.train import train as run_training
 
     run = load_run(config, preset)
     name = generator or run.train.generator
-    given = family_of(name).resolve(run.train.options, config.parent) if config else run.train.options
+    given = (
+        family_of(name).resolve(run.train.options, config.parent) if config else run.train.options
+    )
     report = run_training(
         dataset,
         out,
@@ -83,10 +89,14 @@ def train(
 
 @app.command()
 def supervise(
-    model: Annotated[Path, typer.Argument(help="A model folder of phase 1; finetune also goes on from a tilted one.")],
+    model: Annotated[
+        Path,
+        typer.Argument(help="A model folder of phase 1; finetune also goes on from a tilted one."),
+    ],
     out: Out,
     regions: Annotated[
-        Path | None, typer.Argument(metavar="REGIONS", help="A regions folder; all but strong learn from it.")
+        Path | None,
+        typer.Argument(metavar="REGIONS", help="A regions folder; all but strong learn from it."),
     ] = None,
     strategy: Annotated[
         str | None,
@@ -97,7 +107,8 @@ def supervise(
         ),
     ] = None,
     divergence: Annotated[
-        str | None, typer.Option("--divergence", help="finetune: js, tv, kl or hellinger; js by default.")
+        str | None,
+        typer.Option("--divergence", help="finetune: js, tv, kl or hellinger; js by default."),
     ] = None,
     membership: Annotated[
         bool,
@@ -107,9 +118,15 @@ def supervise(
         ),
     ] = False,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="strong, tilt: train the conditional part anew, not on from phase 1.")
+        bool,
+        typer.Option(
+            "--from-scratch",
+            help="strong, tilt: train the conditional part anew, not on from phase 1.",
+        ),
     ] = False,
-    preset: Annotated[str | None, typer.Option("--preset", help="finetune: small or paper.")] = None,
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="finetune: small or paper.")
+    ] = None,
     dataset: DatasetOverride = None,
     trust_code: TrustCode = False,
     config: Config = None,
@@ -156,19 +173,28 @@ def supervise(
 @app.command()
 def generate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
-    out: Annotated[Path, typer.Option("--out", help="The Parquet file to write; it appears whole or not at all.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", help="The Parquet file to write; it appears whole or not at all."),
+    ],
     n: Annotated[
-        int | None, typer.Option("--n", help="Trajectories; with --anchors, as many as its rows if left out.")
+        int | None,
+        typer.Option("--n", help="Trajectories; with --anchors, as many as its rows if left out."),
     ] = None,
     group: Annotated[str | None, typer.Option(help='A group, e.g. "30-40, F".')] = None,
     region: Annotated[
         str | None, typer.Option(help="Groups and anchors as the people of this region have them.")
     ] = None,
-    regions: Annotated[Path | None, typer.Option(help="The regions folder that knows --region.")] = None,
-    anchors: Annotated[
-        Path | None, typer.Option(help="A table of home_lat, home_lon, work_lat, work_lon, perhaps group.")
+    regions: Annotated[
+        Path | None, typer.Option(help="The regions folder that knows --region.")
     ] = None,
-    lengths: Annotated[str, typer.Option(help="model, or empirical: from all training trajectories.")] = "model",
+    anchors: Annotated[
+        Path | None,
+        typer.Option(help="A table of home_lat, home_lon, work_lat, work_lon, perhaps group."),
+    ] = None,
+    lengths: Annotated[
+        str, typer.Option(help="model, or empirical: from all training trajectories.")
+    ] = "model",
     coarsen: Annotated[
         str | None,
         typer.Option(
@@ -177,7 +203,10 @@ def generate(
         ),
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Choose samples so that groups have the means that regions tell.")
+        bool,
+        typer.Option(
+            "--calibrate", help="Choose samples so that groups have the means that regions tell."
+        ),
     ] = False,
     dataset: DatasetOverride = None,
     trust_code: TrustCode = False,

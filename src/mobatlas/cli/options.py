@@ -10,12 +10,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-Out = Annotated[Path, typer.Option("--out", help="The folder to write; it appears whole or not at all.")]
+Out = Annotated[
+    Path, typer.Option("--out", help="The folder to write; it appears whole or not at all.")
+]
 Config = Annotated[Path | None, typer.Option("--config", help="A run's YAML file.")]
 Preset = Annotated[str | None, typer.Option("--preset", help="small or paper.")]
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A value of the configuration, e.g. window.days=1."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A value of the configuration, e.g. window.days=1."
+    ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what mobatlas wrote.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -24,14 +28,25 @@ Accelerator = Annotated[str, typer.Option("--accelerator", help="auto, cpu, cuda
 Devices = Annotated[int, typer.Option("--devices", help="Processes, one to a device.")]
 Shard = Annotated[
     str | None,
-    typer.Option("--shard", metavar="I/K", help="The I-th of K parts of the file, for machines that share nothing."),
+    typer.Option(
+        "--shard",
+        metavar="I/K",
+        help="The I-th of K parts of the file, for machines that share nothing.",
+    ),
 ]
 Precision = Annotated[str, typer.Option("--precision", help="auto, 32-true or bf16-mixed.")]
 CheckpointSeconds = Annotated[float, typer.Option(help="Between checkpoints, at most.")]
-TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the model's folder.")]
-DatasetOverride = Annotated[Path | None, typer.Option("--dataset", help="The model's dataset, if it has moved.")]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the model's folder.")
+]
+DatasetOverride = Annotated[
+    Path | None, typer.Option("--dataset", help="The model's dataset, if it has moved.")
+]
 TrustCode = Annotated[
-    bool, typer.Option("--trust-code", help="Import the code that an external model takes its samples from.")
+    bool,
+    typer.Option(
+        "--trust-code", help="Import the code that an external model takes its samples from."
+    ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Log lines instead of a progress bar.")]
 

@@ -16,7 +16,9 @@ from mobatlas.pipeline.demo import run_demo, run_tables
 from mobatlas.pipeline.init import write_configuration
 
 app = typer.Typer()
-Anew = Annotated[bool, typer.Option("--overwrite", help="Begin anew instead of going on where it stopped.")]
+Anew = Annotated[
+    bool, typer.Option("--overwrite", help="Begin anew instead of going on where it stopped.")
+]
 
 
 @app.command()
@@ -35,10 +37,17 @@ def demo(
 def init(
     out: Annotated[Path, typer.Option("--out", help="The configuration to write, a YAML file.")],
     visits: Annotated[Path | None, typer.Option(help="Your visits: a file or a folder.")] = None,
-    composition: Annotated[Path | None, typer.Option(help="Who lives in which region: a table.")] = None,
-    aggregates: Annotated[Path | None, typer.Option(help="What people of each region do on average: a table.")] = None,
+    composition: Annotated[
+        Path | None, typer.Option(help="Who lives in which region: a table.")
+    ] = None,
+    aggregates: Annotated[
+        Path | None, typer.Option(help="What people of each region do on average: a table.")
+    ] = None,
     by: Annotated[
-        str | None, typer.Option(help="The column of people that names their region; visits are counted by it.")
+        str | None,
+        typer.Option(
+            help="The column of people that names their region; visits are counted by it."
+        ),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -50,8 +59,12 @@ def init(
 @app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="A configuration, as `mobatlas init` writes it.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The folder of the run; runs/NAME by default.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped; it always does.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The folder of the run; runs/NAME by default.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on where it stopped; it always does.")
+    ] = False,
     overwrite: Anew = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -62,15 +75,22 @@ def run(
     made = run_all(config, out or Path("runs") / config.stem, overwrite=overwrite, quiet=quiet)
     lines, facts = [f"report: {made.report}"], made.facts
     if verdicts := _verdicts(made.folder, made.facts):
-        lines.append("privacy audit: " + ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items()))
+        lines.append(
+            "privacy audit: " + ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
+        )
         facts = facts | {"audit": verdicts}
     show(facts, json, Group(*run_tables(made.folder, made.facts), *map(Text, lines)))
 
 
 def _verdicts(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
     """What the audit of each way to know regions says, where one was asked for."""
-    audits = {name: folder / each["audit"] for name, each in facts["regions"].items() if "audit" in each}
-    return {name: str(loads(path.read_text(encoding="utf-8"))["verdict"]) for name, path in audits.items()}
+    audits = {
+        name: folder / each["audit"] for name, each in facts["regions"].items() if "audit" in each
+    }
+    return {
+        name: str(loads(path.read_text(encoding="utf-8"))["verdict"])
+        for name, path in audits.items()
+    }
 
 
 @app.command()

@@ -139,20 +139,33 @@ class TrajectoryDataset:
         """The tokens of all trajectories, end to end."""
         return np.concatenate(self._tokens)
 
-    def gather(self, indices: Sequence[int] | npt.NDArray[np.int64], max_length: int | None = None) -> Batch:
+    def gather(
+        self, indices: Sequence[int] | npt.NDArray[np.int64], max_length: int | None = None
+    ) -> Batch:
         """Trajectories by number, padded; those past `max_length` are truncated."""
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
             raise IndexError(f"trajectories are numbered 0 to {len(self) - 1}")
-        lengths = self._lengths[chosen] if max_length is None else np.minimum(self._lengths[chosen], max_length)
+        lengths = (
+            self._lengths[chosen]
+            if max_length is None
+            else np.minimum(self._lengths[chosen], max_length)
+        )
         tokens = self._padded(self._tokens, chosen, max_length)
         return Batch(chosen, tokens, lengths, self.anchors[self.person[chosen]])
 
     def _padded(
-        self, parts: Sequence[npt.NDArray[Int]], chosen: npt.NDArray[np.int64], max_length: int | None
+        self,
+        parts: Sequence[npt.NDArray[Int]],
+        chosen: npt.NDArray[np.int64],
+        max_length: int | None,
     ) -> npt.NDArray[Int]:
         """Values of some trajectories (batch, length), from one array per record batch; PAD after the end."""
-        lengths = self._lengths[chosen] if max_length is None else np.minimum(self._lengths[chosen], max_length)
+        lengths = (
+            self._lengths[chosen]
+            if max_length is None
+            else np.minimum(self._lengths[chosen], max_length)
+        )
         columns = np.arange(int(lengths.max(initial=0)))
         valid = columns < lengths[:, None]  # (batch, length)
         position = self._starts[chosen, None] + columns  # (batch, length) within the record batch
@@ -163,7 +176,9 @@ class TrajectoryDataset:
             values[here] = parts[number][position[here]]
         return values
 
-    def batch(self, split: str, size: int, seed: int, step: int, max_length: int | None = None) -> Batch:
+    def batch(
+        self, split: str, size: int, seed: int, step: int, max_length: int | None = None
+    ) -> Batch:
         """The batch of that step: every trajectory once an epoch, in an order that only the seed and the epoch decide."""
         return self.gather(self.order(split, size, seed, step), max_length)
 
@@ -181,7 +196,9 @@ class TrajectoryDataset:
             chosen[here] = members[order[places[here] % len(members)]]
         return chosen
 
-    def order_by_length(self, split: str, size: int, seed: int, step: int, among: int = 8) -> npt.NDArray[np.int64]:
+    def order_by_length(
+        self, split: str, size: int, seed: int, step: int, among: int = 8
+    ) -> npt.NDArray[np.int64]:
         """As `order`, but `among` batches in a row are dealt anew by length, for less padding."""
         block, place = divmod(step, among)
         chosen = self.order(split, size * among, seed, block)
@@ -192,7 +209,9 @@ class TrajectoryDataset:
     @cached_property
     def anchors(self) -> npt.NDArray[np.float64]:
         """Home lat, lon, work lat, lon of each person; NaN where unknown."""
-        columns = [self.people[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS]
+        columns = [
+            self.people[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS
+        ]
         return np.stack(columns, axis=1)  # (people, 4)
 
     def times(self) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
@@ -236,7 +255,9 @@ class TrajectoryDataset:
         self, indices: npt.NDArray[np.int64], max_length: int | None = None
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Arrivals and departures (batch, length) in step with the tokens that `gather` gives; 0 after the end."""
-        arrivals, departures = (self._padded(parts, indices, max_length) for parts in zip(*self._times, strict=True))
+        arrivals, departures = (
+            self._padded(parts, indices, max_length) for parts in zip(*self._times, strict=True)
+        )
         return arrivals, departures
 
     @cached_property
@@ -264,7 +285,9 @@ class TrajectoryDataset:
                 aligned.schema.get_field_index("user_id"), "user_id", pa.array(users, pa.string())
             )
             names = self.groups.attribute_names if self.groups is not None else ()
-            if not all(_is_text(told[name].type) for name in names):  # others write the same text as other types
+            if not all(
+                _is_text(told[name].type) for name in names
+            ):  # others write the same text as other types
                 raise ValueError
             return told
 
@@ -273,7 +296,9 @@ class TrajectoryDataset:
         labels = self.labels()
         if labels is None or self.groups is None:
             raise MobatlasError(f"{self.path}: this dataset has no labels")
-        return self.groups.codes({name: labels[name].to_pylist() for name in self.groups.attribute_names})
+        return self.groups.codes(
+            {name: labels[name].to_pylist() for name in self.groups.attribute_names}
+        )
 
 
 @lru_cache(maxsize=4)
@@ -285,7 +310,10 @@ def split_by_hash(user_ids: Sequence[str], config: SplitConfig) -> npt.NDArray[n
     """The split of each user id: 0 train, 1 val, 2 test."""
     val, test = split_thresholds(config)
     digests = np.array(
-        [hashlib.md5(f"{config.salt}:{user}".encode(), usedforsecurity=False).hexdigest()[:8] for user in user_ids],
+        [
+            hashlib.md5(f"{config.salt}:{user}".encode(), usedforsecurity=False).hexdigest()[:8]
+            for user in user_ids
+        ],
         dtype="U8",
     )
     return (digests >= val).astype(np.int64) + (digests >= test).astype(np.int64)
@@ -306,7 +334,9 @@ def _checked_splits(folder: Path, manifest: Manifest, people: pa.Table) -> npt.N
     users = splits["user_id"].to_pylist()
     codes = {name: code for code, name in enumerate(SPLITS)}
     stored = np.array([codes.get(name, -1) for name in splits["split"].to_pylist()], dtype=np.int64)
-    config = build(SplitConfig, manifest.config.get("prepare", {}).get("split", {}), f"{folder}: manifest")
+    config = build(
+        SplitConfig, manifest.config.get("prepare", {}).get("split", {}), f"{folder}: manifest"
+    )
     if len(set(users)) != len(users) or users != people["user_id"].to_pylist():
         raise MobatlasError(
             f"{folder / 'splits.parquet'}: a person is in two splits or in none; prepare the dataset again"
@@ -319,14 +349,20 @@ def _checked_splits(folder: Path, manifest: Manifest, people: pa.Table) -> npt.N
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
 
 
 def _map_sequences(path: Path) -> list[pa.RecordBatch]:
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
     batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
     for batch in batches:
-        batch.validate(full=batch.nbytes <= HASHED_ON_LOAD)  # offsets into memory that nobody else looks at
-        if not batch.schema.equals(WIDE) or any(column.null_count or column.offset for column in batch.columns):
+        batch.validate(
+            full=batch.nbytes <= HASHED_ON_LOAD
+        )  # offsets into memory that nobody else looks at
+        if not batch.schema.equals(WIDE) or any(
+            column.null_count or column.offset for column in batch.columns
+        ):
             raise ValueError(f"{path}: is not a table of sequences")
     return batches

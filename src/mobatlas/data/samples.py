@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import DAY
 from mobatlas.data.schema import ANCHORS, require_columns
+from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.trajectories import monday as monday_of
 from mobatlas.data.vocabulary import HOME, OTHER, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, out_of_memory
-from mobatlas.features.maps import Trajectories
-from mobatlas.features.maps import monday as monday_of
 from mobatlas.groups import Groups
 
 REQUIRED = ("trajectory", "poi_id")
@@ -41,7 +41,9 @@ class Samples:
 
     path: Path
     trajectories: Trajectories
-    groups: Ints | None  # (trajectories,) -1: of none; None where the file tells none, and each may stand for any group
+    groups: (
+        Ints | None
+    )  # (trajectories,) -1: of none; None where the file tells none, and each may stand for any group
     unknown_places: int = 0
     unknown_visits: int = 0
     warnings: tuple[str, ...] = ()
@@ -63,7 +65,9 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
     words = file.coded("trajectory")
     number, places = words.indices.to_numpy(), file.coded("poi_id", pa.string())
     position = file.column("position", pa.int64()).to_numpy() if "position" in file.names else None
-    order = np.argsort(number, kind="stable") if position is None else np.lexsort((position, number))
+    order = (
+        np.argsort(number, kind="stable") if position is None else np.lexsort((position, number))
+    )
     same = np.diff(number[order]) == 0  # (rows - 1,)
     told = _Rows(file, order, same, words)
     if position is not None:
@@ -73,10 +77,14 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
     anchors = file.anchors(order[starts])  # (trajectories, 4)
     token_of = _token_of(places.dictionary, vocabulary)  # (distinct,)
     tokens = token_of[places.indices.to_numpy()][order]
-    unknown = np.bincount(places.indices.to_numpy(), minlength=len(token_of)) * (token_of < 0)  # (distinct,)
+    unknown = np.bincount(places.indices.to_numpy(), minlength=len(token_of)) * (
+        token_of < 0
+    )  # (distinct,)
     arrivals, departures, of_times = told.times()
     tokens, kept = _collapsed(tokens, same)
-    offsets = np.concatenate(([0], np.cumsum(kept)))[np.append(starts, len(kept))]  # (trajectories + 1,)
+    offsets = np.concatenate(([0], np.cumsum(kept)))[
+        np.append(starts, len(kept))
+    ]  # (trajectories + 1,)
     times: dict[str, Ints] = {}
     if arrivals is not None and departures is not None:
         monday = DAY * monday_of(arrivals[starts] // DAY)  # (trajectories,)
@@ -88,7 +96,9 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
         of_group = None
     if of_group is not None and (of_group < 0).any():
         none = int(np.count_nonzero(of_group < 0))
-        warnings.append(f"{file.path}: {none:,} of {len(starts):,} trajectories are of no group and are left out")
+        warnings.append(
+            f"{file.path}: {none:,} of {len(starts):,} trajectories are of no group and are left out"
+        )
     return Samples(
         path=file.path,
         trajectories=Trajectories(tokens, offsets, anchors, **times),
@@ -110,7 +120,9 @@ class _File:
     @classmethod
     def open(cls, path: Path) -> _File:
         if not path.is_file():
-            raise MobatlasError(f"{path}: {'is a folder; give one Parquet file' if path.is_dir() else 'no such file'}")
+            raise MobatlasError(
+                f"{path}: {'is a folder; give one Parquet file' if path.is_dir() else 'no such file'}"
+            )
         try:
             parquet = pq.ParquetFile(path, memory_map=True)
         except (OSError, pa.ArrowException) as error:
@@ -120,10 +132,14 @@ class _File:
         names = parquet.schema_arrow.names
         require_columns(str(path), names, REQUIRED)
         if not parquet.metadata.num_rows:
-            raise MobatlasError(f"{path}: holds no trajectory, it has no rows; generate at least one")
+            raise MobatlasError(
+                f"{path}: holds no trajectory, it has no rows; generate at least one"
+            )
         return cls(path, parquet, names)
 
-    def column(self, name: str, kind: pa.DataType | None = None, missing: bool = False) -> pa.ChunkedArray:
+    def column(
+        self, name: str, kind: pa.DataType | None = None, missing: bool = False
+    ) -> pa.ChunkedArray:
         """Cast to a type, if one is given; `missing` allows nulls."""
         try:
             values = self.parquet.read(columns=[name], use_threads=False)[name]
@@ -133,10 +149,14 @@ class _File:
                 raise
             raise self._unreadable(name, error) from None
         if values.null_count and not missing:
-            raise MobatlasError(f"{self.path}: column '{name}' is empty in {values.null_count:,} rows; fill it")
+            raise MobatlasError(
+                f"{self.path}: column '{name}' is empty in {values.null_count:,} rows; fill it"
+            )
         return values
 
-    def coded(self, name: str, kind: pa.DataType | None = None, missing: bool = False) -> pa.DictionaryArray:
+    def coded(
+        self, name: str, kind: pa.DataType | None = None, missing: bool = False
+    ) -> pa.DictionaryArray:
         """A column as distinct values, in order of appearance, and the number of each row's."""
         try:
             return self.column(name, kind, missing).dictionary_encode().combine_chunks()
@@ -149,7 +169,9 @@ class _File:
         for place, (name, furthest) in enumerate(zip(ANCHORS, DEGREES, strict=True)):
             if name not in self.names:
                 continue
-            values = self.column(name, pa.float64(), missing=True).to_numpy().astype(np.float64)[rows]
+            values = (
+                self.column(name, pa.float64(), missing=True).to_numpy().astype(np.float64)[rows]
+            )
             wrong = np.flatnonzero(np.abs(values) > furthest)
             if len(wrong):
                 raise MobatlasError(
@@ -193,7 +215,9 @@ class _Rows:
         arrivals, departures = (
             column.cast(pa.int64()).to_numpy()[self.order] // MICROSECONDS for column in columns
         )  # (rows,) each
-        self.refuse(np.diff(arrivals) < 0, "arrives at a visit before the one before it; order them by time")
+        self.refuse(
+            np.diff(arrivals) < 0, "arrives at a visit before the one before it; order them by time"
+        )
         if (departures < arrivals).any():
             row = int(self.order[int(np.argmax(departures < arrivals))])
             raise MobatlasError(

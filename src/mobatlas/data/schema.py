@@ -29,8 +29,30 @@ ANCHORS = ("home_lat", "home_lon", "work_lat", "work_lon")
 # the labels: a column that might describe the person must not reach the models by accident.
 ATTRIBUTE_NAMES = ("age", "age_group", "age_bin", "gender", "sex")
 REGION_NAMES = (
-    *("region", "district", "zone", "comuna", "commune", "municipality", "county", "province", "state", "tract", "cbg"),
-    *("block_group", "census_block_group", "zip", "zipcode", "zip_code", "postcode", "postal_code", "ward", "borough"),
+    *(
+        "region",
+        "district",
+        "zone",
+        "comuna",
+        "commune",
+        "municipality",
+        "county",
+        "province",
+        "state",
+        "tract",
+        "cbg",
+    ),
+    *(
+        "block_group",
+        "census_block_group",
+        "zip",
+        "zipcode",
+        "zip_code",
+        "postcode",
+        "postal_code",
+        "ward",
+        "borough",
+    ),
     *("neighborhood", "neighbourhood", "msa"),
 )
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
@@ -49,7 +71,9 @@ def require_columns(where: str, columns: Iterable[str], required: Iterable[str])
     for name in required:
         if name not in columns:
             hint = suggestion(name, columns)
-            raise MobatlasError(f"{where}: column '{name}' is missing{hint} (columns: {', '.join(columns) or 'none'})")
+            raise MobatlasError(
+                f"{where}: column '{name}' is missing{hint} (columns: {', '.join(columns) or 'none'})"
+            )
 
 
 def refuse_namesakes(where: str, columns: Sequence[str]) -> None:

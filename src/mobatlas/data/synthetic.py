@@ -11,14 +11,20 @@ import pyarrow as pa
 from mobatlas.data.dataset import DAY
 from mobatlas.data.prepare.engine import parquet_schema
 from mobatlas.data.schema import ANCHORS, require_columns
+from mobatlas.data.trajectories import Trajectories, monday
 from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import Trajectories, monday
 from mobatlas.io.manifest import read_parquet
 
 TEXT, NUMBER = pa.string(), pa.float64()
 SCHEMA = pa.schema(  # HOME and WORK are at the anchors, OTHER is nowhere; what is unknown is null
-    [("trajectory", pa.int64()), ("position", pa.int32()), ("poi_id", TEXT), ("lat", NUMBER), ("lon", NUMBER)]
+    [
+        ("trajectory", pa.int64()),
+        ("position", pa.int32()),
+        ("poi_id", TEXT),
+        ("lat", NUMBER),
+        ("lon", NUMBER),
+    ]
     + [("category", TEXT), ("group", TEXT), ("region", TEXT)]
     + [(name, NUMBER) for name in ANCHORS]
 )
@@ -40,11 +46,16 @@ def rows_of(
     anchors = made.anchors[owner]  # (tokens, 4)
     places = np.where((tokens == HOME)[:, None], anchors[:, :2], vocabulary.coordinates[tokens])
     places = np.where((tokens == WORK)[:, None], anchors[:, 2:], places)  # (tokens, 2)
-    degrees = [pa.array(column, from_pandas=True) for column in (*places.T, *anchors.T)]  # NaN becomes null
+    degrees = [
+        pa.array(column, from_pandas=True) for column in (*places.T, *anchors.T)
+    ]  # NaN becomes null
     poi_id, category = (
-        vocabulary.table[name].combine_chunks().take(pa.array(tokens)) for name in ("poi_id", "category")
+        vocabulary.table[name].combine_chunks().take(pa.array(tokens))
+        for name in ("poi_id", "category")
     )
-    regions = pa.nulls(len(tokens), TEXT) if region is None else pa.repeat(pa.scalar(region), len(tokens))
+    regions = (
+        pa.nulls(len(tokens), TEXT) if region is None else pa.repeat(pa.scalar(region), len(tokens))
+    )
     position = (np.arange(len(tokens)) - made.offsets[owner]).astype(np.int32)
     where = [*degrees[:2], category, groups.take(pa.array(owner)), regions, *degrees[2:]]
     columns = [pa.array(first + owner), pa.array(position), poi_id, *where]
@@ -65,13 +76,19 @@ def read_synthetic(path: Path | str, vocabulary: Vocabulary) -> tuple[Trajectori
     require_columns(str(file), parquet_schema(file).names, READ)
     columns = [*READ, *(name for name in TIMES if name in parquet_schema(file).names)]
     try:
-        table = read_parquet(file, columns=columns).cast(pa.schema([TIMED.field(name) for name in columns]))
+        table = read_parquet(file, columns=columns).cast(
+            pa.schema([TIMED.field(name) for name in columns])
+        )
     except (OSError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise MobatlasError(f"{file}: is cut short, or a column is not as mobatlas writes it ({reason})") from None
+        raise MobatlasError(
+            f"{file}: is cut short, or a column is not as mobatlas writes it ({reason})"
+        ) from None
     for name in READ[:3]:
         if table[name].null_count or not table.num_rows:
-            raise MobatlasError(f"{file}: column '{name}' is empty{' in some rows' if table.num_rows else ''}")
+            raise MobatlasError(
+                f"{file}: column '{name}' is empty{' in some rows' if table.num_rows else ''}"
+            )
     number, position = (table[name].to_numpy() for name in READ[:2])
     order = np.lexsort((position, number))
     same = np.diff(number[order]) == 0  # (rows - 1,)
@@ -84,10 +101,18 @@ def read_synthetic(path: Path | str, vocabulary: Vocabulary) -> tuple[Trajectori
         )
     starts = np.concatenate(([0], np.flatnonzero(~same) + 1))  # (trajectories,)
     firsts = table.take(pa.array(order[starts]))
-    anchors = np.stack([firsts[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS], axis=1)
+    anchors = np.stack(
+        [firsts[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS], axis=1
+    )
     tokens = _tokens(file, table["poi_id"], vocabulary)[order]
-    groups, regions = (np.array(firsts[name].to_pylist(), dtype=object) for name in ("group", "region"))
-    return Trajectories(tokens, np.append(starts, len(order)), anchors, *_times(table, order, starts)), groups, regions
+    groups, regions = (
+        np.array(firsts[name].to_pylist(), dtype=object) for name in ("group", "region")
+    )
+    return (
+        Trajectories(tokens, np.append(starts, len(order)), anchors, *_times(table, order, starts)),
+        groups,
+        regions,
+    )
 
 
 def _times(
@@ -96,18 +121,28 @@ def _times(
     """Arrivals and stays as `Trajectories` have them, None where the table does not tell them all."""
     if any(name not in table.column_names or table[name].null_count for name in TIMES):
         return None, None
-    arrivals, departures = (table[name].cast(pa.int64()).to_numpy()[order] // MICROSECONDS for name in TIMES)
+    arrivals, departures = (
+        table[name].cast(pa.int64()).to_numpy()[order] // MICROSECONDS for name in TIMES
+    )
     mondays = DAY * monday(arrivals[starts] // DAY)  # (trajectories,)
-    return arrivals - np.repeat(mondays, np.diff(np.append(starts, len(order)))), departures - arrivals
+    return arrivals - np.repeat(
+        mondays, np.diff(np.append(starts, len(order)))
+    ), departures - arrivals
 
 
 def _tokens(file: Path, poi_ids: pa.ChunkedArray, vocabulary: Vocabulary) -> npt.NDArray[np.int32]:
     coded = poi_ids.combine_chunks().dictionary_encode()
-    token_of = {name: token for token, name in reversed(list(enumerate(vocabulary.poi_ids))) if token >= HOME}
+    token_of = {
+        name: token
+        for token, name in reversed(list(enumerate(vocabulary.poi_ids)))
+        if token >= HOME
+    }
     for name in coded.dictionary.to_pylist():
         if name not in token_of:
             raise MobatlasError(
                 f"{file}: poi_id '{name}' is no place of the vocabulary; was it made for another dataset?"
             )
-    tokens = np.array([token_of[name] for name in coded.dictionary.to_pylist()], dtype=np.int32)  # (distinct,)
+    tokens = np.array(
+        [token_of[name] for name in coded.dictionary.to_pylist()], dtype=np.int32
+    )  # (distinct,)
     return tokens[coded.indices.to_numpy()]

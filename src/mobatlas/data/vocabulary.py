@@ -38,9 +38,7 @@ SCHEMA = pa.schema(
         ("visits", pa.int64()),  # of training people
     ]
 )
-DEGREES = (
-    10_000_000  # coordinates are averaged as whole 1e-7 degrees (1 cm): sums of integers do not depend on their order
-)
+DEGREES = 10_000_000  # coordinates are averaged as whole 1e-7 degrees (1 cm): sums of integers do not depend on their order
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,10 @@ class Vocabulary:
     @cached_property
     def coordinates(self) -> npt.NDArray[np.float64]:
         """Latitude and longitude of each token, NaN where it has none."""
-        columns = [self.table[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ("lat", "lon")]
+        columns = [
+            self.table[name].to_numpy(zero_copy_only=False).astype(np.float64)
+            for name in ("lat", "lon")
+        ]
         return np.stack(columns, axis=1)  # (tokens, 2)
 
     @cached_property
@@ -70,7 +71,11 @@ class Vocabulary:
     def parents(self) -> dict[str, str]:
         """The bin of each place, and that of its category where it has one, as features are named."""
         named = zip(self.poi_ids, self.categories, strict=True)
-        return {f"poi:{place}": f"category:{category}" for place, category in named if category is not None}
+        return {
+            f"poi:{place}": f"category:{category}"
+            for place, category in named
+            if category is not None
+        }
 
 
 def most_frequent(visits: ir.Table, places: ir.Table, size: int) -> ir.Table:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import (
     ALL_METRICS,
@@ -25,7 +26,6 @@ from mobatlas.evaluation.metrics import (
     jsd,
     jsd_rows,
 )
-from mobatlas.features.maps import Trajectories
 
 EVERYBODY = "everybody"
 REAL, SYNTHETIC, AGAIN = 0, 1, 2  # streams of random numbers
@@ -101,7 +101,10 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
     """Of several draws; sizes and diversity are those of the first."""
     first = scores[0]
     groups = {
-        name: {metric: float(np.mean([each.groups[name][metric] for each in scores])) for metric in metrics}
+        name: {
+            metric: float(np.mean([each.groups[name][metric] for each in scores]))
+            for metric in metrics
+        }
         for name, metrics in first.groups.items()
     }
     return replace(first, groups=groups, average=_average(groups))
@@ -127,7 +130,9 @@ def sampling_floor(
     groups = None
     if dataset.groups is not None and dataset.labels() is not None:
         members = [group_members(dataset, side) for side in sides]
-        real, other = ({name: trajectories.take(rows) for name, rows in found.items()} for found in members)
+        real, other = (
+            {name: trajectories.take(rows) for name, rows in found.items()} for found in members
+        )
         groups = evaluate_groups(yardstick, real, other, size=size, seed=seed)
     return Floor(groups, evaluate_groups(yardstick, *everybody, size=size, seed=seed))
 
@@ -142,20 +147,26 @@ def group_members(dataset: TrajectoryDataset, split: str) -> dict[str, Ints]:
 
 def real_groups(dataset: TrajectoryDataset, split: str = "train") -> dict[str, Trajectories]:
     """The trajectories of real people by group."""
-    return {name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()}
+    return {
+        name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()
+    }
 
 
 def pairwise(
     dataset: TrajectoryDataset, yardstick: Yardstick, split: str = "train", seed: int = 0
 ) -> dict[str, Floats]:
     """How far groups are from each other: name of a metric -> (groups, groups), at equal sizes, zero with themselves."""
-    members = {name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()}
+    members = {
+        name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()
+    }
     size = min(len(rows) for rows in members.values())
     rng = np.random.default_rng([seed, crc32(b"pairwise")])
     some = [rows.take(np.sort(rng.permutation(len(rows))[:size])) for rows in members.values()]
     counted = [yardstick.histograms(each) for each in some]
     return {
-        metric.name: np.array([[jsd(a[metric.name], b[metric.name]) for b in counted] for a in counted])
+        metric.name: np.array(
+            [[jsd(a[metric.name], b[metric.name]) for b in counted] for a in counted]
+        )
         for metric in METRICS
     }
 
@@ -202,13 +213,20 @@ def bootstrap(
     for name in names:
         mine, theirs = _equal(name, len(real[name]), len(synthetic[name]), size, seed)
         rng = np.random.default_rng([seed, crc32(name.encode()), AGAIN])
-        drawn = (_redraw(people[name][mine], resamples, rng), _redraw(np.arange(len(theirs)), resamples, rng))
-        ours, others = yardstick.counts(real[name].take(mine)), yardstick.counts(synthetic[name].take(theirs))
+        drawn = (
+            _redraw(people[name][mine], resamples, rng),
+            _redraw(np.arange(len(theirs)), resamples, rng),
+        )
+        ours, others = (
+            yardstick.counts(real[name].take(mine)),
+            yardstick.counts(synthetic[name].take(theirs)),
+        )
         for metric in draws:
             estimates[metric] += jsd(column_sums(ours[metric]), column_sums(others[metric]))
             draws[metric] += _redrawn_jsd(compact(ours[metric], others[metric]), drawn)
     return {
-        metric: interval(estimates[metric] / len(names), found / len(names), level) for metric, found in draws.items()
+        metric: interval(estimates[metric] / len(names), found / len(names), level)
+        for metric, found in draws.items()
     }
 
 
@@ -217,7 +235,9 @@ def _common(real: Mapping[str, Trajectories], synthetic: Mapping[str, Trajectori
     for name in [*real, *synthetic]:
         missing = "real" if name not in real else "synthetic"
         if name not in real or name not in synthetic:
-            raise MobatlasError(f"group '{name}' has no {missing} trajectories; give the same groups on both sides")
+            raise MobatlasError(
+                f"group '{name}' has no {missing} trajectories; give the same groups on both sides"
+            )
     if not real:
         raise MobatlasError("no group to evaluate; give at least one on both sides")
     return list(real)
@@ -240,7 +260,9 @@ def _equal(name: str, real: int, synthetic: int, size: Size, seed: int) -> tuple
 
 
 def _average(groups: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    names = [metric.name for metric in ALL_METRICS if all(metric.name in row for row in groups.values())]
+    names = [
+        metric.name for metric in ALL_METRICS if all(metric.name in row for row in groups.values())
+    ]
     return {name: float(np.mean([row[name] for row in groups.values()])) for name in names}
 
 
@@ -252,12 +274,19 @@ def _redraw(unit: People, resamples: int, rng: np.random.Generator) -> Floats:
     return drawn[:, number].astype(np.float64)
 
 
-def _redrawn_jsd(tables: tuple[sparse.csr_array, sparse.csr_array], drawn: tuple[Floats, Floats]) -> Floats:
+def _redrawn_jsd(
+    tables: tuple[sparse.csr_array, sparse.csr_array], drawn: tuple[Floats, Floats]
+) -> Floats:
     """The JSD of each resample: weights times counts, some resamples at a time."""
     resamples, bins = len(drawn[0]), tables[0].shape[1]
     block = max(1, BLOCK // max(1, bins))
     found = [
-        jsd_rows(*(weights[start : start + block] @ table for weights, table in zip(drawn, tables, strict=True)))
+        jsd_rows(
+            *(
+                weights[start : start + block] @ table
+                for weights, table in zip(drawn, tables, strict=True)
+            )
+        )
         for start in range(0, resamples, block)
     ]
     return np.concatenate(found)  # (resamples,)

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.features.maps import Trajectories
+from mobatlas.data.trajectories import Trajectories
 
 
-def diversity(made: Trajectories, training: Trajectories, held_out: Trajectories | None = None) -> dict[str, Any]:
+def diversity(
+    made: Trajectories, training: Trajectories, held_out: Trajectories | None = None
+) -> dict[str, Any]:
     """The share of distinct trajectories, and of copies of training ones; the same of real held-out ones at equal size.
 
     Real trajectories are cut to the longest that was made, as the generator saw them.
@@ -25,7 +27,10 @@ def diversity(made: Trajectories, training: Trajectories, held_out: Trajectories
 
 
 def _words(trajectories: Trajectories, longest: int) -> list[bytes]:
-    starts, lengths = trajectories.offsets[:-1].tolist(), np.minimum(np.diff(trajectories.offsets), longest).tolist()
+    starts, lengths = (
+        trajectories.offsets[:-1].tolist(),
+        np.minimum(np.diff(trajectories.offsets), longest).tolist(),
+    )
     return [trajectories.tokens[a : a + n].tobytes() for a, n in zip(starts, lengths, strict=True)]
 
 

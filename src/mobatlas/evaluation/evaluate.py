@@ -14,6 +14,7 @@ import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.samples import Samples, read_samples
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
@@ -28,7 +29,6 @@ from mobatlas.evaluation.comparison import (
 )
 from mobatlas.evaluation.diversity import diversity
 from mobatlas.evaluation.metrics import ALL_METRICS, Ints, Yardstick
-from mobatlas.features.maps import Trajectories
 
 BASELINE, OURS, STRONG, FLOOR = "baseline", "ours", "strong", "floor"  # in the order of tables
 TRAIN = "train"
@@ -74,7 +74,9 @@ class Evaluation:
 
     dataset: str
     split: str
-    files: dict[str, dict[str, Any]]  # model -> path, trajectories, whether by group and timed, what is unknown
+    files: dict[
+        str, dict[str, Any]
+    ]  # model -> path, trajectories, whether by group and timed, what is unknown
     groups: Standing | None  # None where the dataset has no labels
     everybody: Standing  # the people of these groups together, mixed alike on all sides; its scores hold the diversity
     left_out: dict[str, str]  # group -> why
@@ -125,9 +127,18 @@ def evaluate(
     scene = _Scene(opened, split, files, Yardstick.of(opened), seed, resamples)
     groups, left_out = scene.by_group() if labelled else (None, {})
     by_group = groups is not None and any(file.groups is not None for file in files.values())
-    everybody = scene.mixed(groups.sizes) if groups is not None and by_group else scene.together(real, training)
-    varieties = {label: diversity(file.trajectories, training, real) for label, file in files.items()}
-    scores = {label: replace(each, diversity=varieties.get(label)) for label, each in everybody.scores.items()}
+    everybody = (
+        scene.mixed(groups.sizes)
+        if groups is not None and by_group
+        else scene.together(real, training)
+    )
+    varieties = {
+        label: diversity(file.trajectories, training, real) for label, file in files.items()
+    }
+    scores = {
+        label: replace(each, diversity=varieties.get(label))
+        for label, each in everybody.scores.items()
+    }
     return Evaluation(
         dataset=str(dataset),
         split=split,
@@ -137,7 +148,13 @@ def evaluate(
         left_out=left_out,
         warnings=(
             *(warning for file in files.values() for warning in file.warnings),
-            *(() if labelled else (f"{dataset}: has no labels, so all people are compared together and no group is",)),
+            *(
+                ()
+                if labelled
+                else (
+                    f"{dataset}: has no labels, so all people are compared together and no group is",
+                )
+            ),
         ),
         yardstick=scene.yardstick.as_dict(),
         seed=seed,
@@ -182,11 +199,16 @@ class _Scene:
     def mixed(self, sizes: Mapping[str, int]) -> Standing:
         """The groups together, so many of each on all sides; a file of everybody as it is."""
         real, sides, people = self._groups
-        whole = {label: file.trajectories for label, file in self.files.items() if file.groups is None}
+        whole = {
+            label: file.trajectories for label, file in self.files.items() if file.groups is None
+        }
         rows = _thinned(real, sizes, self.seed)
         return self._together(
             _joined(real, rows),
-            {label: whole.get(label, _joined(side, _thinned(side, sizes, self.seed))) for label, side in sides.items()},
+            {
+                label: whole.get(label, _joined(side, _thinned(side, sizes, self.seed)))
+                for label, side in sides.items()
+            },
             np.concatenate([people[name][found] for name, found in rows.items()]),
         )
 
@@ -200,27 +222,50 @@ class _Scene:
         """Real people by group, each side by group, and who the real people are."""
         trajectories = Trajectories.of(self.dataset)
         members, training = (group_members(self.dataset, side) for side in (self.split, TRAIN))
-        real, floor = ({name: trajectories.take(rows) for name, rows in each.items()} for each in (members, training))
+        real, floor = (
+            {name: trajectories.take(rows) for name, rows in each.items()}
+            for each in (members, training)
+        )
         sides = {
             label: {name: file.of_group(number) for number, name in enumerate(members)}
             for label, file in self.files.items()
         }
-        return real, sides | {FLOOR: floor}, {name: self.dataset.person[rows] for name, rows in members.items()}
+        return (
+            real,
+            sides | {FLOOR: floor},
+            {name: self.dataset.person[rows] for name, rows in members.items()},
+        )
 
-    def _together(self, real: Trajectories, sides: Mapping[str, Trajectories], people: People) -> Standing:
+    def _together(
+        self, real: Trajectories, sides: Mapping[str, Trajectories], people: People
+    ) -> Standing:
         one = {label: {EVERYBODY: side} for label, side in sides.items()}
         return self._standing({EVERYBODY: real}, one, {EVERYBODY: people})
 
-    def _standing(self, real: ByGroup, sides: Mapping[str, ByGroup], people: Mapping[str, People]) -> Standing:
-        size = {name: min(len(found), *(len(side[name]) for side in sides.values())) for name, found in real.items()}
+    def _standing(
+        self, real: ByGroup, sides: Mapping[str, ByGroup], people: Mapping[str, People]
+    ) -> Standing:
+        size = {
+            name: min(len(found), *(len(side[name]) for side in sides.values()))
+            for name, found in real.items()
+        }
         scores, intervals = {}, {}
         for label, side in sides.items():
             scores[label] = evaluate_groups(self.yardstick, real, side, size=size, seed=self.seed)
             intervals[label] = bootstrap(
-                self.yardstick, real, side, people, size=size, seed=self.seed, resamples=self.resamples
+                self.yardstick,
+                real,
+                side,
+                people,
+                size=size,
+                seed=self.seed,
+                resamples=self.resamples,
             )
         return Standing(
-            scores, intervals, _closed(intervals, FLOOR, floor_closed), _closed(intervals, STRONG, gap_closed)
+            scores,
+            intervals,
+            _closed(intervals, FLOOR, floor_closed),
+            _closed(intervals, STRONG, gap_closed),
         )
 
 
@@ -239,7 +284,11 @@ def _check_split(dataset: TrajectoryDataset, split: str) -> None:
 def _thinned(parts: ByGroup, sizes: Mapping[str, int], seed: int) -> dict[str, Ints]:
     """Which of each group's stay, so many at random."""
     return {
-        name: np.sort(np.random.default_rng([seed, crc32(name.encode()), MIXING]).permutation(len(parts[name]))[:n])
+        name: np.sort(
+            np.random.default_rng([seed, crc32(name.encode()), MIXING]).permutation(
+                len(parts[name])
+            )[:n]
+        )
         for name, n in sizes.items()
     }
 

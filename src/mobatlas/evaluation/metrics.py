@@ -14,9 +14,11 @@ import numpy.typing as npt
 from scipy import sparse
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.geodesy import haversine_km
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import HOME, SPECIALS, WORK, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import FeatureMap, Trajectories, build_feature, haversine_km
+from mobatlas.features.maps import FeatureMap, build_feature
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -27,7 +29,29 @@ TRAVEL_BINS, TRAVEL_QUANTILE = 50, 0.99
 # Kilometres a day: equal shares of real trajectories. Equal widths would repeat the travel distance in another unit.
 DAILY_BINS = 20
 # Minutes of a stay: about half as long again from bin to bin; the first holds instants, the last is open.
-DWELL_EDGES = (1, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 600, 720, 960, 1_440, 2_880, 5_760, 10_080)
+DWELL_EDGES = (
+    1,
+    5,
+    10,
+    15,
+    20,
+    30,
+    45,
+    60,
+    90,
+    120,
+    180,
+    240,
+    360,
+    480,
+    600,
+    720,
+    960,
+    1_440,
+    2_880,
+    5_760,
+    10_080,
+)
 
 
 @dataclass(frozen=True)
@@ -43,16 +67,26 @@ class Metric:
 
 METRICS = (
     Metric("spatial", "Spatial", "JSD of visits over the cells of a grid."),
-    Metric("travel_distance", "Travel distance", "JSD of the kilometres that a trajectory travels."),
+    Metric(
+        "travel_distance", "Travel distance", "JSD of the kilometres that a trajectory travels."
+    ),
     Metric("trip", "Trip", "JSD of pairs (origin cell, destination cell) of consecutive visits."),
     Metric("poi", "POI frequency", "JSD of visits over POIs, without HOME, WORK and OTHER."),
-    Metric("poi_all", "POI frequency with anchors", "JSD of visits over POIs, HOME, WORK and OTHER."),
-    Metric("trip_marginals", "Trip marginals", "Mean of the JSD of origin cells and the JSD of destination cells."),
+    Metric(
+        "poi_all", "POI frequency with anchors", "JSD of visits over POIs, HOME, WORK and OTHER."
+    ),
+    Metric(
+        "trip_marginals",
+        "Trip marginals",
+        "Mean of the JSD of origin cells and the JSD of destination cells.",
+    ),
     Metric("length", "Length", "JSD of the number of visits of a trajectory."),
     Metric("category", "Category", "JSD of visits over categories."),
     Metric("transitions", "Transitions", "JSD of pairs of categories of consecutive visits."),
     Metric(
-        "daily_distance", "Daily distance", "JSD of kilometres a day, in bins of equal shares of real trajectories."
+        "daily_distance",
+        "Daily distance",
+        "JSD of kilometres a day, in bins of equal shares of real trajectories.",
     ),
 )
 TIME_METRICS = (  # of samples that tell when
@@ -83,10 +117,14 @@ class Yardstick:
     def of(cls, dataset: TrajectoryDataset, cells: int = 40, *, split: str = "train") -> Yardstick:
         """Fixed by the people of `split`: their longest trajectory and distances, the box around their anchors and all POIs."""
         if cells < 1:
-            raise MobatlasError(f"a grid of {cells} x {cells} cells does not exist; give cells of at least 1")
+            raise MobatlasError(
+                f"a grid of {cells} x {cells} cells does not exist; give cells of at least 1"
+            )
         real = Trajectories.of(dataset, dataset.split(split))
         if not len(real):
-            raise MobatlasError(f"{dataset.path}: no trajectory in split '{split}' to fix grids and edges with")
+            raise MobatlasError(
+                f"{dataset.path}: no trajectory in split '{split}' to fix grids and edges with"
+            )
         km = travel_distance(real, dataset.vocabulary)
         days = dataset.window_days
         # Where hardly anybody moves the quantile is zero, and bins without a width would hold nothing.
@@ -94,9 +132,16 @@ class Yardstick:
         return cls(
             vocabulary=dataset.vocabulary,
             cells=cells,
-            box=_box(np.vstack((dataset.vocabulary.coordinates, real.anchors[:, :2], real.anchors[:, 2:])), dataset),
+            box=_box(
+                np.vstack(
+                    (dataset.vocabulary.coordinates, real.anchors[:, :2], real.anchors[:, 2:])
+                ),
+                dataset,
+            ),
             travel_edges=tuple(np.linspace(0, top, TRAVEL_BINS + 1)[1:].tolist()),
-            daily_edges=tuple(np.unique(np.quantile(km / days, np.arange(1, DAILY_BINS) / DAILY_BINS)).tolist()),
+            daily_edges=tuple(
+                np.unique(np.quantile(km / days, np.arange(1, DAILY_BINS) / DAILY_BINS)).tolist()
+            ),
             longest=int(np.diff(real.offsets).max()),
             days=days,
         )
@@ -121,7 +166,10 @@ class Yardstick:
     @cached_property
     def _features(self) -> dict[str, FeatureMap]:
         names = ("poi", "category", "transitions", "hour")
-        maps = {name: build_feature(name, self.vocabulary, SPECIALS[HOME:] if name == "poi" else ()) for name in names}
+        maps = {
+            name: build_feature(name, self.vocabulary, SPECIALS[HOME:] if name == "poi" else ())
+            for name in names
+        }
         return maps | {"poi_all": build_feature("poi", self.vocabulary)}
 
     def cell(self, places: Floats) -> Ints:
@@ -129,7 +177,9 @@ class Yardstick:
         low, high = np.array(self.box[:2]), np.array(self.box[2:])
         width = np.where(high > low, high - low, 1.0)
         # The north and the east edge belong to the last cells, or the outermost POI would lie outside its own box.
-        step = np.minimum(((places - low) / width * self.cells).astype(np.int64), self.cells - 1)  # (places, 2)
+        step = np.minimum(
+            ((places - low) / width * self.cells).astype(np.int64), self.cells - 1
+        )  # (places, 2)
         inside = ((places >= low) & (places <= high)).all(-1)
         return np.where(inside, step[..., 0] * self.cells + step[..., 1], self.cells**2)
 
@@ -139,7 +189,11 @@ class Yardstick:
         owner, places = located(trajectories, self.vocabulary)
         cell = self.cell(places)  # (located,)
         same = owner[:-1] == owner[1:]
-        traveller, origin, destination = owner[:-1][same], cell[:-1][same], cell[1:][same]  # (trips,)
+        traveller, origin, destination = (
+            owner[:-1][same],
+            cell[:-1][same],
+            cell[1:][same],
+        )  # (trips,)
         km = _kilometres(n, owner, places)
         travel, daily = (
             np.searchsorted(edges, distance, side="right")
@@ -161,7 +215,11 @@ class Yardstick:
         if trajectories.stays is not None:
             dwell = np.searchsorted(60 * np.array(DWELL_EDGES), trajectories.stays, side="right")
             found["dwell"] = _table(trajectories.owner, dwell, (n, len(DWELL_EDGES) + 1))
-        features = {name: each for name, each in self._features.items() if name != "hour" or "dwell" in found}
+        features = {
+            name: each
+            for name, each in self._features.items()
+            if name != "hour" or "dwell" in found
+        }
         found |= {name: feature.counts(trajectories) for name, feature in features.items()}
         return {metric.name: found[metric.name] for metric in ALL_METRICS if metric.name in found}
 
@@ -180,9 +238,14 @@ def jsd(real: Counts, synthetic: Counts) -> float:
 
     Where one side counted nothing it is 1, as for any two without a bin in common; where neither did, it is 0.
     """
-    rows = [side if isinstance(side, sparse.csr_array) else sparse.csr_array(side[None]) for side in (real, synthetic)]
+    rows = [
+        side if isinstance(side, sparse.csr_array) else sparse.csr_array(side[None])
+        for side in (real, synthetic)
+    ]
     if rows[0].shape != rows[1].shape:
-        raise ValueError(f"histograms of {rows[0].shape[1]} and {rows[1].shape[1]} bins cannot be compared")
+        raise ValueError(
+            f"histograms of {rows[0].shape[1]} and {rows[1].shape[1]} bins cannot be compared"
+        )
     return float(jsd_rows(*(row.toarray() for row in compact(*rows)))[0])
 
 
@@ -192,7 +255,10 @@ def jsd_rows(real: Floats, synthetic: Floats) -> Floats:
     row, column = np.nonzero(
         (real > 0) & (synthetic > 0)
     )  # of trips there are few: elsewhere a share is its own divergence
-    p, q = (side[row, column] / total[row, 0] for side, total in zip((real, synthetic), sums, strict=True))
+    p, q = (
+        side[row, column] / total[row, 0]
+        for side, total in zip((real, synthetic), sums, strict=True)
+    )
     common = np.log2(2 * p / (p + q)) * p + np.log2(2 * q / (p + q)) * q - p - q
     found = 1 + np.bincount(row, weights=common, minlength=len(real)) / 2
     both_empty = (sums[0] == 0) & (sums[1] == 0)
@@ -204,7 +270,9 @@ def compact(a: sparse.csr_array, b: sparse.csr_array) -> tuple[sparse.csr_array,
     occurring, place = np.unique(np.concatenate((a.indices, b.indices)), return_inverse=True)
     places = (place[: a.nnz], place[a.nnz :])
     first, second = (
-        sparse.csr_array((table.data, columns, table.indptr), shape=(table.shape[0], len(occurring)))
+        sparse.csr_array(
+            (table.data, columns, table.indptr), shape=(table.shape[0], len(occurring))
+        )
         for table, columns in zip((a, b), places, strict=True)
     )
     return first, second
@@ -248,5 +316,7 @@ def _kilometres(n: int, owner: Ints, places: Floats) -> Floats:
     return np.bincount(owner[:-1], weights=legs, minlength=n).astype(np.float64)
 
 
-def _table(rows: Ints, columns: npt.NDArray[np.integer[Any]], shape: tuple[int, int]) -> sparse.csr_array:
+def _table(
+    rows: Ints, columns: npt.NDArray[np.integer[Any]], shape: tuple[int, int]
+) -> sparse.csr_array:
     return sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=shape)

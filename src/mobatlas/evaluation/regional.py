@@ -26,7 +26,10 @@ def held_out_people(
     if load_validation(regions_folder) is None:
         return None
     config = FinetuneConfig()
-    return {name: regional_loss(each, dataset, regions_folder, config, seed) for name, each in samplers.items()}
+    return {
+        name: regional_loss(each, dataset, regions_folder, config, seed)
+        for name, each in samplers.items()
+    }
 
 
 def held_out_regions(

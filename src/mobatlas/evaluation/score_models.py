@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
@@ -22,7 +23,6 @@ from mobatlas.evaluation.comparison import (
 )
 from mobatlas.evaluation.diversity import diversity
 from mobatlas.evaluation.metrics import Ints, Yardstick
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.supervision.resample import PlainSampler, Sampler
 
@@ -31,12 +31,22 @@ ANCHORS_OF = ("group", "population")
 
 
 def score_everybody(
-    dataset: TrajectoryDataset, yardstick: Yardstick, model: Generator, seed: int = 0, split: str = "test"
+    dataset: TrajectoryDataset,
+    yardstick: Yardstick,
+    model: Generator,
+    seed: int = 0,
+    split: str = "test",
 ) -> Scores:
     """As many samples as the split has trajectories, no group given, against the split."""
     members = dataset.split(split)
-    made = model.sample(len(members), anchors=_anchors(dataset, dataset.split("train"), len(members), seed), seed=seed)
-    return evaluate_groups(yardstick, {EVERYBODY: Trajectories.of(dataset, members)}, {EVERYBODY: made}, seed=seed)
+    made = model.sample(
+        len(members),
+        anchors=_anchors(dataset, dataset.split("train"), len(members), seed),
+        seed=seed,
+    )
+    return evaluate_groups(
+        yardstick, {EVERYBODY: Trajectories.of(dataset, members)}, {EVERYBODY: made}, seed=seed
+    )
 
 
 def score_groups(
@@ -88,10 +98,14 @@ def draw_groups(
     if draws < 1:
         raise MobatlasError(f"--draws {draws}: ask for at least one")
     if anchors not in ANCHORS_OF:
-        raise MobatlasError(f"anchors '{anchors}' do not exist; take those of the {' or the '.join(ANCHORS_OF)}")
+        raise MobatlasError(
+            f"anchors '{anchors}' do not exist; take those of the {' or the '.join(ANCHORS_OF)}"
+        )
     held_out, training = group_members(dataset, split), group_members(dataset, "train")
     everybody = dataset.anchors[np.intersect1d(dataset.split_people("train"), dataset.person)]
-    samples: list[dict[str, dict[str, Trajectories]]] = [{label: {} for label in models} for _ in range(draws)]
+    samples: list[dict[str, dict[str, Trajectories]]] = [
+        {label: {} for label in models} for _ in range(draws)
+    ]
     for label, model in models.items():
         sampler = model if isinstance(model, Sampler) else PlainSampler(model, everybody)
         for number, (name, rows) in enumerate(held_out.items()):
@@ -99,7 +113,10 @@ def draw_groups(
             if anchors == "population":
                 made = sampler.sample(draws * n, group, seed + number + 1).trajectories
             else:
-                told, homes = np.full(n, group, dtype=np.int64), _anchors(dataset, training[name], n, seed)
+                told, homes = (
+                    np.full(n, group, dtype=np.int64),
+                    _anchors(dataset, training[name], n, seed),
+                )
                 made = sampler.sample_given(told, homes, seed + number + 1, draws=draws)
             for draw, of in enumerate(samples):
                 of[label][name] = made.take(np.arange(draw * n, (draw + 1) * n))
@@ -116,15 +133,22 @@ def score_samples(
     training: Mapping[str, Trajectories] | None = None,
 ) -> dict[str, Scores]:
     """The samples of each model against real people by group, and as the floor training people, all of them by default."""
-    seen, others = Trajectories.of(dataset, dataset.split("train")), Trajectories.joined(list(real.values()))
+    seen, others = (
+        Trajectories.of(dataset, dataset.split("train")),
+        Trajectories.joined(list(real.values())),
+    )
     scores = {}
     for label, made in samples.items():
         variety = diversity(Trajectories.joined(list(made.values())), seen, others)
-        scores[label] = replace(evaluate_groups(yardstick, real, made, seed=seed), diversity=variety)
+        scores[label] = replace(
+            evaluate_groups(yardstick, real, made, seed=seed), diversity=variety
+        )
     trained = real_groups(dataset, "train") if training is None else training
     return scores | {FLOOR: evaluate_groups(yardstick, real, trained, seed=seed)}
 
 
 def _anchors(dataset: TrajectoryDataset, members: Ints, n: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, 77])
-    return dataset.anchors[dataset.person[np.sort(rng.choice(members, n, replace=len(members) < n))]]
+    return dataset.anchors[
+        dataset.person[np.sort(rng.choice(members, n, replace=len(members) < n))]
+    ]

@@ -43,14 +43,21 @@ def hellinger(p: Array, q: Array) -> Array:
     return _root((gap**2).sum(-1) / 2)
 
 
-DIVERGENCES: dict[str, Callable[[Array, Array], Array]] = {"js": js, "tv": tv, "kl": kl, "hellinger": hellinger}
+DIVERGENCES: dict[str, Callable[[Array, Array], Array]] = {
+    "js": js,
+    "tv": tv,
+    "kl": kl,
+    "hellinger": hellinger,
+}
 
 
 def divergence_named(name: str) -> Callable[[Array, Array], Array]:
     """The divergence of that name."""
     if name not in DIVERGENCES:
         known = ", ".join(DIVERGENCES)
-        raise MobatlasError(f"--divergence {name} does not exist{suggestion(name, DIVERGENCES)} (known: {known})")
+        raise MobatlasError(
+            f"--divergence {name} does not exist{suggestion(name, DIVERGENCES)} (known: {known})"
+        )
     return DIVERGENCES[name]
 
 

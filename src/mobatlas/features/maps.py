@@ -9,94 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from mobatlas.data.dataset import DAY, TrajectoryDataset
+from mobatlas.data.geodesy import haversine_km
+from mobatlas.data.trajectories import SoftTrajectories, Tensor, Trajectories
 from mobatlas.data.vocabulary import HOME, SPECIALS, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 
-EARTH_KM = 6371.0088
 BAND_EDGES_KM = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 VISITS_FROM = (*range(1, 13), 14, 16, 18, 20, 24, 28, 32, 40, 48, 64)  # the least of each bin
-Tensor = Any  # torch.Tensor, or a numpy array in its place
-
-
-@dataclass(frozen=True)
-class Trajectories:
-    """Trajectories end to end."""
-
-    tokens: npt.NDArray[np.int32]  # (tokens,)
-    offsets: npt.NDArray[np.int64]  # (trajectories + 1,)
-    anchors: npt.NDArray[np.float64]  # (trajectories, 4) home lat, lon, work lat, lon; NaN where unknown
-    # (tokens,) seconds since the Monday, 0:00, of the week in which the window begins; None where nobody tells when
-    arrivals: npt.NDArray[np.int64] | None = None
-    stays: npt.NDArray[np.int64] | None = None  # (tokens,) seconds
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @property
-    def owner(self) -> npt.NDArray[np.int64]:
-        """The trajectory of each token."""
-        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
-
-    @property
-    def hours(self) -> npt.NDArray[np.int64] | None:
-        """The hour of each arrival, where times are known."""
-        return None if self.arrivals is None else self.arrivals // 3600 % 24
-
-    @classmethod
-    def of(cls, dataset: TrajectoryDataset, indices: npt.NDArray[np.int64] | None = None) -> Trajectories:
-        """Those of a dataset, with their times."""
-        chosen = np.arange(len(dataset)) if indices is None else np.asarray(indices, dtype=np.int64)
-        lengths = dataset.lengths[chosen]
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
-        everything = np.concatenate(([0], np.cumsum(dataset.lengths)))
-        places = np.repeat(everything[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        arrivals, departures = (times[places] for times in dataset.all_times())
-        mondays = DAY * monday(dataset.first_days[chosen])  # (trajectories,)
-        return cls(
-            tokens=dataset.all_tokens()[places],
-            offsets=offsets,
-            anchors=dataset.anchors[dataset.person[chosen]],
-            arrivals=arrivals - np.repeat(mondays, lengths),
-            stays=departures - arrivals,
-        )
-
-    @classmethod
-    def joined(cls, parts: Sequence[Trajectories]) -> Trajectories:
-        """One after the other; without times, unless all have them."""
-        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-        return cls(
-            tokens=np.concatenate([part.tokens for part in parts]),
-            offsets=np.concatenate(([0], np.cumsum(lengths))),
-            anchors=np.concatenate([part.anchors for part in parts]),
-            arrivals=_end_to_end([part.arrivals for part in parts]),
-            stays=_end_to_end([part.stays for part in parts]),
-        )
-
-    def take(self, chosen: npt.NDArray[np.int64]) -> Trajectories:
-        """Some of them, in that order."""
-        lengths = np.diff(self.offsets)[chosen]
-        offsets = np.concatenate(([0], np.cumsum(lengths)))
-        places = np.repeat(self.offsets[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        arrivals, stays = (None if times is None else times[places] for times in (self.arrivals, self.stays))
-        return Trajectories(self.tokens[places], offsets, self.anchors[chosen], arrivals, stays)
-
-
-@dataclass(frozen=True)
-class SoftTrajectories:
-    """Distributions over tokens, position by position; rows after the end are zero."""
-
-    tokens: Tensor  # (batch, length, vocabulary)
-    anchors: npt.NDArray[np.float64]  # (batch, 4)
-    hours: Tensor | None = None  # (batch, length, 24), for generators that tell when
-    # (batch, length) the tokens that were drawn, where each distribution is given those before it
-    written: Tensor | None = None
 
 
 class FeatureMap(Protocol):
@@ -128,7 +53,9 @@ class TokenFeature:
     bin_of_token: npt.NDArray[np.int64]  # (vocabulary,) -1: not counted
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
-        return _count(trajectories, trajectories.owner, self.bin_of_token[trajectories.tokens], len(self.bins))
+        return _count(
+            trajectories, trajectories.owner, self.bin_of_token[trajectories.tokens], len(self.bins)
+        )
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
         return _expected(trajectories, self.bin_of_token, len(self.bins))
@@ -151,10 +78,14 @@ class TransitionFeature:
         return _count(trajectories, owner[:-1], np.where(valid, pair, -1), len(self.bins))
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
-        one_hot = self.bin_of_token[:, None] == np.arange(self.categories)  # (vocabulary, categories)
+        one_hot = self.bin_of_token[:, None] == np.arange(
+            self.categories
+        )  # (vocabulary, categories)
         category = _matmul(trajectories.tokens, one_hot)  # (batch, length, categories)
         first = category
-        if trajectories.written is not None:  # what could have been drawn does not stand before what was drawn after it
+        if (
+            trajectories.written is not None
+        ):  # what could have been drawn does not stand before what was drawn after it
             first = category.new_tensor(one_hot)[trajectories.written]
         pairs = first[:, :-1].swapaxes(1, 2) @ category[:, 1:]  # (batch, categories, categories)
         return pairs.reshape(len(pairs), -1)
@@ -173,7 +104,11 @@ class DistanceFeature:
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
         owner = trajectories.owner
         anchors = trajectories.anchors[owner]  # (tokens, 4)
-        places = np.where((trajectories.tokens == WORK)[:, None], anchors[:, 2:], self.coordinates[trajectories.tokens])
+        places = np.where(
+            (trajectories.tokens == WORK)[:, None],
+            anchors[:, 2:],
+            self.coordinates[trajectories.tokens],
+        )
         km = haversine_km(anchors[:, :2], places)
         band = np.where(self.counted[trajectories.tokens], self._band(km), -1)
         return _count(trajectories, owner, band, len(self.bins))
@@ -199,18 +134,24 @@ class HourFeature:
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
         if trajectories.hours is None:
-            raise MobatlasError("feature 'hour': these trajectories carry no times; choose another feature")
+            raise MobatlasError(
+                "feature 'hour': these trajectories carry no times; choose another feature"
+            )
         hours = np.where(self.counted[trajectories.tokens], trajectories.hours, -1)
         return _count(trajectories, trajectories.owner, hours, len(self.bins))
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
         if trajectories.hours is None:
-            raise MobatlasError("feature 'hour': this generator does not tell when; choose another feature")
+            raise MobatlasError(
+                "feature 'hour': this generator does not tell when; choose another feature"
+            )
         visited = _matmul(trajectories.tokens, self.counted)  # (batch, length)
         if (
             trajectories.written is not None
         ):  # hours are of what was drawn: it is counted, its chance gives the gradient
-            visited = visited - visited.detach() + visited.new_tensor(self.counted)[trajectories.written]
+            visited = (
+                visited - visited.detach() + visited.new_tensor(self.counted)[trajectories.written]
+            )
         return (trajectories.hours * visited[..., None]).sum(1)
 
 
@@ -229,14 +170,19 @@ class VisitsFeature:
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
         return _count(
-            trajectories, np.arange(len(trajectories)), _visits_bin(self.numbers(trajectories)), len(self.bins)
+            trajectories,
+            np.arange(len(trajectories)),
+            _visits_bin(self.numbers(trajectories)),
+            len(self.bins),
         )
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
         visited = _matmul(trajectories.tokens, self.counted)  # (batch, length)
         number = np.arange(visited.shape[1] + 1)
         none, one_more = number[None] == 0, number[:, None] + 1 == number
-        chance = _matmul(visited[:, :1] * 0 + 1, none)  # (batch, length + 1) of each number of visits so far
+        chance = _matmul(
+            visited[:, :1] * 0 + 1, none
+        )  # (batch, length + 1) of each number of visits so far
         for place in range(visited.shape[1]):
             here = visited[:, place : place + 1]
             chance = chance * (1 - here) + _matmul(chance, one_more) * here
@@ -257,7 +203,10 @@ def _category(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
 def _transitions(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     single = _by_token("category", _category_names(vocabulary), vocabulary, mask)
     # Categories may hold the sign between them ("Food>Bar"): escaped, so that no two pairs share a name.
-    names = [name.removeprefix("category:").replace("\\", r"\\").replace(">", r"\>") for name in single.bins]
+    names = [
+        name.removeprefix("category:").replace("\\", r"\\").replace(">", r"\>")
+        for name in single.bins
+    ]
     bins = tuple(f"transitions:{first}>{second}" for first in names for second in names)
     return TransitionFeature("transitions", bins, single.bin_of_token, len(names))
 
@@ -267,15 +216,21 @@ def _distance(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     bands = [f"{low:g}-{high:g}" for low, high in pairwise(edges)] + [f"{edges[-1]:g}+"]
     bins = tuple(f"distance:{band}" for band in bands)
     counted = _counted(vocabulary, [*mask, SPECIALS[HOME]])
-    return DistanceFeature("distance", bins, vocabulary.coordinates, counted, np.array(BAND_EDGES_KM))
+    return DistanceFeature(
+        "distance", bins, vocabulary.coordinates, counted, np.array(BAND_EDGES_KM)
+    )
 
 
 def _hour(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
-    return HourFeature("hour", tuple(f"hour:{hour:02d}" for hour in range(24)), _counted(vocabulary, mask))
+    return HourFeature(
+        "hour", tuple(f"hour:{hour:02d}" for hour in range(24)), _counted(vocabulary, mask)
+    )
 
 
 def _visits(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
-    spans = [f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise(VISITS_FROM)]
+    spans = [
+        f"{low}" if high == low + 1 else f"{low}-{high - 1}" for low, high in pairwise(VISITS_FROM)
+    ]
     bins = tuple(f"visits:{span}" for span in (*spans, f"{VISITS_FROM[-1]}+"))
     return VisitsFeature("visits", bins, _counted(vocabulary, mask))
 
@@ -321,23 +276,6 @@ def check_feature(name: str) -> None:
         )
 
 
-def monday(days: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The Monday of the week of each day, both counted from 1970-01-01, a Thursday."""
-    return days - (days + 3) % 7
-
-
-def haversine_km(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Great-circle distance of coordinates in degrees, (..., 2) against (..., 2)."""
-    (lat_a, lon_a), (lat_b, lon_b) = (np.moveaxis(np.radians(x), -1, 0) for x in (a, b))
-    h = np.sin((lat_b - lat_a) / 2) ** 2 + np.cos(lat_a) * np.cos(lat_b) * np.sin((lon_b - lon_a) / 2) ** 2
-    return np.asarray(2 * EARTH_KM * np.arcsin(np.sqrt(np.clip(h, 0, 1))))
-
-
-def _end_to_end(parts: Sequence[npt.NDArray[np.int64] | None]) -> npt.NDArray[np.int64] | None:
-    known = [part for part in parts if part is not None]
-    return np.concatenate(known) if len(known) == len(parts) else None
-
-
 def _category_names(vocabulary: Vocabulary) -> list[str]:
     return [name if name is not None else "unknown" for name in vocabulary.categories]
 
@@ -348,7 +286,9 @@ def _counted(vocabulary: Vocabulary, mask: Sequence[str]) -> npt.NDArray[np.bool
     return counted
 
 
-def _by_token(name: str, labels: Sequence[str], vocabulary: Vocabulary, mask: Sequence[str]) -> TokenFeature:
+def _by_token(
+    name: str, labels: Sequence[str], vocabulary: Vocabulary, mask: Sequence[str]
+) -> TokenFeature:
     counted = np.flatnonzero(_counted(vocabulary, mask)).tolist()
     order = list(dict.fromkeys(labels[token] for token in counted))
     position = {label: number for number, label in enumerate(order)}
@@ -362,7 +302,9 @@ def _count(
 ) -> sparse.csr_array:
     counted = bins >= 0
     ones = np.ones(int(np.count_nonzero(counted)))
-    counts = sparse.coo_array((ones, (owner[counted], bins[counted])), shape=(len(trajectories), n)).tocsr()
+    counts = sparse.coo_array(
+        (ones, (owner[counted], bins[counted])), shape=(len(trajectories), n)
+    ).tocsr()
     counts.sum_duplicates()
     return counts
 
@@ -385,4 +327,8 @@ def _expected(trajectories: SoftTrajectories, bins: npt.NDArray[np.int64], n: in
 
 
 def _matmul(tokens: Tensor, weights: npt.NDArray[np.bool_]) -> Tensor:
-    return tokens @ (tokens.new_tensor(weights) if hasattr(tokens, "new_tensor") else weights.astype(tokens.dtype))
+    return tokens @ (
+        tokens.new_tensor(weights)
+        if hasattr(tokens, "new_tensor")
+        else weights.astype(tokens.dtype)
+    )

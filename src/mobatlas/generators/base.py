@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from mobatlas.config import Section
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features.maps import SoftTrajectories, Trajectories
 from mobatlas.groups import Groups
 
 if TYPE_CHECKING:
@@ -77,7 +77,9 @@ class Generator(Protocol):
         """Phase 1, without groups; returns what to report (reconstruction, losses, truncated trajectories)."""
         ...
 
-    def with_groups(self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False) -> Generator:
+    def with_groups(
+        self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
+    ) -> Generator:
         """A copy that can be told groups; without one it samples what this one does, unless it begins `fresh`.
 
         If groups begin `alike`, it does so with any of them; what is taught examples of groups learns faster from unlike ones.
@@ -85,7 +87,13 @@ class Generator(Protocol):
         ...
 
     def teaching(
-        self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool = False
+        self,
+        dataset: TrajectoryDataset,
+        draw: Draw,
+        name: str,
+        trainer: Trainer,
+        *,
+        fresh: bool = False,
     ) -> Stage:
         """The stage that goes on training with (x, z, d) as drawn, or trains anew on them."""
         ...
@@ -151,8 +159,12 @@ class Family:
     config: type[Section]
     presets: Mapping[str, Mapping[str, Any]]
     create: Callable[[Any, TrajectoryDataset, int], Generator]  # (config, dataset, seed)
-    load: Callable[[Path, Any, Vocabulary, Groups | None], Generator]  # (folder, config, vocabulary, groups)
-    teachable: bool = True  # has a network that phase 2 can train; if not, strategies choose among its samples
+    load: Callable[
+        [Path, Any, Vocabulary, Groups | None], Generator
+    ]  # (folder, config, vocabulary, groups)
+    teachable: bool = (
+        True  # has a network that phase 2 can train; if not, strategies choose among its samples
+    )
     # (options from a user's own hand, folder that files are relative to) -> options; refuses files that are not there
     resolve: Callable[[Mapping[str, Any], Path], dict[str, Any]] = _as_given
 

@@ -21,7 +21,15 @@ from mobatlas.data.vocabulary import FIRST_POI, SCHEMA, SPECIALS, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Floats, Generator, Ints, family_of, generator_names
 from mobatlas.groups import Groups
-from mobatlas.io.manifest import MANIFEST, Manifest, as_written, read_manifest, read_parquet, write_json, write_parquet
+from mobatlas.io.manifest import (
+    MANIFEST,
+    Manifest,
+    as_written,
+    read_manifest,
+    read_parquet,
+    write_json,
+    write_parquet,
+)
 from mobatlas.io.output import unfinished
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import load_assignment
@@ -31,9 +39,17 @@ KIND = "model"
 CONFIG = "config.json"
 VOCABULARY = "vocabulary.parquet"
 LENGTHS = "lengths.json"
-COMPOSITION, REGION_ANCHORS = "composition.parquet", "anchors.parquet"  # of a model that was supervised with regions
+COMPOSITION, REGION_ANCHORS = (
+    "composition.parquet",
+    "anchors.parquet",
+)  # of a model that was supervised with regions
 SUPERVISION = "supervision"  # what the manifest of a supervised model says of it
-MEANING = ("poi_id", "lat", "lon", "category")  # what a token stands for; how often it was visited is not part of it
+MEANING = (
+    "poi_id",
+    "lat",
+    "lon",
+    "category",
+)  # what a token stands for; how often it was visited is not part of it
 
 
 Values = TypeVar("Values", bound=BaseModel)
@@ -96,13 +112,20 @@ class Model:
             )
         dataset = TrajectoryDataset.open(self.dataset)
         if dataset.manifest.content_hash != self.dataset_hash:
-            ours, theirs = (tokens.table.select(MEANING) for tokens in (self.generator.vocabulary, dataset.vocabulary))
+            ours, theirs = (
+                tokens.table.select(MEANING)
+                for tokens in (self.generator.vocabulary, dataset.vocabulary)
+            )
             if not ours.equals(theirs):
                 raise MobatlasError(
                     f"{self.dataset}: its vocabulary is not the one that {self.path} was trained on; pass --dataset with the "
                     "one that it was"
                 )
-            log.warning("%s: is not the dataset that %s was trained on, though its places are", self.dataset, self.path)
+            log.warning(
+                "%s: is not the dataset that %s was trained on, though its places are",
+                self.dataset,
+                self.path,
+            )
         return dataset
 
     def population(self) -> Floats:
@@ -127,10 +150,16 @@ class Model:
                 f"--region {name}: {self.path} knows no regions; pass --regions with the folder that `mobatlas regions` wrote"
             )
         if own and regions is not None:
-            log.warning("%s: holds its own regions, so --regions %s is not read", self.path, regions)
-        assignment = {} if own else load_assignment(folder)  # checks the folder, before anything is read from it
+            log.warning(
+                "%s: holds its own regions, so --regions %s is not read", self.path, regions
+            )
+        assignment = (
+            {} if own else load_assignment(folder)
+        )  # checks the folder, before anything is read from it
         shares = self._shares(name, folder)
-        anchors = self._kept_anchors(name) if own else self._anchors_of(name, folder, assignment or {})
+        anchors = (
+            self._kept_anchors(name) if own else self._anchors_of(name, folder, assignment or {})
+        )
         if not len(anchors):
             raise MobatlasError(
                 f"--region {name}: {folder} knows no training person who lives there; pass --anchors with a table of homes "
@@ -143,7 +172,9 @@ class Model:
             table = read_parquet(folder / COMPOSITION, columns=["region", "group", "share"])
         known, groups = table["region"].unique().to_pylist(), self.groups
         if region not in known:
-            raise MobatlasError(f"--region {region}: is no region of {folder}{suggestion(region, known)}")
+            raise MobatlasError(
+                f"--region {region}: is no region of {folder}{suggestion(region, known)}"
+            )
         if groups is None:
             return None
         rows = table.filter(pc.equal(table["region"], region)).to_pylist()
@@ -161,16 +192,27 @@ class Model:
 
     def _anchors_of(self, region: str, regions: Path, assignment: Mapping[str, str]) -> Floats:
         dataset = self.open_dataset()
-        if read_manifest(regions, REGIONS).details["dataset"]["content_hash"] != dataset.manifest.content_hash:
-            log.warning("%s: was made of another dataset than %s; people are matched by user_id", regions, dataset.path)
+        if (
+            read_manifest(regions, REGIONS).details["dataset"]["content_hash"]
+            != dataset.manifest.content_hash
+        ):
+            log.warning(
+                "%s: was made of another dataset than %s; people are matched by user_id",
+                regions,
+                dataset.path,
+            )
         train, users = dataset.split_people("train"), dataset.people["user_id"].to_pylist()
-        lives = np.array([assignment.get(users[person]) == region for person in train.tolist()], dtype=bool)
+        lives = np.array(
+            [assignment.get(users[person]) == region for person in train.tolist()], dtype=bool
+        )
         return dataset.anchors[train[lives]]
 
 
 def _columns(table: pa.Table) -> Floats:
     """Anchors of a table, (rows, 4)."""
-    return np.stack([table[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS], axis=1)
+    return np.stack(
+        [table[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS], axis=1
+    )
 
 
 def save_model(folder: Path, generator: Generator, name: str, dataset: TrajectoryDataset) -> None:
@@ -243,14 +285,18 @@ def _vocabulary(path: Path) -> Vocabulary:
         or table["token"].to_pylist() != list(range(table.num_rows))
         or tuple(table["poi_id"].slice(0, FIRST_POI).to_pylist()) != SPECIALS
     ):
-        raise MobatlasError(f"{path}: is not a table of tokens as mobatlas writes it; train the model again")
+        raise MobatlasError(
+            f"{path}: is not a table of tokens as mobatlas writes it; train the model again"
+        )
     return Vocabulary(table)
 
 
 def _lengths(path: Path, longest: int) -> Ints:
     counts = np.array(_built(_Lengths, _json(path), path).counts, dtype=np.int64)
     if len(counts) != longest + 1 or counts[0] != 0 or counts.min() < 0 or not counts.any():
-        raise MobatlasError(f"{path}: does not count trajectories of 1 to {longest} tokens; train the model again")
+        raise MobatlasError(
+            f"{path}: does not count trajectories of 1 to {longest} tokens; train the model again"
+        )
     return counts
 
 
@@ -258,10 +304,14 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        raise MobatlasError(f"{path}: is missing or not valid JSON; train the model again") from None
+        raise MobatlasError(
+            f"{path}: is missing or not valid JSON; train the model again"
+        ) from None
 
 
 def _built(model: type[Values], values: Any, where: Path) -> Values:
     if not isinstance(values, dict):
-        raise MobatlasError(f"{where}: does not hold what mobatlas writes there; train the model again")
+        raise MobatlasError(
+            f"{where}: does not hold what mobatlas writes there; train the model again"
+        )
     return build(model, values, str(where))

@@ -18,7 +18,11 @@ def tiles(first: int, n: int) -> Iterator[tuple[int, slice, slice]]:
     """Tiles that hold samples `first` to `first + n`: the tile's number, which rows of the n, which places of the tile."""
     for number in range(first // TILE, -(-(first + n) // TILE)):
         start, stop = max(first, number * TILE), min(first + n, (number + 1) * TILE)
-        yield number, slice(start - first, stop - first), slice(start - number * TILE, stop - number * TILE)
+        yield (
+            number,
+            slice(start - first, stop - first),
+            slice(start - number * TILE, stop - number * TILE),
+        )
 
 
 def spread(values: Any, places: slice) -> Any:

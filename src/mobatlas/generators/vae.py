@@ -30,7 +30,9 @@ class LatentConfig(Section):
     size: int = Field(16, ge=1, le=4_096)  # numbers in it
     depth: int = Field(2, ge=1, le=64)  # of the encoder, as wide as the decoder
     warmup: int = Field(500, ge=0)  # steps until the KL has its full weight, linear
-    free_bits: float = Field(0.1, ge=0)  # that each number tells at no cost, on average over a batch
+    free_bits: float = Field(
+        0.1, ge=0
+    )  # that each number tells at no cost, on average over a batch
 
 
 class LatentWriterConfig(WriterConfig):
@@ -68,7 +70,9 @@ class Variational(nn.Module):
         self.config, width = config.latent, config.network.width
         self.decoder = decoder(config.network, vocabulary, config.length, groups)
         self.words = words(vocabulary, width)
-        self.blocks = nn.ModuleList(Block(config.network, causal=False) for _ in range(config.latent.depth))
+        self.blocks = nn.ModuleList(
+            Block(config.network, causal=False) for _ in range(config.latent.depth)
+        )
         self.norm = nn.LayerNorm(width)
         self.to_latent = nn.Linear(width, 2 * config.latent.size)
         self.from_latent = nn.Linear(config.latent.size, width)
@@ -78,16 +82,25 @@ class Variational(nn.Module):
         return self.config.size
 
     def forward(
-        self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor, step: int | None = None
+        self,
+        tokens: Tensor,
+        anchors: Tensor,
+        levels: Tensor | None,
+        noise: Tensor,
+        step: int | None = None,
     ) -> Tensor:
         """Reconstruction and weighted KL (batch,); a number of the latent whose mean KL is free counts as a constant."""
         nats, kl = self._parts(tokens, anchors, levels, noise)
         free = self.config.free_bits * math.log(2)
-        charged = torch.where(kl.detach().mean(0) > free, kl, free)  # (batch, latent); its mean is max(mean KL, free)
+        charged = torch.where(
+            kl.detach().mean(0) > free, kl, free
+        )  # (batch, latent); its mean is max(mean KL, free)
         weight = 1.0 if step is None else min(1.0, (step + 1) / max(1, self.config.warmup))
         return nats + weight * charged.sum(1)
 
-    def terms(self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> dict[str, Tensor]:
+    def terms(
+        self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor
+    ) -> dict[str, Tensor]:
         """The bound."""
         nats, kl = self._parts(tokens, anchors, levels, noise)
         return {"reconstruction": nats, "kl": kl.sum(1)}
@@ -101,10 +114,14 @@ class Variational(nn.Module):
         told: Tensor = self.from_latent(latent)
         return person + F.pad(told, (0, person.shape[1] - told.shape[1]))
 
-    def _parts(self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _parts(
+        self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Minus the log-likelihood given a latent drawn by the encoder (batch,), and the KL of its numbers (batch, latent)."""
         person = self.decoder.person(anchors, levels)
-        mean, log_deviation = in_parts(self.encode, tokens, person).chunk(2, -1)  # (batch, latent) each
+        mean, log_deviation = in_parts(self.encode, tokens, person).chunk(
+            2, -1
+        )  # (batch, latent) each
         drawn = mean + log_deviation.exp() * noise
         kl = (mean.square() + (2 * log_deviation).exp() - 1) / 2 - log_deviation
         return in_parts(self.decoder.nats, tokens, self._with(person, drawn)), kl
@@ -113,7 +130,9 @@ class Variational(nn.Module):
         """Means of q(u | x, z, d), then logarithms of its standard deviations: (batch, 2 latent)."""
         there = valid(tokens)  # (batch, any)
         condition = person[:, None, : self.norm.normalized_shape[0]]  # (batch, 1, width)
-        hidden = self.words(tokens) + self.decoder.places[: tokens.shape[1]] + condition  # (batch, any, width)
+        hidden = (
+            self.words(tokens) + self.decoder.places[: tokens.shape[1]] + condition
+        )  # (batch, any, width)
         for block in self.blocks:
             hidden = block(hidden, valid=there)
         mean = (hidden * there[..., None]).sum(1) / there.sum(1, keepdim=True)  # (batch, width)

@@ -21,7 +21,16 @@ from mobatlas.errors import MobatlasError, out_of_memory
 FORMAT = 1  # of the folders; a folder of another format is refused, not guessed at
 MANIFEST = "manifest.json"
 METADATA = b"mobatlas"  # the key under which a Parquet file of ours says what made it
-LIBRARIES = ("mobatlas", "diffusers", "duckdb", "ibis-framework", "numpy", "pyarrow", "torch", "transformers")
+LIBRARIES = (
+    "mobatlas",
+    "diffusers",
+    "duckdb",
+    "ibis-framework",
+    "numpy",
+    "pyarrow",
+    "torch",
+    "transformers",
+)
 HASHED_ON_LOAD = 256 * 2**20  # larger files are checked by size alone when they are opened
 ROWS_PER_GROUP = 262_144
 
@@ -36,7 +45,9 @@ class Manifest:
     details: dict[str, Any] = field(default_factory=dict)  # what this kind of folder says of itself
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> {sha256, bytes}
     versions: dict[str, str] = field(default_factory=dict)
-    unlisted: tuple[str, ...] = ()  # files that may change or go without making the folder another one
+    unlisted: tuple[
+        str, ...
+    ] = ()  # files that may change or go without making the folder another one
 
     @property
     def content_hash(self) -> str:
@@ -54,7 +65,9 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise MobatlasError(f"{folder}: not a {kind} folder, it has no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError):
-        raise MobatlasError(f"{folder / MANIFEST}: not a valid manifest; make the folder again") from None
+        raise MobatlasError(
+            f"{folder / MANIFEST}: not a valid manifest; make the folder again"
+        ) from None
     if not _is_manifest(values):
         raise MobatlasError(f"{folder / MANIFEST}: not a valid manifest; make the folder again")
     if values["format"] != FORMAT:
@@ -83,7 +96,9 @@ def as_written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is not None or out_of_memory(error):  # of the disk or the machine, not of Arrow
+        if error.errno is not None or out_of_memory(
+            error
+        ):  # of the disk or the machine, not of Arrow
             raise
         raise _meddled(path) from error
     except (
@@ -106,7 +121,14 @@ def _meddled(path: Path) -> MobatlasError:
 
 def _is_manifest(values: Any) -> bool:
     """Whether it has the parts of a manifest, each of its type."""
-    types = {"files": dict, "config": dict, "details": dict, "versions": dict, "unlisted": list, "seed": int}
+    types = {
+        "files": dict,
+        "config": dict,
+        "details": dict,
+        "versions": dict,
+        "unlisted": list,
+        "seed": int,
+    }
     return (
         isinstance(values, dict)
         and {"files", "format"} <= values.keys()
@@ -163,7 +185,9 @@ def write_whole(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
-def read_parquet(path: Path, columns: Sequence[str] | None = None, *, memory_map: bool = False) -> pa.Table:
+def read_parquet(
+    path: Path, columns: Sequence[str] | None = None, *, memory_map: bool = False
+) -> pa.Table:
     """A Parquet file without Arrow's threads: where memory does not suffice to start one, its scanner waits for ever."""
     with pq.ParquetFile(path, memory_map=memory_map) as file:
         table = file.read(columns=None if columns is None else list(columns), use_threads=False)
@@ -201,7 +225,9 @@ def rechunk(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int) -> 
 
 def library_versions() -> dict[str, str]:
     """What made a folder or a figure."""
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in LIBRARIES}
+    return {"python": platform.python_version()} | {
+        name: metadata.version(name) for name in LIBRARIES
+    }
 
 
 def file_hash(path: Path) -> str:
@@ -239,9 +265,13 @@ def _check_files(folder: Path, files: dict[str, Any]) -> None:
         except OSError:  # no file can have such a name
             there = False
         if not there:
-            raise MobatlasError(f"{folder}: the file {name[:100]} is missing; make the folder again")
+            raise MobatlasError(
+                f"{folder}: the file {name[:100]} is missing; make the folder again"
+            )
         size = path.stat().st_size
-        if size != entry["bytes"] or (size <= HASHED_ON_LOAD and file_hash(path) != entry["sha256"]):
+        if size != entry["bytes"] or (
+            size <= HASHED_ON_LOAD and file_hash(path) != entry["sha256"]
+        ):
             raise MobatlasError(
                 f"{path}: is not the file that {MANIFEST} lists (changed or cut short); make the folder again"
             )

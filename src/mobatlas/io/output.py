@@ -21,7 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.errors import MobatlasError
-from mobatlas.io.manifest import MANIFEST, METADATA, Manifest, beside, sync, write_json, write_manifest
+from mobatlas.io.manifest import (
+    MANIFEST,
+    METADATA,
+    Manifest,
+    beside,
+    sync,
+    write_json,
+    write_manifest,
+)
 
 log = logging.getLogger("mobatlas")
 BEGUN = "begun.json"  # marks a folder that a process of ours began to fill
@@ -44,7 +52,12 @@ class NewFolder:
 
 @contextmanager
 def new_folder(
-    out: Path, kind: str, *, seed: int | None = None, config: dict[str, Any] | None = None, overwrite: bool = False
+    out: Path,
+    kind: str,
+    *,
+    seed: int | None = None,
+    config: dict[str, Any] | None = None,
+    overwrite: bool = False,
 ) -> Iterator[NewFolder]:
     """Write a folder: the caller fills `path`, and `out` appears when the block ends without an error."""
     out = _absolute(out)
@@ -59,7 +72,9 @@ def new_folder(
             folder = NewFolder(partial)
             yield folder
             shutil.rmtree(partial / ".scratch", ignore_errors=True)
-            manifest = Manifest(kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted)))
+            manifest = Manifest(
+                kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted))
+            )
             write_manifest(partial, manifest)
             _refuse_existing(out, kind, overwrite)
             _replace(partial, out)
@@ -101,8 +116,12 @@ def resumable_folder(
             write_json(unfinished(out) / BEGUN, {"kind": kind})
             yield folder
             for name in _foreign(out, names):
-                log.warning("%s: holds %s, which is no part of the %s and stays as it is", out, name, kind)
-            manifest = Manifest(kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted)))
+                log.warning(
+                    "%s: holds %s, which is no part of the %s and stays as it is", out, name, kind
+                )
+            manifest = Manifest(
+                kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted))
+            )
             write_manifest(out, manifest, names)
         except BaseException as error:
             if _nothing_came_of(out, names):
@@ -151,7 +170,9 @@ def is_complete(out: Path) -> bool:
     out = _absolute(out)
     if not (out / MANIFEST).is_file():
         return False
-    if any(path.exists() for path in (unfinished(out), beside(out, "lock"), beside(out, "replaced"))):
+    if any(
+        path.exists() for path in (unfinished(out), beside(out, "lock"), beside(out, "replaced"))
+    ):
         with _lock(out):
             _sweep(out)
     return True
@@ -165,7 +186,7 @@ def refuse_overlap(source: Path, out: Path) -> None:
 
 
 def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would follow a symbolic link and replace its target)
+    return Path(os.path.abspath(path))
 
 
 def _refuse_place(out: Path) -> None:
@@ -179,13 +200,17 @@ def _refuse_begun(out: Path, names: frozenset[str], overwrite: bool) -> None:
     """What was begun stays, unless it is to be overwritten and nobody added to it."""
     _refuse_place(out)
     if not overwrite:
-        raise MobatlasError(f"{out}: was begun and not finished; pass --resume to go on or --overwrite to start anew")
+        raise MobatlasError(
+            f"{out}: was begun and not finished; pass --resume to go on or --overwrite to start anew"
+        )
     _refuse_foreign(out, _foreign(out, names))
 
 
 def _refuse_foreign(out: Path, foreign: list[str]) -> None:
     if foreign:
-        raise MobatlasError(f"{out}: holds {foreign[0]}, which mobatlas did not write; move it before you --overwrite")
+        raise MobatlasError(
+            f"{out}: holds {foreign[0]}, which mobatlas did not write; move it before you --overwrite"
+        )
 
 
 def _foreign(out: Path, names: frozenset[str]) -> list[str]:
@@ -210,7 +235,11 @@ def _refuse_existing(out: Path, kind: str, overwrite: bool) -> None:
         raise MobatlasError(f"{out}: exists already; choose another --out or pass --overwrite")
     try:
         old = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-        ours = isinstance(old, dict) and isinstance(old["files"], dict) and isinstance(old["format"], int)
+        ours = (
+            isinstance(old, dict)
+            and isinstance(old["files"], dict)
+            and isinstance(old["format"], int)
+        )
         known = {MANIFEST, *old["files"], *old.get("unlisted", ())}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         ours, old, known = False, {}, set()
@@ -227,7 +256,9 @@ def _refuse_existing(out: Path, kind: str, overwrite: bool) -> None:
 def _refuse_existing_file(out: Path, overwrite: bool) -> None:
     """What is there stays, unless it is a file with our metadata."""
     if out.is_dir():
-        raise MobatlasError(f"{out}: is a folder; give a file, such as {out / 'samples.parquet'}, as --out")
+        raise MobatlasError(
+            f"{out}: is a folder; give a file, such as {out / 'samples.parquet'}, as --out"
+        )
     if out.exists() and not overwrite:
         raise MobatlasError(f"{out}: exists already; choose another --out or pass --overwrite")
     try:
@@ -245,7 +276,9 @@ def _parents(out: Path) -> Iterator[None]:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MobatlasError(f"--out {out}: {out.parent} cannot be made ({error.strerror})") from None
+        raise MobatlasError(
+            f"--out {out}: {out.parent} cannot be made ({error.strerror})"
+        ) from None
     try:
         yield
     finally:

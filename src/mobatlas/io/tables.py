@@ -24,14 +24,18 @@ def read_table(path: Path) -> pd.DataFrame:
             table = pd.read_parquet(path)
         else:
             separator = "\t" if ".tsv" in path.suffixes else ","
-            table = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8-sig", sep=separator)
+            table = pd.read_csv(
+                path, dtype=str, keep_default_na=False, encoding="utf-8-sig", sep=separator
+            )
     except (ValueError, OSError) as error:  # of pyarrow and of pandas' parser
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MobatlasError(
             f"{path}: cannot be read as Parquet or CSV ({reason}); quote names that hold a comma"
         ) from None
     if not isinstance(table.index, pd.RangeIndex):
-        raise MobatlasError(f"{path}: rows have more fields than the header; quote group names, they hold a comma")
+        raise MobatlasError(
+            f"{path}: rows have more fields than the header; quote group names, they hold a comma"
+        )
     if table.empty:
         raise MobatlasError(f"{path}: the table has no rows; give one that has")
     for name in table.columns:
@@ -40,20 +44,28 @@ def read_table(path: Path) -> pd.DataFrame:
     return table.rename(columns=lambda name: str(name).strip())
 
 
-def keys(path: Path, table: pd.DataFrame, column: str) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+def keys(
+    path: Path, table: pd.DataFrame, column: str
+) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """A text column as numbers and distinct names, in order of appearance; spaces around commas do not matter."""
     try:
         codes, values = pd.factorize(np.asarray(table[column], dtype=object))
     except TypeError:
         raise MobatlasError(f"{path}: column '{column}' holds lists; give one name a row") from None
     texts = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
-    texts = [SEPARATOR.join(part.strip() for part in text.split(SEPARATOR.strip())) for text in texts]
+    texts = [
+        SEPARATOR.join(part.strip() for part in text.split(SEPARATOR.strip())) for text in texts
+    ]
     distinct = tuple(dict.fromkeys(texts))
     position = {text: code for code, text in enumerate(distinct)}
-    merged = np.array([*(position[text] for text in texts), -1])[codes]  # the last is for code -1, a missing value
+    merged = np.array([*(position[text] for text in texts), -1])[
+        codes
+    ]  # the last is for code -1, a missing value
     missing = (merged < 0) | np.array([not text for text in distinct] + [False])[merged]
     if missing.any():
-        raise MobatlasError(f"{path}: column '{column}' is empty in row {int(np.argmax(missing)) + 1}; fill it")
+        raise MobatlasError(
+            f"{path}: column '{column}' is empty in row {int(np.argmax(missing)) + 1}; fill it"
+        )
     return merged.astype(np.int64), distinct
 
 
@@ -71,7 +83,9 @@ def numbers(path: Path, table: pd.DataFrame, column: str, missing: bool = False)
         row = int(np.argmax(bad))
         value = raw.iloc[row]
         shown = repr(value) if isinstance(value, str) else str(value)
-        raise MobatlasError(f"{path}: column '{column}' is empty or not a number in row {row + 1} ({shown}); mend it")
+        raise MobatlasError(
+            f"{path}: column '{column}' is empty or not a number in row {row + 1} ({shown}); mend it"
+        )
     return values
 
 

@@ -28,9 +28,15 @@ class Stages:
     def __post_init__(self) -> None:
         try:
             self._known = json.loads((self.folder / FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):  # nothing yet, or nothing that can be read: all is made again
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+        ):  # nothing yet, or nothing that can be read: all is made again
             self._known = {}
-        if not isinstance(self._known, dict) or not all(isinstance(each, dict) for each in self._known.values()):
+        if not isinstance(self._known, dict) or not all(
+            isinstance(each, dict) for each in self._known.values()
+        ):
             self._known = {}
 
     def run(self, name: str, out: Path, of: Mapping[str, Any], make: Callable[[bool], Any]) -> Path:
@@ -57,7 +63,11 @@ def refuse_other(folder: Path) -> None:
 
     What is hidden does not count: a process that was killed while it wrote that file leaves nothing else.
     """
-    held = [path.name for path in folder.iterdir() if not path.name.startswith(".")] if folder.is_dir() else []
+    held = (
+        [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+        if folder.is_dir()
+        else []
+    )
     if held and FILE not in held:
         raise MobatlasError(f"{folder}: holds something that is not a run; choose another --out")
 

@@ -18,7 +18,12 @@ from mobatlas.report.summary import summary
 
 
 def run_demo(
-    out: Path, seed: int = 0, quiet: bool = False, *, overwrite: bool = False, values: Mapping[str, Any] | None = None
+    out: Path,
+    seed: int = 0,
+    quiet: bool = False,
+    *,
+    overwrite: bool = False,
+    values: Mapping[str, Any] | None = None,
 ) -> list[RenderableType]:
     """Fill `out`, and what to show of it; `values` change the configuration.
 
@@ -26,9 +31,12 @@ def run_demo(
     """
     from mobatlas.pipeline.run import run  # what needs torch takes seconds to import
 
-    text = resources.files("mobatlas").joinpath("demo.yaml").read_text(encoding="utf-8")
+    text = resources.files("mobatlas.pipeline").joinpath("demo.yaml").read_text(encoding="utf-8")
     made = run(
-        build_run(merge(yaml.safe_load(text), {"seed": seed}, values or {})), out, overwrite=overwrite, quiet=quiet
+        build_run(merge(yaml.safe_load(text), {"seed": seed}, values or {})),
+        out,
+        overwrite=overwrite,
+        quiet=quiet,
     )
     return [*run_tables(made.folder, made.facts), Text(f"report: {made.report}")]
 
@@ -36,7 +44,10 @@ def run_demo(
 def run_tables(folder: Path, facts: Mapping[str, Any]) -> list[RenderableType]:
     """A table for each way to know regions, and what it says in a sentence."""
     found = {
-        name: {**each, "evaluation": json.loads((folder / each["evaluation"]).read_text(encoding="utf-8"))}
+        name: {
+            **each,
+            "evaluation": json.loads((folder / each["evaluation"]).read_text(encoding="utf-8")),
+        }
         for name, each in facts["regions"].items()
     }
     labelled = any(each["evaluation"]["groups"] for each in found.values())

@@ -64,21 +64,36 @@ def write_configuration(
         raise MobatlasError(f"--out {out}: is a folder; give the name of a YAML file")
     if out.exists() and not overwrite:
         raise MobatlasError(f"{out}: exists already; choose another name, or pass --overwrite")
-    for option, path in {"visits": visits, "composition": composition, "aggregates": aggregates}.items():
+    for option, path in {
+        "visits": visits,
+        "composition": composition,
+        "aggregates": aggregates,
+    }.items():
         if path is not None and not path.exists():
             raise MobatlasError(f"--{option} {path}: does not exist; give the file that holds them")
     known = _Known(composition, aggregates, by)
     people = _people_beside(visits)
     _refuse_unusable(known, people)
     seen = None if visits is None else _look(visits)
-    lines = [*_head(), *_source(seen, out.parent), *_named(by, people), "", *_regions(known, out.parent), *_rest()]
+    lines = [
+        *_head(),
+        *_source(seen, out.parent),
+        *_named(by, people),
+        "",
+        *_regions(known, out.parent),
+        *_rest(),
+    ]
     with only_writer(out):
         write_whole(out, ("\n".join(lines) + "\n").encode())
     found = []
     if seen is not None:
-        found.append(f"{seen.path}: {seen.rows:,} visits of {seen.people:,} people over {seen.days:,} days")
+        found.append(
+            f"{seen.path}: {seen.rows:,} visits of {seen.people:,} people over {seen.days:,} days"
+        )
     if by is None and composition is None and people.regions:
-        found.append(f"regions: a controlled partition, which reads labels; --by {people.regions[0]} takes real ones")
+        found.append(
+            f"regions: a controlled partition, which reads labels; --by {people.regions[0]} takes real ones"
+        )
     return [*found, f"{out}: written; look through it, then: mobatlas run {out}"]
 
 
@@ -101,15 +116,21 @@ def _refuse_unusable(known: _Known, people: _People) -> None:
             f"--by {known.by}: counts your visits by region, which --aggregates tells already; leave one out"
         )
     if people.path is None:
-        raise MobatlasError(f"--by {known.by}: is a column of people; give --visits, a folder with visits and people")
+        raise MobatlasError(
+            f"--by {known.by}: is a column of people; give --visits, a folder with visits and people"
+        )
     if known.by not in people.columns:
         raise MobatlasError(
             f"{people.path}: has no column '{known.by}' to count by{suggestion(known.by, people.columns)} "
             f"(columns: {', '.join(people.columns)})"
         )
     if known.by == "user_id" or known.by in ANCHORS or known.by.lower() in ATTRIBUTE_NAMES:
-        raise MobatlasError(f"--by {known.by}: is no region; name the column that says where people live{such}")
-    if known.composition is None and not any(name.lower() in ATTRIBUTE_NAMES for name in people.columns):
+        raise MobatlasError(
+            f"--by {known.by}: is no region; name the column that says where people live{such}"
+        )
+    if known.composition is None and not any(
+        name.lower() in ATTRIBUTE_NAMES for name in people.columns
+    ):
         raise MobatlasError(
             f"--composition: is missing; {people.path} has no attributes (age, gender) to count a composition by"
         )
@@ -126,9 +147,13 @@ def _people_beside(visits: Path | None) -> _People:
 
 def _columns(engine: duckdb.DuckDBPyConnection, table: Path) -> tuple[str, ...]:
     try:
-        described = engine.execute(f"DESCRIBE SELECT * FROM {_reader(table)}(?)", [str(table)]).fetchall()
+        described = engine.execute(
+            f"DESCRIBE SELECT * FROM {_reader(table)}(?)", [str(table)]
+        ).fetchall()
     except duckdb.Error as error:
-        raise MobatlasError(f"{table}: cannot be read ({str(error).splitlines()[0]}); give Parquet or CSV") from None
+        raise MobatlasError(
+            f"{table}: cannot be read ({str(error).splitlines()[0]}); give Parquet or CSV"
+        ) from None
     return tuple(str(row[0]) for row in described)
 
 
@@ -209,7 +234,9 @@ def _source(seen: _Visits | None, home: Path) -> list[str]:
             else "without departures nobody knows how much of a day was observed"
         )
         lines.append(f"  quality: {{min_coverage: 0}}  # {reason}")
-    lines.append("  anchors: {require_both: false}  # true: only people with a home and a workplace")
+    lines.append(
+        "  anchors: {require_both: false}  # true: only people with a home and a workplace"
+    )
     return lines
 
 

@@ -34,7 +34,14 @@ from mobatlas.generators.base import family_of
 from mobatlas.generators.store import KIND as MODEL
 from mobatlas.generators.store import load_model
 from mobatlas.groups import Groups
-from mobatlas.io.manifest import METADATA, beside, library_versions, read_manifest, write_json, write_parquet
+from mobatlas.io.manifest import (
+    METADATA,
+    beside,
+    library_versions,
+    read_manifest,
+    write_json,
+    write_parquet,
+)
 from mobatlas.io.output import new_file, only_writer
 from mobatlas.pipeline.cache import Stages, content_of, made, refuse_other
 from mobatlas.pipeline.train import divided, supervise, train
@@ -60,9 +67,13 @@ class Result:
     facts: dict[str, Any]
 
 
-def run(config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, quiet: bool = False) -> Result:
+def run(
+    config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, quiet: bool = False
+) -> Result:
     """Everything that a configuration asks for, into `out`."""
-    whole, above = (config, Path()) if isinstance(config, RunConfig) else (load_run(config), config.parent)
+    whole, above = (
+        (config, Path()) if isinstance(config, RunConfig) else (load_run(config), config.parent)
+    )
     refuse_other(Path(out))
     with only_writer(Path(out)):
         return _run(_Job(whole, above, Path(out), Stages(Path(out), overwrite), quiet))
@@ -72,20 +83,30 @@ def _run(job: _Job) -> Result:
     whole, start = job.config, time.perf_counter()
     ways, options, family = job.ways(), job.options(), family_of(whole.train.generator)
     if whole.strong and not family.teachable:
-        raise MobatlasError(f"strong: is asked for, but the generator {family.name} cannot be taught; leave it out")
+        raise MobatlasError(
+            f"strong: is asked for, but the generator {family.name} cannot be taught; leave it out"
+        )
     dataset = job.dataset()
     opened = TrajectoryDataset.open(dataset)
     labelled = opened.groups is not None and opened.labels() is not None
     if whole.strong and not labelled:
-        raise MobatlasError("strong: is asked for, but the people of this dataset have no labels; leave it out")
+        raise MobatlasError(
+            "strong: is asked for, but the people of this dataset have no labels; leave it out"
+        )
     # Before hours of training: what is wrong with regions is seen here.
     regions = {name: job.regions(name, way, opened) for name, way in ways.items()}
     baseline = job.baseline(dataset, options)
-    strong = job.strong(baseline) if labelled and family.teachable and whole.strong is not False else None
+    strong = (
+        job.strong(baseline)
+        if labelled and family.teachable and whole.strong is not False
+        else None
+    )
     files = {BASELINE: job.everybody(baseline, opened)}
     if strong is not None and opened.groups is not None:
         files[STRONG] = job.by_group(STRONG, strong, opened.groups, calibrate=False)
-    chapters = {name: job.chapter(name, folder, opened, baseline, files) for name, folder in regions.items()}
+    chapters = {
+        name: job.chapter(name, folder, opened, baseline, files) for name, folder in regions.items()
+    }
     facts = {
         "title": whole.title,
         "seed": whole.seed,
@@ -115,17 +136,31 @@ class _Job:
     def dataset(self) -> Path:
         """Visits of the source, or of a city, as trajectories."""
         config, preset = self.config, self.config.preset
-        out, values = self.out / "dataset", self.config.prepare.model_dump(mode="json", exclude_unset=True)
+        out, values = (
+            self.out / "dataset",
+            self.config.prepare.model_dump(mode="json", exclude_unset=True),
+        )
         if config.source is None:
             source, form, engine = self._city(), "plain", "duckdb"
         else:
-            source, form, engine = self.beside / config.source.path, config.source.format, config.source.engine
+            source, form, engine = (
+                self.beside / config.source.path,
+                config.source.format,
+                config.source.engine,
+            )
             if not source.exists():
-                raise MobatlasError(f"{source}: does not exist; `source.path` is relative to the configuration")
+                raise MobatlasError(
+                    f"{source}: does not exist; `source.path` is relative to the configuration"
+                )
 
         def make(_: bool) -> None:
             with track("preparing", STEPS, self.quiet) as tracker:
-                manner: dict[str, Any] = {"format": form, "engine": engine, "preset": preset, "tracker": tracker}
+                manner: dict[str, Any] = {
+                    "format": form,
+                    "engine": engine,
+                    "preset": preset,
+                    "tracker": tracker,
+                }
                 prepare(source, out, values=values, overwrite=True, **manner)
 
         of = {"source": content_of(source), "format": form, "preset": preset, "values": values}
@@ -138,7 +173,9 @@ class _Job:
             with track("simulating", config.users, self.quiet) as tracker:
                 write_city_folder(out, config, self.config.seed, overwrite=True, tracker=tracker)
 
-        return self.stages.run("city", out, {"city": config.model_dump(mode="json"), "seed": self.config.seed}, make)
+        return self.stages.run(
+            "city", out, {"city": config.model_dump(mode="json"), "seed": self.config.seed}, make
+        )
 
     def ways(self) -> dict[str, RegionsConfig]:
         """The ways to know regions; refused before hours of training if there are none, or their tables are not there."""
@@ -177,9 +214,21 @@ class _Job:
         name, out = self.config.train.generator, self.out / BASELINE
 
         def make(same: bool) -> None:
-            train(dataset, out, generator=name, preset=self.config.preset, values=options, **self._manner(same))
+            train(
+                dataset,
+                out,
+                generator=name,
+                preset=self.config.preset,
+                values=options,
+                **self._manner(same),
+            )
 
-        of = {"dataset": made(dataset, DATASET), "preset": self.config.preset, "generator": name, "options": options}
+        of = {
+            "dataset": made(dataset, DATASET),
+            "preset": self.config.preset,
+            "generator": name,
+            "options": options,
+        }
         return self.stages.run(BASELINE, out, of | {"seed": self.config.seed}, make)
 
     def strong(self, baseline: Path) -> Path:
@@ -193,7 +242,12 @@ class _Job:
         return self.stages.run(STRONG, out, of, make)
 
     def chapter(
-        self, name: str, regions: Path, dataset: TrajectoryDataset, baseline: Path, files: Mapping[str, Path]
+        self,
+        name: str,
+        regions: Path,
+        dataset: TrajectoryDataset,
+        baseline: Path,
+        files: Mapping[str, Path],
     ) -> dict[str, Any]:
         """One way to know regions: how much it can tell, a model, its samples, and how good they are."""
         model = self._supervised(name, baseline, regions)
@@ -201,7 +255,9 @@ class _Job:
         samples = self.by_group(name, model, known.groups, calibrate=True)
         evaluation = self._evaluated(name, samples, dataset, model, regions, baseline, files)
         audited = (
-            {"audit": str(self._audited(name, samples, dataset).relative_to(self.out))} if self.config.audit else {}
+            {"audit": str(self._audited(name, samples, dataset).relative_to(self.out))}
+            if self.config.audit
+            else {}
         )
         return audited | {
             "regions": str(regions.relative_to(self.out)),
@@ -210,7 +266,10 @@ class _Job:
             "evaluation": str(evaluation.relative_to(self.out)),
             "information": read_manifest(model, MODEL).details["report"]["information"],
             "diagnosis": diagnose(
-                known.composition, aggregates=known.aggregates, randomised=known.randomised, population=known.population
+                known.composition,
+                aggregates=known.aggregates,
+                randomised=known.randomised,
+                population=known.population,
             ).as_dict(),
         }
 
@@ -220,11 +279,16 @@ class _Job:
         tables = self._tables(way)
 
         def make(_: bool) -> None:
-            build_regions(dataset.path, out, **values | tables, seed=self.config.seed, overwrite=True)
+            build_regions(
+                dataset.path, out, **values | tables, seed=self.config.seed, overwrite=True
+            )
 
         of = {"dataset": dataset.manifest.content_hash, "way": values, "seed": self.config.seed}
         return self.stages.run(
-            f"regions {name}", out, of | {key: content_of(path) for key, path in tables.items()}, make
+            f"regions {name}",
+            out,
+            of | {key: content_of(path) for key, path in tables.items()},
+            make,
         )
 
     def _supervised(self, name: str, baseline: Path, regions: Path) -> Path:
@@ -235,19 +299,29 @@ class _Job:
             how |= {"membership": chosen.membership, "values": chosen.options}
             supervise(baseline, out, regions, **how, **self._manner(same))
 
-        of = {"model": made(baseline, MODEL), "regions": made(regions, REGIONS), **chosen.model_dump(mode="json")}
+        of = {
+            "model": made(baseline, MODEL),
+            "regions": made(regions, REGIONS),
+            **chosen.model_dump(mode="json"),
+        }
         return self.stages.run(f"model {name}", out, of | {"seed": self.config.seed}, make)
 
     def everybody(self, model: Path, dataset: TrajectoryDataset) -> Path:
         """Samples of a model that knows no groups, as many as there are of all groups together."""
         groups = len(dataset.groups) if dataset.groups is not None else 1
-        return self._sampled(BASELINE, model, {None: groups * self.config.samples.each}, calibrate=False)
+        return self._sampled(
+            BASELINE, model, {None: groups * self.config.samples.each}, calibrate=False
+        )
 
     def by_group(self, name: str, model: Path, groups: Groups, *, calibrate: bool) -> Path:
         """As many samples of each group, in one file."""
-        return self._sampled(name, model, dict.fromkeys(groups.names, self.config.samples.each), calibrate=calibrate)
+        return self._sampled(
+            name, model, dict.fromkeys(groups.names, self.config.samples.each), calibrate=calibrate
+        )
 
-    def _sampled(self, name: str, model: Path, wanted: Mapping[str | None, int], *, calibrate: bool) -> Path:
+    def _sampled(
+        self, name: str, model: Path, wanted: Mapping[str | None, int], *, calibrate: bool
+    ) -> Path:
         out, coarsen = self.out / "samples" / f"{name}.parquet", self.config.samples.coarsen
 
         def make(_: bool) -> None:
@@ -257,7 +331,10 @@ class _Job:
                 parts: dict[Path, int] = {}
                 for number, (group, n) in enumerate(wanted.items()):
                     part = folder / f"{number}.parquet"
-                    how: dict[str, Any] = {"group": group, "calibrate": calibrate and group is not None}
+                    how: dict[str, Any] = {
+                        "group": group,
+                        "calibrate": calibrate and group is not None,
+                    }
                     generate(model, part, n, **how, coarsen=coarsen, seed=self.config.seed + number)
                     parts[part] = n
                     done += n
@@ -265,8 +342,14 @@ class _Job:
                 with new_file(out, overwrite=True) as partial:
                     _join(parts, partial)
 
-        of = {"model": made(model, MODEL), "wanted": {str(k): v for k, v in wanted.items()}, "calibrate": calibrate}
-        return self.stages.run(f"samples {name}", out, of | {"coarsen": coarsen, "seed": self.config.seed}, make)
+        of = {
+            "model": made(model, MODEL),
+            "wanted": {str(k): v for k, v in wanted.items()},
+            "calibrate": calibrate,
+        }
+        return self.stages.run(
+            f"samples {name}", out, of | {"coarsen": coarsen, "seed": self.config.seed}, make
+        )
 
     def _evaluated(
         self,
@@ -282,7 +365,11 @@ class _Job:
 
         def make(_: bool) -> None:
             found = evaluate(
-                samples, dataset.path, baseline=files[BASELINE], strong=files.get(STRONG), seed=self.config.seed
+                samples,
+                dataset.path,
+                baseline=files[BASELINE],
+                strong=files.get(STRONG),
+                seed=self.config.seed,
             )
             homes = dataset.anchors[np.intersect1d(dataset.split_people("train"), dataset.person)]
             samplers: dict[str, Sampler] = {
@@ -315,12 +402,21 @@ class _Job:
             out.parent.mkdir(parents=True, exist_ok=True)
             write_json(out, found.as_dict())
 
-        of = {"samples": content_of(samples), "dataset": dataset.manifest.content_hash, "seed": self.config.seed}
+        of = {
+            "samples": content_of(samples),
+            "dataset": dataset.manifest.content_hash,
+            "seed": self.config.seed,
+        }
         return self.stages.run(f"audit {name}", out, of, make)
 
     def _manner(self, same: bool) -> dict[str, Any]:
         """How to train: on with what was begun of the same, or anew."""
-        return {"seed": self.config.seed, "quiet": self.quiet, "resume": same, "overwrite": not same}
+        return {
+            "seed": self.config.seed,
+            "quiet": self.quiet,
+            "resume": same,
+            "overwrite": not same,
+        }
 
 
 @contextmanager

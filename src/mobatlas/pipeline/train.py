@@ -50,9 +50,22 @@ from mobatlas.training.resources import peak_gb
 from mobatlas.training.weights import WEIGHTS
 
 log = logging.getLogger("mobatlas")
-TRAINED = (CONFIG, LENGTHS, VOCABULARY, WEIGHTS, METRICS, "tensorboard")  # what a MODEL folder holds
+TRAINED = (
+    CONFIG,
+    LENGTHS,
+    VOCABULARY,
+    WEIGHTS,
+    METRICS,
+    "tensorboard",
+)  # what a MODEL folder holds
 CUT = 0.05  # of training trajectories that may be longer than the model without a word
-SUPERVISED = (COMPOSITION, REGION_ANCHORS, MEANS, CURVE, *CALIBRATION)  # and what one of phase 2 may hold beside
+SUPERVISED = (
+    COMPOSITION,
+    REGION_ANCHORS,
+    MEANS,
+    CURVE,
+    *CALIBRATION,
+)  # and what one of phase 2 may hold beside
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,7 @@ def train(
     seed: int = 0,
     resume: bool = False,
     overwrite: bool = False,
-    hardware: Hardware = Hardware(),  # noqa: B008 (it is immutable)
+    hardware: Hardware = Hardware(),
     tensorboard: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
@@ -97,7 +110,10 @@ def train(
     }
     if resume and is_complete(target):
         return _finished(target, identity, seed)
-    with _model_folder(target, identity, seed, resume, overwrite, hardware, tensorboard, quiet) as (folder, trainer):
+    with _model_folder(target, identity, seed, resume, overwrite, hardware, tensorboard, quiet) as (
+        folder,
+        trainer,
+    ):
         model = family.create(config, opened, seed)
         if family.teachable:
             _warn_of_cuts(model, opened)
@@ -133,7 +149,7 @@ def supervise(
     seed: int = 0,
     resume: bool = False,
     overwrite: bool = False,
-    hardware: Hardware = Hardware(),  # noqa: B008 (it is immutable)
+    hardware: Hardware = Hardware(),
     tensorboard: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
@@ -148,10 +164,18 @@ def supervise(
     refuse_overlap(source, target)
     loaded = load_model(source, Path(dataset) if dataset else None)
     family = family_of(loaded.name)
-    name, reason = choose_strategy(loaded.generator, family) if strategy == AUTO else (strategy, "it was asked for")
+    name, reason = (
+        choose_strategy(loaded.generator, family)
+        if strategy == AUTO
+        else (strategy, "it was asked for")
+    )
     sections, rest = divided(values or {})
     way = way_of(name, family, rest, from_scratch=from_scratch)
-    given: dict[str, Any] = {"divergence": divergence, "membership": membership, "from_scratch": from_scratch}
+    given: dict[str, Any] = {
+        "divergence": divergence,
+        "membership": membership,
+        "from_scratch": from_scratch,
+    }
     options = build_options(name, sections, preset=preset, quiet=quiet, **given)
     folder_of_regions = _regions_for(name, strategy, regions, target)
     _refuse_labelled(loaded, name)
@@ -174,7 +198,10 @@ def supervise(
     evidence = gather_evidence(opened, folder_of_regions, **known) if folder_of_regions else None
     if strategy == AUTO:
         log.info("strategy %s: %s", name, reason)
-    with _model_folder(target, identity, seed, resume, overwrite, hardware, tensorboard, quiet) as (folder, trainer):
+    with _model_folder(target, identity, seed, resume, overwrite, hardware, tensorboard, quiet) as (
+        folder,
+        trainer,
+    ):
         base = family.load(source, config, opened.vocabulary, loaded.generator.groups)
         made = way(base, opened, evidence, trainer, options)
         before = loaded.manifest.details.get(SUPERVISION, {}).get(
@@ -196,14 +223,18 @@ def check_options(generator: str, preset: str, values: Mapping[str, Any]) -> Non
 def divided(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values of phase 2, and those of the generator."""
     own = SuperviseConfig.model_fields
-    return {k: v for k, v in values.items() if k in own}, {k: v for k, v in values.items() if k not in own}
+    return {k: v for k, v in values.items() if k in own}, {
+        k: v for k, v in values.items() if k not in own
+    }
 
 
 def _regions_for(name: str, strategy: str, regions: Path | str | None, out: Path) -> Path | None:
     """The folder to learn from, None for a strategy that needs none; `name` is what the one asked for came to."""
     if not strategy_named(name).needs_regions:
         if regions is not None:
-            log.warning("--strategy %s learns from labels, so REGIONS %s is not read", strategy, regions)
+            log.warning(
+                "--strategy %s learns from labels, so REGIONS %s is not read", strategy, regions
+            )
         return None
     if regions is None:
         raise MobatlasError(
@@ -215,7 +246,11 @@ def _regions_for(name: str, strategy: str, regions: Path | str | None, out: Path
 
 def _refuse_labelled(model: Model, strategy: str) -> None:
     """Finetuning may begin from a model of groups, unless labels of individuals taught it them."""
-    if strategy == "finetune" and model.generator.groups is not None and model.strategy not in ("tilt", "finetune"):
+    if (
+        strategy == "finetune"
+        and model.generator.groups is not None
+        and model.strategy not in ("tilt", "finetune")
+    ):
         raise MobatlasError(
             f"{model.path}: finetune goes on from a model of phase 1 or a tilted one, and this one learnt groups from labels"
         )
@@ -233,12 +268,17 @@ def _told(evidence: Evidence | None, membership: bool) -> dict[str, Any]:
     }
 
 
-def _keep_supervision(folder: Any, made: Supervised, evidence: Evidence | None, said: dict[str, Any]) -> None:
+def _keep_supervision(
+    folder: Any, made: Supervised, evidence: Evidence | None, said: dict[str, Any]
+) -> None:
     """What the folder holds beside the generator."""
     folder.details[SUPERVISION] = said | made.facts
     if evidence is not None:
         keep_evidence(folder.path, evidence, made.tilt)
-        folder.details[SUPERVISION] |= {"groups": evidence.groups.as_dict(), "mask": list(evidence.phi.mask)}
+        folder.details[SUPERVISION] |= {
+            "groups": evidence.groups.as_dict(),
+            "mask": list(evidence.phi.mask),
+        }
     if made.calibration is not None:
         save_calibration(folder.path, made.calibration)
     if made.curve is not None:
@@ -256,9 +296,20 @@ def _model_folder(
     tensorboard: bool,
     quiet: bool,
 ) -> Iterator[tuple[Any, Trainer]]:
-    first = os.environ.get("LOCAL_RANK", "0") == "0"  # the other processes of this run are started by the first
-    manner: dict[str, Any] = {"seed": seed, "config": identity, "resume": resume, "overwrite": overwrite}
-    with resumable_folder(out, KIND, names=(*TRAINED, *SUPERVISED), **manner) if first else nullcontext() as folder:
+    first = (
+        os.environ.get("LOCAL_RANK", "0") == "0"
+    )  # the other processes of this run are started by the first
+    manner: dict[str, Any] = {
+        "seed": seed,
+        "config": identity,
+        "resume": resume,
+        "overwrite": overwrite,
+    }
+    with (
+        resumable_folder(out, KIND, names=(*TRAINED, *SUPERVISED), **manner)
+        if first
+        else nullcontext() as folder
+    ):
         trainer = Trainer(
             unfinished(out),
             seed=seed,
@@ -275,7 +326,12 @@ def _model_folder(
 
 
 def _keep(
-    folder: Any, model: Generator, name: str, dataset: TrajectoryDataset, trainer: Trainer, report: dict[str, Any]
+    folder: Any,
+    model: Generator,
+    name: str,
+    dataset: TrajectoryDataset,
+    trainer: Trainer,
+    report: dict[str, Any],
 ) -> dict[str, Any]:
     report = report | {"peak_gb": round(peak_gb(), 3)}
     if folder is not None:

@@ -21,8 +21,12 @@ def age_ranges(levels: Sequence[str]) -> list[tuple[int, float]] | None:
     over = {low for low, _, form in found if form == "over"}
     ends = {high for _, high, form in found if form == "closed"}
     meets, follows = bool(ends & starts), bool({end + 1 for end in ends} & starts)
-    exclusive = meets or (not follows and bool(ends & over))  # `30-50` beside `>50` alone tells nothing else
-    closed = {end if exclusive else end + 1 for end in ends} | {high for _, high, form in found if form == "below"}
+    exclusive = meets or (
+        not follows and bool(ends & over)
+    )  # `30-50` beside `>50` alone tells nothing else
+    closed = {end if exclusive else end + 1 for end in ends} | {
+        high for _, high, form in found if form == "below"
+    }
     ranges: list[tuple[int, float]] = []
     for low, high, form in found:
         if form == "over":
@@ -40,7 +44,9 @@ def parse_age(level: str) -> tuple[int, float, str] | None:
         return 0, float(match[1]), "below"
     if match := re.fullmatch(r"(?:>|over|more than) ?(\d+)", text):
         return int(match[1]), np.inf, "over"
-    if match := re.fullmatch(r"(?:>=|\u2265) ?(\d+)|(\d+) ?(?:\+|(?:and|or) (?:over|older|more|above))", text):
+    if match := re.fullmatch(
+        r"(?:>=|\u2265) ?(\d+)|(\d+) ?(?:\+|(?:and|or) (?:over|older|more|above))", text
+    ):
         return int(match[1] or match[2]), np.inf, "open"
     if match := re.fullmatch(r"(\d+) ?(?:-|to|and) ?(\d+)", text):
         return (int(match[1]), float(match[2]), "closed") if int(match[1]) < int(match[2]) else None

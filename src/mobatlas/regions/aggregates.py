@@ -16,8 +16,9 @@ from scipy import sparse
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.columns import TRUE_WORDS
 from mobatlas.data.schema import require_columns
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features.maps import FeatureMap, Trajectories
+from mobatlas.features.maps import FeatureMap
 from mobatlas.io.tables import keys, numbers, read_table, region_column
 from mobatlas.regions.composition import region_codes
 from mobatlas.regions.disclosure import AS_COUNTED, Disclosure, clipped, protected
@@ -30,7 +31,9 @@ def person_means(
     """phi of each person, (people, bins): the mean over the person's windows; zero for people without any."""
     size = int(person.max(initial=-1)) + 1 if people is None else people
     windows = np.bincount(person, minlength=size)
-    mean = sparse.csr_array((1 / windows[person], (person, np.arange(len(person)))), shape=(size, len(person)))
+    mean = sparse.csr_array(
+        (1 / windows[person], (person, np.arange(len(person)))), shape=(size, len(person))
+    )
     return sparse.csr_array(mean @ counts)
 
 
@@ -55,7 +58,11 @@ def aggregate(
     )
     values = (belongs @ person_phi).toarray()  # V (regions, features)
     values /= n[:, None]
-    bins = tuple(features) if features is not None else tuple(f"bin:{number}" for number in range(values.shape[1]))
+    bins = (
+        tuple(features)
+        if features is not None
+        else tuple(f"bin:{number}" for number in range(values.shape[1]))
+    )
     return Aggregates(names, bins, values, n, spread=_pooled_variance(person_phi, codes, values, n))
 
 
@@ -73,10 +80,14 @@ def aggregates_from_dataset(
     codes, names = region_codes(region_of_person, regions)
     people = dataset.people.num_rows
     if len(codes) != people:
-        raise MobatlasError(f"{dataset.path}: has {people:,} people, but regions of {len(codes):,} were given")
+        raise MobatlasError(
+            f"{dataset.path}: has {people:,} people, but regions of {len(codes):,} were given"
+        )
     indices = dataset.split(split)
     person = dataset.person[indices]
-    seen = np.zeros(people, dtype=bool)  # someone without a window here has no phi, which is not a phi of zero
+    seen = np.zeros(
+        people, dtype=bool
+    )  # someone without a window here has no phi, which is not a phi of zero
     seen[person] = True
     indices = indices[codes[person] >= 0]
     trajectories = Trajectories.of(dataset, indices)
@@ -108,11 +119,15 @@ def read_aggregates(
     _check_features(path, features, known_bins)
     cell = _cells(path, region, regions, feature, features)
     hidden = _suppressed(table, column)
-    value = numbers(path, table.assign(**{column: table[column].mask(hidden)}), column, missing=True)
+    value = numbers(
+        path, table.assign(**{column: table[column].mask(hidden)}), column, missing=True
+    )
     if (value < 0).any() and "noise_sd" not in columns:  # noise may take a count below zero
         row = int(np.argmax(value < 0))
         where = f"'{features[feature[row]]}' in region '{regions[region[row]]}'"
-        raise MobatlasError(f"{path}: the {column} of {where} is negative ({value[row]:g}); mend it")
+        raise MobatlasError(
+            f"{path}: the {column} of {where} is negative ({value[row]:g}); mend it"
+        )
     n = _region_sizes(path, table, region, regions)
     per_person = n[region] if column == "visits" and n is not None else 1.0
     value = value / per_person
@@ -122,13 +137,19 @@ def read_aggregates(
     values.flat[cell] = value
     if values.size > len(cell):
         meaning = "suppressed" if np.isnan(absent) else "zero"
-        notes.append(f"{path.name}: {values.size - len(cell):,} cells are not in the table and count as {meaning}")
+        notes.append(
+            f"{path.name}: {values.size - len(cell):,} cells are not in the table and count as {meaning}"
+        )
     if np.isnan(values).any():
-        notes.append(f"{path.name}: {int(np.isnan(values).sum()):,} of {values.size:,} cells are suppressed")
+        notes.append(
+            f"{path.name}: {int(np.isnan(values).sum()):,} of {values.size:,} cells are suppressed"
+        )
     _refuse_empty(path, regions, values)
     kept = ~np.isnan(values).all(1)
     if not kept.all():
-        notes.append(f"{path.name}: {int((~kept).sum()):,} regions are left out, all their values are suppressed")
+        notes.append(
+            f"{path.name}: {int((~kept).sum()):,} regions are left out, all their values are suppressed"
+        )
     pooled = n is None
     if n is None:
         values, n = _shares(values, features), np.ones(len(regions))
@@ -139,7 +160,12 @@ def read_aggregates(
     names = tuple(name for name, keep in zip(regions, kept, strict=True) if keep)
     noise = _published_noise(path, table, per_person, cell, values.shape)
     return Aggregates(
-        names, features, values[kept], n[kept], pooled=pooled, noise=None if noise is None else noise[kept]
+        names,
+        features,
+        values[kept],
+        n[kept],
+        pooled=pooled,
+        noise=None if noise is None else noise[kept],
     )
 
 
@@ -149,12 +175,16 @@ def write_aggregates(path: Path, v: Aggregates) -> None:
     texts = [(name, pa.dictionary(pa.int32(), pa.string())) for name in ("region", "feature")]
     schema = pa.schema([*texts, *((name, pa.float64()) for name in names)])
     features = pa.array(v.features, pa.string())
-    with pq.ParquetWriter(path, schema, compression="zstd", store_schema=False, write_statistics=False) as writer:
+    with pq.ParquetWriter(
+        path, schema, compression="zstd", store_schema=False, write_statistics=False
+    ) as writer:
         for some in blocks(len(v.regions), len(v.features)):
             values = v.values[some]
             region, feature = np.indices(values.shape, dtype=np.int32)
             columns = {
-                "region": pa.DictionaryArray.from_arrays(region.ravel(), pa.array(v.regions[some], pa.string())),
+                "region": pa.DictionaryArray.from_arrays(
+                    region.ravel(), pa.array(v.regions[some], pa.string())
+                ),
                 "feature": pa.DictionaryArray.from_arrays(feature.ravel(), features),
                 "value": values.ravel(),
                 "n": np.repeat(v.n[some], len(features)),
@@ -169,14 +199,19 @@ def load_aggregates(path: Path) -> Aggregates:
     file = pq.ParquetFile(path, read_dictionary=["region", "feature"])
     if not file.metadata.num_rows:
         return Aggregates((), (), np.zeros((0, 0)), np.zeros(0))
-    names: dict[str, dict[str, None]] = {"region": {}, "feature": {}}  # as sets that keep their order
+    names: dict[str, dict[str, None]] = {
+        "region": {},
+        "feature": {},
+    }  # as sets that keep their order
     for group in range(file.num_row_groups):
         part = file.read_row_group(group, columns=list(names))
         for column, seen in names.items():
             seen.update(dict.fromkeys(part[column].unique().to_pylist()))
     regions, features = (tuple(seen) for seen in names.values())
     shape = len(regions), len(features)
-    found = {name: np.empty(shape) for name in ("value", "noise_sd") if name in file.schema_arrow.names}
+    found = {
+        name: np.empty(shape) for name in ("value", "noise_sd") if name in file.schema_arrow.names
+    }
     n, done = [], 0
     for group in range(file.num_row_groups):
         part = file.read_row_group(group, columns=[*found, "n"])
@@ -196,7 +231,9 @@ def _pooled_variance(
     if freedom <= 0:
         return None
     rows = phi[codes >= 0]
-    squares = np.asarray(rows.multiply(rows).sum(0)).ravel() - np.einsum("g,gj,gj->j", n, values, values)  # (features,)
+    squares = np.asarray(rows.multiply(rows).sum(0)).ravel() - np.einsum(
+        "g,gj,gj->j", n, values, values
+    )  # (features,)
     return np.maximum(squares, 0) / freedom
 
 
@@ -228,9 +265,13 @@ def _cells(
 def _suppressed(table: pd.DataFrame, column: str) -> npt.NDArray[np.bool_]:
     hidden = np.zeros(len(table), dtype=np.bool_)
     if not pd.api.types.is_numeric_dtype(table[column]):
-        hidden = np.asarray(table[column].astype(str).str.strip().str.startswith("<"), dtype=np.bool_)
+        hidden = np.asarray(
+            table[column].astype(str).str.strip().str.startswith("<"), dtype=np.bool_
+        )
     if "suppressed" in table.columns:
-        hidden = hidden | np.asarray(table["suppressed"].astype(str).str.strip().str.lower().isin(TRUE_WORDS))
+        hidden = hidden | np.asarray(
+            table["suppressed"].astype(str).str.strip().str.lower().isin(TRUE_WORDS)
+        )
     return hidden
 
 
@@ -250,18 +291,26 @@ def _region_sizes(
         )
     if not (n > 0).all() or np.isinf(n).any():
         row = int(np.argmax(~(n > 0) | np.isinf(n)))
-        raise MobatlasError(f"{path}: region '{regions[row]}' has no people (n is {n[row]:g}); leave it out")
+        raise MobatlasError(
+            f"{path}: region '{regions[row]}' has no people (n is {n[row]:g}); leave it out"
+        )
     return n
 
 
 def _published_noise(
-    path: Path, table: pd.DataFrame, per_person: Floats | float, cell: npt.NDArray[np.int64], shape: tuple[int, ...]
+    path: Path,
+    table: pd.DataFrame,
+    per_person: Floats | float,
+    cell: npt.NDArray[np.int64],
+    shape: tuple[int, ...],
 ) -> Floats | None:
     """Variance of the noise that the publisher added, (regions, features)."""
     if "noise_sd" not in table.columns:
         return None
     variance = np.zeros(shape)
-    variance.flat[cell] = (np.nan_to_num(numbers(path, table, "noise_sd", missing=True)) / per_person) ** 2
+    variance.flat[cell] = (
+        np.nan_to_num(numbers(path, table, "noise_sd", missing=True)) / per_person
+    ) ** 2
     return variance
 
 
@@ -270,7 +319,9 @@ def _refuse_empty(path: Path, regions: Sequence[str], values: Floats) -> None:
         raise MobatlasError(f"{path}: every value is suppressed; there is nothing to learn from")
     nothing = (np.nansum(values, axis=1) == 0) & ~np.isnan(values).any(1)
     if nothing.any():
-        raise MobatlasError(f"{path}: region '{regions[int(np.argmax(nothing))]}' has zeros only; leave it out")
+        raise MobatlasError(
+            f"{path}: region '{regions[int(np.argmax(nothing))]}' has zeros only; leave it out"
+        )
 
 
 def _shares(values: Floats, features: Sequence[str]) -> Floats:

@@ -25,7 +25,8 @@ def first_half(dataset: TrajectoryDataset, seed: int) -> npt.NDArray[np.bool_]:
     """A random half of people that depends on each user id alone."""
     salt = f"{stream(seed, 'halves')}:"
     digests = (
-        hashlib.md5(f"{salt}{user}".encode(), usedforsecurity=False) for user in dataset.people["user_id"].to_pylist()
+        hashlib.md5(f"{salt}{user}".encode(), usedforsecurity=False)
+        for user in dataset.people["user_id"].to_pylist()
     )
     return np.array([digest.digest()[0] < 128 for digest in digests])  # (people,)
 
@@ -41,7 +42,9 @@ def shuffled(
     return changed
 
 
-def only(region: npt.NDArray[np.int64], people: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
+def only(
+    region: npt.NDArray[np.int64], people: npt.NDArray[np.integer[Any]]
+) -> npt.NDArray[np.int64]:
     """The regions of these people, -1 for all others."""
     kept = np.full(len(region), -1, dtype=np.int64)
     kept[people] = region[people]
@@ -76,14 +79,20 @@ def unmatched(
     """Regions of the composition that no row says, and regions of the aggregates whose row is -1."""
     met = set(row.tolist())
     only_p = [name for number, name in enumerate(composition) if number not in met]
-    return only_p, [name for name, number in zip(aggregates, row.tolist(), strict=True) if number < 0]
+    return only_p, [
+        name for name, number in zip(aggregates, row.tolist(), strict=True) if number < 0
+    ]
 
 
-def left_out(composition: str, only_p: Sequence[str], aggregates: str, only_v: Sequence[str]) -> list[str]:
+def left_out(
+    composition: str, only_p: Sequence[str], aggregates: str, only_v: Sequence[str]
+) -> list[str]:
     """A sentence about regions that one table has and the other has not."""
     parts = []
     if only_p:
-        parts.append(f"{_counted(only_p)} of {composition} without values in {aggregates} ({_named(only_p)})")
+        parts.append(
+            f"{_counted(only_p)} of {composition} without values in {aggregates} ({_named(only_p)})"
+        )
     if only_v:
         parts.append(f"{_counted(only_v)} of {aggregates} not in {composition} ({_named(only_v)})")
     return [f"left out: {' and '.join(parts)}; are the names written alike?"] if parts else []
@@ -94,4 +103,6 @@ def _counted(regions: Sequence[str]) -> str:
 
 
 def _named(regions: Sequence[str]) -> str:
-    return ", ".join([*(f"'{name}'" for name in regions[:NAMED]), *(["..."] if len(regions) > NAMED else [])])
+    return ", ".join(
+        [*(f"'{name}'" for name in regions[:NAMED]), *(["..."] if len(regions) > NAMED else [])]
+    )

@@ -50,30 +50,46 @@ class Made:
     details: dict[str, Any]
     population: Population | None = None
     validation: Aggregates | None = None
-    region_of_person: npt.NDArray[np.int64] | None = None  # (people,) of train and val people, -1: none
+    region_of_person: npt.NDArray[np.int64] | None = (
+        None  # (people,) of train and val people, -1: none
+    )
     places: Floats | None = None  # (regions, 2) where their people live
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 def from_partition(
-    dataset: TrajectoryDataset, name: str, maps: list[FeatureMap], shuffle: bool, disclosure: Disclosure, seed: int
+    dataset: TrajectoryDataset,
+    name: str,
+    maps: list[FeatureMap],
+    shuffle: bool,
+    disclosure: Disclosure,
+    seed: int,
 ) -> Made:
     """Groups dealt to regions as a partition wants, from labels of training people; validation people likewise."""
     groups, labels = _labels(dataset, f"--partition {name}", "")
     nominal = nominal_partition(name, groups, seed)
     region = np.full(len(labels), -1, dtype=np.int64)
     notes = []
-    of_split = {split: np.intersect1d(dataset.split_people(split), dataset.person) for split in ("train", "val")}
+    of_split = {
+        split: np.intersect1d(dataset.split_people(split), dataset.person)
+        for split in ("train", "val")
+    }
     for split, members in of_split.items():
         try:
             region[members] = assign(labels[members], nominal, stream(seed, split))
         except MobatlasError as error:
             if split == "train":
-                raise MobatlasError(str(error).replace("--partition", f"--partition {name}", 1)) from None
-            notes.append(f"no validation twin: of {len(members):,} validation people no such regions can be made")
+                raise MobatlasError(
+                    str(error).replace("--partition", f"--partition {name}", 1)
+                ) from None
+            notes.append(
+                f"no validation twin: of {len(members):,} validation people no such regions can be made"
+            )
     dealt = only(region, dataset.split_people("train"))
-    if shuffle:  # only the aggregates: a composition counted on the shuffled people would be true of them
+    if (
+        shuffle
+    ):  # only the aggregates: a composition counted on the shuffled people would be true of them
         # Among those left over too: the population less the shuffled regions must be anybody, as the regions are.
         labelled = [members[labels[members] >= 0] for members in of_split.values()]
         region = shuffled(region, labelled, seed)
@@ -91,7 +107,9 @@ def from_partition(
             "nominal": _nominal(nominal),
             "people": {"assigned": assigned, "surplus": round(population.n) - assigned},
         },
-        population=None if disclosure.asked else population,  # its exact totals would give away what is hidden
+        population=None
+        if disclosure.asked
+        else population,  # its exact totals would give away what is hidden
         validation=_validation(dataset, maps, region, nominal.regions, disclosure),
         region_of_person=region,
         notes=notes,
@@ -120,7 +138,11 @@ def from_column(
     region = only(region, dataset.person)
     if shuffle:
         placed = np.flatnonzero(region >= 0)
-        region = shuffled(region, [np.intersect1d(dataset.split_people(s), placed) for s in ("train", "val")], seed)
+        region = shuffled(
+            region,
+            [np.intersect1d(dataset.split_people(s), placed) for s in ("train", "val")],
+            seed,
+        )
     train = only(region, dataset.split_people("train"))
     notes: list[str] = []
     warnings = without_categories(dataset, maps)
@@ -133,20 +155,33 @@ def from_column(
         warnings += absent_groups(Path(census).name, published)
         counted = row >= 0
     else:
-        groups, labels = _labels(dataset, f"--by {by}", "; pass --composition FILE with a census instead")
+        groups, labels = _labels(
+            dataset, f"--by {by}", "; pass --composition FILE with a census instead"
+        )
         separation = "same people" if same_people else "disjoint halves"
         with_labels = with_phi = only(train, np.flatnonzero(labels >= 0))
         if not same_people:
             first = first_half(dataset, seed)
-            with_labels, with_phi = only(with_labels, np.flatnonzero(first)), only(train, np.flatnonzero(~first))
+            with_labels, with_phi = (
+                only(with_labels, np.flatnonzero(first)),
+                only(train, np.flatnonzero(~first)),
+            )
         counted = sizes(with_labels, len(names)) >= MIN_PEOPLE
     keep = np.flatnonzero(counted & (sizes(with_phi, len(names)) >= MIN_PEOPLE))
     if not len(keep):
-        where = f"in common with {census}" if census is not None else f"with {MIN_PEOPLE} people on either side"
-        raise MobatlasError(f"--by {by}: no region {where}; choose a coarser column or check its ids")
+        where = (
+            f"in common with {census}"
+            if census is not None
+            else f"with {MIN_PEOPLE} people on either side"
+        )
+        raise MobatlasError(
+            f"--by {by}: no region {where}; choose a coarser column or check its ids"
+        )
     kept, number = renumbered(names, keep)
     if census is not None:
-        composition = Composition(published.groups, kept, published.shares[row[keep]], published.n[row[keep]])
+        composition = Composition(
+            published.groups, kept, published.shares[row[keep]], published.n[row[keep]]
+        )
     else:
         composition = composition_from_labels(labels, number[with_labels], groups, kept)
     return Made(
@@ -189,7 +224,9 @@ def from_tables(
     wanted = {name for each in maps for name in each.bins}
     columns = np.flatnonzero([name in wanted for name in v.features])
     if not len(columns):
-        raise MobatlasError(f"{aggregates}: has no feature of {', '.join(chosen)}; choose another --feature")
+        raise MobatlasError(
+            f"{aggregates}: has no feature of {', '.join(chosen)}; choose another --feature"
+        )
     row = matched(v.regions, p.regions)
     keep = np.flatnonzero(row >= 0)
     if not len(keep):
@@ -233,8 +270,16 @@ def from_tables(
 
 def absent_groups(census: str, composition: Composition) -> list[str]:
     """A group that a published table has in no region is rather a part of the table that is missing."""
-    absent = [name for name, some in zip(composition.groups.names, composition.shares.sum(0), strict=True) if not some]
-    return [f"{census} counts nobody of {'; '.join(absent)}: is a part of the table missing?"] if absent else []
+    absent = [
+        name
+        for name, some in zip(composition.groups.names, composition.shares.sum(0), strict=True)
+        if not some
+    ]
+    return (
+        [f"{census} counts nobody of {'; '.join(absent)}: is a part of the table missing?"]
+        if absent
+        else []
+    )
 
 
 def without_categories(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> list[str]:
@@ -254,7 +299,9 @@ def _nominal(aimed: Composition) -> dict[str, Any] | None:
     return {"regions": list(aimed.regions), "shares": aimed.shares.tolist()}
 
 
-def _labels(dataset: TrajectoryDataset, option: str, advice: str) -> tuple[Groups, npt.NDArray[np.int64]]:
+def _labels(
+    dataset: TrajectoryDataset, option: str, advice: str
+) -> tuple[Groups, npt.NDArray[np.int64]]:
     if dataset.groups is None or dataset.labels() is None:
         raise MobatlasError(f"{option}: {dataset.path} has no labels to count groups from{advice}")
     return dataset.groups, dataset.person_groups()

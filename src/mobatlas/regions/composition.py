@@ -22,7 +22,10 @@ from mobatlas.regions.types import Composition, Floats
 STRADDLE = ("refuse", "uniform")
 TOLERANCE = 1e-3  # of shares that should sum to 1: published ones are rounded
 OLDEST = 99  # the last year of an open-ended range, where its people must be spread over years
-GENDERS = {"M": ("m", "male", "males", "man", "men"), "F": ("f", "female", "females", "woman", "women")}
+GENDERS = {
+    "M": ("m", "male", "males", "man", "men"),
+    "F": ("f", "female", "females", "woman", "women"),
+}
 MEASURES = ("count", "share", "n")
 ACS_COLUMN = re.compile(r"B01001_?(\d{3})E?", re.IGNORECASE)
 # B01001_003 to _025 are men of these ages, _027 to _049 women; 001, 002 and 026 are totals.
@@ -65,17 +68,25 @@ def read_composition(
     _check_values(path, cells)
     if groups is None:
         # 23 age ranges x 2 are too many groups for anybody: a bare ACS table is read into the default ones
-        groups = DEFAULT_GROUPS if any(map(ACS_COLUMN.fullmatch, table.columns)) else _inferred(path, cells)
+        groups = (
+            DEFAULT_GROUPS
+            if any(map(ACS_COLUMN.fullmatch, table.columns))
+            else _inferred(path, cells)
+        )
     people = cells.values @ _cell_weights(path, cells, groups, straddle, notes)  # (regions, groups)
     total = people.sum(1)
     if not total.all():
         nobody = np.flatnonzero(total == 0)
-        raise MobatlasError(f"{path}: region '{cells.regions[nobody[0]]}' has no people; leave it out")
+        raise MobatlasError(
+            f"{path}: region '{cells.regions[nobody[0]]}' has no people; leave it out"
+        )
     if cells.shares and n is not None and not n > 0:
         raise MobatlasError(f"{path}: n is {n:g}, but people per region are more than none")
     given = cells.n if n is None else np.full(len(total), float(n))
     known = np.full(len(total), np.inf) if given is None else given
-    return Composition(groups, cells.regions, people / total[:, None], known if cells.shares else total)
+    return Composition(
+        groups, cells.regions, people / total[:, None], known if cells.shares else total
+    )
 
 
 def composition_from_labels(
@@ -88,7 +99,11 @@ def composition_from_labels(
     codes, names = region_codes(region_of_person, regions)
     counted = (group_of_person >= 0) & (codes >= 0)
     cell = codes[counted] * len(groups) + group_of_person[counted]
-    counts = np.bincount(cell, minlength=len(names) * len(groups)).reshape(len(names), len(groups)).astype(np.float64)
+    counts = (
+        np.bincount(cell, minlength=len(names) * len(groups))
+        .reshape(len(names), len(groups))
+        .astype(np.float64)
+    )
     n = counts.sum(1)
     if not len(n) or not n.all():
         which = f"region '{names[int(np.argmin(n))]}'" if len(n) else "every region"
@@ -104,7 +119,11 @@ def region_codes(
     if regions is not None and np.issubdtype(values.dtype, np.integer):
         return values.astype(np.int64), tuple(regions)
     ids = [None if value is None else str(value) for value in values.tolist()]
-    names = tuple(regions) if regions is not None else tuple(sorted({name for name in ids if name is not None}))
+    names = (
+        tuple(regions)
+        if regions is not None
+        else tuple(sorted({name for name in ids if name is not None}))
+    )
     position: dict[str | None, int] = {name: code for code, name in enumerate(names)}
     return np.array([position.get(name, -1) for name in ids], dtype=np.int64), names
 
@@ -117,7 +136,9 @@ def _acs(path: Path, table: pd.DataFrame) -> _Cells | None:
     ages = [*range(3, 26), *range(27, 50)]
     for code in ages:
         if code not in number:
-            raise MobatlasError(f"{path}: column 'B01001_{code:03d}E' is missing; download the whole table B01001")
+            raise MobatlasError(
+                f"{path}: column 'B01001_{code:03d}E' is missing; download the whole table B01001"
+            )
     region = region_column(path, list(table.columns))
     # data.census.gov writes long names under the header: "Geography", "Estimate!!Total:!!Male:!!Under 5 years"
     if not any(str(table[column].iloc[0])[-1:].isdigit() for column in (region, number[3])):
@@ -132,16 +153,26 @@ def _acs(path: Path, table: pd.DataFrame) -> _Cells | None:
 
 
 def _men_and_women(path: Path, table: pd.DataFrame) -> _Cells | None:
-    columns = {gender: [c for c in table.columns if c.lower() in words] for gender, words in GENDERS.items()}
+    columns = {
+        gender: [c for c in table.columns if c.lower() in words]
+        for gender, words in GENDERS.items()
+    }
     if any(len(found) != 1 for found in columns.values()):
         return None
     region, region_names = keys(path, table, region_column(path, list(table.columns)))
     ages = [c for c in table.columns if "age" in c.lower().split("_")]
     age, age_names = keys(path, table, ages[0]) if ages else (np.zeros_like(region), ("all",))
-    values = [_pivot(path, region, region_names, age, age_names, numbers(path, table, columns[g][0])) for g in GENDERS]
+    values = [
+        _pivot(path, region, region_names, age, age_names, numbers(path, table, columns[g][0]))
+        for g in GENDERS
+    ]
     levels = tuple((name, gender) for gender in GENDERS for name in age_names)
     cells = _Cells(region_names, ("age", "gender"), levels, np.concatenate(values, axis=1))
-    return cells if ages else _Cells(region_names, ("gender",), tuple((g,) for g in GENDERS), cells.values)
+    return (
+        cells
+        if ages
+        else _Cells(region_names, ("gender",), tuple((g,) for g in GENDERS), cells.values)
+    )
 
 
 def _long(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells:
@@ -157,12 +188,17 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells:
     cell = np.ravel_multi_index([codes for codes, _ in parts], [len(names) for _, names in parts])
     present, cell = np.unique(cell, return_inverse=True)
     places = np.unravel_index(present, [len(names) for _, names in parts])
-    levels = [tuple(n[p] for (_, n), p in zip(parts, place, strict=True)) for place in zip(*places, strict=True)]
+    levels = [
+        tuple(n[p] for (_, n), p in zip(parts, place, strict=True))
+        for place in zip(*places, strict=True)
+    ]
     if attributes == ["group"]:
         levels = [tuple(name.split(SEPARATOR)) for (name,) in levels]
     shares = "count" not in columns
     values = numbers(path, table, "share" if shares else "count")
-    pivoted = _pivot(path, region, region_names, cell, [SEPARATOR.join(level) for level in levels], values)
+    pivoted = _pivot(
+        path, region, region_names, cell, [SEPARATOR.join(level) for level in levels], values
+    )
     people = None
     if "n" in columns:
         people = np.zeros(len(region_names))
@@ -172,7 +208,9 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells:
 
 
 def _attribute_columns(columns: list[str], region: str, groups: Groups | None) -> list[str]:
-    rest = [name for name in columns if name not in (region, *MEASURES) and not looks_like_region(name)]
+    rest = [
+        name for name in columns if name not in (region, *MEASURES) and not looks_like_region(name)
+    ]
     if groups is None:
         return [name for name in rest if name.lower() != "name"]
     wanted = {name.lower() for name in (*groups.attribute_names, *ATTRIBUTE_NAMES)}
@@ -209,7 +247,9 @@ def _check_values(path: Path, cells: _Cells) -> None:
         )
     total = cells.values.sum(1)
     if (total == 0).any():
-        raise MobatlasError(f"{path}: region '{cells.regions[int(np.argmin(total))]}' has no people; leave it out")
+        raise MobatlasError(
+            f"{path}: region '{cells.regions[int(np.argmin(total))]}' has no people; leave it out"
+        )
     wrong = np.abs(total - 1) > TOLERANCE
     if cells.shares and wrong.any():
         row = int(np.argmax(wrong))
@@ -217,7 +257,9 @@ def _check_values(path: Path, cells: _Cells) -> None:
             f"{path}: shares of region '{cells.regions[row]}' sum to {total[row]:.4g}, not 1; pass counts, or normalise them"
         )
     if cells.n is not None and not (cells.n > 0).all():
-        raise MobatlasError(f"{path}: region '{cells.regions[int(np.argmin(cells.n))]}' has no people; leave it out")
+        raise MobatlasError(
+            f"{path}: region '{cells.regions[int(np.argmin(cells.n))]}' has no people; leave it out"
+        )
 
 
 def _inferred(path: Path, cells: _Cells) -> Groups:
@@ -226,16 +268,24 @@ def _inferred(path: Path, cells: _Cells) -> Groups:
     by_width = {len(level): SEPARATOR.join(level) for level in cells.levels}
     if len(by_width) > 1:
         one, two, *_ = by_width.values()
-        raise MobatlasError(f"{path}: group names '{one}' and '{two}' differ in their number of levels; mend them")
+        raise MobatlasError(
+            f"{path}: group names '{one}' and '{two}' differ in their number of levels; mend them"
+        )
     for number in range(min(by_width)):
         levels = order_levels({level[number] for level in cells.levels})
         known = [name for name, default in DEFAULT_GROUPS.attributes if default == levels]
-        name = cells.attributes[number] if cells.attributes else (known[0] if known else f"attribute{number + 1}")
+        name = (
+            cells.attributes[number]
+            if cells.attributes
+            else (known[0] if known else f"attribute{number + 1}")
+        )
         attributes[name] = levels
     return Groups.of(attributes)
 
 
-def _cell_weights(path: Path, cells: _Cells, groups: Groups, straddle: str, notes: list[str]) -> Floats:
+def _cell_weights(
+    path: Path, cells: _Cells, groups: Groups, straddle: str, notes: list[str]
+) -> Floats:
     """Which part of the people of each cell is in each group: (cells, groups)."""
     weights = np.ones((len(cells.levels), len(groups)))
     for attribute, (name, levels) in enumerate(groups.attributes):
@@ -261,14 +311,18 @@ def _own_levels(path: Path, cells: _Cells, groups: Groups, attribute: int) -> li
         if wrong:
             raise _no_such_group(path, SEPARATOR.join(wrong[0]), groups)
         return [level[attribute] for level in cells.levels]
-    columns = {own.lower(): [level[n] for level in cells.levels] for n, own in enumerate(cells.attributes)}
+    columns = {
+        own.lower(): [level[n] for level in cells.levels] for n, own in enumerate(cells.attributes)
+    }
     if name.lower() in columns:
         return columns[name.lower()]
     for kind in (_all_ages, _all_genders):
         for own in columns.values():
             if kind(levels) and kind(own):
                 return own
-    raise MobatlasError(f"{path}: nothing in it says '{name}' (it has: {', '.join(cells.attributes)}); add a column")
+    raise MobatlasError(
+        f"{path}: nothing in it says '{name}' (it has: {', '.join(cells.attributes)}); add a column"
+    )
 
 
 def _level_weights(
@@ -318,7 +372,9 @@ def _parts(
     notes: list[str],
 ) -> Floats:
     low, high = years[0], min(years[1], max(OLDEST, years[0]) + 1)
-    overlap = np.array([max(0.0, min(high, end) - max(low, start)) for start, end in ranges]) / (high - low)
+    overlap = np.array([max(0.0, min(high, end) - max(low, start)) for start, end in ranges]) / (
+        high - low
+    )
     touched = [f"'{level}'" for level, part in zip(levels, overlap, strict=True) if part > 0]
     if not touched:
         notes.append(f"{path.name}: people of age range '{own}' are in no group and are left out")
@@ -330,5 +386,7 @@ def _parts(
                 "(--split-ages; straddle: uniform in a configuration)"
             )
         ending = f" (taken to end at {OLDEST})" if np.isinf(years[1]) else ""
-        notes.append(f"{path.name}: people of age range '{own}'{ending} are spread evenly over its years to {both}")
+        notes.append(
+            f"{path.name}: people of age range '{own}'{ending} are spread evenly over its years to {both}"
+        )
     return overlap

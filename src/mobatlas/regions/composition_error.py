@@ -16,16 +16,22 @@ def calibrate_composition(composition: Composition) -> tuple[Floats, Doubt | Non
     shares would attenuate every group difference.
     """
     shares, n = composition.shares, composition.n
-    sampling = np.where(np.isfinite(n), 1 / np.maximum(n, 1), 0.0)  # (regions,) in units of one person's variance
+    sampling = np.where(
+        np.isfinite(n), 1 / np.maximum(n, 1), 0.0
+    )  # (regions,) in units of one person's variance
     if not sampling.any():
         return shares, None
     weight = 1 / (sampling + 1 / len(n))
     weight = weight / weight.sum()
     centre = weight @ shares  # (groups,)
-    values, vectors = np.linalg.eigh(np.diag(centre) - np.outer(centre, centre))  # the covariance of one person's group
+    values, vectors = np.linalg.eigh(
+        np.diag(centre) - np.outer(centre, centre)
+    )  # the covariance of one person's group
     spans = values > 1e-9
     axes = vectors[:, spans] * np.sqrt(values[spans])  # (groups, directions)
-    whitened = (shares - centre) @ (vectors[:, spans] / np.sqrt(values[spans]))  # (regions, directions)
+    whitened = (shares - centre) @ (
+        vectors[:, spans] / np.sqrt(values[spans])
+    )  # (regions, directions)
     observed = (whitened * weight[:, None]).T @ whitened / max(1 - float(weight @ weight), 1e-12)
     one, expected = np.eye(len(axes.T)), float(weight @ sampling)
     trust = len(n) / (len(n) + len(one))  # few regions do not tell directions apart

@@ -26,11 +26,15 @@ class Disclosure:
     suppress: int = 0  # cells with fewer people behind them hide, zeros do not
     rounding: float = 0.0  # totals of visits become multiples of it
     epsilon: float | None = None  # of differential privacy, adding or removing one person
-    max_visits: float | None = None  # of a person in a window, over all bins: more are scaled down to it
+    max_visits: float | None = (
+        None  # of a person in a window, over all bins: more are scaled down to it
+    )
 
     def __post_init__(self) -> None:
         if self.suppress < 0 or self.rounding < 0:
-            raise MobatlasError("--suppress and --round are numbers of people and of visits, 0 or more")
+            raise MobatlasError(
+                "--suppress and --round are numbers of people and of visits, 0 or more"
+            )
         if self.epsilon is None:
             if self.max_visits is not None:
                 raise MobatlasError("--max-visits goes with --epsilon; give both or neither")

@@ -15,21 +15,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.geodesy import KM_PER_DEGREE
 from mobatlas.io.manifest import read_parquet
 from mobatlas.regions.types import Floats
 
-KM_PER_DEGREE = 111.2
 FEWEST = 24  # regions: over fewer, a surface would take out what their composition tells
 
 
-def region_places(dataset: TrajectoryDataset, region: npt.NDArray[np.int64], regions: int) -> Floats | None:
+def region_places(
+    dataset: TrajectoryDataset, region: npt.NDArray[np.int64], regions: int
+) -> Floats | None:
     """The mean home of the people of each region (regions, 2), who are numbers or -1; None where some region has none."""
     homes = dataset.anchors[:, :2]
     here = (region >= 0) & ~np.isnan(homes).any(1)
     n = np.bincount(region[here], minlength=regions)
     if not n.all():
         return None
-    return np.stack([np.bincount(region[here], homes[here, axis], regions) / n for axis in (0, 1)], axis=1)
+    return np.stack(
+        [np.bincount(region[here], homes[here, axis], regions) / n for axis in (0, 1)], axis=1
+    )
 
 
 def surface(places: Floats | None, regions: int) -> Floats:
@@ -46,7 +50,9 @@ def surface(places: Floats | None, regions: int) -> Floats:
 
 def write_places(path: Path, regions: Sequence[str], places: Floats) -> None:
     """One row a region: region, lat, lon."""
-    pq.write_table(pa.table({"region": list(regions), "lat": places[:, 0], "lon": places[:, 1]}), path)
+    pq.write_table(
+        pa.table({"region": list(regions), "lat": places[:, 0], "lon": places[:, 1]}), path
+    )
 
 
 def load_places(path: Path) -> Floats | None:

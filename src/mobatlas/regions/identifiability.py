@@ -14,8 +14,14 @@ from mobatlas.regions.population import with_rest
 from mobatlas.regions.types import Aggregates, Composition, Floats, Population, Regions, blocks
 
 RANK_TOLERANCE = 1e-6  # of the largest singular value: published shares have six decimals
-IDENTIFIED, PARTLY = 0.9, 0.5  # share of a contrast's square that lies where regions speak louder than noise
-TYPICAL_SHARE, TYPICAL_VISITS = 0.05, 10.0  # a place with 5 % of ten visits a window, where no aggregates say better
+IDENTIFIED, PARTLY = (
+    0.9,
+    0.5,
+)  # share of a contrast's square that lies where regions speak louder than noise
+TYPICAL_SHARE, TYPICAL_VISITS = (
+    0.05,
+    10.0,
+)  # a place with 5 % of ten visits a window, where no aggregates say better
 HOT = 0.85
 MERGED = 4_096  # regions among which the likest is looked for: the pairs of more would take minutes
 
@@ -86,12 +92,16 @@ class Diagnosis:
     bounds: Bounds
     proposals: tuple[Proposal, ...]
     warnings: tuple[str, ...]
-    effective_rank_with_rest: int | None = None  # with the people whom no region counts; None: there are no such
+    effective_rank_with_rest: int | None = (
+        None  # with the people whom no region counts; None: there are no such
+    )
 
     def as_dict(self) -> dict[str, Any]:
         """For --json."""
         values = asdict(self)
-        values["contrasts"] = [asdict(contrast) | {"identified": contrast.identified} for contrast in self.contrasts]
+        values["contrasts"] = [
+            asdict(contrast) | {"identified": contrast.identified} for contrast in self.contrasts
+        ]
         return _finite(values)
 
 
@@ -116,7 +126,12 @@ def diagnose(
     groups = len(composition.groups)
     sigma_min = float(singular[-1]) if len(shares) >= groups else 0.0
     rank = int((singular > RANK_TOLERANCE * singular[0]).sum())
-    bounds = _bounds(sigma_min if rank == groups else 0.0, people, len(aggregates.features) if aggregates else 1, delta)
+    bounds = _bounds(
+        sigma_min if rank == groups else 0.0,
+        people,
+        len(aggregates.features) if aggregates else 1,
+        delta,
+    )
     return Diagnosis(
         groups=composition.groups.names,
         regions=len(shares),
@@ -129,7 +144,10 @@ def diagnose(
         contrasts=tuple(_contrasts(composition.groups, shares, people, _share_unit(aggregates))),
         bounds=bounds,
         proposals=tuple(_proposals(composition, people, min_region)),
-        warnings=(*_assumed(composition, n, aggregates), *_warnings(composition, aggregates, rank, randomised)),
+        warnings=(
+            *_assumed(composition, n, aggregates),
+            *_warnings(composition, aggregates, rank, randomised),
+        ),
         effective_rank_with_rest=_rank_with_rest(composition, aggregates, randomised, population),
     )
 
@@ -157,7 +175,11 @@ def contrast_vectors(groups: Groups) -> list[tuple[str, str, Floats]]:
             name = f"{attribute}: {levels[0]} against {levels[-1]}{averaged}"
             found.append((name, "attribute", _difference(member[0], member[-1])))
             found += [
-                (f"{attribute}: {level} against the rest{averaged}", "level", _difference(member[code], ~member[code]))
+                (
+                    f"{attribute}: {level} against the rest{averaged}",
+                    "level",
+                    _difference(member[code], ~member[code]),
+                )
                 for code, level in enumerate(levels)
             ]
     if len(groups) > 1:
@@ -182,7 +204,13 @@ def _contrasts(groups: Groups, shares: Floats, n: Floats, unit: float) -> list[C
         along = heard @ weights
         share = float((along**2).sum() / (weights**2).sum())
         error = float(np.sqrt(((along / strength) ** 2).sum()))
-        verdict = "identified" if share >= IDENTIFIED else "partly identified" if share >= PARTLY else "not identified"
+        verdict = (
+            "identified"
+            if share >= IDENTIFIED
+            else "partly identified"
+            if share >= PARTLY
+            else "not identified"
+        )
         if verdict == "not identified":
             error = float("inf")
         contrasts.append(Contrast(name, kind, verdict, share, error, error * unit))
@@ -190,13 +218,18 @@ def _contrasts(groups: Groups, shares: Floats, n: Floats, unit: float) -> list[C
 
 
 def _rank_with_rest(
-    composition: Composition, aggregates: Aggregates | None, randomised: bool, population: Population | None
+    composition: Composition,
+    aggregates: Aggregates | None,
+    randomised: bool,
+    population: Population | None,
 ) -> int | None:
     if aggregates is None or population is None:
         return None
     regions = Regions(composition, aggregates, randomised, population=population)
     whole = with_rest(regions)
-    return None if whole is regions else effective_rank(whole.composition.shares, whole.aggregates.n)
+    return (
+        None if whole is regions else effective_rank(whole.composition.shares, whole.aggregates.n)
+    )
 
 
 def _share_unit(aggregates: Aggregates | None) -> float:
@@ -204,7 +237,10 @@ def _share_unit(aggregates: Aggregates | None) -> float:
     if aggregates is None:
         return float(np.sqrt(TYPICAL_SHARE / TYPICAL_VISITS))
     values = aggregates.values
-    total = sum((np.nan_to_num(values[some]).sum(0) for some in blocks(*values.shape)), np.zeros(values.shape[1]))
+    total = sum(
+        (np.nan_to_num(values[some]).sum(0) for some in blocks(*values.shape)),
+        np.zeros(values.shape[1]),
+    )
     mean = total / len(values)
     spread = mean if aggregates.spread is None else aggregates.spread
     visits = max(float(mean.sum()), 1e-300)
@@ -240,7 +276,10 @@ def _proposals(composition: Composition, n: Floats, min_region: float) -> list[P
         rows, people = _merge(shares, n, min_region)
         plural = "s" if len(small) > 1 else ""
         action = f"join the {len(small):,} region{plural} below {min_region:g} people with those most like them in composition"
-        merged, now = _gives(action, _triangles(rows, people), len(rows)), _gives("", known, len(shares))
+        merged, now = (
+            _gives(action, _triangles(rows, people), len(rows)),
+            _gives("", known, len(shares)),
+        )
         # A mean of two regions tells no more than both: at best nothing is lost.
         lost = now.sigma_min - merged.sigma_min > RANK_TOLERANCE
         if merged.effective_rank >= now.effective_rank and not lost:
@@ -254,7 +293,11 @@ def _triangles(shares: Floats, n: Floats) -> tuple[Floats, Floats]:
 
 
 def _gives(
-    action: str, known: tuple[Floats, Floats], regions: int, rows: Floats | None = None, n: Floats | None = None
+    action: str,
+    known: tuple[Floats, Floats],
+    regions: int,
+    rows: Floats | None = None,
+    n: Floats | None = None,
 ) -> Proposal:
     """What these regions would give with a few more of them."""
     plain, weighed = known
@@ -282,7 +325,9 @@ def _split(composition: Composition, n: Floats, min_region: float) -> list[Propo
     others = _triangles(np.delete(composition.shares, largest, 0), np.delete(n, largest))
     apart = [name for name, sign in zip(composition.groups.names, weakest > 0, strict=True) if sign]
     action = f"split region '{composition.regions[largest]}' so that {'; '.join(apart)} live apart from the others"
-    return [_gives(action, others, len(n) - 1, np.vstack([half / half.sum() for half in halves]), sizes)]
+    return [
+        _gives(action, others, len(n) - 1, np.vstack([half / half.sum() for half in halves]), sizes)
+    ]
 
 
 def _merge(shares: Floats, n: Floats, min_region: float) -> tuple[Floats, Floats]:
@@ -291,8 +336,13 @@ def _merge(shares: Floats, n: Floats, min_region: float) -> tuple[Floats, Floats
     if len(n) > MERGED:
         leading = np.linalg.svd(np.linalg.qr(shares - shares.mean(0)).R)[2][0]  # (groups,)
         order = np.argsort(shares @ leading, kind="stable")
-    parts = [_merge_all(shares[some], n[some], min_region) for some in np.array_split(order, -(-len(n) // MERGED))]
-    return np.concatenate([rows for rows, _ in parts]), np.concatenate([people for _, people in parts])
+    parts = [
+        _merge_all(shares[some], n[some], min_region)
+        for some in np.array_split(order, -(-len(n) // MERGED))
+    ]
+    return np.concatenate([rows for rows, _ in parts]), np.concatenate(
+        [people for _, people in parts]
+    )
 
 
 def _merge_all(shares: Floats, n: Floats, min_region: float) -> tuple[Floats, Floats]:
@@ -310,7 +360,9 @@ def _merge_all(shares: Floats, n: Floats, min_region: float) -> tuple[Floats, Fl
     return rows[left], people[left]
 
 
-def _people(composition: Composition, n: Floats | float | None, aggregates: Aggregates | None) -> Floats:
+def _people(
+    composition: Composition, n: Floats | float | None, aggregates: Aggregates | None
+) -> Floats:
     if aggregates is not None:
         return aggregates.n
     people = np.broadcast_to(
@@ -321,7 +373,9 @@ def _people(composition: Composition, n: Floats | float | None, aggregates: Aggr
     return np.where(np.isfinite(people), people, 1e9)
 
 
-def _assumed(composition: Composition, n: Floats | float | None, aggregates: Aggregates | None) -> list[str]:
+def _assumed(
+    composition: Composition, n: Floats | float | None, aggregates: Aggregates | None
+) -> list[str]:
     """What stands in for the people observed where nobody said how many they are."""
     if n is not None or aggregates is not None:
         return []
@@ -330,23 +384,35 @@ def _assumed(composition: Composition, n: Floats | float | None, aggregates: Agg
     return ["without --n shares count as if everybody had been observed"]
 
 
-def _warnings(composition: Composition, aggregates: Aggregates | None, rank: int, randomised: bool) -> list[str]:
+def _warnings(
+    composition: Composition, aggregates: Aggregates | None, rank: int, randomised: bool
+) -> list[str]:
     regions, groups = composition.shares.shape
     said = []
     if groups == 1:
         said.append("there is one group: nothing to tell apart")
     if regions < groups:
-        said.append(f"{regions} regions for {groups} groups: at most {rank} combinations of groups can be known")
+        said.append(
+            f"{regions} regions for {groups} groups: at most {rank} combinations of groups can be known"
+        )
     never = [
-        name for name, total in zip(composition.groups.names, composition.shares.sum(0), strict=True) if total == 0
+        name
+        for name, total in zip(composition.groups.names, composition.shares.sum(0), strict=True)
+        if total == 0
     ]
     if never:
-        said.append(f"no region has anybody of {'; '.join(never)}: these groups stay at the population mean")
+        said.append(
+            f"no region has anybody of {'; '.join(never)}: these groups stay at the population mean"
+        )
     twins = regions - len(np.unique(composition.shares, axis=0))
     if twins and regions > 1:
-        said.append(f"{twins} regions repeat the composition of another: they add people, not directions")
+        said.append(
+            f"{twins} regions repeat the composition of another: they add people, not directions"
+        )
     if aggregates is not None and aggregates.pooled:
-        said.append("the aggregates are shares without device counts: groups that go out more weigh more in them")
+        said.append(
+            "the aggregates are shares without device counts: groups that go out more weigh more in them"
+        )
     features = () if aggregates is None or randomised else aggregates.features
     if any(name.startswith(("poi:", "distance:")) for name in features):
         said.append(

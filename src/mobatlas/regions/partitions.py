@@ -79,7 +79,9 @@ def nominal_partition(name: str, groups: Groups, seed: int = 0) -> Composition:
     return Composition(groups, regions, shares, np.full(len(shares), np.inf))
 
 
-def assign(groups_of_people: npt.NDArray[np.int64], nominal: Composition, seed: int) -> npt.NDArray[np.int64]:
+def assign(
+    groups_of_people: npt.NDArray[np.int64], nominal: Composition, seed: int
+) -> npt.NDArray[np.int64]:
     """A region for each person, at random within the group; -1 for surplus people and those without a group (-1).
 
     The composition comes as near to the nominal one as whole people allow, less than one person off in every cell. Sizes
@@ -150,10 +152,14 @@ def _region_sizes(shares: Floats, available: npt.NDArray[np.int64]) -> Floats:
     demand: Any = sparse.csr_array(shares.T)  # (groups, regions)
     regions, least = len(shares), smallest * (1 - 1e-9)
     total = optimize.linprog(-np.ones(regions), A_ub=demand, b_ub=available, bounds=(least, None))
-    return np.asarray(total.x if total.success else np.full(regions, smallest), dtype=np.float64)  # (regions,)
+    return np.asarray(
+        total.x if total.success else np.full(regions, smallest), dtype=np.float64
+    )  # (regions,)
 
 
-def _rounded(quota: Floats, sizes: Floats, available: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+def _rounded(
+    quota: Floats, sizes: Floats, available: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64] | None:
     """Whole people beside fractional ones: each cell rounded down or up, rows sum to `sizes`, columns stay available.
 
     Rows and columns make a flow, whose programme has whole solutions: among them the one that rounds up the largest remainders.
@@ -163,8 +169,12 @@ def _rounded(quota: Floats, sizes: Floats, available: npt.NDArray[np.int64]) -> 
     counts = down.astype(np.int64)
     if len(row):
         each = np.arange(len(row))
-        in_row: Any = sparse.csr_array((np.ones(len(row)), (row, each)), shape=(len(quota), len(row)))
-        in_column: Any = sparse.csr_array((np.ones(len(row)), (column, each)), shape=(len(available), len(row)))
+        in_row: Any = sparse.csr_array(
+            (np.ones(len(row)), (row, each)), shape=(len(quota), len(row))
+        )
+        in_column: Any = sparse.csr_array(
+            (np.ones(len(row)), (column, each)), shape=(len(available), len(row))
+        )
         solution = optimize.linprog(
             -(quota - down)[row, column],
             A_ub=in_column,

@@ -20,8 +20,13 @@ from mobatlas.regions.composition import composition_from_labels
 from mobatlas.regions.types import Composition, Population, Regions
 
 REST = "rest"
-MIN_REST, MIN_REST_SHARE = 30, 0.01  # people, and of the population: fewer are noise, and rounding shows in them
-SCHEMA = pa.schema([("of", pa.string()), ("name", pa.string()), ("value", pa.float64()), ("n", pa.float64())])
+MIN_REST, MIN_REST_SHARE = (
+    30,
+    0.01,
+)  # people, and of the population: fewer are noise, and rounding shows in them
+SCHEMA = pa.schema(
+    [("of", pa.string()), ("name", pa.string()), ("value", pa.float64()), ("n", pa.float64())]
+)
 
 
 def population_from_labels(
@@ -53,18 +58,26 @@ def with_rest(regions: Regions) -> Regions:
     n = known.n - float(v.n.sum())
     if n < max(MIN_REST, MIN_REST_SHARE * known.n):
         return regions
-    people = np.maximum(known.n * known.shares - v.n @ p.shares, 0)  # (groups,); rounding may leave less than nobody
+    people = np.maximum(
+        known.n * known.shares - v.n @ p.shares, 0
+    )  # (groups,); rounding may leave less than nobody
     values = np.maximum(known.n * known.values - v.n @ v.values, 0) / n  # (features,)
     names = (*p.regions, REST)
     return replace(
         regions,
-        composition=Composition(p.groups, names, np.vstack([p.shares, people / people.sum()]), np.append(p.n, n)),
-        aggregates=replace(v, regions=names, values=np.vstack([v.values, values]), n=np.append(v.n, n)),
+        composition=Composition(
+            p.groups, names, np.vstack([p.shares, people / people.sum()]), np.append(p.n, n)
+        ),
+        aggregates=replace(
+            v, regions=names, values=np.vstack([v.values, values]), n=np.append(v.n, n)
+        ),
         population=None,  # the regions are now all of it
     )
 
 
-def write_population(path: Path, population: Population, groups: Groups, features: Sequence[str]) -> None:
+def write_population(
+    path: Path, population: Population, groups: Groups, features: Sequence[str]
+) -> None:
     """One row a group with its share, then one row a feature with its mean: of, name, value, n."""
     rows = {
         "of": ["composition"] * len(groups) + ["aggregates"] * len(features),
@@ -80,5 +93,8 @@ def load_population(path: Path) -> Population | None:
     if not path.exists():
         return None
     table = read_parquet(path)
-    values, of_groups = table["value"].to_numpy(), np.array(table["of"].to_pylist()) == "composition"
+    values, of_groups = (
+        table["value"].to_numpy(),
+        np.array(table["of"].to_pylist()) == "composition",
+    )
     return Population(values[of_groups], values[~of_groups], float(table["n"][0].as_py()))

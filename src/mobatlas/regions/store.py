@@ -64,13 +64,32 @@ def build_regions(
             maps = [build_feature(name, dataset.vocabulary, mask) for name in features or ("poi",)]
             made = from_partition(dataset, partition, maps, shuffle_regions, disclosure, seed)
         elif by is not None:
-            maps = [build_feature(name, dataset.vocabulary, mask) for name in features or ("category",)]
-            made = from_column(dataset, by, composition, maps, shuffle_regions, same_people, straddle, disclosure, seed)
+            maps = [
+                build_feature(name, dataset.vocabulary, mask) for name in features or ("category",)
+            ]
+            made = from_column(
+                dataset,
+                by,
+                composition,
+                maps,
+                shuffle_regions,
+                same_people,
+                straddle,
+                disclosure,
+                seed,
+            )
         else:
             assert composition is not None
             assert aggregates is not None
             made = from_tables(
-                dataset, Path(composition), Path(aggregates), features, mask, shuffle_regions, straddle, seed
+                dataset,
+                Path(composition),
+                Path(aggregates),
+                features,
+                mask,
+                shuffle_regions,
+                straddle,
+                seed,
             )
         folder.details |= _details(dataset, Path(out), made, mask, shuffle_regions)
         folder.details["disclosure"] = disclosure.details() if disclosure.asked else None
@@ -97,7 +116,9 @@ def _read(folder: Path, details: dict[str, Any]) -> Regions:
     composition = Composition(groups, regions, shares, table["n"].to_numpy()[:: len(groups)])
     values = load_aggregates(folder / "aggregates.parquet")
     spread = read_parquet(folder / "spread.parquet")
-    variance = None if spread["variance"].null_count else spread["variance"].cast(pa.float64()).to_numpy()
+    variance = (
+        None if spread["variance"].null_count else spread["variance"].cast(pa.float64()).to_numpy()
+    )
     if (values.regions, list(values.features)) != (regions, spread["feature"].to_pylist()):
         raise LookupError("tables of other regions or features")
     aggregates = replace(values, spread=variance, pooled=details["pooled"])
@@ -127,8 +148,12 @@ def load_assignment(path: Path | str) -> dict[str, str] | None:
         return dict(zip(table["user_id"].to_pylist(), table["region"].to_pylist(), strict=True))
 
 
-def _choose_one(partition: Any, by: Any, composition: Any, aggregates: Any, same_people: bool) -> None:
-    published = composition is not None and aggregates is not None and by is None and partition is None
+def _choose_one(
+    partition: Any, by: Any, composition: Any, aggregates: Any, same_people: bool
+) -> None:
+    published = (
+        composition is not None and aggregates is not None and by is None and partition is None
+    )
     controlled = partition is not None and by is None and composition is None and aggregates is None
     real = by is not None and partition is None and aggregates is None
     if not (published or controlled or real):
@@ -140,7 +165,9 @@ def _choose_one(partition: Any, by: Any, composition: Any, aggregates: Any, same
         raise MobatlasError("--same-people goes with --by COLUMN alone; leave it out")
 
 
-def _details(dataset: TrajectoryDataset, out: Path, made: Made, mask: Sequence[str], shuffled: bool) -> dict[str, Any]:
+def _details(
+    dataset: TrajectoryDataset, out: Path, made: Made, mask: Sequence[str], shuffled: bool
+) -> dict[str, Any]:
     maps = dict.fromkeys(name.partition(":")[0] for name in made.aggregates.features)
     return {
         "dataset": {

@@ -34,15 +34,23 @@ class Aggregates:
     features: tuple[str, ...]  # `map:bin`
     values: Floats  # V (regions, features); NaN where suppressed
     n: Floats  # (regions,) people behind the values
-    spread: Floats | None = None  # (features,) variance between people of one region; None where unknown
+    spread: Floats | None = (
+        None  # (features,) variance between people of one region; None where unknown
+    )
     pooled: bool = False  # shares only: no device counts were published
-    noise: Floats | None = None  # (regions, features) variance of published noise, on top of sampling
+    noise: Floats | None = (
+        None  # (regions, features) variance of published noise, on top of sampling
+    )
 
     def of_features(self, bins: npt.NDArray[np.int64]) -> Aggregates:
         """Some of the features alone."""
-        spread, noise = (None if each is None else each[..., bins] for each in (self.spread, self.noise))
+        spread, noise = (
+            None if each is None else each[..., bins] for each in (self.spread, self.noise)
+        )
         names = tuple(self.features[number] for number in bins.tolist())
-        return replace(self, features=names, values=self.values[:, bins], spread=spread, noise=noise)
+        return replace(
+            self, features=names, values=self.values[:, bins], spread=spread, noise=noise
+        )
 
 
 @dataclass(frozen=True)
@@ -61,18 +69,26 @@ class Regions:
     composition: Composition
     aggregates: Aggregates
     randomised: bool  # people were assigned to regions at random given their group: no region effect of its own
-    details: dict[str, Any] = field(default_factory=dict)  # how they were made, for manifests and reports
+    details: dict[str, Any] = field(
+        default_factory=dict
+    )  # how they were made, for manifests and reports
     population: Population | None = None  # None: not known, or the regions are all of it
-    places: Floats | None = None  # (regions, 2) latitude and longitude of where their people live; None: not known
+    places: Floats | None = (
+        None  # (regions, 2) latitude and longitude of where their people live; None: not known
+    )
 
     def __post_init__(self) -> None:
         if self.composition.regions != self.aggregates.regions:
-            raise MobatlasError("composition and aggregates list different regions, or in another order")
+            raise MobatlasError(
+                "composition and aggregates list different regions, or in another order"
+            )
         if self.population is not None:
             theirs = len(self.population.shares), len(self.population.values)
             ours = len(self.groups), len(self.aggregates.features)
             if theirs != ours:
-                raise MobatlasError(f"population: has (groups, features) {theirs}, but the regions have {ours}")
+                raise MobatlasError(
+                    f"population: has (groups, features) {theirs}, but the regions have {ours}"
+                )
 
     @property
     def groups(self) -> Groups:
@@ -85,7 +101,9 @@ class Regions:
         noise, places = (None if each is None else each[rows] for each in (v.noise, self.places))
         return replace(
             self,
-            composition=replace(composition, regions=names, shares=composition.shares[rows], n=composition.n[rows]),
+            composition=replace(
+                composition, regions=names, shares=composition.shares[rows], n=composition.n[rows]
+            ),
             aggregates=replace(v, regions=names, values=v.values[rows], n=v.n[rows], noise=noise),
             population=None,
             places=places,

@@ -28,7 +28,9 @@ def unlike_windows(published: float, ours: float) -> list[str]:
     ]
 
 
-def compared_with_dataset(aggregates: Aggregates, dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> list[str]:
+def compared_with_dataset(
+    aggregates: Aggregates, dataset: TrajectoryDataset, maps: Sequence[FeatureMap]
+) -> list[str]:
     """The same of published aggregates and training people; shares have no level to compare."""
     if aggregates.pooled or not len(dataset.split("train")):
         return []

@@ -46,9 +46,16 @@ def line_chart(
     if not shown:
         return Markup("")
     height = np.concatenate([each.y[np.isfinite(each.y)] for each in shown])
-    low, high = (float(height[height > 0].min()), float(height.max())) if log else (0.0, float(height.max()))
+    low, high = (
+        (float(height[height > 0].min()), float(height.max()))
+        if log
+        else (0.0, float(height.max()))
+    )
     across = _Scale(
-        min(float(each.x.min()) for each in shown), max(float(each.x.max()) for each in shown), LEFT, WIDTH - RIGHT
+        min(float(each.x.min()) for each in shown),
+        max(float(each.x.max()) for each in shown),
+        LEFT,
+        WIDTH - RIGHT,
     )
     up = _Scale(low, high if high > low else low + 1, HEIGHT - BOTTOM, TOP, log)
     parts = [_axes(across, up, x, y)]
@@ -57,11 +64,17 @@ def line_chart(
         parts.append(
             f'<path class="line {escape(each.kind)}" d="M{"L".join(points)}"><title>{escape(each.name)}</title></path>'
         )
-    return _figure("".join(parts), title, HEIGHT, legend([(each.name, each.kind) for each in shown]))
+    return _figure(
+        "".join(parts), title, HEIGHT, legend([(each.name, each.kind) for each in shown])
+    )
 
 
 def bar_chart(
-    labels: Sequence[str], values: Sequence[float], kinds: Sequence[str], title: str, most: float = 0.0
+    labels: Sequence[str],
+    values: Sequence[float],
+    kinds: Sequence[str],
+    title: str,
+    most: float = 0.0,
 ) -> Markup:
     """Horizontal bars with their values beside them; text stays as large as the page's on a phone."""
     top = max(most, max(values, default=0.0)) or 1.0
@@ -70,7 +83,9 @@ def bar_chart(
         f'style="width:{100 * max(0.0, value) / top:.1f}%"></i></span><span>{value:.3g}</span></div>'
         for label, value, kind in zip(labels, values, kinds, strict=True)
     ]
-    return Markup(f'<figure class="bars"><figcaption>{escape(title)}</figcaption>{"".join(rows)}</figure>')
+    return Markup(
+        f'<figure class="bars"><figcaption>{escape(title)}</figcaption>{"".join(rows)}</figure>'
+    )
 
 
 def gap_chart(rows: Sequence[tuple[str, Sequence[Mark], float, float]], title: str) -> Markup:
@@ -79,13 +94,17 @@ def gap_chart(rows: Sequence[tuple[str, Sequence[Mark], float, float]], title: s
     for label, marks, baseline, floor in rows:
         inside = '<span class="quiet">the baseline is at the floor already</span>'
         if baseline > floor:
-            inside = "".join(_placed(mark, (baseline - mark.value) / (baseline - floor)) for mark in marks)
+            inside = "".join(
+                _placed(mark, (baseline - mark.value) / (baseline - floor)) for mark in marks
+            )
             inside = f'<span class="gap"><i class="rail"></i>{inside}</span>'
         drawn.append(f'<div class="row"><span>{escape(label)}</span>{inside}</div>')
     kinds = dict.fromkeys((mark.name, mark.kind) for _, marks, _, _ in rows for mark in marks)
     ends = Markup('<span class="quiet">left end: baseline; right end: sampling floor</span>')
     below = f'<div class="legend">{legend(list(kinds))}{ends}</div>'
-    return Markup(f'<figure class="gaps"><figcaption>{escape(title)}</figcaption>{"".join(drawn)}{below}</figure>')
+    return Markup(
+        f'<figure class="gaps"><figcaption>{escape(title)}</figcaption>{"".join(drawn)}{below}</figure>'
+    )
 
 
 def _placed(mark: Mark, share: float) -> str:
@@ -118,7 +137,9 @@ class _Scale:
 
     def __call__(self, value: float) -> float:
         low, high, value = (
-            (math.log10(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+            (math.log10(v) for v in (self.low, self.high, value))
+            if self.log
+            else (self.low, self.high, value)
         )
         share = (value - low) / (high - low) if high > low else 0.5
         return self.start + share * (self.stop - self.start)
@@ -126,9 +147,15 @@ class _Scale:
     def ticks(self) -> list[float]:
         if self.log:
             found = [
-                10.0**power for power in range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+                10.0**power
+                for power in range(
+                    math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1
+                )
             ]
-            return [each for each in found if self.low <= each <= self.high] or [self.low, self.high]
+            return [each for each in found if self.low <= each <= self.high] or [
+                self.low,
+                self.high,
+            ]
         span = self.high - self.low
         if span <= 0:
             return [self.low]
@@ -142,15 +169,23 @@ def _axes(across: _Scale, up: _Scale, x: str, y: str) -> str:
     parts = []
     for value in up.ticks():
         place = up(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{place:.1f}" y2="{place:.1f}"></line>')
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{place:.1f}" y2="{place:.1f}"></line>'
+        )
         parts.append(f'<text x="{LEFT - 6}" y="{place + 4:.1f}" text-anchor="end">{value:g}</text>')
     base = HEIGHT - BOTTOM
     below = f'y="{base + 16}" text-anchor="middle"'
     parts += [f'<text x="{across(tick):.1f}" {below}>{tick:g}</text>' for tick in across.ticks()]
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"></line>')
-    parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>')
+    parts.append(
+        f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"></line>'
+    )
+    parts.append(
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>'
+    )
     middle = (TOP + base) / 2
-    parts.append(f'<text transform="translate(13 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(y)}</text>')
+    parts.append(
+        f'<text transform="translate(13 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(y)}</text>'
+    )
     return "".join(parts)
 
 
@@ -173,7 +208,10 @@ def _shape(kind: str, x: float, y: float, size: float = 6) -> str:
     if kind == "baseline":
         return f'<path d="M{x:.1f} {y - size:.1f}L{x + size:.1f} {y + size:.1f}L{x - size:.1f} {y + size:.1f}Z"></path>'
     if kind == "real":
-        corners = "L".join(f"{a:.1f} {b:.1f}" for a, b in ((x, y - size), (x + size, y), (x, y + size), (x - size, y)))
+        corners = "L".join(
+            f"{a:.1f} {b:.1f}"
+            for a, b in ((x, y - size), (x + size, y), (x, y + size), (x - size, y))
+        )
         return f'<path d="M{corners}Z"></path>'
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}"></circle>'
 

@@ -55,7 +55,12 @@ def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
         "duplicates": visits["duplicates"],
     }
     said = ", ".join(f"{count:,} {name}" for name, count in dropped.items() if count) or "none"
-    fell = ", ".join(f"{count:,} {REASON_WORDS[name]}" for name, count in windows["fell"].items() if count) or "none"
+    fell = (
+        ", ".join(
+            f"{count:,} {REASON_WORDS[name]}" for name, count in windows["fell"].items() if count
+        )
+        or "none"
+    )
     kept = sum(counts["users"] for counts in summary["splits"].values())
     known = summary["users_in_people"]
     in_people = "" if known is None else f"; {known:,} are in people"
@@ -67,9 +72,14 @@ def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
     columns = {key: names for key, names in summary["people_columns"].items() if names}
     if columns:
         words = {"attributes": "attributes", "regions": "regions", "others": "kept with the labels"}
-        lines.append("people: " + "; ".join(f"{words[key]}: {', '.join(names)}" for key, names in columns.items()))
+        lines.append(
+            "people: "
+            + "; ".join(f"{words[key]}: {', '.join(names)}" for key, names in columns.items())
+        )
     if summary["inferred_anchors"]:
-        lines.append(f"inferred from the hours of visits: {' and '.join(summary['inferred_anchors'])}")
+        lines.append(
+            f"inferred from the hours of visits: {' and '.join(summary['inferred_anchors'])}"
+        )
     return lines + [f"note: {note}" for note in summary["notes"]]
 
 
@@ -77,7 +87,9 @@ def city_table(facts: Mapping[str, Any], out: Path) -> RenderableType:
     """What a simulation wrote."""
     table = Table(title=f"{out}", title_justify="left", show_header=False)
     for name, value in facts.items():
-        table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
+        table.add_row(
+            name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)
+        )
     return table
 
 
@@ -87,9 +99,13 @@ def diagnosis_table(found: Diagnosis) -> RenderableType:
     facts = Table(show_header=False)
     facts.add_row("regions, groups", f"{found.regions:,}, {len(found.groups)}")
     facts.add_row("people in a region", f"{smallest:,.0f} to {largest:,.0f}, median {median:,.0f}")
-    facts.add_row("rank, effective rank", f"{found.rank}, {found.effective_rank} of {len(found.groups)}")
+    facts.add_row(
+        "rank, effective rank", f"{found.rank}, {found.effective_rank} of {len(found.groups)}"
+    )
     if found.effective_rank_with_rest is not None:
-        facts.add_row("with the people of no region", f"effective rank {found.effective_rank_with_rest}")
+        facts.add_row(
+            "with the people of no region", f"effective rank {found.effective_rank_with_rest}"
+        )
     facts.add_row("smallest singular value", f"{found.sigma_min:.3g}")
     facts.add_row("condition number", f"{found.condition_number:.3g}")
     bound = found.bounds.finite_sample
@@ -106,7 +122,12 @@ def diagnosis_table(found: Diagnosis) -> RenderableType:
         help_.add_column(name, justify="left" if not name else "right")
     for proposal in found.proposals:
         help_.add_row(proposal.action, f"{proposal.sigma_min:.3g}", str(proposal.effective_rank))
-    return Group(facts, contrasts, help_, Text("\n".join(f"warning: {warning}" for warning in found.warnings)))
+    return Group(
+        facts,
+        contrasts,
+        help_,
+        Text("\n".join(f"warning: {warning}" for warning in found.warnings)),
+    )
 
 
 def regions_table(made: Regions, found: Diagnosis, out: Path) -> RenderableType:
@@ -117,7 +138,9 @@ def regions_table(made: Regions, found: Diagnosis, out: Path) -> RenderableType:
         f"composition and aggregates: {details['separation']}",
         f"rank {found.rank}, effective rank {found.effective_rank} of {len(found.groups)}; see mobatlas diagnose {out}",
     ]
-    lines += ["regions were shuffled: this is the negative control"] if details.get("shuffled") else []
+    lines += (
+        ["regions were shuffled: this is the negative control"] if details.get("shuffled") else []
+    )
     lines += [f"note: {note}" for note in details.get("notes", ())]
     lines += [f"warning: {warning}" for warning in found.warnings]
     return Text("\n".join(lines))
@@ -127,7 +150,9 @@ def rows_table(rows: Sequence[Mapping[str, Any]], title: str) -> RenderableType:
     """Rows of one shape, as a benchmark gives them."""
     table = Table(title=title, title_justify="left")
     for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right")
+        table.add_column(
+            name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right"
+        )
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     return table
@@ -163,7 +188,10 @@ def training_table(report: Mapping[str, Any], out: Path) -> RenderableType:
     lines = [f"{out}: trained, {report['peak_gb']:.2f} GB at most"]
     for stage, values in report.items():
         if isinstance(values, Mapping):
-            said = (f"{name} {value:{',' if isinstance(value, int) else '.4g'}}" for name, value in values.items())
+            said = (
+                f"{name} {value:{',' if isinstance(value, int) else '.4g'}}"
+                for name, value in values.items()
+            )
             lines.append(f"{stage}: " + ", ".join(said))
     if report.get("truncated"):
         lines.append(
@@ -174,7 +202,9 @@ def training_table(report: Mapping[str, Any], out: Path) -> RenderableType:
 
 def supervised_table(report: Mapping[str, Any], out: Path) -> RenderableType:
     """What phase 2 came to: by group how sure the regions are of it, and how near its samples come."""
-    lines = [f"{out}: supervised by {report['strategy']} ({report['reason']}), {report['peak_gb']:.2f} GB at most"]
+    lines = [
+        f"{out}: supervised by {report['strategy']} ({report['reason']}), {report['peak_gb']:.2f} GB at most"
+    ]
     stage = report.get(report["strategy"], {})
     lines += [f"{name} {stage[name]:.4g}" for name in ("loss",) if name in stage]
     if report["strategy"] == "finetune":
@@ -187,8 +217,14 @@ def supervised_table(report: Mapping[str, Any], out: Path) -> RenderableType:
             "membership: weights began from the region that each person lives in, and groups live where their regions are"
         )
     lines += [f"warning: {warning}" for warning in report.get("warnings", ())]
-    rows = [_supervised_row(name, told, report) for name, told in report.get("information", {}).items()]
-    return Group(Text("\n".join(lines)), rows_table(rows, "groups")) if rows else Text("\n".join(lines))
+    rows = [
+        _supervised_row(name, told, report) for name, told in report.get("information", {}).items()
+    ]
+    return (
+        Group(Text("\n".join(lines)), rows_table(rows, "groups"))
+        if rows
+        else Text("\n".join(lines))
+    )
 
 
 def _supervised_row(group: str, told: float, report: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,13 +240,17 @@ def _supervised_row(group: str, told: float, report: Mapping[str, Any]) -> dict[
 
 def scores_table(scores: Mapping[str, Scores]) -> RenderableType:
     """Models side by side on the paper's metrics, averaged over groups."""
-    table = Table(title="JSD to held-out people of the group, bits, mean over groups", title_justify="left")
+    table = Table(
+        title="JSD to held-out people of the group, bits, mean over groups", title_justify="left"
+    )
     table.add_column("metric")
     for label in scores:
         table.add_column(label, justify="right")
     for metric in METRICS:
         if metric.name in PAPER_METRICS:
-            table.add_row(metric.title, *(f"{found.average[metric.name]:.4f}" for found in scores.values()))
+            table.add_row(
+                metric.title, *(f"{found.average[metric.name]:.4f}" for found in scores.values())
+            )
     return table
 
 
@@ -236,18 +276,26 @@ def plain_table(table: tables.Table) -> RenderableType:
 def run_table(name: str, evaluation: Mapping[str, Any]) -> RenderableType:
     """How near the samples of one way to know regions come, on the paper's metrics."""
     found = evaluation["groups"] or evaluation["everybody"]
-    labels = [label for label in ("baseline", "ours", "strong", "floor") if label in found["scores"]]
+    labels = [
+        label for label in ("baseline", "ours", "strong", "floor") if label in found["scores"]
+    ]
     rows = [
         {"metric": metric.title}
         | {
-            "supervised" if label == "ours" else label: found["scores"][label]["average"][metric.name]
+            "supervised" if label == "ours" else label: found["scores"][label]["average"][
+                metric.name
+            ]
             for label in labels
         }
         | {"closed": _closed(found["floor_closed"].get(metric.name, {}).get("share")).strip()}
         for metric in METRICS
         if metric.name in PAPER_METRICS
     ]
-    who = "held-out people of the group, mean over groups" if evaluation["groups"] else "held-out people"
+    who = (
+        "held-out people of the group, mean over groups"
+        if evaluation["groups"]
+        else "held-out people"
+    )
     return rows_table(rows, f"regions {name}: JSD in bits to {who}")
 
 
@@ -262,7 +310,9 @@ def phase1_table(result: Mapping[str, Any]) -> RenderableType:
             | {f"groups: {label}": values[name] for label, values in groups["jsd"].items()}
             for name in everybody["baseline"]
         ]
-        seconds = ", ".join(f"{name} {value:.0f} s" for name, value in row["training_seconds"].items())
+        seconds = ", ".join(
+            f"{name} {value:.0f} s" for name, value in row["training_seconds"].items()
+        )
         title = f"seed {row['seed']}: {100 * row['reconstruction']:.1f} % reconstructed; {seconds}"
         tables.append(rows_table(rows, title))
     return Group(*tables)
@@ -275,15 +325,25 @@ def phase2_table(result: Mapping[str, Any]) -> RenderableType:
         rows = []
         for row in (each for each in result["rows"] if each["anchors"] == anchors):
             found = {name: row["metrics"][name] for name in PAPER_METRICS}
-            told = {name: f"{each['jsd']:.3f} {_closed(each['floor_closed'])}" for name, each in found.items()}
-            variety = {"distinct": f"{row['diversity']['distinct']:.1%}", "copies": f"{row['diversity']['copies']:.1%}"}
+            told = {
+                name: f"{each['jsd']:.3f} {_closed(each['floor_closed'])}"
+                for name, each in found.items()
+            }
+            variety = {
+                "distinct": f"{row['diversity']['distinct']:.1%}",
+                "copies": f"{row['diversity']['copies']:.1%}",
+            }
             where = f"shuffled {row['partition']}" if row["shuffled"] else row["partition"] or ""
             rows.append({"partition": where, "model": row["model"]} | told | variety)
         real = row["diversity"]["held_out"]
         floor = {name: f"{each['floor']:.3f} {_closed(1.0)}" for name, each in found.items()}
         variety = {"distinct": f"{real['distinct']:.1%}", "copies": f"{real['copies']:.1%}"}
         rows.insert(2, {"partition": "", "model": "floor (real people)"} | floor | variety)
-        tables.append(rows_table(rows, f"JSD in bits, and closed of baseline - floor; anchors of the {anchors}"))
+        tables.append(
+            rows_table(
+                rows, f"JSD in bits, and closed of baseline - floor; anchors of the {anchors}"
+            )
+        )
     return Group(*tables)
 
 
@@ -294,7 +354,9 @@ def _closed(share: float | None) -> str:
 def cost_table(result: Mapping[str, Any]) -> RenderableType:
     """The figures of `benchmark cost`."""
     also = (
-        "at the same regional loss or a lower one" if result["reaches_the_same_loss"] else "at a higher regional loss"
+        "at the same regional loss or a lower one"
+        if result["reaches_the_same_loss"]
+        else "at a higher regional loss"
     )
     lines = (
         f"recovery and dual alone: {result['recovery_and_dual_seconds']:.1f} s",

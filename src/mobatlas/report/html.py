@@ -16,10 +16,17 @@ from markupsafe import Markup, escape
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.samples import Samples, read_samples
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, group_members
-from mobatlas.evaluation.metrics import ALL_METRICS, METRICS, PAPER_METRICS, Yardstick, column_sums, jsd
-from mobatlas.features.maps import Trajectories
+from mobatlas.evaluation.metrics import (
+    ALL_METRICS,
+    METRICS,
+    PAPER_METRICS,
+    Yardstick,
+    column_sums,
+    jsd,
+)
 from mobatlas.generators.store import KIND as MODEL
 from mobatlas.generators.store import SUPERVISION
 from mobatlas.groups import Groups
@@ -50,7 +57,9 @@ def write_report(run: Path | str, out: Path | str, *, overwrite: bool = False) -
 def render(folder: Path) -> str:
     """The page as text."""
     story = _Story(folder, _facts(folder))
-    environment = Environment(loader=PackageLoader("mobatlas.report"), autoescape=True, undefined=StrictUndefined)
+    environment = Environment(
+        loader=PackageLoader("mobatlas.report"), autoescape=True, undefined=StrictUndefined
+    )
     environment.filters["share"] = lambda value: "-" if value is None else f"{value:.0%}"
     environment.filters["bits"] = lambda value: "-" if value is None else f"{value:.4f}"
     try:
@@ -67,12 +76,18 @@ def _facts(folder: Path) -> dict[str, Any]:
             f"{folder}: has no {RUN}; give the folder that `mobatlas run` or `mobatlas demo` wrote"
         ) from None
     except (OSError, ValueError):
-        raise MobatlasError(f"{folder / RUN}: is not what `mobatlas run` writes; run it again") from None
+        raise MobatlasError(
+            f"{folder / RUN}: is not what `mobatlas run` writes; run it again"
+        ) from None
     return found
 
 
 def _style() -> Markup:
-    return Markup(resources.files("mobatlas.report").joinpath("templates", "report.css").read_text(encoding="utf-8"))
+    return Markup(
+        resources.files("mobatlas.report")
+        .joinpath("templates", "report.css")
+        .read_text(encoding="utf-8")
+    )
 
 
 @dataclass(frozen=True)
@@ -97,7 +112,10 @@ class Chapter:
         found = self.evaluation["groups"] or self.evaluation["everybody"]
         rows = []
         for metric in (each for each in ALL_METRICS if each.name in found["intervals"]["ours"]):
-            values = {label: scores["average"].get(metric.name) for label, scores in found["scores"].items()}
+            values = {
+                label: scores["average"].get(metric.name)
+                for label, scores in found["scores"].items()
+            }
             interval = found["intervals"]["ours"][metric.name]
             closed = found["floor_closed"].get(metric.name, {})
             rows.append({"metric": metric, **values, "interval": interval, "closed": closed})
@@ -176,7 +194,9 @@ class _Story:
         for state in STATES:
             for row in published_rows("rq1", state):
                 if row["group"] == AVERAGE:
-                    found.setdefault((state, row["partition"] or "", row["model"]), []).append(row["mean"])
+                    found.setdefault((state, row["partition"] or "", row["model"]), []).append(
+                        row["mean"]
+                    )
         return [(*key, values) for key, values in found.items()]
 
     @property
@@ -191,7 +211,9 @@ class _Story:
         if "strong" in self.facts["samples"]:
             files["strong"] = self.facts["samples"]["strong"]
         words = self.dataset.vocabulary
-        samples = {label: read_samples(self.folder / path, words, groups) for label, path in files.items()}
+        samples = {
+            label: read_samples(self.folder / path, words, groups) for label, path in files.items()
+        }
         models = {"baseline": "baseline", name: found["model"]}
         return Chapter(
             name=name,
@@ -206,7 +228,11 @@ class _Story:
             composition=_told_of(supervision),
             likeness=self._likeness(samples["supervised"], groups),
             curves=[
-                *(curve for label, path in models.items() for curve in _curves(self.folder / path, label)),
+                *(
+                    curve
+                    for label, path in models.items()
+                    for curve in _curves(self.folder / path, label)
+                ),
                 *_validations(self.folder / found["model"], name),
             ],
             views=self._views(samples, groups),
@@ -218,7 +244,12 @@ class _Story:
 
     def _views(self, samples: Mapping[str, Samples], groups: Groups) -> list[View]:
         draw = Views(self.dataset, self.yardstick).view
-        views = [draw(EVERYBODY, {REAL: self._real(None)} | {k: v.trajectories for k, v in samples.items()})]
+        views = [
+            draw(
+                EVERYBODY,
+                {REAL: self._real(None)} | {k: v.trajectories for k, v in samples.items()},
+            )
+        ]
         for number, name in enumerate(groups.names):
             shown = {label: each.of_group(number) for label, each in samples.items()}
             real = {REAL: self._real(name)} if name in self._members else {}
@@ -234,13 +265,18 @@ class _Story:
         if not self.labelled:
             return []
         training = {
-            name: Trajectories.of(self.dataset, rows) for name, rows in group_members(self.dataset, "train").items()
+            name: Trajectories.of(self.dataset, rows)
+            for name, rows in group_members(self.dataset, "train").items()
         }
         made = {name: samples.of_group(number) for number, name in enumerate(groups.names)}
         return [("real training people", self._heat(training)), ("samples", self._heat(made))]
 
     def _heat(self, groups: Mapping[str, Trajectories]) -> Markup:
-        bins = {name: column_sums(self.yardstick.counts(each)["poi"]) for name, each in groups.items() if len(each)}
+        bins = {
+            name: column_sums(self.yardstick.counts(each)["poi"])
+            for name, each in groups.items()
+            if len(each)
+        }
         head = "".join(f"<th scope='col'>{escape(name)}</th>" for name in bins)
         rows = []
         for name, mine in bins.items():
@@ -258,7 +294,9 @@ def _gaps(evaluation: Mapping[str, Any]) -> Markup:
     scores = {label: each["average"] for label, each in found["scores"].items()}
     if "baseline" not in scores:
         return Markup("")
-    shown = [(label, kind) for label, kind in (("ours", "ours"), ("strong", "strong")) if label in scores]
+    shown = [
+        (label, kind) for label, kind in (("ours", "ours"), ("strong", "strong")) if label in scores
+    ]
     rows = [
         (
             metric.title,
@@ -278,7 +316,11 @@ def _gaps(evaluation: Mapping[str, Any]) -> Markup:
 def _identified(diagnosis: Mapping[str, Any]) -> Markup:
     contrasts = diagnosis["contrasts"]
     kinds = [
-        "ours" if each["verdict"] == "identified" else "partly" if "partly" in each["verdict"] else "not"
+        "ours"
+        if each["verdict"] == "identified"
+        else "partly"
+        if "partly" in each["verdict"]
+        else "not"
         for each in contrasts
     ]
     return bar_chart(
@@ -293,14 +335,19 @@ def _identified(diagnosis: Mapping[str, Any]) -> Markup:
 def _told_of(supervision: Mapping[str, Any]) -> Markup:
     told = supervision.get("information", {})
     kinds = ["ours" if share >= MOSTLY_PRIOR else "partly" for share in told.values()]
-    title = "What they told of each group with the people they have (0 is all assumption, 1 all data)"
+    title = (
+        "What they told of each group with the people they have (0 is all assumption, 1 all data)"
+    )
     return bar_chart(list(told), list(told.values()), kinds, title, 1.0)
 
 
 def _curves(model: Path, label: str) -> list[Markup]:
     """Training losses of a model, one chart a stage."""
     try:
-        lines = [json.loads(line) for line in (model / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        lines = [
+            json.loads(line)
+            for line in (model / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        ]
     except (OSError, ValueError):
         return []
     charts = []
@@ -311,7 +358,13 @@ def _curves(model: Path, label: str) -> list[Markup]:
         blocks = len(mine) // every
         x, y = step[: blocks * every : every], loss[: blocks * every].reshape(blocks, every).mean(1)
         charts.append(
-            line_chart([Series("loss", "ours", x, y)], f"Training: {label}, {stage}", "step", "loss", log=True)
+            line_chart(
+                [Series("loss", "ours", x, y)],
+                f"Training: {label}, {stage}",
+                "step",
+                "loss",
+                log=True,
+            )
         )
     return charts
 
@@ -319,7 +372,10 @@ def _curves(model: Path, label: str) -> list[Markup]:
 def _validations(model: Path, label: str) -> list[Markup]:
     """How finetuning came nearer to the regions and to the means recovered for each group; nothing of other strategies."""
     try:
-        rows = [json.loads(line) for line in (model / VALIDATIONS).read_text(encoding="utf-8").splitlines()]
+        rows = [
+            json.loads(line)
+            for line in (model / VALIDATIONS).read_text(encoding="utf-8").splitlines()
+        ]
     except (OSError, ValueError):
         return []
     step = np.array([float(row["step"]) for row in rows])
@@ -329,9 +385,15 @@ def _validations(model: Path, label: str) -> list[Markup]:
         return Series(label, kind, step, np.array([float(row[name]) for row in rows]))
 
     kinds = ("ours", "strong", "baseline", "real")
-    groups = [series(name, name.removeprefix(BY_GROUP), kinds[k % len(kinds)]) for k, name in enumerate(names)]
+    groups = [
+        series(name, name.removeprefix(BY_GROUP), kinds[k % len(kinds)])
+        for k, name in enumerate(names)
+    ]
     drawn = [
-        ([series("validation", "regions of validation people", "ours")], f"Finetuning {label}: regional loss"),
+        (
+            [series("validation", "regions of validation people", "ours")],
+            f"Finetuning {label}: regional loss",
+        ),
         (groups, f"Finetuning {label}: JSD of each group to its recovered means"),
     ]
     return [line_chart(lines, title, "step", "bits") for lines, title in drawn if rows]

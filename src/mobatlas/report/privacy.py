@@ -35,12 +35,20 @@ def audit_tables(found: Audit) -> dict[str, Table]:
         one = check.measured
         measured = (None, None, None) if one is None else (one.estimate, one.low, one.high)
         limits = (check.kind.amber, check.kind.red)
-        rows.append((check.kind.title, check.train, check.held_out, *measured, *limits, check.verdict))
+        rows.append(
+            (check.kind.title, check.train, check.held_out, *measured, *limits, check.verdict)
+        )
     columns = ("check", "train", "held-out", "measured", "low", "high", AMBER, RED, "verdict")
     formats = {"train": SHARES, "held-out": SHARES, AMBER: ".2f", RED: ".2f"}
     title = f"Privacy of {found.trajectories:,} samples: {found.verdict}."
-    by = [(f"by {what}", one.name, one.auc, one.tpr) for what, each in found.attacks.items() for one in each]
-    attacked = "Attacks on membership, each on everybody and not corrected for the choice of the best."
+    by = [
+        (f"by {what}", one.name, one.auc, one.tpr)
+        for what, each in found.attacks.items()
+        for one in each
+    ]
+    attacked = (
+        "Attacks on membership, each on everybody and not corrected for the choice of the best."
+    )
     return {
         "checks": Table(columns, tuple(rows), title, formats, NOTE),
         "attacks": Table(("membership", "attack", "AUC", "TPR at 1 % FPR"), tuple(by), attacked),
@@ -55,12 +63,21 @@ def audit_table(found: Audit) -> RenderableType:
         checks.note,
         f"compared: {people['train']:,} training and {people['test']:,} held-out people; an attacker knows {people['val']:,} "
         f"others; distances of {compared['samples']:,} samples and {compared['people']:,} people",
-        *(f"{check.kind.title}: {check.verdict}, {check.why}" for check in found.checks if check.why),
+        *(
+            f"{check.kind.title}: {check.verdict}, {check.why}"
+            for check in found.checks
+            if check.why
+        ),
         *(f"warning: {warning}" for warning in found.warnings),
         *found.advice,
     ]
     verdict = Text.assemble("verdict: ", (found.verdict, STYLES.get(found.verdict, "bold")))
-    return Group(plain_table(_without(checks, (AMBER, RED))), plain_table(attacked), Text("\n".join(lines)), verdict)
+    return Group(
+        plain_table(_without(checks, (AMBER, RED))),
+        plain_table(attacked),
+        Text("\n".join(lines)),
+        verdict,
+    )
 
 
 def _without(table: Table, names: tuple[str, ...]) -> Table:

@@ -33,7 +33,9 @@ def _told(chapter: Mapping[str, Any]) -> list[str]:
     little = [name for name, share in groups.items() if share < MOSTLY_PRIOR]
     if little:
         who = "any group" if len(little) == count else _listed(little)
-        said.append(f"They say little of {who}: what they do not tell stays near the population's mean.")
+        said.append(
+            f"They say little of {who}: what they do not tell stays near the population's mean."
+        )
     return said
 
 

@@ -47,42 +47,64 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
-    formats: Mapping[str, str] = field(default_factory=dict)  # column -> of its fractions; three digits if left out
+    formats: Mapping[str, str] = field(
+        default_factory=dict
+    )  # column -> of its fractions; three digits if left out
     note: str = ""  # what its columns mean
 
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"a row of {len(row)} cells under {len(self.columns)} columns: {row}")
+                raise ValueError(
+                    f"a row of {len(row)} cells under {len(self.columns)} columns: {row}"
+                )
 
     @property
     def numeric(self) -> tuple[bool, ...]:
         """Which columns hold no text."""
-        return tuple(not any(isinstance(row[place], str) for row in self.rows) for place in range(len(self.columns)))
+        return tuple(
+            not any(isinstance(row[place], str) for row in self.rows)
+            for place in range(len(self.columns))
+        )
 
     def texts(self, missing: str = "-") -> list[list[str]]:
         """The cells as a person reads them."""
         formats = [self.formats.get(name, DIGITS) for name in self.columns]
-        return [[_text(cell, how, missing) for cell, how in zip(row, formats, strict=True)] for row in self.rows]
+        return [
+            [_text(cell, how, missing) for cell, how in zip(row, formats, strict=True)]
+            for row in self.rows
+        ]
 
     def as_csv(self) -> str:
         """A header and a line a row; what is missing is empty."""
         out, known = io.StringIO(), ([_known(cell) for cell in row] for row in self.rows)
-        lines = ([_inert(cell) if isinstance(cell, str) else cell for cell in row] for row in (self.columns, *known))
+        lines = (
+            [_inert(cell) if isinstance(cell, str) else cell for cell in row]
+            for row in (self.columns, *known)
+        )
         csv.writer(out, lineterminator="\n").writerows(lines)
         return out.getvalue()
 
     def as_markdown(self) -> str:
         """As GitHub has it."""
         rule = ["---:" if numeric else "---" for numeric in self.numeric]
-        lines = [_escaped(self.columns, MARKDOWN), rule, *(_escaped(row, MARKDOWN) for row in self.texts())]
+        lines = [
+            _escaped(self.columns, MARKDOWN),
+            rule,
+            *(_escaped(row, MARKDOWN) for row in self.texts()),
+        ]
         table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
         caption, note = (_escape(text, MARKDOWN) for text in (self.caption, self.note))
-        return "\n".join(part for part in (caption and f"{caption}\n", table, note and f"{note}\n") if part)
+        return "\n".join(
+            part for part in (caption and f"{caption}\n", table, note and f"{note}\n") if part
+        )
 
     def as_latex(self, label: str = "") -> str:
         """With the rules of booktabs."""
-        head, *body = (" & ".join(_escaped(row, LATEX)) + r" \\" for row in (self.columns, *self.texts(missing="--")))
+        head, *body = (
+            " & ".join(_escaped(row, LATEX)) + r" \\"
+            for row in (self.columns, *self.texts(missing="--"))
+        )
         caption = _escape(f"{self.caption} {self.note}", LATEX)
         lines = [
             r"% \usepackage{booktabs}",
@@ -104,7 +126,12 @@ class Table:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         rows = [[_known(cell) for cell in row] for row in self.rows]
-        return {"caption": self.caption, "columns": list(self.columns), "rows": rows, "note": self.note}
+        return {
+            "caption": self.caption,
+            "columns": list(self.columns),
+            "rows": rows,
+            "note": self.note,
+        }
 
 
 def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
@@ -130,9 +157,13 @@ def evaluation_tables(found: Evaluation) -> dict[str, Table]:
     tables = {}
     to, of_all = f"JSD in bits to {found.split} people", found.everybody.sizes[EVERYBODY]
     if found.groups is not None:
-        tables["average"] = _average(found.groups, f"{to} of a group, average over {_groups(len(found.groups.sizes))}.")
+        tables["average"] = _average(
+            found.groups, f"{to} of a group, average over {_groups(len(found.groups.sizes))}."
+        )
         tables["groups"] = _by_group(found.groups, f"{to} of each group, at equal sizes.")
-    tables["everybody"] = _average(found.everybody, f"{to}, all together, {of_all:,} trajectories on either side.")
+    tables["everybody"] = _average(
+        found.everybody, f"{to}, all together, {of_all:,} trajectories on either side."
+    )
     tables["diversity"] = _diversity(found)
     return tables
 
@@ -142,17 +173,27 @@ def _average(standing: Standing, caption: str) -> Table:
     labels = [label for label in ORDER if label in standing.scores]
     closed = {"closed": (FLOOR, standing.floor_closed), "gap closed": (STRONG, standing.gap_closed)}
     closed = {name: found for name, found in closed.items() if found[1]}
-    columns = [name for label in labels for name in ((OURS, "low", "high") if label == OURS else (label,))]
+    columns = [
+        name for label in labels for name in ((OURS, "low", "high") if label == OURS else (label,))
+    ]
     rows = []
     for metric in _compared(standing):
         row: list[Cell] = [metric.title]
         for label in labels:
             one = standing.intervals[label].get(metric.name)
-            row += [None] if one is None else [one.estimate, one.low, one.high] if label == OURS else [one.estimate]
+            row += (
+                [None]
+                if one is None
+                else [one.estimate, one.low, one.high]
+                if label == OURS
+                else [one.estimate]
+            )
         found = [shares.get(metric.name) for _, shares in closed.values()]
         rows.append((*row, *(None if each is None else each.share for each in found)))
     words = ["Low and high: 95 % interval over people"]
-    words += [f"{name}: of the way from the baseline to {target}" for name, (target, _) in closed.items()]
+    words += [
+        f"{name}: of the way from the baseline to {target}" for name, (target, _) in closed.items()
+    ]
     if any(one.share is None for _, shares in closed.values() for one in shares.values()):
         words.append("none where that way is no longer than the spread of resampled people")
     timed = [TIME_METRICS[0].name in standing.intervals[label] for label in labels]
@@ -160,7 +201,9 @@ def _average(standing: Standing, caption: str) -> Table:
         lacking = "one of these files does" if any(timed[:-1]) else "these samples do"
         words.append(f"hours and dwell are compared where samples tell when, and {lacking} not")
     formats = dict.fromkeys(closed, SHARE)
-    return Table(("metric", *columns, *closed), tuple(rows), caption, formats, f"{'; '.join(words)}.")
+    return Table(
+        ("metric", *columns, *closed), tuple(rows), caption, formats, f"{'; '.join(words)}."
+    )
 
 
 def _compared(standing: Standing) -> list[Metric]:
@@ -189,7 +232,9 @@ def _diversity(found: Evaluation) -> Table:
         variety = scores[label].diversity if label in scores else None
         if variety is not None:
             real = variety["held_out"]
-            rows.append((label, variety["n"], *(each[kind] for each in (variety, real) for kind in kinds)))
+            rows.append(
+                (label, variety["n"], *(each[kind] for each in (variety, real) for kind in kinds))
+            )
     columns = ("model", "n", *kinds, *(f"{kind}, real" for kind in kinds))
     caption = f"Shares of distinct trajectories and of copies of training ones, beside those of {found.split} people."
     return Table(columns, tuple(rows), caption, dict.fromkeys(columns[2:], ".1%"))

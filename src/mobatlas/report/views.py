@@ -11,8 +11,8 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.evaluation.metrics import Ints, Yardstick, located, travel_distance
-from mobatlas.features.maps import Trajectories
 from mobatlas.regions.types import Floats
 from mobatlas.report.charts import Series, line_chart
 
@@ -43,21 +43,30 @@ class Views:
         shown = {label: each for label, each in shown.items() if len(each)}
         density = {label: self._density(each) for label, each in shown.items()}
         top = max((float(each.max()) for each in density.values()), default=1.0)
-        maps = {label: self._map(label, name, density[label], top, each) for label, each in shown.items()}
+        maps = {
+            label: self._map(label, name, density[label], top, each)
+            for label, each in shown.items()
+        }
         return View(name, maps, self._distributions(name, shown))
 
     def _density(self, trajectories: Trajectories) -> Floats:
         """Shares of visits by cell, (cells, cells), north at the top."""
         cells = self.yardstick.cells
-        counts = np.asarray(self.yardstick.counts(trajectories)["spatial"].sum(0)).ravel()[: cells**2]
+        counts = np.asarray(self.yardstick.counts(trajectories)["spatial"].sum(0)).ravel()[
+            : cells**2
+        ]
         return np.asarray((counts / max(counts.sum(), 1)).reshape(cells, cells)[::-1])
 
-    def _map(self, who: str, group: str, density: Floats, top: float, trajectories: Trajectories) -> Markup:
+    def _map(
+        self, who: str, group: str, density: Floats, top: float, trajectories: Trajectories
+    ) -> Markup:
         picture = _png(np.sqrt(density / max(top, 1e-12)))
         # A page is handed on: nobody's own day is on it.
         lines = [] if who == REAL else self._lines(trajectories)
         paths = "".join(f'<path d="{line}"></path>' for line in lines)
-        said = f"Where {who} of {group} go: density of visits" + (f", and {len(lines)} days as lines" if lines else "")
+        said = f"Where {who} of {group} go: density of visits" + (
+            f", and {len(lines)} days as lines" if lines else ""
+        )
         return Markup(
             f'<figure class="map {KINDS[who]}"><figcaption>{escape(who)}</figcaption>'
             f'<svg viewBox="0 0 400 400" role="img" aria-label="{escape(said)}">'
@@ -72,14 +81,23 @@ class Views:
         x = 400 * (places[:, 1] - west) / max(east - west, 1e-12)
         y = 400 * (north - places[:, 0]) / max(north - south, 1e-12)
         lines = []
-        for number in np.linspace(0, len(trajectories) - 1, min(EXAMPLES, len(trajectories))).astype(int).tolist():
+        for number in (
+            np.linspace(0, len(trajectories) - 1, min(EXAMPLES, len(trajectories)))
+            .astype(int)
+            .tolist()
+        ):
             mine = owner == number
             if mine.sum() > 1:
-                lines.append("M" + "L".join(f"{a:.0f} {b:.0f}" for a, b in zip(x[mine], y[mine], strict=True)))
+                lines.append(
+                    "M"
+                    + "L".join(f"{a:.0f} {b:.0f}" for a, b in zip(x[mine], y[mine], strict=True))
+                )
         return lines
 
     def _distributions(self, name: str, shown: Mapping[str, Trajectories]) -> Markup:
-        km = {label: travel_distance(each, self.dataset.vocabulary) for label, each in shown.items()}
+        km = {
+            label: travel_distance(each, self.dataset.vocabulary) for label, each in shown.items()
+        }
         visits = {label: np.diff(each.offsets).astype(float) for label, each in shown.items()}
         charts = [
             _histogram(km, f"Kilometres of a trajectory, {name}", "km"),
@@ -100,7 +118,9 @@ def _hours(hours: Mapping[str, Ints], title: str) -> Markup:
     return line_chart(series, title, "hour", "share of visits", steps=True)
 
 
-def _histogram(values: Mapping[str, Floats], title: str, unit: str, *, whole: bool = False) -> Markup:
+def _histogram(
+    values: Mapping[str, Floats], title: str, unit: str, *, whole: bool = False
+) -> Markup:
     everything = np.concatenate(list(values.values())) if values else np.zeros(0)
     if not len(everything):
         return Markup("")

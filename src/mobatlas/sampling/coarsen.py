@@ -13,8 +13,8 @@ from hashlib import blake2b
 import numpy as np
 
 from mobatlas.config import Coarsening
+from mobatlas.data.geodesy import EARTH_KM
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import EARTH_KM
 from mobatlas.generators.base import Floats
 
 log = logging.getLogger("mobatlas")
@@ -25,26 +25,35 @@ DEGREE_KM = EARTH_KM * np.pi / 180  # of latitude
 def coarsened(anchors: Floats, how: Coarsening, secret: Floats) -> Floats:
     """Homes and workplaces (rows, 4) moved; `secret` holds the places of all people. What is unknown stays so."""
     if how.km > WIDEST_KM:
-        raise MobatlasError(f"--coarsen {how}: give at most {WIDEST_KM} km, such as 3km, 500m or grid:1km")
+        raise MobatlasError(
+            f"--coarsen {how}: give at most {WIDEST_KM} km, such as 3km, 500m or grid:1km"
+        )
     if not how.km:
         log.warning("--coarsen %s: homes and workplaces stay where they are", how)
         return anchors
     if how.form == "grid":
         return np.hstack([_snapped(anchors[:, two], how.km) for two in (slice(0, 2), slice(2, 4))])
     key = blake2b(np.unique(secret, axis=0).tobytes()).digest()
-    return np.hstack([_displaced(anchors[:, two], how.km, key) for two in (slice(0, 2), slice(2, 4))])
+    return np.hstack(
+        [_displaced(anchors[:, two], how.km, key) for two in (slice(0, 2), slice(2, 4))]
+    )
 
 
 def _displaced(places: Floats, km: float, key: bytes) -> Floats:
     """At random points of the discs around them: places (rows, 2) that are equal move alike."""
     distinct, row = np.unique(places, axis=0, return_inverse=True)
     # The radius is hashed as well: the same direction at two radii would point back at the place.
-    words = (blake2b(np.append(place, km).tobytes(), key=key, digest_size=16).digest() for place in distinct)
+    words = (
+        blake2b(np.append(place, km).tobytes(), key=key, digest_size=16).digest()
+        for place in distinct
+    )
     draws = np.frombuffer(b"".join(words), dtype="<u8").reshape(-1, 2) / 2.0**64  # (distinct, 2)
     (lat, lon), angle = np.radians(distinct).T, 2 * np.pi * draws[:, 1]
     way = km / EARTH_KM * np.sqrt(draws[:, 0])  # the root makes it uniform over the area
     to_lat = np.arcsin(np.sin(lat) * np.cos(way) + np.cos(lat) * np.sin(way) * np.cos(angle))
-    turn = np.arctan2(np.sin(angle) * np.sin(way) * np.cos(lat), np.cos(way) - np.sin(lat) * np.sin(to_lat))
+    turn = np.arctan2(
+        np.sin(angle) * np.sin(way) * np.cos(lat), np.cos(way) - np.sin(lat) * np.sin(to_lat)
+    )
     moved = np.stack([np.degrees(to_lat), (np.degrees(lon + turn) + 180) % 360 - 180], axis=1)
     return moved[row.ravel()]
 

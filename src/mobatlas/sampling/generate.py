@@ -35,8 +35,22 @@ from mobatlas.training.resources import peak_gb
 
 log = logging.getLogger("mobatlas")
 LENGTHS = ("model", "empirical")
-OTHER_FORMS = {".csv", ".tsv", ".txt", ".json", ".geojson", ".xlsx", ".gz", ".zip", ".feather", ".arrow"}
-MARGIN, MARGIN_DEGREES = 0.5, 0.5  # homes lie outside the box of places: by half its size, or about 50 km
+OTHER_FORMS = {
+    ".csv",
+    ".tsv",
+    ".txt",
+    ".json",
+    ".geojson",
+    ".xlsx",
+    ".gz",
+    ".zip",
+    ".feather",
+    ".arrow",
+}
+MARGIN, MARGIN_DEGREES = (
+    0.5,
+    0.5,
+)  # homes lie outside the box of places: by half its size, or about 50 km
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,9 @@ class Generated:
     devices: int = 1
     shard: str | None = None
     acceptance_rate: float | None = None  # of candidates, if samples were chosen by a calibration
-    calibration: dict[str, Any] | None = None  # its form, and how far each group's means were from the recovered ones
+    calibration: dict[str, Any] | None = (
+        None  # its form, and how far each group's means were from the recovered ones
+    )
 
     def as_dict(self) -> dict[str, Any]:
         """For reports."""
@@ -91,11 +107,15 @@ def generate(
     """
     _check_options(n, region, regions, anchors, lengths, seed)
     if Path(out).suffix.lower() in OTHER_FORMS:
-        raise MobatlasError(f"--out {out}: samples are written as Parquet; name a file that ends in .parquet")
+        raise MobatlasError(
+            f"--out {out}: samples are written as Parquet; name a file that ends in .parquet"
+        )
     coarsening = None if coarsen is None else _coarsening(coarsen)
     piece = Shard() if shard is None else Shard.parse(shard)
     kind = find_devices(accelerator, devices)
-    table, folder, override = (Path(path) if path is not None else None for path in (anchors, regions, dataset))
+    table, folder, override = (
+        Path(path) if path is not None else None for path in (anchors, regions, dataset)
+    )
     with new_file(Path(out), overwrite) as partial:
         loaded = load_model(model, override)
         loaded.generator.to(kind)
@@ -106,13 +126,32 @@ def generate(
             secret = people.anchors if table is not None else loaded.population()
             people = replace(people, anchors=coarsened(people.anchors, coarsening, secret))
         if loaded.manifest.details.get(SUPERVISION, {}).get("membership"):
-            log.warning("%s: was supervised with --membership, the region that each person lives in", loaded.path)
-        form = _form(loaded, people, calibrate, lengths, given=region is not None or table is not None)
+            log.warning(
+                "%s: was supervised with --membership, the region that each person lives in",
+                loaded.path,
+            )
+        form = _form(
+            loaded, people, calibrate, lengths, given=region is not None or table is not None
+        )
         calibration = load_sampler(loaded, _Calibrating(tracker)).calibration if form else None
         n = len(people.anchors) if n is None else n
-        facts = {"model": loaded.manifest.content_hash, "seed": seed, "n": n, "group": group, "region": region}
-        facts |= {"lengths": lengths, "coarsen": coarsening and str(coarsening), "calibrated": form, "shard": shard}
-        facts |= {"anchors": file_hash(table) if table is not None else None, "versions": library_versions()}
+        facts = {
+            "model": loaded.manifest.content_hash,
+            "seed": seed,
+            "n": n,
+            "group": group,
+            "region": region,
+        }
+        facts |= {
+            "lengths": lengths,
+            "coarsen": coarsening and str(coarsening),
+            "calibrated": form,
+            "shard": shard,
+        }
+        facts |= {
+            "anchors": file_hash(table) if table is not None else None,
+            "versions": library_versions(),
+        }
         schema = (TIMED if tells_times(loaded.generator) else SCHEMA).with_metadata(
             {METADATA: json.dumps(facts, sort_keys=True)}
         )
@@ -141,7 +180,9 @@ def _form(model: Model, people: People, calibrate: bool, lengths: str, given: bo
     if not of_groups or not (calibrate or only_way):
         return None
     if lengths == "empirical":
-        raise MobatlasError("--lengths empirical: calibrated samples are as long as the model makes them; leave it out")
+        raise MobatlasError(
+            "--lengths empirical: calibrated samples are as long as the model makes them; leave it out"
+        )
     return "given" if given else "population"
 
 
@@ -152,11 +193,16 @@ def _coarsening(told: float | str) -> Coarsening:
         raise MobatlasError(f"--coarsen {told}: {error}") from None
 
 
-def _check_options(n: int | None, region: Any, regions: Any, anchors: Any, lengths: str, seed: int) -> None:
+def _check_options(
+    n: int | None, region: Any, regions: Any, anchors: Any, lengths: str, seed: int
+) -> None:
     missing = n is None and anchors is None
     word = f"--lengths {lengths} does not exist{suggestion(lengths, LENGTHS)} (known: {', '.join(LENGTHS)})"
     for wrong, sentence in (
-        (missing, "--n is missing: say how many trajectories, or give --anchors to have one for each of its rows"),
+        (
+            missing,
+            "--n is missing: say how many trajectories, or give --anchors to have one for each of its rows",
+        ),
         (n is not None and n <= 0, f"--n {n}: ask for at least 1 trajectory"),
         (not 0 <= seed < 2**63, f"--seed {seed}: give a whole number from 0 to 2^63 - 1"),
         (region and anchors, "--anchors and --region each say where people live; give one of them"),
@@ -167,11 +213,15 @@ def _check_options(n: int | None, region: Any, regions: Any, anchors: Any, lengt
             raise MobatlasError(sentence)
 
 
-def _people(model: Model, group: str | None, region: str | None, regions: Path | None, anchors: Path | None) -> People:
+def _people(
+    model: Model, group: str | None, region: str | None, regions: Path | None, anchors: Path | None
+) -> People:
     groups = model.groups
     if group is not None and groups is None:
         raise MobatlasError(f"{model.path}: knows no groups, it is of phase 1; supervise it first")
-    one = None if group is None or groups is None else np.eye(len(groups))[groups.index(group)]  # (groups,)
+    one = (
+        None if group is None or groups is None else np.eye(len(groups))[groups.index(group)]
+    )  # (groups,)
     if anchors is not None:
         return _people_of_table(anchors, model, one)
     names = groups.names if groups is not None else ()
@@ -184,7 +234,9 @@ def _people(model: Model, group: str | None, region: str | None, regions: Path |
 def _people_of_table(path: Path, model: Model, one: Floats | None) -> People:
     groups, table = model.groups, read_table(path)
     require_columns(str(path), table.columns, ANCHORS)
-    anchors = np.stack([numbers(path, table, name, missing=True) for name in ANCHORS], axis=1)  # (rows, 4)
+    anchors = np.stack(
+        [numbers(path, table, name, missing=True) for name in ANCHORS], axis=1
+    )  # (rows, 4)
     _check_anchors(path, anchors, model)
     if "group" not in table.columns:
         return People(anchors, groups.names if groups is not None else (), one, in_order=True)
@@ -192,7 +244,11 @@ def _people_of_table(path: Path, model: Model, one: Floats | None) -> People:
         raise MobatlasError(f"--group: {path} has a column 'group' already; leave one of them out")
     codes, names = keys(path, table, "group")
     if groups is None:  # a baseline, on the same people as the models that it is compared with
-        log.warning("%s: knows no groups, so column 'group' of %s is copied but changes no sample", model.path, path)
+        log.warning(
+            "%s: knows no groups, so column 'group' of %s is copied but changes no sample",
+            model.path,
+            path,
+        )
         return People(anchors, names, groups=codes, in_order=True)
     try:
         number = np.array([groups.index(name) for name in names])
@@ -212,12 +268,17 @@ def _check_anchors(path: Path, anchors: Floats, model: Model) -> None:
         far = f"{both} are far from all places of {model.path} ({box}); give anchors of that area"
         for wrong, what in (
             (np.abs(two) > (90, 180), f"{both} are outside -90..90 and -180..180"),
-            (np.isnan(two) != np.isnan(two[:, ::-1]), f"only one of {both} is given; give both or none"),
+            (
+                np.isnan(two) != np.isnan(two[:, ::-1]),
+                f"only one of {both} is given; give both or none",
+            ),
             ((two < low - margin) | (two > high + margin), far),
         ):
             row = _first(wrong.any(1))
             if row is not None:
-                raise MobatlasError(f"{path}: in row {row + 1} ({two[row, 0]:g}, {two[row, 1]:g}) {what}")
+                raise MobatlasError(
+                    f"{path}: in row {row + 1} ({two[row, 0]:g}, {two[row, 1]:g}) {what}"
+                )
 
 
 class _Calibrating:

@@ -43,7 +43,9 @@ class _Work:
 
 
 @contextmanager
-def made_by(maker: Maker, chunks: list[Range], kind: str, devices: int) -> Iterator[Iterator[Chunk]]:
+def made_by(
+    maker: Maker, chunks: list[Range], kind: str, devices: int
+) -> Iterator[Iterator[Chunk]]:
     """The chunks as they come, from this process or from as many others as there are devices to use."""
     count = min(devices, len(chunks))
     if devices == 1 or not count:
@@ -55,9 +57,19 @@ def made_by(maker: Maker, chunks: list[Range], kind: str, devices: int) -> Itera
         for _ in range(count):
             with _signals_held():
                 started.append(_start())
-        for rank, (_, connection) in enumerate(started):  # all are on their way before one is waited for
+        for rank, (_, connection) in enumerate(
+            started
+        ):  # all are on their way before one is waited for
             device, mine = f"{kind}:{rank}" if kind == "cuda" else kind, chunks[rank::count]
-            told = _Work(maker.plan, model.path, model.dataset, model.manifest.content_hash, mine, device, threads)
+            told = _Work(
+                maker.plan,
+                model.path,
+                model.dataset,
+                model.manifest.content_hash,
+                mine,
+                device,
+                threads,
+            )
             with suppress(ConnectionError):  # it died, and is missed when its chunks are
                 connection.send(told)
         yield _in_order(started, len(chunks))

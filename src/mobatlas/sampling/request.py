@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from mobatlas.data.synthetic import rows_of
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Floats, Ints
 from mobatlas.generators.rng import drawn, uniforms
 from mobatlas.generators.store import Model
@@ -42,7 +42,9 @@ class Shard:
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", told)
         number, of = map(int, found.groups()) if found else (0, 0)
         if not 1 <= number <= of:
-            raise MobatlasError(f"--shard {told}: give I/K, the I-th of K pieces with I from 1 to K, such as 3/8")
+            raise MobatlasError(
+                f"--shard {told}: give I/K, the I-th of K pieces with I from 1 to K, such as 3/8"
+            )
         return cls(number, of)
 
     def samples(self, n: int, unit: int) -> Range:
@@ -71,7 +73,9 @@ class People:
         if self.groups is not None:
             return self.groups[rows], self.anchors[rows]
         unknown = np.full(len(rows), UNKNOWN, dtype=np.int64)
-        return unknown if self.shares is None else drawn(draws[:, 1], len(self.shares), self.shares), self.anchors[rows]
+        return unknown if self.shares is None else drawn(
+            draws[:, 1], len(self.shares), self.shares
+        ), self.anchors[rows]
 
     def _drawn(self, uniform: Floats) -> Ints:
         weights = None if self.lives is None or self.shares is None else self.lives @ self.shares
@@ -109,21 +113,29 @@ class Maker:
         self.plan, self.model, self._sampler = plan, model, None
         if plan.calibration is not None:
             people = plan.people
-            self._sampler = CalibratedSampler.of(model.generator, plan.calibration, people.anchors, people.lives)
+            self._sampler = CalibratedSampler.of(
+                model.generator, plan.calibration, people.anchors, people.lives
+            )
 
     def chunks(self, shard: Shard) -> list[Range]:
         """Those of a shard, in order."""
         plan, tile = self.plan, self.model.generator.tile
         unit = PIECE if plan.form == "population" else tile  # what is made as a whole
         each = plan.calibration.candidates if plan.calibration and plan.form == "given" else 1
-        step = unit if plan.form == "population" else tile * (plan.tiles or max(1, PER_CHUNK // tile // each))
+        step = (
+            unit
+            if plan.form == "population"
+            else tile * (plan.tiles or max(1, PER_CHUNK // tile // each))
+        )
         first, last = shard.samples(plan.n, unit)
         return [(start, min(start + step, last)) for start in range(first, last, step)]
 
     def make(self, samples: Range) -> Chunk:
         """The rows of some samples."""
         start, stop = samples
-        made, groups, candidates = (self._population if self.plan.form == "population" else self._drawn)(start, stop)
+        made, groups, candidates = (
+            self._population if self.plan.form == "population" else self._drawn
+        )(start, stop)
         names = [self.plan.people.names[code] if code != UNKNOWN else None for code in groups]
         vocabulary = self.model.generator.vocabulary
         rows = rows_of(made, start, pa.array(names, pa.string()), self.plan.region, vocabulary)
@@ -145,16 +157,31 @@ class Maker:
             made = self._sampler.sample_given(groups, anchors, plan.seed, first=start)
             return made, groups, size * self._sampler.calibration.candidates
         told = None if generator.groups is None else groups
-        ends = drawn(draws[:, 2], len(self.model.lengths), self.model.lengths) if plan.lengths == "empirical" else None
-        return generator.sample(size, told, anchors, plan.seed, first=start, lengths=ends), groups, size
+        ends = (
+            drawn(draws[:, 2], len(self.model.lengths), self.model.lengths)
+            if plan.lengths == "empirical"
+            else None
+        )
+        return (
+            generator.sample(size, told, anchors, plan.seed, first=start, lengths=ends),
+            groups,
+            size,
+        )
 
     def calibrated(self) -> dict[str, Any]:
         """Of the groups that were asked for: how far they are from the recovered means, on the pool of the calibration."""
         calibration, people, form = self.plan.calibration, self.plan.people, self.plan.form
         assert calibration is not None and form is not None
-        asked = np.flatnonzero(np.asarray(people.shares)) if people.groups is None else people.groups
-        rows = {calibration.groups.names[k]: getattr(calibration, form)[k] for k in np.unique(asked).tolist()}
+        asked = (
+            np.flatnonzero(np.asarray(people.shares)) if people.groups is None else people.groups
+        )
+        rows = {
+            calibration.groups.names[k]: getattr(calibration, form)[k]
+            for k in np.unique(asked).tolist()
+        }
         return {
             "form": form,
-            "groups": {name: {"before": row.before, "after": row.after} for name, row in rows.items()},
+            "groups": {
+                name: {"before": row.before, "after": row.after} for name, row in rows.items()
+            },
         }

@@ -36,7 +36,11 @@ log = logging.getLogger("mobatlas")
 POOL = 4_096  # samples of each group: the distance that is left falls with the root of their number
 CANDIDATES = 8  # K: with 4 the means were twice as far off (JSD), with 16 not nearer
 RIDGE = 3e-2  # ten times that of training people: fewer rows, and lambda must hold for others
-GENTLER = (30.0, 10.0, 3.0)  # times that, in the form `given`, where a pool has fewer anchors than features
+GENTLER = (
+    30.0,
+    10.0,
+    3.0,
+)  # times that, in the form `given`, where a pool has fewer anchors than features
 CAPS = (1.0, 2.0, 3.0, 5.0, 8.0, 12.0)  # the first is no tilt at all
 ENOUGH = 0.95  # of the way that the best of them comes: the cheapest that does is taken
 BLOCK = 1_024  # samples made at a time
@@ -91,11 +95,17 @@ class Calibration:
 
     def tensors(self) -> dict[str, Floats]:
         """lambda of both forms, (groups, features) each."""
-        return {form: np.stack([each.coefficients for each in getattr(self, form)]) for form in FORMS}
+        return {
+            form: np.stack([each.coefficients for each in getattr(self, form)]) for form in FORMS
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """Everything else, for JSON; `of` puts the two together again."""
-        values = {"groups": self.groups.as_dict(), "features": list(self.features), "mask": list(self.mask)}
+        values = {
+            "groups": self.groups.as_dict(),
+            "features": list(self.features),
+            "mask": list(self.mask),
+        }
         forms = {form: [asdict(each) for each in getattr(self, form)] for form in FORMS}
         for row in (row for form in forms.values() for row in form):
             del row["coefficients"]
@@ -106,33 +116,53 @@ class Calibration:
         """The inverse of `as_dict` and `tensors`; the two must be of one calibration."""
         groups = Groups.of(values["groups"])
         names, plainly = (*values["features"], *values["mask"]), [values[name] for name in PLAIN]
-        if not all(isinstance(name, str) for name in names) or not all(isinstance(v, int | float) for v in plainly):
-            raise MobatlasError("calibration: its features are no names, or what is a number there is none")
+        if not all(isinstance(name, str) for name in names) or not all(
+            isinstance(v, int | float) for v in plainly
+        ):
+            raise MobatlasError(
+                "calibration: its features are no names, or what is a number there is none"
+            )
         shape = (len(groups), len(values["features"]))
         if any(tensors[form].shape != shape or len(values[form]) != len(groups) for form in FORMS):
-            raise MobatlasError(f"calibration: its tensors are not those of {shape[0]} groups and {shape[1]} features")
+            raise MobatlasError(
+                f"calibration: its tensors are not those of {shape[0]} groups and {shape[1]} features"
+            )
         if not all(_is_weighting(facts) for form in FORMS for facts in values[form]):
-            raise MobatlasError("calibration: it does not say of each group how far its means were and are")
+            raise MobatlasError(
+                "calibration: it does not say of each group how far its means were and are"
+            )
         forms = (
-            tuple(Weighting(row, **facts) for row, facts in zip(tensors[form], values[form], strict=True))
+            tuple(
+                Weighting(row, **facts)
+                for row, facts in zip(tensors[form], values[form], strict=True)
+            )
             for form in FORMS
         )
-        plain: dict[str, Any] = {name: values[name] for name in PLAIN} | dict(zip(FORMS, forms, strict=True))
+        plain: dict[str, Any] = {name: values[name] for name in PLAIN} | dict(
+            zip(FORMS, forms, strict=True)
+        )
         return cls(groups, tuple(values["features"]), tuple(values["mask"]), **plain)
 
     def report(self) -> dict[str, Any]:
         """What to say of it, for JSON: by group and form, one candidate in `cap` being accepted."""
         values = self.as_dict()
-        groups = {name: {form: values[form][k] for form in FORMS} for k, name in enumerate(self.groups.names)}
+        groups = {
+            name: {form: values[form][k] for form in FORMS}
+            for k, name in enumerate(self.groups.names)
+        }
         return {name: values[name] for name in PLAIN} | {"groups": groups}
 
 
 def _is_weighting(facts: Any) -> bool:
     """Whether it holds numbers where a `Weighting` does."""
-    if not isinstance(facts, dict) or not all(isinstance(facts.get(name), dict) for name in ("before", "after")):
+    if not isinstance(facts, dict) or not all(
+        isinstance(facts.get(name), dict) for name in ("before", "after")
+    ):
         return False
     distances = (facts[name].get("js") for name in ("before", "after"))
-    told = (facts.get(name) for name in ("offset", "visits", "cap", "ridge", "effective_sample_size"))
+    told = (
+        facts.get(name) for name in ("offset", "visits", "cap", "ridge", "effective_sample_size")
+    )
     return all(isinstance(value, int | float) for value in (*distances, *told))
 
 
@@ -159,19 +189,25 @@ def fit_calibration(
     people = _people(moments, len(homes), pool // candidates, rng)
     found: dict[str, list[Weighting]] = {form: [] for form in FORMS}
     seeds = rng.integers(2**62, size=len(moments.groups)).tolist()
-    pools = _pools(model, moments, [homes[rows].repeat(candidates, axis=0) for rows in people], seeds, tracker)
+    pools = _pools(
+        model, moments, [homes[rows].repeat(candidates, axis=0) for rows in people], seeds, tracker
+    )
     for name, target, phi in zip(moments.groups.names, moments.means, pools, strict=True):
         found["population"].append(_weighting(moments, phi, target, ridge, None))
         found["given"].append(_weighting(moments, phi, target, ridge, candidates))
         last = found["population"][-1]
         said = (name, last.before["js"], last.after["js"], last.cap)
-        log.info("group '%s': JSD to its recovered means %.4f, calibrated %.4f, accepting 1 in %g", *said)
+        log.info(
+            "group '%s': JSD to its recovered means %.4f, calibrated %.4f, accepting 1 in %g", *said
+        )
     plain = (model.groups is not None, candidates, candidates * (pool // candidates), ridge)
     forms = (tuple(found[form]) for form in FORMS)
     return Calibration(moments.groups, moments.phi.features, moments.phi.mask, *plain, *forms)
 
 
-def fit_capped_tilt(phi: sparse.csr_array, target: Floats, cap: float, ridge: float = RIDGE) -> Fitted:
+def fit_capped_tilt(
+    phi: sparse.csr_array, target: Floats, cap: float, ridge: float = RIDGE
+) -> Fitted:
     """lambda and nu of the form `population`; features are scaled as in `fit_tilt`."""
     refuse_unusable(phi, target, ridge, None)
     if cap <= 1:  # weights of mean 1 are all 1
@@ -184,8 +220,12 @@ def fit_capped_tilt(phi: sparse.csr_array, target: Floats, cap: float, ridge: fl
         s = scaled @ coefficients - offset
         weights = np.exp(np.minimum(s, top))  # (rows,)
         conjugate = np.mean(weights + cap * np.maximum(s - top, 0))  # f*
-        value = conjugate + offset - coefficients @ wanted + ridge / 2 * (coefficients @ coefficients)
-        return float(value), np.append(transposed @ weights / rows - wanted + ridge * coefficients, 1 - weights.mean())
+        value = (
+            conjugate + offset - coefficients @ wanted + ridge / 2 * (coefficients @ coefficients)
+        )
+        return float(value), np.append(
+            transposed @ weights / rows - wanted + ridge * coefficients, 1 - weights.mean()
+        )
 
     def curvature(x: Floats) -> Product:
         s = scaled @ x[:-1] - x[-1]
@@ -225,10 +265,15 @@ def _weighting(
     def weights(rows: sparse.csr_array, fitted: Fitted, choice: Choice) -> Floats:
         if candidates is None or choice.cap <= 1:
             return np.exp(np.minimum(rows @ fitted[0] - fitted[1], np.log(choice.cap)))
-        return given_weights((rows @ fitted[0]).reshape(-1, k), (rows @ number).reshape(-1, k), fitted[1]).ravel()
+        return given_weights(
+            (rows @ fitted[0]).reshape(-1, k), (rows @ number).reshape(-1, k), fitted[1]
+        ).ravel()
 
     def crossed(choice: Choice) -> dict[str, float]:
-        both = [(mine, weights(mine, fit(other, choice), choice)) for mine, other in (halves, halves[::-1])]
+        both = [
+            (mine, weights(mine, fit(other, choice), choice))
+            for mine, other in (halves, halves[::-1])
+        ]
         return moments.distance(np.mean([mine.T @ w / w.sum() for mine, w in both], axis=0), target)
 
     tilted = (
@@ -238,8 +283,13 @@ def _weighting(
     )
     choices = [Choice(1.0, ridge), *tilted]
     distances = {choice: crossed(choice) for choice in choices}
-    start, least = distances[choices[0]]["scaled"], min(each["scaled"] for each in distances.values())
-    chosen = next(each for each in choices if distances[each]["scaled"] <= start - ENOUGH * (start - least))
+    start, least = (
+        distances[choices[0]]["scaled"],
+        min(each["scaled"] for each in distances.values()),
+    )
+    chosen = next(
+        each for each in choices if distances[each]["scaled"] <= start - ENOUGH * (start - least)
+    )
     whole = fit(phi, chosen)
     w = weights(phi, whole, chosen)
     return Weighting(
@@ -266,7 +316,11 @@ def _people(moments: Moments, people: int, n: int, rng: np.random.Generator) -> 
 
 
 def _pools(
-    model: Generator, moments: Moments, anchors: Sequence[Floats], seeds: Sequence[int], tracker: Tracker
+    model: Generator,
+    moments: Moments,
+    anchors: Sequence[Floats],
+    seeds: Sequence[int],
+    tracker: Tracker,
 ) -> Iterator[sparse.csr_array]:
     """phi of the pool of each group, (rows, features): samples of the group, or of everybody, made once if they may be.
 
@@ -285,11 +339,15 @@ def _pools(
         yield from [whole] if apart else [whole] * len(seeds)
 
 
-def _comparable(model: Generator, moments: Moments, anchors: Floats, pool: int, candidates: int) -> Moments:
+def _comparable(
+    model: Generator, moments: Moments, anchors: Floats, pool: int, candidates: int
+) -> Moments:
     """The moments that samples of the model can be held against."""
     if model.groups is not None and model.groups.names != moments.groups.names:
         ours, theirs = "; ".join(model.groups.names), "; ".join(moments.groups.names)
-        raise MobatlasError(f"calibration: the model's groups ({ours}) are not those of {moments.source} ({theirs})")
+        raise MobatlasError(
+            f"calibration: the model's groups ({ours}) are not those of {moments.source} ({theirs})"
+        )
     if candidates < 2 or pool < 4 * candidates:
         raise MobatlasError(
             f"calibration: a pool of {pool} samples, {candidates} for each anchor, is too small; give 2 for each of 4 at least"
@@ -298,5 +356,7 @@ def _comparable(model: Generator, moments: Moments, anchors: Floats, pool: int, 
         raise MobatlasError("calibration: there are no anchors to draw samples for")
     if tells_times(model) or not any(each.name == TIMES for each in moments.phi.maps):
         return moments
-    log.warning("%s: samples do not tell when, so the feature '%s' is not calibrated", moments.source, TIMES)
+    log.warning(
+        "%s: samples do not tell when, so the feature '%s' is not calibrated", moments.source, TIMES
+    )
     return moments.without(TIMES)

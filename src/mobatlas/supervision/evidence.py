@@ -12,9 +12,10 @@ import numpy as np
 from scipy import optimize
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import Trajectories, VisitsFeature, build_feature
+from mobatlas.features.maps import VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest
 from mobatlas.regions.aggregates import person_means
@@ -78,7 +79,10 @@ class Evidence:
         phi, means, baseline = self.phi, self.means, self.recovery.baseline
         if self.visits is not None:
             phi = phi.joined(self.visits.phi)
-            means, baseline = np.hstack([means, self.visits.means]), np.concatenate([baseline, self.visits.baseline])
+            means, baseline = (
+                np.hstack([means, self.visits.means]),
+                np.concatenate([baseline, self.visits.baseline]),
+            )
         return Moments(self.source, self.groups, phi, means, baseline, self.anchors[order])
 
     def moments_by(self, membership: bool) -> Moments:
@@ -89,7 +93,9 @@ class Evidence:
     @cached_property
     def told(self) -> Moments:
         """The moments without what the regions do not tell."""
-        return replace(self.moments, phi=self.phi, means=self.means, baseline=self.recovery.baseline)
+        return replace(
+            self.moments, phi=self.phi, means=self.means, baseline=self.recovery.baseline
+        )
 
     def information(self) -> dict[str, float]:
         """Per group the share of prior variance that the regions removed: 0 is all prior, 1 is all data."""
@@ -104,7 +110,9 @@ class Evidence:
     def membership(self) -> Floats:
         """p(d|g) of the region that each training person lives in, (people, groups); where it is unknown that of all others."""
         if self.region is None:
-            raise MobatlasError(f"--membership: {self.source} does not say who lives in which region; leave it out")
+            raise MobatlasError(
+                f"--membership: {self.source} does not say who lives in which region; leave it out"
+            )
         return lives_by(self.believed_shares, self.region)
 
     @property
@@ -117,15 +125,25 @@ class Evidence:
         if seen is None:
             return None
         place = {name: number for number, name in enumerate(self.regions.composition.regions)}
-        shares = self.regions.composition.shares[[place[name] for name in seen.regions]]  # (regions, groups)
-        found = [self.told.distances(shares[some] @ means, seen.values[some]) for some in blocks(*seen.values.shape)]
-        return {kind: float(seen.n @ np.hstack([each[kind] for each in found]) / seen.n.sum()) for kind in found[0]}
+        shares = self.regions.composition.shares[
+            [place[name] for name in seen.regions]
+        ]  # (regions, groups)
+        found = [
+            self.told.distances(shares[some] @ means, seen.values[some])
+            for some in blocks(*seen.values.shape)
+        ]
+        return {
+            kind: float(seen.n @ np.hstack([each[kind] for each in found]) / seen.n.sum())
+            for kind in found[0]
+        }
 
 
 def believed_shares(regions: Regions) -> Floats:
     """p(d|g) (regions, groups), counted shares of few people drawn to those of all regions."""
     composition = regions.composition
-    return np.maximum(composition.shares if regions.randomised else calibrate_composition(composition)[0], 0)
+    return np.maximum(
+        composition.shares if regions.randomised else calibrate_composition(composition)[0], 0
+    )
 
 
 def lives_by(shares: Floats, region: Ints) -> Floats:
@@ -166,10 +184,14 @@ def gather_evidence(
     indices = dataset.split("train")
     trajectories = Trajectories.of(dataset, indices)
     row = np.searchsorted(people, dataset.person[indices])  # (trajectories,) places in people
-    training_mean = np.asarray(person_means(phi.counts(trajectories), row, len(people)).mean(0)).ravel()
+    training_mean = np.asarray(
+        person_means(phi.counts(trajectories), row, len(people)).mean(0)
+    ).ravel()
     regions = _with_known_mean(regions, training_mean, len(people))
     # What recovery has to say is among the warnings.
-    recovery = recover(regions, groups_explain=groups_explain, parents=dataset.vocabulary.parents, quiet=True)
+    recovery = recover(
+        regions, groups_explain=groups_explain, parents=dataset.vocabulary.parents, quiet=True
+    )
     if regions.aggregates.pooled:
         recovery = _as_counts(recovery, training_mean)
     warnings += _warnings(regions, recovery, training_mean)
@@ -185,7 +207,9 @@ def gather_evidence(
         # Of shares without device counts there is no validation twin: they come with published tables.
         validation=None if validation is None else validation.of_features(known),
         training_mean=training_mean,
-        visits=_visits(phi, recovery, trajectories, 1 / np.bincount(row)[row], dataset.vocabulary) if visits else None,
+        visits=_visits(phi, recovery, trajectories, 1 / np.bincount(row)[row], dataset.vocabulary)
+        if visits
+        else None,
         people=people,
         anchors=dataset.anchors[people],
         region=region_of(dataset, people, load_assignment(folder), regions.composition.regions),
@@ -196,19 +220,27 @@ def gather_evidence(
 def _refuse_unusable(folder: Path, regions: Regions) -> None:
     values, shares = regions.aggregates.values, regions.composition.shares
     if np.isnan(values).all():
-        raise MobatlasError(f"{folder}: every value of the aggregates is suppressed; there is nothing to learn from")
+        raise MobatlasError(
+            f"{folder}: every value of the aggregates is suppressed; there is nothing to learn from"
+        )
     if not ((values != 0) & ~np.isnan(values)).any():
         raise MobatlasError(
             f"{folder}: every value of the aggregates is zero; there is nothing to learn from, make them anew"
         )
-    never = [name for name, total in zip(regions.groups.names, shares.sum(0), strict=True) if not total > 0]
+    never = [
+        name
+        for name, total in zip(regions.groups.names, shares.sum(0), strict=True)
+        if not total > 0
+    ]
     if never:
         raise MobatlasError(
             f"{folder}: no region has anybody of group '{never[0]}'; merge it with another group or add regions where it lives"
         )
 
 
-def _matched_phi(dataset: TrajectoryDataset, folder: Path, regions: Regions) -> tuple[Phi, list[str]]:
+def _matched_phi(
+    dataset: TrajectoryDataset, folder: Path, regions: Regions
+) -> tuple[Phi, list[str]]:
     """phi in the words of the dataset; regions of another dataset pass, with a warning, if they count the very same bins."""
     features, details = regions.aggregates.features, regions.details
     try:
@@ -228,7 +260,11 @@ def _matched_phi(dataset: TrajectoryDataset, folder: Path, regions: Regions) -> 
 
 
 def _visits(
-    phi: Phi, recovery: Recovery, trajectories: Trajectories, weights: Floats, vocabulary: Vocabulary
+    phi: Phi,
+    recovery: Recovery,
+    trajectories: Trajectories,
+    weights: Floats,
+    vocabulary: Vocabulary,
 ) -> Visits | None:
     """From training trajectories, weighed so that people count alike; a group's mean is to theirs as its counts are."""
     if any(each.name == VISITS for each in phi.maps):
@@ -238,8 +274,12 @@ def _visits(
     assert isinstance(feature, VisitsFeature)
     weights = weights / weights.sum()
     first = np.array([name.startswith(f"{phi.maps[0].name}:") for name in phi.features])
-    level = recovery.means[:, first].sum(1) / max(recovery.baseline[first].sum(), 1e-300)  # (groups,)
-    number, where, which = np.unique(feature.numbers(trajectories), return_index=True, return_inverse=True)
+    level = recovery.means[:, first].sum(1) / max(
+        recovery.baseline[first].sum(), 1e-300
+    )  # (groups,)
+    number, where, which = np.unique(
+        feature.numbers(trajectories), return_index=True, return_inverse=True
+    )
     share = np.bincount(which, weights).astype(np.float64)  # (numbers,): they are few
     means = [_tilted_to(share, number.astype(np.float64), each) @ counts[where] for each in level]
     return Visits(Phi.of(feature.bins, vocabulary, phi.mask), np.stack(means), counts.T @ weights)
@@ -269,7 +309,9 @@ def _as_counts(recovery: Recovery, training_mean: Floats) -> Recovery:
     names = np.array([name.partition(":")[0] for name in recovery.features])
     level = np.ones(len(names))  # (features,)
     for name in np.unique(names):
-        level[names == name] = training_mean[names == name].sum() / max(recovery.baseline[names == name].sum(), 1e-300)
+        level[names == name] = training_mean[names == name].sum() / max(
+            recovery.baseline[names == name].sum(), 1e-300
+        )
     return replace(
         recovery,
         means=recovery.means * level,
@@ -288,30 +330,46 @@ def _with_known_mean(regions: Regions, mean: Floats, n: int) -> Regions:
     published = float((weight @ np.nan_to_num(v.values)).sum())
     if not same_level(published, float(mean.sum())):  # windows are not alike, which is said
         return regions
-    return replace(regions, population=Population(weight @ regions.composition.shares, mean, float(n)))
+    return replace(
+        regions, population=Population(weight @ regions.composition.shares, mean, float(n))
+    )
 
 
 def _warnings(regions: Regions, recovery: Recovery, training_mean: Floats) -> list[str]:
     composition, aggregates = regions.composition, regions.aggregates
     diagnosis = diagnose(composition, aggregates=aggregates, randomised=regions.randomised)
     said = list(diagnosis.warnings)
-    said += [each.sentence() for each in diagnosis.contrasts if each.kind == "attribute" and not each.identified]
+    said += [
+        each.sentence()
+        for each in diagnosis.contrasts
+        if each.kind == "attribute" and not each.identified
+    ]
     told = zip(recovery.groups.names, recovery.information().tolist(), strict=True)
     vague = [f"{name} ({share:.0%})" for name, share in told if share < MOSTLY_PRIOR]
     if vague:
-        named = vague if len(vague) <= NAMED else [*vague[:NAMED], f"{len(vague) - NAMED} groups more"]
-        said.append(f"mostly prior, and so near the population, is what the regions tell of {'; '.join(named)}")
+        named = (
+            vague if len(vague) <= NAMED else [*vague[:NAMED], f"{len(vague) - NAMED} groups more"]
+        )
+        said.append(
+            f"mostly prior, and so near the population, is what the regions tell of {'; '.join(named)}"
+        )
     said += confounding(recovery)
     return said + unlike_windows(float(recovery.baseline.sum()), float(training_mean.sum()))
 
 
 def region_of(
-    dataset: TrajectoryDataset, people: Ints, assignment: dict[str, str] | None, regions: Sequence[str]
+    dataset: TrajectoryDataset,
+    people: Ints,
+    assignment: dict[str, str] | None,
+    regions: Sequence[str],
 ) -> Ints | None:
     """The number of the region of each person, -1 where it is none of these; None where nobody's is known."""
     if assignment is None:
         return None
-    users, place = dataset.people["user_id"].to_pylist(), {name: number for number, name in enumerate(regions)}
+    users, place = (
+        dataset.people["user_id"].to_pylist(),
+        {name: number for number, name in enumerate(regions)},
+    )
     found = [place.get(assignment.get(users[person], ""), -1) for person in people.tolist()]
     return np.array(found, dtype=np.int64)
 
@@ -321,5 +379,7 @@ def _columns(regions: Regions, keep: Ints) -> Regions:
     return replace(
         regions,
         aggregates=regions.aggregates.of_features(keep),
-        population=None if population is None else replace(population, values=population.values[keep]),
+        population=None
+        if population is None
+        else replace(population, values=population.values[keep]),
     )

@@ -42,22 +42,34 @@ class FinetuneConfig(Section):
     """How to finetune; the defaults are the preset `small`."""
 
     steps: int = Field(200, ge=1)
-    batch: int = Field(256, ge=1)  # simulated trajectories a step, all of one region: more make its mean less noisy
+    batch: int = Field(
+        256, ge=1
+    )  # simulated trajectories a step, all of one region: more make its mean less noisy
     learning_rate: float = Field(5e-4, gt=0)  # fifty times the paper's, for one in 150 of its steps
     warmup: int = Field(50, ge=0)  # the first moments of Adam know a few regions only
-    rollout_steps: int | None = Field(5, ge=1)  # of the sampler in training, most of a step; None: all
-    differentiable: int = Field(1, ge=1)  # K, the last steps of the rollout that the gradient passes; each takes memory
-    early: bool = (
-        True  # the rollout ends at a random step, where the denoiser still hesitates: see Generator.soft_sample
-    )
+    rollout_steps: int | None = Field(
+        5, ge=1
+    )  # of the sampler in training, most of a step; None: all
+    differentiable: int = Field(
+        1, ge=1
+    )  # K, the last steps of the rollout that the gradient passes; each takes memory
+    early: bool = True  # the rollout ends at a random step, where the denoiser still hesitates: see Generator.soft_sample
     divergence: str = "js"  # smooth at its minimum, where tv is not; the paper tries both
     weight: float = Field(1.0, ge=0)  # lambda_agg, of the divergence beside the loss of phase 1
-    coordinate_dropout: float = Field(0.0, ge=0, le=1)  # share of simulated people whose home and work are hidden
-    mask: tuple[str, ...] = ()  # HOME, WORK, OTHER: bins to leave out of the divergence, beside the mask of the regions
-    ema: float | None = Field(0.99, ge=0, lt=1)  # of the weights: a step sees one region, a hundred of them see all
+    coordinate_dropout: float = Field(
+        0.0, ge=0, le=1
+    )  # share of simulated people whose home and work are hidden
+    mask: tuple[
+        str, ...
+    ] = ()  # HOME, WORK, OTHER: bins to leave out of the divergence, beside the mask of the regions
+    ema: float | None = Field(
+        0.99, ge=0, lt=1
+    )  # of the weights: a step sees one region, a hundred of them see all
     validate_every: int = Field(50, ge=1)  # steps; the weights of the best validation are kept
     validation_samples: int = Field(256, ge=1)  # of a region
-    validation_regions: int = Field(32, ge=1)  # at most, chosen once: a thousand would take longer than the training
+    validation_regions: int = Field(
+        32, ge=1
+    )  # at most, chosen once: a thousand would take longer than the training
 
     @field_validator("divergence")
     @classmethod
@@ -118,7 +130,9 @@ class Target:
     anchors: list[Floats]  # (people, 4) of each region
     usable: Ints  # regions of which any aggregate is known
 
-    def people(self, region: int, n: int, rng: np.random.Generator, hidden: float = 0.0) -> Simulated:
+    def people(
+        self, region: int, n: int, rng: np.random.Generator, hidden: float = 0.0
+    ) -> Simulated:
         """Groups in fixed proportions, stratified: expects what groups drawn at random do, with less noise. Homes at random."""
         counts = allocate(self.shares[region], n)  # (groups,)
         groups = np.repeat(np.arange(len(counts)), counts)
@@ -131,13 +145,20 @@ class Target:
         pairs = zip(self.goals, simulated, strict=True)
         return sum(goal.divergence(self.divergence, each, region) for goal, each in pairs)
 
-    def soft_loss(self, model: Generator, region: int, rng: np.random.Generator, config: FinetuneConfig) -> Tensor:
+    def soft_loss(
+        self, model: Generator, region: int, rng: np.random.Generator, config: FinetuneConfig
+    ) -> Tensor:
         """The loss of a region whose people are simulated, differentiable in the model."""
         people = self.people(region, config.batch, rng, config.coordinate_dropout)
-        how: dict[str, Any] = {"steps": config.rollout_steps, **config.model_dump(include={"differentiable", "early"})}
+        how: dict[str, Any] = {
+            "steps": config.rollout_steps,
+            **config.model_dump(include={"differentiable", "early"}),
+        }
         soft = model.soft_sample(people.groups, people.anchors, int(rng.integers(2**62)), **how)
         weights = soft.tokens.new_tensor(people.weights)  # (n,)
-        found: Tensor = self.loss([weights @ goal.feature.soft(soft) for goal in self.goals], region)
+        found: Tensor = self.loss(
+            [weights @ goal.feature.soft(soft) for goal in self.goals], region
+        )
         return found
 
     def agreement(self, model: Generator, config: FinetuneConfig, seed: int) -> float:
@@ -147,7 +168,9 @@ class Target:
         for region in self.usable[:COMPARED].tolist():
             both = []
             for batch in range(2):
-                loss = self.soft_loss(model, region, np.random.default_rng([seed, region, batch, 2]), config)
+                loss = self.soft_loss(
+                    model, region, np.random.default_rng([seed, region, batch, 2]), config
+                )
                 gradients = torch.autograd.grad(loss, trained, allow_unused=True)
                 both.append(torch.cat([each.flatten() for each in gradients if each is not None]))
             found.append(float(nn.functional.cosine_similarity(both[0], both[1], dim=0)))
@@ -161,12 +184,23 @@ class Target:
 
     def score(self, sampler: Sampler, people: Mapping[int, Simulated], seed: int) -> float:
         """The mean loss of regions whose people are sampled as a user would and counted exactly."""
-        groups, anchors, weights = (np.concatenate([getattr(each, name) for each in people.values()]) for name in PARTS)
+        groups, anchors, weights = (
+            np.concatenate([getattr(each, name) for each in people.values()]) for name in PARTS
+        )
         rows = np.repeat(np.arange(len(people)), [len(each.groups) for each in people.values()])
         mixing = sparse.csr_array((weights, (rows, np.arange(len(rows)))))  # (regions, samples)
         made = sampler.sample_given(groups, anchors, seed)
-        found = [(mixing @ goal.feature.counts(made)).toarray() for goal in self.goals]  # (regions, bins) each
-        return float(np.mean([self.loss([each[row] for each in found], region) for row, region in enumerate(people)]))
+        found = [
+            (mixing @ goal.feature.counts(made)).toarray() for goal in self.goals
+        ]  # (regions, bins) each
+        return float(
+            np.mean(
+                [
+                    self.loss([each[row] for each in found], region)
+                    for row, region in enumerate(people)
+                ]
+            )
+        )
 
 
 def allocate(shares: Floats, n: int) -> Ints:
@@ -184,7 +218,7 @@ def finetune(
     dataset: TrajectoryDataset,
     regions_folder: Path | str,
     trainer: Trainer,
-    config: FinetuneConfig = FinetuneConfig(),  # noqa: B008 (it is immutable)
+    config: FinetuneConfig = FinetuneConfig(),
     *,
     start_from_tilted: bool = False,
     on_validation: Callable[[Generator], dict[str, float]] | None = None,
@@ -212,7 +246,9 @@ def finetune(
         return phase1.loss(network, step, share) + config.weight * divergence
 
     def validate(network: nn.Module) -> dict[str, float]:
-        found = {"validation": held_out.score(PlainSampler(student, dataset.anchors), exam, trainer.seed)}
+        found = {
+            "validation": held_out.score(PlainSampler(student, dataset.anchors), exam, trainer.seed)
+        }
         found |= on_validation(student) if on_validation else {}
         kept.add(found, rows=2 + (config.steps - 1) // config.validate_every)
         return found
@@ -238,7 +274,7 @@ def regional_loss(
     sampler: Sampler,
     dataset: TrajectoryDataset,
     regions_folder: Path | str,
-    config: FinetuneConfig = FinetuneConfig(),  # noqa: B008 (it is immutable)
+    config: FinetuneConfig = FinetuneConfig(),
     seed: int = 0,
 ) -> float:
     """What finetuning goes down, of any sampler: the mean divergence of simulated regions from those of validation people."""
@@ -248,14 +284,21 @@ def regional_loss(
     return held_out.score(sampler, held_out.exam(config, seed), seed)
 
 
-def soft_gap(model: Generator, goals: Sequence[Goal], people: Simulated, seed: int) -> dict[str, float]:
+def soft_gap(
+    model: Generator, goals: Sequence[Goal], people: Simulated, seed: int
+) -> dict[str, float]:
     """For each feature map the total variation between what the gradient sees and what is sampled from the same noise."""
     soft = model.soft_sample(people.groups, people.anchors, seed)
     made = model.sample(len(people.groups), people.groups, people.anchors, seed)
     gap = {}
     for goal in goals:
-        both = goal.feature.soft(soft).detach().cpu().numpy(), goal.feature.counts(made)  # (n, bins)
-        gap[goal.feature.name] = float(tv(*(normalise((people.weights @ each)[goal.columns]) for each in both)))
+        both = (
+            goal.feature.soft(soft).detach().cpu().numpy(),
+            goal.feature.counts(made),
+        )  # (n, bins)
+        gap[goal.feature.name] = float(
+            tv(*(normalise((people.weights @ each)[goal.columns]) for each in both))
+        )
     return gap
 
 
@@ -282,7 +325,9 @@ class _Kept(nn.Module):
             self.columns = ("train", *found)
             self.register_buffer("curve", self.since.new_full((rows, len(self.columns)), math.nan))
         values = {"train": float(self.since[0] / self.since[1]), **found}
-        self.curve[row] = self.curve.new_tensor([values.get(name, math.nan) for name in self.columns])
+        self.curve[row] = self.curve.new_tensor(
+            [values.get(name, math.nan) for name in self.columns]
+        )
         if self.curve[: row + 1, 1].argmin() == row:
             self.best.load_state_dict(self.network.state_dict())
         self.since.zero_()
@@ -290,9 +335,15 @@ class _Kept(nn.Module):
 
     def rows(self, config: FinetuneConfig) -> list[dict[str, Any]]:
         """Step, mean loss of the steps since the row before, what was found at that validation; None where there is none."""
-        values = [[None if math.isnan(x) else x for x in row] for row in self.curve[: int(self.filled)].tolist()]
+        values = [
+            [None if math.isnan(x) else x for x in row]
+            for row in self.curve[: int(self.filled)].tolist()
+        ]
         steps = [min(number * config.validate_every, config.steps) for number in range(len(values))]
-        return [{"step": n, **dict(zip(self.columns, row, strict=True))} for n, row in zip(steps, values, strict=True)]
+        return [
+            {"step": n, **dict(zip(self.columns, row, strict=True))}
+            for n, row in zip(steps, values, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -309,7 +360,10 @@ class _Task:
         """Of validation people, their aggregates and their homes; of training people where none are known."""
         aggregates, names = load_validation(self.folder), self.regions.composition.regions
         if aggregates is None:
-            log.warning("%s: knows no validation people, so training people choose the best weights", self.folder)
+            log.warning(
+                "%s: knows no validation people, so training people choose the best weights",
+                self.folder,
+            )
             return training
         values = np.full((len(names), len(aggregates.features)), np.nan)
         values[[names.index(name) for name in aggregates.regions]] = aggregates.values
@@ -321,7 +375,9 @@ class _Task:
         names, shares = self.regions.composition.regions, self.regions.composition.shares
         usable = np.flatnonzero(np.any([~np.isnan(goal.values).all(1) for goal in goals], axis=0))
         if not len(usable):
-            raise MobatlasError(f"{self.folder}: all aggregates are zero, masked or suppressed; choose others")
+            raise MobatlasError(
+                f"{self.folder}: all aggregates are zero, masked or suppressed; choose others"
+            )
         empty = [names[region] for region in usable.tolist() if not len(anchors[region])]
         if empty:
             raise MobatlasError(
@@ -329,7 +385,9 @@ class _Task:
             )
         present = (shares[usable] > 0).sum(1).max()
         if min(config.batch, config.validation_samples) < present:
-            raise MobatlasError(f"finetune: a region has {present} groups; raise batch and validation_samples to it")
+            raise MobatlasError(
+                f"finetune: a region has {present} groups; raise batch and validation_samples to it"
+            )
         return Target(split, goals, config.divergence, shares, anchors, usable)
 
     def _goals(self, aggregates: Aggregates) -> list[Goal]:
@@ -338,7 +396,9 @@ class _Task:
         for name in dict.fromkeys(each.partition(":")[0] for each in features):
             feature = build_feature(name, self.vocabulary, mask)
             position = {each: n for n, each in enumerate(feature.bins)}
-            unknown = [each for each in features if each.partition(":")[0] == name and each not in position]
+            unknown = [
+                each for each in features if each.partition(":")[0] == name and each not in position
+            ]
             if unknown:
                 near = suggestion(unknown[0], position) or "; make the regions of its dataset"
                 raise MobatlasError(f"{self.folder}: the model has no feature '{unknown[0]}'{near}")
@@ -346,13 +406,21 @@ class _Task:
             told = [n for n, each in enumerate(features) if each in shown]
             columns = np.array([position[features[n]] for n in told], dtype=np.int64)
             values = aggregates.values[:, told]  # (regions, told)
-            goals.append(Goal(feature, columns, np.where(np.nansum(values, 1, keepdims=True) > 0, values, np.nan)))
+            goals.append(
+                Goal(
+                    feature,
+                    columns,
+                    np.where(np.nansum(values, 1, keepdims=True) > 0, values, np.nan),
+                )
+            )
         return goals
 
     def _anchors(self, split: str) -> list[Floats]:
         """Where people of each region live and work; everybody where it is not known who lives in which."""
         dataset, names = self.dataset, self.regions.composition.regions
-        people = np.intersect1d(dataset.split_people(split), dataset.person)  # aggregates are of people with a window
+        people = np.intersect1d(
+            dataset.split_people(split), dataset.person
+        )  # aggregates are of people with a window
         assignment = load_assignment(self.folder)
         if assignment is None:
             return [dataset.anchors[people]] * len(names)
@@ -364,9 +432,13 @@ class _Task:
 def _student(model: Generator, groups: Groups, seed: int, start_from_tilted: bool) -> Generator:
     """A copy that knows the groups: a baseline is given them, a tilted model has them."""
     if (model.groups is None) == start_from_tilted:
-        raise MobatlasError("finetune: give a model of phase 1, which knows no groups, or a tilted one and say so")
+        raise MobatlasError(
+            "finetune: give a model of phase 1, which knows no groups, or a tilted one and say so"
+        )
     if model.groups is None:
         return model.with_groups(groups, seed, alike=True)
     if model.groups != groups:
-        raise MobatlasError(f"finetune: the model knows the groups {model.groups.names}, the regions {groups.names}")
+        raise MobatlasError(
+            f"finetune: the model knows the groups {model.groups.names}, the regions {groups.names}"
+        )
     return copy.deepcopy(model)

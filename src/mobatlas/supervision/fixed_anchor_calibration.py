@@ -47,7 +47,9 @@ def fit_given_tilt(
         logits = held(x)
         partition = special.logsumexp(logits, axis=1) - np.log(candidates)  # (anchors,)
         weights = special.softmax(logits, axis=1).ravel() / shape[0]
-        return float(partition.mean() - x @ wanted + ridge / 2 * (x @ x)), transposed @ weights - wanted + ridge * x
+        return float(
+            partition.mean() - x @ wanted + ridge / 2 * (x @ x)
+        ), transposed @ weights - wanted + ridge * x
 
     def curvature(x: Floats) -> Product:
         weights = special.softmax(held(x), axis=1)  # (anchors, K)
@@ -57,7 +59,9 @@ def fit_given_tilt(
         def product(v: Floats) -> Floats:
             along = (scaled @ v).reshape(shape)
             along = along - (weights * along).sum(1, keepdims=True)
-            free = along - among * (weights * along * among).sum(1, keepdims=True) / variance  # b moves along
+            free = (
+                along - among * (weights * along * among).sum(1, keepdims=True) / variance
+            )  # b moves along
             return np.asarray(transposed @ (weights * free / shape[0]).ravel() + ridge * v)
 
         return product
@@ -69,13 +73,17 @@ def fit_given_tilt(
 def given_weights(logits: Floats, visits: Floats, ratio: Floats | float) -> Floats:
     """Weights of candidates (anchors, K), rows sum to 1; `visits` of the same shape, `ratio` of each anchor or of all."""
     goal = _goals(visits, ratio)
-    return np.asarray(special.softmax(logits + _hold(logits, visits, goal)[:, None] * visits, axis=1))
+    return np.asarray(
+        special.softmax(logits + _hold(logits, visits, goal)[:, None] * visits, axis=1)
+    )
 
 
 def _goals(visits: Floats, ratio: Floats | float) -> Floats:
     """The mean number of visits of each anchor (anchors,), well inside what its candidates have."""
     least, most = visits.min(1), visits.max(1)
-    margin = (most - least) / (2 * visits.shape[1])  # less than the mean of K numbers is away from their ends
+    margin = (most - least) / (
+        2 * visits.shape[1]
+    )  # less than the mean of K numbers is away from their ends
     return np.clip(ratio * visits.mean(1), least + margin, most - margin)
 
 

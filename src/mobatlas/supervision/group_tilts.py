@@ -11,10 +11,10 @@ import numpy as np
 from scipy import sparse, special
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import normalise
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Draw, Examples, Generator
 from mobatlas.generators.layers.group_bias import begin_with, has_tastes
 from mobatlas.groups import Groups
@@ -29,9 +29,7 @@ log = logging.getLogger("mobatlas")
 UNITS = ("trajectory", "person")
 RIDGE = 3e-3
 FURTHEST = 2.0  # logits: how often a group visits what hardly anybody does is hardly known
-MOST_UNITS = (
-    300_000  # their means are known to within half a per cent of a standard deviation: less than the ridge leaves
-)
+MOST_UNITS = 300_000  # their means are known to within half a per cent of a standard deviation: less than the ridge leaves
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,10 @@ class GroupTilts:
                 "converged": bool(tilt.converged),
                 "dual": float(tilt.dual),
                 "gap": float(self.gaps[number]),
-                "unmet": {"scaled": float(np.linalg.norm(unmet)), "bin": moments.phi.features[int(np.argmax(unmet))]},
+                "unmet": {
+                    "scaled": float(np.linalg.norm(unmet)),
+                    "bin": moments.phi.features[int(np.argmax(unmet))],
+                },
                 "information": round(told[name], 4),
                 "posterior_sd": {
                     "relative": float(sd.sum() / max(evidence.means[number].sum(), 1e-300)),
@@ -112,7 +113,9 @@ def fit_group_tilts(
     indices = dataset.split("train")
     moments = evidence.moments
     phi = moments.phi.counts(Trajectories.of(dataset, indices))  # (trajectories, features)
-    row = np.searchsorted(evidence.people, dataset.person[indices])  # (trajectories,) places in evidence.people
+    row = np.searchsorted(
+        evidence.people, dataset.person[indices]
+    )  # (trajectories,) places in evidence.people
     people, windows = len(evidence.people), np.bincount(row, minlength=len(evidence.people))
     base = 1 / (people * windows[row])  # (trajectories,)
     if membership:
@@ -122,15 +125,26 @@ def fit_group_tilts(
     alike = np.full(people, 1 / people) if of_person else base  # (units,)
     belongs = evidence.membership() if membership else None  # (people, groups)
     fitting = _Fitting.of(rows, ridge)
-    scaled = scaled_features(fitting.phi, _shares(alike[fitting.units])) if belongs is None else None
+    scaled = (
+        scaled_features(fitting.phi, _shares(alike[fitting.units])) if belongs is None else None
+    )
     tilts, gaps, weights = [], [], np.empty((len(evidence.groups), len(indices)))
     for group, name in enumerate(evidence.groups.names):
-        prior = alike if belongs is None else alike * (belongs[:, group] if of_person else belongs[row, group])
+        prior = (
+            alike
+            if belongs is None
+            else alike * (belongs[:, group] if of_person else belongs[row, group])
+        )
         if not prior.sum() > 0:
-            raise MobatlasError(f"--membership: no training person lives in a region with anybody of group '{name}'")
+            raise MobatlasError(
+                f"--membership: no training person lives in a region with anybody of group '{name}'"
+            )
         tilt, gap = fitting.fit(moments.means[group], prior, scaled)
         if not tilt.converged:
-            log.warning("group '%s': its means lie outside of what training people do; the nearest is taken", name)
+            log.warning(
+                "group '%s': its means lie outside of what training people do; the nearest is taken",
+                name,
+            )
         weights[group] = tilt.weights[row] / windows[row] if of_person else tilt.weights
         tilts.append(tilt if of_person else replace(tilt, weights=weights[group]))
         gaps.append(gap)
@@ -169,7 +183,9 @@ class _Fitting:
         mine = _shares(prior[self.units])
         tilt = fit_tilt(self.phi, target, self.ridge, prior=mine, scaled_phi=scaled)
         gap = _duality_gap(tilt, self.phi, target, self.ridge, mine)
-        return (tilt if len(self.units) == self.rows.shape[0] else tilt.over(self.rows, target, prior)), gap
+        return (
+            tilt if len(self.units) == self.rows.shape[0] else tilt.over(self.rows, target, prior)
+        ), gap
 
 
 def tilted_draw(tilts: GroupTilts, seed: int, shares: Floats | None = None) -> Draw:
@@ -180,8 +196,14 @@ def tilted_draw(tilts: GroupTilts, seed: int, shares: Floats | None = None) -> D
     are stratified, one point in each of as many equal parts of the cumulative weights, so that a batch strays little from them.
     """
     shares = np.ones(len(tilts.groups)) if shares is None else shares
-    if shares.shape != (len(tilts.groups),) or not (shares >= 0).all() or not 0 < shares.sum() < np.inf:
-        raise MobatlasError(f"tilt: shares must be {len(tilts.groups)} numbers, none negative, not all zero")
+    if (
+        shares.shape != (len(tilts.groups),)
+        or not (shares >= 0).all()
+        or not 0 < shares.sum() < np.inf
+    ):
+        raise MobatlasError(
+            f"tilt: shares must be {len(tilts.groups)} numbers, none negative, not all zero"
+        )
     of_groups, of_rows = _cumulative(shares), [_cumulative(weights) for weights in tilts.weights]
 
     def draw(size: int, step: int) -> Examples:
@@ -249,7 +271,11 @@ def token_shifts(tilts: GroupTilts, dataset: TrajectoryDataset, *, by_place: boo
         else np.unique([str(c) for c in vocabulary.categories], return_inverse=True)[1]
     )
     out = visits.tokens >= FIRST_POI
-    kind, owner, shifts = told[visits.tokens[out]], visits.owner[out], np.zeros((len(tilts.groups), len(vocabulary)))
+    kind, owner, shifts = (
+        told[visits.tokens[out]],
+        visits.owner[out],
+        np.zeros((len(tilts.groups), len(vocabulary))),
+    )
     if not len(kind):
         return shifts
 
@@ -265,7 +291,10 @@ def token_shifts(tilts: GroupTilts, dataset: TrajectoryDataset, *, by_place: boo
 
 
 def _say_membership(evidence: Evidence) -> None:
-    log.warning("%s: weights begin from the region that each person lives in (--membership)", evidence.source)
+    log.warning(
+        "%s: weights begin from the region that each person lives in (--membership)",
+        evidence.source,
+    )
     if evidence.regions.randomised:
         log.warning(
             "%s: --membership under a controlled partition can be the label itself; do not compare it with runs without",
@@ -273,7 +302,9 @@ def _say_membership(evidence: Evidence) -> None:
         )
 
 
-def _duality_gap(tilt: Tilt, phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats) -> float:
+def _duality_gap(
+    tilt: Tilt, phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats
+) -> float:
     """KL(w | prior) + |unmet|^2 / (2 ridge), in scaled coordinates, less the dual value; without a ridge KL alone."""
     scale = np.sqrt(np.maximum(phi.T @ prior, 1 / phi.shape[0]))
     primal = float(special.rel_entr(tilt.weights, prior).sum())

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import js, normalise
-from mobatlas.features.maps import FeatureMap, Trajectories, build_feature
+from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery.strata import maps_of
 from mobatlas.regions.types import Floats
@@ -37,11 +38,20 @@ class Phi:
     def of(cls, features: Sequence[str], vocabulary: Vocabulary, mask: Sequence[str] = ()) -> Phi:
         """Built from the names of the bins; refuses bins that the vocabulary does not have."""
         maps = tuple(build_feature(name, vocabulary, mask) for name in maps_of(features))
-        position = {name: number for number, name in enumerate(name for each in maps for name in each.bins)}
+        position = {
+            name: number for number, name in enumerate(name for each in maps for name in each.bins)
+        }
         for name in features:
             if name not in position:
-                raise MobatlasError(f"feature '{name}' is not in the vocabulary{suggestion(name, position)}")
-        return cls(tuple(features), tuple(mask), maps, np.array([position[name] for name in features], dtype=np.int64))
+                raise MobatlasError(
+                    f"feature '{name}' is not in the vocabulary{suggestion(name, position)}"
+                )
+        return cls(
+            tuple(features),
+            tuple(mask),
+            maps,
+            np.array([position[name] for name in features], dtype=np.int64),
+        )
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
         """phi of each trajectory, (trajectories, features)."""
@@ -51,21 +61,34 @@ class Phi:
     @property
     def visits(self) -> Floats:
         """How many visits the bins of their number stand for, (features,); 0 for all others."""
-        least = [name.removeprefix(f"{VISITS}:").rstrip("+").partition("-")[0] for name in self.features]
+        least = [
+            name.removeprefix(f"{VISITS}:").rstrip("+").partition("-")[0] for name in self.features
+        ]
         pairs = zip(self.features, least, strict=True)
-        return np.array([float(first) if name.startswith(f"{VISITS}:") else 0.0 for name, first in pairs])
+        return np.array(
+            [float(first) if name.startswith(f"{VISITS}:") else 0.0 for name, first in pairs]
+        )
 
     def joined(self, other: Phi) -> Phi:
         """The bins of both."""
-        columns = np.concatenate([self.columns, other.columns + sum(len(each.bins) for each in self.maps)])
+        columns = np.concatenate(
+            [self.columns, other.columns + sum(len(each.bins) for each in self.maps)]
+        )
         return Phi(self.features + other.features, self.mask, self.maps + other.maps, columns)
 
     def chosen(self, keep: Ints) -> Phi:
         """Some of the bins, and the maps that they are of."""
         features = tuple(self.features[k] for k in keep.tolist())
         maps = tuple(each for each in self.maps if each.name in maps_of(features))
-        position = {name: number for number, name in enumerate(name for each in maps for name in each.bins)}
-        return Phi(features, self.mask, maps, np.array([position[name] for name in features], dtype=np.int64))
+        position = {
+            name: number for number, name in enumerate(name for each in maps for name in each.bins)
+        }
+        return Phi(
+            features,
+            self.mask,
+            maps,
+            np.array([position[name] for name in features], dtype=np.int64),
+        )
 
 
 @dataclass(frozen=True)
@@ -94,7 +117,10 @@ class Moments:
         """The same row by row (rows, features)."""
         pairs = ((np.maximum(means[..., part], 0), targets[..., part]) for part in self._columns)
         apart = [js(normalise(one), normalise(other)) for one, other in pairs]
-        return {"scaled": np.linalg.norm((means - targets) / self.scale, axis=-1), "js": np.mean(apart, axis=0)}
+        return {
+            "scaled": np.linalg.norm((means - targets) / self.scale, axis=-1),
+            "js": np.mean(apart, axis=0),
+        }
 
     @cached_property
     def _columns(self) -> list[Ints]:
@@ -104,6 +130,8 @@ class Moments:
         """The same without one feature map."""
         keep = np.flatnonzero([feature.partition(":")[0] != name for feature in self.phi.features])
         if {each.name for each in self.phi.maps} <= {name, VISITS}:
-            raise MobatlasError(f"{self.source}: has no feature but '{name}', which samples do not show; add another")
+            raise MobatlasError(
+                f"{self.source}: has no feature but '{name}', which samples do not show; add another"
+            )
         means, baseline = self.means[:, keep], self.baseline[keep]
         return replace(self, phi=self.phi.chosen(keep), means=means, baseline=baseline)

@@ -15,8 +15,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Generator
 from mobatlas.generators.rng import drawn, uniforms
 from mobatlas.groups import Groups
@@ -32,7 +32,10 @@ from mobatlas.training.checkpoints import write_whole
 FILES = ("calibration.json", "calibration.safetensors")
 BLOCK = 4_096  # candidates drawn at a time, at most
 PATIENCE = 10  # times as many candidates as expected are drawn before giving up
-PIECE, APART = 1_024, 2**32  # samples with candidates of their own, and how many of these no piece comes to
+PIECE, APART = (
+    1_024,
+    2**32,
+)  # samples with candidates of their own, and how many of these no piece comes to
 POPULATION, GIVEN, AGAIN = 21, 22, 23  # streams of random numbers
 
 
@@ -96,7 +99,9 @@ class PlainSampler:
         """As the generator makes them."""
         told = None if self.model.groups is None else groups
         seeds = [seed, *(_stream(seed, AGAIN, draw) for draw in range(1, draws))]
-        return Trajectories.joined([self.model.sample(len(groups), told, anchors, own, first=first) for own in seeds])
+        return Trajectories.joined(
+            [self.model.sample(len(groups), told, anchors, own, first=first) for own in seeds]
+        )
 
 
 @dataclass(frozen=True)
@@ -111,12 +116,18 @@ class CalibratedSampler:
 
     @classmethod
     def of(
-        cls, model: Generator, calibration: Calibration, anchors: Floats, lives: Floats | None = None
+        cls,
+        model: Generator,
+        calibration: Calibration,
+        anchors: Floats,
+        lives: Floats | None = None,
     ) -> CalibratedSampler:
         """Refuses a calibration of another kind of model, or in other words than the model's."""
         if calibration.told != (model.groups is not None):
             known = "knows groups" if model.groups is not None else "knows no groups"
-            raise MobatlasError(f"calibration: was fitted on another model than this one, which {known}; fit it again")
+            raise MobatlasError(
+                f"calibration: was fitted on another model than this one, which {known}; fit it again"
+            )
         if model.groups is not None and model.groups.names != calibration.groups.names:
             raise MobatlasError("calibration: its groups are not those of the model; fit it again")
         if not len(anchors):
@@ -129,7 +140,14 @@ class CalibratedSampler:
         return self.calibration.groups
 
     def sample(
-        self, n: int, group: int, seed: int = 0, *, first: int = 0, most: int | None = None, block: int = BLOCK
+        self,
+        n: int,
+        group: int,
+        seed: int = 0,
+        *,
+        first: int = 0,
+        most: int | None = None,
+        block: int = BLOCK,
     ) -> Accepted:
         """Form `population`: candidates from number `first` on, each accepted or not, until there are n.
 
@@ -137,7 +155,9 @@ class CalibratedSampler:
         the calibration expects. `block` is how many are made at a time, and changes nothing else.
         """
         if n < 1 or not 0 <= group < len(self.groups):
-            raise MobatlasError(f"ask for at least 1 sample of one of {len(self.groups)} groups, not {n} of {group}")
+            raise MobatlasError(
+                f"ask for at least 1 sample of one of {len(self.groups)} groups, not {n} of {group}"
+            )
         expected, tile = self.calibration.population[group].acceptance, self.model.tile
         most = int(PATIENCE * n / expected) + tile if most is None else most
         found: list[tuple[Trajectories, Ints]] = []
@@ -156,20 +176,30 @@ class CalibratedSampler:
             count, place = count + len(found[-1][1]), place + size
         numbers = np.concatenate([each for _, each in found])
         following = int(numbers[-1]) + 1
-        return Accepted(Trajectories.joined([each for each, _ in found]), numbers, following, following - first)
+        return Accepted(
+            Trajectories.joined([each for each, _ in found]), numbers, following, following - first
+        )
 
-    def sample_piece(self, number: int, n: int, group: int, seed: int = 0, *, block: int = BLOCK) -> Accepted:
+    def sample_piece(
+        self, number: int, n: int, group: int, seed: int = 0, *, block: int = BLOCK
+    ) -> Accepted:
         """The first n of the PIECE samples of a piece: a function of (seed, number), whatever was accepted before it."""
         return self.sample(n, group, seed, first=number * APART, block=block)
 
-    def _accepted(self, first: int, size: int, group: int, seed: int, most: int) -> tuple[Trajectories, Ints]:
+    def _accepted(
+        self, first: int, size: int, group: int, seed: int, most: int
+    ) -> tuple[Trajectories, Ints]:
         """Which of the candidates from `first` on are accepted, `most` of them at most."""
         weighting, own = self.calibration.population[group], _stream(seed, POPULATION, group)
         uniform = uniforms(own, first, first + size)  # (size, 4)
         anchors = self.anchors[drawn(uniform[:, 0], len(self.anchors), of_group(self.lives, group))]
         groups = np.full(size, group, dtype=np.int64) if self.calibration.told else None
         made = self.model.sample(size, groups, anchors, own, first=first)
-        logits = self.phi.counts(made) @ weighting.coefficients - weighting.offset - np.log(weighting.cap)
+        logits = (
+            self.phi.counts(made) @ weighting.coefficients
+            - weighting.offset
+            - np.log(weighting.cap)
+        )
         chosen = np.flatnonzero(uniform[:, 1] < np.exp(np.minimum(logits, 0)))[:most]  # w(x) / cap
         return made.take(chosen), first + chosen
 
@@ -182,15 +212,28 @@ class CalibratedSampler:
         """
         k, own = self.calibration.candidates, _stream(seed, GIVEN, 0)
         told = np.repeat(groups, k) if self.calibration.told else None
-        made = self.model.sample(k * len(groups), told, np.repeat(anchors, k, axis=0), own, first=k * first)
-        table = np.vstack([*(each.coefficients for each in self.calibration.given), np.zeros(len(self.phi.features))])
-        ratio = np.array([*(each.visits for each in self.calibration.given), 1.0])  # UNKNOWN, -1, is the last
+        made = self.model.sample(
+            k * len(groups), told, np.repeat(anchors, k, axis=0), own, first=k * first
+        )
+        table = np.vstack(
+            [
+                *(each.coefficients for each in self.calibration.given),
+                np.zeros(len(self.phi.features)),
+            ]
+        )
+        ratio = np.array(
+            [*(each.visits for each in self.calibration.given), 1.0]
+        )  # UNKNOWN, -1, is the last
         counts = self.phi.counts(made)
         each = counts @ table.T  # (candidates, groups + 1)
         logits = each[np.arange(len(each)), np.repeat(groups, k)].reshape(-1, k)  # (n, K)
-        weights = np.cumsum(given_weights(logits, (counts @ self.phi.visits).reshape(-1, k), ratio[groups]), axis=1)
+        weights = np.cumsum(
+            given_weights(logits, (counts @ self.phi.visits).reshape(-1, k), ratio[groups]), axis=1
+        )
         streams = [own, *(_stream(seed, AGAIN, draw) for draw in range(1, draws))]
-        uniform = np.stack([uniforms(each, first, first + len(groups))[:, 0] for each in streams])  # (draws, n)
+        uniform = np.stack(
+            [uniforms(each, first, first + len(groups))[:, 0] for each in streams]
+        )  # (draws, n)
         which = (weights <= uniform[..., None] * weights[:, -1:]).sum(-1)  # (draws, n)
         return made.take((k * np.arange(len(groups)) + which).ravel())
 
@@ -211,7 +254,12 @@ def resample(
         raise MobatlasError(
             "resample: this model is conditioned on groups already; calibrate it, or give that of phase 1"
         )
-    options: dict[str, Any] = {"pool": pool, "candidates": candidates, "ridge": ridge, "tracker": tracker}
+    options: dict[str, Any] = {
+        "pool": pool,
+        "candidates": candidates,
+        "ridge": ridge,
+        "tracker": tracker,
+    }
     return fit_calibration(model, evidence, anchors, seed, **options)
 
 

@@ -63,7 +63,9 @@ def keep_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) 
 
 def keep_curve(folder: Path, curve: Iterable[Mapping[str, Any]]) -> None:
     """Write the learning curve, a line for each validation."""
-    write_whole(folder / CURVE, "".join(json.dumps(row, allow_nan=False) + "\n" for row in curve).encode())
+    write_whole(
+        folder / CURVE, "".join(json.dumps(row, allow_nan=False) + "\n" for row in curve).encode()
+    )
 
 
 def load_moments(model: Model) -> Moments | None:
@@ -75,11 +77,15 @@ def load_moments(model: Model) -> Moments | None:
         table = read_parquet(path, columns=list(COLUMNS))
         features = table["feature"].unique().to_pylist()
         shape = len(groups), len(features)
-        means, population = (table[name].to_numpy().reshape(shape) for name in ("mean", "population"))
+        means, population = (
+            table[name].to_numpy().reshape(shape) for name in ("mean", "population")
+        )
         if table["group"].to_pylist() != [name for name in groups.names for _ in features]:
             raise ValueError("groups of another model")
     except (OSError, ValueError, KeyError, pa.ArrowException):
-        raise MobatlasError(f"{path}: does not hold the means of the model's groups; supervise it again") from None
+        raise MobatlasError(
+            f"{path}: does not hold the means of the model's groups; supervise it again"
+        ) from None
     phi = Phi.of(features, vocabulary, model.manifest.details.get(SUPERVISION, {}).get("mask", ()))
     return Moments(path, groups, phi, means, population[0], model.population(), load_lives(model))
 
@@ -98,10 +104,14 @@ def load_lives(model: Model) -> Floats | None:
         shares = table["believed"].to_numpy().reshape(len(regions), -1)
         place = {name: number for number, name in enumerate(regions)}
         region = [place[name] if name is not None else -1 for name in homes["region"].to_pylist()]
-        order = np.lexsort([homes[name].to_numpy() for name in ANCHORS])  # that of `Model.population`
+        order = np.lexsort(
+            [homes[name].to_numpy() for name in ANCHORS]
+        )  # that of `Model.population`
         return lives_by(shares, np.array(region, dtype=np.int64)[order])
     except (OSError, ValueError, KeyError, pa.ArrowException):
-        raise MobatlasError(f"{path}: does not hold the regions of the model's anchors; supervise it again") from None
+        raise MobatlasError(
+            f"{path}: does not hold the regions of the model's anchors; supervise it again"
+        ) from None
 
 
 def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
@@ -114,10 +124,14 @@ def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
         )
     if calibration is None:
         asked = build(
-            CalibrationConfig, model.manifest.config.get("supervise", {}).get("calibration", {}), str(model.path)
+            CalibrationConfig,
+            model.manifest.config.get("supervise", {}).get("calibration", {}),
+            str(model.path),
         )
         seed = model.manifest.seed or 0
-        calibration = fit_calibration(model.generator, moments, seed=seed, tracker=tracker, **asked.arguments())
+        calibration = fit_calibration(
+            model.generator, moments, seed=seed, tracker=tracker, **asked.arguments()
+        )
     return CalibratedSampler.of(model.generator, calibration, moments.anchors, moments.lives)
 
 
@@ -133,7 +147,10 @@ def _covariances(evidence: Evidence, features: int) -> pa.FixedSizeListArray:
 
 def _anchors(evidence: Evidence) -> pa.Table:
     """Homes and workplaces by region, in an order that says nothing of who is who; null: of no region that is known."""
-    names, anchors = np.array([*evidence.regions.composition.regions, None], dtype=object), evidence.anchors
+    names, anchors = (
+        np.array([*evidence.regions.composition.regions, None], dtype=object),
+        evidence.anchors,
+    )
     region = np.full(len(anchors), -1) if evidence.region is None else evidence.region
     order = np.lexsort((*anchors.T, region))
     columns = {name: anchors[order, k] for k, name in enumerate(ANCHORS)}

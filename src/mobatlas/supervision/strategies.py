@@ -37,7 +37,9 @@ AUTO, STRONG = "auto", "strong"
 class TiltConfig(Section):
     """How training people are weighed."""
 
-    unit: Literal["trajectory", "person"] = "trajectory"  # person: all windows of one share its weight
+    unit: Literal["trajectory", "person"] = (
+        "trajectory"  # person: all windows of one share its weight
+    )
     ridge: float = Field(teach.RIDGE, ge=0)  # leaves moments unmet that would cost much
 
 
@@ -46,7 +48,9 @@ class CalibrationConfig(Section):
 
     # Samples of each group, 4,096 by default; in `resample` of all groups together, 8,192.
     pool: int | None = None
-    candidates: int = Field(calibration.CANDIDATES, ge=2)  # for each anchor, where anchors are given
+    candidates: int = Field(
+        calibration.CANDIDATES, ge=2
+    )  # for each anchor, where anchors are given
     ridge: float = Field(calibration.RIDGE, ge=0)
 
     @model_validator(mode="after")
@@ -109,7 +113,9 @@ class Strategy:
     run: Run
     options: frozenset[str]
     needs_regions: bool = True
-    untaught: Run | None = None  # what it does with a generator that cannot be taught; None: nothing
+    untaught: Run | None = (
+        None  # what it does with a generator that cannot be taught; None: nothing
+    )
 
 
 def choose_strategy(model: Generator, family: Family) -> tuple[str, str]:
@@ -119,19 +125,29 @@ def choose_strategy(model: Generator, family: Family) -> tuple[str, str]:
             "--strategy auto: this model knows groups already; give one of phase 1, or --strategy finetune to go on from it"
         )
     if not family.teachable:
-        return "resample", f"the generator {family.name} cannot be taught, so groups are chosen among its samples"
-    return "tilt", "unlike finetune it need not simulate while it trains, and it refuses fewer candidates than resample"
+        return (
+            "resample",
+            f"the generator {family.name} cannot be taught, so groups are chosen among its samples",
+        )
+    return (
+        "tilt",
+        "unlike finetune it need not simulate while it trains, and it refuses fewer candidates than resample",
+    )
 
 
 def strategy_named(name: str) -> Strategy:
     """The strategy of that name."""
     if name not in STRATEGIES:
         known = (AUTO, *STRATEGIES)
-        raise MobatlasError(f"--strategy {name} does not exist{suggestion(name, known)} (known: {', '.join(known)})")
+        raise MobatlasError(
+            f"--strategy {name} does not exist{suggestion(name, known)} (known: {', '.join(known)})"
+        )
     return STRATEGIES[name]
 
 
-def way_of(name: str, family: Family, values: Mapping[str, Any], *, from_scratch: bool = False) -> Run:
+def way_of(
+    name: str, family: Family, values: Mapping[str, Any], *, from_scratch: bool = False
+) -> Run:
     """How a strategy goes with a family; `values` are options of the generator, which one that cannot be taught refuses."""
     strategy = strategy_named(name)
     if family.teachable:
@@ -152,7 +168,11 @@ def way_of(name: str, family: Family, values: Mapping[str, Any], *, from_scratch
 
 def sections_of(name: str) -> set[str]:
     """The sections of `SuperviseConfig` that concern a strategy."""
-    return {section for section in SuperviseConfig.model_fields if f"--set {section}" in STRATEGIES[name].options}
+    return {
+        section
+        for section in SuperviseConfig.model_fields
+        if f"--set {section}" in STRATEGIES[name].options
+    }
 
 
 def build_options(
@@ -175,11 +195,17 @@ def build_options(
     }
     for option in (option for option, there in given.items() if there):
         if option not in STRATEGIES[name].options:
-            others = " and ".join(each for each, found in STRATEGIES.items() if option in found.options)
-            raise MobatlasError(f"{option} concerns the strategy {others}, not {name}; leave it out")
+            others = " and ".join(
+                each for each, found in STRATEGIES.items() if option in found.options
+            )
+            raise MobatlasError(
+                f"{option} concerns the strategy {others}, not {name}; leave it out"
+            )
     if preset is not None and preset not in finetune.PRESETS:
         known = finetune.PRESETS
-        raise MobatlasError(f"--preset {preset} does not exist{suggestion(preset, known)} (known: {', '.join(known)})")
+        raise MobatlasError(
+            f"--preset {preset} does not exist{suggestion(preset, known)} (known: {', '.join(known)})"
+        )
     tuning = {"finetune": finetune.PRESETS[preset]} if preset else {}
     own = {"finetune": {"divergence": divergence}} if divergence else {}
     config = build(SuperviseConfig, merge(tuning, values, own), "supervise")
@@ -187,24 +213,38 @@ def build_options(
 
 
 def _tilt(
-    model: Generator, dataset: TrajectoryDataset, evidence: Evidence, trainer: Trainer, options: Options
+    model: Generator,
+    dataset: TrajectoryDataset,
+    evidence: Evidence,
+    trainer: Trainer,
+    options: Options,
 ) -> Supervised:
     """Weigh training people, teach, and calibrate what was taught."""
     tilts = _weighed(dataset, evidence, options)
-    taught, metrics = teach.teach(model, dataset, evidence, tilts, trainer, from_scratch=options.from_scratch)
-    fitted = _calibrated(fit_calibration, taught, evidence.moments_by(options.membership), trainer, options)
+    taught, metrics = teach.teach(
+        model, dataset, evidence, tilts, trainer, from_scratch=options.from_scratch
+    )
+    fitted = _calibrated(
+        fit_calibration, taught, evidence.moments_by(options.membership), trainer, options
+    )
     return _tilted(taught, tilts, evidence, metrics, fitted)
 
 
 def _tilt_untaught(
-    model: Generator, dataset: TrajectoryDataset, evidence: Evidence, trainer: Trainer, options: Options
+    model: Generator,
+    dataset: TrajectoryDataset,
+    evidence: Evidence,
+    trainer: Trainer,
+    options: Options,
 ) -> Supervised:
     """Weigh training people, and choose samples that do on average what these do: moments that nobody reaches are not asked."""
     model.to(trainer.device.type)
     tilts = _weighed(dataset, evidence, options)
     moments = evidence.moments_by(options.membership)
     reached = replace(moments, means=moments.means - tilts.unmet)
-    return _tilted(model, tilts, evidence, {}, _calibrated(resample, model, reached, trainer, options))
+    return _tilted(
+        model, tilts, evidence, {}, _calibrated(resample, model, reached, trainer, options)
+    )
 
 
 def _weighed(dataset: TrajectoryDataset, evidence: Evidence, options: Options) -> teach.GroupTilts:
@@ -231,14 +271,20 @@ def _tilted(
         calibration=fitted,
         tilt=np.stack([tilt.coefficients for tilt in tilts.tilts]),
         facts={
-            "effective_sample_size": {name: row["effective_sample_size"] for name, row in found["groups"].items()},
+            "effective_sample_size": {
+                name: row["effective_sample_size"] for name, row in found["groups"].items()
+            },
             "dual_gap": {name: row["gap"] for name, row in found["groups"].items()},
         },
     )
 
 
 def _resample(
-    model: Generator, dataset: TrajectoryDataset, evidence: Evidence, trainer: Trainer, options: Options
+    model: Generator,
+    dataset: TrajectoryDataset,
+    evidence: Evidence,
+    trainer: Trainer,
+    options: Options,
 ) -> Supervised:
     """Calibrate the baseline; nothing is trained."""
     model.to(trainer.device.type)
@@ -247,11 +293,17 @@ def _resample(
     if fitted is not None:
         weighed = zip(fitted.groups.names, fitted.population, strict=True)
         sizes = {name: round(each.effective_sample_size * fitted.pool, 1) for name, each in weighed}
-    return Supervised(model, _of(fitted), calibration=fitted, facts={"effective_sample_size": sizes})
+    return Supervised(
+        model, _of(fitted), calibration=fitted, facts={"effective_sample_size": sizes}
+    )
 
 
 def _finetune(
-    model: Generator, dataset: TrajectoryDataset, evidence: Evidence, trainer: Trainer, options: Options
+    model: Generator,
+    dataset: TrajectoryDataset,
+    evidence: Evidence,
+    trainer: Trainer,
+    options: Options,
 ) -> Supervised:
     """The paper's phase 2, from phase 1 or from a tilted model."""
     tilted, config = model.groups is not None, options.config.finetune
@@ -264,7 +316,10 @@ def _finetune(
             made = sampler.sample(config.validation_samples, group, trainer.seed).trajectories
             mean = np.asarray(told.phi.counts(made).mean(0)).ravel()
             found[name] = told.distance(mean, told.means[group])["js"]
-        return {"js average": float(np.mean(list(found.values()))), **{f"js {name}": js for name, js in found.items()}}
+        return {
+            "js average": float(np.mean(list(found.values()))),
+            **{f"js {name}": js for name, js in found.items()},
+        }
 
     manner: dict[str, Any] = {"start_from_tilted": tilted, "on_validation": by_group}
     tuned, report = finetune.finetune(model, dataset, evidence.source, trainer, config, **manner)
@@ -281,7 +336,11 @@ def _strong(
 
 
 def _calibrated(
-    fit: Callable[..., Calibration], model: Generator, evidence: Evidence | Moments, trainer: Trainer, options: Options
+    fit: Callable[..., Calibration],
+    model: Generator,
+    evidence: Evidence | Moments,
+    trainer: Trainer,
+    options: Options,
 ) -> Calibration | None:
     """Fitted in one process, since one keeps it; None where samples show nothing of what the regions tell."""
     blind = not tells_times(model) and all(each.name == TIMES for each in evidence.phi.maps)
@@ -291,23 +350,39 @@ def _calibrated(
     if trainer.share.rank:
         return None
     with track("calibrating", 100, options.quiet) as tracker:
-        return fit(model, evidence, seed=trainer.seed, tracker=tracker, **options.config.calibration.arguments())
+        return fit(
+            model,
+            evidence,
+            seed=trainer.seed,
+            tracker=tracker,
+            **options.config.calibration.arguments(),
+        )
 
 
 def _of(fitted: Calibration | None) -> dict[str, Any]:
     return {} if fitted is None else {"calibration": fitted.report()}
 
 
-OF_EVIDENCE = ("--set visits", "--set groups_explain")  # what every strategy that asks regions can be told of them
+OF_EVIDENCE = (
+    "--set visits",
+    "--set groups_explain",
+)  # what every strategy that asks regions can be told of them
 STRATEGIES: Mapping[str, Strategy] = {
     "tilt": Strategy(
         _tilt,
-        frozenset({"--membership", "--from-scratch", "--set tilt", "--set calibration", *OF_EVIDENCE}),
+        frozenset(
+            {"--membership", "--from-scratch", "--set tilt", "--set calibration", *OF_EVIDENCE}
+        ),
         untaught=_tilt_untaught,
     ),
-    "resample": Strategy(_resample, frozenset({"--set calibration", *OF_EVIDENCE}), untaught=_resample),
+    "resample": Strategy(
+        _resample, frozenset({"--set calibration", *OF_EVIDENCE}), untaught=_resample
+    ),
     "finetune": Strategy(
-        _finetune, frozenset({"--preset", "--divergence", "--set finetune", "--set calibration", *OF_EVIDENCE})
+        _finetune,
+        frozenset(
+            {"--preset", "--divergence", "--set finetune", "--set calibration", *OF_EVIDENCE}
+        ),
     ),
     STRONG: Strategy(_strong, frozenset({"--from-scratch"}), needs_regions=False),
 }

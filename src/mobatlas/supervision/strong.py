@@ -28,8 +28,12 @@ def teach_labels(
     model: Generator, dataset: TrajectoryDataset, trainer: Trainer, *, from_scratch: bool = False
 ) -> tuple[Generator, dict[str, float]]:
     """The model that labels would give: continued from phase 1, or its conditional part trained anew."""
-    if dataset.groups is None or not np.any(dataset.person_groups()[dataset.split_people("train")] >= 0):
-        raise MobatlasError(f"{dataset.path}: the strategy 'strong' needs labels, and no training person has any")
+    if dataset.groups is None or not np.any(
+        dataset.person_groups()[dataset.split_people("train")] >= 0
+    ):
+        raise MobatlasError(
+            f"{dataset.path}: the strategy 'strong' needs labels, and no training person has any"
+        )
     taught = model.with_groups(dataset.groups, trainer.seed, from_scratch)
     draw = labelled(dataset, trainer.seed)
     report = trainer.run(taught.teaching(dataset, draw, "strong", trainer, fresh=from_scratch))

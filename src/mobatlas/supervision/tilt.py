@@ -42,7 +42,9 @@ class Tilt:
         with np.errstate(divide="ignore"):
             weights, _ = softmax(np.log(prior) + phi @ self.coefficients)
         size = float(1 / (weights**2).sum())
-        return replace(self, weights=weights, effective_sample_size=size, unmet=target - phi.T @ weights)
+        return replace(
+            self, weights=weights, effective_sample_size=size, unmet=target - phi.T @ weights
+        )
 
 
 def fit_tilt(
@@ -84,11 +86,15 @@ def fit_tilt(
         centre = transposed @ weights
 
         def product(v: Floats) -> Floats:
-            return np.asarray(transposed @ (weights * (scaled @ v)) - centre * (centre @ v) + ridge * v)
+            return np.asarray(
+                transposed @ (weights * (scaled @ v)) - centre * (centre @ v) + ridge * v
+            )
 
         return product
 
-    x, converged = minimise_dual(dual, curvature, np.zeros(phi.shape[1]) if start is None else start * scale, steps)
+    x, converged = minimise_dual(
+        dual, curvature, np.zeros(phi.shape[1]) if start is None else start * scale, steps
+    )
     weights, _ = tilted(x)
     reached = np.asarray(phi.T @ weights)
     return Tilt(
@@ -105,7 +111,9 @@ def scaled_features(phi: sparse.csr_array, weight: Floats | None = None) -> Scal
     """The root of the mean of each feature (features,), phi in its units (rows, features), and that transposed."""
     mean = phi.mean(0) if weight is None else phi.T @ weight
     scale = np.sqrt(np.maximum(np.asarray(mean).ravel(), 1 / phi.shape[0]))
-    narrow = np.int32 if phi.nnz < 2**31 else np.int64  # half the memory to go through in every product
+    narrow = (
+        np.int32 if phi.nnz < 2**31 else np.int64
+    )  # half the memory to go through in every product
     places = phi.indices.astype(narrow), phi.indptr.astype(narrow)
     scaled = sparse.csr_array((phi.data / scale[phi.indices], *places), shape=phi.shape)
     return scale, scaled, scaled.T
@@ -130,22 +138,34 @@ def minimise_dual(
         start,
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": steps, "maxfun": 2 * steps, "ftol": 1e-12, "gtol": TOLERANCE, "maxcor": 20},
+        options={
+            "maxiter": steps,
+            "maxfun": 2 * steps,
+            "ftol": 1e-12,
+            "gtol": TOLERANCE,
+            "maxcor": 20,
+        },
     )
 
     def operator(x: Floats) -> linalg.LinearOperator:
         product, size = curvature(x), len(x)
-        return linalg.LinearOperator((size, size), matvec=lambda v: product(v.ravel()), dtype=np.float64)
+        return linalg.LinearOperator(
+            (size, size), matvec=lambda v: product(v.ravel()), dtype=np.float64
+        )
 
     x, slope = _polished(found.x, dual, operator)
     return x, slope < CONVERGED
 
 
-def _polished(x: Floats, dual: Dual, curvature: Callable[[Floats], linalg.LinearOperator]) -> tuple[Floats, float]:
+def _polished(
+    x: Floats, dual: Dual, curvature: Callable[[Floats], linalg.LinearOperator]
+) -> tuple[Floats, float]:
     """A few Newton steps: the value of the dual alone cannot tell gradients below 1e-8 from zero. Also the largest slope."""
     gradient = dual(x)[1]
     for _ in range(NEWTON_STEPS):
-        if not TOLERANCE <= np.abs(gradient).max(initial=0) < NEAR:  # done, or without a solution to step to
+        if (
+            not TOLERANCE <= np.abs(gradient).max(initial=0) < NEAR
+        ):  # done, or without a solution to step to
             break
         step, _ = linalg.cg(curvature(x), -gradient, rtol=1e-4, maxiter=100)
         ahead = dual(x + step)[1]
@@ -155,17 +175,25 @@ def _polished(x: Floats, dual: Dual, curvature: Callable[[Floats], linalg.Linear
     return x, float(np.abs(gradient).max(initial=0))
 
 
-def refuse_unusable(phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats | None) -> None:
+def refuse_unusable(
+    phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats | None
+) -> None:
     rows, features = phi.shape
     if not rows:
         raise MobatlasError("tilt: there are no rows to weigh")
     if target.shape != (features,):
-        raise MobatlasError(f"tilt: {features} features but a target of {target.size}; give one mean per feature")
+        raise MobatlasError(
+            f"tilt: {features} features but a target of {target.size}; give one mean per feature"
+        )
     if not np.isfinite(target).all():
         raise MobatlasError(
             "tilt: the target holds NaN; recover the means of suppressed features first, or leave them out"
         )
     if not ridge >= 0:
         raise MobatlasError(f"tilt: the ridge is {ridge:g}; give zero or more")
-    if prior is not None and (prior.shape != (rows,) or not (prior >= 0).all() or not 0 < prior.sum() < np.inf):
-        raise MobatlasError(f"tilt: prior weights must be {rows:,} numbers, none negative, not all zero")
+    if prior is not None and (
+        prior.shape != (rows,) or not (prior >= 0).all() or not 0 < prior.sum() < np.inf
+    ):
+        raise MobatlasError(
+            f"tilt: prior weights must be {rows:,} numbers, none negative, not all zero"
+        )

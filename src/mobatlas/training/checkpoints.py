@@ -29,13 +29,19 @@ from mobatlas.io.manifest import write_whole as write_whole
 
 FORMAT = 1  # of the checkpoints; another one is refused, not guessed at
 KEPT = 2  # the newest, and the one before it should a disk lose the newest
-HEADER = (
-    "mobatlas"  # one key for all facts: safetensors writes several in random order, and equal runs give equal bytes
-)
+HEADER = "mobatlas"  # one key for all facts: safetensors writes several in random order, and equal runs give equal bytes
 FINAL = "final"
 START_ANEW = "start anew with --overwrite"
 _NAME = re.compile(r"(?P<stage>.+)-(?P<step>\d{8}|final)\.safetensors")
-_FACTS = {"format": int, "step": int, "stage": str, "seed": int, "config_hash": str, "config": dict, "settings": dict}
+_FACTS = {
+    "format": int,
+    "step": int,
+    "stage": str,
+    "seed": int,
+    "config_hash": str,
+    "config": dict,
+    "settings": dict,
+}
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,9 @@ class Identity:
 
     def facts(self) -> dict[str, Any]:
         """As it is written."""
-        values = json.loads(json.dumps({"config": self.config, "settings": self.settings}, default=str))
+        values = json.loads(
+            json.dumps({"config": self.config, "settings": self.settings}, default=str)
+        )
         text = json.dumps([self.stage, self.seed, values], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()
         return {"stage": self.stage, "seed": self.seed, "config_hash": digest, **values}
@@ -102,7 +110,9 @@ class Checkpoints:
     def newest(self) -> Checkpoint | None:
         """The final weights, or the last step; refused if it cannot be read or belongs to another run."""
         if self._path(FINAL).exists():
-            return self._read(self._path(FINAL), f"delete it to train the {self.identity.stage} again")
+            return self._read(
+                self._path(FINAL), f"delete it to train the {self.identity.stage} again"
+            )
         steps = self._steps()
         if not steps:
             return None
@@ -114,7 +124,9 @@ class Checkpoints:
         self._write(self._path(step), tensors, {"step": step, **facts})
         self._keep(KEPT)
 
-    def finish(self, step: int, weights: Mapping[str, Tensor], metrics: Mapping[str, float]) -> None:
+    def finish(
+        self, step: int, weights: Mapping[str, Tensor], metrics: Mapping[str, float]
+    ) -> None:
         """Write the final weights; the steps are not needed any more."""
         self._write(self._path(FINAL), weights, {"step": step, "metrics": dict(metrics)})
         self._keep(0)
@@ -122,7 +134,11 @@ class Checkpoints:
     def intact(self) -> str:
         """What there is to go on from, for the sentence of an error."""
         steps = self._steps()
-        return f"the checkpoint of step {steps[-1]} is intact" if steps else "there is no earlier checkpoint"
+        return (
+            f"the checkpoint of step {steps[-1]} is intact"
+            if steps
+            else "there is no earlier checkpoint"
+        )
 
     def _path(self, step: int | str) -> Path:
         name = step if isinstance(step, str) else f"{step:08d}"
@@ -130,7 +146,11 @@ class Checkpoints:
 
     def _steps(self) -> list[int]:
         names = [name for path in self.folder.iterdir() if (name := _NAME.fullmatch(path.name))]
-        return sorted(int(n["step"]) for n in names if n["stage"] == self.identity.stage and n["step"] != FINAL)
+        return sorted(
+            int(n["step"])
+            for n in names
+            if n["stage"] == self.identity.stage and n["step"] != FINAL
+        )
 
     def _keep(self, newest: int) -> None:
         steps = self._steps()
@@ -152,7 +172,7 @@ class Checkpoints:
         try:
             with safe_open(path, framework="pt") as opened:
                 facts = json.loads((opened.metadata() or {})[HEADER])
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}
             if any(not isinstance(facts[key], kind) for key, kind in _FACTS.items()):
                 raise ValueError
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
@@ -174,10 +194,14 @@ class Checkpoints:
 class State:
     """All that a step of training changes: weights, their average, and the moments of the optimiser."""
 
-    def __init__(self, network: nn.Module, optimizer: torch.optim.Optimizer, ema: float | None) -> None:
+    def __init__(
+        self, network: nn.Module, optimizer: torch.optim.Optimizer, ema: float | None
+    ) -> None:
         self.network, self.optimizer, self.ema = network, optimizer, ema
         self.trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        self.average = {} if ema is None else {name: p.detach().clone() for name, p in self.trained.items()}
+        self.average = (
+            {} if ema is None else {name: p.detach().clone() for name, p in self.trained.items()}
+        )
 
     @torch.no_grad()
     def update_average(self, step: int) -> None:
@@ -210,7 +234,9 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """By the names that they have in a checkpoint."""
-        weights = {f"network/{name}": tensor for name, tensor in named_tensors(self.network).items()}
+        weights = {
+            f"network/{name}": tensor for name, tensor in named_tensors(self.network).items()
+        }
         averages = {f"average/{name}": tensor for name, tensor in self.average.items()}
         moments = {
             f"optimizer/{name}/{moment}": value
@@ -222,7 +248,9 @@ class State:
     def load(self, checkpoint: Checkpoint) -> None:
         """Become what a checkpoint holds."""
         for name, parameter in self.trained.items():
-            if f"optimizer/{name}/step" in checkpoint.tensors:  # a parameter that never had a gradient has no moments
+            if (
+                f"optimizer/{name}/step" in checkpoint.tensors
+            ):  # a parameter that never had a gradient has no moments
                 self.optimizer.state[parameter] = {
                     "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                     "exp_avg": torch.zeros_like(parameter),
@@ -269,13 +297,18 @@ def only_one_process(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise MobatlasError(f"{folder}: another mobatlas process is training there; wait for it") from None
+            raise MobatlasError(
+                f"{folder}: another mobatlas process is training there; wait for it"
+            ) from None
         yield
 
 
 def append_line(path: Path, values: Mapping[str, Any]) -> None:
     """One more line of JSON; what is not a number is null, as JSON has no word for it."""
-    plain = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+    plain = {
+        key: None if isinstance(v, float) and not math.isfinite(v) else v
+        for key, v in values.items()
+    }
     with _disk(path), path.open("a", encoding="utf-8") as handle:
         handle.write(json.dumps(plain) + "\n")
 
@@ -284,7 +317,9 @@ def rewind_lines(path: Path, stage: str, step: int) -> None:
     """Drop what a stage logged past a step, and a line that a kill cut short."""
     with _disk(path):
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        write_whole(path, "".join(f"{line}\n" for line in lines if _stays(line, stage, step)).encode())
+        write_whole(
+            path, "".join(f"{line}\n" for line in lines if _stays(line, stage, step)).encode()
+        )
 
 
 def _stays(line: str, stage: str, step: int) -> bool:
@@ -313,12 +348,20 @@ def _by_dotted_name(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= (
+            _flat(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return flat
 
 
 def _layout(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return (
+        "absent"
+        if tensor is None
+        else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    )
 
 
 @contextmanager

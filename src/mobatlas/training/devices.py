@@ -37,7 +37,9 @@ def trains_in_bf16(device: torch.device) -> bool:
     With AVX512-BF16 alone a training step of the preset `small` took a third more time than in 32 bits; making samples, which
     `autocast` is for, took a third less.
     """
-    tiles = device.type != "cpu" or bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())
+    tiles = device.type != "cpu" or bool(
+        getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+    )
     return tiles and fast_bf16(device)
 
 
@@ -53,11 +55,19 @@ def find_device(accelerator: str) -> tuple[str, int]:
         "mps": int(torch.backends.mps.is_available()),
         "cpu": os.cpu_count() or 1,
     }
-    kind = next(name for name, count in there.items() if count) if accelerator == "auto" else accelerator
+    kind = (
+        next(name for name, count in there.items() if count)
+        if accelerator == "auto"
+        else accelerator
+    )
     if kind not in there:
-        raise MobatlasError(f"--accelerator {kind} does not exist (known: auto, {', '.join(there)})")
+        raise MobatlasError(
+            f"--accelerator {kind} does not exist (known: auto, {', '.join(there)})"
+        )
     if not there[kind]:
-        raise MobatlasError(f"--accelerator {kind}: there is no such device here; pass --accelerator auto")
+        raise MobatlasError(
+            f"--accelerator {kind}: there is no such device here; pass --accelerator auto"
+        )
     return kind, there[kind]
 
 
@@ -79,7 +89,9 @@ def fabric_on(accelerator: str, devices: int, precision: str) -> Fabric:
 
     kind = find_devices(accelerator, devices)
     _refuse_other_processes(devices)
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # each process announces itself otherwise
+    logging.getLogger("lightning_fabric").setLevel(
+        logging.WARNING
+    )  # each process announces itself otherwise
     fabric = Fabric(
         accelerator=kind,
         devices=devices,
@@ -111,7 +123,9 @@ def _refuse_other_processes(devices: int) -> None:
 
 def _precision(asked: str, kind: str) -> Any:
     if asked not in ("auto", "32-true", "bf16-mixed"):
-        raise MobatlasError(f"--precision {asked} does not exist (known: auto, 32-true, bf16-mixed)")
+        raise MobatlasError(
+            f"--precision {asked} does not exist (known: auto, 32-true, bf16-mixed)"
+        )
     if asked != "auto":
         return asked
     return "bf16-mixed" if trains_in_bf16(torch.device(kind)) else "32-true"
@@ -134,7 +148,9 @@ def signals_wait(wanted: bool) -> Iterator[list[int]]:
 
     if wanted and threading.current_thread() is threading.main_thread():
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        before = {number: old for number, old in handlers.items() if old not in (None, signal.SIG_IGN)}
+        before = {
+            number: old for number, old in handlers.items() if old not in (None, signal.SIG_IGN)
+        }
         for number in before:
             signal.signal(number, note)
     try:

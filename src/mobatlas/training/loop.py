@@ -44,12 +44,14 @@ SECONDS_BETWEEN_NOTES = 5.0  # a loss that flickers cannot be read
 Progress = Callable[[str, float], AbstractContextManager[Tracker]]  # (title, total)
 
 
-class Stopped(MobatlasError):  # noqa: N818 (it is what was asked for)
+class Stopped(MobatlasError):
     """Training was told to stop, and left a checkpoint of its last step; `signal` is the number it was told by."""
 
     def __init__(self, sentence: str, received: list[int]) -> None:
         super().__init__(f"{sentence}; continue with --resume")
-        self.signal = received[0] if received else int(signal.SIGINT)  # another process may have been told
+        self.signal = (
+            received[0] if received else int(signal.SIGINT)
+        )  # another process may have been told
 
 
 @dataclass(frozen=True)
@@ -77,30 +79,51 @@ class Stage:
     optimizer: Literal["adam", "adamw"] = "adam"
     weight_decay: float = 0.0
     warmup: int = 0  # steps, linear
-    decay: Literal["none", "linear", "cosine"] = "none"  # of the learning rate over the rest of the steps
+    decay: Literal["none", "linear", "cosine"] = (
+        "none"  # of the learning rate over the rest of the steps
+    )
     clip: float | None = 1.0  # gradient norm
     ema: float | None = None  # decay of the average of the weights, with which the network ends
-    validate: Callable[[nn.Module], dict[str, float]] | None = None  # sees the averaged weights, in eval mode
+    validate: Callable[[nn.Module], dict[str, float]] | None = (
+        None  # sees the averaged weights, in eval mode
+    )
     validate_every: int | None = None  # steps; at the end in any case
     examples_per_step: int = 0  # for the throughput
-    unused_parameters: bool = False  # some steps leave a parameter out: several processes must then look for it
+    unused_parameters: bool = (
+        False  # some steps leave a parameter out: several processes must then look for it
+    )
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: up linearly, then down as `decay` says."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
         gone = (step - self.warmup) / max(1, self.steps - self.warmup)  # 0 to 1
-        factor = {"none": 1.0, "linear": 1.0 - gone, "cosine": 0.5 * (1.0 + math.cos(math.pi * gone))}[self.decay]
+        factor = {
+            "none": 1.0,
+            "linear": 1.0 - gone,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * gone)),
+        }[self.decay]
         return self.learning_rate * factor
 
     def validates(self, done: int) -> bool:
         """Whether it is time to after so many steps."""
         every = self.validate_every
-        return self.validate is not None and (done == self.steps or (every is not None and done % every == 0))
+        return self.validate is not None and (
+            done == self.steps or (every is not None and done % every == 0)
+        )
 
     def settings(self) -> dict[str, Any]:
         """What its numbers depend on, beside the configuration."""
-        names = ("steps", "learning_rate", "optimizer", "weight_decay", "warmup", "decay", "clip", "ema")
+        names = (
+            "steps",
+            "learning_rate",
+            "optimizer",
+            "weight_decay",
+            "warmup",
+            "decay",
+            "clip",
+            "ema",
+        )
         return {name: getattr(self, name) for name in names}
 
     def state(self) -> State:
@@ -145,10 +168,15 @@ class _Journal:
         """Log the values of a step."""
         now, speed = time.monotonic(), values["examples_per_second"]
         if now - self._noted >= SECONDS_BETWEEN_NOTES or done == self.stage.steps:
-            self._note = f"loss {values['loss']:.4g}" + (f", {speed:.0f} examples/s" if speed else "")
+            self._note = f"loss {values['loss']:.4g}" + (
+                f", {speed:.0f} examples/s" if speed else ""
+            )
             self._noted = now
         if self.metrics:
-            append_line(self.metrics, {"stage": self.stage.name, "step": done, **values, "seconds": self.seconds})
+            append_line(
+                self.metrics,
+                {"stage": self.stage.name, "step": done, **values, "seconds": self.seconds},
+            )
         if self.board:
             for name, value in values.items():
                 self.board.add_scalar(f"{self.stage.name}/{name}", value, done)
@@ -189,7 +217,11 @@ class Trainer:
         if not 0 <= seed < 2**63:
             raise MobatlasError(f"--seed {seed}: is not a whole number from 0 to 2^63 - 1")
         self.folder, self.seed, self.config = folder, seed, config or {}
-        self.checkpoint_seconds, self.checkpoint_steps, self.log_every = checkpoint_seconds, checkpoint_steps, log_every
+        self.checkpoint_seconds, self.checkpoint_steps, self.log_every = (
+            checkpoint_seconds,
+            checkpoint_steps,
+            log_every,
+        )
         self.fabric = fabric_on(accelerator, devices, precision)
         self.device: torch.device = self.fabric.device
         self.share = Share(self.fabric.global_rank, self.fabric.world_size)
@@ -220,7 +252,9 @@ class Trainer:
     def _train_or_read(self, stage: Stage, received: list[int]) -> dict[str, float]:
         checkpoints, found = None, None
         if self.folder:
-            checkpoints = Checkpoints(self.folder, Identity(stage.name, self.seed, self.config, stage.settings()))
+            checkpoints = Checkpoints(
+                self.folder, Identity(stage.name, self.seed, self.config, stage.settings())
+            )
             self._first(checkpoints.sweep)
             found = checkpoints.newest()
         if found and found.metrics is not None:
@@ -232,14 +266,20 @@ class Trainer:
         if found and self.share.rank == 0:
             log.info("%s: continues from step %d of %d", stage.name, found.step, stage.steps)
             if found.facts.get("machine") != self._machine():
-                log.warning("%s: last digits may differ, it ran on %s before", stage.name, found.facts.get("machine"))
+                log.warning(
+                    "%s: last digits may differ, it ran on %s before",
+                    stage.name,
+                    found.facts.get("machine"),
+                )
         with self._journal(stage, found) as journal:
             return self._train(_Run(stage, state, checkpoints, journal, received))
 
     def _train(self, run: _Run) -> dict[str, float]:
         stage, saved = run.stage, time.monotonic()
         if self.share.world > 1:
-            strategy: Any = self.fabric.strategy  # has one option for all modules, where each stage has its own
+            strategy: Any = (
+                self.fabric.strategy
+            )  # has one option for all modules, where each stage has its own
             strategy._ddp_kwargs["find_unused_parameters"] = stage.unused_parameters
         wrapped, optimizer = self.fabric.setup(stage.network, run.state.optimizer)
         stage.network.train()
@@ -255,7 +295,9 @@ class Trainer:
                 self._save(run, done, metrics)
                 saved = time.monotonic()
             if stop:
-                raise Stopped(f"stopped at step {done} of {stage.steps} of the {stage.name}", run.received)
+                raise Stopped(
+                    f"stopped at step {done} of {stage.steps} of the {stage.name}", run.received
+                )
         run.state.use_average()
         self._save(run, stage.steps, metrics)
         return metrics
@@ -272,7 +314,9 @@ class Trainer:
         loss = stage.loss(wrapped, step, self.share)
         self.fabric.backward(loss)
         limit = math.inf if stage.clip is None else stage.clip
-        norm = self.fabric.clip_gradients(wrapped, optimizer, max_norm=limit, error_if_nonfinite=False)
+        norm = self.fabric.clip_gradients(
+            wrapped, optimizer, max_norm=limit, error_if_nonfinite=False
+        )
         assert norm is not None
         loss = loss.detach()
         # the norm is the same in every process, so that all stop or none
@@ -295,7 +339,9 @@ class Trainer:
             if stage.validate and stage.validates(done):
                 self._seed(stage, "validation")  # the same noise each time
                 with run.state.averaged() as network:
-                    metrics |= {name: float(value) for name, value in stage.validate(network).items()}
+                    metrics |= {
+                        name: float(value) for name, value in stage.validate(network).items()
+                    }
             values = {**metrics, "lr": stage.rate(done - 1), "grad_norm": float(norm), **timing}
             self._first(lambda: run.journal.line(done, values))
         run.journal.step(done)
@@ -327,10 +373,14 @@ class Trainer:
 
     def _seed(self, stage: Stage, step: int | str) -> None:
         """Begin the randomness of a step, the same in every process."""
-        digest = hashlib.blake2b(f"{self.seed}/{stage.name}/{step}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(
+            f"{self.seed}/{stage.name}/{step}".encode(), digest_size=8
+        ).digest()
         number = int.from_bytes(digest) >> 1  # 63 bits
         # torch.manual_seed seeds accelerators as well, and takes half a millisecond to find that there are none
-        seed = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        seed = (
+            torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        )
         seed(number)
 
     @contextmanager
@@ -340,10 +390,14 @@ class Trainer:
         tracker, metrics, board = SILENT, None, None
         with ExitStack() as stack:
             if self.share.rank == 0:
-                tracker = stack.enter_context(self._progress(f"training {stage.name}", stage.steps - done))
+                tracker = stack.enter_context(
+                    self._progress(f"training {stage.name}", stage.steps - done)
+                )
             if self.share.rank == 0 and self.folder:
                 metrics = self.folder.parent / METRICS
-                board = self._board and self._board(str(self.folder.parent / "tensorboard"), purge_step=done + 1)
+                board = self._board and self._board(
+                    str(self.folder.parent / "tensorboard"), purge_step=done + 1
+                )
                 stack.callback(board.close if board else lambda: None)
             if self.folder:
                 self._first(partial(rewind_lines, self.folder.parent / METRICS, stage.name, done))
@@ -371,7 +425,9 @@ class Trainer:
         """Which flags any process has raised: the same answer everywhere."""
         if self.share.world == 1:
             return flags
-        return tuple((self._mean(torch.tensor(flags, dtype=torch.float32, device=self.device)) > 0).tolist())
+        return tuple(
+            (self._mean(torch.tensor(flags, dtype=torch.float32, device=self.device)) > 0).tolist()
+        )
 
     def _mean(self, values: Tensor) -> Tensor:
         """Over the processes."""
@@ -383,11 +439,15 @@ class Trainer:
 def _open(folder: Path, resume: bool) -> None:
     state = training_state(folder)
     if state and not resume:
-        raise MobatlasError(f"{state}: training was begun here; pass --resume to go on or --overwrite to start anew")
+        raise MobatlasError(
+            f"{state}: training was begun here; pass --resume to go on or --overwrite to start anew"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not state:
-            (folder.parent / METRICS).unlink(missing_ok=True)  # of a run that never came to a checkpoint
+            (folder.parent / METRICS).unlink(
+                missing_ok=True
+            )  # of a run that never came to a checkpoint
     except OSError as error:
         raise MobatlasError(f"{folder}: cannot be made ({error.strerror})") from None
 
@@ -396,5 +456,7 @@ def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise MobatlasError("--tensorboard: it is not installed; pip install 'mobatlas[tensorboard]'") from None
+        raise MobatlasError(
+            "--tensorboard: it is not installed; pip install 'mobatlas[tensorboard]'"
+        ) from None
     return SummaryWriter

@@ -10,7 +10,11 @@ import sys
 TRIM, MAPPED = -1, -3  # of mallopt: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 KEPT = 2**30  # bytes that are free and not given back, at most
 LARGEST = 2**25  # of a piece that is kept: older versions take no more
-TOLD = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")  # whoever sets one knows better
+TOLD = (
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "GLIBC_TUNABLES",
+)  # whoever sets one knows better
 
 
 def keep_memory() -> bool:
@@ -30,4 +34,8 @@ def keep_memory() -> bool:
 
 def peak_gb() -> float:
     """The most memory that it has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+    return (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        * (1 if sys.platform == "darwin" else 1024)
+        / 1e9
+    )

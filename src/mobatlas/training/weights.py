@@ -18,7 +18,9 @@ WEIGHTS = "weights.safetensors"
 
 def save_weights(folder: Path, networks: Mapping[str, nn.Module]) -> None:
     """Write the weights and buffers of named networks."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _named(networks).items()}
+    tensors = {
+        name: tensor.detach().cpu().contiguous() for name, tensor in _named(networks).items()
+    }
     write_whole(folder / WEIGHTS, save(tensors))
 
 

@@ -28,17 +28,65 @@ class Slot(NamedTuple):
 
 
 WORKDAY = (
-    Slot(7.4, 0.4, 20, 0.11, {"coffee": 4, "gym": 2, "education": 2, "park": 1, "services": 1, "grocery": 0.5}),
-    Slot(12.4, 0.4, 35, 0.20, {"food": 6, "coffee": 2, "shopping": 1, "services": 1.5, "park": 0.7, "health": 0.7}),
-    Slot(17.6, 0.5, 35, 0.28, {"grocery": 4, "gym": 2, "shopping": 2, "education": 1, "health": 1, "services": 1.5}),
-    Slot(19.6, 0.6, 75, 0.20, {"food": 4, "entertainment": 2, "gym": 1, "park": 1, "worship": 0.5, "shopping": 1}),
+    Slot(
+        7.4,
+        0.4,
+        20,
+        0.11,
+        {"coffee": 4, "gym": 2, "education": 2, "park": 1, "services": 1, "grocery": 0.5},
+    ),
+    Slot(
+        12.4,
+        0.4,
+        35,
+        0.20,
+        {"food": 6, "coffee": 2, "shopping": 1, "services": 1.5, "park": 0.7, "health": 0.7},
+    ),
+    Slot(
+        17.6,
+        0.5,
+        35,
+        0.28,
+        {"grocery": 4, "gym": 2, "shopping": 2, "education": 1, "health": 1, "services": 1.5},
+    ),
+    Slot(
+        19.6,
+        0.6,
+        75,
+        0.20,
+        {"food": 4, "entertainment": 2, "gym": 1, "park": 1, "worship": 0.5, "shopping": 1},
+    ),
     Slot(22.0, 0.6, 100, 0.04, {"nightlife": 6, "entertainment": 1, "food": 1}),
 )
 FREE_DAY = (
-    Slot(9.6, 0.8, 50, 0.26, {"worship": 2.5, "park": 2, "coffee": 2.5, "grocery": 2, "gym": 1.5, "health": 2}),
-    Slot(12.4, 0.6, 50, 0.28, {"food": 4, "shopping": 2, "grocery": 2, "health": 1, "services": 1.5, "education": 1.5}),
-    Slot(15.4, 0.8, 60, 0.32, {"shopping": 3, "park": 2, "entertainment": 1.5, "coffee": 1.5, "services": 1, "gym": 1}),
-    Slot(18.8, 0.7, 75, 0.28, {"food": 4, "entertainment": 2, "grocery": 2, "gym": 1, "education": 0.5}),
+    Slot(
+        9.6,
+        0.8,
+        50,
+        0.26,
+        {"worship": 2.5, "park": 2, "coffee": 2.5, "grocery": 2, "gym": 1.5, "health": 2},
+    ),
+    Slot(
+        12.4,
+        0.6,
+        50,
+        0.28,
+        {"food": 4, "shopping": 2, "grocery": 2, "health": 1, "services": 1.5, "education": 1.5},
+    ),
+    Slot(
+        15.4,
+        0.8,
+        60,
+        0.32,
+        {"shopping": 3, "park": 2, "entertainment": 1.5, "coffee": 1.5, "services": 1, "gym": 1},
+    ),
+    Slot(
+        18.8,
+        0.7,
+        75,
+        0.28,
+        {"food": 4, "entertainment": 2, "grocery": 2, "gym": 1, "education": 0.5},
+    ),
     Slot(22.2, 0.7, 120, 0.06, {"nightlife": 6, "entertainment": 1, "food": 1}),
 )
 SLOTS = (FREE_DAY, WORKDAY)  # indexed by whether the person works that day
@@ -47,7 +95,10 @@ NIGHT_BY_WEEKDAY = np.array([0.5, 0.5, 0.6, 0.8, 2.0, 2.2, 0.6])  # Monday first
 WORK_BY_WEEKDAY = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.15, 0.1])
 
 ACTIVITY_SPREAD = 0.76  # standard deviation of a person's log activity
-ATTENDANCE = (4.0, 2.2)  # Beta parameters of the chance that a person with a job goes there on a weekday
+ATTENDANCE = (
+    4.0,
+    2.2,
+)  # Beta parameters of the chance that a person with a job goes there on a weekday
 RANGE_KM = 4.0
 MAX_SCALE = 128.0
 TOLERANCE = 2e-5  # bits
@@ -137,7 +188,9 @@ def pairwise_jsd(rows: Floats) -> Floats:
     divergences = np.zeros((len(rows), len(rows)))
     for first, row in enumerate(rows[:-1]):
         rest = slice(first + 1, None)
-        divergences[first, rest] = _entropy((row + rows[rest]) / 2) - (entropies[first] + entropies[rest]) / 2
+        divergences[first, rest] = (
+            _entropy((row + rows[rest]) / 2) - (entropies[first] + entropies[rest]) / 2
+        )
     return divergences + divergences.T
 
 
@@ -161,7 +214,8 @@ def _habits(config: CityConfig, groups: Groups) -> Habits:
     strength = min(1.0, config.divergence / 0.25)
     reach = RANGE_KM * np.exp(strength * 0.6 * (0.5 - standing))
     return Habits(
-        range_km=np.round(2 * reach) / 2,  # half kilometres, so that groups share a few tables of distances
+        range_km=np.round(2 * reach)
+        / 2,  # half kilometres, so that groups share a few tables of distances
         activity=np.exp(strength * 0.2 * (0.5 - standing)),
         employed=0.96 - 0.08 * (1 - standing) ** 4 - 0.16 * standing**4,
     )
@@ -180,14 +234,18 @@ class _Expectation:
         self.homes = places.group_home_cells  # (groups, cells)
         self.works = self.homes @ places.work_cells  # (groups, cells)
         self.demand = _demand(config, habits)  # (groups, 2, slots)
-        self.wanted = np.array([[[s.appetite.get(c, 0) for c in CATEGORIES] for s in slots] for slots in SLOTS])
+        self.wanted = np.array(
+            [[[s.appetite.get(c, 0) for c in CATEGORIES] for s in slots] for slots in SLOTS]
+        )
         self.decays = {r: decay(places, r) for r in np.unique(habits.range_km)}
 
     def appetite(self, tilt: Floats) -> Floats:
         """p(category | kind of day, slot): (groups, 2, slots, categories)."""
         popularity, starts = self.places.popularity, self.bounds[:-1]
         # A category is as attractive as its POIs on average, so that without geography a tilt acts on POIs alone.
-        average = np.add.reduceat(popularity * tilt, starts, 1) / np.add.reduceat(popularity, starts)
+        average = np.add.reduceat(popularity * tilt, starts, 1) / np.add.reduceat(
+            popularity, starts
+        )
         wanted = self.wanted * average[:, None, None]  # (groups, 2, slots, categories)
         return np.asarray(wanted / wanted.sum(-1, keepdims=True))
 
@@ -198,10 +256,17 @@ class _Expectation:
         expected = np.empty_like(tilt)
         for group, row in enumerate(self.places.popularity * tilt):
             near = self.decays[self.range_km[group]]  # (cells, pois)
-            for kind, (start, end) in enumerate(zip(self.bounds[:-1], self.bounds[1:], strict=True)):
+            for kind, (start, end) in enumerate(
+                zip(self.bounds[:-1], self.bounds[1:], strict=True)
+            ):
                 slice_ = near[:, start:end]
-                origins = self.homes[group] * from_home[group, kind] + self.works[group] * from_work[group, kind]
-                expected[group, start:end] = row[start:end] * ((origins / (slice_ @ row[start:end])) @ slice_)
+                origins = (
+                    self.homes[group] * from_home[group, kind]
+                    + self.works[group] * from_work[group, kind]
+                )
+                expected[group, start:end] = row[start:end] * (
+                    (origins / (slice_ @ row[start:end])) @ slice_
+                )
         return np.asarray(expected / expected.sum(1, keepdims=True))
 
 
@@ -210,10 +275,16 @@ def _demand(config: CityConfig, habits: Habits) -> Floats:
     nodes, weights = np.polynomial.hermite_e.hermegauss(24)
     person = np.exp(ACTIVITY_SPREAD * nodes - ACTIVITY_SPREAD**2 / 2) * config.activity  # (nodes,)
     activity = habits.activity[:, None] * person  # (groups, nodes)
-    going = 1 - np.exp(-activity[:, None, None, None] * slot_rates()[None, ..., None])  # (groups, 2, 7, slots, nodes)
+    going = 1 - np.exp(
+        -activity[:, None, None, None] * slot_rates()[None, ..., None]
+    )  # (groups, 2, 7, slots, nodes)
     outings = going @ (weights / weights.sum())  # (groups, 2, 7, slots)
-    at_work = habits.employed[:, None] * (ATTENDANCE[0] / sum(ATTENDANCE)) * WORK_BY_WEEKDAY  # (groups, 7)
-    calendar = np.bincount(weekdays(config), minlength=7) * np.stack([1 - at_work, at_work], 1)  # (groups, 2, 7)
+    at_work = (
+        habits.employed[:, None] * (ATTENDANCE[0] / sum(ATTENDANCE)) * WORK_BY_WEEKDAY
+    )  # (groups, 7)
+    calendar = np.bincount(weekdays(config), minlength=7) * np.stack(
+        [1 - at_work, at_work], 1
+    )  # (groups, 2, 7)
     return np.asarray((outings * calendar[..., None]).sum(2))
 
 
@@ -223,7 +294,9 @@ class _Taste:
     Ranks bound the preference: at equal divergence they leave a group more favourites than a Gaussian would.
     """
 
-    def __init__(self, groups: Groups, places: Places, visits: Floats, rng: np.random.Generator) -> None:
+    def __init__(
+        self, groups: Groups, places: Places, visits: Floats, rng: np.random.Generator
+    ) -> None:
         self.visits = visits  # (pois,) shares without preferences
         self.shared, life_course = _shared_loadings(groups)  # (groups, shared factors)
         factors = self.shared.shape[1] + len(groups)
@@ -233,7 +306,9 @@ class _Taste:
         own = rng.standard_normal((len(visits), factors))
         common = np.full(factors, OWN_BY_CATEGORY)
         common[: self.shared.shape[1]] = SHARED_BY_CATEGORY
-        raw = np.sqrt(common) * kinds[places.category] + np.sqrt(1 - common) * own  # (pois, factors)
+        raw = (
+            np.sqrt(common) * kinds[places.category] + np.sqrt(1 - common) * own
+        )  # (pois, factors)
         raw -= visits @ raw
         root = np.sqrt(visits)[:, None]
         # Orthonormal under the visits, so that loadings decide how far apart two groups are, whatever the seed.
@@ -252,7 +327,9 @@ class _Taste:
         """Ranks (groups, pois) at the designed likeness plus a correction, (groups, groups)."""
         own = self.likeness + correction - self.shared @ self.shared.T
         values, vectors = np.linalg.eigh(own)
-        loadings = np.concatenate([self.shared, vectors * np.sqrt(np.maximum(values, 0)) @ vectors.T], 1)
+        loadings = np.concatenate(
+            [self.shared, vectors * np.sqrt(np.maximum(values, 0)) @ vectors.T], 1
+        )
         taste = loadings @ self.factors.T  # (groups, pois)
         order = taste.argsort(1)
         ranked = self.visits[order]
@@ -265,7 +342,9 @@ def _shared_loadings(groups: Groups) -> tuple[Floats, int | None]:
     """What groups of like attributes share, (groups, shared factors), and the column of the life course."""
     columns: list[Floats] = []
     life_course: int | None = None
-    crowd = max(1.0, len(groups.attributes) / 4)  # many attributes divide among them what can be shared
+    crowd = max(
+        1.0, len(groups.attributes) / 4
+    )  # many attributes divide among them what can be shared
     for (_, levels), codes in zip(groups.attributes, groups.level_codes.T, strict=True):
         if len(levels) == 1:
             continue

@@ -99,7 +99,9 @@ class Steps(NamedTuple):
         return np.asarray(self.home_until - self.home_from >= SHORTEST_HOME)
 
 
-def draw_people(config: CityConfig, places: Places, behaviour: Behaviour, rng: np.random.Generator) -> People:
+def draw_people(
+    config: CityConfig, places: Places, behaviour: Behaviour, rng: np.random.Generator
+) -> People:
     """Who lives where, works where, and how active they are."""
     district = rng.choice(config.districts, config.users, p=places.district_sizes)
     group = _pick(places.composition, district, rng)
@@ -170,14 +172,20 @@ def _pick(table: Floats, rows: Ints, rng: np.random.Generator) -> Ints:
     return np.clip(found - rows * table.shape[1], 0, table.shape[1] - 1)
 
 
-def _intend(config: CityConfig, people: People, tables: Tables, rng: np.random.Generator) -> Outings:
+def _intend(
+    config: CityConfig, people: People, tables: Tables, rng: np.random.Generator
+) -> Outings:
     """Draw the outings of all days at once."""
     weekday = weekdays(config)  # (days,)
     shape = (len(people), config.days)
     attends = people.attendance[:, None] * people.employed[:, None] * WORK_BY_WEEKDAY[weekday]
     at_work = rng.random(shape, np.float32) < attends  # (people, days)
-    chance = 1 - np.exp(-people.activity[:, None, None, None] * slot_rates())  # (people, 2, 7, slots)
-    chance_today = chance[np.arange(len(people))[:, None], at_work.astype(np.int64), weekday]  # (people, days, slots)
+    chance = 1 - np.exp(
+        -people.activity[:, None, None, None] * slot_rates()
+    )  # (people, 2, 7, slots)
+    chance_today = chance[
+        np.arange(len(people))[:, None], at_work.astype(np.int64), weekday
+    ]  # (people, days, slots)
     going = np.zeros((*shape, DAY_SLOTS), bool)
     going[..., OUTINGS] = rng.random(chance_today.shape, np.float32) < chance_today
     going[..., MORNING_WORK] = at_work
@@ -195,7 +203,9 @@ def _times(day: Ints, slot: Ints, workday: Ints, rng: np.random.Generator) -> tu
     outing = np.full(DAY_SLOTS, -1)
     outing[OUTINGS] = np.arange(len(OUTINGS))
     mean, spread, stay = (
-        np.array([[getattr(SLOTS[kind][s], name) if s >= 0 else 0 for s in outing] for kind in (0, 1)])
+        np.array(
+            [[getattr(SLOTS[kind][s], name) if s >= 0 else 0 for s in outing] for kind in (0, 1)]
+        )
         for name in ("hour", "spread", "stay")
     )  # (2, day slots) each
     noise = rng.standard_normal((2, len(slot)))
@@ -216,7 +226,12 @@ def _times(day: Ints, slot: Ints, workday: Ints, rng: np.random.Generator) -> tu
 
 
 def _candidates(
-    people: People, person: Ints, slot: Ints, workday: Ints, tables: Tables, rng: np.random.Generator
+    people: People,
+    person: Ints,
+    slot: Ints,
+    workday: Ints,
+    tables: Tables,
+    rng: np.random.Generator,
 ) -> tuple[Ints, Ints]:
     """The category of each outing, and the POI that it leads to if the person explores."""
     category = np.zeros(len(person), np.int64)
@@ -229,7 +244,9 @@ def _candidates(
         if len(at) == 0:
             continue
         which = np.searchsorted(OUTINGS, slot[at])
-        appetite = tables.behaviour.appetite[index].reshape(-1, len(CATEGORIES))  # (2 * slots, categories)
+        appetite = tables.behaviour.appetite[index].reshape(
+            -1, len(CATEGORIES)
+        )  # (2 * slots, categories)
         category[at] = _pick(appetite, workday[at] * len(OUTINGS) + which, rng)
         from_work = (workday[at] == 1) & (which == MIDDAY)
         cells = np.where(from_work, people.work_cell[person[at]], people.home_cell[person[at]])
@@ -243,13 +260,17 @@ def _carry_out(people: People, outings: Outings, places: Places, rng: np.random.
     # The busiest first, so that those who still have an outing are always the first ones.
     busiest = np.argsort(-count, kind="stable")
     first = (np.cumsum(count) - count)[busiest]
-    remaining = np.searchsorted(-count[busiest], -np.arange(1, count.max(initial=0) + 1), side="right")
+    remaining = np.searchsorted(
+        -count[busiest], -np.arange(1, count.max(initial=0) + 1), side="right"
+    )
 
     memory = _Memory(outings, len(people), len(places.pois))
     explores, recalls = rng.random((2, len(outings.person)), np.float32)
     home, work = people.home[busiest], people.work[busiest]  # (people, 2)
     here = home.copy()  # (people, 2)
-    left = np.full(len(people), -SETTING_OUT)  # (people,) so that the first stay at home begins at midnight
+    left = np.full(
+        len(people), -SETTING_OUT
+    )  # (people,) so that the first stay at home begins at midnight
     to_work = (outings.slot == MORNING_WORK) | (outings.slot == AFTERNOON_WORK)
 
     place = np.empty(len(to_work), np.int64)
@@ -286,9 +307,13 @@ class _Memory:
         self.seen = np.zeros_like(capacity)
         self.visits = np.zeros(len(key), np.int64)  # in the order of person, category, time
         self.known = np.zeros((people, pois // 8 + 1), np.uint8)  # one bit a POI
-        self.places = np.zeros(people, np.int64)  # S of the paper on exploration and preferential return
+        self.places = np.zeros(
+            people, np.int64
+        )  # S of the paper on exploration and preferential return
 
-    def choose(self, people: Ints, at: Ints, explores: Draws, recalls: Draws, counts: NDArray[np.bool_]) -> Ints:
+    def choose(
+        self, people: Ints, at: Ints, explores: Draws, recalls: Draws, counts: NDArray[np.bool_]
+    ) -> Ints:
         """The POI of one outing of each person, remembered where it counts."""
         key = people * len(CATEGORIES) + self.category[at]
         seen, first = self.seen[key], self.first[key]
@@ -312,14 +337,22 @@ def _travel(origin: Floats, destination: Floats) -> Ints:
 def _interleave(person: Ints, steps: Steps, horizon: int) -> Rows:
     """Outings, the stays at home before them, and everybody's last stay at home, in order and within the horizon."""
     people, via_home = len(steps.last_home), steps.via_home
-    row = np.cumsum(1 + via_home) - 1 + person  # (outings,) every earlier person also has a last stay at home
+    row = (
+        np.cumsum(1 + via_home) - 1 + person
+    )  # (outings,) every earlier person also has a last stay at home
     before = row[via_home] - 1
-    rows_each = np.bincount(person, minlength=people) + np.bincount(person[via_home], minlength=people) + 1
+    rows_each = (
+        np.bincount(person, minlength=people) + np.bincount(person[via_home], minlength=people) + 1
+    )
     last = np.cumsum(rows_each) - 1  # (people,)
     who = np.repeat(np.arange(people), rows_each)
     where, since, until = np.full((3, len(who)), HOME)
     where[row] = steps.place
-    since[row], since[before], since[last] = steps.arrival, steps.home_from[via_home], steps.last_home
+    since[row], since[before], since[last] = (
+        steps.arrival,
+        steps.home_from[via_home],
+        steps.last_home,
+    )
     until[row], until[before], until[last] = steps.departure, steps.home_until[via_home], horizon
     kept = since < horizon
     return Rows(who[kept], where[kept], since[kept], np.minimum(until, horizon)[kept])
@@ -329,7 +362,9 @@ def _silence(config: CityConfig, rows: Rows, people: int, rng: np.random.Generat
     """Remove what begins on a silent day, and cut what would last into one."""
     silent = rng.random((people, config.days), np.float32) < config.dropout
     upcoming = np.where(silent, np.arange(config.days), config.days)
-    upcoming = np.minimum.accumulate(upcoming[:, ::-1], 1)[:, ::-1]  # (people, days) the first silent day from here on
+    upcoming = np.minimum.accumulate(upcoming[:, ::-1], 1)[
+        :, ::-1
+    ]  # (people, days) the first silent day from here on
     end = upcoming[rows.person, rows.arrival // DAY] * DAY
     heard = end > rows.arrival
     cut = rows._replace(departure=np.minimum(rows.departure, end))

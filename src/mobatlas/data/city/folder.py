@@ -14,7 +14,12 @@ KIND = "city"
 
 
 def write_city_folder(
-    out: Path | str, config: CityConfig, seed: int = 0, *, overwrite: bool = False, tracker: Tracker = SILENT
+    out: Path | str,
+    config: CityConfig,
+    seed: int = 0,
+    *,
+    overwrite: bool = False,
+    tracker: Tracker = SILENT,
 ) -> dict[str, Any]:
     """Simulate into `out`: visits.parquet, people.parquet, pois.parquet; returns what was written."""
     recorded = {"simulate": config.model_dump(mode="json")}

@@ -111,15 +111,21 @@ def distance(a: Floats, b: Floats) -> Floats:
 def _work_centres(rng: np.random.Generator) -> Floats:
     angles = rng.uniform(0, 2 * np.pi) + np.arange(3) * 2 * np.pi / 3
     around = rng.uniform(5, 8, 3)
-    return np.concatenate([np.zeros((1, 2)), np.stack([around * np.cos(angles), around * np.sin(angles)], 1)])
+    return np.concatenate(
+        [np.zeros((1, 2)), np.stack([around * np.cos(angles), around * np.sin(angles)], 1)]
+    )
 
 
-def _districts(count: int, cells: Floats, density: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
+def _districts(
+    count: int, cells: Floats, density: Floats, rng: np.random.Generator
+) -> tuple[Floats, Floats]:
     """p(home cell | district), (districts, cells), and the districts' shares of the population, (districts,)."""
     # A sunflower covers the disc evenly whatever the number of districts.
     turn = np.arange(count) * np.pi * (3 - np.sqrt(5))
     reach = RADIUS_KM * np.sqrt((np.arange(count) + 0.5) / count)
-    away = distance(np.stack([reach * np.cos(turn), reach * np.sin(turn)], 1), cells)  # (districts, cells)
+    away = distance(
+        np.stack([reach * np.cos(turn), reach * np.sin(turn)], 1), cells
+    )  # (districts, cells)
     member = np.zeros_like(away)
     member[away.argmin(0), np.arange(len(cells))] = 1
     # With more districts than cells, some share a cell.

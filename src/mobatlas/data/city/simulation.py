@@ -65,15 +65,21 @@ def simulate(config: CityConfig, seed: int, on_progress: Progress | None = None)
     return City(visits, _people_table(plan), _pois_table(plan))
 
 
-def simulate_visits(config: CityConfig, seed: int, on_progress: Progress | None = None) -> Iterator[Any]:
+def simulate_visits(
+    config: CityConfig, seed: int, on_progress: Progress | None = None
+) -> Iterator[Any]:
     """The visits as record batches of some thousand people each, ordered by person and time."""
     return _visits(_plan(config, seed), on_progress)
 
 
-def write_city(config: CityConfig, seed: int, folder: Path, on_progress: Progress | None = None) -> dict[str, Any]:
+def write_city(
+    config: CityConfig, seed: int, folder: Path, on_progress: Progress | None = None
+) -> dict[str, Any]:
     """Write visits.parquet, people.parquet and pois.parquet into an existing folder in bounded memory; what was written."""
     if not folder.is_dir():
-        raise MobatlasError(f"{folder}: no such folder to write the simulated city to; create it first")
+        raise MobatlasError(
+            f"{folder}: no such folder to write the simulated city to; create it first"
+        )
     plan = _plan(config, seed)
     for name, table in (("people", _people_table(plan)), ("pois", _pois_table(plan))):
         write_parquet(folder / f"{name}.parquet", table.schema, table.to_batches())
@@ -103,7 +109,9 @@ def _plan(config: CityConfig, seed: int) -> _Plan:
     groups = Groups.of(config.attributes)
     taken = PEOPLE_COLUMNS & set(groups.attribute_names)
     if taken:
-        raise MobatlasError(f"simulate.attributes: '{min(taken)}' is already a column of people; choose another name")
+        raise MobatlasError(
+            f"simulate.attributes: '{min(taken)}' is already a column of people; choose another name"
+        )
     if len(groups) ** 2 * config.pois > MAX_PAIRS_BY_POIS:
         raise MobatlasError(
             f"simulate: {len(groups)} groups and {config.pois} POIs are too much together; use fewer levels or POIs"
@@ -135,10 +143,20 @@ def _batch(plan: _Plan, people: People, user_ids: list[str], rows: Rows) -> Any:
     """Rows as they go to disk: every place of these people has an index among POIs, homes and works, in this order."""
     pois, users = len(plan.places.pois), len(people)
     at_home, at_work = rows.place == HOME, rows.place == WORK
-    index = np.where(at_home, pois + rows.person, np.where(at_work, pois + users + rows.person, rows.place))
-    ids = _poi_ids(pois) + [f"home:{user}" for user in user_ids] + [f"work:{user}" for user in user_ids]
+    index = np.where(
+        at_home, pois + rows.person, np.where(at_work, pois + users + rows.person, rows.place)
+    )
+    ids = (
+        _poi_ids(pois)
+        + [f"home:{user}" for user in user_ids]
+        + [f"work:{user}" for user in user_ids]
+    )
     lat, lon = coordinates(np.concatenate([plan.places.pois, people.home, people.work]))
-    kind = np.select([at_home, at_work], [len(CATEGORIES), len(CATEGORIES) + 1], plan.places.category[index % pois])
+    kind = np.select(
+        [at_home, at_work],
+        [len(CATEGORIES), len(CATEGORIES) + 1],
+        plan.places.category[index % pois],
+    )
     midnight = np.datetime64(plan.config.start, "us")
     return pa.record_batch(
         [
@@ -160,7 +178,10 @@ def _people_table(plan: _Plan) -> Any:
     config, people = plan.config, plan.people
     home_lat, home_lon = coordinates(people.home)
     work_lat, work_lon = coordinates(people.work)
-    districts = [f"D{number + 1:0{max(2, len(str(config.districts)))}d}" for number in range(config.districts)]
+    districts = [
+        f"D{number + 1:0{max(2, len(str(config.districts)))}d}"
+        for number in range(config.districts)
+    ]
     columns = {
         "user_id": pa.array(_user_ids(config, 0, config.users)),
         "home_lat": home_lat,
@@ -178,7 +199,9 @@ def _people_table(plan: _Plan) -> Any:
 def _pois_table(plan: _Plan) -> Any:
     lat, lon = coordinates(plan.places.pois)
     category = pa.array(list(CATEGORIES)).take(pa.array(plan.places.category))
-    return pa.table({"poi_id": pa.array(_poi_ids(len(lat))), "lat": lat, "lon": lon, "category": category})
+    return pa.table(
+        {"poi_id": pa.array(_poi_ids(len(lat))), "lat": lat, "lon": lon, "category": category}
+    )
 
 
 def _user_ids(config: CityConfig, begin: int, end: int) -> list[str]:

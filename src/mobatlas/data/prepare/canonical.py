@@ -8,7 +8,15 @@ import ibis
 from ibis import ir
 
 from mobatlas.config import PrepareConfig
-from mobatlas.data.prepare.columns import FALSE_WORDS, NO_ANSWER, TRUE_WORDS, as_flag, as_number, as_text, is_word
+from mobatlas.data.prepare.columns import (
+    FALSE_WORDS,
+    NO_ANSWER,
+    TRUE_WORDS,
+    as_flag,
+    as_number,
+    as_text,
+    is_word,
+)
 from mobatlas.data.prepare.engine import Engine, one
 from mobatlas.data.readers.base import Source
 from mobatlas.data.schema import VISITS_REQUIRED, require_columns
@@ -68,7 +76,9 @@ def canonical_visits(source: Source) -> ir.Table:
     )
 
 
-def check_rows(visits: ir.Table, source: Source, engine: Engine, config: PrepareConfig) -> tuple[ir.Table, RowCounts]:
+def check_rows(
+    visits: ir.Table, source: Source, engine: Engine, config: PrepareConfig
+) -> tuple[ir.Table, RowCounts]:
     """Count what is wrong; refuse, or leave only the rows that can be used."""
     faults = _faults(visits, config)
     invalid = faults[0].rows
@@ -92,16 +102,22 @@ def check_rows(visits: ir.Table, source: Source, engine: Engine, config: Prepare
         raise MobatlasError(f"{source.where}: the table has no rows")
     for fault in faults:
         if counts[fault.name] and config.invalid_rows == "refuse":
-            raise MobatlasError(_describe(fault, visits, source, engine, int(counts[fault.name]), rows))
+            raise MobatlasError(
+                _describe(fault, visits, source, engine, int(counts[fault.name]), rows)
+            )
     n_missing = int(counts["n_missing"])
     if n_missing > config.max_missing_coordinates * rows:
         raise MobatlasError(
             f"{source.where}: columns 'lat' and 'lon' are missing in {n_missing:,} of {rows:,} rows, more than "
             f"max_missing_coordinates = {config.max_missing_coordinates:g} allows; fill them or raise the limit"
         )
-    counted = RowCounts(rows, n_missing, int(counts["n_not_poi"] or 0), int(counts["n_invalid"] or 0))
+    counted = RowCounts(
+        rows, n_missing, int(counts["n_not_poi"] or 0), int(counts["n_invalid"] or 0)
+    )
     if not (counted.missing_coordinates or counted.not_poi or counted.invalid):
-        return visits.drop(*RAW), counted  # asking every row again, in every pass, costs a tenth of a preparation
+        return visits.drop(
+            *RAW
+        ), counted  # asking every row again, in every pass, costs a tenth of a preparation
     return visits.filter(~(missing | not_poi | invalid)).drop(*RAW), counted
 
 
@@ -109,25 +125,55 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> list[_Fault]:
     unparsed = (visits.start.isnull() & _is_given(visits.raw_arrival)) | (
         visits.end.isnull() & _is_given(visits.raw_departure)
     )
-    words = (visits.lat.isnull() & is_word(visits.raw_lat)) | (visits.lon.isnull() & is_word(visits.raw_lon))
+    words = (visits.lat.isnull() & is_word(visits.raw_lat)) | (
+        visits.lon.isnull() & is_word(visits.raw_lon)
+    )
     times = ("raw_arrival", "raw_departure")
     flags = (*TRUE_WORDS, *FALSE_WORDS, *NO_ANSWER)
     unclear = is_word(visits.raw_is_home, flags) | is_word(visits.raw_is_work, flags)
     reserved = visits.poi_id.isin(SPECIALS).fill_null(False) & ~visits.home & ~visits.work
     return [
-        _Fault("no_user", visits.user_id.isnull(), ("poi_id", "raw_arrival"), "column 'user_id' is empty"),
+        _Fault(
+            "no_user",
+            visits.user_id.isnull(),
+            ("poi_id", "raw_arrival"),
+            "column 'user_id' is empty",
+        ),
         _Fault(
             "bad_time",
             unparsed,
             times,
             "columns 'arrival' and 'departure' must be local times like 2024-03-04 08:15:00, without a zone, and are not",
         ),
-        _Fault("no_time", ~_is_given(visits.raw_arrival), ("user_id", "poi_id"), "column 'arrival' is empty"),
-        _Fault("bad_number", words, ("raw_lat", "raw_lon"), "columns 'lat' and 'lon' must be numbers, and are not"),
-        _Fault("bad_lat", (visits.lat.abs() > 90).fill_null(False), ("raw_lat",), "column 'lat' is outside -90..90"),
-        _Fault("bad_lon", (visits.lon.abs() > 180).fill_null(False), ("raw_lon",), "column 'lon' is outside -180..180"),
         _Fault(
-            "bad_flag", unclear, ("raw_is_home", "raw_is_work"), "columns 'is_home' and 'is_work' must be true or false"
+            "no_time",
+            ~_is_given(visits.raw_arrival),
+            ("user_id", "poi_id"),
+            "column 'arrival' is empty",
+        ),
+        _Fault(
+            "bad_number",
+            words,
+            ("raw_lat", "raw_lon"),
+            "columns 'lat' and 'lon' must be numbers, and are not",
+        ),
+        _Fault(
+            "bad_lat",
+            (visits.lat.abs() > 90).fill_null(False),
+            ("raw_lat",),
+            "column 'lat' is outside -90..90",
+        ),
+        _Fault(
+            "bad_lon",
+            (visits.lon.abs() > 180).fill_null(False),
+            ("raw_lon",),
+            "column 'lon' is outside -180..180",
+        ),
+        _Fault(
+            "bad_flag",
+            unclear,
+            ("raw_is_home", "raw_is_work"),
+            "columns 'is_home' and 'is_work' must be true or false",
         ),
         _Fault(
             "reserved",
@@ -136,7 +182,10 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> list[_Fault]:
             "column 'poi_id' uses a reserved word; flag the row as is_home or is_work, or rename the place;",
         ),
         _Fault(
-            "reversed", (visits.end < visits.start).fill_null(False), times, "column 'departure' is before 'arrival'"
+            "reversed",
+            (visits.end < visits.start).fill_null(False),
+            times,
+            "column 'departure' is before 'arrival'",
         ),
         _Fault(
             "long_stay",
@@ -147,7 +196,9 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> list[_Fault]:
     ]
 
 
-def _describe(fault: _Fault, visits: ir.Table, source: Source, engine: Engine, count: int, rows: int) -> str:
+def _describe(
+    fault: _Fault, visits: ir.Table, source: Source, engine: Engine, count: int, rows: int
+) -> str:
     names = dict.fromkeys(("user_id", *fault.columns))
     shown = visits.filter(fault.rows).select(
         **{name.removeprefix("raw_"): visits[name].cast("string") for name in names}
@@ -167,16 +218,22 @@ def _refuse_time_type(where: str, name: str, column: ir.Value) -> None:
             f"{where}: column '{name}' carries the time zone {kind.timezone}; convert it to naive local time"
         )
     if not (kind.is_timestamp() or kind.is_date() or kind.is_string() or kind.is_null()):
-        raise MobatlasError(f"{where}: column '{name}' is of type {kind}; give local timestamps, or text in ISO form")
+        raise MobatlasError(
+            f"{where}: column '{name}' is of type {kind}; give local timestamps, or text in ISO form"
+        )
 
 
 def _as_seconds(column: ir.Value) -> ir.Value:
     kind = column.type()
     if kind.is_string():
-        column = ibis.ifelse(column.re_search(ISO_LOCAL), column, ibis.null("string")).try_cast("timestamp")
+        column = ibis.ifelse(column.re_search(ISO_LOCAL), column, ibis.null("string")).try_cast(
+            "timestamp"
+        )
     elif not kind.is_timestamp():
         column = column.cast("timestamp")
-    return column.truncate("s").epoch_seconds().cast("int64")  # engines round a fraction of a second differently
+    return (
+        column.truncate("s").epoch_seconds().cast("int64")
+    )  # engines round a fraction of a second differently
 
 
 def _is_given(raw: ir.Value) -> ir.Value:

@@ -18,7 +18,11 @@ def as_text(column: ir.Value) -> ir.Value:
 def as_number(column: ir.Value) -> ir.Value:
     """A float; null where it is none."""
     kind = column.type()
-    value = column.cast("float64") if kind.is_numeric() or kind.is_boolean() else as_text(column).try_cast("float64")
+    value = (
+        column.cast("float64")
+        if kind.is_numeric() or kind.is_boolean()
+        else as_text(column).try_cast("float64")
+    )
     return ibis.ifelse(value.isnan(), ibis.null("float64"), value)
 
 

@@ -74,7 +74,9 @@ class DuckDBEngine:
         found = path / "**" / "*.parquet" if several else parquet_of(path, self.work)
         self._read[path] = str(found)
         with self._blaming():
-            return self._backend.read_parquet(str(found), **({"hive_partitioning": False} if several else {}))
+            return self._backend.read_parquet(
+                str(found), **({"hive_partitioning": False} if several else {})
+            )
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
         path = self.work / f"{name}.parquet"
@@ -128,7 +130,9 @@ class SparkEngine:
         nanoseconds = {
             field.name: (table[field.name] // 1_000_000_000).as_timestamp("s")
             for field in parquet_schema(path)
-            if pa.types.is_timestamp(field.type) and field.type.unit == "ns" and table[field.name].type().is_integer()
+            if pa.types.is_timestamp(field.type)
+            and field.type.unit == "ns"
+            and table[field.name].type().is_integer()
         }
         return table.mutate(**nanoseconds) if nanoseconds else table
 
@@ -172,7 +176,9 @@ def open_engine(name: str, work: Path, memory_limit: str = "2GB") -> Engine:
         try:
             return DuckDBEngine(work, memory_limit)
         except duckdb.Error as error:
-            raise MobatlasError(f"memory_limit '{memory_limit}': DuckDB refused it ({error})") from None
+            raise MobatlasError(
+                f"memory_limit '{memory_limit}': DuckDB refused it ({error})"
+            ) from None
     if name == "spark":
         return SparkEngine(work, memory_limit)
     raise MobatlasError(f"--engine {name} does not exist (known: {', '.join(ENGINES)})")
@@ -196,17 +202,19 @@ def parquet_of(path: Path, work: Path) -> Path:
     digest = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]
     copy = work / f"{path.name.split('.')[0]}-{digest}.parquet"
     columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in names)
-    options = (
-        f"auto_detect=false, header=true, delim={literal(delimiter)}, quote='\"', escape='\"', columns={{{columns}}}"
-    )
+    options = f"auto_detect=false, header=true, delim={literal(delimiter)}, quote='\"', escape='\"', columns={{{columns}}}"
     try:
-        with duckdb.connect(config={"temp_directory": str(work / "spill"), "memory_limit": "1GB"}) as connection:
+        with duckdb.connect(
+            config={"temp_directory": str(work / "spill"), "memory_limit": "1GB"}
+        ) as connection:
             connection.execute("SET enable_progress_bar = false")
             connection.execute(
                 f"COPY (SELECT * FROM read_csv({literal(path)}, {options})) TO {literal(copy)} (FORMAT parquet)"
             )
     except duckdb.Error as error:
-        raise MobatlasError(f"{path}: not a readable CSV file in UTF-8: {_first_words(error)}") from None
+        raise MobatlasError(
+            f"{path}: not a readable CSV file in UTF-8: {_first_words(error)}"
+        ) from None
     return copy
 
 
@@ -214,7 +222,9 @@ def _read_whole(path: Path, found: str) -> None:
     """Refuse a path that DuckDB, which calls it by another name, does not read to its end."""
     try:
         with duckdb.connect() as connection:  # that of a query that failed may be of no more use
-            connection.execute(f"SELECT max(hash(COLUMNS(*))) FROM read_parquet({literal(found)})").fetchall()
+            connection.execute(
+                f"SELECT max(hash(COLUMNS(*))) FROM read_parquet({literal(found)})"
+            ).fetchall()
     except duckdb.Error as error:
         raise MobatlasError(f"{path}: is damaged, or not Parquet ({_first_words(error)})") from None
 
@@ -244,7 +254,9 @@ def first_line(path: Path) -> str:
     except (OSError, EOFError, UnicodeError, zlib.error) as error:
         raise MobatlasError(f"{path}: not a readable CSV file in UTF-8 ({error})") from None
     if len(first) >= LONGEST_HEADER:
-        raise MobatlasError(f"{path}: the first line names no columns, it is longer than {LONGEST_HEADER:,} characters")
+        raise MobatlasError(
+            f"{path}: the first line names no columns, it is longer than {LONGEST_HEADER:,} characters"
+        )
     return first
 
 
@@ -256,7 +268,9 @@ def literal(value: object) -> str:
 def parquet_schema(path: Path) -> pa.Schema:
     """The Arrow schema of a Parquet file or folder."""
     try:
-        schema = pads.dataset(path, format="parquet").schema if path.is_dir() else pq.read_schema(path)
+        schema = (
+            pads.dataset(path, format="parquet").schema if path.is_dir() else pq.read_schema(path)
+        )
     except (pa.ArrowInvalid, OSError) as error:
         raise MobatlasError(
             f"{path}: not a readable Parquet file; give .parquet or .csv ({str(error).splitlines()[0]})"

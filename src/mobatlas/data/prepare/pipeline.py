@@ -59,7 +59,9 @@ class _Observed:
     in_people: int | None  # users with visits whom the people table knows
 
 
-def prepare_config(format: str, values: Mapping[str, Any] | None = None, where: str = "prepare") -> PrepareConfig:  # noqa: A002
+def prepare_config(
+    format: str, values: Mapping[str, Any] | None = None, where: str = "prepare"
+) -> PrepareConfig:
     """Defaults, then what suits the source, then what the user wants."""
     return build(PrepareConfig, merge(reader_named(format).suggests, values or {}), where)
 
@@ -68,7 +70,7 @@ def prepare(
     source: Path | str,
     out: Path | str,
     *,
-    format: str = "plain",  # noqa: A002
+    format: str = "plain",
     preset: str | None = None,
     values: Mapping[str, Any] | None = None,
     engine: str = "duckdb",
@@ -82,7 +84,10 @@ def prepare(
     refuse_overlap(Path(source), Path(out))
     require_path(Path(source))  # before an engine starts: Java takes seconds
     reader = reader_named(format)
-    recorded = {"format": format, "prepare": config.model_dump(mode="json", exclude={"memory_limit"})}
+    recorded = {
+        "format": format,
+        "prepare": config.model_dump(mode="json", exclude={"memory_limit"}),
+    }
     with new_folder(Path(out), KIND, config=recorded, overwrite=overwrite) as folder:
         running = open_engine(engine, folder.scratch(), config.memory_limit)
         try:
@@ -90,11 +95,15 @@ def prepare(
             opened = reader.open(Path(source), running, config.reader)
             summary, details = _run(opened, running, config, folder.path, tracker)
         except duckdb.OutOfMemoryException:
-            raise MobatlasError(f"memory_limit '{config.memory_limit}' is too little for {source}; raise it") from None
+            raise MobatlasError(
+                f"memory_limit '{config.memory_limit}' is too little for {source}; raise it"
+            ) from None
         finally:
             running.close()
         folder.details.update(details)
-        folder.unlisted.add(LABELS)  # a dataset without its labels, or with others, is the same dataset
+        folder.unlisted.add(
+            LABELS
+        )  # a dataset without its labels, or with others, is the same dataset
         write_json(folder.path / "summary.json", summary.as_dict())
     tracker.step(STEPS, "done")
     return summary
@@ -124,8 +133,14 @@ def _run(
 
     tracker.step(5, "windows")
     per_user = config.window.origin == "user"
-    origins = engine.stage(days.group_by("user").aggregate(origin=days.day.min()), "origins") if per_user else None
-    judged = pipeline.judge_windows(pipeline.in_windows(days, origins, config.window), observed.users, config)
+    origins = (
+        engine.stage(days.group_by("user").aggregate(origin=days.day.min()), "origins")
+        if per_user
+        else None
+    )
+    judged = pipeline.judge_windows(
+        pipeline.in_windows(days, origins, config.window), observed.users, config
+    )
     windows = engine.stage(judged, "windows")
     counts = _count_windows(windows, engine)
     if not counts.kept:
@@ -144,11 +159,18 @@ def _run(
         pois=_count_pois(observed.visits, engine),
         splits=splits,
         inferred=observed.inferred,
-        columns={"attributes": columns.attributes, "regions": columns.regions, "others": columns.others},
+        columns={
+            "attributes": columns.attributes,
+            "regions": columns.regions,
+            "others": columns.others,
+        },
         users_in_people=observed.in_people,
         notes=(*source.notes, *_many_levels(groups)),
     )
-    return summary, {"attributes": groups.as_dict() if groups else None, "regions": list(columns.regions)}
+    return summary, {
+        "attributes": groups.as_dict() if groups else None,
+        "regions": list(columns.regions),
+    }
 
 
 def _observe(
@@ -165,7 +187,10 @@ def _observe(
     tracker.step(2, "visits")
     usable = counts.rows - counts.missing_coordinates - counts.not_poi - counts.invalid
     encoded = engine.stage(pipeline.encode(clean, numbered, places), "visits")
-    facts = one(engine, encoded.aggregate(rows=encoded.count(), home=encoded.home.any(), work=encoded.work.any()))
+    facts = one(
+        engine,
+        encoded.aggregate(rows=encoded.count(), home=encoded.home.any(), work=encoded.work.any()),
+    )
     if not facts["rows"]:
         raise MobatlasError(
             f"{source.where}: no row is left of {counts.rows:,} ({counts.missing_coordinates:,} without coordinates, "
@@ -178,24 +203,40 @@ def _observe(
         if config.anchors.infer == "always" or (config.anchors.infer == "auto" and not facts[place])
     )
     if lacking:
-        given = None if people is None else numbered.join(people, "user_id").select("user", *ANCHORS)
+        given = (
+            None if people is None else numbered.join(people, "user_id").select("user", *ANCHORS)
+        )
         anchors = engine.stage(pipeline.infer_anchors(visits, config.anchors, lacking), "anchors")
-        visits = engine.stage(pipeline.flag_anchors(visits, anchors, given, lacking, config.anchors), "flagged")
-    users = engine.stage(join_people(numbered, anchors_from_visits(visits), people, config), "people")
-    return _Observed(clean, visits, users, places, counts, usable - int(facts["rows"]), lacking, known)
+        visits = engine.stage(
+            pipeline.flag_anchors(visits, anchors, given, lacking, config.anchors), "flagged"
+        )
+    users = engine.stage(
+        join_people(numbered, anchors_from_visits(visits), people, config), "people"
+    )
+    return _Observed(
+        clean, visits, users, places, counts, usable - int(facts["rows"]), lacking, known
+    )
 
 
-def _vocabulary(observed: _Observed, source: Source, engine: Engine, config: PrepareConfig, folder: Path) -> ir.Table:
+def _vocabulary(
+    observed: _Observed, source: Source, engine: Engine, config: PrepareConfig, folder: Path
+) -> ir.Table:
     """Write vocabulary.parquet; returns the token of each POI's number."""
     users = observed.users
     training = users.select("user", train=(users.split == "train") & users.eligible)
     with_split = observed.visits.join(training, "user")
-    frequent = engine.stage(most_frequent(with_split, observed.places, config.vocabulary_size), "frequent")
+    frequent = engine.stage(
+        most_frequent(with_split, observed.places, config.vocabulary_size), "frequent"
+    )
     categories = modal_categories(observed.rows, frequent)
-    described = frequent.left_join(categories, "poi_id").select("poi_id", "visits", "lat", "lon", categories.category)
+    described = frequent.left_join(categories, "poi_id").select(
+        "poi_id", "visits", "lat", "lon", categories.category
+    )
     if source.pois is not None:
         described = _described_by(described, source.pois, source.pois_where, engine)
-    vocabulary = build_vocabulary(engine.collect(described.order_by([described.visits.desc(), described.poi_id])))
+    vocabulary = build_vocabulary(
+        engine.collect(described.order_by([described.visits.desc(), described.poi_id]))
+    )
     path = folder / "vocabulary.parquet"
     write_parquet(path, VOCABULARY_SCHEMA, vocabulary.table.to_batches())
     table = engine.read(path)
@@ -222,11 +263,15 @@ def _described_by(places: ir.Table, pois: ir.Table, where: str, engine: Engine) 
     counts = one(
         engine,
         everything.aggregate(
-            rows=everything.count(), distinct=everything.poi_id.nunique(), wrong=(words | outside).sum()
+            rows=everything.count(),
+            distinct=everything.poi_id.nunique(),
+            wrong=(words | outside).sum(),
         ),
     )
     if counts["rows"] != counts["distinct"]:
-        raise MobatlasError(f"{where}: column 'poi_id' is empty or repeated in some rows; give each POI one row")
+        raise MobatlasError(
+            f"{where}: column 'poi_id' is empty or repeated in some rows; give each POI one row"
+        )
     if counts["wrong"]:
         raise MobatlasError(
             f"{where}: columns 'lat' and 'lon' are no place on the globe in {counts['wrong']:,} rows; mend them"
@@ -258,14 +303,21 @@ def _count_pois(visits: ir.Table, engine: Engine) -> int:
 def _count_windows(windows: ir.Table, engine: Engine) -> WindowCounts:
     counted = windows.group_by("reason").aggregate(n=windows.count())
     by_reason = {row["reason"]: int(row["n"]) for row in engine.collect(counted).to_pylist()}
-    return WindowCounts(kept=by_reason.pop(None, 0), fell={name: by_reason.get(name, 0) for name in pipeline.REASONS})
+    return WindowCounts(
+        kept=by_reason.pop(None, 0),
+        fell={name: by_reason.get(name, 0) for name in pipeline.REASONS},
+    )
 
 
 def _nothing_kept(
     source: Source, observed: _Observed, counts: WindowCounts, config: PrepareConfig, engine: Engine
 ) -> str:
     visits = observed.visits
-    instants = bool(one(engine, visits.aggregate(all_instants=(visits.end == visits.start).all()))["all_instants"])
+    instants = bool(
+        one(engine, visits.aggregate(all_instants=(visits.end == visits.start).all()))[
+            "all_instants"
+        ]
+    )
     fell = counts.fell
     worst = max(fell, key=lambda name: fell[name]) if any(fell.values()) else ""
     advice = {
@@ -285,7 +337,12 @@ def _nothing_kept(
 
 
 def _write_people(
-    windows: ir.Table, users: ir.Table, engine: Engine, config: PrepareConfig, columns: PeopleColumns, folder: Path
+    windows: ir.Table,
+    users: ir.Table,
+    engine: Engine,
+    config: PrepareConfig,
+    columns: PeopleColumns,
+    folder: Path,
 ) -> tuple[pa.Table, Groups | None]:
     """people.parquet, splits.parquet and, where the source knows attributes, labels.parquet: those with a trajectory."""
     kept = windows.filter(windows.reason.isnull()).select("user").distinct()

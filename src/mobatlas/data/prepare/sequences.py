@@ -55,13 +55,23 @@ WIDE = pa.schema(
 )
 
 
-def write_sequences(folder: Path, batches: Iterable[pa.RecordBatch], people: pa.Table) -> dict[str, SplitCounts]:
+def write_sequences(
+    folder: Path, batches: Iterable[pa.RecordBatch], people: pa.Table
+) -> dict[str, SplitCounts]:
     """Write both forms from pieces in order of user, window and time; `people` holds user, user_id and split, by user."""
     numbers = people["user"].to_numpy()
     ids = people["user_id"].combine_chunks()
-    split_of = np.array([SPLITS.index(split) for split in people["split"].to_pylist()], dtype=np.int64)  # (people,)
-    counts = {name: SplitCounts(users=int(np.count_nonzero(split_of == code))) for code, name in enumerate(SPLITS)}
-    ordered = (pa.RecordBatch.from_arrays([b[n] for n in PIECES.names], PIECES.names).cast(PIECES) for b in batches)
+    split_of = np.array(
+        [SPLITS.index(split) for split in people["split"].to_pylist()], dtype=np.int64
+    )  # (people,)
+    counts = {
+        name: SplitCounts(users=int(np.count_nonzero(split_of == code)))
+        for code, name in enumerate(SPLITS)
+    }
+    ordered = (
+        pa.RecordBatch.from_arrays([b[n] for n in PIECES.names], PIECES.names).cast(PIECES)
+        for b in batches
+    )
     with (
         pq.ParquetWriter(folder / TRAJECTORIES, LONG, **ENCODING) as long_file,
         pa.OSFile(str(folder / SEQUENCES), "wb") as sink,
@@ -108,7 +118,10 @@ def trajectory_starts(rows: pa.Table) -> npt.NDArray[np.int64]:
 
 
 def _long(rows: pa.Table, ids: pa.StringArray, person: npt.NDArray[np.int64]) -> pa.Table:
-    times = [rows[name].cast(pa.timestamp("s")).cast(pa.timestamp("us")) for name in ("arrival", "departure")]
+    times = [
+        rows[name].cast(pa.timestamp("s")).cast(pa.timestamp("us"))
+        for name in ("arrival", "departure")
+    ]
     starts = trajectory_starts(rows)
     lengths = np.diff(np.append(starts, rows.num_rows))
     position = pa.array((np.arange(rows.num_rows) - np.repeat(starts, lengths)).astype(np.int32))

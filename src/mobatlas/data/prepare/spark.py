@@ -23,19 +23,27 @@ def open_session(memory_limit: str) -> tuple[Any, bool]:
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise MobatlasError("--engine spark needs the extra: pip install 'mobatlas[spark]'") from None
+        raise MobatlasError(
+            "--engine spark needs the extra: pip install 'mobatlas[spark]'"
+        ) from None
     active = SparkSession.getActiveSession()
     if active is not None:
         return active, False
-    os.environ.setdefault("SPARK_DRIVER_MEMORY", heap(memory_limit))  # the last place in which Spark looks
-    builder = SparkSession.builder.appName("mobatlas").config("spark.ui.showConsoleProgress", "false")
+    os.environ.setdefault(
+        "SPARK_DRIVER_MEMORY", heap(memory_limit)
+    )  # the last place in which Spark looks
+    builder = SparkSession.builder.appName("mobatlas").config(
+        "spark.ui.showConsoleProgress", "false"
+    )
     try:
         with _own_interrupts():
             session = builder.getOrCreate()
     except _errors() as error:
         raise MobatlasError(_why_not_started(str(error), memory_limit)) from error
     if session.sparkContext.master.startswith("local"):
-        session.sparkContext.setLogLevel("ERROR")  # it warns of every numbering of people and places
+        session.sparkContext.setLogLevel(
+            "ERROR"
+        )  # it warns of every numbering of people and places
     return session, True
 
 
@@ -93,9 +101,14 @@ def _sentence(error: Exception, work: Path) -> str | None:
     said = str(error)
     if "OutOfMemoryError" in said or "spark.driver.maxResultSize" in said:
         return f"Spark ran out of memory; {MORE_MEMORY}"
-    if isinstance(error, (ConnectionError, EOFError)) or type(error).__name__ in ("Py4JError", "Py4JNetworkError"):
+    if isinstance(error, (ConnectionError, EOFError)) or type(error).__name__ in (
+        "Py4JError",
+        "Py4JNetworkError",
+    ):
         return f"Spark's Java process ended, most often for want of memory; {MORE_MEMORY}"
-    if re.search(r"FileNotFoundException|FILE_NOT_EXIST|Mkdirs failed|UNABLE_TO_INFER_SCHEMA", said):
+    if re.search(
+        r"FileNotFoundException|FILE_NOT_EXIST|Mkdirs failed|UNABLE_TO_INFER_SCHEMA", said
+    ):
         return not_shared(work)
     return None
 

@@ -58,7 +58,9 @@ def number_places(visits: ir.Table) -> ir.Table:
 def encode(visits: ir.Table, users: ir.Table, places: ir.Table) -> ir.Table:
     """Distinct visits in numbers alone, which sort and spill several times faster than text."""
     of_users = visits.join(users.select("user_id", "user"), "user_id")
-    encoded = of_users.left_join(places.select(place_id="poi_id", poi="poi"), of_users.poi_id == places.poi_id)
+    encoded = of_users.left_join(
+        places.select(place_id="poi_id", poi="poi"), of_users.poi_id == places.poi_id
+    )
     return encoded.select("user", "poi", "lat", "lon", "start", "end", "home", "work").distinct()
 
 
@@ -70,9 +72,9 @@ def fill_departures(visits: ir.Table, config: PrepareConfig) -> ir.Table:
     later = moments.start.lead().over(ibis.window(group_by="user", order_by="start"))
     joined = visits.join(moments.mutate(following=later), ["user", "start"])
     cap = joined.start + int(config.max_gap_hours * HOUR)
-    return joined.mutate(end=ibis.coalesce(joined.end, ibis.least(ibis.coalesce(joined.following, cap), cap))).drop(
-        "following"
-    )
+    return joined.mutate(
+        end=ibis.coalesce(joined.end, ibis.least(ibis.coalesce(joined.following, cap), cap))
+    ).drop("following")
 
 
 def split_at_midnights(visits: ir.Table) -> ir.Table:
@@ -81,7 +83,10 @@ def split_at_midnights(visits: ir.Table) -> ir.Table:
     last = ibis.greatest(first, (visits.end - 1) // DAY)
     days = visits.mutate(day=ibis.range(first, last + 1).unnest())
     midnight = days.day * DAY
-    return days.mutate(piece_start=ibis.greatest(days.start, midnight), piece_end=ibis.least(days.end, midnight + DAY))
+    return days.mutate(
+        piece_start=ibis.greatest(days.start, midnight),
+        piece_end=ibis.least(days.end, midnight + DAY),
+    )
 
 
 def infer_anchors(visits: ir.Table, config: AnchorConfig, which: tuple[str, ...]) -> ir.Table:
@@ -94,16 +99,24 @@ def infer_anchors(visits: ir.Table, config: AnchorConfig, which: tuple[str, ...]
     since_midnight = pieces.piece_start - pieces.day * DAY
     until = pieces.piece_end - pieces.day * DAY
     night_seconds, night = _overlap(since_midnight, until, config.night)
-    homes = pieces.filter(night if "home" in which else ibis.literal(False)).mutate(seconds=night_seconds)
+    homes = pieces.filter(night if "home" in which else ibis.literal(False)).mutate(
+        seconds=night_seconds
+    )
     home = _modal_place(homes, config.min_days).rename(home_poi="poi")
     work_seconds, working = _overlap(since_midnight, until, config.working_hours)
     weekday = (pieces.day + 3) % 7 < 5  # day 0 was a Thursday
     wanted = working & weekday if "work" in which else ibis.literal(False)
-    office = pieces.filter(wanted if "home" in which else wanted & ~pieces.home).mutate(seconds=work_seconds)
-    away = office.left_join(home, "user").filter(lambda t: t.home_poi.isnull() | (t.home_poi != t.poi))
+    office = pieces.filter(wanted if "home" in which else wanted & ~pieces.home).mutate(
+        seconds=work_seconds
+    )
+    away = office.left_join(home, "user").filter(
+        lambda t: t.home_poi.isnull() | (t.home_poi != t.poi)
+    )
     work = _modal_place(away, config.min_days).rename(work_poi="poi")
     joined = home.outer_join(work, "user")
-    return joined.select(user=ibis.coalesce(joined.user, joined.user_right), home_poi="home_poi", work_poi="work_poi")
+    return joined.select(
+        user=ibis.coalesce(joined.user, joined.user_right), home_poi="home_poi", work_poi="work_poi"
+    )
 
 
 def _overlap(start: ir.Value, end: ir.Value, hours: tuple[int, int]) -> tuple[ir.Value, ir.Value]:
@@ -113,21 +126,33 @@ def _overlap(start: ir.Value, end: ir.Value, hours: tuple[int, int]) -> tuple[ir
     seconds = ibis.literal(0)
     touches = ibis.literal(False)
     for begin, finish in spans:
-        seconds = seconds + ibis.greatest(ibis.least(end, finish * HOUR) - ibis.greatest(start, begin * HOUR), 0)
-        touches = touches | ((start < finish * HOUR) & ((end > begin * HOUR) | (start >= begin * HOUR)))
+        seconds = seconds + ibis.greatest(
+            ibis.least(end, finish * HOUR) - ibis.greatest(start, begin * HOUR), 0
+        )
+        touches = touches | (
+            (start < finish * HOUR) & ((end > begin * HOUR) | (start >= begin * HOUR))
+        )
     return seconds, touches
 
 
 def _modal_place(pieces: ir.Table, min_days: int) -> ir.Table:
-    places = pieces.group_by(["user", "poi"]).aggregate(seconds=pieces.seconds.sum(), days=pieces.day.nunique())
+    places = pieces.group_by(["user", "poi"]).aggregate(
+        seconds=pieces.seconds.sum(), days=pieces.day.nunique()
+    )
     often = places.filter(places.days >= min_days)
-    order = ibis.window(group_by="user", order_by=[often.seconds.desc(), often.days.desc(), often.poi])
+    order = ibis.window(
+        group_by="user", order_by=[often.seconds.desc(), often.days.desc(), often.poi]
+    )
     ranked = often.mutate(rank=ibis.row_number().over(order))
     return ranked.filter(ranked["rank"] == 0).select("user", "poi")
 
 
 def flag_anchors(
-    visits: ir.Table, anchors: ir.Table, given: ir.Table | None, which: tuple[str, ...], config: AnchorConfig
+    visits: ir.Table,
+    anchors: ir.Table,
+    given: ir.Table | None,
+    which: tuple[str, ...],
+    config: AnchorConfig,
 ) -> ir.Table:
     """Flags where the source has none: near a given anchor, else at the inferred place; a flag without a place id stays."""
     joined = visits.left_join(anchors, "user").drop("user_right")
@@ -138,13 +163,17 @@ def flag_anchors(
         inferred = (joined.poi == joined[f"{place}_poi"]).fill_null(False)
         if given is not None:
             lat, lon = joined[f"{place}_lat"], joined[f"{place}_lon"]
-            near = (_flat_metres(joined.lat, joined.lon, lat, lon) <= config.radius_metres).fill_null(False)
+            near = (
+                _flat_metres(joined.lat, joined.lon, lat, lon) <= config.radius_metres
+            ).fill_null(False)
             inferred = ibis.ifelse(lat.notnull() & lon.notnull(), near, inferred)
         flags[place] = inferred | (joined[place] & joined.poi.isnull())
     return joined.select(*[name for name in visits.columns if name not in which], **flags)
 
 
-def _flat_metres(lat: ir.Value, lon: ir.Value, other_lat: ir.Value, other_lon: ir.Value) -> ir.Value:
+def _flat_metres(
+    lat: ir.Value, lon: ir.Value, other_lat: ir.Value, other_lon: ir.Value
+) -> ir.Value:
     """Distance over a few hundred metres, where the earth is flat."""
     degree = EARTH_KM * 1000 * math.pi / 180
     north = (lat - other_lat) * degree
@@ -155,7 +184,9 @@ def _flat_metres(lat: ir.Value, lon: ir.Value, other_lat: ir.Value, other_lon: i
 def tokenise(visits: ir.Table, tokens: ir.Table) -> ir.Table:
     """HOME, WORK, the POI's own token, or OTHER; `tokens` maps numbers of POIs to theirs."""
     joined = visits.left_join(tokens.select(known="poi", own="token"), visits.poi == tokens.poi)
-    token = ibis.cases((joined.home, HOME), (joined.work, WORK), else_=ibis.coalesce(joined.own, OTHER))
+    token = ibis.cases(
+        (joined.home, HOME), (joined.work, WORK), else_=ibis.coalesce(joined.own, OTHER)
+    )
     return joined.select("user", "start", "end", "lat", "lon", token=token.cast("int32"))
 
 
@@ -184,10 +215,14 @@ def judge_days(pieces: ir.Table, config: PrepareConfig) -> ir.Table:
         west=pieces.lon.min(),
         east=pieces.lon.max(),
         changes=pieces.changes.sum(),
-        opening_change=(pieces.changes * pieces.opens_day).sum(),  # 0 where the day goes on with the token of the last
+        opening_change=(
+            pieces.changes * pieces.opens_day
+        ).sum(),  # 0 where the day goes on with the token of the last
     )
     width = days.east - days.west
-    shorter = ibis.least(width, 360 - width)  # a day around the antimeridian is not a day around the world
+    shorter = ibis.least(
+        width, 360 - width
+    )  # a day around the antimeridian is not a day around the world
     km = _haversine(days.south, days.north, shorter)
     needed = math.ceil(config.quality.min_coverage * DAY)
     return days.select(
@@ -203,7 +238,10 @@ def judge_days(pieces: ir.Table, config: PrepareConfig) -> ir.Table:
 def _haversine(south: ir.Value, north: ir.Value, width: ir.Value) -> ir.Value:
     phi = (north.radians() - south.radians()) / 2
     theta = width.radians() / 2
-    h = phi.sin() * phi.sin() + south.radians().cos() * north.radians().cos() * theta.sin() * theta.sin()
+    h = (
+        phi.sin() * phi.sin()
+        + south.radians().cos() * north.radians().cos() * theta.sin() * theta.sin()
+    )
     return 2 * EARTH_KM * ibis.least(h, 1.0).sqrt().asin()
 
 
@@ -252,7 +290,9 @@ def assemble(pieces: ir.Table, windows: ir.Table) -> ir.Table:
     """The pieces of the windows that are kept; the writer joins consecutive pieces of one token."""
     kept = windows.filter(windows.reason.isnull()).select("user", "window")
     joined = pieces.join(kept, ["user", "window"])
-    return joined.select("user", "window", "token", "start", "end", arrival="piece_start", departure="piece_end")
+    return joined.select(
+        "user", "window", "token", "start", "end", arrival="piece_start", departure="piece_end"
+    )
 
 
 IN_ORDER = ("user", "window", "arrival", "start", "end", "token")

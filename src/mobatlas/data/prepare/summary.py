@@ -78,8 +78,12 @@ class Summary:
     pois: int  # distinct places that are nobody's home or work at the time
     splits: Mapping[str, SplitCounts]
     inferred: tuple[str, ...] = ()  # anchors that the source lacked
-    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of people: what each was taken for
-    users_in_people: int | None = None  # of those with a usable visit; None: there is no people table
+    columns: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # of people: what each was taken for
+    users_in_people: int | None = (
+        None  # of those with a usable visit; None: there is no people table
+    )
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:

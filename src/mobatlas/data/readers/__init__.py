@@ -25,5 +25,7 @@ READERS: dict[str, Reader] = {
 def reader_named(name: str) -> Reader:
     """The reader of that name."""
     if name not in READERS:
-        raise MobatlasError(f"--format {name} does not exist{suggestion(name, READERS)} (known: {', '.join(READERS)})")
+        raise MobatlasError(
+            f"--format {name} does not exist{suggestion(name, READERS)} (known: {', '.join(READERS)})"
+        )
     return READERS[name]

@@ -39,8 +39,12 @@ class Reader:
     description: str
     read: Callable[[Path, Engine, Any], Source]  # (path, engine, options) -> Source
     options: type[BaseModel] = NoOptions
-    suggests: Mapping[str, Any] = field(default_factory=dict)  # values of PrepareConfig that suit this source
+    suggests: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # values of PrepareConfig that suit this source
 
     def open(self, path: Path, engine: Engine, options: Mapping[str, Any]) -> Source:
         """Read with checked options."""
-        return self.read(path, engine, build(self.options, options, f"options of the reader '{self.name}'"))
+        return self.read(
+            path, engine, build(self.options, options, f"options of the reader '{self.name}'")
+        )

@@ -52,7 +52,9 @@ MAX_AGE = 120  # surveys write 999 and the like for no answer
 class EmbeeOptions(Section):
     """Names and bins that differ between deliveries."""
 
-    columns: dict[str, str] = Field({})  # field -> the source's column, where it goes by none of the names above
+    columns: dict[str, str] = Field(
+        {}
+    )  # field -> the source's column, where it goes by none of the names above
     age_edges: tuple[int, ...] = (30, 40, 50)  # of a numeric age; the paper's four bins
 
     @field_validator("columns")
@@ -61,7 +63,9 @@ class EmbeeOptions(Section):
         for field in value:
             known = {**VISIT_SYNONYMS, **PEOPLE_SYNONYMS}
             if field not in known:
-                raise ValueError(f"'{field}' is no field{suggestion(field, known)} (known: {', '.join(known)})")
+                raise ValueError(
+                    f"'{field}' is no field{suggestion(field, known)} (known: {', '.join(known)})"
+                )
         return value
 
     @field_validator("age_edges")
@@ -79,7 +83,9 @@ def read(path: Path, engine: Engine, options: EmbeeOptions) -> Source:
     if visits_file is None:
         raise MobatlasError(f"{path}: holds no traj.csv, visits.csv or the same as .parquet")
     visits = _visits(open_table(visits_file, engine), str(visits_file), options)
-    people = _people(open_table(people_file, engine), str(people_file), options) if people_file else None
+    people = (
+        _people(open_table(people_file, engine), str(people_file), options) if people_file else None
+    )
     return Source(where=str(visits_file), visits=visits, people=people)
 
 
@@ -90,16 +96,30 @@ def _first_table(folder: Path, names: tuple[str, ...]) -> Path | None:
 def _visits(table: ir.Table, where: str, options: EmbeeOptions) -> ir.Table:
     fields = _fields(table, where, VISIT_SYNONYMS, options.columns, REQUIRED)
     if not {"poi_id", "name", "brand"} & set(fields):
-        raise MobatlasError(f"{where}: no column tells the POI; one of poi_raw_id, location_name or brand is needed")
-    label = ibis.coalesce(*(as_text(fields[name]) for name in ("name", "brand") if name in fields), ibis.null("string"))
+        raise MobatlasError(
+            f"{where}: no column tells the POI; one of poi_raw_id, location_name or brand is needed"
+        )
+    label = ibis.coalesce(
+        *(as_text(fields[name]) for name in ("name", "brand") if name in fields),
+        ibis.null("string"),
+    )
     # whole ten-thousandths of a degree (about 10 m), because engines print fractions differently
-    corner = [nearest_whole(as_number(fields[name]) * 10_000).cast("string") for name in ("lat", "lon")]
+    corner = [
+        nearest_whole(as_number(fields[name]) * 10_000).cast("string") for name in ("lat", "lon")
+    ]
     made = label.lower() + "@" + corner[0] + "," + corner[1]
     poi_id = ibis.coalesce(as_text(fields["poi_id"]), made) if "poi_id" in fields else made
     if "is_poi" in fields:
         poi_id = ibis.ifelse(as_flag(fields["is_poi"]), poi_id, ibis.null("string"))
-    columns = {"user_id": fields["user_id"], "poi_id": poi_id, "lat": fields["lat"], "lon": fields["lon"]}
-    columns |= {name: fields[name] for name in ("category", "arrival", "departure") if name in fields}
+    columns = {
+        "user_id": fields["user_id"],
+        "poi_id": poi_id,
+        "lat": fields["lat"],
+        "lon": fields["lon"],
+    }
+    columns |= {
+        name: fields[name] for name in ("category", "arrival", "departure") if name in fields
+    }
     columns |= {name: as_flag(fields[name]) for name in ("is_home", "is_work") if name in fields}
     return table.select(**columns)
 
@@ -152,7 +172,9 @@ def age_bin(age: ir.Value, edges: tuple[int, ...]) -> ir.Value:
 def _gender(gender: ir.Value) -> ir.Value:
     text = as_text(gender)
     upper = text.upper()
-    return ibis.cases((upper.isin(["MALE", "M"]), "M"), (upper.isin(["FEMALE", "F"]), "F"), else_=text)
+    return ibis.cases(
+        (upper.isin(["MALE", "M"]), "M"), (upper.isin(["FEMALE", "F"]), "F"), else_=text
+    )
 
 
 READER = Reader(

@@ -30,8 +30,19 @@ TSMC2014 = {
     "offset_minutes": "INTEGER",
     "utc": "VARCHAR",
 }
-TIST2015_CHECKINS = {"user_id": "VARCHAR", "venue": "VARCHAR", "utc": "VARCHAR", "offset_minutes": "INTEGER"}
-TIST2015_POIS = {"venue": "VARCHAR", "lat": "DOUBLE", "lon": "DOUBLE", "category": "VARCHAR", "country": "VARCHAR"}
+TIST2015_CHECKINS = {
+    "user_id": "VARCHAR",
+    "venue": "VARCHAR",
+    "utc": "VARCHAR",
+    "offset_minutes": "INTEGER",
+}
+TIST2015_POIS = {
+    "venue": "VARCHAR",
+    "lat": "DOUBLE",
+    "lon": "DOUBLE",
+    "category": "VARCHAR",
+    "country": "VARCHAR",
+}
 LAYOUTS = {len(layout): layout for layout in (TSMC2014, TIST2015_CHECKINS, TIST2015_POIS)}
 
 
@@ -44,7 +55,9 @@ class FoursquareOptions(Section):
 def read(path: Path, engine: Engine, options: FoursquareOptions) -> Source:
     checkins, pois = _find(require_path(path))
     if pois is None and options.country:
-        raise MobatlasError(f"{checkins}: TSMC2014 names no countries; leave the reader option country out")
+        raise MobatlasError(
+            f"{checkins}: TSMC2014 names no countries; leave the reader option country out"
+        )
     if pois is None:
         query = f"SELECT {_columns('c', 'c')} FROM {_scan(checkins)} c"
     else:
@@ -57,7 +70,9 @@ def read(path: Path, engine: Engine, options: FoursquareOptions) -> Source:
         for file in filter(None, (checkins, pois)):
             _blame(file)
         raise MobatlasError(f"{checkins}: cannot be read ({str(error).splitlines()[0]})") from None
-    return Source(where=str(checkins), visits=engine.read(target), notes=("check-ins have no departures",))
+    return Source(
+        where=str(checkins), visits=engine.read(target), notes=("check-ins have no departures",)
+    )
 
 
 def _find(path: Path) -> tuple[Path, Path | None]:
@@ -70,15 +85,25 @@ def _find(path: Path) -> tuple[Path, Path | None]:
             )
         checkins = path
     else:
-        texts = [file for file in sorted(path.glob("*.txt")) if _layout(file) in (TSMC2014, TIST2015_CHECKINS)]
+        texts = [
+            file
+            for file in sorted(path.glob("*.txt"))
+            if _layout(file) in (TSMC2014, TIST2015_CHECKINS)
+        ]
         if not texts:
-            raise MobatlasError(f"{path}: holds no check-ins, dataset_TSMC2014_*.txt or dataset_TIST2015_Checkins.txt")
+            raise MobatlasError(
+                f"{path}: holds no check-ins, dataset_TSMC2014_*.txt or dataset_TIST2015_Checkins.txt"
+            )
         if len(texts) > 1:
-            raise MobatlasError(f"{path}: holds several files of check-ins ({_names(texts)}); give the path of one")
+            raise MobatlasError(
+                f"{path}: holds several files of check-ins ({_names(texts)}); give the path of one"
+            )
         checkins = texts[0]
     if _layout(checkins) is TSMC2014:
         return checkins, None
-    pois = [file for file in sorted(checkins.parent.glob("*.txt")) if _layout(file) is TIST2015_POIS]
+    pois = [
+        file for file in sorted(checkins.parent.glob("*.txt")) if _layout(file) is TIST2015_POIS
+    ]
     if len(pois) != 1:
         found = f"several ({_names(pois)})" if pois else "none"
         raise MobatlasError(
@@ -101,7 +126,9 @@ def _layout(file: Path) -> dict[str, str] | None:
 
 
 def _scan(file: Path) -> str:
-    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in LAYOUTS[_count_columns(file)].items())
+    columns = ", ".join(
+        f"'{name}': '{kind}'" for name, kind in LAYOUTS[_count_columns(file)].items()
+    )
     return (
         f"read_csv({literal(file)}, delim='\t', header=false, quote='', escape='', encoding='{ENCODING}', "
         f"auto_detect=false, columns={{{columns}}})"
@@ -123,13 +150,23 @@ def _blame(file: Path) -> None:
         for row, line in enumerate(lines, start=1):
             values = line.rstrip("\r\n").split("\t")
             if len(values) != len(layout):
-                raise MobatlasError(f"{file}: line {row} has {len(values)} columns, not {len(layout)}; mend it")
+                raise MobatlasError(
+                    f"{file}: line {row} has {len(values)} columns, not {len(layout)}; mend it"
+                )
             for (name, kind), value in zip(layout.items(), values, strict=True):
                 if name == "utc" and not TIME.fullmatch(value):
                     example = "Tue Apr 03 18:00:09 +0000 2012"
-                    raise MobatlasError(f"{file}: line {row} has the time '{value}', not one like '{example}'; mend it")
-                if kind != "VARCHAR" and value and not re.fullmatch(r"[+-]?[\d.]+([eE][+-]?\d+)?", value):
-                    raise MobatlasError(f"{file}: line {row} has {name} '{value}', not a number; mend it")
+                    raise MobatlasError(
+                        f"{file}: line {row} has the time '{value}', not one like '{example}'; mend it"
+                    )
+                if (
+                    kind != "VARCHAR"
+                    and value
+                    and not re.fullmatch(r"[+-]?[\d.]+([eE][+-]?\d+)?", value)
+                ):
+                    raise MobatlasError(
+                        f"{file}: line {row} has {name} '{value}', not a number; mend it"
+                    )
 
 
 READER = Reader(

@@ -11,7 +11,10 @@ def centre(geohash: str) -> tuple[float, float] | None:
     text = geohash.strip().lower()
     if not text or any(letter not in _VALUE for letter in text):
         return None
-    bounds = [[-180.0, 180.0], [-90.0, 90.0]]  # longitude first: bits alternate, and the first halves the longitude
+    bounds = [
+        [-180.0, 180.0],
+        [-90.0, 90.0],
+    ]  # longitude first: bits alternate, and the first halves the longitude
     axis = 0
     for letter in text:
         for bit in (16, 8, 4, 2, 1):

@@ -31,9 +31,13 @@ class GeolifeOptions(Section):
     utc_offset_hours: float = Field(8.0, ge=-12, le=14)  # Beijing
     stay_metres: float = Field(200.0, gt=0)
     stay_minutes: float = Field(20.0, gt=0)
-    max_gap_minutes: float = Field(720.0, gt=0)  # a silent night at home is one stay, a silent day is not believed
+    max_gap_minutes: float = Field(
+        720.0, gt=0
+    )  # a silent night at home is one stay, a silent day is not believed
     place_metres: float = Field(100.0, gt=0)
-    place_min_stays: int = Field(1, ge=1)  # above 1, a stay that nobody repeats nearby is no POI, and is dropped
+    place_min_stays: int = Field(
+        1, ge=1
+    )  # above 1, a stay that nobody repeats nearby is no POI, and is dropped
 
 
 def read(path: Path, engine: Engine, options: GeolifeOptions) -> Source:
@@ -44,7 +48,12 @@ def read(path: Path, engine: Engine, options: GeolifeOptions) -> Source:
         lat, lon, seconds, dropped = read_points(folder)
         broken += dropped
         found[user] = detect_stays(
-            lat, lon, seconds, options.stay_metres, options.stay_minutes * 60, options.max_gap_minutes * 60
+            lat,
+            lon,
+            seconds,
+            options.stay_metres,
+            options.stay_minutes * 60,
+            options.max_gap_minutes * 60,
         )
     if not sum(map(len, found.values())):
         raise MobatlasError(
@@ -54,9 +63,13 @@ def read(path: Path, engine: Engine, options: GeolifeOptions) -> Source:
     visits, pois = _tables(found, options)
     pq.write_table(visits, engine.work / "source_visits.parquet")
     pq.write_table(pois, engine.work / "source_pois.parquet")
-    notes = [f"{visits.num_rows:,} stays at {pois.num_rows:,} places, from the tracks of {len(people):,} people"]
+    notes = [
+        f"{visits.num_rows:,} stays at {pois.num_rows:,} places, from the tracks of {len(people):,} people"
+    ]
     if broken:
-        notes.append(f"{broken:,} GPS points left out: truncated lines, or coordinates outside the globe")
+        notes.append(
+            f"{broken:,} GPS points left out: truncated lines, or coordinates outside the globe"
+        )
     return Source(
         where=str(path),
         visits=engine.read(engine.work / "source_visits.parquet"),
@@ -67,9 +80,15 @@ def read(path: Path, engine: Engine, options: GeolifeOptions) -> Source:
 
 def _trajectory_folders(path: Path) -> dict[str, Path]:
     base = path / "Data" if (path / "Data").is_dir() else path
-    folders = {folder.parent.name: folder for folder in sorted(base.glob("*/Trajectory")) if any(folder.glob("*.plt"))}
+    folders = {
+        folder.parent.name: folder
+        for folder in sorted(base.glob("*/Trajectory"))
+        if any(folder.glob("*.plt"))
+    }
     if not folders:
-        raise MobatlasError(f"{path}: holds no <person>/Trajectory/*.plt; give GeoLife's folder 'Data'")
+        raise MobatlasError(
+            f"{path}: holds no <person>/Trajectory/*.plt; give GeoLife's folder 'Data'"
+        )
     return folders
 
 
@@ -99,7 +118,9 @@ def _read_file(file: Path) -> tuple[pa.Table, int]:
 
     content = file.read_bytes()
     if not content.isascii():
-        raise MobatlasError(f"{file}: not a GeoLife track (there are bytes in it that are no text); mend or remove it")
+        raise MobatlasError(
+            f"{file}: not a GeoLife track (there are bytes in it that are no text); mend or remove it"
+        )
     types = {"lat": pa.float64(), "lon": pa.float64(), "date": pa.string(), "time": pa.string()}
     try:
         table = pacsv.read_csv(
@@ -111,7 +132,9 @@ def _read_file(file: Path) -> tuple[pa.Table, int]:
     except pa.ArrowInvalid as error:
         if "Empty CSV file" in str(error):
             return _points(pa.table({name: pa.array([], kind) for name, kind in types.items()})), 0
-        raise MobatlasError(f"{file}: not a GeoLife track ({str(error).splitlines()[0]}); mend or remove it") from None
+        raise MobatlasError(
+            f"{file}: not a GeoLife track ({str(error).splitlines()[0]}); mend or remove it"
+        ) from None
     return _points(table), skipped
 
 
@@ -139,7 +162,9 @@ def _tables(found: dict[str, Stays], options: GeolifeOptions) -> tuple[pa.Table,
         "lat": lat,
         "lon": lon,
         "arrival": _local([stays.arrival for stays in found.values()], options.utc_offset_hours),
-        "departure": _local([stays.departure for stays in found.values()], options.utc_offset_hours),
+        "departure": _local(
+            [stays.departure for stays in found.values()], options.utc_offset_hours
+        ),
     }
     pois = {"poi_id": pa.array(places, pa.string()), "lat": place_lat, "lon": place_lon}
     return pa.table(visits), pa.table(pois)

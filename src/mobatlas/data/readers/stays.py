@@ -28,16 +28,25 @@ class Stays:
         return len(self.lat)
 
 
-def metres_between(lat: Coordinates, lon: Coordinates, other_lat: Coordinates, other_lon: Coordinates) -> Floats:
+def metres_between(
+    lat: Coordinates, lon: Coordinates, other_lat: Coordinates, other_lon: Coordinates
+) -> Floats:
     """Great-circle distance (haversine); the arguments broadcast."""
     south, north = np.radians(lat), np.radians(other_lat)
     east = np.radians(other_lon) - np.radians(lon)
     chord = np.sin((north - south) / 2) ** 2 + np.cos(south) * np.cos(north) * np.sin(east / 2) ** 2
-    return np.asarray(2 * EARTH_METRES * np.arcsin(np.sqrt(np.minimum(chord, 1.0))), dtype=np.float64)
+    return np.asarray(
+        2 * EARTH_METRES * np.arcsin(np.sqrt(np.minimum(chord, 1.0))), dtype=np.float64
+    )
 
 
 def detect_stays(
-    lat: Floats, lon: Floats, seconds: Floats, metres: float, seconds_min: float, gap_max: float = np.inf
+    lat: Floats,
+    lon: Floats,
+    seconds: Floats,
+    metres: float,
+    seconds_min: float,
+    gap_max: float = np.inf,
 ) -> Stays:
     """Stays of one person whose points (points,) are sorted by time.
 
@@ -47,13 +56,21 @@ def detect_stays(
     and loggers go silent indoors; a longer silence ends it, because nobody knows where the person was.
     """
     n = len(seconds)
-    silences = np.flatnonzero(np.diff(seconds) > gap_max) + 1  # first points after a silence that ends a stay
-    last = np.append(silences, n)[np.searchsorted(silences, np.arange(n), side="right")]  # (points,) end of the segment
-    enough = np.searchsorted(seconds, seconds + seconds_min)  # (points,) the first point that makes a stay long enough
+    silences = (
+        np.flatnonzero(np.diff(seconds) > gap_max) + 1
+    )  # first points after a silence that ends a stay
+    last = np.append(silences, n)[
+        np.searchsorted(silences, np.arange(n), side="right")
+    ]  # (points,) end of the segment
+    enough = np.searchsorted(
+        seconds, seconds + seconds_min
+    )  # (points,) the first point that makes a stay long enough
     candidates = np.flatnonzero(enough < last)
     reach = enough[candidates]
     near = metres_between(lat[candidates], lon[candidates], lat[reach], lon[reach]) <= metres
-    candidates = candidates[near]  # people on the move are out by now, so that the loop visits few anchors
+    candidates = candidates[
+        near
+    ]  # people on the move are out by now, so that the loop visits few anchors
 
     starts, ends = [], []
     position = 0
@@ -66,10 +83,14 @@ def detect_stays(
             position = int(np.searchsorted(candidates, end))
         else:
             position += 1
-    return _summarise(lat, lon, seconds, np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64))
+    return _summarise(
+        lat, lon, seconds, np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
+    )
 
 
-def _first_far_point(lat: Floats, lon: Floats, anchor: int, look_until: int, stop: int, metres: float) -> int:
+def _first_far_point(
+    lat: Floats, lon: Floats, anchor: int, look_until: int, stop: int, metres: float
+) -> int:
     begin, until = anchor + 1, min(max(look_until, anchor + 2), stop)
     while begin < stop:
         far = metres_between(lat[anchor], lon[anchor], lat[begin:until], lon[begin:until]) > metres
@@ -80,9 +101,14 @@ def _first_far_point(lat: Floats, lon: Floats, anchor: int, look_until: int, sto
     return stop
 
 
-def _summarise(lat: Floats, lon: Floats, seconds: Floats, starts: Integers, ends: Integers) -> Stays:
+def _summarise(
+    lat: Floats, lon: Floats, seconds: Floats, starts: Integers, ends: Integers
+) -> Stays:
     def mean(values: Floats) -> Floats:
-        return np.array([values[start:end].mean() for start, end in zip(starts, ends, strict=True)], dtype=np.float64)
+        return np.array(
+            [values[start:end].mean() for start, end in zip(starts, ends, strict=True)],
+            dtype=np.float64,
+        )
 
     return Stays(mean(lat), mean(lon), seconds[starts], seconds[ends - 1], ends - starts)
 
@@ -93,11 +119,18 @@ def cluster_places(lat: Floats, lon: Floats, metres: float, min_samples: int = 1
     Places are numbered from 0. With `min_samples` above 1, a stay with fewer stays around it (itself included) and no
     place within reach belongs to none, -1.
     """
-    from sklearn.cluster import DBSCAN  # here, because it takes a second to import and few commands need it
+    from sklearn.cluster import (
+        DBSCAN,  # here, because it takes a second to import and few commands need it
+    )
 
     if len(lat) == 0:
         return np.zeros(0, dtype=np.int64)
-    clusters = DBSCAN(eps=metres / EARTH_METRES, min_samples=min_samples, metric="haversine", algorithm="ball_tree")
+    clusters = DBSCAN(
+        eps=metres / EARTH_METRES,
+        min_samples=min_samples,
+        metric="haversine",
+        algorithm="ball_tree",
+    )
     return np.asarray(clusters.fit_predict(np.radians(np.column_stack([lat, lon]))), dtype=np.int64)
 
 

@@ -27,8 +27,12 @@ NAICS_DIGITS = 4  # the industry group, about as fine as TOP_CATEGORY
 class VerasetOptions(Section):
     """What the Visits product leaves open."""
 
-    places: Path | None = None  # a SafeGraph Places table: placekey or safegraph_place_id, latitude, longitude
-    naics_digits: int | None = Field(None, ge=2, le=6)  # category by NAICS prefix; None: TOP_CATEGORY, else four digits
+    places: Path | None = (
+        None  # a SafeGraph Places table: placekey or safegraph_place_id, latitude, longitude
+    )
+    naics_digits: int | None = Field(
+        None, ge=2, le=6
+    )  # category by NAICS prefix; None: TOP_CATEGORY, else four digits
 
 
 def read(path: Path, engine: Engine, options: VerasetOptions) -> Source:
@@ -36,7 +40,9 @@ def read(path: Path, engine: Engine, options: VerasetOptions) -> Source:
     table = _open(require_path(path), engine)
     require_columns(where, table.columns, ("caid", "local_timestamp"))
     if not set(PLACE_KEYS) & set(table.columns):
-        raise MobatlasError(f"{where}: columns 'placekey' and 'safegraph_place_id' are missing; one must name the POI")
+        raise MobatlasError(
+            f"{where}: columns 'placekey' and 'safegraph_place_id' are missing; one must name the POI"
+        )
     table, notes = _locate(table, where, engine, options)
 
     place_id, placekey = (_text(table, name).lower() for name in ("safegraph_place_id", "placekey"))
@@ -77,9 +83,13 @@ def _open(path: Path, engine: Engine) -> ir.Table:
     if path.is_file():
         return _lower(open_table(path, engine))
     parquet = any(path.rglob("*.parquet"))
-    csv = sorted(file for file in path.rglob("*") if file.name.lower().endswith((".csv", ".csv.gz")))
+    csv = sorted(
+        file for file in path.rglob("*") if file.name.lower().endswith((".csv", ".csv.gz"))
+    )
     if parquet and csv:
-        raise MobatlasError(f"{path}: holds both Parquet and CSV files; keep one kind of the visits in it")
+        raise MobatlasError(
+            f"{path}: holds both Parquet and CSV files; keep one kind of the visits in it"
+        )
     if not parquet and not csv:
         raise MobatlasError(f"{path}: holds no .parquet, .csv or .csv.gz file")
     if parquet:
@@ -88,7 +98,9 @@ def _open(path: Path, engine: Engine) -> ir.Table:
     columns = tables[0].columns
     for file, table in zip(csv, tables, strict=True):
         require_columns(str(file), table.columns, columns)
-    return tables[0] if len(tables) == 1 else ibis.union(*(table.select(*columns) for table in tables))
+    return (
+        tables[0] if len(tables) == 1 else ibis.union(*(table.select(*columns) for table in tables))
+    )
 
 
 def _lower(table: ir.Table) -> ir.Table:
@@ -107,7 +119,9 @@ def _local_time(column: ir.Value) -> ir.Value:
         return column.epoch_seconds().as_timestamp("s")
     if kind.is_string():
         seconds = column.try_cast("int64")
-        return ibis.ifelse(seconds.notnull(), seconds.as_timestamp("s"), column.substr(0, 19).try_cast("timestamp"))
+        return ibis.ifelse(
+            seconds.notnull(), seconds.as_timestamp("s"), column.substr(0, 19).try_cast("timestamp")
+        )
     return column.cast("int64").as_timestamp("s")
 
 
@@ -116,7 +130,9 @@ def _category(table: ir.Table, digits: int | None) -> ir.Value:
     return naics if digits else ibis.coalesce(_text(table, "top_category"), naics)
 
 
-def _locate(table: ir.Table, where: str, engine: Engine, options: VerasetOptions) -> tuple[ir.Table, list[str]]:
+def _locate(
+    table: ir.Table, where: str, engine: Engine, options: VerasetOptions
+) -> tuple[ir.Table, list[str]]:
     """The table with lat and lon: the delivery's own, else of the places table, else the centre of the geohash cell."""
     if {"latitude", "longitude"} <= set(table.columns):
         return table.rename(lat="latitude", lon="longitude"), []
@@ -134,8 +150,12 @@ def _locate(table: ir.Table, where: str, engine: Engine, options: VerasetOptions
         table = _join_cells(table, engine)
         origins.append("cell")
         rest = "for rows without a match there, homes among them, " if options.places else ""
-        notes.append(f"{rest}coordinates are centres of GEOHASH_5 cells, up to about 2.4 km off either way")
-    lat, lon = (ibis.coalesce(*(table[f"{origin}_{axis}"] for origin in origins)) for axis in ("lat", "lon"))
+        notes.append(
+            f"{rest}coordinates are centres of GEOHASH_5 cells, up to about 2.4 km off either way"
+        )
+    lat, lon = (
+        ibis.coalesce(*(table[f"{origin}_{axis}"] for origin in origins)) for axis in ("lat", "lon")
+    )
     return table.mutate(lat=lat, lon=lon), notes
 
 
@@ -144,15 +164,21 @@ def _join_places(table: ir.Table, where: str, engine: Engine, path: Path) -> ir.
     require_columns(str(path), places.columns, ("latitude", "longitude"))
     key = next((key for key in PLACE_KEYS if key in table.columns and key in places.columns), None)
     if key is None:
-        raise MobatlasError(f"{path}: shares neither 'placekey' nor 'safegraph_place_id' with {where}; add one")
-    named = places.select(place=as_text(places[key]), lat=as_number(places.latitude), lon=as_number(places.longitude))
+        raise MobatlasError(
+            f"{path}: shares neither 'placekey' nor 'safegraph_place_id' with {where}; add one"
+        )
+    named = places.select(
+        place=as_text(places[key]), lat=as_number(places.latitude), lon=as_number(places.longitude)
+    )
     # a places table may hold several releases of the same place, a few metres apart
     once = named.group_by("place").agg(place_lat=named.lat.max(), place_lon=named.lon.max())
     return table.left_join(once, as_text(table[key]) == once.place)
 
 
 def _join_cells(table: ir.Table, engine: Engine) -> ir.Table:
-    found = engine.collect(table.select(cell=as_text(table.geohash_5)).distinct())["cell"].to_pylist()
+    found = engine.collect(table.select(cell=as_text(table.geohash_5)).distinct())[
+        "cell"
+    ].to_pylist()
     centres = {cell: middle for cell in found if cell and (middle := centre(cell))}
     cells = {
         "cell": pa.array(list(centres), pa.string()),

@@ -33,21 +33,31 @@ SUFFIXES = (".csv", ".csv.gz")
 class Yjmob100kOptions(Section):
     """Where and when the undisclosed city is put."""
 
-    origin: tuple[float, float] = (0.0, 0.0)  # lat, lon of the grid's centre; on the equator all distances are right
+    origin: tuple[float, float] = (
+        0.0,
+        0.0,
+    )  # lat, lon of the grid's centre; on the equator all distances are right
     first_day: date = date(2000, 1, 3)  # day 0; a Monday
 
     @field_validator("origin")
     @classmethod
     def _on_the_globe(cls, value: tuple[float, float]) -> tuple[float, float]:
         if abs(value[0]) > 80 or abs(value[1]) > 179:
-            raise ValueError("give a latitude within -80..80 and a longitude within -179..179, so that the grid fits")
+            raise ValueError(
+                "give a latitude within -80..80 and a longitude within -179..179, so that the grid fits"
+            )
         return value
 
 
 def read(path: Path, engine: Engine, options: Yjmob100kOptions) -> Source:
     records = _find(require_path(path))
-    categories = next((file for file in _tables(records.parent) if file.name.lower().startswith("cell_poicat")), None)
-    notes = ["coordinates, compass and dates are nominal, because the city is undisclosed; distances are true"]
+    categories = next(
+        (file for file in _tables(records.parent) if file.name.lower().startswith("cell_poicat")),
+        None,
+    )
+    notes = [
+        "coordinates, compass and dates are nominal, because the city is undisclosed; distances are true"
+    ]
     pois, cells = None, "(SELECT NULL::INTEGER AS x, NULL::INTEGER AS y, NULL::VARCHAR AS category)"
     if categories:
         pois = engine.work / "source_pois.parquet"
@@ -74,10 +84,14 @@ def _find(path: Path) -> Path:
         return path
     found = [file for file in _tables(path) if set(RECORDS) <= set(_header(file))]
     if not found:
-        raise MobatlasError(f"{path}: holds no .csv or .csv.gz with the columns {', '.join(RECORDS)}")
+        raise MobatlasError(
+            f"{path}: holds no .csv or .csv.gz with the columns {', '.join(RECORDS)}"
+        )
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise MobatlasError(f"{path}: holds several datasets ({names}); give the path of one of them")
+        raise MobatlasError(
+            f"{path}: holds several datasets ({names}); give the path of one of them"
+        )
     return found[0]
 
 
@@ -90,7 +104,9 @@ def _header(file: Path) -> list[str]:
 
 
 def _scan(file: Path, types: dict[str, str]) -> str:
-    columns = ", ".join(f"{literal(name)}: '{types.get(name, 'VARCHAR')}'" for name in _header(file))
+    columns = ", ".join(
+        f"{literal(name)}: '{types.get(name, 'VARCHAR')}'" for name in _header(file)
+    )
     return f"read_csv({literal(file)}, delim=',', header=true, auto_detect=false, columns={{{columns}}})"
 
 
@@ -112,7 +128,9 @@ def _cells(file: Path) -> str:
     header = _header(file)
     category = next((name for name in header if name.lower() in CATEGORY_NAMES), "POIcategory")
     require_columns(str(file), header, ("x", "y", category, "POI_count"))
-    scan = _scan(file, {"x": "INTEGER", "y": "INTEGER", category: "INTEGER", "POI_count": "INTEGER"})
+    scan = _scan(
+        file, {"x": "INTEGER", "y": "INTEGER", category: "INTEGER", "POI_count": "INTEGER"}
+    )
     modal = f'concat(\'poi_\', first("{category}" ORDER BY "POI_count" DESC, "{category}"))'
     return f'(SELECT x, y, {modal} AS category, sum("POI_count")::BIGINT AS n_poi FROM {scan} GROUP BY x, y)'
 
@@ -120,7 +138,9 @@ def _cells(file: Path) -> str:
 def _visits(records: Path, cells: str, options: Yjmob100kOptions) -> str:
     # masked cells are 999 in the files of the challenge: they have no place, and the row is dropped and counted later
     poi_id, lat, lon = _cell(options, f"x BETWEEN 1 AND {CELLS} AND y BETWEEN 1 AND {CELLS}")
-    arrival = f"TIMESTAMP '{options.first_day} 00:00:00' + to_minutes(d * 1440 + t * {SLOT_MINUTES})"
+    arrival = (
+        f"TIMESTAMP '{options.first_day} 00:00:00' + to_minutes(d * 1440 + t * {SLOT_MINUTES})"
+    )
     return (
         f"SELECT uid AS user_id, {poi_id} AS poi_id, {lat} AS lat, {lon} AS lon, category, {arrival} AS arrival, "
         f"{arrival} + to_minutes({SLOT_MINUTES}) AS departure FROM {_scan(records, RECORDS)} "
@@ -134,7 +154,9 @@ def _write(query: str, target: Path, source: Path, expected: str) -> None:
     except duckdb.Error as error:
         line = re.search(r"Line: (\d+)", str(error))
         place = f"line {line[1]} is" if line else "some line is"
-        raise MobatlasError(f"{source}: {place} not {expected}; mend it or download the file again") from None
+        raise MobatlasError(
+            f"{source}: {place} not {expected}; mend it or download the file again"
+        ) from None
 
 
 READER = Reader(

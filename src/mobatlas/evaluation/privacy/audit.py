@@ -32,8 +32,21 @@ from mobatlas.evaluation.privacy.cohort import (
     deal,
     nearness,
 )
-from mobatlas.evaluation.privacy.membership import Attack, anchor_scores, attacks, infer, trajectory_scores
-from mobatlas.evaluation.privacy.memorisation import RARE, Excess, closer, rare_places, shared, singled_out
+from mobatlas.evaluation.privacy.membership import (
+    Attack,
+    anchor_scores,
+    attacks,
+    infer,
+    trajectory_scores,
+)
+from mobatlas.evaluation.privacy.memorisation import (
+    RARE,
+    Excess,
+    closer,
+    rare_places,
+    shared,
+    singled_out,
+)
 from mobatlas.evaluation.privacy.ngrams import Flags
 from mobatlas.progress import SILENT, Tracker
 
@@ -62,9 +75,15 @@ class Kind:
 
 
 REPEATS = (0.01, 0.05)  # share of samples that repeat a training person; chance gives 0
-PLACES = (0.10, 0.25)  # share of rare places; a good model knows them a little better than chance does
+PLACES = (
+    0.10,
+    0.25,
+)  # share of rare places; a good model knows them a little better than chance does
 AUC = (0.52, 0.60)  # chance gives 0.5
-TPR = (0.02, 0.05)  # share of training people found while 1 % of others are suspected; chance gives 0.01
+TPR = (
+    0.02,
+    0.05,
+)  # share of training people found while 1 % of others are suspected; chance gives 0.01
 KINDS = {
     "trajectories": Kind("Trajectories", MEMORISATION, *REPEATS),
     "trajectories_of_one": Kind("Trajectories of one", MEMORISATION, *REPEATS),
@@ -86,7 +105,9 @@ class Check:
     """One measurement and how it is judged."""
 
     name: str
-    train: float | None = None  # what equally many training and held-out people give, where two sides are compared
+    train: float | None = (
+        None  # what equally many training and held-out people give, where two sides are compared
+    )
     held_out: float | None = None
     measured: Interval | None = None  # None where it was not tested
     reason: str | None = None  # why it was not
@@ -123,12 +144,18 @@ class Audit:
     dataset: str
     samples: str
     trajectories: int
-    people: dict[str, int]  # by split: train are members, test held-out, val those whom an attacker knows
+    people: dict[
+        str, int
+    ]  # by split: train are members, test held-out, val those whom an attacker knows
     checks: tuple[Check, ...]
     attacks: dict[str, tuple[Attack, ...]]  # by trajectories and by anchors, each by itself
     chosen: dict[str, tuple[str, ...]]  # the best of them on either half of the people
-    closest: dict[str, dict[str, float]]  # side -> distances of samples to the closest record of equally many people
-    equal_anchors: dict[str, float]  # shares of samples with home and work of a training person, of only one person
+    closest: dict[
+        str, dict[str, float]
+    ]  # side -> distances of samples to the closest record of equally many people
+    equal_anchors: dict[
+        str, float
+    ]  # shares of samples with home and work of a training person, of only one person
     compared: dict[str, int]  # what distances were measured of
     warnings: tuple[str, ...]
     seed: int
@@ -149,12 +176,18 @@ class Audit:
     @property
     def advice(self) -> tuple[str, ...]:
         """What to do about what is not green."""
-        wrong = dict.fromkeys(check.kind.about for check in self.checks if check.verdict in (AMBER, RED))
+        wrong = dict.fromkeys(
+            check.kind.about for check in self.checks if check.verdict in (AMBER, RED)
+        )
         return tuple(f"{about}: {ADVICE[about]}" for about in wrong)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        found = {"verdict": self.verdict, "subjects": self.subjects, "advice": list(self.advice)} | asdict(self)
+        found = {
+            "verdict": self.verdict,
+            "subjects": self.subjects,
+            "advice": list(self.advice),
+        } | asdict(self)
         return found | {"checks": [check.as_dict() for check in self.checks]}
 
 
@@ -166,7 +199,9 @@ def _together(verdicts: Sequence[str]) -> str:
     return GREEN if 2 * verdicts.count(GREEN) >= len(verdicts) else UNDECIDED
 
 
-def audit(samples: Path | str, dataset: Path | str, *, seed: int = 0, tracker: Tracker = SILENT) -> Audit:
+def audit(
+    samples: Path | str, dataset: Path | str, *, seed: int = 0, tracker: Tracker = SILENT
+) -> Audit:
     """Audit a file of samples against training people, beside test people; validation people are what an attacker knows."""
     opened = TrajectoryDataset.open(dataset)
     file = read_samples(samples, opened.vocabulary)
@@ -176,7 +211,11 @@ def audit(samples: Path | str, dataset: Path | str, *, seed: int = 0, tracker: T
     dealt = deal(crowd.side, few, rng)
     near = nearness(crowd, some, few, dealt)
     tracker.step(1, "overlaps")
-    memorised = (*_overlaps(crowd, rng), _check("closest", closer(near.groups, dealt)), _places(crowd, rng))
+    memorised = (
+        *_overlaps(crowd, rng),
+        _check("closest", closer(near.groups, dealt)),
+        _places(crowd, rng),
+    )
     tracker.step(2, "membership")
     chosen = few & (crowd.side != REFERENCE)
     scores = {name: score[chosen] for name, score in trajectory_scores(crowd, near).items()}
@@ -195,7 +234,11 @@ def audit(samples: Path | str, dataset: Path | str, *, seed: int = 0, tracker: T
         chosen={"trajectories": told.chosen, "anchors": homes.chosen},
         closest=_distances(near, dealt),
         equal_anchors=homes.shares,
-        compared={"samples": len(some), "people": len(np.unique(near.person)), "trajectories": len(near.person)},
+        compared={
+            "samples": len(some),
+            "people": len(np.unique(near.person)),
+            "trajectories": len(near.person),
+        },
         warnings=(*file.warnings, *_warnings(crowd)),
         seed=seed,
     )
@@ -204,7 +247,9 @@ def audit(samples: Path | str, dataset: Path | str, *, seed: int = 0, tracker: T
 def _warnings(crowd: Crowd) -> Iterator[str]:
     if not (crowd.side == REFERENCE).any():
         yield "no people are in split 'val', so attacks that know other people were not tried"
-    ours, theirs = (float((crowd.of_side(side).tokens == OTHER).mean()) for side in (TRAIN, HELD_OUT))
+    ours, theirs = (
+        float((crowd.of_side(side).tokens == OTHER).mean()) for side in (TRAIN, HELD_OUT)
+    )
     if theirs - ours > UNEVEN:
         yield (
             f"{theirs:.0%} of the visits of held-out people are outside the vocabulary, of training people's {ours:.0%}: "
@@ -240,7 +285,9 @@ def _overlaps(crowd: Crowd, rng: np.random.Generator) -> Iterator[Check]:
         ("trajectories", (crowd.sequences[:made], crowd.sequences[made:]), crowd.person),
         ("grams", (grams.numbers[ours], grams.numbers[theirs]), person[theirs]),
     ):
-        missing = "" if all(map(len, sides)) else f"no sample, or no real trajectory, has {GRAM} visits"
+        missing = (
+            "" if all(map(len, sides)) else f"no sample, or no real trajectory, has {GRAM} visits"
+        )
         yield _check(name, missing or shared(*sides, who, dealt))
         yield _check(f"{name}_of_one", missing or singled_out(*sides, who, crowd.side))
 
@@ -251,24 +298,35 @@ def _places(crowd: Crowd, rng: np.random.Generator) -> Check:
     ours, theirs = (each.take(rng.permutation(len(each))[:n]) for each in (crowd.made, held_out))
     person = crowd.person[crowd.side[crowd.person] == TRAIN]
     found = rare_places(ours, crowd.of_side(TRAIN), person, theirs)
-    return _check("places", found or f"hardly any place is visited by {RARE} training people or fewer")
+    return _check(
+        "places", found or f"hardly any place is visited by {RARE} training people or fewer"
+    )
 
 
 def _distances(near: Nearness, dealt: Deal) -> dict[str, dict[str, float]]:
-    sides = {"train": near.groups[:, : dealt.training], "held_out": near.groups[:, dealt.training :]}
+    sides = {
+        "train": near.groups[:, : dealt.training],
+        "held_out": near.groups[:, dealt.training :],
+    }
     points = {"p05": 0.05, "median": 0.5}
     return {
-        side: {"mean": float(found.mean())} | {name: float(np.quantile(found, at)) for name, at in points.items()}
+        side: {"mean": float(found.mean())}
+        | {name: float(np.quantile(found, at)) for name, at in points.items()}
         for side, found in sides.items()
     }
 
 
-def _inferred(about: str, scores: Mapping[str, Floats], side: Ints, rng: np.random.Generator) -> _Found:
+def _inferred(
+    about: str, scores: Mapping[str, Floats], side: Ints, rng: np.random.Generator
+) -> _Found:
     """The best of some attacks on training and held-out people, (people,) each."""
     member = (side == TRAIN).astype(np.int64)
     found, others = infer(scores, member, rng), int(np.count_nonzero(side == HELD_OUT))
     few = f"{others} held-out people are too few to suspect 1 % of them; {ENOUGH} are enough"
-    checks = _check(f"{about}_auc", found.auc), _check(f"{about}_tpr", few if others < ENOUGH else found.tpr)
+    checks = (
+        _check(f"{about}_auc", found.auc),
+        _check(f"{about}_tpr", few if others < ENOUGH else found.tpr),
+    )
     return _Found(checks, attacks(scores, member), found.chosen)
 
 
@@ -278,8 +336,14 @@ def _anchored(crowd: Crowd, some: Floats, few: Flags, rng: np.random.Generator) 
     made, some = (rows[_known(rows)] for rows in (crowd.made.anchors, some))
     people = min(int(np.count_nonzero(side[few] == which)) for which in (TRAIN, HELD_OUT))
     if not len(some) or people < FEWEST:
-        missing = "samples have no home and work" if people >= FEWEST else "too few people have a home or work"
-        return _Found(tuple(_check(name, missing) for name, kind in KINDS.items() if kind.about == ANCHORS))
+        missing = (
+            "samples have no home and work"
+            if people >= FEWEST
+            else "too few people have a home or work"
+        )
+        return _Found(
+            tuple(_check(name, missing) for name, kind in KINDS.items() if kind.about == ANCHORS)
+        )
     pairs, shares = _equal_anchors(made, crowd.anchors, side, rng)
     chosen = few & (side != REFERENCE)
     told = _inferred(ANCHORS, anchor_scores(crowd.anchors[chosen], some), side[chosen], rng)
@@ -292,7 +356,10 @@ def _equal_anchors(
     who = np.flatnonzero(side != REFERENCE)
     whole = np.nan_to_num(np.round(np.concatenate((made, anchors[who])), DECIMALS), nan=NOWHERE)
     ours, real = np.split(np.unique(whole, axis=0, return_inverse=True)[1].ravel(), [len(made)])
-    all_of, one = shared(ours, real, who, deal(side, side != REFERENCE, rng)), singled_out(ours, real, who, side)
+    all_of, one = (
+        shared(ours, real, who, deal(side, side != REFERENCE, rng)),
+        singled_out(ours, real, who, side),
+    )
     trained = real[side[who] == TRAIN]
     shares = {
         "of_a_training_person": float(np.isin(ours, trained).mean()),

@@ -8,12 +8,24 @@ from functools import cached_property
 import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import Floats, Ints
-from mobatlas.evaluation.privacy.ngrams import Flags, Grams, cut, distances, number_grams, number_sequences, shingles
-from mobatlas.features.maps import Trajectories
+from mobatlas.evaluation.privacy.ngrams import (
+    Flags,
+    Grams,
+    cut,
+    distances,
+    number_grams,
+    number_sequences,
+    shingles,
+)
 
-TRAIN, HELD_OUT, REFERENCE = 0, 1, 2  # sides of people; the last are those whom an attacker knows besides
+TRAIN, HELD_OUT, REFERENCE = (
+    0,
+    1,
+    2,
+)  # sides of people; the last are those whom an attacker knows besides
 SPLITS = {"train": TRAIN, "test": HELD_OUT, "val": REFERENCE}
 FEWEST = 20  # people on either side
 GRAM = 5
@@ -52,7 +64,14 @@ class Crowd:
         side[person] = np.repeat(list(rows), [len(each) for each in rows.values()])
         longest = int(np.diff(made.offsets).max())
         real = cut(Trajectories.of(dataset, chosen), longest)
-        return cls(made, real, person.astype(np.int64), side, dataset.anchors[people], len(dataset.vocabulary))
+        return cls(
+            made,
+            real,
+            person.astype(np.int64),
+            side,
+            dataset.anchors[people],
+            len(dataset.vocabulary),
+        )
 
     @cached_property
     def everything(self) -> Trajectories:
@@ -81,7 +100,9 @@ class Crowd:
     def mean(self, values: Floats, person: Ints) -> Floats:
         """Over what each person has, (people,); 0 for nothing."""
         n = len(self.side)
-        return np.bincount(person, values, minlength=n) / np.maximum(np.bincount(person, minlength=n), 1)
+        return np.bincount(person, values, minlength=n) / np.maximum(
+            np.bincount(person, minlength=n), 1
+        )
 
     def some_people(self, rng: np.random.Generator) -> Flags:
         """Those who are compared one by one, (people,)."""
@@ -140,7 +161,9 @@ def nearness(crowd: Crowd, samples: Trajectories, people: Flags, dealt: Deal) ->
     group = np.where(people, dealt.group, -1)[crowd.person]  # (real,)
     compared = people[crowd.person]
     rows = np.flatnonzero(compared & (crowd.side[crowd.person] != REFERENCE))
-    rows = rows[np.argsort(group[rows], kind="stable")]  # a group after the other, those in none first
+    rows = rows[
+        np.argsort(group[rows], kind="stable")
+    ]  # a group after the other, those in none first
     others = np.flatnonzero(compared & (crowd.side[crowd.person] == REFERENCE))
     table = shingles(Trajectories.joined([samples, crowd.real.take(rows), crowd.real.take(others)]))
     made, real, known = np.split(np.arange(table.shape[0]), np.cumsum([len(samples), len(rows)]))
@@ -153,5 +176,7 @@ def nearness(crowd: Crowd, samples: Trajectories, people: Flags, dealt: Deal) ->
         near += (found < NEAR).sum(0)
     reference = None
     if len(known):
-        reference = np.concatenate([found.min(1) for _, found in distances(table[real], table[known])])
+        reference = np.concatenate(
+            [found.min(1) for _, found in distances(table[real], table[known])]
+        )
     return Nearness(groups, crowd.person[rows], closest, near, reference)

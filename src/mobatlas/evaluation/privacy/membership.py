@@ -12,15 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from mobatlas.data.geodesy import haversine_km
 from mobatlas.evaluation.comparison import Interval, interval
 from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.evaluation.privacy.cohort import GRAM, REFERENCE, Crowd, Nearness
 from mobatlas.evaluation.privacy.memorisation import LEVEL
 from mobatlas.evaluation.privacy.ngrams import Flags, log_likelihood
-from mobatlas.features.maps import haversine_km
 
 FALSE_POSITIVES = 0.01
-FAR = 20_015.0  # km, half way round the earth: where a home or a workplace is known on one side only
+FAR = (
+    20_015.0  # km, half way round the earth: where a home or a workplace is known on one side only
+)
 ROWS = 256  # people whose anchors are compared at a time
 Measure = Callable[[Floats, Floats], float]
 
@@ -58,7 +60,10 @@ def hit_rate(members: Floats, others: Floats) -> float:
     rank = FALSE_POSITIVES * (len(others) + 1)
     low = int(rank)
     ordered = np.sort(others)[::-1]
-    shares = [0.0 if not k else float((members > ordered[min(k, len(ordered)) - 1]).mean()) for k in (low, low + 1)]
+    shares = [
+        0.0 if not k else float((members > ordered[min(k, len(ordered)) - 1]).mean())
+        for k in (low, low + 1)
+    ]
     return shares[0] + (rank - low) * (shares[1] - shares[0])
 
 
@@ -68,7 +73,9 @@ def attacks(scores: Mapping[str, Floats], member: Ints) -> tuple[Attack, ...]:
     return tuple(Attack(name, area(*two), hit_rate(*two)) for name, two in sides.items())
 
 
-def infer(scores: Mapping[str, Floats], member: Ints, rng: np.random.Generator, resamples: int = 200) -> Inference:
+def infer(
+    scores: Mapping[str, Floats], member: Ints, rng: np.random.Generator, resamples: int = 200
+) -> Inference:
     """The best of these attacks, with intervals over people: in each half members and others are drawn again."""
     halves = _halves(member, rng)
     auc, chosen = _cross(scores, member, halves, area, rng, resamples)
@@ -93,7 +100,9 @@ def trajectory_scores(crowd: Crowd, near: Nearness) -> dict[str, Floats]:
     # A place that neither side has ever seen tells nothing, but the smaller side would think it likelier. Training people visit
     # more such places than others do, because the vocabulary is theirs.
     ratio *= np.isin(grams[0].numbers, grams[0].numbers[~real | reference])
-    ours, others = (np.isin(last.numbers, last.numbers[last.whole & marked]) for marked in (~real, reference))
+    ours, others = (
+        np.isin(last.numbers, last.numbers[last.whole & marked]) for marked in (~real, reference)
+    )
     alone = (last.whole & ours & ~others).astype(np.float64)
     return scores | {
         "closest sample, beside reference": crowd.mean(near.reference - near.closest, near.person),
@@ -108,8 +117,12 @@ def anchor_scores(people: Floats, samples: Floats) -> dict[str, Floats]:
     nearest = np.empty((len(people), 3))
     for start in range(0, len(people), ROWS):
         here = people[start : start + ROWS, None]
-        home, work = (_km(here[..., two], samples[None, :, two]) for two in (slice(0, 2), slice(2, 4)))
-        nearest[start : start + ROWS] = np.stack([each.min(1) for each in (np.maximum(home, work), home, work)], axis=1)
+        home, work = (
+            _km(here[..., two], samples[None, :, two]) for two in (slice(0, 2), slice(2, 4))
+        )
+        nearest[start : start + ROWS] = np.stack(
+            [each.min(1) for each in (np.maximum(home, work), home, work)], axis=1
+        )
     return dict(zip(("home and work", "home", "work"), -nearest.T, strict=True))
 
 
@@ -141,7 +154,9 @@ def _cross(
         best = max(scores, key=lambda name: measure(*_sides(scores[name], member, known)))
         sides = _sides(scores[best], member, ~known)
         estimates.append(measure(*sides))
-        draws += [measure(*(rng.choice(side, len(side)) for side in sides)) for _ in range(resamples)]
+        draws += [
+            measure(*(rng.choice(side, len(side)) for side in sides)) for _ in range(resamples)
+        ]
         chosen.append(best)
     return interval(float(np.mean(estimates)), draws / 2, LEVEL), tuple(chosen)
 

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.evaluation.comparison import Interval
 from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.evaluation.privacy.cohort import HELD_OUT, REFERENCE, TRAIN, Deal
-from mobatlas.features.maps import Trajectories
 
 LEVEL = 0.95
-RARE, FEW_PLACES = 3, 20  # training people who visit a rare place, at most; places that tell something, at least
+RARE, FEW_PLACES = (
+    3,
+    20,
+)  # training people who visit a rare place, at most; places that tell something, at least
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,13 @@ def singled_out(made: Ints, real: Ints, person: Ints, side: Ints) -> Excess:
     owner = np.zeros(kinds, dtype=np.int64)
     owner[which] = who
     found = owner[made[alone[made]]]
-    repeats = np.bincount(found, minlength=len(side)) / len(made)  # (people,) share of samples that repeat each
+    repeats = np.bincount(found, minlength=len(side)) / len(
+        made
+    )  # (people,) share of samples that repeat each
     train, held_out = repeats[side == TRAIN], repeats[side == HELD_OUT]
-    spread = math.sqrt(train.var(ddof=1) / len(train) + held_out.var(ddof=1) / len(held_out)) * len(train)
+    spread = math.sqrt(train.var(ddof=1) / len(train) + held_out.var(ddof=1) / len(held_out)) * len(
+        train
+    )
     estimate = float(train.mean() - held_out.mean()) * len(train)
     ours, theirs = (float(each.mean()) * len(held_out) for each in (train, held_out))
     return Excess(ours, theirs, _around(estimate, spread))
@@ -80,13 +87,17 @@ def closer(nearest: Floats, dealt: Deal) -> Excess:
     return Excess(share, 1 - share, _beyond(dealt, 2 * share - 1, spread, dealt.training - 1))
 
 
-def rare_places(made: Trajectories, train: Trajectories, person: Ints, held_out: Trajectories) -> Excess | None:
+def rare_places(
+    made: Trajectories, train: Trajectories, person: Ints, held_out: Trajectories
+) -> Excess | None:
     """Of the places that few training people visit, the shares that samples and as many held-out trajectories visit.
 
     `person` is that of each training trajectory, both others have equally many. None where hardly any place is rare.
     """
     kinds = 1 + max(int(each.tokens.max()) for each in (made, train, held_out))
-    visitors = np.bincount(_pairs(train.tokens.astype(np.int64), person[train.owner])[0], minlength=kinds)
+    visitors = np.bincount(
+        _pairs(train.tokens.astype(np.int64), person[train.owner])[0], minlength=kinds
+    )
     rare = np.flatnonzero((visitors > 0) & (visitors <= RARE) & (np.arange(kinds) >= FIRST_POI))
     if len(rare) < FEW_PLACES:
         return None
@@ -99,10 +110,14 @@ def rare_places(made: Trajectories, train: Trajectories, person: Ints, held_out:
 def _beyond(dealt: Deal, difference: float, spread: float, freedom: int) -> Interval:
     """What a difference between the mean groups of either side says of all samples; the spread is that of one group."""
     error = spread * math.sqrt(1 / dealt.training + 1 / dealt.held_out)
-    return _around(dealt.scale * difference, dealt.scale * error, float(stats.t.ppf((1 + LEVEL) / 2, freedom)))
+    return _around(
+        dealt.scale * difference, dealt.scale * error, float(stats.t.ppf((1 + LEVEL) / 2, freedom))
+    )
 
 
-def _around(estimate: float, spread: float, errors: float = float(stats.norm.ppf((1 + LEVEL) / 2))) -> Interval:
+def _around(
+    estimate: float, spread: float, errors: float = float(stats.norm.ppf((1 + LEVEL) / 2))
+) -> Interval:
     """So many standard errors to either side."""
     return Interval(estimate, estimate - errors * spread, estimate + errors * spread, spread)
 

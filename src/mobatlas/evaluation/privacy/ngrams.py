@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import BOS
 from mobatlas.evaluation.metrics import Floats, Ints
-from mobatlas.features.maps import Trajectories
 
 BLOCK = 4_000_000  # distances of a block: 32 MB
 Flags = npt.NDArray[np.bool_]
@@ -50,7 +50,9 @@ def number_grams(trajectories: Trajectories, n: int) -> list[Grams]:
     context, found = np.zeros(len(tokens), dtype=np.int64), []
     for before in range(n):
         if before:
-            earlier = np.where(position >= before, tokens[np.maximum(np.arange(len(tokens)) - before, 0)], BOS)
+            earlier = np.where(
+                position >= before, tokens[np.maximum(np.arange(len(tokens)) - before, 0)], BOS
+            )
             context = _renumbered(context * words + earlier)
         found.append(Grams(context, _renumbered(context * words + tokens), position >= before))
     return found
@@ -68,7 +70,9 @@ def log_likelihood(grams: Sequence[Grams], learnt: Flags, words: int) -> Floats:
         context_of = np.zeros(len(seen), dtype=np.int64)
         context_of[each.numbers] = each.contexts
         contexts = int(each.contexts.max(initial=0)) + 1
-        followed = np.bincount(each.contexts[learnt], minlength=contexts)[each.contexts]  # (tokens,)
+        followed = np.bincount(each.contexts[learnt], minlength=contexts)[
+            each.contexts
+        ]  # (tokens,)
         different = np.bincount(context_of[seen > 0], minlength=contexts)[each.contexts]
         mixed = (seen[each.numbers] + different * chance) / np.maximum(followed + different, 1)
         chance = np.where(followed > 0, mixed, chance)
@@ -90,10 +94,14 @@ def shingles(trajectories: Trajectories) -> sparse.csr_array:
         columns.append(kinds + kind)
         kinds += int(kind.max(initial=-1)) + 1
     places = (np.concatenate(rows), np.concatenate(columns))
-    return sparse.csr_array((np.ones(len(places[0]), dtype=np.float32), places), shape=(len(trajectories), kinds))
+    return sparse.csr_array(
+        (np.ones(len(places[0]), dtype=np.float32), places), shape=(len(trajectories), kinds)
+    )
 
 
-def distances(rows: sparse.csr_array, columns: sparse.csr_array) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
+def distances(
+    rows: sparse.csr_array, columns: sparse.csr_array
+) -> Iterator[tuple[slice, npt.NDArray[np.float32]]]:
     """Jaccard distances of two sets of shingles, some rows at a time: 0 is the same, 1 has nothing in common."""
     mine, theirs = (np.asarray(side.sum(1)).ravel() for side in (rows, columns))
     turned, step = columns.T.tocsr(), max(1, BLOCK // max(1, columns.shape[0]))

@@ -8,7 +8,9 @@ from mobatlas.generators.sequence.sequence_generator import writer_family
 from mobatlas.groups import Groups
 
 
-def _network(config: AutoregressiveConfig, vocabulary: int, groups: Groups | None) -> CausalTransformer:
+def _network(
+    config: AutoregressiveConfig, vocabulary: int, groups: Groups | None
+) -> CausalTransformer:
     return CausalTransformer(config.network, vocabulary, config.length, groups)
 
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import Floats, Ints
 from mobatlas.generators.rng import uniforms
 
@@ -35,7 +35,9 @@ STREAM = 32  # of random numbers
 SEEDS = 2**32
 TRIED = 16  # samples that training asks for
 NAMED = 3  # places of a warning
-_asked_for: set[str] = set()  # by the user of this process: on the command line, in a configuration, from Python
+_asked_for: set[str] = (
+    set()
+)  # by the user of this process: on the command line, in a configuration, from Python
 
 Function = Callable[[Floats, Sequence[int]], Any]
 
@@ -84,7 +86,11 @@ class Code:
                 "%s: a trajectory depends on more than its row and its seed, so the same seed may give other files",
                 self.entry_point,
             )
-        return {"tried": len(made), "tokens": len(made.tokens), "other": int((made.tokens == OTHER).sum())}
+        return {
+            "tried": len(made),
+            "tokens": len(made.tokens),
+            "other": int((made.tokens == OTHER).sum()),
+        }
 
     def _made(self, anchors: Floats, seeds: list[int]) -> Trajectories:
         """What the function gives for these, as tokens."""
@@ -104,7 +110,9 @@ class Code:
         tokens = np.array([self._tokens.get(name, -1) for name in flat], dtype=np.int32)
         self._say_unknown(flat, tokens.tolist())
         tokens[tokens < 0] = OTHER
-        again = (tokens[1:] == OTHER) & (tokens[:-1] == OTHER) & (owner[1:] == owner[:-1])  # as `prepare` has it
+        again = (
+            (tokens[1:] == OTHER) & (tokens[:-1] == OTHER) & (owner[1:] == owner[:-1])
+        )  # as `prepare` has it
         kept = np.concatenate(([True], ~again))
         tokens, owner = tokens[kept], owner[kept]
         place = np.arange(len(owner)) - np.searchsorted(owner, owner)
@@ -119,23 +127,34 @@ class Code:
                 f"{self.entry_point}: returned {str(row)[:40]!r} for a trajectory; return a list of names of places"
             )
         if not names:
-            raise MobatlasError(f"{self.entry_point}: returned an empty trajectory; give each at least one place")
+            raise MobatlasError(
+                f"{self.entry_point}: returned an empty trajectory; give each at least one place"
+            )
         return names
 
     def _say_unknown(self, names: Sequence[str], tokens: Sequence[int]) -> None:
         """Once."""
-        unknown = list(dict.fromkeys(name for name, token in zip(names, tokens, strict=True) if token < 0))
+        unknown = list(
+            dict.fromkeys(name for name, token in zip(names, tokens, strict=True) if token < 0)
+        )
         if unknown and not self._said:
             self._said.extend(unknown)
             named = ", ".join(f"'{name}'" for name in unknown[:NAMED])
             more = ", ..." if len(unknown) > NAMED else ""
             log.warning(
-                "%s: places that the dataset does not know count as OTHER (%s%s)", self.entry_point, named, more
+                "%s: places that the dataset does not know count as OTHER (%s%s)",
+                self.entry_point,
+                named,
+                more,
             )
 
     @cached_property
     def _tokens(self) -> dict[str, int]:
-        return {name: token for token, name in reversed(list(enumerate(self.vocabulary.poi_ids))) if token >= HOME}
+        return {
+            name: token
+            for token, name in reversed(list(enumerate(self.vocabulary.poi_ids)))
+            if token >= HOME
+        }
 
     @cached_property
     def _function(self) -> Function:
@@ -158,8 +177,12 @@ class Code:
             ) from error
         function = getattr(found, name, None)
         if not callable(function):
-            near = suggestion(name, [each for each in vars(found) if callable(getattr(found, each))])
-            raise MobatlasError(f"entry_point {self.entry_point}: '{module}' has no function '{name}'{near}")
+            near = suggestion(
+                name, [each for each in vars(found) if callable(getattr(found, each))]
+            )
+            raise MobatlasError(
+                f"entry_point {self.entry_point}: '{module}' has no function '{name}'{near}"
+            )
         return function
 
 
@@ -171,4 +194,6 @@ def _place(error: BaseException) -> str:
         for each in traceback.extract_tb(error.__traceback__)
         if each.filename not in (__file__, importlib.__file__) and not each.filename.startswith("<")
     ]
-    return ", ".join([type(error).__name__ + "".join(f": {line}" for line in said[:1]), *frames[-1:]])
+    return ", ".join(
+        [type(error).__name__ + "".join(f": {line}" for line in said[:1]), *frames[-1:]]
+    )

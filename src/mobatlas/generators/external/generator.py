@@ -15,9 +15,9 @@ from pydantic import Field, field_validator, model_validator
 
 from mobatlas.config import Section
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import Trajectories
 from mobatlas.generators.base import UNKNOWN, Family, Floats, Ints
 from mobatlas.generators.external.code import Code, ask_for
 from mobatlas.generators.external.pool import Pool
@@ -34,8 +34,12 @@ class ExternalConfig(Section):
     pool: str | None = None  # a Parquet file as `mobatlas generate` writes it
     sha256: str | None = None  # of that file, filled in
     entry_point: str | None = None  # package.module:function, see `code`
-    neighbours: int = Field(32, ge=1)  # samples of a pool, at least, among which one for given anchors is drawn
-    length: int | None = Field(None, ge=1, le=100_000)  # longer ones are cut off; None: the longest of pool or dataset
+    neighbours: int = Field(
+        32, ge=1
+    )  # samples of a pool, at least, among which one for given anchors is drawn
+    length: int | None = Field(
+        None, ge=1, le=100_000
+    )  # longer ones are cut off; None: the longest of pool or dataset
 
     @field_validator("entry_point")
     @classmethod
@@ -84,7 +88,9 @@ class External:
         homes = dataset.anchors[dataset.split_people("train")]
         return {"entry_point": self.source.tried(homes, trainer.seed)}
 
-    def with_groups(self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False) -> NoReturn:
+    def with_groups(
+        self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
+    ) -> NoReturn:
         _cannot_be_taught()
 
     def teaching(self, *_: Any, **__: Any) -> NoReturn:
@@ -105,8 +111,12 @@ class External:
     ) -> Trajectories:
         """Trajectories number `first` to `first + n`; anchors are those that were asked for, not those of the pool."""
         if groups is not None and (groups != UNKNOWN).any():
-            raise MobatlasError("this model is not conditioned on groups; supervise it first (mobatlas supervise)")
-        return self.source.draw(np.full((n, 4), np.nan) if anchors is None else anchors, seed, first, lengths)
+            raise MobatlasError(
+                "this model is not conditioned on groups; supervise it first (mobatlas supervise)"
+            )
+        return self.source.draw(
+            np.full((n, 4), np.nan) if anchors is None else anchors, seed, first, lengths
+        )
 
     def to(self, device: str) -> None:
         """There is nothing to move."""
@@ -145,20 +155,34 @@ def _create(config: ExternalConfig, dataset: TrajectoryDataset, seed: int) -> Ex
         return External(whole, dataset.vocabulary, pool)
     longest = config.length or int(dataset.lengths[dataset.split("train")].max())
     whole = config.model_copy(update={"length": longest})
-    return External(whole, dataset.vocabulary, Code(str(config.entry_point), dataset.vocabulary, longest, TILE))
+    return External(
+        whole, dataset.vocabulary, Code(str(config.entry_point), dataset.vocabulary, longest, TILE)
+    )
 
 
-def _load(folder: Path, config: ExternalConfig, vocabulary: Vocabulary, groups: Groups | None) -> External:
+def _load(
+    folder: Path, config: ExternalConfig, vocabulary: Vocabulary, groups: Groups | None
+) -> External:
     if groups is not None or config.length is None:
         raise MobatlasError(
             f"{folder}: an external generator has a length and no groups of its own, so what it holds is not those of "
             "config.json; train the model again"
         )
     if config.pool is not None:
-        return External(config, vocabulary, Pool.load(folder, vocabulary, config.neighbours, config.length))
-    return External(config, vocabulary, Code(str(config.entry_point), vocabulary, config.length, TILE, folder))
+        return External(
+            config, vocabulary, Pool.load(folder, vocabulary, config.neighbours, config.length)
+        )
+    return External(
+        config, vocabulary, Code(str(config.entry_point), vocabulary, config.length, TILE, folder)
+    )
 
 
 FAMILY = Family(
-    "external", ExternalConfig, {"small": {}, "paper": {}}, _create, _load, teachable=False, resolve=_resolve
+    "external",
+    ExternalConfig,
+    {"small": {}, "paper": {}},
+    _create,
+    _load,
+    teachable=False,
+    resolve=_resolve,
 )

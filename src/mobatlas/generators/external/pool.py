@@ -18,10 +18,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from scipy.spatial import cKDTree
 
+from mobatlas.data.geodesy import EARTH_KM
 from mobatlas.data.samples import read_samples
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import EARTH_KM, Trajectories
 from mobatlas.generators.base import Floats, Ints
 from mobatlas.generators.rng import uniforms
 from mobatlas.io.manifest import write_whole
@@ -47,13 +48,17 @@ class Near:
         places, which = np.unique(anchors, axis=0, return_inverse=True)
         cosine = float(np.cos(np.radians(places[:, 0].mean())))
         starts = np.searchsorted(np.sort(which), np.arange(len(places)))
-        return cls(rows[np.argsort(which, kind="stable")], starts, cKDTree(_km(places, cosine)), cosine)
+        return cls(
+            rows[np.argsort(which, kind="stable")], starts, cKDTree(_km(places, cosine)), cosine
+        )
 
     def pick(self, anchors: Floats, chance: Floats, neighbours: int) -> Ints:
         """For each of the anchors one of the nearest rows, at least so many; all rows of a place are as near."""
         counts = np.diff(self.starts, append=len(self.rows))  # (places,)
         k = min(neighbours, len(counts))
-        near = np.asarray(self.tree.query(_km(anchors, self.cosine), k=range(1, k + 1))[1])  # (n, k) places
+        near = np.asarray(
+            self.tree.query(_km(anchors, self.cosine), k=range(1, k + 1))[1]
+        )  # (n, k) places
         each = np.arange(len(near))
         until = np.cumsum(counts[near], axis=1)  # (n, k) rows so far
         enough = np.minimum((until < neighbours).sum(1), k - 1)  # (n,)
@@ -135,7 +140,10 @@ class Pool:
     def _near(self, length: int, rows: Ints) -> dict[int, Near]:
         """By home, then by home and work, as far as the samples know them; made once."""
         if length not in self._indices:
-            known = {columns: rows[~np.isnan(self.samples.anchors[rows, :columns]).any(1)] for columns in (2, 4)}
+            known = {
+                columns: rows[~np.isnan(self.samples.anchors[rows, :columns]).any(1)]
+                for columns in (2, 4)
+            }
             self._indices[length] = {
                 columns: Near.of(some, self.samples.anchors[some, :columns])
                 for columns, some in known.items()
@@ -146,7 +154,9 @@ class Pool:
     def save(self, folder: Path) -> None:
         """The arrays, so that the folder stands alone."""
         found = {each.name: getattr(self.samples, each.name) for each in fields(Trajectories)}
-        arrays = {name: np.ascontiguousarray(array) for name, array in found.items() if array is not None}
+        arrays = {
+            name: np.ascontiguousarray(array) for name, array in found.items() if array is not None
+        }
         write_whole(folder / WEIGHTS, save(arrays))
 
     @classmethod
@@ -165,7 +175,9 @@ class Pool:
         except (TypeError, ValueError, IndexError):
             fitting = False
         if not fitting:
-            raise MobatlasError(f"{path}: its samples are not those of config.json; train the model again")
+            raise MobatlasError(
+                f"{path}: its samples are not those of config.json; train the model again"
+            )
         return cls(samples, neighbours)
 
 
@@ -174,7 +186,11 @@ def cut(samples: Trajectories, lengths: Ints) -> Trajectories:
     owner = samples.owner
     kept = np.arange(len(samples.tokens)) - samples.offsets[owner] < lengths[owner]
     arrays = {each.name: getattr(samples, each.name) for each in fields(Trajectories)}
-    tokens = {name: each[kept] for name, each in arrays.items() if name not in OF_TRAJECTORIES and each is not None}
+    tokens = {
+        name: each[kept]
+        for name, each in arrays.items()
+        if name not in OF_TRAJECTORIES and each is not None
+    }
     return replace(samples, **tokens, offsets=np.concatenate(([0], np.cumsum(lengths))))
 
 
@@ -182,12 +198,17 @@ def _fits(samples: Trajectories, arrays: Mapping[str, Any], words: int, longest:
     """Whether arrays are those of samples in that many words, none longer than the longest."""
     tokens, lengths = samples.tokens, np.diff(samples.offsets)
     return bool(
-        [each.dtype for each in (tokens, samples.offsets, samples.anchors)] == [np.int32, np.int64, np.float64]
+        [each.dtype for each in (tokens, samples.offsets, samples.anchors)]
+        == [np.int32, np.int64, np.float64]
         and len(samples) > 0
         and samples.offsets[0] == 0
         and 1 <= lengths.min() <= lengths.max() <= longest
         and samples.anchors.shape == (len(samples), 4)
-        and all(len(each) == samples.offsets[-1] for name, each in arrays.items() if name not in OF_TRAJECTORIES)
+        and all(
+            len(each) == samples.offsets[-1]
+            for name, each in arrays.items()
+            if name not in OF_TRAJECTORIES
+        )
         and HOME <= tokens.min() <= tokens.max() < words
     )
 

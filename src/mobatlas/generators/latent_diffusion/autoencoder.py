@@ -39,7 +39,8 @@ class Autoencoder(nn.Module):
                 decoder_attention_heads=config.heads,
                 activation_function=config.activation,
                 dropout=config.dropout,
-                init_std=config.width**-0.5,  # BART's 0.02 is for a width of 1,024; narrow ones hardly start with it
+                init_std=config.width
+                ** -0.5,  # BART's 0.02 is for a width of 1,024; narrow ones hardly start with it
                 pad_token_id=PAD,
                 bos_token_id=BOS,
                 eos_token_id=EOS,
@@ -60,13 +61,17 @@ class Autoencoder(nn.Module):
     def encode(self, tokens: Tensor) -> Tensor:
         """Latents (batch, any, latent) of tokens (batch, any); zero at padding."""
         valid = tokens != PAD  # (batch, any)
-        hidden = self.bart.get_encoder()(input_ids=tokens, attention_mask=valid.long()).last_hidden_state
+        hidden = self.bart.get_encoder()(
+            input_ids=tokens, attention_mask=valid.long()
+        ).last_hidden_state
         return self.scale(self.to_latent(hidden)) * valid[..., None]  # (batch, any, latent)
 
     def logits(self, latents: Tensor, tokens: Tensor) -> Tensor:
         """Of the token at each place, (batch, any, vocabulary), given the latents and the tokens (batch, any) before it."""
         before = F.pad(tokens[:, :-1], (1, 0), value=BOS)  # (batch, any)
-        out = self.bart(encoder_outputs=self._memory(latents), decoder_input_ids=before, use_cache=False)
+        out = self.bart(
+            encoder_outputs=self._memory(latents), decoder_input_ids=before, use_cache=False
+        )
         return out.logits
 
     def forward(self, seen: Tensor, tokens: Tensor, noise: Tensor) -> Tensor:
@@ -76,7 +81,9 @@ class Autoencoder(nn.Module):
         """
         latents = self.all_places(self.encode(seen)) + self.config.noise * noise
         logits = self.logits(latents, tokens)
-        return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), ignore_index=PAD, reduction="sum")
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(), tokens.flatten(), ignore_index=PAD, reduction="sum"
+        )
 
     @torch.no_grad()
     def decode(
@@ -153,9 +160,13 @@ class _Choice:
         if done == 0:
             scores[:, EOS] = -torch.inf
         if self.lengths is not None:
-            ends = self.lengths.repeat_interleave(len(scores) // len(self.lengths)) <= done  # (batch * beams,)
+            ends = (
+                self.lengths.repeat_interleave(len(scores) // len(self.lengths)) <= done
+            )  # (batch * beams,)
             scores[~ends, EOS] = -torch.inf
-            scores[ends] = torch.where(torch.arange(scores.shape[1], device=scores.device) == EOS, 0.0, -torch.inf)
+            scores[ends] = torch.where(
+                torch.arange(scores.shape[1], device=scores.device) == EOS, 0.0, -torch.inf
+            )
         if self.noise is None:
             return scores
         # one number a row: noise of every token, of which the largest is as good a draw, would take ten times as long
@@ -176,7 +187,9 @@ def hide_spans(tokens: Tensor, share: float, mean: float) -> Tensor:
     """Tokens with about that share of them hidden by MASK, in spans of Poisson length; end and padding stay."""
     if share <= 0:
         return tokens
-    spans = torch.poisson(torch.full(tokens.shape, mean, device=tokens.device)).clamp(min=1)  # (batch, length)
+    spans = torch.poisson(torch.full(tokens.shape, mean, device=tokens.device)).clamp(
+        min=1
+    )  # (batch, length)
     starts = torch.rand(tokens.shape, device=tokens.device) < share / mean
     # a place is hidden if a span that started at or before it reaches it
     places = torch.arange(tokens.shape[1], device=tokens.device)

@@ -21,9 +21,13 @@ class AutoencoderConfig(Section):
     latent: int = Field(8, ge=1, le=4_096)  # dimensions of a latent
     activation: Literal["relu", "gelu"] = "relu"  # gelu takes a sixth of a training step on a CPU
     dropout: float = Field(0.0, ge=0, lt=1)
-    masked: float = Field(0.1, ge=0, lt=1)  # share of tokens hidden in spans while it learns to reconstruct
+    masked: float = Field(
+        0.1, ge=0, lt=1
+    )  # share of tokens hidden in spans while it learns to reconstruct
     span: float = Field(3.0, ge=1)  # mean length of a hidden span (Poisson)
-    noise: float = Field(0.3, ge=0)  # added to latents in training: what diffusion leaves wrong must not change a token
+    noise: float = Field(
+        0.3, ge=0
+    )  # added to latents in training: what diffusion leaves wrong must not change a token
     steps: int = Field(600, ge=1)
     batch: int = Field(128, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
@@ -67,7 +71,9 @@ class DenoiserConfig(Section):
     @model_validator(mode="after")
     def _heads_divide_width(self) -> DenoiserConfig:
         if self.width % (2 * self.heads):
-            raise ValueError(f"width {self.width} is not a multiple of twice the heads {self.heads}")
+            raise ValueError(
+                f"width {self.width} is not a multiple of twice the heads {self.heads}"
+            )
         if (self.curves or self.tastes) and not self.cross_entropy:
             raise ValueError(
                 "curves and tastes are of logits of tokens, which cross_entropy 0 does without; change one"
@@ -100,7 +106,9 @@ class DiffusionConfig(Section):
 class LatentDiffusionConfig(Section):
     """The whole generator."""
 
-    length: int = Field(24, ge=2, le=4_096)  # tokens; longer trajectories are truncated, and counted
+    length: int = Field(
+        24, ge=2, le=4_096
+    )  # tokens; longer trajectories are truncated, and counted
     autoencoder: AutoencoderConfig = AutoencoderConfig()
     denoiser: DenoiserConfig = DenoiserConfig()
     teaching: TeachingConfig = TeachingConfig()

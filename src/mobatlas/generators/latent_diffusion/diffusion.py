@@ -12,12 +12,16 @@ from mobatlas.generators.latent_diffusion.config import DiffusionConfig
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]  # (x_t, t) -> x0
 COSINE = "squaredcos_cap_v2"
-LAMBDA_MIN = -5.1  # the half log-SNR below which the cosine schedule is numerically noise alone (diffusers' advice)
+LAMBDA_MIN = (
+    -5.1
+)  # the half log-SNR below which the cosine schedule is numerically noise alone (diffusers' advice)
 
 
 def noise_schedule(config: DiffusionConfig) -> DDPMScheduler:
     """The forward process."""
-    return DDPMScheduler(config.train_steps, beta_schedule=COSINE, prediction_type="sample", clip_sample=False)
+    return DDPMScheduler(
+        config.train_steps, beta_schedule=COSINE, prediction_type="sample", clip_sample=False
+    )
 
 
 def solver(config: DiffusionConfig) -> DDIMScheduler | DPMSolverMultistepScheduler:
@@ -46,7 +50,11 @@ def solver(config: DiffusionConfig) -> DDIMScheduler | DPMSolverMultistepSchedul
 
 
 def rollout(
-    denoise: Denoiser, noise: Tensor, config: DiffusionConfig, differentiable: int = 0, stop: int | None = None
+    denoise: Denoiser,
+    noise: Tensor,
+    config: DiffusionConfig,
+    differentiable: int = 0,
+    stop: int | None = None,
 ) -> Tensor:
     """From noise to clean latents, or to what they are thought to be when so many steps are done.
 

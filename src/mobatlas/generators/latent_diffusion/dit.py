@@ -30,7 +30,9 @@ class Estimate(NamedTuple):
     """What noisy latents come from."""
 
     clean: Tensor  # (batch, length, latent)
-    words: Tensor | None  # (batch, length, vocabulary) logits of tokens; None if x0 is estimated without them
+    words: (
+        Tensor | None
+    )  # (batch, length, vocabulary) logits of tokens; None if x0 is estimated without them
 
 
 class DiT(nn.Module):
@@ -41,15 +43,24 @@ class DiT(nn.Module):
     prototypes: Tensor
 
     def __init__(
-        self, config: DenoiserConfig, latent: int, length: int, vocabulary: int, groups: Groups | None = None
+        self,
+        config: DenoiserConfig,
+        latent: int,
+        length: int,
+        vocabulary: int,
+        groups: Groups | None = None,
     ) -> None:
         super().__init__()
         self.self_conditioning = config.self_conditioning
         self.input = nn.Linear((1 + config.self_conditioning) * latent, config.width)
         self.places = nn.Parameter(torch.randn(length, config.width) * 0.02)
-        self.time = nn.Sequential(nn.Linear(TIME_WIDTH, config.width), nn.SiLU(), nn.Linear(config.width, config.width))
+        self.time = nn.Sequential(
+            nn.Linear(TIME_WIDTH, config.width), nn.SiLU(), nn.Linear(config.width, config.width)
+        )
         self.anchors = nn.Sequential(
-            nn.Linear(4 * (1 + 2 * FREQUENCIES) + 2, config.width), nn.SiLU(), nn.Linear(config.width, config.width)
+            nn.Linear(4 * (1 + 2 * FREQUENCIES) + 2, config.width),
+            nn.SiLU(),
+            nn.Linear(config.width, config.width),
         )
         self.group = GroupCondition(config, groups) if groups is not None else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
@@ -70,15 +81,24 @@ class DiT(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(
-        self, x: Tensor, t: Tensor, anchors: Tensor, levels: Tensor | None = None, estimate: Tensor | None = None
+        self,
+        x: Tensor,
+        t: Tensor,
+        anchors: Tensor,
+        levels: Tensor | None = None,
+        estimate: Tensor | None = None,
     ) -> Estimate:
         """x (batch, length, latent), t (batch,), anchors (batch, 4) in degrees, levels (batch, attributes), 0 unknown.
 
         `estimate` is what this network last thought x0 to be, if it has thought before.
         """
-        condition = self.time(sinusoid(t, TIME_WIDTH)) + self.anchors(self._places_of(anchors))  # (batch, width)
+        condition = self.time(sinusoid(t, TIME_WIDTH)) + self.anchors(
+            self._places_of(anchors)
+        )  # (batch, width)
         if self.self_conditioning:
-            x = torch.cat((x, torch.zeros_like(x) if estimate is None else estimate), -1)  # (batch, length, 2 latent)
+            x = torch.cat(
+                (x, torch.zeros_like(x) if estimate is None else estimate), -1
+            )  # (batch, length, 2 latent)
         hidden = self.input(x) + self.places  # (batch, length, width)
         if self.group is not None and levels is not None:
             to_condition, to_tokens = self.group(levels)  # (batch, width) each
@@ -129,7 +149,9 @@ class GroupCondition(nn.Module):
 
     def __init__(self, config: DenoiserConfig, groups: Groups) -> None:
         super().__init__()
-        tables = [nn.Embedding(len(levels) + 1, config.embedding) for _, levels in groups.attributes]
+        tables = [
+            nn.Embedding(len(levels) + 1, config.embedding) for _, levels in groups.attributes
+        ]
         self.tables = nn.ModuleList(tables)
         width = config.embedding * len(self.tables)
         self.mix = nn.Linear(width, config.width, bias=False)
@@ -171,7 +193,9 @@ class Block(nn.Module):
         nn.init.zeros_(self.modulation.bias)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = self.modulation(condition)[:, None].chunk(6, -1)
+        shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = self.modulation(condition)[
+            :, None
+        ].chunk(6, -1)
         x = x + gate_a * self._attend(self.norm_attention(x) * (1 + scale_a) + shift_a)
         return x + gate_f * self.feedforward(self.norm_feedforward(x) * (1 + scale_f) + shift_f)
 

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 
 from mobatlas.config import build, merge
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import SoftTrajectories, Trajectories
 from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
 from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, hide_spans, with_end
 from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusionConfig
@@ -44,13 +44,21 @@ class LatentDiffusion:
     """Trajectories from noise; `Generator` says what each method promises."""
 
     def __init__(
-        self, config: LatentDiffusionConfig, vocabulary: Vocabulary, groups: Groups | None = None, seed: int = 0
+        self,
+        config: LatentDiffusionConfig,
+        vocabulary: Vocabulary,
+        groups: Groups | None = None,
+        seed: int = 0,
     ) -> None:
         self.config, self.vocabulary, self.groups = config, vocabulary, groups
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.autoencoder = Autoencoder(config.autoencoder, len(vocabulary), config.length).eval()
-            network = DiT(config.denoiser, config.autoencoder.latent, config.length, len(vocabulary), groups)
+            self.autoencoder = Autoencoder(
+                config.autoencoder, len(vocabulary), config.length
+            ).eval()
+            network = DiT(
+                config.denoiser, config.autoencoder.latent, config.length, len(vocabulary), groups
+            )
         self.network = network.eval()
         self._schedule = noise_schedule(config.diffusion)
 
@@ -94,10 +102,14 @@ class LatentDiffusion:
         longer = int((dataset.lengths[dataset.split("train")] > self.max_length).sum())
         return {"autoencoder": found, "denoiser": denoised, "truncated": longer}
 
-    def with_groups(self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False) -> LatentDiffusion:
+    def with_groups(
+        self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
+    ) -> LatentDiffusion:
         """A copy that can be told groups; without one it samples what this one does, unless the denoiser begins `fresh`."""
         if self.groups is not None:
-            raise MobatlasError("this model is conditioned on groups already; give the model of phase 1")
+            raise MobatlasError(
+                "this model is conditioned on groups already; give the model of phase 1"
+            )
         other = LatentDiffusion(self.config, self.vocabulary, groups, seed)
         other.autoencoder = copy.deepcopy(self.autoencoder)
         mine, theirs = self.network.state_dict(), other.network.state_dict()
@@ -109,7 +121,13 @@ class LatentDiffusion:
         return other
 
     def teaching(
-        self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool = False
+        self,
+        dataset: TrajectoryDataset,
+        draw: Draw,
+        name: str,
+        trainer: Trainer,
+        *,
+        fresh: bool = False,
     ) -> Stage:
         """Go on training the denoiser with (x, z, d) as drawn."""
         if self.groups is None:
@@ -121,9 +139,13 @@ class LatentDiffusion:
 
         def loss(network: nn.Module, step: int, share: Share) -> Tensor:
             chosen = dataset.order_by_length("train", config.batch, seed, step)
-            tokens = with_end(torch.from_numpy(dataset.gather(chosen, length).tokens).long(), length)
+            tokens = with_end(
+                torch.from_numpy(dataset.gather(chosen, length).tokens).long(), length
+            )
             seen = hide_spans(tokens, config.masked, config.span)
-            noise = torch.randn(len(tokens), length, config.latent)  # of the whole batch, like all that is drawn
+            noise = torch.randn(
+                len(tokens), length, config.latent
+            )  # of the whole batch, like all that is drawn
             rows, whole = share.rows(len(tokens)), (tokens != PAD).sum()
             total: Tensor = network(*(part[rows].to(self.device) for part in (seen, tokens, noise)))
             return total * share.world / whole
@@ -156,17 +178,23 @@ class LatentDiffusion:
         members = dataset.split(split) if len(dataset.split(split)) else dataset.split("train")
         same = count = 0
         for start in range(0, min(len(members), VALIDATED), TILE):
-            batch = dataset.gather(members[start : start + TILE][: VALIDATED - start], self.max_length)
+            batch = dataset.gather(
+                members[start : start + TILE][: VALIDATED - start], self.max_length
+            )
             tokens = torch.from_numpy(batch.tokens).long().to(self.device)  # (batch, any)
             back = self.autoencoder.decode(self.encode(batch.tokens))[:, : tokens.shape[1]]
             same += int(((back == tokens) & (tokens != PAD)).sum())
             count += int((tokens != PAD).sum())
         return same / count
 
-    def denoising(self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool) -> Stage:
+    def denoising(
+        self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool
+    ) -> Stage:
         config, teaching = self.config.denoiser, self.config.teaching
         latents = encode_split(self.autoencoder, dataset, "train", trainer.path(LATENTS))
-        loss = self._denoising_loss(latents, dataset, draw, 0.0 if self.groups is None else teaching.null)
+        loss = self._denoising_loss(
+            latents, dataset, draw, 0.0 if self.groups is None else teaching.null
+        )
         return Stage(
             name=name,
             network=self.network,
@@ -198,25 +226,33 @@ class LatentDiffusion:
             groups = np.where(torch.rand(size).numpy() < hidden, UNKNOWN, examples.groups)
             chosen = examples.indices[rows]
             clean = latents.batch(chosen).to(self.device)
-            noisy = self._schedule.add_noise(clean, noise[rows].to(self.device), t[rows].to(self.device))
+            noisy = self._schedule.add_noise(
+                clean, noise[rows].to(self.device), t[rows].to(self.device)
+            )
             condition = self._condition(groups[rows], dataset.anchors[dataset.person[chosen]])
             inputs = (noisy, t[rows].to(self.device), *condition)
             estimate = None
-            if self.config.denoiser.self_conditioning and torch.rand(()) < 0.5:  # the same in every process
+            if (
+                self.config.denoiser.self_conditioning and torch.rand(()) < 0.5
+            ):  # the same in every process
                 with torch.no_grad():
                     estimate = network(*inputs).clean
             found: Estimate = network(*inputs, estimate)
             error = (found.clean - clean).square().mean()
             if found.words is not None:
                 tokens = self._words(dataset, chosen).flatten()
-                error = (1 - weight) * error + weight * F.cross_entropy(found.words.flatten(0, 1), tokens)
+                error = (1 - weight) * error + weight * F.cross_entropy(
+                    found.words.flatten(0, 1), tokens
+                )
             return error * (share.world * len(chosen) / size)
 
         return loss
 
     def _words(self, dataset: TrajectoryDataset, chosen: Ints) -> Tensor:
         """Tokens at all places, (batch, length)."""
-        tokens = with_end(torch.from_numpy(dataset.gather(chosen, self.max_length).tokens).long(), self.max_length)
+        tokens = with_end(
+            torch.from_numpy(dataset.gather(chosen, self.max_length).tokens).long(), self.max_length
+        )
         return F.pad(tokens, (0, self.max_length - tokens.shape[1]), value=PAD).to(self.device)
 
     def _condition(self, groups: Ints, anchors: Floats) -> tuple[Tensor, Tensor | None]:
@@ -224,10 +260,16 @@ class LatentDiffusion:
         places = torch.from_numpy(np.asarray(anchors, dtype=np.float32)).to(self.device)
         if self.groups is None:
             if (groups != UNKNOWN).any():
-                raise MobatlasError("this model is not conditioned on groups; supervise it first (mobatlas supervise)")
+                raise MobatlasError(
+                    "this model is not conditioned on groups; supervise it first (mobatlas supervise)"
+                )
             return places, None
-        codes = np.concatenate((self.groups.level_codes + 1, np.zeros((1, len(self.groups.attributes)), np.int64)))
-        return places, torch.from_numpy(codes[groups]).to(self.device)  # UNKNOWN, -1, is the last row
+        codes = np.concatenate(
+            (self.groups.level_codes + 1, np.zeros((1, len(self.groups.attributes)), np.int64))
+        )
+        return places, torch.from_numpy(codes[groups]).to(
+            self.device
+        )  # UNKNOWN, -1, is the last row
 
     @torch.no_grad()
     def sample(
@@ -252,13 +294,17 @@ class LatentDiffusion:
         offsets = np.concatenate(([0], np.cumsum(valid.sum(1))))
         return Trajectories(made[valid].astype(np.int32), offsets, anchors)
 
-    def _sample_tile(self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Ints | None) -> Tensor:
+    def _sample_tile(
+        self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Ints | None
+    ) -> Tensor:
         ends = None if lengths is None else torch.from_numpy(lengths).to(self.device)
         with autocast(self.device):
             latents = self.roll_out(self._noise(number, seed), groups, anchors, ends).clean
             return self._write(self.autoencoder.restore(latents), number, seed, ends).cpu()
 
-    def _write(self, latents: Tensor, number: int, seed: int, lengths: Tensor | None = None) -> Tensor:
+    def _write(
+        self, latents: Tensor, number: int, seed: int, lengths: Tensor | None = None
+    ) -> Tensor:
         """Tokens of a tile."""
         noise = stream(seed, number, TOKENS) if self.config.diffusion.decoding == "draw" else None
         return self.autoencoder.decode(latents, lengths, noise=noise)
@@ -287,7 +333,11 @@ class LatentDiffusion:
         def denoise(x: Tensor, t: Tensor) -> Tensor:
             nonlocal last
             found: Estimate = self.network(x, t, *condition, None if last is None else last.clean)
-            last = found if past is None else found._replace(clean=torch.where(past, padding, found.clean))
+            last = (
+                found
+                if past is None
+                else found._replace(clean=torch.where(past, padding, found.clean))
+            )
             return last.clean
 
         latents = rollout(denoise, noise, self.config.diffusion, differentiable, stop)
@@ -310,17 +360,24 @@ class LatentDiffusion:
         """
         if steps is not None:
             shorter = self.with_solver(self.config.diffusion.solver, steps)
-            return shorter.soft_sample(groups, anchors, seed, differentiable=differentiable, early=early)
+            return shorter.soft_sample(
+                groups, anchors, seed, differentiable=differentiable, early=early
+            )
         stop = None
         if early and self.network.words is not None:
-            stop = 1 + int(np.random.default_rng([seed, EARLY]).integers(self.config.diffusion.steps))
+            stop = 1 + int(
+                np.random.default_rng([seed, EARLY]).integers(self.config.diffusion.steps)
+            )
         parts = []
         for number, rows, places in tiles(0, len(groups)):
             told, where = spread(groups[rows], places), spread(anchors[rows], places)
             noise = self._noise(number, seed)
             found = self.roll_out(noise, told, where, differentiable=differentiable, stop=stop)
             if stop is not None and found.words is not None:
-                parts.append(found.words[places].softmax(-1) * (torch.arange(len(self.vocabulary)) != PAD).to(noise))
+                parts.append(
+                    found.words[places].softmax(-1)
+                    * (torch.arange(len(self.vocabulary)) != PAD).to(noise)
+                )
                 continue
             restored = self.autoencoder.restore(found.clean)
             tokens = self._write(restored.detach(), number, seed)[places]  # (batch, length)
@@ -342,7 +399,9 @@ class LatentDiffusion:
         return {"autoencoder": self.autoencoder, "denoiser": self.network}
 
 
-def _create(config: LatentDiffusionConfig, dataset: TrajectoryDataset, seed: int) -> LatentDiffusion:
+def _create(
+    config: LatentDiffusionConfig, dataset: TrajectoryDataset, seed: int
+) -> LatentDiffusion:
     return LatentDiffusion(config, dataset.vocabulary, seed=seed)
 
 

@@ -22,8 +22,12 @@ STATISTICS_FROM = 20_000  # trajectories
 class Latents:
     """Latents of some trajectories, end to end, their end tokens included; scaled to mean 0 and variance 1."""
 
-    values: npt.NDArray[np.float16]  # (places, latent); half precision is far below the noise that training adds
-    offsets: npt.NDArray[np.int64]  # (trajectories of the dataset + 1,); empty for those that were not encoded
+    values: npt.NDArray[
+        np.float16
+    ]  # (places, latent); half precision is far below the noise that training adds
+    offsets: npt.NDArray[
+        np.int64
+    ]  # (trajectories of the dataset + 1,); empty for those that were not encoded
     padding: npt.NDArray[np.float32]  # (latent,)
     length: int
 
@@ -47,7 +51,10 @@ def set_statistics(autoencoder: Autoencoder, dataset: TrajectoryDataset) -> Tens
     chosen = np.sort(np.random.default_rng(0).permutation(members)[:STATISTICS_FROM])
     size, width = len(dataset.vocabulary), autoencoder.config.latent
     counts = torch.zeros(size, dtype=torch.float64)
-    totals, squares = torch.zeros(size, width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    totals, squares = (
+        torch.zeros(size, width, dtype=torch.float64),
+        torch.zeros(width, dtype=torch.float64),
+    )
     for start in range(0, len(chosen), TILE):
         latents, tokens = _encode(autoencoder, dataset, chosen[start : start + TILE])
         valid = tokens != PAD
@@ -58,15 +65,21 @@ def set_statistics(autoencoder: Autoencoder, dataset: TrajectoryDataset) -> Tens
     mean = totals.sum(0) / counts.sum()
     deviation = (squares / counts.sum() - mean.square()).clamp(min=0).sqrt()
     autoencoder.mean.copy_(mean)
-    autoencoder.deviation.copy_(deviation.clamp(min=1e-3))  # a dimension that never moves stays where it is
+    autoencoder.deviation.copy_(
+        deviation.clamp(min=1e-3)
+    )  # a dimension that never moves stays where it is
     with torch.no_grad():
-        alone = autoencoder.encode(torch.arange(size, device=autoencoder.places.device)[:, None])[:, 0].cpu()
+        alone = autoencoder.encode(torch.arange(size, device=autoencoder.places.device)[:, None])[
+            :, 0
+        ].cpu()
     alone[PAD] = 0
     typical = torch.where(counts[:, None] > 0, totals / counts.clamp(min=1)[:, None], alone)
     return autoencoder.standardise(typical.to(autoencoder.mean))
 
 
-def encode_split(autoencoder: Autoencoder, dataset: TrajectoryDataset, split: str, path: Path | None) -> Latents:
+def encode_split(
+    autoencoder: Autoencoder, dataset: TrajectoryDataset, split: str, path: Path | None
+) -> Latents:
     """Encode the trajectories of a split, into a file if a path is given; one that is there already is read."""
     members = dataset.split(split)
     taken = np.zeros(len(dataset), dtype=np.int64)
@@ -117,6 +130,9 @@ def _encode(
     autoencoder: Autoencoder, dataset: TrajectoryDataset, chosen: npt.NDArray[np.int64]
 ) -> tuple[Tensor, Tensor]:
     """Latents (batch, any, latent) and tokens (batch, any), end tokens included."""
-    tokens = with_end(torch.from_numpy(dataset.gather(chosen, autoencoder.length).tokens).long(), autoencoder.length)
+    tokens = with_end(
+        torch.from_numpy(dataset.gather(chosen, autoencoder.length).tokens).long(),
+        autoencoder.length,
+    )
     tokens = tokens.to(autoencoder.places.device)
     return autoencoder.encode(tokens), tokens

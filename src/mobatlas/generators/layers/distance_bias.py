@@ -35,7 +35,9 @@ class Nearness(nn.Module):
         for part in (self.bend.weight, self.bend.bias):
             nn.init.zeros_(part)
         nn.init.ones_(self.gates.bias)
-        self._seen: tuple[Tensor, list[Tensor]] | None = None  # the last people, and how far places are from them
+        self._seen: tuple[Tensor, list[Tensor]] | None = (
+            None  # the last people, and how far places are from them
+        )
         # degrees, and whether they are known; set from the vocabulary
         self.register_buffer("where", torch.zeros(vocabulary, 2))
         self.register_buffer("there", torch.zeros(vocabulary))
@@ -52,7 +54,9 @@ class Nearness(nn.Module):
         bends = self.bend(condition).float().view(len(anchors), ANCHORS, self.curves, KNOTS)
         hats = self._distances(anchors)
         found = [bends[:, a] @ hats[a] for a in range(ANCHORS)]
-        return (torch.cat(found, 1) * self.kind).flatten(1)  # each found (batch, curves, vocabulary)
+        return (torch.cat(found, 1) * self.kind).flatten(
+            1
+        )  # each found (batch, curves, vocabulary)
 
     def logits(self, hidden: Tensor, curves: Tensor) -> Tensor:
         """(batch, any, vocabulary) of what is known at some places (batch, any, width), and Q."""
@@ -72,7 +76,9 @@ class Nearness(nn.Module):
     @torch.no_grad()
     def _hats(self, anchor: Tensor) -> Tensor:
         """Distances as weights of the two knots that they are between, (batch, knots, vocabulary)."""
-        north, east = (self.where - anchor.nan_to_num()[:, None]).unbind(-1)  # (batch, vocabulary) degrees
+        north, east = (self.where - anchor.nan_to_num()[:, None]).unbind(
+            -1
+        )  # (batch, vocabulary) degrees
         unit = torch.hypot(north, east * torch.cos(torch.deg2rad(self.where[:, 0]))).mul_(2 * KM)
         unit = unit.add_(1).log2_().clamp_(max=KNOTS - 1)
         # hats are nothing at two knots' distance and further: so are those of what has no coordinates

@@ -28,13 +28,17 @@ class Tastes(nn.Module):
         sizes = [len(levels) + 1 for _, levels in groups.attributes]
         radix = torch.tensor([math.prod(sizes[a + 1 :]) for a in range(len(sizes))])
         row = torch.zeros(math.prod(sizes), dtype=torch.long)
-        row[((torch.from_numpy(groups.level_codes) + 1) * radix).sum(1)] = torch.arange(1, 1 + len(groups))
+        row[((torch.from_numpy(groups.level_codes) + 1) * radix).sum(1)] = torch.arange(
+            1, 1 + len(groups)
+        )
         self.register_buffer("radix", radix, persistent=False)
         self.register_buffer("row", row, persistent=False)
 
     def forward(self, levels: Tensor | None, batch: int) -> Tensor:
         """(batch, vocabulary) of levels (batch, attributes), 0 unknown."""
-        known = self.row.new_zeros(batch) if levels is None else self.row[(levels * self.radix).sum(1)]
+        known = (
+            self.row.new_zeros(batch) if levels is None else self.row[(levels * self.radix).sum(1)]
+        )
         logits: Tensor = self.table(known)
         return logits
 

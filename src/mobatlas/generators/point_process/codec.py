@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mobatlas.data.dataset import DAY, TrajectoryDataset
+from mobatlas.data.trajectories import SoftTrajectories, Trajectories, monday
 from mobatlas.data.vocabulary import BOS, EOS, HOME, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import SoftTrajectories, Trajectories, monday
 from mobatlas.generators.base import Floats, Ints
 from mobatlas.generators.point_process.network import TimedTransformer
 from mobatlas.generators.sequence.codec import flat, padded
@@ -39,15 +39,22 @@ class Timed:
         tokens = torch.from_numpy(dataset.gather(indices, length).tokens).long()
         first = dataset.first_days[indices]  # (batch,)
         since = torch.from_numpy(DAY * monday(first))[:, None]
-        arrival, departure = (torch.from_numpy(times) - since for times in dataset.gather_times(indices, length))
-        return _rows(tokens, arrival, departure, torch.from_numpy(DAY * first)[:, None] - since, length)
+        arrival, departure = (
+            torch.from_numpy(times) - since for times in dataset.gather_times(indices, length)
+        )
+        return _rows(
+            tokens, arrival, departure, torch.from_numpy(DAY * first)[:, None] - since, length
+        )
 
     def read(self, trajectories: Trajectories, length: int) -> Tensor:
         """Their windows begin on the day of the first arrival, for all that is known."""
         if trajectories.arrivals is None or trajectories.stays is None:
-            raise MobatlasError("point-process: these trajectories carry no times; it cannot tell how likely they are")
+            raise MobatlasError(
+                "point-process: these trajectories carry no times; it cannot tell how likely they are"
+            )
         tokens, arrival, stay = (
-            padded(trajectories, values) for values in (trajectories.tokens, trajectories.arrivals, trajectories.stays)
+            padded(trajectories, values)
+            for values in (trajectories.tokens, trajectories.arrivals, trajectories.stays)
         )
         return _rows(tokens, arrival, arrival + stay, arrival[:, :1] // DAY * DAY, length)
 
@@ -56,7 +63,12 @@ class Timed:
 
     @torch.no_grad()
     def write(
-        self, decoder: TimedTransformer, condition: Tensor, chance: Chance, length: int, ends: Tensor | None
+        self,
+        decoder: TimedTransformer,
+        condition: Tensor,
+        chance: Chance,
+        length: int,
+        ends: Tensor | None,
     ) -> Tensor:
         """The day on which the window begins, then visit after visit: where, when, how long."""
         chosen = chance(START)
@@ -65,20 +77,31 @@ class Timed:
         last = torch.stack((torch.full_like(start, BOS), start, start), 1)  # (batch, 3)
         written = last.new_full((batch, 1 + length, 3), PAD)
         written[:, 0] = last
-        cache, ended, barred = decoder.writer.new_cache(batch), torch.zeros_like(start, dtype=torch.bool), None
+        cache, ended, barred = (
+            decoder.writer.new_cache(batch),
+            torch.zeros_like(start, dtype=torch.bool),
+            None,
+        )
         for place in range(length):
             hidden, logits = decoder.step(last, start, condition, place, cache)
             if ends is not None:
                 logits[:, EOS] = -torch.inf
-                ended, barred = ended | (ends <= place), ends > place + 1  # to be followed by another
+                ended, barred = (
+                    ended | (ends <= place),
+                    ends > place + 1,
+                )  # to be followed by another
                 logits = torch.where(ended[:, None], 0.0, logits)  # whatever
             token = draw(logits, tokens[:, place])
             ended = ended | (token == EOS)
             if bool(ended.all()):
                 break
-            arrival = last[:, 2] + decoder.gap(hidden, token, last[:, 2], start).draw(times[:, place, 0])
+            arrival = last[:, 2] + decoder.gap(hidden, token, last[:, 2], start).draw(
+                times[:, place, 0]
+            )
             stay = decoder.stay(hidden, token, arrival, start, barred).draw(times[:, place, 1])
-            last = torch.where(ended[:, None], last, torch.stack((token, arrival, arrival + stay), 1))
+            last = torch.where(
+                ended[:, None], last, torch.stack((token, arrival, arrival + stay), 1)
+            )
             written[:, place + 1] = torch.where(ended[:, None], PAD, last)
         return written
 
@@ -86,20 +109,32 @@ class Timed:
         tokens, offsets = flat(written[:, 1:, 0])
         _, arrival, departure = written[:, 1:][valid(written)[:, 1:]].unbind(-1)
         return Trajectories(
-            tokens.numpy().astype(np.int32), offsets, anchors, arrival.numpy(), (departure - arrival).numpy()
+            tokens.numpy().astype(np.int32),
+            offsets,
+            anchors,
+            arrival.numpy(),
+            (departure - arrival).numpy(),
         )
 
-    def soft(self, decoder: TimedTransformer, written: Tensor, condition: Tensor, anchors: Floats) -> SoftTrajectories:
+    def soft(
+        self, decoder: TimedTransformer, written: Tensor, condition: Tensor, anchors: Floats
+    ) -> SoftTrajectories:
         """With the hours of arrivals, given the token that was written; at an end given the likeliest other."""
         longest = int(valid(written).sum(1).max()) if len(written) else 1
         _, arrival, departure = written[:, 1:longest].unbind(-1)
-        visits = _rows(written[:, 1:longest, 0], arrival, departure, written[:, :1, 1], written.shape[1] - 1)
+        visits = _rows(
+            written[:, 1:longest, 0], arrival, departure, written[:, :1, 1], written.shape[1] - 1
+        )
         tokens = self.tokens(visits)  # (batch, any)
         hidden, logits, left = decoder.known(visits, condition)
         likeliest = logits[..., HOME:].argmax(-1) + HOME
-        spans = decoder.gap(hidden, torch.where(tokens >= HOME, tokens, likeliest), left, visits[:, :1, 1])
+        spans = decoder.gap(
+            hidden, torch.where(tokens >= HOME, tokens, likeliest), left, visits[:, :1, 1]
+        )
         there = (tokens != PAD)[..., None]
-        return SoftTrajectories(logits.softmax(-1) * there, anchors, spans.hours() * there, written=tokens)
+        return SoftTrajectories(
+            logits.softmax(-1) * there, anchors, spans.hours() * there, written=tokens
+        )
 
 
 def _rows(tokens: Tensor, arrival: Tensor, departure: Tensor, start: Tensor, length: int) -> Tensor:

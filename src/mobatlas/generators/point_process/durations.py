@@ -33,7 +33,13 @@ def beginnings(days: int) -> list[int]:
 
 def moment(seconds: Tensor, start: Tensor, days: int) -> Tensor:
     """Numbers (..., MOMENT) that tell seconds since a Monday, within a window of some days from `start`."""
-    angles = 2 * math.pi / DAY * (seconds % DAY)[..., None] * torch.arange(1, WAVES + 1, device=seconds.device)
+    angles = (
+        2
+        * math.pi
+        / DAY
+        * (seconds % DAY)[..., None]
+        * torch.arange(1, WAVES + 1, device=seconds.device)
+    )
     weekday = F.one_hot(seconds // DAY % 7, 7)
     share = (seconds - start)[..., None] / (days * DAY)
     return torch.cat((angles.sin(), angles.cos(), weekday, share), -1)
@@ -75,10 +81,14 @@ class Spans:
     def hours(self) -> Tensor:
         """The hour of the day at which they end, (..., 24); a bin touches two at most."""
         first = self.begins[..., None] + self.low  # (..., bins)
-        share = ((HOUR - first % HOUR) / self.width).clamp(max=1)  # of the bin, before the hour is over
+        share = ((HOUR - first % HOUR) / self.width).clamp(
+            max=1
+        )  # of the bin, before the hour is over
         chances, hour = self.logs[..., : len(self.low)].exp(), first // HOUR % 24
         found = chances.new_zeros(*self.begins.shape, 24)
-        return found.scatter_add(-1, hour, chances * share).scatter_add(-1, (hour + 1) % 24, chances * (1 - share))
+        return found.scatter_add(-1, hour, chances * share).scatter_add(
+            -1, (hour + 1) % 24, chances * (1 - share)
+        )
 
 
 class Durations(nn.Module):
@@ -101,7 +111,12 @@ class Durations(nn.Module):
             nn.init.zeros_(part)
 
     def forward(
-        self, hidden: Tensor, tokens: Tensor, begins: Tensor, start: Tensor, barred: Tensor | None = None
+        self,
+        hidden: Tensor,
+        tokens: Tensor,
+        begins: Tensor,
+        start: Tensor,
+        barred: Tensor | None = None,
     ) -> Spans:
         """Given what is known (..., width), tokens and when they begin (...,), in windows that start then (...,).
 
@@ -112,7 +127,9 @@ class Durations(nn.Module):
         mixed = F.silu(self.mix(known) + self.given(tokens))  # (..., width)
         middle = begins[..., None] + (self.low + self.high) // 2  # (..., bins)
         logits = self.bins(mixed).float()
-        inside = logits[..., : len(self.low)] + self.clock(mixed).float().gather(-1, middle % DAY // QUARTER)
+        inside = logits[..., : len(self.low)] + self.clock(mixed).float().gather(
+            -1, middle % DAY // QUARTER
+        )
         inside = inside.masked_fill(self.low >= left[..., None], -torch.inf)
         last = logits[..., len(self.low) :]
         if barred is not None:

@@ -28,7 +28,9 @@ from mobatlas.groups import Groups
 class PointProcessConfig(LatentWriterConfig):
     """The whole generator."""
 
-    days: int | None = Field(None, ge=1, le=366)  # of a window; None: as many as those of the dataset have
+    days: int | None = Field(
+        None, ge=1, le=366
+    )  # of a window; None: as many as those of the dataset have
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -45,7 +47,9 @@ def _network(config: PointProcessConfig, vocabulary: int, groups: Groups | None)
 
 def _script(config: PointProcessConfig) -> Timed:
     if config.days is None:
-        raise MobatlasError("config.json: does not say how many 'days' a window has; train the model again")
+        raise MobatlasError(
+            "config.json: does not say how many 'days' a window has; train the model again"
+        )
     return Timed(config.days)
 
 

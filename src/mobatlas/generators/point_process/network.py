@@ -33,7 +33,9 @@ class Times(nn.Module):
         _, arrival, departure = visits.unbind(-1)
         stay = torch.log1p((departure - arrival) / 60)[..., None] / 8  # a week is about 1
         embedded: Tensor = self.linear(
-            torch.cat((moment(arrival, start, self.days), moment(departure, start, self.days), stay), -1)
+            torch.cat(
+                (moment(arrival, start, self.days), moment(departure, start, self.days), stay), -1
+            )
         )
         return embedded
 
@@ -58,11 +60,18 @@ class TimedTransformer(nn.Module):
     weekdays: Tensor
 
     def __init__(
-        self, config: TransformerConfig, vocabulary: int, length: int, groups: Groups | None, days: int
+        self,
+        config: TransformerConfig,
+        vocabulary: int,
+        length: int,
+        groups: Groups | None,
+        days: int,
     ) -> None:
         super().__init__()
         self.days = days
-        self.writer = CausalTransformer(config, vocabulary, length + 1, groups)  # the encoder reads the start as well
+        self.writer = CausalTransformer(
+            config, vocabulary, length + 1, groups
+        )  # the encoder reads the start as well
         self.times = Times(config.width, days)
         self.gap = Durations(config.width, vocabulary, days, until=False)
         self.stay = Durations(config.width, vocabulary, days, until=True)
@@ -87,7 +96,9 @@ class TimedTransformer(nn.Module):
         """Minus the log-likelihood (batch,) of visits (batch, 1 + any, 3), the start first, their ends included."""
         tokens, arrival, departure = visits[:, 1:].unbind(-1)
         hidden, logits, left = self.known(visits, condition)
-        nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=PAD, reduction="none")
+        nats = F.cross_entropy(
+            logits.flatten(0, 1), tokens.flatten(), ignore_index=PAD, reduction="none"
+        )
         start, there = visits[:, :1, 1], tokens >= HOME  # (batch, 1), (batch, any)
         gap = self.gap(hidden, tokens, left, start).nats(torch.where(there, arrival - left, 0))
         stay = self.stay(hidden, tokens, torch.where(there, arrival, left), start).nats(
@@ -98,14 +109,24 @@ class TimedTransformer(nn.Module):
     def known(self, visits: Tensor, condition: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of each place, given visits before: hidden (batch, any, width), logits of its token, when the last visit ended."""
         before, start = visits[:, :-1], visits[:, :1, 1]
-        hidden = self.writer.hidden(self.writer.words(before[..., 0]) + self.times(before, start), condition)
-        return hidden, self._open(self.writer.scores(hidden, condition), before[..., 2], start), before[..., 2]
+        hidden = self.writer.hidden(
+            self.writer.words(before[..., 0]) + self.times(before, start), condition
+        )
+        return (
+            hidden,
+            self._open(self.writer.scores(hidden, condition), before[..., 2], start),
+            before[..., 2],
+        )
 
-    def step(self, last: Tensor, start: Tensor, condition: Tensor, place: int, cache: Tensor) -> tuple[Tensor, Tensor]:
+    def step(
+        self, last: Tensor, start: Tensor, condition: Tensor, place: int, cache: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Hidden (batch, width) and logits (batch, vocabulary) at a place, given the last visit (batch, 3)."""
         embedded = self.writer.words(last[:, 0]) + self.times(last, start)
         hidden = self.writer.hidden_at(place, embedded, condition, cache)
-        return hidden, self._open(self.writer.scores_at(place, hidden, condition), last[:, 2], start)
+        return hidden, self._open(
+            self.writer.scores_at(place, hidden, condition), last[:, 2], start
+        )
 
     def _open(self, logits: Tensor, left: Tensor, start: Tensor) -> Tensor:
         """Who stayed until the window ended goes nowhere else."""

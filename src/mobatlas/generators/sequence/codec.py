@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import PAD
-from mobatlas.features.maps import SoftTrajectories, Trajectories
 from mobatlas.generators.base import Floats, Ints
 from mobatlas.generators.sequence.decode import TOKENS, Chance, write
 from mobatlas.generators.sequence.network import CausalTransformer, before, with_end
@@ -38,7 +38,9 @@ class Script(Protocol):
         """Those that a network foretells, (batch, any)."""
         ...
 
-    def write(self, decoder: Any, condition: Tensor, chance: Chance, length: int, ends: Tensor | None) -> Tensor:
+    def write(
+        self, decoder: Any, condition: Tensor, chance: Chance, length: int, ends: Tensor | None
+    ) -> Tensor:
         """A tile of trajectories (TILE, ...) without ends; `ends` (TILE,) forces the number of tokens."""
         ...
 
@@ -46,7 +48,9 @@ class Script(Protocol):
         """What was written, of people with these anchors."""
         ...
 
-    def soft(self, decoder: Any, written: Tensor, condition: Tensor, anchors: Floats) -> SoftTrajectories:
+    def soft(
+        self, decoder: Any, written: Tensor, condition: Tensor, anchors: Floats
+    ) -> SoftTrajectories:
         """The distributions behind what was written, each given what was written before."""
         ...
 
@@ -69,7 +73,12 @@ class Tokens:
         return visits
 
     def write(
-        self, decoder: CausalTransformer, condition: Tensor, chance: Chance, length: int, ends: Tensor | None
+        self,
+        decoder: CausalTransformer,
+        condition: Tensor,
+        chance: Chance,
+        length: int,
+        ends: Tensor | None,
     ) -> Tensor:
         return write(decoder, condition, chance(TOKENS, length), ends)
 
@@ -77,10 +86,14 @@ class Tokens:
         tokens, offsets = flat(written)
         return Trajectories(tokens.numpy().astype(np.int32), offsets, anchors)
 
-    def soft(self, decoder: CausalTransformer, written: Tensor, condition: Tensor, anchors: Floats) -> SoftTrajectories:
+    def soft(
+        self, decoder: CausalTransformer, written: Tensor, condition: Tensor, anchors: Floats
+    ) -> SoftTrajectories:
         tokens = with_end(trimmed(written), written.shape[1])  # (batch, any)
         logits = decoder.logits(before(tokens), condition)
-        return SoftTrajectories(logits.softmax(-1) * (tokens != PAD)[..., None], anchors, written=tokens)
+        return SoftTrajectories(
+            logits.softmax(-1) * (tokens != PAD)[..., None], anchors, written=tokens
+        )
 
 
 def padded(trajectories: Trajectories, values: Any) -> Tensor:

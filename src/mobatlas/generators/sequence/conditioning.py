@@ -36,7 +36,9 @@ class Conditioning(nn.Module):
     def forward(self, anchors: Tensor, levels: Tensor | None = None) -> Tensor:
         """(batch, width) of anchors (batch, 4) in degrees, NaN where unknown, and levels (batch, attributes), 0 unknown."""
         condition: Tensor = self.anchors(self._waves(anchors))
-        return condition if self.groups is None or levels is None else condition + self.groups(levels)
+        return (
+            condition if self.groups is None or levels is None else condition + self.groups(levels)
+        )
 
     def centre_on(self, anchors: Floats) -> None:
         """Measure coordinates from the middle of these anchors (people, 4), in units of twice their spread."""
@@ -48,10 +50,16 @@ class Conditioning(nn.Module):
 
     def _waves(self, anchors: Tensor) -> Tensor:
         known = ~anchors.isnan()  # (batch, 4)
-        scaled = torch.where(known, (anchors - self.centre.repeat(2)) / self.extent.repeat(2), 0.0)  # (batch, 4)
-        octaves = math.pi / 2 * 2.0 ** torch.arange(FREQUENCIES, device=anchors.device)  # (octaves,)
+        scaled = torch.where(
+            known, (anchors - self.centre.repeat(2)) / self.extent.repeat(2), 0.0
+        )  # (batch, 4)
+        octaves = (
+            math.pi / 2 * 2.0 ** torch.arange(FREQUENCIES, device=anchors.device)
+        )  # (octaves,)
         angles = scaled[..., None] * octaves  # (batch, 4, octaves)
-        waves = torch.cat((angles.sin(), angles.cos()), 2) * known[..., None]  # (batch, 4, 2 octaves)
+        waves = (
+            torch.cat((angles.sin(), angles.cos()), 2) * known[..., None]
+        )  # (batch, 4, 2 octaves)
         return torch.cat((scaled, waves.flatten(1), known[:, ::2].to(scaled.dtype)), 1)
 
 
@@ -74,7 +82,9 @@ class GroupTables(nn.Module):
 
     def forward(self, levels: Tensor) -> Tensor:
         embedded = torch.cat([table(levels[:, a]) for a, table in enumerate(self.tables)], 1)
-        mixed: Tensor = self.out(F.silu(self.mix(embedded)))  # (batch, width): attributes may interact
+        mixed: Tensor = self.out(
+            F.silu(self.mix(embedded))
+        )  # (batch, width): attributes may interact
         return mixed
 
 
@@ -88,12 +98,18 @@ def begin_as(network: nn.Module, other: nn.Module, *, fresh: bool, alike: bool) 
             tables.begin_alike()
 
 
-def told(groups: Groups | None, chosen: Ints, anchors: Floats, device: torch.device) -> tuple[Tensor, Tensor | None]:
+def told(
+    groups: Groups | None, chosen: Ints, anchors: Floats, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
     """What `Conditioning` is told of people of these groups (batch,) with these anchors (batch, 4)."""
     places = torch.from_numpy(np.asarray(anchors, dtype=np.float32)).to(device)
     if groups is None:
         if (chosen != UNKNOWN).any():
-            raise MobatlasError("this model is not conditioned on groups; supervise it first (mobatlas supervise)")
+            raise MobatlasError(
+                "this model is not conditioned on groups; supervise it first (mobatlas supervise)"
+            )
         return places, None
-    codes = np.concatenate((groups.level_codes + 1, np.zeros((1, len(groups.attributes)), np.int64)))
+    codes = np.concatenate(
+        (groups.level_codes + 1, np.zeros((1, len(groups.attributes)), np.int64))
+    )
     return places, torch.from_numpy(codes[chosen]).to(device)  # UNKNOWN, -1, is the last row

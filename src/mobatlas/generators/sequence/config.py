@@ -20,7 +20,9 @@ class TransformerConfig(Section):
     activation: Literal["relu", "gelu"] = "relu"
     dropout: float = Field(0.0, ge=0, lt=1)
     embedding: int = Field(64, ge=1, le=4_096)  # of one demographic attribute
-    curves: int = Field(0, ge=0, le=64)  # of the distance to each anchor, see Nearness; 0: a network without a map
+    curves: int = Field(
+        0, ge=0, le=64
+    )  # of the distance to each anchor, see Nearness; 0: a network without a map
     tastes: bool = False  # logits of places of every group, see Tastes
 
     @model_validator(mode="after")
@@ -48,13 +50,17 @@ class TeachingConfig(Section):
     steps: int = Field(800, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
     warmup: int = Field(100, ge=0)
-    null: float = Field(0.1, ge=0, le=1)  # share of examples whose group is hidden, so that the null group stays alive
+    null: float = Field(
+        0.1, ge=0, le=1
+    )  # share of examples whose group is hidden, so that the null group stays alive
 
 
 class WriterConfig(Section):
     """What all of them share."""
 
-    length: int = Field(24, ge=2, le=4_096)  # tokens; longer trajectories are truncated, and counted
+    length: int = Field(
+        24, ge=2, le=4_096
+    )  # tokens; longer trajectories are truncated, and counted
     network: TransformerConfig = TransformerConfig()
     training: TrainingConfig = TrainingConfig()
     teaching: TeachingConfig = TeachingConfig()
@@ -76,7 +82,14 @@ class AutoregressiveConfig(WriterConfig):
 # What the paper's table says of its transformers, where it concerns this one.
 PAPER: Mapping[str, Any] = {
     "length": 64,
-    "network": {"depth": 12, "width": 512, "heads": 4, "activation": "gelu", "dropout": 0.1, "embedding": 256},
+    "network": {
+        "depth": 12,
+        "width": 512,
+        "heads": 4,
+        "activation": "gelu",
+        "dropout": 0.1,
+        "embedding": 256,
+    },
     "training": {
         "steps": 100_000,
         "batch": 512,

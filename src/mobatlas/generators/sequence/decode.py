@@ -12,17 +12,24 @@ from mobatlas.generators.sequence.network import CausalTransformer
 from mobatlas.generators.tiling import draw
 
 TOKENS, LATENT, TIMES, START = range(4)  # streams of random numbers
-Chance = Callable[..., Tensor]  # (stream, *shape) -> numbers in [0, 1) of the samples of a tile, (TILE, *shape)
+Chance = Callable[
+    ..., Tensor
+]  # (stream, *shape) -> numbers in [0, 1) of the samples of a tile, (TILE, *shape)
 
 
 @torch.no_grad()
-def write(network: CausalTransformer, condition: Tensor, chance: Tensor, lengths: Tensor | None = None) -> Tensor:
+def write(
+    network: CausalTransformer, condition: Tensor, chance: Tensor, lengths: Tensor | None = None
+) -> Tensor:
     """Tokens (batch, length), PAD after the end, each by its number of `chance` (batch, length) in [0, 1).
 
     `lengths` (batch,) says where the end is. It stops when all have ended, which changes none of them.
     """
     batch, length = chance.shape
-    cache, written = network.new_cache(batch), torch.full((batch, length), PAD, device=condition.device)
+    cache, written = (
+        network.new_cache(batch),
+        torch.full((batch, length), PAD, device=condition.device),
+    )
     last = torch.full((batch,), BOS, device=condition.device)
     ended = torch.zeros_like(last, dtype=torch.bool)
     for place in range(length):

@@ -31,7 +31,9 @@ class CausalTransformer(nn.Module):
     barred_first: Tensor
     latent = 0
 
-    def __init__(self, config: TransformerConfig, vocabulary: int, length: int, groups: Groups | None = None) -> None:
+    def __init__(
+        self, config: TransformerConfig, vocabulary: int, length: int, groups: Groups | None = None
+    ) -> None:
         super().__init__()
         self.heads, self.width = config.heads, config.width
         self.words = nn.Embedding(vocabulary, config.width)
@@ -63,12 +65,19 @@ class CausalTransformer(nn.Module):
             self.nearness.measure(dataset.vocabulary)
 
     def forward(
-        self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor, step: int | None = None
+        self,
+        tokens: Tensor,
+        anchors: Tensor,
+        levels: Tensor | None,
+        noise: Tensor,
+        step: int | None = None,
     ) -> Tensor:
         """Minus the log-likelihood (batch,)."""
         return in_parts(self.nats, tokens, self.person(anchors, levels))
 
-    def terms(self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> dict[str, Tensor]:
+    def terms(
+        self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor
+    ) -> dict[str, Tensor]:
         """As `forward`: it is exact."""
         return {"nats": self.nats(tokens, self.person(anchors, levels))}
 
@@ -91,7 +100,9 @@ class CausalTransformer(nn.Module):
 
     def hidden(self, before: Tensor, condition: Tensor) -> Tensor:
         """What is known at each place (batch, any, width), given what is before each, embedded (batch, any, width)."""
-        hidden = self.dropout(before + self.places[: before.shape[1]] + condition[:, None, : self.width])
+        hidden = self.dropout(
+            before + self.places[: before.shape[1]] + condition[:, None, : self.width]
+        )
         for block in self.blocks:
             hidden = block(hidden)
         known: Tensor = self.norm(hidden)
@@ -105,16 +116,22 @@ class CausalTransformer(nn.Module):
     def nats(self, tokens: Tensor, condition: Tensor) -> Tensor:
         """Minus the log-likelihood (batch,) of tokens (batch, any), their ends included, PAD after them."""
         logits = self.logits(before(tokens), condition)
-        nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=PAD, reduction="none")
+        nats = F.cross_entropy(
+            logits.flatten(0, 1), tokens.flatten(), ignore_index=PAD, reduction="none"
+        )
         return nats.view(tokens.shape).sum(1)
 
     def step(self, last: Tensor, condition: Tensor, place: int, cache: Tensor) -> Tensor:
         """Logits (batch, vocabulary) of the token at a place, given the last one (batch,); of those before the cache knows."""
-        return self.scores_at(place, self.hidden_at(place, self.words(last), condition, cache), condition)
+        return self.scores_at(
+            place, self.hidden_at(place, self.words(last), condition, cache), condition
+        )
 
     def hidden_at(self, place: int, last: Tensor, condition: Tensor, cache: Tensor) -> Tensor:
         """As `hidden`, of one place (batch, width)."""
-        hidden = (last + self.places[place] + condition[:, : self.width])[:, None]  # (batch, 1, width)
+        hidden = (last + self.places[place] + condition[:, : self.width])[
+            :, None
+        ]  # (batch, 1, width)
         for block, kept in zip(self.blocks, cache, strict=True):
             hidden = block(hidden, kept, place)
         known: Tensor = self.norm(hidden[:, 0])
@@ -136,7 +153,9 @@ class CausalTransformer(nn.Module):
     def new_cache(self, batch: int) -> Tensor:
         """Room for keys and values: (layers, 2, batch, heads, length, head)."""
         length, width = self.places.shape
-        return self.places.new_empty(len(self.blocks), 2, batch, self.heads, length, width // self.heads)
+        return self.places.new_empty(
+            len(self.blocks), 2, batch, self.heads, length, width // self.heads
+        )
 
 
 class Block(nn.Module):
@@ -157,7 +176,9 @@ class Block(nn.Module):
         )
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, kept: Tensor | None = None, place: int = 0, valid: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, kept: Tensor | None = None, place: int = 0, valid: Tensor | None = None
+    ) -> Tensor:
         """x (batch, any, width), or one place of it while `kept` (2, batch, heads, length, head) holds those before.
 
         Of x only places that are `valid` (batch, any) are attended to.
@@ -167,22 +188,32 @@ class Block(nn.Module):
 
     def _attend(self, x: Tensor, kept: Tensor | None, place: int, valid: Tensor | None) -> Tensor:
         batch, length, width = x.shape
-        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (batch, heads, any, head)
+        q, k, v = (
+            self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        )  # (batch, heads, any, head)
         if kept is not None:
             kept[:, :, :, place] = torch.stack((k, v))[:, :, :, 0]
             q, (k, v) = q.to(kept.dtype), kept[:, :, :, : place + 1]
-        elif torch.is_grad_enabled() and x.device.type == "cpu":  # attention in bf16 goes back five times slower there
+        elif (
+            torch.is_grad_enabled() and x.device.type == "cpu"
+        ):  # attention in bf16 goes back five times slower there
             q, k, v = q.float(), k.float(), v.float()
         mask = None if valid is None else valid[:, None, None]  # (batch, 1, 1, any)
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal and kept is None)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=self.causal and kept is None
+        )
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width).to(x.dtype))
 
 
 def in_parts(read: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, condition: Tensor) -> Tensor:
     """What is read of tokens (batch, any, ...), row by row; those of like length are read together, for less padding."""
     lengths, order = valid(tokens).sum(1).sort(stable=True)
-    parts = zip(*(whole.chunk(PARTS) for whole in (lengths, tokens[order], condition[order])), strict=True)
-    return torch.cat([read(some[:, : int(ends[-1])], given) for ends, some, given in parts])[order.argsort()]
+    parts = zip(
+        *(whole.chunk(PARTS) for whole in (lengths, tokens[order], condition[order])), strict=True
+    )
+    return torch.cat([read(some[:, : int(ends[-1])], given) for ends, some, given in parts])[
+        order.argsort()
+    ]
 
 
 def valid(tokens: Tensor) -> Tensor:

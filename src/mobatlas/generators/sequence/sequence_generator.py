@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import SoftTrajectories, Trajectories
 from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
 from mobatlas.generators.sequence.codec import Script, Tokens
 from mobatlas.generators.sequence.conditioning import begin_as, told
@@ -44,12 +44,19 @@ class Network(Protocol):
         ...
 
     def forward(
-        self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor, step: int | None = None
+        self,
+        tokens: Tensor,
+        anchors: Tensor,
+        levels: Tensor | None,
+        noise: Tensor,
+        step: int | None = None,
     ) -> Tensor:
         """What training minimises (batch,); `step` is None once phase 1 is over."""
         ...
 
-    def terms(self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> dict[str, Tensor]:
+    def terms(
+        self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor
+    ) -> dict[str, Tensor]:
         """Parts (batch,) whose sum is minus the log-likelihood, or expected to be no less."""
         ...
 
@@ -58,7 +65,9 @@ class Network(Protocol):
         ...
 
 
-Make = Callable[[Any, int, Groups | None], nn.Module]  # (config, size of the vocabulary, groups) -> a `Network`
+Make = Callable[
+    [Any, int, Groups | None], nn.Module
+]  # (config, size of the vocabulary, groups) -> a `Network`
 TOKENS = Tokens()
 
 
@@ -104,24 +113,36 @@ class Writer:
         longer = int((dataset.lengths[dataset.split("train")] > self.max_length).sum())
         return {"transformer": found, "truncated": longer}
 
-    def with_groups(self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False) -> Writer:
+    def with_groups(
+        self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
+    ) -> Writer:
         """A copy that can be told groups; without one it samples what this one does, unless it begins `fresh`."""
         if self.groups is not None:
-            raise MobatlasError("this model is conditioned on groups already; give the model of phase 1")
+            raise MobatlasError(
+                "this model is conditioned on groups already; give the model of phase 1"
+            )
         other = Writer(self._make, self.config, self.vocabulary, groups, seed, self.script)
         begin_as(other.network, self.network, fresh=fresh, alike=alike)
         other.network.to(self.device)
         return other
 
     def teaching(
-        self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool = False
+        self,
+        dataset: TrajectoryDataset,
+        draw: Draw,
+        name: str,
+        trainer: Trainer,
+        *,
+        fresh: bool = False,
     ) -> Stage:
         """Go on with (x, z, d) as drawn: of what is drawn by weights, the weighted likelihood."""
         if self.groups is None:
             raise MobatlasError("this model knows no groups; give it some with `with_groups` first")
         return self._stage(dataset, draw, name, trainer, fresh=fresh)
 
-    def _stage(self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool) -> Stage:
+    def _stage(
+        self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool
+    ) -> Stage:
         config, teaching = self.config.training, self.config.teaching
         return Stage(
             name=name,
@@ -138,7 +159,9 @@ class Writer:
             examples_per_step=config.batch,
         )
 
-    def _loss(self, dataset: TrajectoryDataset, draw: Draw, fresh: bool) -> Callable[[nn.Module, int, Share], Tensor]:
+    def _loss(
+        self, dataset: TrajectoryDataset, draw: Draw, fresh: bool
+    ) -> Callable[[nn.Module, int, Share], Tensor]:
         """Nats a token, of as many tokens as trajectories have on average: a trajectory counts the same in every batch."""
         size, length = self.config.training.batch, self.max_length
         places = float(np.minimum(dataset.lengths[dataset.split("train")] + 1, length).mean())
@@ -162,12 +185,16 @@ class Writer:
         members = dataset.split(split) if len(dataset.split(split)) else dataset.split("train")
         members = members[:VALIDATED]
         visits = self.script.gathered(dataset, members, self.max_length).to(self.device)
-        terms = self._terms(visits, _unknown(len(members)), dataset.anchors[dataset.person[members]], seed=0)
+        terms = self._terms(
+            visits, _unknown(len(members)), dataset.anchors[dataset.person[members]], seed=0
+        )
         places = (self.script.tokens(visits) != PAD).sum()
         found = {name: float(values.sum() / places) for name, values in terms.items()}
         return {"nats": sum(found.values())} | (found if len(found) > 1 else {})
 
-    def log_likelihood(self, trajectories: Trajectories, groups: Ints | None = None, seed: int = 0) -> Floats:
+    def log_likelihood(
+        self, trajectories: Trajectories, groups: Ints | None = None, seed: int = 0
+    ) -> Floats:
         """Log-probabilities (trajectories,) of being written, given anchors and groups; longer ones are cut off.
 
         Exact where tokens are all that is drawn, so of the autoregressive family; else a lower bound, on average over seeds.
@@ -183,13 +210,17 @@ class Writer:
         found: dict[str, list[Floats]] = {}
         for number, rows, places in tiles(0, len(visits)):
             person = told(self.groups, groups[rows], anchors[rows], self.device)
-            for name, nats in self.network.terms(visits[rows], *person, self._noise(number, seed)[places]).items():
+            for name, nats in self.network.terms(
+                visits[rows], *person, self._noise(number, seed)[places]
+            ).items():
                 found.setdefault(name, []).append(nats.double().cpu().numpy())
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
     def _noise(self, number: int, seed: int) -> Tensor:
         """What the trajectories of a tile begin from."""
-        return torch.randn(TILE, self.network.latent, generator=stream(seed, number, LATENT)).to(self.device)
+        return torch.randn(TILE, self.network.latent, generator=stream(seed, number, LATENT)).to(
+            self.device
+        )
 
     def sample(
         self,
@@ -204,21 +235,34 @@ class Writer:
         """Trajectories number `first` to `first + n`, tile by tile."""
         groups = _unknown(n) if groups is None else groups
         anchors = np.full((n, 4), np.nan) if anchors is None else anchors
-        return self.script.trajectories(self._written(groups, anchors, seed, first, lengths), anchors)
+        return self.script.trajectories(
+            self._written(groups, anchors, seed, first, lengths), anchors
+        )
 
     @torch.no_grad()
-    def _written(self, groups: Ints, anchors: Floats, seed: int, first: int = 0, lengths: Ints | None = None) -> Tensor:
+    def _written(
+        self, groups: Ints, anchors: Floats, seed: int, first: int = 0, lengths: Ints | None = None
+    ) -> Tensor:
         """Visits (n, ...) as the script has them, PAD after the end."""
         made = torch.full((len(groups), *self.script.shape(self.max_length)), PAD)
         for number, rows, places in tiles(first, len(groups)):
-            ends = None if lengths is None else torch.from_numpy(spread(lengths[rows], places)).to(self.device)
-            person = told(self.groups, spread(groups[rows], places), spread(anchors[rows], places), self.device)
+            ends = (
+                None
+                if lengths is None
+                else torch.from_numpy(spread(lengths[rows], places)).to(self.device)
+            )
+            person = told(
+                self.groups,
+                spread(groups[rows], places),
+                spread(anchors[rows], places),
+                self.device,
+            )
             with autocast(self.device):
                 condition = self.network.condition(*person, self._noise(number, seed))
                 chance = partial(self._chance, seed, number)
-                made[rows] = self.script.write(self.network.decoder, condition, chance, self.max_length, ends)[
-                    places
-                ].cpu()
+                made[rows] = self.script.write(
+                    self.network.decoder, condition, chance, self.max_length, ends
+                )[places].cpu()
         return made
 
     def _chance(self, seed: int, number: int, purpose: int, *shape: int) -> Tensor:
@@ -243,8 +287,12 @@ class Writer:
         """
         with self._without_dropout():
             written = self._written(groups, anchors, seed).to(self.device)
-            noise = torch.cat([self._noise(number, seed)[places] for number, _, places in tiles(0, len(groups))])
-            condition = self.network.condition(*told(self.groups, groups, anchors, self.device), noise)
+            noise = torch.cat(
+                [self._noise(number, seed)[places] for number, _, places in tiles(0, len(groups))]
+            )
+            condition = self.network.condition(
+                *told(self.groups, groups, anchors, self.device), noise
+            )
             return self.script.soft(self.network.decoder, written, condition, anchors)
 
     @contextmanager
@@ -280,7 +328,9 @@ def writer_family(
     def create(config: WriterConfig, dataset: TrajectoryDataset, seed: int) -> Writer:
         return Writer(make, config, dataset.vocabulary, seed=seed, script=script(config))
 
-    def load(folder: Path, config: WriterConfig, vocabulary: Vocabulary, groups: Groups | None) -> Writer:
+    def load(
+        folder: Path, config: WriterConfig, vocabulary: Vocabulary, groups: Groups | None
+    ) -> Writer:
         model = Writer(make, config, vocabulary, groups, script=script(config))
         load_weights(folder, {"network": model.network})
         return model

@@ -54,16 +54,26 @@ class Nesting:
 
     def joined(self, parents: Recovery, children: Recovery) -> Recovery:
         """Nested bins as recovered from where they begin, with the doubt about their parents; all others as they were."""
-        means, covariance, prior = parents.means.copy(), parents.covariance.copy(), parents.prior.copy()
+        means, covariance, prior = (
+            parents.means.copy(),
+            parents.covariance.copy(),
+            parents.prior.copy(),
+        )
         own, scale = self.children, self.share**2
         means[:, own] = children.means[:, own]
         # that of the category is counted as if the places told nothing of it, so a little twice
-        covariance[own] = children.covariance[own] + scale[:, None, None] * parents.covariance[self.parents]
+        covariance[own] = (
+            children.covariance[own] + scale[:, None, None] * parents.covariance[self.parents]
+        )
         prior[:, own] = children.prior[:, own] + scale * parents.prior[:, self.parents]
         return replace(parents, means=means, covariance=covariance, prior=prior)
 
 
 def _pairs(features: Sequence[str], parents: Mapping[str, str]) -> npt.NDArray[np.int64]:
     place = {name: number for number, name in enumerate(features)}
-    found = [(number, place[parents[name]]) for name, number in place.items() if parents.get(name) in place]
+    found = [
+        (number, place[parents[name]])
+        for name, number in place.items()
+        if parents.get(name) in place
+    ]
     return np.array(found, dtype=np.int64).reshape(-1, 2)

@@ -38,7 +38,9 @@ class Problem:
         """The same with these regions alone."""
         doubt = None if self.doubt is None else Doubt(self.doubt.axes, self.doubt.variance[rows])
         covariates = independent(self.covariates[rows])
-        return Problem(self.shares[rows], self.n[rows], doubt, self.factors, self.centring, covariates)
+        return Problem(
+            self.shares[rows], self.n[rows], doubt, self.factors, self.centring, covariates
+        )
 
     def prior(self, rho: Floats) -> Floats:
         """F with S = F F', trace of S equal to the number of groups."""
@@ -68,7 +70,12 @@ class Sums:
     def of(cls, shares: Floats, covariates: Floats, noise: Floats) -> Sums:
         weighted = shares / noise[:, None]
         known = covariates / noise[:, None]
-        return cls(shares.T @ weighted, weighted.T @ covariates, covariates.T @ known, float(np.log(noise).sum()))
+        return cls(
+            shares.T @ weighted,
+            weighted.T @ covariates,
+            covariates.T @ known,
+            float(np.log(noise).sum()),
+        )
 
     def __sub__(self, other: Sums) -> Sums:
         return Sums(
@@ -92,9 +99,13 @@ class Fit:
     log_determinant: float  # of Sigma and of X' Sigma^-1 X
 
     @classmethod
-    def of(cls, problem: Problem, root: Floats, scale: float, effect: float, published: Floats) -> Fit:
+    def of(
+        cls, problem: Problem, root: Floats, scale: float, effect: float, published: Floats
+    ) -> Fit:
         noise = problem.noise(root, scale, effect, published)
-        return cls._of(1 / noise, Sums.of(problem.shares, problem.covariates, noise), np.sqrt(scale) * root)
+        return cls._of(
+            1 / noise, Sums.of(problem.shares, problem.covariates, noise), np.sqrt(scale) * root
+        )
 
     @classmethod
     def _of(cls, weight: Floats, sums: Sums, lift: Floats) -> Fit:
@@ -102,12 +113,16 @@ class Fit:
         common = lift.T @ sums.common
         precision = sums.covariates - common.T @ linalg.cho_solve(inner, common)
         flat = linalg.cho_factor(precision + 1e-10 * np.diag(np.diag(precision)), lower=True)
-        determinants = sums.log_noise + 2 * sum(np.log(np.diag(each[0])).sum() for each in (inner, flat))
+        determinants = sums.log_noise + 2 * sum(
+            np.log(np.diag(each[0])).sum() for each in (inner, flat)
+        )
         return cls(weight, sums, lift, inner, common, flat, float(determinants))
 
     def without(self, problem: Problem, regions: npt.NDArray[np.int64]) -> Fit:
         """The same where these regions do not tell: what they add up to is taken off, which costs no more than they are."""
-        lost = Sums.of(problem.shares[regions], problem.covariates[regions], 1 / self.weight[regions])
+        lost = Sums.of(
+            problem.shares[regions], problem.covariates[regions], 1 / self.weight[regions]
+        )
         weight = self.weight.copy()
         weight[regions] = 0
         return self._of(weight, self.sums - lost, self.lift)
@@ -122,7 +137,9 @@ class Fit:
     def deviance(self, problem: Problem, y: Floats) -> Floats:
         """-2 log restricted likelihood of each bin (bins,)."""
         z, total, squares = self.project(problem, y)
-        explained = (z * linalg.cho_solve(self.inner, z)).sum(0) + (total * linalg.cho_solve(self.flat, total)).sum(0)
+        explained = (z * linalg.cho_solve(self.inner, z)).sum(0) + (
+            total * linalg.cho_solve(self.flat, total)
+        ).sum(0)
         return np.asarray(self.log_determinant + squares - explained)
 
     def means(self, problem: Problem, y: Floats) -> Floats:
@@ -139,7 +156,9 @@ class Fit:
     def sampling_variance(self) -> Floats:
         """The part of each group's posterior variance that is the noise of the regional means (groups,)."""
         slopes = self.covariance()
-        surface = self._shift @ linalg.cho_solve(self.flat, np.eye(len(self.flat[0])))  # (groups, covariates)
+        surface = self._shift @ linalg.cho_solve(
+            self.flat, np.eye(len(self.flat[0]))
+        )  # (groups, covariates)
         # The means are (slopes P' - surface X') D^-1 y, and the variance of y is D.
         total = slopes @ self.sums.groups @ slopes + surface @ self.sums.covariates @ surface.T
         both = slopes @ self.sums.common @ surface.T
@@ -188,6 +207,10 @@ def nonnegative(means: Floats, covariance: Floats) -> tuple[Floats, Floats]:
     patterns, which = np.unique(multipliers > 0, axis=0, return_inverse=True)
     for number, held in enumerate(map(np.flatnonzero, patterns)):
         if len(held):
-            known = covariance[:, held] @ linalg.pinvh(covariance[np.ix_(held, held)]) @ covariance[held]
+            known = (
+                covariance[:, held]
+                @ linalg.pinvh(covariance[np.ix_(held, held)])
+                @ covariance[held]
+            )
             each[which.ravel() == number] -= HALF_NORMAL * known
     return np.maximum(likeliest, 0), each

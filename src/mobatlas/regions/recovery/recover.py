@@ -32,14 +32,25 @@ from mobatlas.regions.population import with_rest
 from mobatlas.regions.recovery.category_prior import Nesting
 from mobatlas.regions.recovery.least_squares import pseudo_inverse, simplex_least_squares
 from mobatlas.regions.recovery.posterior import Doubt, Fit, Problem, independent, nonnegative
-from mobatlas.regions.recovery.strata import Deviations, Part, Strata, Stratum, Variances, maps_of, strata
+from mobatlas.regions.recovery.strata import (
+    Deviations,
+    Part,
+    Strata,
+    Stratum,
+    Variances,
+    maps_of,
+    strata,
+)
 from mobatlas.regions.recovery.transfer import FEWEST as FEWEST_BLOCKED
 from mobatlas.regions.recovery.transfer import Blocks, confounding
 from mobatlas.regions.recovery.variances import fit_variances
 from mobatlas.regions.types import Aggregates, Composition, Floats, Regions, mean_over_regions
 
 log = logging.getLogger("mobatlas")
-HETEROSCEDASTIC = (0.2, 10.0)  # bounds of a group's noise variance relative to the population's: it grows with the mean
+HETEROSCEDASTIC = (
+    0.2,
+    10.0,
+)  # bounds of a group's noise variance relative to the population's: it grows with the mean
 # Where people chose their regions, aggregates also follow composition because places with other people are other places. Such
 # contextual slopes are not group differences, and only their size tells: groups are assumed to explain at most so much of the
 # variance between people, and a slope beyond it is believed in that proportion. In the Santiago survey age and sex explain 0.06
@@ -68,7 +79,9 @@ class Recovery:
     believed: Floats | None = (
         None  # (features,) share of what follows composition that is ascribed to groups; None: all
     )
-    transfer: Mapping[str, float] = field(default_factory=dict)  # feature map -> how much of it holds all over the map
+    transfer: Mapping[str, float] = field(
+        default_factory=dict
+    )  # feature map -> how much of it holds all over the map
 
     @property
     def sd(self) -> Floats:
@@ -107,9 +120,13 @@ def recover(
     then borrows (`nested`).
     """
     if method not in METHODS:
-        raise MobatlasError(f"recovery method '{method}' does not exist (known: {', '.join(METHODS)})")
+        raise MobatlasError(
+            f"recovery method '{method}' does not exist (known: {', '.join(METHODS)})"
+        )
     if not groups_explain > 0:
-        raise MobatlasError(f"groups_explain={groups_explain}: groups explain something; give a number above 0")
+        raise MobatlasError(
+            f"groups_explain={groups_explain}: groups explain something; give a number above 0"
+        )
     _refuse_unusable(regions.composition, regions.aggregates)
     regions = with_rest(regions)
     composition, aggregates = regions.composition, regions.aggregates
@@ -120,7 +137,11 @@ def recover(
     shares, doubt = (composition.shares, None) if exact else calibrate_composition(composition)
     mapped = effects if geography is None else geography
     # With noise in what regions publish, everybody's mean is better known from elsewhere.
-    known = regions.population.values if regions.population is not None and aggregates.noise is not None else None
+    known = (
+        regions.population.values
+        if regions.population is not None and aggregates.noise is not None
+        else None
+    )
     places, most = regions.places if mapped else None, groups_explain if effects else None
     fit = partial(_bayes, composition.groups, shares, doubt, places, most)
     fit = partial(_by_map, fit) if effects else fit
@@ -142,7 +163,10 @@ def population(shares: Floats, aggregates: Aggregates) -> tuple[Floats, Floats]:
 
 
 def _by_map(
-    fit: Callable[..., Recovery], aggregates: Aggregates, known: Floats | None, start: Floats | None = None
+    fit: Callable[..., Recovery],
+    aggregates: Aggregates,
+    known: Floats | None,
+    start: Floats | None = None,
 ) -> Recovery:
     """Each feature map by itself: one may follow places where another follows people, and they would share a region effect."""
     parts = maps_of(aggregates.features)
@@ -164,7 +188,9 @@ def _by_map(
         prior=np.concatenate([each.prior for each in found], 1)[:, order],
         baseline=np.concatenate([each.baseline for each in found])[order],
         variances=variances,
-        believed=np.concatenate([each.believed for each in found if each.believed is not None])[order],
+        believed=np.concatenate([each.believed for each in found if each.believed is not None])[
+            order
+        ],
         transfer={name: value for each in found for name, value in each.transfer.items()},
     )
 
@@ -184,7 +210,9 @@ def _bayes(
     `start` (groups, features) is where groups begin less mu0, and is no part of the aggregates; None: all begin at mu0.
     """
     w, mean = population(shares, aggregates)
-    mu0 = np.maximum(mean, 0) if known is None else known  # noise may take a rare place below nothing
+    mu0 = (
+        np.maximum(mean, 0) if known is None else known
+    )  # noise may take a rare place below nothing
     scale = _person_sd(aggregates, mu0)
     names, factors = _factors(groups)
     centring = np.eye(len(groups)) - np.outer(np.ones(len(groups)), w)
@@ -211,7 +239,10 @@ def _bayes(
         prior=np.outer((overall.root**2).sum(1), prior * scale**2),
         baseline=mu0,
         shares=w,
-        variances={f"share_{name}": float(share) for name, share in zip((*names, "group"), ratios, strict=True)}
+        variances={
+            f"share_{name}": float(share)
+            for name, share in zip((*names, "group"), ratios, strict=True)
+        }
         | {"region_effect": overall.effect, "group_scale": overall.scale},
         believed=believed,
         transfer=holds,
@@ -231,7 +262,9 @@ def _posteriors(
     everybody = y.mean / y.scale  # (features,)
     # What no region tells about stays as the prior has it.
     means = everybody[:, None] + begun
-    covariance = np.repeat((overall.scale * overall.root @ overall.root.T)[None], len(means), axis=0)
+    covariance = np.repeat(
+        (overall.scale * overall.root @ overall.root.T)[None], len(means), axis=0
+    )
     prior = np.full(len(means), overall.scale)
     for name, bins in members.items():
         variances, whole = fitted[name], Fit.of(problem, *fitted[name])
@@ -246,7 +279,11 @@ def _posteriors(
 
 
 def _transfer(
-    problem: Problem, y: Deviations, places: Floats | None, members: Strata, fitted: Mapping[Stratum, Variances]
+    problem: Problem,
+    y: Deviations,
+    places: Floats | None,
+    members: Strata,
+    fitted: Mapping[Stratum, Variances],
 ) -> dict[str, float]:
     """Of each feature map, how much of what is learnt in some parts of the map holds in the others: 0 is nothing, 1 is all."""
     if places is None or len(places) < FEWEST_BLOCKED:
@@ -273,11 +310,17 @@ def _posterior(
     slopes = fit.means(part.problem, part.y).T  # (bins, groups)
     left = believed**2 * fit.covariance() + believed * (1 - believed) * fit.lift @ fit.lift.T
     means, covariance = nonnegative(begun + believed * slopes, left)
-    relative = np.clip(means / np.maximum(everybody, 1e-300)[:, None], *HETEROSCEDASTIC)  # (bins, groups)
-    sampling = np.minimum(believed**2 * fit.sampling_variance(), np.diagonal(covariance, axis1=1, axis2=2))
+    relative = np.clip(
+        means / np.maximum(everybody, 1e-300)[:, None], *HETEROSCEDASTIC
+    )  # (bins, groups)
+    sampling = np.minimum(
+        believed**2 * fit.sampling_variance(), np.diagonal(covariance, axis1=1, axis2=2)
+    )
     covariance += own
     variance = np.diagonal(covariance, axis1=1, axis2=2)
-    wider = np.sqrt(np.maximum(variance + (relative - 1) * (sampling + own), 0) / np.maximum(variance, 1e-300))
+    wider = np.sqrt(
+        np.maximum(variance + (relative - 1) * (sampling + own), 0) / np.maximum(variance, 1e-300)
+    )
     covariance *= wider[:, :, None]
     covariance *= wider[:, None, :]  # correlations stay as they are
     return means, covariance
@@ -286,7 +329,8 @@ def _posterior(
 def _factors(groups: Groups) -> tuple[list[str], tuple[Floats, ...]]:
     """[same level of attribute a] for every attribute that is neither constant nor the group itself, then the identity."""
     same = {
-        name: groups.level_codes[:, [a]] == groups.level_codes[:, a] for a, name in enumerate(groups.attribute_names)
+        name: groups.level_codes[:, [a]] == groups.level_codes[:, a]
+        for a, name in enumerate(groups.attribute_names)
     }
     useful = {
         name: factor.astype(np.float64)
@@ -322,11 +366,15 @@ def _least_squares(composition: Composition, aggregates: Aggregates, on_simplex:
 
 def _refuse_unusable(composition: Composition, aggregates: Aggregates) -> None:
     if not len(aggregates.features):
-        raise MobatlasError("aggregates: no feature is left; choose another feature map or fewer masks")
+        raise MobatlasError(
+            "aggregates: no feature is left; choose another feature map or fewer masks"
+        )
     if not (aggregates.n > 0).all():
         empty = aggregates.regions[int(np.flatnonzero(~(aggregates.n > 0))[0])]
         raise MobatlasError(f"aggregates: region '{empty}' has no people; leave it out")
     if not ((aggregates.values != 0) & ~np.isnan(aggregates.values)).any():
-        raise MobatlasError("aggregates: every value is zero or suppressed; there is nothing to recover from")
+        raise MobatlasError(
+            "aggregates: every value is zero or suppressed; there is nothing to recover from"
+        )
     if np.isnan(composition.shares).any():
         raise MobatlasError("composition: some shares are NaN; mend the table")

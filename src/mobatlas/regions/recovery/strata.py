@@ -95,7 +95,9 @@ class Part:
 def deviance(parts: Sequence[Part], problem: Problem, variances: Variances) -> float:
     """-2 log restricted likelihood of all bins of all parts."""
     whole = Fit.of(problem, *variances)
-    return float(sum(part.fit(whole, variances).deviance(part.problem, part.y).sum() for part in parts))
+    return float(
+        sum(part.fit(whole, variances).deviance(part.problem, part.y).sum() for part in parts)
+    )
 
 
 def maps_of(features: Sequence[str]) -> dict[str, Ints]:
@@ -107,7 +109,9 @@ def maps_of(features: Sequence[str]) -> dict[str, Ints]:
 def strata(features: Sequence[str], frequency: Floats) -> Strata:
     """Bins of a map by powers of four of their frequency: what everybody does daily differs otherwise than what few do ever."""
     bands = np.floor(np.log(np.maximum(frequency, 1e-12)) / np.log(BAND)).astype(np.int64)
-    names = [(name.partition(":")[0], band) for name, band in zip(features, bands.tolist(), strict=True)]
+    names = [
+        (name.partition(":")[0], band) for name, band in zip(features, bands.tolist(), strict=True)
+    ]
     found: dict[Stratum, list[int]] = {}
     for place, name in enumerate(names):
         found.setdefault(name, []).append(place)
@@ -123,6 +127,14 @@ def _parts(problem: Problem, bins: Ints, y: Floats) -> Iterator[Part]:
     for number, told in enumerate(patterns.T):
         columns, rows = np.flatnonzero(which.ravel() == number), np.flatnonzero(told)
         if 2 * len(rows) > len(y):
-            yield Part(bins[columns], problem, np.nan_to_num(y[:, columns]), everywhere, np.flatnonzero(~told))
+            yield Part(
+                bins[columns],
+                problem,
+                np.nan_to_num(y[:, columns]),
+                everywhere,
+                np.flatnonzero(~told),
+            )
         elif len(rows):
-            yield Part(bins[columns], problem.of_regions(rows), y[np.ix_(rows, columns)], rows, rows[:0])
+            yield Part(
+                bins[columns], problem.of_regions(rows), y[np.ix_(rows, columns)], rows, rows[:0]
+            )

@@ -30,7 +30,9 @@ FEWEST = 60  # regions: with fewer, a block has too few to tell anything by
 def blocks_of(places: Floats) -> npt.NDArray[np.int64]:
     """The block of each region: neighbours on the map, the same for the same places."""
     east = np.cos(np.radians(np.median(places[:, 0])))
-    return np.asarray(vq.kmeans2(places * [1.0, east], BLOCKS, minit="++", seed=0)[1], dtype=np.int64)
+    return np.asarray(
+        vq.kmeans2(places * [1.0, east], BLOCKS, minit="++", seed=0)[1], dtype=np.int64
+    )
 
 
 class Blocks:
@@ -49,13 +51,19 @@ class Blocks:
     def compared(self, ys: Iterable[Floats], variances: Variances) -> Floats:
         """Over bins ys (regions, bins) of one scale, sums of seen times predicted, of predicted squared and of seen squared."""
         root, scale, effect, noise = variances
-        fits = [Fit.of(problem, root, scale, effect, noise[outside]) for _, outside, problem, _ in self._parts]
+        fits = [
+            Fit.of(problem, root, scale, effect, noise[outside])
+            for _, outside, problem, _ in self._parts
+        ]
         sums = np.zeros(3)
         for y in ys:
             for (inside, outside, problem, own), fit in zip(self._parts, fits, strict=True):
                 slopes = fit.means(problem, y[outside])  # (groups, bins)
                 weight = np.sqrt(self._n[inside])[:, None]
-                seen, shares = (_without(own * weight, each * weight) for each in (y[inside], self._shares[inside]))
+                seen, shares = (
+                    _without(own * weight, each * weight)
+                    for each in (y[inside], self._shares[inside])
+                )
                 predicted = shares @ slopes
                 sums += [(seen * predicted).sum(), (predicted**2).sum(), (seen**2).sum()]
         return sums
@@ -84,7 +92,9 @@ def _steep(recovery: Recovery, bins: npt.NDArray[np.int64]) -> list[str]:
     """A sentence where regions differ by far more than groups are believed to, named by the bin that does so most."""
     if not len(bins) or recovery.believed is None:
         return []
-    apart = (recovery.means - recovery.baseline)[:, bins] ** 2 / np.maximum(recovery.prior[:, bins], 1e-300)
+    apart = (recovery.means - recovery.baseline)[:, bins] ** 2 / np.maximum(
+        recovery.prior[:, bins], 1e-300
+    )
     most = int(bins[np.argmax(apart.max(0))])
     others = f" (and {len(bins) - 1:,} held with it)" if len(bins) > 1 else ""
     return [

@@ -11,18 +11,34 @@ import numpy as np
 from scipy import optimize
 
 from mobatlas.regions.recovery.posterior import Problem
-from mobatlas.regions.recovery.strata import Deviations, Ints, Part, Strata, Stratum, Variances, deviance
+from mobatlas.regions.recovery.strata import (
+    Deviations,
+    Ints,
+    Part,
+    Strata,
+    Stratum,
+    Variances,
+    deviance,
+)
 from mobatlas.regions.types import Floats
 
-FIT_CELLS, FIT_BINS = 200_000, 64  # the variances are fitted on so many regions x bins, but at least on so many bins
+FIT_CELLS, FIT_BINS = (
+    200_000,
+    64,
+)  # the variances are fitted on so many regions x bins, but at least on so many bins
 SCALE_CELLS = 2_000_000  # so is the scale of a stratum, on bins evenly spaced among its own
 # Log variance of an attribute relative to what is a group's own, a priori: mean and standard deviation. Lowered from equal
 # shares because intervals were too wide in simulated cities, whose groups share little by construction; the paper's Figure
 # "Pairwise JSD" (all pairs nearly equally far apart) speaks for the same, but is not where the number comes from.
 RATIO_PRIOR = (np.log(0.15), 1.0)
-STRATUM_SPREAD = 3.0  # prior standard deviation of the log scale of a stratum around the overall one
+STRATUM_SPREAD = (
+    3.0  # prior standard deviation of the log scale of a stratum around the overall one
+)
 EFFECT_PRIOR = (np.log(0.1), 2.0)  # of log omega
-SCALE_PRIOR = (np.log(0.02), 3.0)  # of log lambda: groups differ by about a seventh of a person's standard deviation
+SCALE_PRIOR = (
+    np.log(0.02),
+    3.0,
+)  # of log lambda: groups differ by about a seventh of a person's standard deviation
 BOUNDS = (-14.0, 6.0)  # of the logarithms
 
 
@@ -58,13 +74,21 @@ def _fit_ratios(
         penalty += ((x[0] - SCALE_PRIOR[0]) / SCALE_PRIOR[1]) ** 2
         if effects:
             penalty += ((x[-1] - EFFECT_PRIOR[0]) / EFFECT_PRIOR[1]) ** 2
-        return float(penalty) + deviance(parts, problem, Variances(problem.prior(rho), scale, effect, published))
+        return float(penalty) + deviance(
+            parts, problem, Variances(problem.prior(rho), scale, effect, published)
+        )
 
     start = np.concatenate(
-        ([SCALE_PRIOR[0]], np.full(attributes, RATIO_PRIOR[0]), [EFFECT_PRIOR[0]] if effects else [])
+        (
+            [SCALE_PRIOR[0]],
+            np.full(attributes, RATIO_PRIOR[0]),
+            [EFFECT_PRIOR[0]] if effects else [],
+        )
     )
     bounds = [BOUNDS, *[(-6.0, 6.0)] * attributes, *([BOUNDS] if effects else [])]
-    found = optimize.minimize(objective, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 60})
+    found = optimize.minimize(
+        objective, start, method="L-BFGS-B", bounds=bounds, options={"maxiter": 60}
+    )
     return unpack(found.x)
 
 
