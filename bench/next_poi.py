@@ -150,7 +150,7 @@ class PredictionScores:
 NEXT_POI_METRICS = ("accuracy", "hr10", "ndcg10", "geo_error_km", "poi_accuracy", "poi_hr10")
 
 
-class _Enough(Exception):
+class _Enough(Exception):  # noqa: N818
     """Validation people say that it does not get better."""
 
 

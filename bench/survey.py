@@ -23,11 +23,11 @@ from mobatlas.data.schema import (
     PEOPLE_REQUIRED,
     VISITS_REQUIRED,
     looks_like_region,
-    require_columns,
 )
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.io.manifest import file_hash, read_parquet, write_json
 from mobatlas.io.output import refuse_overlap
+from mobatlas.io.tables import require_columns
 from mobatlas.regions.composition import read_composition
 
 DIARY: dict[str, Any] = {

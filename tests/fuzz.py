@@ -413,7 +413,7 @@ def main() -> None:
                 spent += outcome.seconds
                 if wrong is not None:
                     tallies[name].faults.append(f"case {number}: {wrong}")
-                    print(f"{name}, case {number}: {wrong}", flush=True)
+                    print(f"{name}, case {number}: {wrong}", flush=True)  # noqa: T201
             number += 1
             result = {
                 # As far as it came: somebody may stop it.
@@ -429,7 +429,7 @@ def main() -> None:
             }
             if asked.out:  # after each round, for whoever stops it
                 write_json(asked.out, result)
-            print(
+            print(  # noqa: T201
                 json.dumps({key: result[key] for key in ("cases", "faults", "processor_seconds")}),
                 flush=True,
             )

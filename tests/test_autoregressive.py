@@ -365,7 +365,7 @@ def test_truncated_trajectories_are_counted(dataset: TrajectoryDataset) -> None:
     assert report["truncated"] == sum(length > 5 for length in lengths) > 0
 
 
-class Crash(Exception):
+class Crash(Exception):  # noqa: N818
     """The process dies here, as far as the trainer can tell."""
 
 

@@ -49,7 +49,7 @@ BRIEF: dict[str, Any] = {
 FINAL = "finetune-final.safetensors"
 
 
-class Crash(Exception):
+class Crash(Exception):  # noqa: N818
     """The process dies here, as far as the trainer can tell."""
 
 

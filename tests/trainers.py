@@ -21,7 +21,7 @@ CONFIG = {"denoiser": {"depth": 4, "width": 16}, "batch": 32}
 FINAL = "mlp-final.safetensors"
 
 
-class Crash(Exception):
+class Crash(Exception):  # noqa: N818
     """The process dies here, as far as the trainer can tell."""
 
 

@@ -112,5 +112,5 @@ def _watch_signals() -> list[int]:
 
 
 def _fail(sentence: str, code: int) -> None:
-    print(f"mobatlas: {sentence}", file=sys.stderr)
+    print(f"mobatlas: {sentence}", file=sys.stderr)  # noqa: T201
     raise SystemExit(code)

@@ -93,7 +93,7 @@ def prepare_command(
         Path, typer.Argument(help="The raw data: a file or a folder, as its format has it.")
     ],
     out: Out,
-    format: Annotated[
+    format: Annotated[  # noqa: A002
         str,
         typer.Option("--format", help="plain, embee, veraset, foursquare, yjmob100k or geolife."),
     ] = "plain",

@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import DAY
-from mobatlas.data.schema import ANCHORS, require_columns
+from mobatlas.data.schema import ANCHORS
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.trajectories import monday as monday_of
 from mobatlas.data.vocabulary import HOME, OTHER, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, out_of_memory
 from mobatlas.groups import Groups
+from mobatlas.io.tables import require_columns
 
 REQUIRED = ("trajectory", "poi_id")
 TIMES = ("arrival", "departure")

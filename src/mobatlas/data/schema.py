@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.io.tables import require_columns
 
 # Times are naive local and counted in whole seconds; departure, category and the flags may be absent.
 VISITS = {
@@ -55,34 +54,18 @@ REGION_NAMES = (
     ),
     *("neighborhood", "neighbourhood", "msa"),
 )
-SUFFIXES = (".parquet", ".csv", ".csv.gz")
-
-
-def find_table(folder: Path, name: str) -> Path | None:
-    """`name` in any of the forms we read, in a folder."""
-    found = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
-    return next((path for path in found if path.exists()), None)
-
-
-def require_columns(where: str, columns: Iterable[str], required: Iterable[str]) -> None:
-    """Refuse a table that lacks a column, naming the nearest one it has."""
-    columns = list(columns)
-    refuse_namesakes(where, columns)
-    for name in required:
-        if name not in columns:
-            hint = suggestion(name, columns)
-            raise MobatlasError(
-                f"{where}: column '{name}' is missing{hint} (columns: {', '.join(columns) or 'none'})"
-            )
-
-
-def refuse_namesakes(where: str, columns: Sequence[str]) -> None:
-    """Refuse a table that has two columns of one name."""
-    twice = next((name for name, times in Counter(columns).items() if times > 1), None)
-    if twice is not None:
-        raise MobatlasError(f"{where}: two columns are called '{twice}'; rename one")
 
 
 def looks_like_region(column: str) -> bool:
     """Whether a column of people is a region when nobody said so: a word of the list, with or without `home_` before it."""
     return column.lower().removeprefix("home_") in REGION_NAMES
+
+
+def region_column(path: Path, columns: Sequence[str]) -> str:
+    """Which column names the region: `region`, a census GEO_ID, or one that looks like it."""
+    for accepts in (lambda c: c == "region", lambda c: c in ("geo_id", "geoid"), looks_like_region):
+        for column in columns:
+            if accepts(column.lower()):
+                return column
+    require_columns(str(path), columns, ("region",))
+    raise AssertionError

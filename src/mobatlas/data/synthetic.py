@@ -10,11 +10,12 @@ import pyarrow as pa
 
 from mobatlas.data.dataset import DAY
 from mobatlas.data.prepare.engine import parquet_schema
-from mobatlas.data.schema import ANCHORS, require_columns
+from mobatlas.data.schema import ANCHORS
 from mobatlas.data.trajectories import Trajectories, monday
 from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.io.manifest import read_parquet
+from mobatlas.io.tables import require_columns
 
 TEXT, NUMBER = pa.string(), pa.float64()
 SCHEMA = pa.schema(  # HOME and WORK are at the anchors, OTHER is nowhere; what is unknown is null

@@ -186,7 +186,7 @@ def refuse_overlap(source: Path, out: Path) -> None:
 
 
 def _absolute(path: Path) -> Path:
-    return Path(os.path.abspath(path))
+    return Path(os.path.abspath(path))  # noqa: PTH100
 
 
 def _refuse_place(out: Path) -> None:

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from mobatlas.data.schema import looks_like_region, require_columns
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import SEPARATOR
-from mobatlas.regions.types import Floats
+
+SUFFIXES = (".parquet", ".csv", ".csv.gz")
+
+
+def find_table(folder: Path, name: str) -> Path | None:
+    """`name` in any of the forms we read, in a folder."""
+    found = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
+    return next((path for path in found if path.exists()), None)
+
+
+def require_columns(where: str, columns: Iterable[str], required: Iterable[str]) -> None:
+    """Refuse a table that lacks a column, naming the nearest one it has."""
+    columns = list(columns)
+    refuse_namesakes(where, columns)
+    for name in required:
+        if name not in columns:
+            hint = suggestion(name, columns)
+            raise MobatlasError(
+                f"{where}: column '{name}' is missing{hint} (columns: {', '.join(columns) or 'none'})"
+            )
+
+
+def refuse_namesakes(where: str, columns: Sequence[str]) -> None:
+    """Refuse a table that has two columns of one name."""
+    twice = next((name for name, times in Counter(columns).items() if times > 1), None)
+    if twice is not None:
+        raise MobatlasError(f"{where}: two columns are called '{twice}'; rename one")
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -69,7 +95,9 @@ def keys(
     return merged.astype(np.int64), distinct
 
 
-def numbers(path: Path, table: pd.DataFrame, column: str, missing: bool = False) -> Floats:
+def numbers(
+    path: Path, table: pd.DataFrame, column: str, missing: bool = False
+) -> npt.NDArray[np.float64]:
     """A column of finite numbers; `missing` allows empty cells as NaN."""
     raw = table[column]
     values = np.asarray(pd.to_numeric(raw, errors="coerce"), dtype=np.float64)
@@ -87,13 +115,3 @@ def numbers(path: Path, table: pd.DataFrame, column: str, missing: bool = False)
             f"{path}: column '{column}' is empty or not a number in row {row + 1} ({shown}); mend it"
         )
     return values
-
-
-def region_column(path: Path, columns: Sequence[str]) -> str:
-    """Which column names the region: `region`, a census GEO_ID, or one that looks like it."""
-    for accepts in (lambda c: c == "region", lambda c: c in ("geo_id", "geoid"), looks_like_region):
-        for column in columns:
-            if accepts(column.lower()):
-                return column
-    require_columns(str(path), columns, ("region",))
-    raise AssertionError

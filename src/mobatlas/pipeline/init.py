@@ -7,10 +7,11 @@ from pathlib import Path
 
 import duckdb
 
-from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, find_table, looks_like_region
+from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, looks_like_region
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.io.manifest import write_whole
 from mobatlas.io.output import only_writer
+from mobatlas.io.tables import find_table
 
 REQUIRED = ("user_id", "poi_id", "arrival")
 A_MONTH = 28

@@ -88,7 +88,7 @@ def train(
     seed: int = 0,
     resume: bool = False,
     overwrite: bool = False,
-    hardware: Hardware = Hardware(),
+    hardware: Hardware = Hardware(),  # noqa: B008
     tensorboard: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def supervise(
     seed: int = 0,
     resume: bool = False,
     overwrite: bool = False,
-    hardware: Hardware = Hardware(),
+    hardware: Hardware = Hardware(),  # noqa: B008
     tensorboard: bool = False,
     quiet: bool = False,
 ) -> dict[str, Any]:

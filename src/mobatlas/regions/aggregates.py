@@ -15,11 +15,11 @@ from scipy import sparse
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.columns import TRUE_WORDS
-from mobatlas.data.schema import require_columns
+from mobatlas.data.schema import region_column
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import FeatureMap
-from mobatlas.io.tables import keys, numbers, read_table, region_column
+from mobatlas.io.tables import keys, numbers, read_table, require_columns
 from mobatlas.regions.composition import region_codes
 from mobatlas.regions.disclosure import AS_COUNTED, Disclosure, clipped, protected
 from mobatlas.regions.types import Aggregates, Floats, blocks

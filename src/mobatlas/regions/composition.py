@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, require_columns
+from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, region_column
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import DEFAULT_GROUPS, SEPARATOR, Groups, order_levels
-from mobatlas.io.tables import keys, numbers, read_table, region_column
+from mobatlas.io.tables import keys, numbers, read_table, require_columns
 from mobatlas.regions.ages import age_ranges, parse_age
 from mobatlas.regions.types import Composition, Floats
 

@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 
 from mobatlas.config import Coarsening
-from mobatlas.data.schema import ANCHORS, require_columns
+from mobatlas.data.schema import ANCHORS
 from mobatlas.data.synthetic import SCHEMA, TIMED
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.base import Floats, tells_times
 from mobatlas.generators.store import SUPERVISION, Model, load_model
 from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_parquet
 from mobatlas.io.output import new_file, refuse_overlap
-from mobatlas.io.tables import keys, numbers, read_table
+from mobatlas.io.tables import keys, numbers, read_table, require_columns
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.sampling.coarsen import coarsened
 from mobatlas.sampling.processes import made_by

@@ -218,7 +218,7 @@ def finetune(
     dataset: TrajectoryDataset,
     regions_folder: Path | str,
     trainer: Trainer,
-    config: FinetuneConfig = FinetuneConfig(),
+    config: FinetuneConfig = FinetuneConfig(),  # noqa: B008
     *,
     start_from_tilted: bool = False,
     on_validation: Callable[[Generator], dict[str, float]] | None = None,
@@ -274,7 +274,7 @@ def regional_loss(
     sampler: Sampler,
     dataset: TrajectoryDataset,
     regions_folder: Path | str,
-    config: FinetuneConfig = FinetuneConfig(),
+    config: FinetuneConfig = FinetuneConfig(),  # noqa: B008
     seed: int = 0,
 ) -> float:
     """What finetuning goes down, of any sampler: the mean divergence of simulated regions from those of validation people."""

@@ -172,7 +172,7 @@ class Checkpoints:
         try:
             with safe_open(path, framework="pt") as opened:
                 facts = json.loads((opened.metadata() or {})[HEADER])
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             if any(not isinstance(facts[key], kind) for key, kind in _FACTS.items()):
                 raise ValueError
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):

@@ -44,7 +44,7 @@ SECONDS_BETWEEN_NOTES = 5.0  # a loss that flickers cannot be read
 Progress = Callable[[str, float], AbstractContextManager[Tracker]]  # (title, total)
 
 
-class Stopped(MobatlasError):
+class Stopped(MobatlasError):  # noqa: N818
     """Training was told to stop, and left a checkpoint of its last step; `signal` is the number it was told by."""
 
     def __init__(self, sentence: str, received: list[int]) -> None:

@@ -19,9 +19,10 @@ from mobatlas.data.prepare.columns import (
 )
 from mobatlas.data.prepare.engine import Engine, one
 from mobatlas.data.readers.base import Source
-from mobatlas.data.schema import VISITS_REQUIRED, require_columns
+from mobatlas.data.schema import VISITS_REQUIRED
 from mobatlas.data.vocabulary import SPECIALS
 from mobatlas.errors import MobatlasError
+from mobatlas.io.tables import require_columns
 
 DAY = 86_400  # seconds
 ISO_LOCAL = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?)?$"

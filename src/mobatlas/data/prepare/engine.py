@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from ibis import ir
 
 from mobatlas.data.prepare import spark
-from mobatlas.data.schema import refuse_namesakes
 from mobatlas.errors import MobatlasError
+from mobatlas.io.tables import refuse_namesakes
 
 ENGINES = ("duckdb", "spark")
 BATCH_ROWS = 65_536

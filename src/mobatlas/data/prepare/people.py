@@ -13,16 +13,11 @@ from mobatlas.config import PrepareConfig
 from mobatlas.data.prepare.columns import as_number, as_text, is_word
 from mobatlas.data.prepare.engine import Engine, one
 from mobatlas.data.readers.base import Source
-from mobatlas.data.schema import (
-    ANCHORS,
-    ATTRIBUTE_NAMES,
-    PEOPLE_REQUIRED,
-    looks_like_region,
-    require_columns,
-)
+from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, PEOPLE_REQUIRED, looks_like_region
 from mobatlas.data.vocabulary import DEGREES, whole
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import Groups, order_levels
+from mobatlas.io.tables import require_columns
 
 
 @dataclass(frozen=True)

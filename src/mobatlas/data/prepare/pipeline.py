@@ -32,13 +32,14 @@ from mobatlas.data.prepare.sequences import write_sequences
 from mobatlas.data.prepare.summary import Summary, WindowCounts
 from mobatlas.data.readers import Source, reader_named
 from mobatlas.data.readers.plain import require_path
-from mobatlas.data.schema import ANCHORS, POIS_REQUIRED, require_columns
+from mobatlas.data.schema import ANCHORS, POIS_REQUIRED
 from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary, modal_categories, most_frequent
 from mobatlas.data.vocabulary import SCHEMA as VOCABULARY_SCHEMA
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import write_json, write_parquet
 from mobatlas.io.output import new_folder, refuse_overlap
+from mobatlas.io.tables import require_columns
 from mobatlas.progress import SILENT, Tracker
 
 STEPS = 7
@@ -60,7 +61,9 @@ class _Observed:
 
 
 def prepare_config(
-    format: str, values: Mapping[str, Any] | None = None, where: str = "prepare"
+    format: str,  # noqa: A002
+    values: Mapping[str, Any] | None = None,
+    where: str = "prepare",
 ) -> PrepareConfig:
     """Defaults, then what suits the source, then what the user wants."""
     return build(PrepareConfig, merge(reader_named(format).suggests, values or {}), where)
@@ -70,7 +73,7 @@ def prepare(
     source: Path | str,
     out: Path | str,
     *,
-    format: str = "plain",
+    format: str = "plain",  # noqa: A002
     preset: str | None = None,
     values: Mapping[str, Any] | None = None,
     engine: str = "duckdb",

@@ -15,8 +15,9 @@ from mobatlas.data.prepare.columns import NO_ANSWER, as_flag, as_number, as_text
 from mobatlas.data.prepare.engine import Engine
 from mobatlas.data.readers.base import Reader, Source
 from mobatlas.data.readers.plain import open_table, require_path
-from mobatlas.data.schema import ANCHORS, find_table
+from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.io.tables import find_table
 
 VISITS_FILES = ("traj", "visits")
 PEOPLE_FILES = ("demo", "people", "survey")

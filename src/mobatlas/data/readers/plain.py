@@ -8,8 +8,8 @@ from ibis import ir
 
 from mobatlas.data.prepare.engine import Engine, is_csv, parquet_schema
 from mobatlas.data.readers.base import NoOptions, Reader, Source
-from mobatlas.data.schema import find_table
 from mobatlas.errors import MobatlasError
+from mobatlas.io.tables import find_table
 
 
 def require_path(path: Path) -> Path:

@@ -16,8 +16,8 @@ from mobatlas.data.prepare.engine import Engine
 from mobatlas.data.readers.base import Reader, Source
 from mobatlas.data.readers.geohash import centre
 from mobatlas.data.readers.plain import open_table, require_path
-from mobatlas.data.schema import require_columns
 from mobatlas.errors import MobatlasError
+from mobatlas.io.tables import require_columns
 
 PLACE_KEYS = ("placekey", "safegraph_place_id")
 CBG_DIGITS = 12

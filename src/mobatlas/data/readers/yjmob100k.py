@@ -18,8 +18,8 @@ from mobatlas.data.prepare.engine import Engine, first_line, literal
 from mobatlas.data.readers.base import Reader, Source
 from mobatlas.data.readers.conversion import convert
 from mobatlas.data.readers.plain import require_path
-from mobatlas.data.schema import require_columns
 from mobatlas.errors import MobatlasError
+from mobatlas.io.tables import require_columns
 
 RECORDS = {"uid": "VARCHAR", "d": "INTEGER", "t": "INTEGER", "x": "INTEGER", "y": "INTEGER"}
 CATEGORY_NAMES = ("poicategory", "poi_category")
