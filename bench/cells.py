@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.score_models import FLOOR, draw_groups, mean_scores, pairwise, score_samples
 from mobatlas.config import load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -28,12 +29,9 @@ from mobatlas.evaluation.comparison import (
     Scores,
     floor_closed,
     gap_closed,
-    mean_scores,
-    pairwise,
     real_groups,
 )
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.evaluation.score_models import FLOOR, draw_groups, score_samples
 from mobatlas.generators.base import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, read_manifest, write_json

@@ -10,6 +10,7 @@ import typer
 from bench import recovery as recovery_benchmark
 from bench import reweight as reweight_benchmark
 from bench import speed as speed_benchmark
+from bench.report.console import cost_table, phase1_table, phase2_table, speed_table
 from mobatlas.cli.options import (
     Assignments,
     Json,
@@ -20,14 +21,7 @@ from mobatlas.cli.options import (
 )
 from mobatlas.config import parse_assignments
 from mobatlas.progress import track
-from mobatlas.report.console import (
-    cost_table,
-    phase1_table,
-    phase2_table,
-    plain_table,
-    rows_table,
-    speed_table,
-)
+from mobatlas.report.console import plain_table, rows_table
 
 app = typer.Typer(help="Measurements that can be made again.", no_args_is_help=True)
 
@@ -348,7 +342,7 @@ def disclosure(
 ) -> None:
     """What small-cell suppression, rounding and differential privacy of aggregates cost; draws disclosure.png."""
     from bench import disclosure as disclosure_benchmark
-    from mobatlas.report.figures import disclosure_figure
+    from bench.report.figures import disclosure_figure
 
     with track("protecting", seeds, quiet) as tracker:
         manner: dict[str, Any] = {

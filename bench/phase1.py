@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from bench.cells import rounded
+from bench.score_models import FLOOR, score_everybody, score_groups
 from mobatlas.config import load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.comparison import floor_closed, sampling_floor
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.evaluation.score_models import FLOOR, score_everybody, score_groups
 from mobatlas.generators.base import Generator
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.store import load_model

@@ -31,6 +31,7 @@ from bench.cells import (
 )
 from bench.error_bars import error_bars
 from bench.people import MANNER
+from bench.score_models import FLOOR, score_samples
 from bench.survey import SHIFT, census_column, check_survey, divided_people, said_files
 from mobatlas.config import assignments
 from mobatlas.data.dataset import TrajectoryDataset
@@ -39,7 +40,6 @@ from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.evaluation.score_models import FLOOR, score_samples
 from mobatlas.features.maps import check_feature
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.pipeline.train import check_options

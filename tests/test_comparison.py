@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.score_models import mean_scores
 from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import HOME
@@ -22,7 +23,6 @@ from mobatlas.evaluation.comparison import (
     floor_closed,
     gap_closed,
     group_members,
-    mean_scores,
     sampling_floor,
 )
 from mobatlas.evaluation.metrics import Yardstick

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.disclosure import RULES, run
-from mobatlas.report.figures import disclosure_figure
+from bench.report.figures import disclosure_figure
 
 
 def test_every_rule_is_measured_beside_exact_aggregates(tmp_path: Path) -> None:

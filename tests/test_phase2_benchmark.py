@@ -13,11 +13,11 @@ from rich.console import Console
 
 from bench.cells import ANCHORS, Job, summarise
 from bench.phase2 import run
+from bench.report.console import phase2_table
 from bench.report.phase2 import phase2_tables, write_phase2
 from mobatlas import MobatlasError
 from mobatlas.evaluation.metrics import METRICS
 from mobatlas.io.manifest import write_json
-from mobatlas.report.console import phase2_table
 from tests.tiny import OPTIONS
 
 NAMES = [metric.name for metric in METRICS]

@@ -35,6 +35,7 @@ from bench.report.real import (
     write_real,
     write_real_page,
 )
+from bench.score_models import draw_groups, sample_groups
 from bench.survey import SHIFT
 from mobatlas import MobatlasError
 from mobatlas.config import CityConfig, load_run
@@ -42,7 +43,6 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.evaluation.score_models import draw_groups, sample_groups
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery.recover import Recovery
 from mobatlas.regions.types import Floats

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from bench import many_regions, speed
+from bench.report.console import speed_table
 from mobatlas import MobatlasError
-from mobatlas.report.console import speed_table
 from mobatlas.training.resources import keep_memory
 from tests.tiny import OPTIONS
 

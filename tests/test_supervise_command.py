@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from bench.score_models import FLOOR, score_groups
 from mobatlas import (
     Atlas,
     MobatlasError,
@@ -22,7 +23,6 @@ from mobatlas import (
 )
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.evaluation.score_models import FLOOR, score_groups
 from mobatlas.generators.base import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
 from mobatlas.pipeline.train import train

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bench.score_models import FLOOR
 from mobatlas.evaluation.metrics import METRICS
-from mobatlas.evaluation.score_models import FLOOR
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 CLOSED = ("poi", "spatial")  # where groups differ by more than sampling

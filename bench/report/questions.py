@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.report.figures import bars_figure, curves_figure, heatmap_figure
+from bench.score_models import FLOOR
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
-from mobatlas.evaluation.score_models import FLOOR
 from mobatlas.io.manifest import write_whole
-from mobatlas.report.figures import bars_figure, curves_figure, heatmap_figure
 from mobatlas.report.published import AVERAGE, STATES, published, published_rows
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from bench.people import MANNER
 from bench.real import real_name
+from bench.report.figures import forest_figure
 from bench.report.questions import TITLES, WRITTEN, question_tables, read_result, write_markdown
 from bench.reweight import METRICS as WEIGHED
 from bench.reweight import case_label
+from bench.score_models import FLOOR
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import floor_closed
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
-from mobatlas.evaluation.score_models import FLOOR
-from mobatlas.report.figures import forest_figure
 from mobatlas.report.tables import MINUS, SHARE, Cell, Table, write_tables
 
 SHOWN = (*PAPER_METRICS, "category", "transitions", "length")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
@@ -94,20 +94,7 @@ def evaluate_groups(
         mine, theirs = _equal(name, len(real[name]), len(synthetic[name]), size, seed)
         groups[name] = compare(yardstick, real[name].take(mine), synthetic[name].take(theirs))
         sizes[name] = len(mine)
-    return Scores(groups, sizes, _average(groups))
-
-
-def mean_scores(scores: Sequence[Scores]) -> Scores:
-    """Of several draws; sizes and diversity are those of the first."""
-    first = scores[0]
-    groups = {
-        name: {
-            metric: float(np.mean([each.groups[name][metric] for each in scores]))
-            for metric in metrics
-        }
-        for name, metrics in first.groups.items()
-    }
-    return replace(first, groups=groups, average=_average(groups))
+    return Scores(groups, sizes, average_scores(groups))
 
 
 def sampling_floor(
@@ -149,25 +136,6 @@ def real_groups(dataset: TrajectoryDataset, split: str = "train") -> dict[str, T
     """The trajectories of real people by group."""
     return {
         name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()
-    }
-
-
-def pairwise(
-    dataset: TrajectoryDataset, yardstick: Yardstick, split: str = "train", seed: int = 0
-) -> dict[str, Floats]:
-    """How far groups are from each other: name of a metric -> (groups, groups), at equal sizes, zero with themselves."""
-    members = {
-        name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()
-    }
-    size = min(len(rows) for rows in members.values())
-    rng = np.random.default_rng([seed, crc32(b"pairwise")])
-    some = [rows.take(np.sort(rng.permutation(len(rows))[:size])) for rows in members.values()]
-    counted = [yardstick.histograms(each) for each in some]
-    return {
-        metric.name: np.array(
-            [[jsd(a[metric.name], b[metric.name]) for b in counted] for a in counted]
-        )
-        for metric in METRICS
     }
 
 
@@ -259,7 +227,7 @@ def _equal(name: str, real: int, synthetic: int, size: Size, seed: int) -> tuple
     return mine, theirs
 
 
-def _average(groups: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def average_scores(groups: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     names = [
         metric.name for metric in ALL_METRICS if all(metric.name in row for row in groups.values())
     ]

@@ -6,8 +6,9 @@ samplers, in the form that fits where the anchors come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 
@@ -17,12 +18,13 @@ from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
     Scores,
+    average_scores,
     evaluate_groups,
     group_members,
     real_groups,
 )
 from mobatlas.evaluation.diversity import diversity
-from mobatlas.evaluation.metrics import Ints, Yardstick
+from mobatlas.evaluation.metrics import METRICS, Floats, Ints, Yardstick, jsd
 from mobatlas.generators.base import Generator
 from mobatlas.supervision.resample import PlainSampler, Sampler
 
@@ -145,6 +147,38 @@ def score_samples(
         )
     trained = real_groups(dataset, "train") if training is None else training
     return scores | {FLOOR: evaluate_groups(yardstick, real, trained, seed=seed)}
+
+
+def mean_scores(scores: Sequence[Scores]) -> Scores:
+    """Of several draws; sizes and diversity are those of the first."""
+    first = scores[0]
+    groups = {
+        name: {
+            metric: float(np.mean([each.groups[name][metric] for each in scores]))
+            for metric in metrics
+        }
+        for name, metrics in first.groups.items()
+    }
+    return replace(first, groups=groups, average=average_scores(groups))
+
+
+def pairwise(
+    dataset: TrajectoryDataset, yardstick: Yardstick, split: str = "train", seed: int = 0
+) -> dict[str, Floats]:
+    """How far groups are from each other: name of a metric -> (groups, groups), at equal sizes, zero with themselves."""
+    members = {
+        name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()
+    }
+    size = min(len(rows) for rows in members.values())
+    rng = np.random.default_rng([seed, crc32(b"pairwise")])
+    some = [rows.take(np.sort(rng.permutation(len(rows))[:size])) for rows in members.values()]
+    counted = [yardstick.histograms(each) for each in some]
+    return {
+        metric.name: np.array(
+            [[jsd(a[metric.name], b[metric.name]) for b in counted] for a in counted]
+        )
+        for metric in METRICS
+    }
 
 
 def _anchors(dataset: TrajectoryDataset, members: Ints, n: int, seed: int) -> np.ndarray:
