@@ -32,7 +32,7 @@ from mobatlas.evaluation.comparison import (
     real_groups,
 )
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.generators.base import Generator
+from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, read_manifest, write_json
 from mobatlas.pipeline.train import divided, supervise, train

@@ -35,7 +35,10 @@ SHORT: Mapping[str, Any] = {
 }  # what is lost by a shorter rollout
 EARLY: Mapping[str, Any] = {}  # our defaults
 # A tilt in a hurry.
-BRIEF: Mapping[str, Any] = {"teaching": {"steps": 40, "warmup": 10}, "calibration": {"pool": 512}}
+BRIEF: Mapping[str, Any] = {
+    "weighted_fit": {"steps": 40, "warmup": 10},
+    "calibration": {"pool": 512},
+}
 STEPS = 6
 
 

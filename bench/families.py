@@ -18,7 +18,7 @@ import numpy as np
 from bench.cells import BASELINE, MEASURE, Bench, Job, Place, fill, summarise
 from mobatlas.config import merge
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import family_of, generator_names
+from mobatlas.generators.protocol import family_of, generator_names
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.pipeline.train import divided, train
@@ -27,7 +27,7 @@ from mobatlas.training.loop import METRICS
 JOBS = (Job("demogroups", "tilt"), Job("hot16", "tilt"))
 SECONDS = 600.0  # of phase 1; teaching has half of it
 TRIAL, WARM = 60, 20  # steps of a stage, and the first of them, which are not timed
-TEACHING = "teaching"
+WEIGHTED_FIT = "weighted_fit"
 SAMPLES = 2_048  # that are timed
 STEPS_FILE, SPEED_FILE = "steps.json", "speed.json"
 
@@ -44,9 +44,9 @@ def run(
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Fill a folder for each family within `out`, write families.json there; `values` change the preset of a family."""
-    names = list(generators or (name for name in generator_names() if family_of(name).teachable))
+    names = list(generators or (name for name in generator_names() if family_of(name).trainable))
     for name in names:  # refused before anything is trained
-        if not family_of(name).teachable:
+        if not family_of(name).trainable:
             raise MobatlasError(
                 f"--generator {name}: is not trained here, so its time says nothing; leave it out"
             )
@@ -85,7 +85,7 @@ def run(
         "versions": library_versions(),
         "seconds": seconds,
         "measure": f"{MEASURE}; every family trains for as many steps as take {seconds:g} s here, and half of that in phase 2; "
-        "none of them is given a map (network.curves)",
+        "none of them is given a map (network.distance_curves)",
         "families": rows,
     }
     write_json(out / "families.json", result)
@@ -95,7 +95,11 @@ def run(
 def _mapless(name: str) -> dict[str, Any]:
     """Options of a family without what not all of them have: how far places are."""
     network = getattr(family_of(name).config(), "network", None)
-    return {"network": {"curves": 0, "tastes": False}} if getattr(network, "curves", 0) else {}
+    return (
+        {"network": {"distance_curves": 0, "group_bias": False}}
+        if getattr(network, "distance_curves", 0)
+        else {}
+    )
 
 
 def stages(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -116,7 +120,7 @@ def budget(
         part["steps"] * each for part, each in zip(parts.values(), step_seconds, strict=True)
     )
     wanted = {name: part["steps"] * seconds / whole for name, part in parts.items()}
-    wanted[TEACHING] = seconds / 2 / step_seconds[-1]  # of what phase 1 trained last
+    wanted[WEIGHTED_FIT] = seconds / 2 / step_seconds[-1]  # of what phase 1 trained last
     told = {name: max(1, round(steps)) for name, steps in wanted.items()}
     return {
         name: {"steps": n, "warmup": min(config[name]["warmup"], n // 5)}

@@ -22,9 +22,9 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import PAD
 from mobatlas.evaluation.comparison import EVERYBODY, evaluate_groups, sampling_floor
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.generators.base import UNKNOWN, unlabelled
 from mobatlas.generators.latent_diffusion.config import LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
+from mobatlas.generators.protocol import UNKNOWN, unlabelled
 from mobatlas.training.devices import fast_bf16, trains_in_bf16
 from mobatlas.training.loop import Share, Trainer
 from mobatlas.training.resources import keep_memory, peak_gb

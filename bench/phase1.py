@@ -18,8 +18,8 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.comparison import floor_closed, sampling_floor
 from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.generators.base import Generator
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
+from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder

@@ -33,7 +33,7 @@ from mobatlas.config import assignments
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
-from mobatlas.generators.base import Generator
+from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.pipeline.train import check_options

@@ -25,7 +25,7 @@ from mobatlas.evaluation.comparison import (
 )
 from mobatlas.evaluation.diversity import diversity
 from mobatlas.evaluation.metrics import METRICS, Floats, Ints, Yardstick, jsd
-from mobatlas.generators.base import Generator
+from mobatlas.generators.protocol import Generator
 from mobatlas.supervision.resample import PlainSampler, Sampler
 
 FLOOR = "floor"

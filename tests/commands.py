@@ -56,7 +56,7 @@ WARM = """
 import gc, json, os, sys
 from mobatlas.cli import app, main
 import lightning_fabric, mobatlas.pipeline.train
-from mobatlas.generators.base import family_of
+from mobatlas.generators.protocol import family_of
 family_of("latent-diffusion")
 gc.freeze()
 print("ready", flush=True)

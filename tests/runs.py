@@ -19,7 +19,7 @@ VALUES: dict[str, Any] = {
     "train": {"options": OPTIONS["latent-diffusion"]},
     "supervise": {
         "options": {
-            "teaching": {"steps": 4, "warmup": 1},
+            "weighted_fit": {"steps": 4, "warmup": 1},
             "calibration": {"pool": 64, "candidates": 4},
         }
     },

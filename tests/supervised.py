@@ -25,7 +25,7 @@ FAMILY, GROUP = "latent-diffusion", "30-40, F"
 BRIEF: dict[str, Any] = OPTIONS[FAMILY] | {
     "autoencoder": OPTIONS[FAMILY]["autoencoder"] | {"steps": 60, "batch": 16},
     "denoiser": OPTIONS[FAMILY]["denoiser"] | {"steps": 30, "batch": 16},
-    "teaching": {"steps": 6, "learning_rate": 3e-3, "warmup": 2},
+    "weighted_fit": {"steps": 6, "learning_rate": 3e-3, "warmup": 2},
     "diffusion": {"steps": 2},
 }
 SMALL = ("--set", "calibration.pool=64", "--set", "calibration.candidates=2")

@@ -20,7 +20,7 @@ from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, MASK, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import normalise, tv
 from mobatlas.features.maps import build_feature
-from mobatlas.generators.base import UNKNOWN, Examples
+from mobatlas.generators.protocol import UNKNOWN, Examples
 from mobatlas.generators.sequence.config import PRESETS, AutoregressiveConfig, TransformerConfig
 from mobatlas.generators.sequence.decode import write
 from mobatlas.generators.sequence.network import CausalTransformer, before, in_parts, with_end
@@ -328,7 +328,9 @@ def test_the_losses_of_two_processes_have_the_loss_of_one_as_their_mean(
     watcher, made = Watcher(), fresh(name, dataset, **options)
     made.fit(dataset, cast(Trainer, watcher))
     taught = made.with_groups(DEFAULT_GROUPS, 0)
-    watcher.run(taught.teaching(dataset, labelled(dataset, 0), "strong", cast(Trainer, watcher)))
+    watcher.run(
+        taught.weighted_fit_stage(dataset, labelled(dataset, 0), "strong", cast(Trainer, watcher))
+    )
     for stage in watcher.stages:
         stirred(stage.network)
 

@@ -25,10 +25,10 @@ TUNING = {
     "validate_every": 10,
 }
 VALUES: dict[str, dict[str, Any]] = {
-    "tilt": SMALL | {"teaching": {"steps": 6, "warmup": 2}},
+    "tilt": SMALL | {"weighted_fit": {"steps": 6, "warmup": 2}},
     "resample": SMALL,
     "finetune": {"finetune": TUNING},
-    "strong": {"teaching": {"steps": 6, "warmup": 2}},
+    "strong": {"weighted_fit": {"steps": 6, "warmup": 2}},
 }
 
 

@@ -96,7 +96,7 @@ def test_assignments_reach_into_sections() -> None:
 
 def test_assignments_can_be_told_again() -> None:
     values = {
-        "denoiser": {"curves": 4, "decay": "none"},
+        "denoiser": {"distance_curves": 4, "decay": "none"},
         "resume": True,
         "levels": [1, 0.5],
         "rate": 1e-5,

@@ -17,7 +17,7 @@ SMALLER: dict[str, Any] = {
     "train": {"options": OPTIONS["autoregressive"]},
     "supervise": {
         "options": {
-            "teaching": {"steps": 4, "warmup": 1},
+            "weighted_fit": {"steps": 4, "warmup": 1},
             "calibration": {"pool": 64, "candidates": 4},
         }
     },

@@ -15,7 +15,7 @@ from bench.report.phase2 import cost_table, phase2_tables
 from bench.report.questions import question_tables
 from bench.report.real import headline_tables, real_tables, reweighting_table
 from mobatlas.data.readers import READERS
-from mobatlas.generators.base import generator_names
+from mobatlas.generators.protocol import generator_names
 from mobatlas.report.tables import Table
 
 ROOT = Path(__file__).parent.parent

@@ -22,8 +22,8 @@ from mobatlas import MobatlasError, TrajectoryDataset, build_regions, generate, 
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, WORK
 from mobatlas.features.divergences import js
-from mobatlas.generators.base import family_of
 from mobatlas.generators.external.pool import Pool
+from mobatlas.generators.protocol import family_of
 from mobatlas.io.manifest import read_manifest
 from mobatlas.supervision import strategies
 from mobatlas.supervision.resample import resample
@@ -202,8 +202,8 @@ def test_auto_takes_what_works_and_says_why(world: World, tmp_path: Path) -> Non
             "--from-scratch: the generator external is not trained here",
         ),
         (
-            ["--set", "teaching.steps=5"],
-            "--set teaching: the generator external is not trained here",
+            ["--set", "weighted_fit.steps=5"],
+            "--set weighted_fit: the generator external is not trained here",
         ),
         (["--set", "pool=other.parquet"], "--set pool: the generator external is not trained here"),
     ],

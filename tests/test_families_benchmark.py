@@ -22,7 +22,7 @@ def test_stages_share_the_time_as_their_preset_shares_the_steps() -> None:
         "length": 12,
         "first": {"steps": 100, "batch": 8, "warmup": 10},
         "second": {"steps": 300, "batch": 8, "warmup": 50},
-        "teaching": {"steps": 50, "warmup": 10},
+        "weighted_fit": {"steps": 50, "warmup": 10},
         "sampler": {"steps": 10},
     }
     assert list(stages(config)) == ["first", "second"]
@@ -30,12 +30,12 @@ def test_stages_share_the_time_as_their_preset_shares_the_steps() -> None:
     assert {name: part["steps"] for name, part in found.items()} == {
         "first": 10,
         "second": 30,
-        "teaching": 18,
+        "weighted_fit": 18,
     }
     assert {name: part["warmup"] for name, part in found.items()} == {
         "first": 2,
         "second": 6,
-        "teaching": 3,
+        "weighted_fit": 3,
     }
 
 

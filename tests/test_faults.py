@@ -55,8 +55,8 @@ TINY = (
         "denoiser.width=32",
         "denoiser.depth=1",
         "denoiser.heads=2",
-        "teaching.steps=4",
-        "teaching.warmup=1",
+        "weighted_fit.steps=4",
+        "weighted_fit.warmup=1",
     ),
     *("calibration.pool=64", "calibration.candidates=4", "diffusion.steps=2", "finetune.steps=2"),
 )

@@ -21,7 +21,7 @@ from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.features.divergences import DIVERGENCES, js
 from mobatlas.features.maps import TokenFeature, build_feature
-from mobatlas.generators.base import Generator
+from mobatlas.generators.protocol import Generator
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.store import build_regions, load_assignment, load_regions
 from mobatlas.supervision.finetune import (

@@ -17,7 +17,7 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import HOME
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import build_feature
-from mobatlas.generators.base import (
+from mobatlas.generators.protocol import (
     UNKNOWN,
     Generator,
     family_of,
@@ -31,7 +31,7 @@ from mobatlas.training.loop import Trainer
 from mobatlas.training.weights import WEIGHTS
 from tests.tiny import fitted, fresh, small_city
 
-TEACHABLE = [name for name in generator_names() if family_of(name).teachable]
+TRAINABLE = [name for name in generator_names() if family_of(name).trainable]
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +49,14 @@ def model(request: pytest.FixtureRequest, models: Callable[[str], Generator]) ->
     return models(request.param)
 
 
-@pytest.fixture(scope="module", params=TEACHABLE)
-def teachable(request: pytest.FixtureRequest, models: Callable[[str], Generator]) -> Generator:
+@pytest.fixture(scope="module", params=TRAINABLE)
+def trainable(request: pytest.FixtureRequest, models: Callable[[str], Generator]) -> Generator:
     return models(request.param)
 
 
 @pytest.fixture(scope="module")
-def taught(teachable: Generator, dataset: TrajectoryDataset) -> Generator:
-    return teach_labels(teachable, dataset, Trainer(None, quiet=True))[0]
+def taught(trainable: Generator, dataset: TrajectoryDataset) -> Generator:
+    return teach_labels(trainable, dataset, Trainer(None, quiet=True))[0]
 
 
 def _anchors(dataset: TrajectoryDataset, n: int) -> np.ndarray:
@@ -112,7 +112,7 @@ def test_a_model_of_phase_1_refuses_groups(model: Generator) -> None:
         model.sample(3, groups=np.zeros(3, dtype=np.int64))
 
 
-@pytest.mark.parametrize("name", [name for name in generator_names() if name not in TEACHABLE])
+@pytest.mark.parametrize("name", [name for name in generator_names() if name not in TRAINABLE])
 def test_a_family_that_cannot_be_taught_says_what_to_do(
     name: str, models: Callable[[str], Generator]
 ) -> None:
@@ -121,9 +121,9 @@ def test_a_family_that_cannot_be_taught_says_what_to_do(
 
 
 def test_a_model_given_groups_begins_where_it_was(
-    teachable: Generator, dataset: TrajectoryDataset
+    trainable: Generator, dataset: TrajectoryDataset
 ) -> None:
-    model = teachable
+    model = trainable
     grouped = model.with_groups(DEFAULT_GROUPS, seed=1)
     anchors = _anchors(dataset, 40)
     assert _same(grouped.sample(40, anchors=anchors), model.sample(40, anchors=anchors))
@@ -131,8 +131,8 @@ def test_a_model_given_groups_begins_where_it_was(
         grouped.with_groups(DEFAULT_GROUPS, seed=1)
 
 
-def test_groups_may_begin_alike(teachable: Generator, dataset: TrajectoryDataset) -> None:
-    model = teachable
+def test_groups_may_begin_alike(trainable: Generator, dataset: TrajectoryDataset) -> None:
+    model = trainable
     anchors, groups = _anchors(dataset, 40), np.arange(40) % len(DEFAULT_GROUPS)
     grouped = model.with_groups(DEFAULT_GROUPS, seed=1, alike=True)
     assert _same(grouped.sample(40, groups, anchors), model.sample(40, anchors=anchors))
@@ -251,7 +251,7 @@ def test_phase_1_never_sees_a_label(name: str, dataset: TrajectoryDataset, tmp_p
     assert found[0] == found[1] == found[2]
 
 
-@pytest.mark.parametrize("name", TEACHABLE)
+@pytest.mark.parametrize("name", TRAINABLE)
 def test_the_seed_decides_the_weights(name: str, dataset: TrajectoryDataset) -> None:
     one, two = (fresh(name, dataset, seed) for seed in (0, 1))
     pairs = list(
@@ -270,9 +270,9 @@ def test_strong_draws_pairs_of_a_trajectory_and_its_group(dataset: TrajectoryDat
     assert set(unlabelled(dataset, 5)(64, 7).groups) == {UNKNOWN}
 
 
-def test_strong_can_begin_anew(teachable: Generator, dataset: TrajectoryDataset) -> None:
-    anew, _ = teach_labels(teachable, dataset, Trainer(None, quiet=True), from_scratch=True)
-    assert not _same(anew.sample(20), teachable.sample(20))
+def test_strong_can_begin_anew(trainable: Generator, dataset: TrajectoryDataset) -> None:
+    anew, _ = teach_labels(trainable, dataset, Trainer(None, quiet=True), from_scratch=True)
+    assert not _same(anew.sample(20), trainable.sample(20))
 
 
 def test_strong_without_labels_says_so(

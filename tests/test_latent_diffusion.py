@@ -15,11 +15,11 @@ from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import Draw, unlabelled
 from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, with_end
 from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.latent_diffusion.latents import encode_split, set_statistics
+from mobatlas.generators.protocol import Draw, unlabelled
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.training.loop import Share, Stage, Trainer
 from tests.networks import LATENT, new_model, stirred
@@ -179,7 +179,7 @@ def test_the_preset_paper_is_the_papers_table() -> None:
         assert (part.learning_rate, part.batch, part.warmup) == (1e-4, 512, 1_000)
     assert bart.weight_decay == 0.01
     # finetuning: learning rate 1e-5 to 1e-6; its batch is the denoiser's, within 256 to 1024
-    assert config.teaching.learning_rate == 1e-5
+    assert config.weighted_fit.learning_rate == 1e-5
 
 
 def test_the_papers_optimisers_are_adamw_and_adam_with_gradients_clipped_at_1(
@@ -189,7 +189,7 @@ def test_the_papers_optimisers_are_adamw_and_adam_with_gradients_clipped_at_1(
     model.fit(dataset, cast(Trainer, watcher))
     draw: Draw = unlabelled(dataset, 0)
     watcher.run(
-        model.with_groups(DEFAULT_GROUPS, 0).teaching(
+        model.with_groups(DEFAULT_GROUPS, 0).weighted_fit_stage(
             dataset, draw, "strong", cast(Trainer, watcher)
         )
     )

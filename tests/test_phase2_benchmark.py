@@ -23,7 +23,7 @@ from tests.tiny import OPTIONS
 NAMES = [metric.name for metric in METRICS]
 CITY = {"users": 700, "pois": 40, "districts": 4, "days": 15}
 VALUES: dict[str, Any] = OPTIONS["latent-diffusion"] | {
-    "teaching": {"steps": 4, "warmup": 1},
+    "weighted_fit": {"steps": 4, "warmup": 1},
     "calibration": {"pool": 64, "candidates": 4},
     "finetune": {
         "steps": 2,

@@ -24,10 +24,10 @@ from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import jsd
 from mobatlas.features.maps import build_feature
-from mobatlas.generators.base import UNKNOWN
 from mobatlas.generators.point_process.codec import Timed
 from mobatlas.generators.point_process.durations import Durations, Spans, beginnings
 from mobatlas.generators.point_process.generator import PRESETS, PointProcessConfig
+from mobatlas.generators.protocol import UNKNOWN
 from mobatlas.generators.sequence.sequence_generator import Writer
 from mobatlas.generators.vae import Variational
 from mobatlas.groups import DEFAULT_GROUPS

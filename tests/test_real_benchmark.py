@@ -52,7 +52,7 @@ from tests.tiny import OPTIONS, fitted
 FAMILY = "autoregressive"
 VALUES: dict[str, Any] = OPTIONS[FAMILY] | {
     "training": {"steps": 4, "batch": 32, "warmup": 1},
-    "teaching": {"steps": 2, "warmup": 1},
+    "weighted_fit": {"steps": 2, "warmup": 1},
     "calibration": {"pool": 64, "candidates": 4},
 }
 

@@ -73,7 +73,7 @@ class World:
         out = self.root / f"{family}-{strategy}"
         if not out.exists():
             values = CALIBRATION | (
-                {"teaching": {"steps": 2, "warmup": 1}} if strategy == "tilt" else {}
+                {"weighted_fit": {"steps": 2, "warmup": 1}} if strategy == "tilt" else {}
             )
             supervise(
                 self.model(family), out, self.regions, strategy=strategy, values=values, quiet=True

@@ -23,7 +23,7 @@ from mobatlas import (
 )
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.generators.base import Generator
+from mobatlas.generators.protocol import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
 from mobatlas.pipeline.train import train
 from mobatlas.supervision.resample import Sampler
@@ -111,7 +111,7 @@ def test_the_command_says_what_it_chose_and_why(world: World, tmp_path: Path) ->
 def test_a_run_file_says_how_to_supervise_and_options_go_over_it(
     world: World, tmp_path: Path
 ) -> None:
-    options = "{calibration: {pool: 64, candidates: 2}, teaching: {steps: 3}}"
+    options = "{calibration: {pool: 64, candidates: 2}, weighted_fit: {steps: 3}}"
     path = tmp_path / "run.yaml"
     path.write_text(f"seed: 4\nsupervise:\n  strategy: tilt\n  options: {options}\n")
     done = run(
@@ -127,7 +127,11 @@ def test_a_run_file_says_how_to_supervise_and_options_go_over_it(
     )
     assert done.code == 0, done.err
     manifest = read_manifest(tmp_path / "m", "model")
-    assert (manifest.seed, manifest.config["strategy"], manifest.config["teaching"]["steps"]) == (
+    assert (
+        manifest.seed,
+        manifest.config["strategy"],
+        manifest.config["weighted_fit"]["steps"],
+    ) == (
         4,
         "tilt",
         3,
@@ -442,7 +446,7 @@ def test_labels_change_no_weight_and_no_sample_once_the_regions_are_there(
 def test_killed_and_resumed_it_ends_in_the_same_bytes(
     world: World, tmp_path: Path, strategy: str
 ) -> None:
-    longer = ("--set", "teaching.steps=60", "--set", "finetune.steps=12")[
+    longer = ("--set", "weighted_fit.steps=60", "--set", "finetune.steps=12")[
         0 if strategy == "tilt" else 2 :
     ][:2]
     command: list[object] = [

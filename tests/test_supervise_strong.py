@@ -119,7 +119,7 @@ def test_a_dataset_that_has_moved_is_asked_for(
     try:
         assert "pass --dataset" in refusal(*world.supervise(tmp_path / "new"))
         found = world.warm.run(
-            *world.supervise(tmp_path / "new", "--dataset", moved, "--set", "teaching.steps=1")
+            *world.supervise(tmp_path / "new", "--dataset", moved, "--set", "weighted_fit.steps=1")
         )
         assert found.code == 0, found.err
     finally:

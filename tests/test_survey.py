@@ -122,8 +122,8 @@ def test_what_is_no_survey_is_refused_and_leaves_nothing(
     [
         ({"generator": "autoregresive"}, "did you mean 'autoregressive'"),
         (
-            {"values": {"teaching": {"stepz": 3}}},
-            "--set: unknown key 'stepz' in 'teaching'; did you mean 'steps'",
+            {"values": {"weighted_fit": {"stepz": 3}}},
+            "--set: unknown key 'stepz' in 'weighted_fit'; did you mean 'steps'",
         ),
         (
             {"values": {"groups_explain": -1}},

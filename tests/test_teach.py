@@ -416,7 +416,7 @@ def test_labels_change_nothing_after_the_regions_were_built(
         tilts = fit_group_tilts(evidence, dataset)
         weights.append(tilts.weights.tobytes())
         drawn.append(tilted_draw(tilts, 1)(128, 3).indices.tobytes())
-        model = fresh("latent-diffusion", dataset, teaching={"steps": 2, "warmup": 1})
+        model = fresh("latent-diffusion", dataset, weighted_fit={"steps": 2, "warmup": 1})
         taught, _ = teach_tilts(model, dataset, evidence, Trainer(None, quiet=True))
         (tmp_path / f"{number}").mkdir()
         taught.save(tmp_path / f"{number}")

@@ -14,7 +14,7 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.generators.base import Generator, family_of
+from mobatlas.generators.protocol import Generator, family_of
 from mobatlas.training.loop import Trainer
 from tests.written import write
 
@@ -33,28 +33,28 @@ OPTIONS: dict[str, dict[str, Any]] = {  # a function is called with the dataset
         "length": 12,
         "autoencoder": {"encoder_layers": 1, "width": 32, "feedforward": 64, "latent": 8} | BRIEF,
         "denoiser": {"depth": 2, "width": 32, "heads": 2, "embedding": 8} | BRIEF,
-        "teaching": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
+        "weighted_fit": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
         "diffusion": {"steps": 4},
     },
     "autoregressive": {
         "length": 12,
         "network": {"depth": 2, "width": 32, "heads": 2, "embedding": 8},
         "training": BRIEF | {"steps": 60},
-        "teaching": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
+        "weighted_fit": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
     },
     "vae": {
         "length": 12,
         "network": {"depth": 2, "width": 32, "heads": 2, "embedding": 8},
         "latent": {"size": 4, "depth": 1, "warmup": 40},
         "training": BRIEF | {"steps": 60},
-        "teaching": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
+        "weighted_fit": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
     },
     "point-process": {
         "length": 12,
         "network": {"depth": 2, "width": 32, "heads": 2, "embedding": 8},
         "latent": {"size": 4, "depth": 1, "warmup": 40},
         "training": BRIEF | {"steps": 60},
-        "teaching": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
+        "weighted_fit": {"steps": 40, "learning_rate": 3e-3, "warmup": 5},
     },
     "external": {"pool": training_pool},
 }

@@ -15,7 +15,7 @@ import pandas as pd
 
 from mobatlas import TrajectoryDataset, build_regions
 from mobatlas.data.schema import ANCHORS
-from mobatlas.generators.base import Generator
+from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mobatlas.evaluation.metrics import Yardstick
     from mobatlas.evaluation.privacy.audit import Audit, audit
     from mobatlas.features.maps import build_feature, register_feature
-    from mobatlas.generators.base import Generator, register_generator
+    from mobatlas.generators.protocol import Generator, register_generator
     from mobatlas.generators.store import load_model
     from mobatlas.groups import DEFAULT_GROUPS, Groups
     from mobatlas.pipeline.train import supervise, train
@@ -53,7 +53,7 @@ _LATER = {
     "DEFAULT_GROUPS": "mobatlas.groups",
     "Diagnosis": "mobatlas.regions.identifiability",
     "Evaluation": "mobatlas.evaluation.evaluate",
-    "Generator": "mobatlas.generators.base",
+    "Generator": "mobatlas.generators.protocol",
     "Groups": "mobatlas.groups",
     "MobatlasError": "mobatlas.errors",
     "Population": "mobatlas.regions.types",
@@ -88,7 +88,7 @@ _LATER = {
     "read_synthetic": "mobatlas.data.synthetic",
     "recover": "mobatlas.regions.recovery.recover",
     "register_feature": "mobatlas.features.maps",
-    "register_generator": "mobatlas.generators.base",
+    "register_generator": "mobatlas.generators.protocol",
     "sampling_floor": "mobatlas.evaluation.comparison",
     "simulate": "mobatlas.data.city",
     "supervise": "mobatlas.pipeline.train",

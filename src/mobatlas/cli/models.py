@@ -28,7 +28,7 @@ from mobatlas.cli.options import (
     show,
 )
 from mobatlas.config import load_run, merge, parse_assignments
-from mobatlas.generators.base import family_of, generator_names
+from mobatlas.generators.protocol import family_of, generator_names
 from mobatlas.progress import track
 from mobatlas.report.console import (
     generated_table,

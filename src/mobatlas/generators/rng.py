@@ -14,7 +14,7 @@ def uniforms(seed: int, start: int, stop: int, stream: int = 0) -> npt.NDArray[n
     return np.random.Generator(bits).random((stop - start, 4))
 
 
-def drawn(uniform: np.ndarray, rows: int, weights: np.ndarray | None = None) -> np.ndarray:
+def draw_rows(uniform: np.ndarray, rows: int, weights: np.ndarray | None = None) -> np.ndarray:
     """Numbers of rows, one for each uniform number in [0, 1): all alike, or in proportion to weights (rows,)."""
     if weights is None:
         return (uniform * rows).astype(np.int64)

@@ -19,7 +19,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.vocabulary import FIRST_POI, SCHEMA, SPECIALS, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.base import Floats, Generator, Ints, family_of, generator_names
+from mobatlas.generators.protocol import Floats, Generator, Ints, family_of, generator_names
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import (
     MANIFEST,

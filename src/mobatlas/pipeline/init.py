@@ -296,7 +296,7 @@ def _rest() -> list[str]:
         "supervise:",
         "  strategy: auto  # tilt, resample or finetune",
         "  membership: false  # true: begin from the composition of each person's own region",
-        "  options: {}  # e.g. {teaching: {steps: 1500}, calibration: {pool: 4096}}",
+        "  options: {}  # e.g. {weighted_fit: {steps: 1500}, calibration: {pool: 4096}}",
         "# strong: true  # also the labelled upper bound, where people have labels",
         "audit: true  # also what the samples give away of training people",
         "samples:",

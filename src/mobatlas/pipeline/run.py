@@ -30,7 +30,7 @@ from mobatlas.evaluation.evaluate import evaluate
 from mobatlas.evaluation.privacy.audit import STEPS as AUDIT_STEPS
 from mobatlas.evaluation.privacy.audit import audit
 from mobatlas.evaluation.regional import held_out_people, held_out_regions
-from mobatlas.generators.base import family_of
+from mobatlas.generators.protocol import family_of
 from mobatlas.generators.store import KIND as MODEL
 from mobatlas.generators.store import load_model
 from mobatlas.groups import Groups
@@ -82,7 +82,7 @@ def run(
 def _run(job: _Job) -> Result:
     whole, start = job.config, time.perf_counter()
     ways, options, family = job.ways(), job.options(), family_of(whole.train.generator)
-    if whole.strong and not family.teachable:
+    if whole.strong and not family.trainable:
         raise MobatlasError(
             f"strong: is asked for, but the generator {family.name} cannot be taught; leave it out"
         )
@@ -98,7 +98,7 @@ def _run(job: _Job) -> Result:
     baseline = job.baseline(dataset, options)
     strong = (
         job.strong(baseline)
-        if labelled and family.teachable and whole.strong is not False
+        if labelled and family.trainable and whole.strong is not False
         else None
     )
     files = {BASELINE: job.everybody(baseline, opened)}

@@ -15,7 +15,7 @@ import numpy as np
 from mobatlas.config import build, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.base import Generator, family_of
+from mobatlas.generators.protocol import Generator, family_of
 from mobatlas.generators.store import (
     COMPOSITION,
     CONFIG,
@@ -115,7 +115,7 @@ def train(
         trainer,
     ):
         model = family.create(config, opened, seed)
-        if family.teachable:
+        if family.trainable:
             _warn_of_cuts(model, opened)
         report = model.fit(opened, trainer)
         return _keep(folder, model, generator, opened, trainer, report)
@@ -155,7 +155,7 @@ def supervise(
 ) -> dict[str, Any]:
     """Phase 2: give a model groups, as a REGIONS folder tells them; returns the report that the manifest keeps.
 
-    `strong` needs no regions: it learns labels, an upper bound. `values` are those of the generator (`teaching.steps`) and of
+    `strong` needs no regions: it learns labels, an upper bound. `values` are those of the generator (`weighted_fit.steps`) and of
     `SuperviseConfig` (`tilt`, `calibration`, `finetune`, `visits`, `groups_explain`).
     """
     source, target = Path(model), Path(out)

@@ -15,7 +15,7 @@ import numpy as np
 from mobatlas.config import Coarsening
 from mobatlas.data.geodesy import EARTH_KM
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import Floats
+from mobatlas.generators.protocol import Floats
 
 log = logging.getLogger("mobatlas")
 WIDEST_KM = 100  # who asks for more means metres

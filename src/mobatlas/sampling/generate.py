@@ -20,7 +20,7 @@ from mobatlas.config import Coarsening
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.synthetic import SCHEMA, TIMED
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.base import Floats, tells_times
+from mobatlas.generators.protocol import Floats, has_times
 from mobatlas.generators.store import SUPERVISION, Model, load_model
 from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_parquet
 from mobatlas.io.output import new_file, refuse_overlap
@@ -152,7 +152,7 @@ def generate(
             "anchors": file_hash(table) if table is not None else None,
             "versions": library_versions(),
         }
-        schema = (TIMED if tells_times(loaded.generator) else SCHEMA).with_metadata(
+        schema = (TIMED if has_times(loaded.generator) else SCHEMA).with_metadata(
             {METADATA: json.dumps(facts, sort_keys=True)}
         )
         start = time.perf_counter()

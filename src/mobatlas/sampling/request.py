@@ -16,8 +16,8 @@ import pyarrow as pa
 from mobatlas.data.synthetic import rows_of
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import UNKNOWN, Floats, Ints
-from mobatlas.generators.rng import drawn, uniforms
+from mobatlas.generators.protocol import UNKNOWN, Floats, Ints
+from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.generators.store import Model
 from mobatlas.supervision.calibration import Calibration
 from mobatlas.supervision.resample import BLOCK, PIECE, CalibratedSampler
@@ -73,13 +73,13 @@ class People:
         if self.groups is not None:
             return self.groups[rows], self.anchors[rows]
         unknown = np.full(len(rows), UNKNOWN, dtype=np.int64)
-        return unknown if self.shares is None else drawn(
+        return unknown if self.shares is None else draw_rows(
             draws[:, 1], len(self.shares), self.shares
         ), self.anchors[rows]
 
     def _drawn(self, uniform: Floats) -> Ints:
         weights = None if self.lives is None or self.shares is None else self.lives @ self.shares
-        return drawn(uniform, len(self.anchors), weights)
+        return draw_rows(uniform, len(self.anchors), weights)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Maker:
             return made, groups, size * self._sampler.calibration.candidates
         told = None if generator.groups is None else groups
         ends = (
-            drawn(draws[:, 2], len(self.model.lengths), self.model.lengths)
+            draw_rows(draws[:, 2], len(self.model.lengths), self.model.lengths)
             if plan.lengths == "empirical"
             else None
         )

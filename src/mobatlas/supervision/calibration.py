@@ -22,8 +22,8 @@ import numpy as np
 from scipy import sparse
 
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import Generator, tells_times
-from mobatlas.generators.rng import drawn
+from mobatlas.generators.protocol import Generator, has_times
+from mobatlas.generators.rng import draw_rows
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.types import Floats
@@ -312,7 +312,7 @@ def _people(moments: Moments, people: int, n: int, rng: np.random.Generator) -> 
         return [np.concatenate([rng.permutation(people) for _ in range(times)])[:n]]
     # one number in each of n equal parts of 0 to 1
     strata = np.minimum((rng.permutation(n) + rng.random(n)) / n, np.nextafter(1, 0))
-    return [drawn(strata, people, weights) for weights in moments.lives.T]
+    return [draw_rows(strata, people, weights) for weights in moments.lives.T]
 
 
 def _pools(
@@ -354,7 +354,7 @@ def _comparable(
         )
     if not len(anchors):
         raise MobatlasError("calibration: there are no anchors to draw samples for")
-    if tells_times(model) or not any(each.name == TIMES for each in moments.phi.maps):
+    if has_times(model) or not any(each.name == TIMES for each in moments.phi.maps):
         return moments
     log.warning(
         "%s: samples do not tell when, so the feature '%s' is not calibrated", moments.source, TIMES

@@ -26,7 +26,7 @@ from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import divergence_named, normalise, tv
 from mobatlas.features.maps import FeatureMap, build_feature
-from mobatlas.generators.base import Floats, Generator, Ints, unlabelled
+from mobatlas.generators.protocol import Floats, Generator, Ints, unlabelled
 from mobatlas.groups import Groups
 from mobatlas.regions.store import load_assignment, load_regions, load_validation
 from mobatlas.regions.types import Aggregates, Regions
@@ -235,7 +235,9 @@ def finetune(
     target = task.target(regions.aggregates, "train")
     held_out = task.held_out(target)
     exam = held_out.exam(config, trainer.seed)
-    phase1 = student.teaching(dataset, unlabelled(dataset, trainer.seed), "finetune", trainer)
+    phase1 = student.weighted_fit_stage(
+        dataset, unlabelled(dataset, trainer.seed), "finetune", trainer
+    )
     kept = _Kept(student.network).to(trainer.device)
 
     def loss(network: nn.Module, step: int, share: Share) -> Tensor:

@@ -15,8 +15,8 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import normalise
-from mobatlas.generators.base import Draw, Examples, Generator
-from mobatlas.generators.layers.group_bias import begin_with, has_tastes
+from mobatlas.generators.layers.group_bias import has_group_bias, set_group_bias
+from mobatlas.generators.protocol import Draw, Examples, Generator
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.types import Floats
@@ -251,11 +251,13 @@ def teach(
 ) -> tuple[Generator, dict[str, float]]:
     """Step 3 alone: the model told groups and trained on, and what the training came to."""
     taught = model.with_groups(tilts.groups, trainer.seed, from_scratch)
-    if has_tastes(taught.network):
+    if has_group_bias(taught.network):
         told = any(name.startswith("poi:") for name in evidence.phi.features)
-        begin_with(taught.network, token_shifts(tilts, dataset, by_place=told))
+        set_group_bias(taught.network, token_shifts(tilts, dataset, by_place=told))
     draw = tilted_draw(tilts, trainer.seed, shares)
-    return taught, trainer.run(taught.teaching(dataset, draw, "tilt", trainer, fresh=from_scratch))
+    return taught, trainer.run(
+        taught.weighted_fit_stage(dataset, draw, "tilt", trainer, fresh=from_scratch)
+    )
 
 
 def token_shifts(tilts: GroupTilts, dataset: TrajectoryDataset, *, by_place: bool) -> Floats:

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save
 
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import Generator
-from mobatlas.generators.rng import drawn, uniforms
+from mobatlas.generators.protocol import Generator
+from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import write_json
 from mobatlas.progress import SILENT, Tracker
@@ -89,7 +89,7 @@ class PlainSampler:
     def sample(self, n: int, group: int, seed: int = 0, *, first: int = 0) -> Accepted:
         """With anchors drawn from the population."""
         uniform = uniforms(_stream(seed, POPULATION, group), first, first + n)[:, 0]
-        anchors = self.anchors[drawn(uniform, len(self.anchors), of_group(self.lives, group))]
+        anchors = self.anchors[draw_rows(uniform, len(self.anchors), of_group(self.lives, group))]
         made = self.sample_given(np.full(n, group, dtype=np.int64), anchors, seed, first=first)
         return Accepted(made, first + np.arange(n), first + n, n)
 
@@ -192,7 +192,7 @@ class CalibratedSampler:
         """Which of the candidates from `first` on are accepted, `most` of them at most."""
         weighting, own = self.calibration.population[group], _stream(seed, POPULATION, group)
         uniform = uniforms(own, first, first + size)  # (size, 4)
-        anchors = self.anchors[drawn(uniform[:, 0], len(self.anchors), of_group(self.lives, group))]
+        anchors = self.anchors[draw_rows(uniform[:, 0], len(self.anchors), of_group(self.lives, group))]
         groups = np.full(size, group, dtype=np.int64) if self.calibration.told else None
         made = self.model.sample(size, groups, anchors, own, first=first)
         logits = (

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from mobatlas.config import Section, build, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.base import Family, Generator, tells_times
+from mobatlas.generators.protocol import Family, Generator, has_times
 from mobatlas.progress import track
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
 from mobatlas.regions.types import Floats
@@ -124,7 +124,7 @@ def choose_strategy(model: Generator, family: Family) -> tuple[str, str]:
         raise MobatlasError(
             "--strategy auto: this model knows groups already; give one of phase 1, or --strategy finetune to go on from it"
         )
-    if not family.teachable:
+    if not family.trainable:
         return (
             "resample",
             f"the generator {family.name} cannot be taught, so groups are chosen among its samples",
@@ -150,7 +150,7 @@ def way_of(
 ) -> Run:
     """How a strategy goes with a family; `values` are options of the generator, which one that cannot be taught refuses."""
     strategy = strategy_named(name)
-    if family.teachable:
+    if family.trainable:
         return strategy.run
     known = " or ".join(each for each, found in STRATEGIES.items() if found.untaught is not None)
     if strategy.untaught is None:
@@ -343,7 +343,7 @@ def _calibrated(
     options: Options,
 ) -> Calibration | None:
     """Fitted in one process, since one keeps it; None where samples show nothing of what the regions tell."""
-    blind = not tells_times(model) and all(each.name == TIMES for each in evidence.phi.maps)
+    blind = not has_times(model) and all(each.name == TIMES for each in evidence.phi.maps)
     if fit is fit_calibration and blind:
         log.warning("%s: samples do not tell when, so there is no calibration", evidence.source)
         return None

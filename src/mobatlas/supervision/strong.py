@@ -9,7 +9,7 @@ import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import Draw, Examples, Generator
+from mobatlas.generators.protocol import Draw, Examples, Generator
 from mobatlas.training.loop import Trainer
 
 
@@ -36,5 +36,7 @@ def teach_labels(
         )
     taught = model.with_groups(dataset.groups, trainer.seed, from_scratch)
     draw = labelled(dataset, trainer.seed)
-    report = trainer.run(taught.teaching(dataset, draw, "strong", trainer, fresh=from_scratch))
+    report = trainer.run(
+        taught.weighted_fit_stage(dataset, draw, "strong", trainer, fresh=from_scratch)
+    )
     return taught, report

@@ -18,9 +18,9 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import UNKNOWN, Family, Floats, Ints
 from mobatlas.generators.external.code import Code, ask_for
 from mobatlas.generators.external.pool import Pool
+from mobatlas.generators.protocol import UNKNOWN, Family, Floats, Ints
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import file_hash
 from mobatlas.training.loop import Trainer
@@ -73,7 +73,7 @@ class External:
         return self.config.length
 
     @property
-    def tells_times(self) -> bool:
+    def has_times(self) -> bool:
         """Where the samples of a pool do."""
         return isinstance(self.source, Pool) and self.source.samples.arrivals is not None
 
@@ -93,7 +93,7 @@ class External:
     ) -> NoReturn:
         _cannot_be_taught()
 
-    def teaching(self, *_: Any, **__: Any) -> NoReturn:
+    def weighted_fit_stage(self, *_: Any, **__: Any) -> NoReturn:
         _cannot_be_taught()
 
     def soft_sample(self, *_: Any, **__: Any) -> NoReturn:
@@ -183,6 +183,6 @@ FAMILY = Family(
     {"small": {}, "paper": {}},
     _create,
     _load,
-    teachable=False,
+    trainable=False,
     resolve=_resolve,
 )

@@ -23,7 +23,7 @@ from mobatlas.data.samples import read_samples
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import Floats, Ints
+from mobatlas.generators.protocol import Floats, Ints
 from mobatlas.generators.rng import uniforms
 from mobatlas.io.manifest import write_whole
 from mobatlas.training.weights import WEIGHTS

@@ -21,10 +21,10 @@ class AutoencoderConfig(Section):
     latent: int = Field(8, ge=1, le=4_096)  # dimensions of a latent
     activation: Literal["relu", "gelu"] = "relu"  # gelu takes a sixth of a training step on a CPU
     dropout: float = Field(0.0, ge=0, lt=1)
-    masked: float = Field(
+    mask_share: float = Field(
         0.1, ge=0, lt=1
     )  # share of tokens hidden in spans while it learns to reconstruct
-    span: float = Field(3.0, ge=1)  # mean length of a hidden span (Poisson)
+    mask_span: float = Field(3.0, ge=1)  # mean length of a hidden span (Poisson)
     noise: float = Field(
         0.3, ge=0
     )  # added to latents in training: what diffusion leaves wrong must not change a token
@@ -53,14 +53,14 @@ class DenoiserConfig(Section):
     embedding: int = Field(64, ge=1, le=4_096)  # of one demographic attribute
     # the network also sees its own last estimate of x0 (Chen et al. 2023): latents of tokens are nearly discrete
     self_conditioning: bool = True
-    # Timesteps are drawn with density t^(emphasis - 1): more than 1 learns whole days better, less learns places better.
-    emphasis: float = Field(1.5, gt=0, le=10)
+    # Timesteps are drawn with density t^(timestep_emphasis - 1): more than 1 learns whole days better, less learns places better.
+    timestep_emphasis: float = Field(1.5, gt=0, le=10)
     # Share of the cross-entropy of tokens in the loss; the rest is squared error, which alone hardly learns which places a
     # group prefers. With it x0 is estimated as a mixture of the latents of tokens (Dieleman et al. 2022).
     cross_entropy: float = Field(0.9, ge=0, le=1)
-    # Curves of the distance to each anchor that are added to the logits of tokens, see Nearness; 0: a denoiser without a map.
-    curves: int = Field(0, ge=0, le=64)
-    tastes: bool = False  # logits of places of every group, see Tastes
+    # Curves of the distance to each anchor that are added to the logits of tokens, see DistanceBias; 0: a denoiser without a map.
+    distance_curves: int = Field(0, ge=0, le=64)
+    group_bias: bool = False  # logits of places of every group, see GroupTokenBias
     ema: float = Field(0.999, ge=0, lt=1)
     steps: int = Field(3_000, ge=1)
     batch: int = Field(128, ge=1)
@@ -74,20 +74,20 @@ class DenoiserConfig(Section):
             raise ValueError(
                 f"width {self.width} is not a multiple of twice the heads {self.heads}"
             )
-        if (self.curves or self.tastes) and not self.cross_entropy:
+        if (self.distance_curves or self.group_bias) and not self.cross_entropy:
             raise ValueError(
-                "curves and tastes are of logits of tokens, which cross_entropy 0 does without; change one"
+                "distance_curves and group_bias are of logits of tokens, which cross_entropy 0 does without; change one"
             )
         return self
 
 
-class TeachingConfig(Section):
+class WeightedFitConfig(Section):
     """Going on from phase 1 with groups: `strong`, and what phase 2 teaches."""
 
     steps: int = Field(1_500, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
     warmup: int = Field(100, ge=0)
-    null: float = Field(
+    group_dropout: float = Field(
         0.1, ge=0, le=1
     )  # share of examples whose group is hidden, so that the null condition stays alive
 
@@ -111,7 +111,7 @@ class LatentDiffusionConfig(Section):
     )  # tokens; longer trajectories are truncated, and counted
     autoencoder: AutoencoderConfig = AutoencoderConfig()
     denoiser: DenoiserConfig = DenoiserConfig()
-    teaching: TeachingConfig = TeachingConfig()
+    weighted_fit: WeightedFitConfig = WeightedFitConfig()
     diffusion: DiffusionConfig = DiffusionConfig()
 
     @model_validator(mode="after")
@@ -134,7 +134,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
             "latent": 256,
             "activation": "gelu",
             "dropout": 0.1,
-            "masked": 0.3,
+            "mask_share": 0.3,
             "noise": 0.0,
             "steps": 30_000,
             "batch": 512,
@@ -148,7 +148,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
             "heads": 4,
             "activation": "gelu",
             "self_conditioning": False,
-            "emphasis": 1.0,
+            "timestep_emphasis": 1.0,
             "cross_entropy": 0.0,
             "embedding": 256,
             "ema": 0.9999,
@@ -158,7 +158,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
             "warmup": 1_000,
             "decay": "none",
         },
-        "teaching": {"steps": 30_000, "learning_rate": 1e-5, "warmup": 1_000},
+        "weighted_fit": {"steps": 30_000, "learning_rate": 1e-5, "warmup": 1_000},
         "diffusion": {"solver": "ddim", "steps": 50, "decoding": "likeliest"},
     },
 }

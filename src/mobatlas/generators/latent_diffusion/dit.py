@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.generators.latent_diffusion.config import DenoiserConfig
-from mobatlas.generators.layers.distance_bias import Nearness
-from mobatlas.generators.layers.group_bias import Tastes
+from mobatlas.generators.layers.distance_bias import DistanceBias
+from mobatlas.generators.layers.group_bias import GroupTokenBias
 from mobatlas.groups import Groups
 
 Floats = npt.NDArray[np.float64]
@@ -68,8 +68,14 @@ class DiT(nn.Module):
         self.modulation = nn.Linear(config.width, 2 * config.width)
         self.output = nn.Linear(config.width, latent)
         self.words = nn.Linear(config.width, vocabulary) if config.cross_entropy else None
-        self.nearness = Nearness(config.width, vocabulary, config.curves) if config.curves else None
-        self.tastes = Tastes(groups, vocabulary) if config.tastes and groups is not None else None
+        self.distance_bias = (
+            DistanceBias(config.width, vocabulary, config.distance_curves)
+            if config.distance_curves
+            else None
+        )
+        self.group_bias = (
+            GroupTokenBias(groups, vocabulary) if config.group_bias and groups is not None else None
+        )
         # where coordinates are centred and how wide they are, degrees; set from the training people
         self.register_buffer("centre", torch.zeros(2))
         self.register_buffer("extent", torch.ones(2))
@@ -113,17 +119,17 @@ class DiT(nn.Module):
         if self.words is None:
             return Estimate(clean, None)
         words = self.words(hidden).float()  # (batch, length, vocabulary)
-        if self.nearness is not None:
-            words += self.nearness.logits(hidden, self.nearness(anchors, condition))
-        if self.tastes is not None:
-            words += self.tastes(levels, len(words))[:, None]
+        if self.distance_bias is not None:
+            words += self.distance_bias.logits(hidden, self.distance_bias(anchors, condition))
+        if self.group_bias is not None:
+            words += self.group_bias(levels, len(words))[:, None]
         return Estimate(clean + words.softmax(-1) @ self.prototypes, words)
 
     def measure(self, dataset: TrajectoryDataset) -> None:
         """What is known of training people without training: where they live, and how far places are from there."""
         self.centre_on(dataset.anchors[dataset.split_people("train")])
-        if self.nearness is not None:
-            self.nearness.measure(dataset.vocabulary)
+        if self.distance_bias is not None:
+            self.distance_bias.measure(dataset.vocabulary)
 
     def centre_on(self, anchors: Floats) -> None:
         """Measure coordinates from the middle of these anchors (people, 4), in units of twice their spread."""

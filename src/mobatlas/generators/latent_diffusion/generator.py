@@ -19,12 +19,12 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
 from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, hide_spans, with_end
 from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.diffusion import noise_schedule, rollout
 from mobatlas.generators.latent_diffusion.dit import DiT, Estimate
 from mobatlas.generators.latent_diffusion.latents import Latents, encode_split, set_statistics
+from mobatlas.generators.protocol import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
 from mobatlas.generators.tiling import TILE, spread, stream, tiles
 from mobatlas.groups import Groups
 from mobatlas.training.devices import autocast
@@ -37,7 +37,7 @@ VALIDATED = 2_048  # trajectories
 LATENTS = "latents.npy"
 LATENT, TOKENS, EARLY = 0, 1, 2  # streams of random numbers
 # what the denoiser knows of the dataset without having been trained
-MEASURED = ("centre", "extent", "prototypes", "nearness.where", "nearness.there")
+MEASURED = ("centre", "extent", "prototypes", "distance_bias.where", "distance_bias.there")
 
 
 class LatentDiffusion:
@@ -120,7 +120,7 @@ class LatentDiffusion:
         other.network.to(self.device)
         return other
 
-    def teaching(
+    def weighted_fit_stage(
         self,
         dataset: TrajectoryDataset,
         draw: Draw,
@@ -142,7 +142,7 @@ class LatentDiffusion:
             tokens = with_end(
                 torch.from_numpy(dataset.gather(chosen, length).tokens).long(), length
             )
-            seen = hide_spans(tokens, config.masked, config.span)
+            seen = hide_spans(tokens, config.mask_share, config.mask_span)
             noise = torch.randn(
                 len(tokens), length, config.latent
             )  # of the whole batch, like all that is drawn
@@ -190,18 +190,18 @@ class LatentDiffusion:
     def denoising(
         self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool
     ) -> Stage:
-        config, teaching = self.config.denoiser, self.config.teaching
+        config, weighted_fit = self.config.denoiser, self.config.weighted_fit
         latents = encode_split(self.autoencoder, dataset, "train", trainer.path(LATENTS))
         loss = self._denoising_loss(
-            latents, dataset, draw, 0.0 if self.groups is None else teaching.null
+            latents, dataset, draw, 0.0 if self.groups is None else weighted_fit.group_dropout
         )
         return Stage(
             name=name,
             network=self.network,
-            steps=config.steps if fresh else teaching.steps,
+            steps=config.steps if fresh else weighted_fit.steps,
             loss=loss,
-            learning_rate=config.learning_rate if fresh else teaching.learning_rate,
-            warmup=config.warmup if fresh else teaching.warmup,
+            learning_rate=config.learning_rate if fresh else weighted_fit.learning_rate,
+            warmup=config.warmup if fresh else weighted_fit.warmup,
             decay=config.decay,
             ema=config.ema,
             examples_per_step=config.batch,
@@ -221,7 +221,11 @@ class LatentDiffusion:
             parts = (
                 torch.arange(size) + torch.rand(size)
             ) / size  # one number in each of as many equal parts of 0 to 1
-            t = (parts ** (1 / self.config.denoiser.emphasis) * levels).long().clamp(max=levels - 1)
+            t = (
+                (parts ** (1 / self.config.denoiser.timestep_emphasis) * levels)
+                .long()
+                .clamp(max=levels - 1)
+            )
             examples = draw(size, step)
             groups = np.where(torch.rand(size).numpy() < hidden, UNKNOWN, examples.groups)
             chosen = examples.indices[rows]

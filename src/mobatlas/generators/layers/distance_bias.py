@@ -16,7 +16,7 @@ ANCHORS = 2
 KEPT = 2**23  # numbers: 32 MB of each anchor, at most
 
 
-class Nearness(nn.Module):
+class DistanceBias(nn.Module):
     """Logits of places by their distance to both anchors: curves of the person, several, mixed by place and moment.
 
     Q[person, r, place] = curve[person, r](distance) * kind[r, place], and a moment mixes them by its r gates. It begins as

@@ -11,11 +11,11 @@ import math
 import torch
 from torch import Tensor, nn
 
-from mobatlas.generators.base import Floats
+from mobatlas.generators.protocol import Floats
 from mobatlas.groups import Groups
 
 
-class Tastes(nn.Module):
+class GroupTokenBias(nn.Module):
     """A row of logits for every group, after one for whoever is of none that is known; they begin as nothing."""
 
     row: Tensor
@@ -43,14 +43,14 @@ class Tastes(nn.Module):
         return logits
 
 
-def has_tastes(network: nn.Module) -> bool:
+def has_group_bias(network: nn.Module) -> bool:
     """Whether it has a place for them."""
-    return any(isinstance(part, Tastes) for part in network.modules())
+    return any(isinstance(part, GroupTokenBias) for part in network.modules())
 
 
 @torch.no_grad()
-def begin_with(network: nn.Module, shifts: Floats) -> None:
+def set_group_bias(network: nn.Module, shifts: Floats) -> None:
     """Every group with these logits (groups, vocabulary), wherever the network has a place for them."""
     for part in network.modules():
-        if isinstance(part, Tastes):
+        if isinstance(part, GroupTokenBias):
             part.table.weight[1:] = torch.from_numpy(shifts).to(part.table.weight)

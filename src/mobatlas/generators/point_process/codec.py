@@ -13,8 +13,8 @@ from mobatlas.data.dataset import DAY, TrajectoryDataset
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories, monday
 from mobatlas.data.vocabulary import BOS, EOS, HOME, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import Floats, Ints
 from mobatlas.generators.point_process.network import TimedTransformer
+from mobatlas.generators.protocol import Floats, Ints
 from mobatlas.generators.sequence.codec import flat, padded
 from mobatlas.generators.sequence.decode import START, TIMES, TOKENS, Chance
 from mobatlas.generators.sequence.network import valid, with_end
@@ -26,7 +26,7 @@ class Timed:
     """Rows (token, arrival, departure), the start of the window first; `Script` says what each method promises."""
 
     days: int  # of a window
-    tells_times = True
+    has_times = True
 
     def shape(self, length: int) -> tuple[int, ...]:
         return (1 + length, 3)

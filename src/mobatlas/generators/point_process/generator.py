@@ -16,9 +16,9 @@ from pydantic import Field
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import Generator
 from mobatlas.generators.point_process.codec import Timed
 from mobatlas.generators.point_process.network import TimedTransformer, Visits
+from mobatlas.generators.protocol import Generator
 from mobatlas.generators.sequence.config import PAPER
 from mobatlas.generators.sequence.sequence_generator import writer_family
 from mobatlas.generators.vae import LatentWriterConfig, Variational

@@ -11,7 +11,7 @@ from torch import Tensor
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import PAD
-from mobatlas.generators.base import Floats, Ints
+from mobatlas.generators.protocol import Floats, Ints
 from mobatlas.generators.sequence.decode import TOKENS, Chance, write
 from mobatlas.generators.sequence.network import CausalTransformer, before, with_end
 
@@ -20,7 +20,7 @@ class Script(Protocol):
     """Trajectories as visits (batch, any, ...): what networks of a family read has ends, PAD after them."""
 
     @property
-    def tells_times(self) -> bool: ...
+    def has_times(self) -> bool: ...
 
     def shape(self, length: int) -> tuple[int, ...]:
         """Of one trajectory of at most `length` tokens, as it is written."""
@@ -58,7 +58,7 @@ class Script(Protocol):
 class Tokens:
     """Tokens alone, (batch, any); `Script` says what each method promises."""
 
-    tells_times = False
+    has_times = False
 
     def shape(self, length: int) -> tuple[int, ...]:
         return (length,)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import UNKNOWN, Floats, Ints
+from mobatlas.generators.protocol import UNKNOWN, Floats, Ints
 from mobatlas.groups import Groups
 
 FREQUENCIES = 4  # octaves of sine and cosine of a coordinate

@@ -20,10 +20,10 @@ class TransformerConfig(Section):
     activation: Literal["relu", "gelu"] = "relu"
     dropout: float = Field(0.0, ge=0, lt=1)
     embedding: int = Field(64, ge=1, le=4_096)  # of one demographic attribute
-    curves: int = Field(
+    distance_curves: int = Field(
         0, ge=0, le=64
-    )  # of the distance to each anchor, see Nearness; 0: a network without a map
-    tastes: bool = False  # logits of places of every group, see Tastes
+    )  # of the distance to each anchor, see DistanceBias; 0: a network without a map
+    group_bias: bool = False  # logits of places of every group, see GroupTokenBias
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> TransformerConfig:
@@ -44,13 +44,13 @@ class TrainingConfig(Section):
     ema: float = Field(0.99, ge=0, lt=1)
 
 
-class TeachingConfig(Section):
+class WeightedFitConfig(Section):
     """Going on from phase 1 with groups: `strong`, and what phase 2 teaches."""
 
     steps: int = Field(800, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
     warmup: int = Field(100, ge=0)
-    null: float = Field(
+    group_dropout: float = Field(
         0.1, ge=0, le=1
     )  # share of examples whose group is hidden, so that the null group stays alive
 
@@ -63,14 +63,14 @@ class WriterConfig(Section):
     )  # tokens; longer trajectories are truncated, and counted
     network: TransformerConfig = TransformerConfig()
     training: TrainingConfig = TrainingConfig()
-    teaching: TeachingConfig = TeachingConfig()
+    weighted_fit: WeightedFitConfig = WeightedFitConfig()
 
 
 class MappedConfig(TransformerConfig):
     """A transformer that knows how far places are and which a group prefers: real cities have too few visits to learn it by."""
 
-    curves: int = Field(4, ge=0, le=64)
-    tastes: bool = True
+    distance_curves: int = Field(4, ge=0, le=64)
+    group_bias: bool = True
 
 
 class AutoregressiveConfig(WriterConfig):
@@ -98,6 +98,6 @@ PAPER: Mapping[str, Any] = {
         "decay": "none",
         "ema": 0.9999,
     },
-    "teaching": {"steps": 30_000, "learning_rate": 1e-5, "warmup": 1_000},
+    "weighted_fit": {"steps": 30_000, "learning_rate": 1e-5, "warmup": 1_000},
 }
 PRESETS: Mapping[str, Mapping[str, Any]] = {"small": {}, "paper": PAPER}

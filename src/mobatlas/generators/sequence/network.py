@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import BOS, EOS, MASK, PAD
-from mobatlas.generators.layers.distance_bias import Nearness
-from mobatlas.generators.layers.group_bias import Tastes
+from mobatlas.generators.layers.distance_bias import DistanceBias
+from mobatlas.generators.layers.group_bias import GroupTokenBias
 from mobatlas.generators.sequence.conditioning import Conditioning
 from mobatlas.generators.sequence.config import TransformerConfig
 from mobatlas.groups import Groups
@@ -39,8 +39,14 @@ class CausalTransformer(nn.Module):
         self.words = nn.Embedding(vocabulary, config.width)
         self.places = nn.Parameter(torch.randn(length, config.width) * config.width**-0.5)
         self.conditioning = Conditioning(config.width, config.embedding, groups)
-        self.nearness = Nearness(config.width, vocabulary, config.curves) if config.curves else None
-        self.tastes = Tastes(groups, vocabulary) if config.tastes and groups is not None else None
+        self.distance_bias = (
+            DistanceBias(config.width, vocabulary, config.distance_curves)
+            if config.distance_curves
+            else None
+        )
+        self.group_bias = (
+            GroupTokenBias(groups, vocabulary) if config.group_bias and groups is not None else None
+        )
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width)
@@ -61,8 +67,8 @@ class CausalTransformer(nn.Module):
     def measure(self, dataset: TrajectoryDataset) -> None:
         """What is known of training people without training: where they live."""
         self.conditioning.centre_on(dataset.anchors[dataset.split_people("train")])
-        if self.nearness is not None:
-            self.nearness.measure(dataset.vocabulary)
+        if self.distance_bias is not None:
+            self.distance_bias.measure(dataset.vocabulary)
 
     def forward(
         self,
@@ -88,10 +94,10 @@ class CausalTransformer(nn.Module):
     def person(self, anchors: Tensor, levels: Tensor | None) -> Tensor:
         """A condition: (batch, width), and after it logits of places: by their distance, and by the person's group."""
         parts: list[Tensor] = [self.conditioning(anchors, levels)]
-        if self.nearness is not None:
-            parts.append(self.nearness(anchors, parts[0]))
-        if self.tastes is not None:
-            parts.append(self.tastes(levels, len(anchors)))
+        if self.distance_bias is not None:
+            parts.append(self.distance_bias(anchors, parts[0]))
+        if self.group_bias is not None:
+            parts.append(self.group_bias(levels, len(anchors)))
         return torch.cat(parts, 1)
 
     def logits(self, before: Tensor, condition: Tensor) -> Tensor:
@@ -145,10 +151,14 @@ class CausalTransformer(nn.Module):
     def _scores(self, hidden: Tensor, condition: Tensor) -> Tensor:
         logits: Tensor = self.output(hidden).float()
         of_person = condition[:, self.width :]
-        if self.tastes is not None:
+        if self.group_bias is not None:
             logits = logits + of_person[:, None, -logits.shape[-1] :]
             of_person = of_person[:, : -logits.shape[-1]]
-        return logits if self.nearness is None else logits + self.nearness.logits(hidden, of_person)
+        return (
+            logits
+            if self.distance_bias is None
+            else logits + self.distance_bias.logits(hidden, of_person)
+        )
 
     def new_cache(self, batch: int) -> Tensor:
         """Room for keys and values: (layers, 2, batch, heads, length, head)."""

@@ -16,7 +16,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.base import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
+from mobatlas.generators.protocol import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
 from mobatlas.generators.sequence.codec import Script, Tokens
 from mobatlas.generators.sequence.conditioning import begin_as, told
 from mobatlas.generators.sequence.config import WriterConfig
@@ -98,8 +98,8 @@ class Writer:
         return TILE
 
     @property
-    def tells_times(self) -> bool:
-        return self.script.tells_times
+    def has_times(self) -> bool:
+        return self.script.has_times
 
     @property
     def device(self) -> torch.device:
@@ -126,7 +126,7 @@ class Writer:
         other.network.to(self.device)
         return other
 
-    def teaching(
+    def weighted_fit_stage(
         self,
         dataset: TrajectoryDataset,
         draw: Draw,
@@ -143,16 +143,16 @@ class Writer:
     def _stage(
         self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool
     ) -> Stage:
-        config, teaching = self.config.training, self.config.teaching
+        config, weighted_fit = self.config.training, self.config.weighted_fit
         return Stage(
             name=name,
             network=self.network,
-            steps=config.steps if fresh else teaching.steps,
+            steps=config.steps if fresh else weighted_fit.steps,
             loss=self._loss(dataset, draw, fresh),
-            learning_rate=config.learning_rate if fresh else teaching.learning_rate,
+            learning_rate=config.learning_rate if fresh else weighted_fit.learning_rate,
             optimizer="adamw",
             weight_decay=config.weight_decay,
-            warmup=config.warmup if fresh else teaching.warmup,
+            warmup=config.warmup if fresh else weighted_fit.warmup,
             decay=config.decay,
             ema=config.ema,
             validate=(lambda _: self.held_out(dataset)) if self.groups is None else None,
@@ -165,7 +165,7 @@ class Writer:
         """Nats a token, of as many tokens as trajectories have on average: a trajectory counts the same in every batch."""
         size, length = self.config.training.batch, self.max_length
         places = float(np.minimum(dataset.lengths[dataset.split("train")] + 1, length).mean())
-        hidden = 0.0 if self.groups is None else self.config.teaching.null
+        hidden = 0.0 if self.groups is None else self.config.weighted_fit.group_dropout
 
         def loss(network: nn.Module, step: int, share: Share) -> Tensor:
             # every process draws for the whole batch, then takes its rows

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from mobatlas.data.vocabulary import FIRST_POI, HOME, SCHEMA, SPECIALS, Vocabulary
 from mobatlas.generators.latent_diffusion.config import DenoiserConfig
 from mobatlas.generators.latent_diffusion.dit import DiT
-from mobatlas.generators.layers.distance_bias import KNOTS, Nearness
+from mobatlas.generators.layers.distance_bias import KNOTS, DistanceBias
 from mobatlas.generators.sequence.config import TransformerConfig
 from mobatlas.generators.sequence.network import CausalTransformer, before, with_end
 from tests.networks import chance, stirred
@@ -41,10 +41,10 @@ def line(places: int = PLACES) -> Vocabulary:
 def network(curves: int, seed: int = 0) -> CausalTransformer:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = TransformerConfig(depth=1, width=16, heads=2, embedding=8, curves=curves)
+        config = TransformerConfig(depth=1, width=16, heads=2, embedding=8, distance_curves=curves)
         made = CausalTransformer(config, FIRST_POI + PLACES, length=4)
-    if made.nearness is not None:
-        made.nearness.measure(line())
+    if made.distance_bias is not None:
+        made.distance_bias.measure(line())
     return made
 
 
@@ -55,7 +55,7 @@ def homes(n: int, seed: int = 0) -> Tensor:
 
 
 def test_distances_are_between_knots_of_doubling_width() -> None:
-    near = Nearness(8, FIRST_POI + PLACES, 1)
+    near = DistanceBias(8, FIRST_POI + PLACES, 1)
     near.measure(line())
     hats = near._hats(torch.zeros(1, 2))[0]  # (knots, vocabulary), of somebody at the first place
     assert hats[:, :FIRST_POI].abs().max() == 0  # HOME, OTHER and the like are nowhere
@@ -65,7 +65,7 @@ def test_distances_are_between_knots_of_doubling_width() -> None:
 
 
 def test_a_degree_of_longitude_is_shorter_away_from_the_equator() -> None:
-    near = Nearness(8, 1, 1)
+    near = DistanceBias(8, 1, 1)
     near.where.copy_(torch.tensor([[60.0, 0.0]]))
     near.there.fill_(1)
     east, north = (near._hats(torch.tensor([anchor]))[0] for anchor in ([60.0, 0.02], [60.01, 0.0]))
@@ -73,7 +73,7 @@ def test_a_degree_of_longitude_is_shorter_away_from_the_equator() -> None:
 
 
 def test_distances_that_are_kept_serve_either_precision() -> None:
-    near = Nearness(8, FIRST_POI + PLACES, 2)
+    near = DistanceBias(8, FIRST_POI + PLACES, 2)
     near.measure(line())
     stirred(near)
     anchors, condition = homes(5), torch.randn(5, 8, generator=chance(1))
@@ -90,15 +90,15 @@ def test_distances_that_are_kept_serve_either_precision() -> None:
 
 
 def test_who_lives_nowhere_that_is_known_is_near_to_nothing() -> None:
-    near = Nearness(8, FIRST_POI + PLACES, 2)
+    near = DistanceBias(8, FIRST_POI + PLACES, 2)
     near.measure(line())
     stirred(near)
     assert near(torch.full((1, 4), torch.nan), torch.ones(1, 8)).abs().max() == 0
 
 
 def test_distances_are_those_of_the_people_asked_for() -> None:
-    near = stirred(Nearness(8, FIRST_POI + PLACES, 2))
-    cast(Nearness, near).measure(line())
+    near = stirred(DistanceBias(8, FIRST_POI + PLACES, 2))
+    cast(DistanceBias, near).measure(line())
     first, second, condition = homes(3), homes(3, 1), torch.ones(3, 8)
     alone = near(second, condition)
     assert torch.equal(near(first, condition), near(first.clone(), condition))
@@ -111,7 +111,7 @@ def test_the_map_changes_nothing_before_it_is_learnt() -> None:
     tokens = before(torch.full((3, 4), HOME))
     mapped, plain = network(2), network(0)
     plain.load_state_dict(
-        {name: value for name, value in mapped.state_dict().items() if "nearness" not in name}
+        {name: value for name, value in mapped.state_dict().items() if "distance_bias" not in name}
     )
     people = homes(3)
     ours, theirs = (each.logits(tokens, each.person(people, None)) for each in (mapped, plain))
@@ -158,20 +158,20 @@ def denoiser(curves: int) -> DiT:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         made = DiT(
-            DenoiserConfig(depth=1, width=16, heads=2, embedding=8, curves=curves),
+            DenoiserConfig(depth=1, width=16, heads=2, embedding=8, distance_curves=curves),
             4,
             3,
             FIRST_POI + PLACES,
         )
-    if made.nearness is not None:
-        made.nearness.measure(line())
+    if made.distance_bias is not None:
+        made.distance_bias.measure(line())
     return made
 
 
 def test_a_denoiser_with_a_map_begins_as_one_without() -> None:
     mapped, plain = denoiser(2), denoiser(0)
     plain.load_state_dict(
-        {name: value for name, value in mapped.state_dict().items() if "nearness" not in name}
+        {name: value for name, value in mapped.state_dict().items() if "distance_bias" not in name}
     )
     noisy, t = torch.randn(3, 3, 4, generator=chance()), torch.tensor([5, 500, 995])
     torch.testing.assert_close(mapped(noisy, t, homes(3)), plain(noisy, t, homes(3)))
@@ -205,4 +205,4 @@ def test_a_denoiser_with_a_map_foretells_places_that_it_saw_nobody_visit_from_th
 
 def test_a_map_without_logits_to_add_to_is_refused() -> None:
     with pytest.raises(ValueError, match="cross_entropy"):
-        DenoiserConfig(curves=2, cross_entropy=0.0)
+        DenoiserConfig(distance_curves=2, cross_entropy=0.0)

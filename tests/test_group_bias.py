@@ -13,8 +13,8 @@ from mobatlas import TrajectoryDataset, build_regions
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME
 from mobatlas.features.divergences import js
-from mobatlas.generators.base import UNKNOWN, Generator
-from mobatlas.generators.layers.group_bias import Tastes, begin_with, has_tastes
+from mobatlas.generators.layers.group_bias import GroupTokenBias, has_group_bias, set_group_bias
+from mobatlas.generators.protocol import UNKNOWN, Generator
 from mobatlas.groups import Groups
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import gather_evidence
@@ -41,8 +41,8 @@ def told(model: Generator, dataset: TrajectoryDataset) -> Generator:
     made = model.with_groups(groups, 0, alike=True)
     shifts = np.zeros((len(groups), len(dataset.vocabulary)))
     shifts[0, PLACE] = SHIFT
-    assert has_tastes(made.network) and not has_tastes(model.network)
-    begin_with(made.network, shifts)
+    assert has_group_bias(made.network) and not has_group_bias(model.network)
+    set_group_bias(made.network, shifts)
     return made
 
 
@@ -50,7 +50,7 @@ def told(model: Generator, dataset: TrajectoryDataset) -> Generator:
 def test_a_writer_with_a_map_visits_what_its_group_prefers(
     name: str, dataset: TrajectoryDataset
 ) -> None:
-    network: dict[str, Any] = OPTIONS[name]["network"] | {"curves": 2, "tastes": True}
+    network: dict[str, Any] = OPTIONS[name]["network"] | {"distance_curves": 2, "group_bias": True}
     model = fresh(name, dataset, network=network)
     made, n = told(model, dataset), 400
     anchors = dataset.anchors[:1].repeat(n, 0)
@@ -65,7 +65,7 @@ def test_a_writer_with_a_map_visits_what_its_group_prefers(
 def test_a_denoiser_adds_the_tastes_of_a_group_to_what_it_thinks_of_tokens(
     dataset: TrajectoryDataset,
 ) -> None:
-    options = OPTIONS["latent-diffusion"]["denoiser"] | {"curves": 2, "tastes": True}
+    options = OPTIONS["latent-diffusion"]["denoiser"] | {"distance_curves": 2, "group_bias": True}
     made = told(new_model(dataset, denoiser=options), dataset)
     noisy, t = torch.randn(3, LENGTH, LATENT, generator=chance()), torch.full((3,), 500)
     codes = torch.from_numpy(groups_of(dataset).level_codes[[0, 1]] + 1)
@@ -79,12 +79,12 @@ def test_a_denoiser_adds_the_tastes_of_a_group_to_what_it_thinks_of_tokens(
 
 def test_every_group_has_a_row_of_its_own(dataset: TrajectoryDataset) -> None:
     groups = groups_of(dataset)
-    tastes = Tastes(groups, 5)
+    group_bias = GroupTokenBias(groups, 5)
     codes = torch.from_numpy(groups.level_codes) + 1
-    begin_with(tastes, np.arange(5.0 * len(groups)).reshape(-1, 5))
-    found = tastes(torch.cat((codes, torch.zeros_like(codes[:1]))), len(groups) + 1)
+    set_group_bias(group_bias, np.arange(5.0 * len(groups)).reshape(-1, 5))
+    found = group_bias(torch.cat((codes, torch.zeros_like(codes[:1]))), len(groups) + 1)
     assert found.flatten().tolist() == [*map(float, range(5 * len(groups))), *[0.0] * 5]
-    assert tastes(None, 2).abs().max() == 0
+    assert group_bias(None, 2).abs().max() == 0
 
 
 @pytest.mark.parametrize("unit", ["trajectory", "person"])

@@ -86,7 +86,7 @@ class Generator(Protocol):
         """
         ...
 
-    def teaching(
+    def weighted_fit_stage(
         self,
         dataset: TrajectoryDataset,
         draw: Draw,
@@ -146,9 +146,9 @@ def _as_given(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return dict(values)
 
 
-def tells_times(generator: Generator) -> bool:
-    """Whether its samples say when; a generator that does has `tells_times`, true."""
-    return bool(getattr(generator, "tells_times", False))
+def has_times(generator: Generator) -> bool:
+    """Whether its samples say when; a generator that does has `has_times`, true."""
+    return bool(getattr(generator, "has_times", False))
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Family:
     load: Callable[
         [Path, Any, Vocabulary, Groups | None], Generator
     ]  # (folder, config, vocabulary, groups)
-    teachable: bool = (
+    trainable: bool = (
         True  # has a network that phase 2 can train; if not, strategies choose among its samples
     )
     # (options from a user's own hand, folder that files are relative to) -> options; refuses files that are not there
