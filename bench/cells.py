@@ -27,11 +27,10 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import (
     Scores,
-    floor_closed,
     gap_closed,
     real_groups,
 )
-from mobatlas.evaluation.metrics import Yardstick
+from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, read_manifest, write_json
@@ -228,7 +227,7 @@ class Place:
     ) -> None:
         """Against test people, both ways to choose anchors; the file says that the cell is finished, and how it was made."""
         dataset = self.dataset
-        yardstick, real = Yardstick.of(dataset), real_groups(dataset, "test")
+        spec, real = MetricSpec.of(dataset), real_groups(dataset, "test")
         draws = self.bench.draws
         made = {
             anchors: draw_groups(dataset, models, draws, self.seed, anchors=anchors)
@@ -242,7 +241,7 @@ class Place:
             )
             rounds.append(
                 {
-                    view: score_samples(dataset, yardstick, each, real, seed)
+                    view: score_samples(dataset, spec, each, real, seed)
                     for view, each in some.items()
                 }
             )
@@ -398,7 +397,7 @@ def _phase1(place: Place) -> None:
     dataset = place.dataset
     apart = {
         name: np.round(table, 4).tolist()
-        for name, table in pairwise(dataset, Yardstick.of(dataset)).items()
+        for name, table in pairwise(dataset, MetricSpec.of(dataset)).items()
     }
     models = {name: load_model(path).generator for name, path in paths.items()}
     place.score(PHASE1, models, {"between_groups": apart})
@@ -448,13 +447,13 @@ def _compared(
             **rounded(mean),
             "spread": round(spread, 4),
             "floor_closed": _rounded(
-                floor_closed(float(ours.mean()), mean[BASELINE], mean[FLOOR], spread)
+                gap_closed(float(ours.mean()), mean[BASELINE], mean[FLOOR], spread)
             ),
             "gap_closed": _rounded(
                 gap_closed(float(ours.mean()), mean[BASELINE], mean[STRONG], spread)
             ),
             "by_seed": [
-                _rounded(floor_closed(*three))
+                _rounded(gap_closed(*three))
                 for three in zip(ours, values[BASELINE], values[FLOOR], strict=True)
             ],
         }

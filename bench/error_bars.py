@@ -19,8 +19,8 @@ from scipy import sparse, special
 from bench.cells import PARTITIONS, Job, Place, read_cell, write_cell
 from bench.people import MANNER, METRICS, Crowd
 from bench.reweight import RIDGE, person_features
+from mobatlas.data.arrays import Ints
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.evaluation.metrics import Ints
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest
 from mobatlas.progress import track

@@ -21,7 +21,7 @@ from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import PAD
 from mobatlas.evaluation.comparison import EVERYBODY, evaluate_groups, sampling_floor
-from mobatlas.evaluation.metrics import Yardstick
+from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.generators.latent_diffusion.config import LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.protocol import UNKNOWN, unlabelled
@@ -147,7 +147,7 @@ def _divergences(
     fast = model.sample(len(anchors), anchors=anchors, seed=seed)
     slow = sample_as_published(model.with_solver(*SOLVER), anchors, seed)
     floor = sampling_floor(
-        dataset, Yardstick.of(dataset), size=len(anchors), seed=seed
+        dataset, MetricSpec.of(dataset), size=len(anchors), seed=seed
     ).everybody.average
     return {
         "jsd": _jsd(dataset, fast, seed),
@@ -244,7 +244,7 @@ def _flops(work: Callable[[], object]) -> float:
 def _jsd(dataset: TrajectoryDataset, made: Trajectories, seed: int) -> dict[str, float]:
     real = Trajectories.of(dataset, dataset.split("test"))
     found = evaluate_groups(
-        Yardstick.of(dataset), {EVERYBODY: real}, {EVERYBODY: made}, seed=seed
+        MetricSpec.of(dataset), {EVERYBODY: real}, {EVERYBODY: made}, seed=seed
     ).average
     return {name: round(found[name], 4) for name in POOLED}
 

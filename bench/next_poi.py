@@ -30,11 +30,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.config import Section, build, merge
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.geodesy import haversine_km
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.training.loop import Progress, Share, Stage, Trainer
 
 TOP = 10  # of HR@10 and NDCG@10

@@ -13,10 +13,12 @@ from functools import cached_property
 import numpy as np
 from scipy import sparse
 
+from mobatlas.data.arrays import Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.evaluation.comparison import floor_closed, group_members
-from mobatlas.evaluation.metrics import Ints, Yardstick, jsd_rows
+from mobatlas.evaluation.comparison import gap_closed, group_members
+from mobatlas.evaluation.metrics import MetricSpec
+from mobatlas.features.divergences import jsd_rows
 from mobatlas.regions.types import Floats
 
 METRICS = ("poi", "travel_distance", "category", "transitions", "spatial")
@@ -38,11 +40,11 @@ class Crowd:
     @classmethod
     def of(cls, dataset: TrajectoryDataset) -> Crowd:
         """Labels serve to compare, and for nothing else."""
-        yardstick, train = Yardstick.of(dataset), dataset.split("train")
+        spec, train = MetricSpec.of(dataset), dataset.split("train")
         people = np.unique(dataset.person[train])
         tested = group_members(dataset, "test").values()
-        histograms = [yardstick.histograms(Trajectories.of(dataset, rows)) for rows in tested]
-        counts = yardstick.counts(Trajectories.of(dataset, train))
+        histograms = [spec.histograms(Trajectories.of(dataset, rows)) for rows in tested]
+        counts = spec.counts(Trajectories.of(dataset, train))
         return cls(
             {metric: counts[metric] for metric in METRICS},
             np.searchsorted(people, dataset.person[train]),
@@ -58,8 +60,7 @@ class Crowd:
         """Metric by metric the share of the way that people weighed for each group (people, groups) close."""
         ends, found = self._ends, self._divergences(weights)
         return {
-            metric: floor_closed(found[metric], *(end[metric] for end in ends))
-            for metric in METRICS
+            metric: gap_closed(found[metric], *(end[metric] for end in ends)) for metric in METRICS
         }
 
     @cached_property

@@ -16,8 +16,8 @@ from mobatlas.config import load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.evaluation.comparison import floor_closed, sampling_floor
-from mobatlas.evaluation.metrics import Yardstick
+from mobatlas.evaluation.comparison import gap_closed, sampling_floor
+from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
@@ -121,9 +121,9 @@ def _one(
 
 def pooled(dataset: TrajectoryDataset, model: Generator, seed: int) -> dict[str, Any]:
     """All groups together: baseline and floor on every metric, and whether the baseline is near enough."""
-    yardstick = Yardstick.of(dataset)
-    found = score_everybody(dataset, yardstick, model, seed).average
-    floor = sampling_floor(dataset, yardstick, seed=seed).everybody.average
+    spec = MetricSpec.of(dataset)
+    found = score_everybody(dataset, spec, model, seed).average
+    floor = sampling_floor(dataset, spec, seed=seed).everybody.average
     limits = {name: max(RATIO * floor[name], floor[name] + MARGIN) for name in POOLED}
     return {
         "baseline": rounded(found),
@@ -137,12 +137,12 @@ def by_group(
     dataset: TrajectoryDataset, models: Mapping[str, Generator], seed: int
 ) -> dict[str, Any]:
     """Averages over groups of every model and the floor, and the share of baseline to floor that the others close."""
-    scores = score_groups(dataset, Yardstick.of(dataset), models, seed)
+    scores = score_groups(dataset, MetricSpec.of(dataset), models, seed)
     average = {label: found.average for label, found in scores.items()}
     baseline, floor = average["baseline"], average[FLOOR]
     closed = {
         label: {
-            metric: floor_closed(value, baseline[metric], floor[metric])
+            metric: gap_closed(value, baseline[metric], floor[metric])
             for metric, value in values.items()
         }
         for label, values in average.items()
@@ -153,11 +153,11 @@ def by_group(
 
 def solvers(dataset: TrajectoryDataset, model: LatentDiffusion, seed: int) -> list[dict[str, Any]]:
     """What each solver costs and reaches, on validation people, because the default is chosen by it."""
-    yardstick, rows = Yardstick.of(dataset), []
+    spec, rows = MetricSpec.of(dataset), []
     for solver, steps in SOLVERS:
         start = time.perf_counter()
         found = score_everybody(
-            dataset, yardstick, model.with_solver(solver, steps), seed, "val"
+            dataset, spec, model.with_solver(solver, steps), seed, "val"
         ).average
         seconds = round(time.perf_counter() - start, 2)
         rows.append(

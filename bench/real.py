@@ -39,8 +39,8 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, real_groups
-from mobatlas.evaluation.metrics import Yardstick
-from mobatlas.features.maps import check_feature
+from mobatlas.evaluation.metrics import MetricSpec
+from mobatlas.features.maps import FEATURE_MAPS
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.pipeline.train import check_options
 
@@ -114,7 +114,7 @@ def run(
     """
     _check_kinds(partitions, regions, census, features)
     for name in {name for some in features for name in some}:
-        check_feature(name)
+        FEATURE_MAPS.get_entry(name)
     check_options(generator, Bench.preset, values or {})
     check_survey(source, () if list(regions) == [NONE] else regions, prepared, census)
     train_on, others = divided_people(source, out, shift, prepared)
@@ -219,15 +219,13 @@ def _views(
     dataset: TrajectoryDataset, others: Path | None, samples: Samples, seed: int
 ) -> dict[str, dict[str, Scores]]:
     """The same samples, those of long days against long days, and all of them against people of another kind of day."""
-    yardstick, training = Yardstick.of(dataset), real_groups(dataset, "train")
+    spec, training = MetricSpec.of(dataset), real_groups(dataset, "train")
     long = {label: _long(made) for label, made in samples.items()}
     real = _long(real_groups(dataset, "test"))
-    found = {
-        FOUR_VISITS: score_samples(dataset, yardstick, long, real, seed, training=_long(training))
-    }
+    found = {FOUR_VISITS: score_samples(dataset, spec, long, real, seed, training=_long(training))}
     if others is not None:
         shifted = _in_words_of(dataset.vocabulary, TrajectoryDataset.open(others))
-        found[SHIFT] = score_samples(dataset, yardstick, samples, shifted, seed, training=training)
+        found[SHIFT] = score_samples(dataset, spec, samples, shifted, seed, training=training)
     return found
 
 

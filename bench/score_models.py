@@ -12,6 +12,7 @@ from zlib import crc32
 
 import numpy as np
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
@@ -19,12 +20,13 @@ from mobatlas.evaluation.comparison import (
     EVERYBODY,
     Scores,
     average_scores,
+    diversity,
     evaluate_groups,
     group_members,
     real_groups,
 )
-from mobatlas.evaluation.diversity import diversity
-from mobatlas.evaluation.metrics import METRICS, Floats, Ints, Yardstick, jsd
+from mobatlas.evaluation.metrics import MetricSpec, metrics
+from mobatlas.features.divergences import jsd
 from mobatlas.generators.protocol import Generator
 from mobatlas.supervision.resample import PlainSampler, Sampler
 
@@ -34,7 +36,7 @@ ANCHORS_OF = ("group", "population")
 
 def score_everybody(
     dataset: TrajectoryDataset,
-    yardstick: Yardstick,
+    spec: MetricSpec,
     model: Generator,
     seed: int = 0,
     split: str = "test",
@@ -47,13 +49,13 @@ def score_everybody(
         seed=seed,
     )
     return evaluate_groups(
-        yardstick, {EVERYBODY: Trajectories.of(dataset, members)}, {EVERYBODY: made}, seed=seed
+        spec, {EVERYBODY: Trajectories.of(dataset, members)}, {EVERYBODY: made}, seed=seed
     )
 
 
 def score_groups(
     dataset: TrajectoryDataset,
-    yardstick: Yardstick,
+    spec: MetricSpec,
     models: Mapping[str, Generator | Sampler],
     seed: int = 0,
     split: str = "test",
@@ -62,7 +64,7 @@ def score_groups(
 ) -> dict[str, Scores]:
     """Each model's samples of each group against the split's people of that group, and the sampling floor at the same sizes."""
     made = sample_groups(dataset, models, seed, split, anchors=anchors)
-    return score_samples(dataset, yardstick, made, real_groups(dataset, split), seed)
+    return score_samples(dataset, spec, made, real_groups(dataset, split), seed)
 
 
 def sample_groups(
@@ -127,7 +129,7 @@ def draw_groups(
 
 def score_samples(
     dataset: TrajectoryDataset,
-    yardstick: Yardstick,
+    spec: MetricSpec,
     samples: Mapping[str, Mapping[str, Trajectories]],
     real: Mapping[str, Trajectories],
     seed: int = 0,
@@ -142,11 +144,9 @@ def score_samples(
     scores = {}
     for label, made in samples.items():
         variety = diversity(Trajectories.joined(list(made.values())), seen, others)
-        scores[label] = replace(
-            evaluate_groups(yardstick, real, made, seed=seed), diversity=variety
-        )
+        scores[label] = replace(evaluate_groups(spec, real, made, seed=seed), diversity=variety)
     trained = real_groups(dataset, "train") if training is None else training
-    return scores | {FLOOR: evaluate_groups(yardstick, real, trained, seed=seed)}
+    return scores | {FLOOR: evaluate_groups(spec, real, trained, seed=seed)}
 
 
 def mean_scores(scores: Sequence[Scores]) -> Scores:
@@ -163,7 +163,7 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
 
 
 def pairwise(
-    dataset: TrajectoryDataset, yardstick: Yardstick, split: str = "train", seed: int = 0
+    dataset: TrajectoryDataset, spec: MetricSpec, split: str = "train", seed: int = 0
 ) -> dict[str, Floats]:
     """How far groups are from each other: name of a metric -> (groups, groups), at equal sizes, zero with themselves."""
     members = {
@@ -172,12 +172,12 @@ def pairwise(
     size = min(len(rows) for rows in members.values())
     rng = np.random.default_rng([seed, crc32(b"pairwise")])
     some = [rows.take(np.sort(rng.permutation(len(rows))[:size])) for rows in members.values()]
-    counted = [yardstick.histograms(each) for each in some]
+    counted = [spec.histograms(each) for each in some]
     return {
         metric.name: np.array(
             [[jsd(a[metric.name], b[metric.name]) for b in counted] for a in counted]
         )
-        for metric in METRICS
+        for metric in metrics()
     }
 
 

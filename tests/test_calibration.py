@@ -15,7 +15,7 @@ from scipy import optimize, sparse, special
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.evaluation.diversity import diversity
+from mobatlas.evaluation.comparison import diversity
 from mobatlas.generators.protocol import UNKNOWN, Generator
 from mobatlas.generators.rng import uniforms
 from mobatlas.groups import Groups

@@ -20,13 +20,12 @@ from mobatlas.evaluation.comparison import (
     bootstrap,
     compare,
     evaluate_groups,
-    floor_closed,
     gap_closed,
     group_members,
     sampling_floor,
 )
-from mobatlas.evaluation.metrics import Yardstick
-from tests.yardsticks import CAFE, NAMES, PARK, SHOP, TOWN, small_dataset, walks
+from mobatlas.evaluation.metrics import MetricSpec
+from tests.small_town import CAFE, NAMES, PARK, SHOP, TOWN, small_dataset, walks
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +34,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
 
 
 @pytest.fixture(scope="module")
-def yardstick(dataset: TrajectoryDataset) -> Yardstick:
-    return Yardstick.of(dataset, cells=12)
+def spec(dataset: TrajectoryDataset) -> MetricSpec:
+    return MetricSpec.of(dataset, cells=12)
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +50,19 @@ def by_group(dataset: TrajectoryDataset) -> dict[str, dict[str, Trajectories]]:
 
 
 def test_real_and_synthetic_sizes_are_equal_in_every_group(
-    yardstick: Yardstick, by_group: dict[str, dict[str, Trajectories]]
+    spec: MetricSpec, by_group: dict[str, dict[str, Trajectories]]
 ) -> None:
     real, synthetic = by_group["test"], by_group["train"]
-    scores = evaluate_groups(yardstick, real, synthetic, seed=3)
+    scores = evaluate_groups(spec, real, synthetic, seed=3)
     assert scores.sizes == {name: min(len(real[name]), len(synthetic[name])) for name in real}
     for metric in NAMES:
         assert scores.average[metric] == pytest.approx(
             np.mean([scores.groups[name][metric] for name in real])
         )
-    capped = evaluate_groups(yardstick, real, synthetic, size=10).sizes
+    capped = evaluate_groups(spec, real, synthetic, size=10).sizes
     assert set(capped.values()) == {10}
     assert (
-        evaluate_groups(yardstick, real, synthetic, size=dict.fromkeys(real, 7) | {"x": 1}).sizes[
+        evaluate_groups(spec, real, synthetic, size=dict.fromkeys(real, 7) | {"x": 1}).sizes[
             "<30, M"
         ]
         == 7
@@ -85,14 +84,14 @@ def test_scores_of_several_draws_are_their_mean() -> None:
 
 
 def test_the_seed_alone_decides_who_is_compared(
-    yardstick: Yardstick, by_group: dict[str, dict[str, Trajectories]]
+    spec: MetricSpec, by_group: dict[str, dict[str, Trajectories]]
 ) -> None:
     real, synthetic = by_group["test"], by_group["train"]
-    scores = evaluate_groups(yardstick, real, synthetic, seed=3)
-    assert evaluate_groups(yardstick, real, dict(reversed(synthetic.items())), seed=3) == scores
-    assert evaluate_groups(yardstick, real, synthetic, seed=4) != scores
+    scores = evaluate_groups(spec, real, synthetic, seed=3)
+    assert evaluate_groups(spec, real, dict(reversed(synthetic.items())), seed=3) == scores
+    assert evaluate_groups(spec, real, synthetic, seed=4) != scores
     alone = {"<30, M": real["<30, M"]}
-    only = evaluate_groups(yardstick, alone, {"<30, M": synthetic["<30, M"]}, seed=3)
+    only = evaluate_groups(spec, alone, {"<30, M": synthetic["<30, M"]}, seed=3)
     assert only.groups["<30, M"] == scores.groups["<30, M"]
 
 
@@ -113,7 +112,9 @@ def test_an_evaluation_of_other_groups_is_refused() -> None:
         evaluate_groups(TOWN, {"a": some, "b": some}, {"a": some})
     with pytest.raises(MobatlasError, match="group 'b' has no real trajectories"):
         evaluate_groups(TOWN, {"a": some}, {"a": some, "b": some})
-    with pytest.raises(MobatlasError, match="group 'a': 0 real trajectories against 1"):
+    with pytest.raises(
+        MobatlasError, match="group 'a': nothing to compare, with 0 real and 1 synthetic"
+    ):
         evaluate_groups(TOWN, {"a": walks()}, {"a": some})
     with pytest.raises(MobatlasError, match="at size 0"):
         evaluate_groups(TOWN, {"a": some}, {"a": some}, size=0)
@@ -122,22 +123,22 @@ def test_an_evaluation_of_other_groups_is_refused() -> None:
 
 
 def test_the_floor_compares_training_people_with_test_people(
-    dataset: TrajectoryDataset, yardstick: Yardstick, by_group: dict[str, dict[str, Trajectories]]
+    dataset: TrajectoryDataset, spec: MetricSpec, by_group: dict[str, dict[str, Trajectories]]
 ) -> None:
-    floor = sampling_floor(dataset, yardstick, seed=2)
-    assert floor.groups == evaluate_groups(yardstick, by_group["test"], by_group["train"], seed=2)
+    floor = sampling_floor(dataset, spec, seed=2)
+    assert floor.groups == evaluate_groups(spec, by_group["test"], by_group["train"], seed=2)
     assert floor.everybody.sizes == {EVERYBODY: len(dataset.split("test"))}
 
 
 def test_the_floor_is_above_zero_and_sinks_with_more_people(
-    dataset: TrajectoryDataset, yardstick: Yardstick
+    dataset: TrajectoryDataset, spec: MetricSpec
 ) -> None:
     few, more, all_of_them = (
-        sampling_floor(dataset, yardstick, size=size).everybody.average for size in (20, 80, 320)
+        sampling_floor(dataset, spec, size=size).everybody.average for size in (20, 80, 320)
     )
     for metric in NAMES:
         assert few[metric] > more[metric] > all_of_them[metric] > 0
-    groups = sampling_floor(dataset, yardstick).groups
+    groups = sampling_floor(dataset, spec).groups
     assert groups is not None
     assert all(groups.average[metric] > all_of_them[metric] for metric in NAMES)
 
@@ -155,36 +156,34 @@ def test_a_dataset_without_labels_has_a_floor_for_everybody(
 @pytest.mark.parametrize(
     ("model", "expected"), [(0.5, 0.0), (0.1, 1.0), (0.3, 0.5), (0.7, -0.5), (0.0, 1.25)], ids=str
 )
-def test_the_gap_closed_is_zero_at_the_baseline_and_one_at_strong(
+def test_the_gap_closed_is_zero_at_the_baseline_and_one_at_the_target(
     model: float, expected: float
 ) -> None:
-    assert gap_closed(model, baseline=0.5, strong=0.1) == pytest.approx(expected)
-    assert floor_closed(model, baseline=0.5, floor=0.1) == pytest.approx(expected)
+    assert gap_closed(model, baseline=0.5, target=0.1) == pytest.approx(expected)
 
 
-def test_there_is_no_gap_to_close_where_strong_is_no_better() -> None:
-    assert gap_closed(0.2, baseline=0.3, strong=0.3) is None
-    assert gap_closed(0.2, baseline=0.2, strong=0.3) is None
-    assert floor_closed(0.2, baseline=0.2, floor=0.3) is None
-    assert gap_closed(0.2, baseline=0.31, strong=0.3, spread=0.02) is None
-    assert gap_closed(0.2, baseline=0.5, strong=0.25, spread=0.25) == pytest.approx(1.2)
-    assert gap_closed(math.nan, baseline=0.5, strong=0.1) is None
-    assert gap_closed(0.2, baseline=math.nan, strong=0.1) is None
+def test_there_is_no_gap_to_close_where_the_target_is_no_better() -> None:
+    assert gap_closed(0.2, baseline=0.3, target=0.3) is None
+    assert gap_closed(0.2, baseline=0.2, target=0.3) is None
+    assert gap_closed(0.2, baseline=0.31, target=0.3, spread=0.02) is None
+    assert gap_closed(0.2, baseline=0.5, target=0.25, spread=0.25) == pytest.approx(1.2)
+    assert gap_closed(math.nan, baseline=0.5, target=0.1) is None
+    assert gap_closed(0.2, baseline=math.nan, target=0.1) is None
 
 
 def test_the_interval_lies_around_the_average_of_the_evaluation(
-    dataset: TrajectoryDataset, yardstick: Yardstick, by_group: dict[str, dict[str, Trajectories]]
+    dataset: TrajectoryDataset, spec: MetricSpec, by_group: dict[str, dict[str, Trajectories]]
 ) -> None:
     people = {name: dataset.person[rows] for name, rows in group_members(dataset, "test").items()}
     sides = by_group["test"], by_group["train"]
-    found = bootstrap(yardstick, *sides, people, size=40, seed=3, resamples=50)
+    found = bootstrap(spec, *sides, people, size=40, seed=3, resamples=50)
     assert {name: one.estimate for name, one in found.items()} == pytest.approx(
-        evaluate_groups(yardstick, *sides, size=40, seed=3).average
+        evaluate_groups(spec, *sides, size=40, seed=3).average
     )
     for one in found.values():
         assert 0 <= one.low < one.estimate < one.high <= 1
         assert 0 < one.spread < one.high - one.low
-    assert bootstrap(yardstick, *sides, people, size=40, seed=3, resamples=50) == found
+    assert bootstrap(spec, *sides, people, size=40, seed=3, resamples=50) == found
 
 
 def test_resamples_are_what_a_loop_over_people_draws() -> None:
@@ -211,11 +210,11 @@ def test_windows_of_one_person_are_drawn_together() -> None:
     assert three["poi"].spread > 0.01
 
 
-def test_more_people_narrow_the_interval(dataset: TrajectoryDataset, yardstick: Yardstick) -> None:
+def test_more_people_narrow_the_interval(dataset: TrajectoryDataset, spec: MetricSpec) -> None:
     rows, other = dataset.split("train"), dataset.split("test")
     real, synthetic = ({"x": Trajectories.of(dataset, index)} for index in (rows, other))
     few, many = (
-        bootstrap(yardstick, real, synthetic, {"x": dataset.person[rows]}, size=size, resamples=60)
+        bootstrap(spec, real, synthetic, {"x": dataset.person[rows]}, size=size, resamples=60)
         for size in (20, 320)
     )
     # Not the trips: those of few people have nothing in common, draw after draw.

@@ -14,7 +14,6 @@ from scipy.special import rel_entr
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import (
     DIVERGENCES,
-    divergence_named,
     hellinger,
     js,
     kl,
@@ -217,7 +216,7 @@ def test_shares_sum_to_one_or_stay_zero(counts: list[list[int]]) -> None:
 
 
 def test_an_unknown_divergence_names_the_nearest() -> None:
-    assert divergence_named("tv") is tv
+    assert DIVERGENCES.get_entry("tv") is tv
     with pytest.raises(MobatlasError, match="did you mean 'hellinger'") as caught:
-        divergence_named("helinger")
+        DIVERGENCES.get_entry("helinger")
     assert all(name in str(caught.value) for name in NAMES)

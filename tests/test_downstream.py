@@ -18,8 +18,8 @@ from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import HOME, WORK
 from mobatlas.evaluation.comparison import group_members, real_groups
+from tests.small_town import walks
 from tests.tiny import small_city
-from tests.yardsticks import walks
 
 CONFIG = next_poi_config(
     "quick",

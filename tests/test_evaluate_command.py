@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 
 from mobatlas import (
     Evaluation,
+    MetricSpec,
     MobatlasError,
     Trajectories,
     TrajectoryDataset,
-    Yardstick,
     evaluate,
     prepare,
     read_samples,
@@ -33,9 +33,9 @@ from mobatlas import (
 from mobatlas.cli import app
 from mobatlas.evaluation.comparison import EVERYBODY, group_members, sampling_floor
 from mobatlas.groups import DEFAULT_GROUPS
+from tests.small_town import NAMES
 from tests.tiny import fresh, small_city
 from tests.written import write
-from tests.yardsticks import NAMES
 
 KINDS = ("average", "diversity", "everybody", "groups")
 
@@ -117,7 +117,7 @@ def test_training_people_of_a_group_are_the_floor(
     dataset: TrajectoryDataset, found: Evaluation
 ) -> None:
     assert found.groups is not None
-    floor = sampling_floor(dataset, Yardstick.of(dataset), size=found.groups.sizes).groups
+    floor = sampling_floor(dataset, MetricSpec.of(dataset), size=found.groups.sizes).groups
     assert found.groups.scores["floor"] == floor
     for standing in (found.groups, found.everybody):
         strong, real = (standing.scores[label].groups for label in ("strong", "floor"))
@@ -141,7 +141,7 @@ def test_other_training_people_are_near_the_floor(
         assert abs(ours.estimate - floor.estimate) < 3 * math.hypot(ours.spread, floor.spread), (
             metric
         )
-    assert standing.floor_closed == standing.gap_closed == {}
+    assert standing.gap_closed_floor == standing.gap_closed_strong == {}
 
 
 def test_the_baseline_closes_nothing_and_strong_everything(
@@ -151,7 +151,7 @@ def test_the_baseline_closes_nothing_and_strong_everything(
     for name, share in (("everybody", 0.0), ("real", 1.0)):
         standing = evaluate(files[name], dataset.path, **options).groups
         assert standing is not None
-        for closed in (standing.floor_closed, standing.gap_closed):
+        for closed in (standing.gap_closed_floor, standing.gap_closed_strong):
             assert {
                 metric: one.share for metric, one in closed.items() if one.share is not None
             } == pytest.approx(
@@ -163,7 +163,7 @@ def test_the_baseline_closes_nothing_and_strong_everything(
 
 def test_what_is_within_the_spread_is_not_a_share(found: Evaluation) -> None:
     assert found.groups is not None
-    for metric, one in found.groups.gap_closed.items():
+    for metric, one in found.groups.gap_closed_strong.items():
         baseline, strong = (
             found.groups.intervals[label][metric] for label in ("baseline", "strong")
         )
@@ -174,9 +174,11 @@ def test_what_is_within_the_spread_is_not_a_share(found: Evaluation) -> None:
         assert (one.share is None) == (gap < spread), metric
         if one.reason is not None:
             assert one.reason.startswith(
-                "the baseline is no worse" if gap <= 0 else f"baseline - strong is {gap:.4f}"
+                "the baseline is no worse"
+                if gap <= 0
+                else f"the gap from baseline to strong is {gap:.4f}"
             )
-    assert {one.reason is None for one in found.groups.gap_closed.values()} == {True, False}
+    assert {one.reason is None for one in found.groups.gap_closed_strong.values()} == {True, False}
     assert all(
         one.low <= one.estimate <= one.high for one in found.groups.intervals["ours"].values()
     )
@@ -184,7 +186,7 @@ def test_what_is_within_the_spread_is_not_a_share(found: Evaluation) -> None:
 
 def test_samples_of_the_wrong_group_are_worse_than_the_baseline(found: Evaluation) -> None:
     assert found.groups is not None
-    share = found.groups.floor_closed["poi"].share
+    share = found.groups.gap_closed_floor["poi"].share
     assert share is not None and share < 0
     assert (
         found.groups.scores["ours"].average["poi"] > found.groups.scores["baseline"].average["poi"]
@@ -197,7 +199,7 @@ def test_a_file_of_everybody_meets_the_people_of_every_group(
     found = evaluate(files["everybody"], dataset.path)
     assert found.groups is not None and found.left_out == {} and not found.files["ours"]["by_group"]
     assert list(found.groups.sizes) == list(DEFAULT_GROUPS.names)
-    floor = sampling_floor(dataset, Yardstick.of(dataset))
+    floor = sampling_floor(dataset, MetricSpec.of(dataset))
     assert found.everybody.scores["floor"].groups == floor.everybody.groups
     assert found.everybody.scores["ours"].groups == timeless(
         floor.everybody.groups
@@ -249,7 +251,7 @@ def test_without_labels_people_are_compared_all_together(
     found = evaluate(files["wrong"], tmp_path / "dataset", baseline=files["everybody"])
     assert found.groups is None and found.left_out == {}
     assert [warning.count("has no labels") for warning in found.warnings] == [1]
-    floor = sampling_floor(dataset, Yardstick.of(dataset)).everybody
+    floor = sampling_floor(dataset, MetricSpec.of(dataset)).everybody
     assert found.everybody.scores["ours"].groups == timeless(floor.groups)
 
 
@@ -463,7 +465,7 @@ def test_people_who_cannot_be_compared_with_are_refused(
 ) -> None:
     for split, sentence in (
         ("tests", "--split tests does not exist"),
-        ("train", "--split train: models learn from these people"),
+        ("train", "--split train: models are trained on these people"),
     ):
         with pytest.raises(MobatlasError, match=sentence):
             evaluate(files["real"], dataset.path, split=split)
@@ -475,7 +477,9 @@ def test_people_who_cannot_be_compared_with_are_refused(
         evaluate(files["real"], nobody)
     shares = {"split": {"val": 0.0, "test": 0.2}}
     prepare(dataset.path.parent / "city", tmp_path / "two parts", preset="small", values=shares)
-    with pytest.raises(MobatlasError, match=r"--split val: .*two parts has no people in it"):
+    with pytest.raises(
+        MobatlasError, match=r"--split val: .*two parts has no people in this split"
+    ):
         evaluate(files["real"], tmp_path / "two parts", split="val")
 
 

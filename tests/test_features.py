@@ -213,10 +213,10 @@ def test_the_mask_holds_for_distances_and_hours_too() -> None:
 def test_hours_need_times() -> None:
     feature = build_feature("hour", TOWN)
     trajectories = hand_made([[HOME]])
-    with pytest.raises(MobatlasError, match="carry no times; choose another feature") as caught:
+    with pytest.raises(MobatlasError, match="have no times; choose another feature") as caught:
         feature.counts(trajectories)
     assert "\n" not in str(caught.value)
-    with pytest.raises(MobatlasError, match="does not tell when; choose another feature"):
+    with pytest.raises(MobatlasError, match="produces no times; choose another feature"):
         feature.soft(one_hot(trajectories, len(TOWN)))
 
 

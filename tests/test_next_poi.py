@@ -38,7 +38,7 @@ from mobatlas.data.vocabulary import (
     build_vocabulary,
 )
 from mobatlas.progress import Tracker
-from tests.yardsticks import CAFE, PARK, SHOP, TOWN, walks
+from tests.small_town import CAFE, PARK, SHOP, TOWN, walks
 
 DEGREE_KM = 6371.0088 * math.pi / 180
 NAN = math.nan

@@ -16,11 +16,11 @@ from bench.phase2 import run
 from bench.report.console import phase2_table
 from bench.report.phase2 import phase2_tables, write_phase2
 from mobatlas import MobatlasError
-from mobatlas.evaluation.metrics import METRICS
+from mobatlas.evaluation.metrics import metrics
 from mobatlas.io.manifest import write_json
 from tests.tiny import OPTIONS
 
-NAMES = [metric.name for metric in METRICS]
+NAMES = [metric.name for metric in metrics()]
 CITY = {"users": 700, "pois": 40, "districts": 4, "days": 15}
 VALUES: dict[str, Any] = OPTIONS["latent-diffusion"] | {
     "weighted_fit": {"steps": 4, "warmup": 1},

@@ -22,7 +22,7 @@ from mobatlas.data.synthetic import read_synthetic
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.metrics import jsd
+from mobatlas.features.divergences import jsd
 from mobatlas.features.maps import build_feature
 from mobatlas.generators.point_process.codec import Timed
 from mobatlas.generators.point_process.durations import Durations, Spans, beginnings

@@ -54,10 +54,10 @@ from mobatlas.evaluation.privacy.ngrams import distances, log_likelihood, number
 from mobatlas.report.privacy import audit_table
 from mobatlas.sampling.coarsen import coarsened
 from mobatlas.sampling.generate import generate
+from tests.small_town import walks
 from tests.tiny import fitted
 from tests.worlds import FAMILY, keep
 from tests.written import write
-from tests.yardsticks import walks
 
 FAR = Coarsening("disc", 5.0)
 SHARES = {"train": 0.6, "val": 0.1, "test": 0.3}

@@ -11,7 +11,7 @@ import pytest
 from bench.next_poi import NEXT_POI_METRICS
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import PAPER_METRICS
-from mobatlas.features.maps import BUILDERS
+from mobatlas.features.maps import FEATURE_MAPS
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.partitions import PARTITIONS
 from mobatlas.report.published import (
@@ -76,7 +76,7 @@ def of_groups(question: str, state: str) -> dict[Key, list[float]]:
 
 def test_names_are_those_of_mobatlas() -> None:
     assert set(PAPER_PARTITIONS) < set(PARTITIONS)
-    assert set(FEATURES) <= set(BUILDERS)
+    assert set(FEATURES) <= set(FEATURE_MAPS)
     assert NEXT_POI == ("accuracy", "hr10", "ndcg10", "geo_error_km")
 
 

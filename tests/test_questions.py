@@ -14,7 +14,7 @@ from bench.next_poi import NEXT_POI_METRICS
 from bench.questions import PROFILES, rq1_jobs, rq2_jobs
 from bench.report.questions import question_tables, write_page, write_question
 from mobatlas import MobatlasError
-from mobatlas.evaluation.metrics import METRICS
+from mobatlas.evaluation.metrics import metrics
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.io.manifest import write_json
 from tests.outcomes import refused, run
@@ -63,9 +63,9 @@ def row(job: Job | None, model: str, value: float, anchors: str) -> dict[str, An
         "divergence": job.divergence if job and job.strategy == "finetune" else None,
         "features": job and list(job.features),
         "model": model,
-        "metrics": {each.name: metric for each in METRICS},
+        "metrics": {each.name: metric for each in metrics()},
         "groups": {
-            name: {each.name: [value, 0.01] for each in METRICS} for name in DEFAULT_GROUPS.names
+            name: {each.name: [value, 0.01] for each in metrics()} for name in DEFAULT_GROUPS.names
         },
     }
 
@@ -90,7 +90,7 @@ def found(question: str, seeds: int = 1) -> dict[str, Any]:
     ]
     apart = {
         each.name: [[0.0 if a == b else 0.4 for a in range(8)] for b in range(8)]
-        for each in METRICS
+        for each in metrics()
     }
     made = {
         "command": "mobatlas benchmark",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jinja2 import Template
 
-from mobatlas import Trajectories, TrajectoryDataset, Yardstick
+from mobatlas import MetricSpec, Trajectories, TrajectoryDataset
 from mobatlas.report.views import REAL, Views
 from tests.tiny import small_city
 
@@ -37,7 +37,7 @@ def test_the_hours_of_a_chart_are_those_of_the_visits(dataset: TrajectoryDataset
     real = Trajectories.of(dataset)
     assert real.hours is not None
     night = replace(real, arrivals=np.full(len(real.tokens), 3 * 3600))
-    views = Views(dataset, Yardstick.of(dataset))
+    views = Views(dataset, MetricSpec.of(dataset))
     found = heights(
         str(views.view("somebody", {REAL: real, "supervised": night}).distributions),
         "Hour of arrival",
@@ -47,7 +47,7 @@ def test_the_hours_of_a_chart_are_those_of_the_visits(dataset: TrajectoryDataset
 
 
 def test_a_chart_says_where_samples_tell_no_hours(dataset: TrajectoryDataset) -> None:
-    real, views = Trajectories.of(dataset), Views(dataset, Yardstick.of(dataset))
+    real, views = Trajectories.of(dataset), Views(dataset, MetricSpec.of(dataset))
     silent = replace(real, arrivals=None, stays=None)
     shown = str(views.view("somebody", {REAL: real, "supervised": silent}).distributions)
     assert list(heights(shown, "Hour of arrival, somebody (samples tell no hours)")) == [REAL]
@@ -59,7 +59,7 @@ def test_a_chart_says_where_samples_tell_no_hours(dataset: TrajectoryDataset) ->
 def test_no_day_of_a_real_person_is_drawn(dataset: TrajectoryDataset) -> None:
     real = Trajectories.of(dataset)
     maps = (
-        Views(dataset, Yardstick.of(dataset))
+        Views(dataset, MetricSpec.of(dataset))
         .view("somebody", {REAL: real, "supervised": real})
         .maps
     )

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from mobatlas import MobatlasError, read_samples
 from mobatlas.data.vocabulary import HOME, OTHER
 from mobatlas.groups import DEFAULT_GROUPS
+from tests.small_town import PARK, SHOP, TOWN, walks
 from tests.written import table_of
-from tests.yardsticks import PARK, SHOP, TOWN, walks
 
 trips = st.lists(
     st.lists(st.sampled_from([HOME, OTHER, PARK, SHOP]), min_size=1, max_size=5),

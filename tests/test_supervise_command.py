@@ -15,8 +15,8 @@ import pytest
 from bench.score_models import FLOOR, score_groups
 from mobatlas import (
     Atlas,
+    MetricSpec,
     MobatlasError,
-    Yardstick,
     generate,
     load_model,
     load_sampler,
@@ -505,13 +505,13 @@ def test_calibrated_models_are_scored_beside_the_others_in_both_forms(world: Wor
         "tilt": tilted.generator,
         "calibrated": load_sampler(tilted),
     }
-    yardstick = Yardstick.of(world.dataset)
+    spec = MetricSpec.of(world.dataset)
     for anchors in ("group", "population"):
-        scores = score_groups(world.dataset, yardstick, models, split="train", anchors=anchors)
+        scores = score_groups(world.dataset, spec, models, split="train", anchors=anchors)
         assert set(scores) == {*models, FLOOR}
         assert all(0 <= value <= 1 for each in scores.values() for value in each.average.values())
     with pytest.raises(MobatlasError, match="anchors 'people' do not exist"):
-        score_groups(world.dataset, yardstick, models, anchors="people")
+        score_groups(world.dataset, spec, models, anchors="people")
 
 
 def test_a_sampler_makes_what_generate_writes(world: World, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mobatlas.evaluation.metrics import ALL_METRICS
+from mobatlas.evaluation.metrics import METRICS
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 SHOWN = ("poi", "spatial", "travel_distance", "length", "hour", "dwell")
@@ -16,7 +16,7 @@ OWN = "tilt, calibrated"  # the default strategy
 
 def families_table(result: Mapping[str, Any]) -> Table:
     """A family and a metric a row: baseline, strong, floor, and what the default strategy comes to under each partition."""
-    titles = {metric.name: metric.title for metric in ALL_METRICS}
+    titles = {metric.name: metric.title for metric in METRICS.values()}
     partitions = list(
         dict.fromkeys(row["partition"] for row in result["families"][0]["rows"] if row["partition"])
     )

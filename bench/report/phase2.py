@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.score_models import FLOOR
-from mobatlas.evaluation.metrics import METRICS
+from mobatlas.evaluation.metrics import metrics
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 CLOSED = ("poi", "spatial")  # where groups differ by more than sampling
@@ -50,7 +50,7 @@ def _regions(row: Mapping[str, Any]) -> str:
 
 
 def _closed(result: Result) -> Table:
-    titles = {metric.name: metric.title for metric in METRICS}
+    titles = {metric.name: metric.title for metric in metrics()}
     rows: list[tuple[Cell, ...]] = []
     for row in _rows(result):
         cells: list[Cell] = []
@@ -91,19 +91,22 @@ def _changes(result: Result) -> Table:
     for row in _rows(result):
         if row["model"] == "baseline":
             continue
-        told = (_change(row["metrics"][metric.name], len(result["seeds"])) for metric in METRICS)
+        told = (_change(row["metrics"][metric.name], len(result["seeds"])) for metric in metrics())
         rows.append((_regions(row), row["model"], *told))
     first = _rows(result)[0]["metrics"]
     rows.insert(
-        0, ("", "baseline", *(f"{first[metric.name]['baseline']:.4f}" for metric in METRICS))
+        0, ("", "baseline", *(f"{first[metric.name]['baseline']:.4f}" for metric in metrics()))
     )
-    rows.insert(1, ("", FLOOR, *(f"{first[metric.name]['floor']:.4f}" for metric in METRICS)))
+    rows.insert(1, ("", FLOOR, *(f"{first[metric.name]['floor']:.4f}" for metric in metrics())))
     note = (
         "An exclamation mark: above the baseline by more than the standard deviation between seeds."
     )
     caption = "Difference to the JSD of the baseline and its standard deviation between seeds; less is better."
     return Table(
-        ("regions", "model", *(metric.title for metric in METRICS)), tuple(rows), caption, note=note
+        ("regions", "model", *(metric.title for metric in metrics())),
+        tuple(rows),
+        caption,
+        note=note,
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from bench.report.figures import bars_figure, curves_figure, heatmap_figure
 from bench.score_models import FLOOR
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
+from mobatlas.evaluation.metrics import PAPER_METRICS, metrics
 from mobatlas.io.manifest import write_whole
 from mobatlas.report.published import AVERAGE, STATES, published, published_rows
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
@@ -29,7 +29,7 @@ PREDICTION = {
     "geo_error_km": "GeoError, km",
 }
 POI_ALONE = {"poi_accuracy": "Accuracy, POIs alone", "poi_hr10": "HR@10, POIs alone"}
-TITLES = {metric.name: metric.title for metric in METRICS}
+TITLES = {metric.name: metric.title for metric in metrics()}
 WRITTEN = "Written by `mobatlas benchmark results"
 OWN = "tilt, calibrated"  # the default strategy
 Result = Mapping[str, Any]
@@ -135,7 +135,7 @@ def _divergence_tables(result: Result) -> dict[str, Table]:
     caption = (
         f"JSD in bits to test people of a group, average over groups, {of_seeds}; anchors of the"
     )
-    rest = [metric.name for metric in METRICS if metric.name not in PAPER_METRICS]
+    rest = [metric.name for metric in metrics() if metric.name not in PAPER_METRICS]
     tables = {
         "average": _averages(result, "group", PAPER_METRICS, f"{caption} group."),
         "gap": _gaps(result),

@@ -16,8 +16,8 @@ from bench.reweight import METRICS as WEIGHED
 from bench.reweight import case_label
 from bench.score_models import FLOOR
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.comparison import floor_closed
-from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
+from mobatlas.evaluation.comparison import gap_closed
+from mobatlas.evaluation.metrics import PAPER_METRICS, metrics
 from mobatlas.report.tables import MINUS, SHARE, Cell, Table, write_tables
 
 SHOWN = (*PAPER_METRICS, "category", "transitions", "length")
@@ -269,7 +269,7 @@ def _by_group(result: Result, metric: str, without: Container[str] = ()) -> Tabl
         (start, early), (end, late), (ours, spread) = (
             each[group][metric] for each in (first, floor, row["groups"])
         )
-        share = floor_closed(ours, start, end, float(np.hypot(early, late)))
+        share = gap_closed(ours, start, end, float(np.hypot(early, late)))
         if share is None:
             return None
         said = format(share, SHARE).replace("-", MINUS)
@@ -296,14 +296,14 @@ def _divergences(result: Result, view: str) -> Table:
         (
             regions_label(row),
             row["model"],
-            *(row["metrics"][metric.name]["jsd"] for metric in METRICS),
+            *(row["metrics"][metric.name]["jsd"] for metric in metrics()),
         )
         for row in _rows(result, view)
     ]
     first = _rows(result, view)[0]["metrics"]
-    rows.insert(2, ("", FLOOR, *(first[metric.name]["floor"] for metric in METRICS)))
+    rows.insert(2, ("", FLOOR, *(first[metric.name]["floor"] for metric in metrics())))
     return Table(
-        ("regions", "model", *(metric.title for metric in METRICS)),
+        ("regions", "model", *(metric.title for metric in metrics())),
         tuple(rows),
         f"JSD in bits. {VIEWS[view]}",
     )

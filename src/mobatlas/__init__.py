@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mobatlas.errors import MobatlasError
     from mobatlas.evaluation.comparison import compare, evaluate_groups, sampling_floor
     from mobatlas.evaluation.evaluate import Evaluation, evaluate
-    from mobatlas.evaluation.metrics import Yardstick
+    from mobatlas.evaluation.metrics import Metric, MetricSpec, register_metric
     from mobatlas.evaluation.privacy.audit import Audit, audit
     from mobatlas.features.maps import build_feature, register_feature
     from mobatlas.generators.protocol import Generator, register_generator
@@ -55,6 +55,8 @@ _LATER = {
     "Evaluation": "mobatlas.evaluation.evaluate",
     "Generator": "mobatlas.generators.protocol",
     "Groups": "mobatlas.groups",
+    "Metric": "mobatlas.evaluation.metrics",
+    "MetricSpec": "mobatlas.evaluation.metrics",
     "MobatlasError": "mobatlas.errors",
     "Population": "mobatlas.regions.types",
     "PrepareConfig": "mobatlas.config",
@@ -67,7 +69,6 @@ _LATER = {
     "Trajectories": "mobatlas.data.trajectories",
     "TrajectoryDataset": "mobatlas.data.dataset",
     "Vocabulary": "mobatlas.data.vocabulary",
-    "Yardstick": "mobatlas.evaluation.metrics",
     "audit": "mobatlas.evaluation.privacy.audit",
     "audit_tables": "mobatlas.report.privacy",
     "build_feature": "mobatlas.features.maps",
@@ -89,6 +90,7 @@ _LATER = {
     "recover": "mobatlas.regions.recovery.recover",
     "register_feature": "mobatlas.features.maps",
     "register_generator": "mobatlas.generators.protocol",
+    "register_metric": "mobatlas.evaluation.metrics",
     "sampling_floor": "mobatlas.evaluation.comparison",
     "simulate": "mobatlas.data.city",
     "supervise": "mobatlas.pipeline.train",
@@ -121,6 +123,8 @@ __all__ = [
     "Evaluation",
     "Generator",
     "Groups",
+    "Metric",
+    "MetricSpec",
     "MobatlasError",
     "Population",
     "PrepareConfig",
@@ -133,7 +137,6 @@ __all__ = [
     "Trajectories",
     "TrajectoryDataset",
     "Vocabulary",
-    "Yardstick",
     "__version__",
     "audit",
     "audit_tables",
@@ -156,6 +159,7 @@ __all__ = [
     "recover",
     "register_feature",
     "register_generator",
+    "register_metric",
     "sampling_floor",
     "simulate",
     "supervise",

@@ -1,1 +1,1 @@
-"""Evaluation: how close synthetic trajectories come to real people, group by group."""
+"""Evaluation: how close synthetic trajectories are to real people, and what they disclose."""

@@ -1,9 +1,12 @@
-"""Comparison: real against synthetic trajectories by group, the sampling floor, the gap closed, and error bars."""
+"""Compare real with synthetic trajectories by group: scores, sampling floor, gap closed, intervals.
+
+Both sides of a comparison have equally many trajectories, because the JSD falls with their number.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -12,26 +15,19 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.metrics import (
-    ALL_METRICS,
-    METRICS,
-    Floats,
-    Ints,
-    Yardstick,
-    column_sums,
-    compact,
-    jsd,
-    jsd_rows,
-)
+from mobatlas.evaluation.metrics import METRICS, MetricSpec, metrics
+from mobatlas.features.divergences import column_sums, drop_empty_bins, jsd, jsd_rows
 
 EVERYBODY = "everybody"
-REAL, SYNTHETIC, AGAIN = 0, 1, 2  # streams of random numbers
-BLOCK = 4_000_000  # numbers of a block of resampled histograms: 32 MB
+REAL, SYNTHETIC, RESAMPLING = 0, 1, 2  # streams of random numbers
+LEVEL = 0.95  # of intervals
+BLOCK = 4_000_000  # numbers in a block of resampled histograms: 32 MB
 People = npt.NDArray[np.integer[Any]]  # (trajectories,) the person of each
-Size = int | Mapping[str, int] | None  # trajectories of a group, at most
+Size = int | Mapping[str, int] | None  # largest number of trajectories of a group
 
 
 @dataclass(frozen=True)
@@ -44,22 +40,22 @@ class Scores:
     diversity: dict[str, Any] | None = None  # of the samples of all groups, see `diversity`
 
     def as_dict(self) -> dict[str, Any]:
-        """For reports."""
-        said = {"groups": self.groups, "sizes": self.sizes, "average": self.average}
-        return said if self.diversity is None else {**said, "diversity": self.diversity}
+        """The scores, for JSON."""
+        scores = {"groups": self.groups, "sizes": self.sizes, "average": self.average}
+        return scores if self.diversity is None else {**scores, "diversity": self.diversity}
 
 
 @dataclass(frozen=True)
 class Floor:
-    """What sampling alone leaves between training and other people."""
+    """Scores of real training people: the JSD that sampling alone leaves."""
 
-    groups: Scores | None  # None where the dataset has no labels
-    everybody: Scores  # one group, labelled or not
+    groups: Scores | None  # None if the dataset has no labels
+    everybody: Scores  # all people as one group, with or without labels
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate with a confidence interval and the standard deviation of its resamples."""
+    """An estimate with its confidence interval, and the standard deviation of its resamples."""
 
     estimate: float
     low: float
@@ -67,68 +63,121 @@ class Interval:
     spread: float
 
 
-def compare(yardstick: Yardstick, real: Trajectories, synthetic: Trajectories) -> dict[str, float]:
-    """Every metric of two samples as they are; give them equal sizes, because JSD falls with the size of either.
+def compare(spec: MetricSpec, real: Trajectories, synthetic: Trajectories) -> dict[str, float]:
+    """Every metric between two samples.
 
-    Hours and dwell are compared where both tell when.
+    Parameters
+    ----------
+    spec
+        The bins, from `MetricSpec.of(dataset)`.
+    real, synthetic
+        Samples of equal size: the JSD falls with the size of either.
+
+    Returns
+    -------
+    dict
+        Metric -> JSD in bits. Metrics of time are left out unless both samples have times.
+
+    Examples
+    --------
+    >>> compare(MetricSpec.of(dataset), real, synthetic)["poi"]  # doctest: +SKIP
     """
-    ours, theirs = yardstick.histograms(real), yardstick.histograms(synthetic)
+    ours = spec.histograms(real)
+    theirs = spec.histograms(synthetic)
     return {name: jsd(ours[name], theirs[name]) for name in ours if name in theirs}
 
 
 def evaluate_groups(
-    yardstick: Yardstick,
+    spec: MetricSpec,
     real: Mapping[str, Trajectories],
     synthetic: Mapping[str, Trajectories],
     *,
     size: Size = None,
     seed: int = 0,
 ) -> Scores:
-    """Every metric by group at equal sizes: as many trajectories as the smaller side has, and at most `size`.
+    """Every metric by group, at equal sizes.
 
-    The larger side is thinned at random. Who stays depends on the seed, the name of the group and the number, not on the
-    other side, so that models of one size meet the same real trajectories.
+    Parameters
+    ----------
+    spec
+        The bins, from `MetricSpec.of(dataset)`.
+    real, synthetic
+        Group -> trajectories, with the same groups on both sides.
+    size
+        At most so many trajectories of a group. The larger side is thinned at random to the size
+        of the smaller one.
+    seed
+        Decides, with the name and size of the group, which trajectories are compared. All models
+        of one size meet the same real trajectories.
+
+    Returns
+    -------
+    Scores
+        Divergences by group and their average.
+
+    Examples
+    --------
+    >>> scores = evaluate_groups(spec, real, synthetic)  # doctest: +SKIP
+    >>> scores.average["poi"]  # doctest: +SKIP
     """
-    groups, sizes = {}, {}
-    for name in _common(real, synthetic):
-        mine, theirs = _equal(name, len(real[name]), len(synthetic[name]), size, seed)
-        groups[name] = compare(yardstick, real[name].take(mine), synthetic[name].take(theirs))
+    groups = {}
+    sizes = {}
+    for name in _common_groups(real, synthetic):
+        mine, theirs = _equal_rows(name, len(real[name]), len(synthetic[name]), size, seed)
+        groups[name] = compare(spec, real[name].take(mine), synthetic[name].take(theirs))
         sizes[name] = len(mine)
     return Scores(groups, sizes, average_scores(groups))
 
 
 def sampling_floor(
     dataset: TrajectoryDataset,
-    yardstick: Yardstick | None = None,
+    spec: MetricSpec | None = None,
     *,
     split: str = "test",
     size: Size = None,
     seed: int = 0,
 ) -> Floor:
-    """Real training people against real people of `split`, by group and all together, at equal sizes.
+    """Score real training people against real people of a split, at equal sizes.
 
-    Equal numbers of trajectories are drawn at random, without replacement, among those of each split. A person may give
-    several windows to one side, but nobody is on both, because people are split and not windows. Pass the sizes of the
-    scores that stand beside the floor; a mapping may also name 'everybody'.
+    Parameters
+    ----------
+    dataset
+        The prepared dataset. A person is in one split only.
+    spec
+        The bins, by default those of the training people.
+    split
+        The people to compare with.
+    size
+        At most so many trajectories, as in `evaluate_groups`. Pass the sizes of the scores that
+        you compare with the floor; a mapping may also name 'everybody'.
+    seed
+        Decides which trajectories are compared.
+
+    Returns
+    -------
+    Floor
+        Scores by group, if the dataset has labels, and of everybody.
+
+    Examples
+    --------
+    >>> sampling_floor(dataset).everybody.average["poi"]  # doctest: +SKIP
     """
-    yardstick = Yardstick.of(dataset) if yardstick is None else yardstick
-    trajectories, sides = Trajectories.of(dataset), (split, "train")
-    everybody = [{EVERYBODY: trajectories.take(dataset.split(side))} for side in sides]
+    spec = MetricSpec.of(dataset) if spec is None else spec
+    everybody = [
+        {EVERYBODY: Trajectories.of(dataset, dataset.split(side))} for side in (split, "train")
+    ]
     groups = None
     if dataset.groups is not None and dataset.labels() is not None:
-        members = [group_members(dataset, side) for side in sides]
-        real, other = (
-            {name: trajectories.take(rows) for name, rows in found.items()} for found in members
-        )
-        groups = evaluate_groups(yardstick, real, other, size=size, seed=seed)
-    return Floor(groups, evaluate_groups(yardstick, *everybody, size=size, seed=seed))
+        sides = [real_groups(dataset, side) for side in (split, "train")]
+        groups = evaluate_groups(spec, *sides, size=size, seed=seed)
+    return Floor(groups, evaluate_groups(spec, *everybody, size=size, seed=seed))
 
 
 def group_members(dataset: TrajectoryDataset, split: str) -> dict[str, Ints]:
-    """The numbers of the trajectories of each group, among the people of a split."""
+    """The indices of the trajectories of each group, among the people of a split."""
     members = dataset.split(split)
     group = dataset.person_groups()[dataset.person[members]]
-    assert dataset.groups is not None  # or its people would have none
+    assert dataset.groups is not None  # person_groups() raises without groups
     return {name: members[group == number] for number, name in enumerate(dataset.groups.names)}
 
 
@@ -139,24 +188,26 @@ def real_groups(dataset: TrajectoryDataset, split: str = "train") -> dict[str, T
     }
 
 
-def gap_closed(model: float, baseline: float, strong: float, spread: float = 0.0) -> float | None:
-    """How far a model comes from the baseline to the strong one: 0 at the baseline, 1 at strong, more beyond it.
+def average_scores(groups: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The mean over groups of every metric that all groups have."""
+    names = [name for name in METRICS if all(name in row for row in groups.values())]
+    return {name: float(np.mean([row[name] for row in groups.values()])) for name in names}
 
-    None where the baseline is not worse than strong, or by less than `spread`: there is no gap to close.
+
+def gap_closed(model: float, baseline: float, target: float, spread: float = 0.0) -> float | None:
+    """How far a model comes from the baseline to a target: 0 at the baseline, 1 at the target.
+
+    The target is the sampling floor or the labelled model. Returns None if the baseline is not
+    worse than the target, or by less than `spread`: there is no gap to close.
     """
-    gap = baseline - strong
+    gap = baseline - target
     if not (math.isfinite(model) and math.isfinite(gap)) or gap <= 0 or gap < spread:
         return None
-    return 1 - (model - strong) / gap
-
-
-def floor_closed(model: float, baseline: float, floor: float, spread: float = 0.0) -> float | None:
-    """How far a model comes from the baseline to the sampling floor, under the same terms."""
-    return gap_closed(model, baseline, floor, spread)
+    return 1 - (model - target) / gap
 
 
 def bootstrap(
-    yardstick: Yardstick,
+    spec: MetricSpec,
     real: Mapping[str, Trajectories],
     synthetic: Mapping[str, Trajectories],
     people: Mapping[str, People],
@@ -164,42 +215,77 @@ def bootstrap(
     size: Size = None,
     seed: int = 0,
     resamples: int = 200,
-    level: float = 0.95,
 ) -> dict[str, Interval]:
-    """Confidence intervals of the averages that `evaluate_groups` gives for the same arguments.
+    """95 % intervals of the averages that `evaluate_groups` returns for the same arguments.
 
-    `people` holds the person of each real trajectory. Real people with all their windows, and synthetic trajectories, are
-    drawn again with replacement. Resamples of sparse histograms lie further apart than the samples do, so their deviations
-    from their own mean are laid around the estimate: the interval is about JSD at this sample size, like the estimate.
+    `people` holds the person of each real trajectory. Real people with all their windows, and
+    synthetic trajectories, are resampled with replacement. Sparse histograms of resamples lie
+    further apart than the samples do, so each interval is centred on the estimate.
     """
-    names, timed = (
-        _common(real, synthetic),
-        all(each.stays is not None for each in (*real.values(), *synthetic.values())),
-    )
-    draws = {metric.name: np.zeros(resamples) for metric in (ALL_METRICS if timed else METRICS)}
+    names = _common_groups(real, synthetic)
+    timed = all(side.stays is not None for side in (*real.values(), *synthetic.values()))
+    draws = {metric.name: np.zeros(resamples) for metric in metrics(timed)}
     estimates = dict.fromkeys(draws, 0.0)
     for name in names:
-        mine, theirs = _equal(name, len(real[name]), len(synthetic[name]), size, seed)
-        rng = np.random.default_rng([seed, crc32(name.encode()), AGAIN])
-        drawn = (
-            _redraw(people[name][mine], resamples, rng),
-            _redraw(np.arange(len(theirs)), resamples, rng),
+        mine, theirs = _equal_rows(name, len(real[name]), len(synthetic[name]), size, seed)
+        rng = np.random.default_rng([seed, crc32(name.encode()), RESAMPLING])
+        weights = (
+            _resampled_weights(people[name][mine], resamples, rng),
+            _resampled_weights(np.arange(len(theirs)), resamples, rng),
         )
-        ours, others = (
-            yardstick.counts(real[name].take(mine)),
-            yardstick.counts(synthetic[name].take(theirs)),
-        )
+        ours = spec.counts(real[name].take(mine))
+        others = spec.counts(synthetic[name].take(theirs))
         for metric in draws:
             estimates[metric] += jsd(column_sums(ours[metric]), column_sums(others[metric]))
-            draws[metric] += _redrawn_jsd(compact(ours[metric], others[metric]), drawn)
+            draws[metric] += _resampled_jsd(drop_empty_bins(ours[metric], others[metric]), weights)
     return {
-        metric: interval(estimates[metric] / len(names), found / len(names), level)
-        for metric, found in draws.items()
+        metric: interval(estimates[metric] / len(names), each / len(names))
+        for metric, each in draws.items()
     }
 
 
-def _common(real: Mapping[str, Trajectories], synthetic: Mapping[str, Trajectories]) -> list[str]:
-    """The groups, in the order of the real side; an average over fewer than asked for would mislead."""
+def interval(estimate: float, draws: Floats) -> Interval:
+    """The interval of a number between 0 and 1, from how resamples deviate from their mean."""
+    tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    low, high = estimate + np.quantile(draws - draws.mean(), tails)
+    return Interval(estimate, max(0.0, float(low)), min(1.0, float(high)), float(draws.std(ddof=1)))
+
+
+def diversity(
+    samples: Trajectories, training: Trajectories, held_out: Trajectories | None = None
+) -> dict[str, Any]:
+    """Shares of distinct samples and of copies of training trajectories.
+
+    The same shares of real held-out trajectories, at equal size, are under "held_out". Real
+    trajectories are cut to the length of the longest sample, as the generator saw them.
+    """
+    longest = int(np.diff(samples.offsets).max(initial=0))
+    known = set(_sequences(training, longest))
+    n = len(samples) if held_out is None else min(len(samples), len(held_out))
+    shares = _distinct_and_copies(_sequences(samples, longest), known, n)
+    if held_out is not None:
+        shares["held_out"] = _distinct_and_copies(_sequences(held_out, longest), known, n)
+    return shares
+
+
+def _sequences(trajectories: Trajectories, longest: int) -> list[bytes]:
+    starts = trajectories.offsets[:-1].tolist()
+    lengths = np.minimum(np.diff(trajectories.offsets), longest).tolist()
+    return [trajectories.tokens[a : a + n].tobytes() for a, n in zip(starts, lengths, strict=True)]
+
+
+def _distinct_and_copies(sequences: Sequence[bytes], known: set[bytes], n: int) -> dict[str, Any]:
+    """Of n evenly spaced ones, because the windows of a person follow each other."""
+    places = np.linspace(0, len(sequences) - 1, n).astype(np.int64).tolist()
+    chosen = [sequences[place] for place in places]
+    copies = sum(sequence in known for sequence in chosen)
+    return {"n": n, "distinct": len(set(chosen)) / max(n, 1), "copies": copies / max(n, 1)}
+
+
+def _common_groups(
+    real: Mapping[str, Trajectories], synthetic: Mapping[str, Trajectories]
+) -> list[str]:
+    """The groups in the order of the real side; both sides must have the same."""
     for name in [*real, *synthetic]:
         missing = "real" if name not in real else "synthetic"
         if name not in real or name not in synthetic:
@@ -211,14 +297,14 @@ def _common(real: Mapping[str, Trajectories], synthetic: Mapping[str, Trajectori
     return list(real)
 
 
-def _equal(name: str, real: int, synthetic: int, size: Size, seed: int) -> tuple[Ints, Ints]:
-    """Which trajectories of a group stay on either side, equally many."""
+def _equal_rows(name: str, real: int, synthetic: int, size: Size, seed: int) -> tuple[Ints, Ints]:
+    """Which trajectories of a group are compared, equally many on either side."""
     limit = size.get(name) if isinstance(size, Mapping) else size
     n = min(real, synthetic) if limit is None else min(real, synthetic, limit)
     if n < 1:
         raise MobatlasError(
-            f"group '{name}': {real} real trajectories against {synthetic} leave nothing to compare"
-            + ("" if limit is None else f" at size {limit}")
+            f"group '{name}': nothing to compare, with {real} real and {synthetic} synthetic "
+            "trajectories" + ("" if limit is None else f" at size {limit}")
         )
     mine, theirs = (
         np.sort(np.random.default_rng([seed, crc32(name.encode()), side]).permutation(total)[:n])
@@ -227,40 +313,21 @@ def _equal(name: str, real: int, synthetic: int, size: Size, seed: int) -> tuple
     return mine, theirs
 
 
-def average_scores(groups: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    names = [
-        metric.name for metric in ALL_METRICS if all(metric.name in row for row in groups.values())
-    ]
-    return {name: float(np.mean([row[name] for row in groups.values()])) for name in names}
-
-
-def _redraw(unit: People, resamples: int, rng: np.random.Generator) -> Floats:
-    """How often each row is drawn, (resamples, rows), when as many units as there are come back with all their rows."""
+def _resampled_weights(unit: People, resamples: int, rng: np.random.Generator) -> Floats:
+    """How often each row is drawn, (resamples, rows), if units are drawn with all their rows."""
     _, number = np.unique(unit, return_inverse=True)
     units = int(number.max()) + 1
     drawn = rng.multinomial(units, np.full(units, 1 / units), size=resamples)  # (resamples, units)
     return drawn[:, number].astype(np.float64)
 
 
-def _redrawn_jsd(
-    tables: tuple[sparse.csr_array, sparse.csr_array], drawn: tuple[Floats, Floats]
+def _resampled_jsd(
+    tables: tuple[sparse.csr_array, sparse.csr_array], weights: tuple[Floats, Floats]
 ) -> Floats:
-    """The JSD of each resample: weights times counts, some resamples at a time."""
-    resamples, bins = len(drawn[0]), tables[0].shape[1]
-    block = max(1, BLOCK // max(1, bins))
-    found = [
-        jsd_rows(
-            *(
-                weights[start : start + block] @ table
-                for weights, table in zip(drawn, tables, strict=True)
-            )
-        )
-        for start in range(0, resamples, block)
-    ]
-    return np.concatenate(found)  # (resamples,)
-
-
-def interval(estimate: float, draws: Floats, level: float) -> Interval:
-    """Of a number between 0 and 1: how resamples deviate from their own mean, around the estimate."""
-    low, high = estimate + np.quantile(draws - draws.mean(), ((1 - level) / 2, (1 + level) / 2))
-    return Interval(estimate, max(0.0, float(low)), min(1.0, float(high)), float(draws.std(ddof=1)))
+    """The JSD of each resample, (resamples,): weights times counts, a block at a time."""
+    block = max(1, BLOCK // max(1, tables[0].shape[1]))
+    parts = []
+    for start in range(0, len(weights[0]), block):
+        here = slice(start, start + block)
+        parts.append(jsd_rows(weights[0][here] @ tables[0], weights[1][here] @ tables[1]))
+    return np.concatenate(parts)

@@ -1,9 +1,12 @@
-"""Evaluation of a file of samples: by group and all together, beside a baseline, a labelled model and the sampling floor."""
+"""Evaluate a file of samples, by group and for everybody, against real people.
+
+A baseline, a labelled model and the sampling floor are scored beside it (paper, Section 5).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +15,7 @@ from zlib import crc32
 
 import numpy as np
 
+from mobatlas.data.arrays import Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.samples import Samples, read_samples
 from mobatlas.data.trajectories import Trajectories
@@ -22,36 +26,40 @@ from mobatlas.evaluation.comparison import (
     People,
     Scores,
     bootstrap,
+    diversity,
     evaluate_groups,
-    floor_closed,
     gap_closed,
     group_members,
+    real_groups,
 )
-from mobatlas.evaluation.diversity import diversity
-from mobatlas.evaluation.metrics import ALL_METRICS, Ints, Yardstick
+from mobatlas.evaluation.metrics import MetricSpec
 
-BASELINE, OURS, STRONG, FLOOR = "baseline", "ours", "strong", "floor"  # in the order of tables
+BASELINE = "baseline"
+OURS = "ours"
+STRONG = "strong"
+FLOOR = "floor"
+MODELS = (BASELINE, OURS, STRONG, FLOOR)  # in the order of tables
 TRAIN = "train"
 MIXING = 3  # a stream of random numbers
 ByGroup = dict[str, Trajectories]
 
 
 @dataclass(frozen=True)
-class Closed:
-    """The share of a difference that ours closes; None, and why, where there is nothing to close."""
+class GapClosed:
+    """The share of a gap that the samples close; None, with the reason, if there is no gap."""
 
     share: float | None
     reason: str | None = None
 
 
 @dataclass(frozen=True)
-class Standing:
+class ModelScores:
     """All models and the floor against the same real people, at equal sizes."""
 
     scores: dict[str, Scores]  # model -> divergences
-    intervals: dict[str, dict[str, Interval]]  # model -> metric -> of the average, over people
-    floor_closed: dict[str, Closed]  # metric -> of baseline - floor; empty without a baseline
-    gap_closed: dict[str, Closed]  # metric -> of baseline - strong; empty without both
+    intervals: dict[str, dict[str, Interval]]  # model -> metric -> interval of the average
+    gap_closed_floor: dict[str, GapClosed]  # by metric; empty without a baseline
+    gap_closed_strong: dict[str, GapClosed]  # by metric; empty without baseline and strong
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -59,33 +67,31 @@ class Standing:
         return self.scores[OURS].sizes
 
     def as_dict(self) -> dict[str, Any]:
-        """For reports."""
+        """All numbers, for JSON."""
         return {
-            "scores": {label: found.as_dict() for label, found in self.scores.items()},
-            "intervals": {label: _plain(found) for label, found in self.intervals.items()},
-            "floor_closed": _plain(self.floor_closed),
-            "gap_closed": _plain(self.gap_closed),
+            "scores": {label: scores.as_dict() for label, scores in self.scores.items()},
+            "intervals": {label: _as_dicts(rows) for label, rows in self.intervals.items()},
+            "gap_closed_floor": _as_dicts(self.gap_closed_floor),
+            "gap_closed_strong": _as_dicts(self.gap_closed_strong),
         }
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good the samples of a file are."""
+    """How close the samples of a file are to real people; see `evaluate`."""
 
     dataset: str
     split: str
-    files: dict[
-        str, dict[str, Any]
-    ]  # model -> path, trajectories, whether by group and timed, what is unknown
-    groups: Standing | None  # None where the dataset has no labels
-    everybody: Standing  # the people of these groups together, mixed alike on all sides; its scores hold the diversity
-    left_out: dict[str, str]  # group -> why
+    files: dict[str, dict[str, Any]]  # model -> path, trajectories, by_group, times, unknown places
+    groups: ModelScores | None  # None if the dataset has no labels
+    everybody: ModelScores  # these groups together, in equal proportions; scores hold diversity
+    left_out: dict[str, str]  # group -> reason
     warnings: tuple[str, ...]
-    yardstick: dict[str, Any]
+    metric_spec: dict[str, Any]
     seed: int
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All numbers, for JSON."""
         return {
             "dataset": self.dataset,
             "split": self.split,
@@ -95,7 +101,7 @@ class Evaluation:
             "everybody": self.everybody.as_dict(),
             "left_out": self.left_out,
             "warnings": list(self.warnings),
-            "yardstick": self.yardstick,
+            "metric_spec": self.metric_spec,
         }
 
 
@@ -109,10 +115,34 @@ def evaluate(
     seed: int = 0,
     resamples: int = 200,
 ) -> Evaluation:
-    """Score a file of samples against the people of a split, and beside it those of a baseline and of a labelled model.
+    """Score a file of samples against the real people of a split.
 
-    A file that tells no groups is of everybody and meets the people of each group. In every group all sides, the floor
-    included, have as many trajectories as the smallest; a group that one of them lacks is left out for all.
+    Parameters
+    ----------
+    samples
+        A file that `generate` wrote, or any table with the same columns. A file without groups is
+        compared with the people of every group.
+    dataset
+        The prepared dataset.
+    split
+        "test" or "val".
+    baseline, strong
+        Samples of the model without groups and of the model trained on labels, to score as well.
+    seed
+        Decides which trajectories are compared. In every group all sides have as many trajectories
+        as the smallest; a group that one side lacks is left out.
+    resamples
+        Bootstrap resamples of people for the 95 % intervals.
+
+    Returns
+    -------
+    Evaluation
+        Scores by group and for everybody. `evaluation_tables` makes tables of it.
+
+    Examples
+    --------
+    >>> result = evaluate("samples.parquet", "dataset", baseline="base.parquet")  # doctest: +SKIP
+    >>> result.everybody.scores["ours"].average["poi"]  # doctest: +SKIP
     """
     opened = TrajectoryDataset.open(dataset)
     _check_split(opened, split)
@@ -123,206 +153,186 @@ def evaluate(
         for label, path in paths.items()
         if path is not None
     }
+    scorer = _Scorer(opened, split, files, MetricSpec.of(opened), seed, resamples)
+    groups, left_out = scorer.by_group() if labelled else (None, {})
+    by_group = any(file.groups is not None for file in files.values())
+    everybody = scorer.mixed(groups.sizes) if groups and by_group else scorer.together()
     real, training = (Trajectories.of(opened, opened.split(side)) for side in (split, TRAIN))
-    scene = _Scene(opened, split, files, Yardstick.of(opened), seed, resamples)
-    groups, left_out = scene.by_group() if labelled else (None, {})
-    by_group = groups is not None and any(file.groups is not None for file in files.values())
-    everybody = (
-        scene.mixed(groups.sizes)
-        if groups is not None and by_group
-        else scene.together(real, training)
-    )
-    varieties = {
-        label: diversity(file.trajectories, training, real) for label, file in files.items()
-    }
-    scores = {
-        label: replace(each, diversity=varieties.get(label))
-        for label, each in everybody.scores.items()
-    }
+    scores = dict(everybody.scores)
+    for label, file in files.items():
+        shares = diversity(file.trajectories, training, real)
+        scores[label] = replace(scores[label], diversity=shares)
+    warnings = [warning for file in files.values() for warning in file.warnings]
+    if not labelled:
+        warnings.append(f"{dataset}: has no labels, so groups are not compared, only everybody")
     return Evaluation(
         dataset=str(dataset),
         split=split,
-        files={label: _facts(file) for label, file in files.items()},
+        files={label: _file_facts(file) for label, file in files.items()},
         groups=groups,
         everybody=replace(everybody, scores=scores),
         left_out=left_out,
-        warnings=(
-            *(warning for file in files.values() for warning in file.warnings),
-            *(
-                ()
-                if labelled
-                else (
-                    f"{dataset}: has no labels, so all people are compared together and no group is",
-                )
-            ),
-        ),
-        yardstick=scene.yardstick.as_dict(),
+        warnings=tuple(warnings),
+        metric_spec=scorer.spec.as_dict(),
         seed=seed,
     )
 
 
 @dataclass(frozen=True)
-class _Scene:
-    """What stands against what."""
+class _Scorer:
+    """Scores all files and the floor against the same people."""
 
     dataset: TrajectoryDataset
     split: str
     files: Mapping[str, Samples]
-    yardstick: Yardstick
+    spec: MetricSpec
     seed: int
     resamples: int
 
-    def by_group(self) -> tuple[Standing, dict[str, str]]:
-        """Every group that has people and samples on all sides; why others are left out."""
-        real, sides, people = self._groups
+    def by_group(self) -> tuple[ModelScores, dict[str, str]]:
+        """Scores of the groups that all sides have, and why other groups are left out."""
         reasons = {
             **{label: f"has no trajectory in {file.path}" for label, file in self.files.items()},
             FLOOR: f"has no people in split '{TRAIN}', so no floor",
         }
         left_out = {}
-        for name, held_out in real.items():
-            lacking = [reasons[label] for label in (OURS, *sides) if not len(sides[label][name])]
+        for name, held_out in self._real.items():
+            missing = [
+                reasons[label]
+                for label in (OURS, *self._sides)
+                if not len(self._sides[label][name])
+            ]
             if not len(held_out):
                 left_out[name] = f"has no people in split '{self.split}'"
-            elif lacking:
-                left_out[name] = lacking[0]
-        chosen = [name for name in real if name not in left_out]
+            elif missing:
+                left_out[name] = missing[0]
+        chosen = [name for name in self._real if name not in left_out]
         if not chosen:
             name, reason = next(iter(left_out.items()))
             raise MobatlasError(
-                f"{self.files[OURS].path}: no group can be compared: '{name}' {reason}; give samples of groups that have "
-                "people, or another --split"
+                f"{self.files[OURS].path}: no group can be compared: '{name}' {reason}; "
+                "give samples of groups that have people, or another --split"
             )
-        some = {label: {name: side[name] for name in chosen} for label, side in sides.items()}
-        return self._standing({name: real[name] for name in chosen}, some, people), left_out
+        real = {name: self._real[name] for name in chosen}
+        sides = {
+            label: {name: side[name] for name in chosen} for label, side in self._sides.items()
+        }
+        return self._score(real, sides, self._people), left_out
 
-    def mixed(self, sizes: Mapping[str, int]) -> Standing:
-        """The groups together, so many of each on all sides; a file of everybody as it is."""
-        real, sides, people = self._groups
+    def mixed(self, sizes: Mapping[str, int]) -> ModelScores:
+        """The groups together, `sizes` of each on all sides; files without groups as they are."""
         whole = {
             label: file.trajectories for label, file in self.files.items() if file.groups is None
         }
-        rows = _thinned(real, sizes, self.seed)
-        return self._together(
-            _joined(real, rows),
-            {
-                label: whole.get(label, _joined(side, _thinned(side, sizes, self.seed)))
-                for label, side in sides.items()
-            },
-            np.concatenate([people[name][found] for name, found in rows.items()]),
-        )
+        rows = self._thinned_rows(self._real, sizes)
+        sides = {
+            label: whole.get(label, _joined(side, self._thinned_rows(side, sizes)))
+            for label, side in self._sides.items()
+        }
+        people = np.concatenate([self._people[name][chosen] for name, chosen in rows.items()])
+        return self._score_everybody(_joined(self._real, rows), sides, people)
 
-    def together(self, real: Trajectories, training: Trajectories) -> Standing:
-        """Everybody, whether labelled or not."""
+    def together(self) -> ModelScores:
+        """Everybody, with or without labels."""
+        rows = self.dataset.split(self.split)
+        training = Trajectories.of(self.dataset, self.dataset.split(TRAIN))
         sides = {label: file.trajectories for label, file in self.files.items()} | {FLOOR: training}
-        return self._together(real, sides, self.dataset.person[self.dataset.split(self.split)])
+        real = Trajectories.of(self.dataset, rows)
+        return self._score_everybody(real, sides, self.dataset.person[rows])
 
     @cached_property
-    def _groups(self) -> tuple[ByGroup, dict[str, ByGroup], dict[str, People]]:
-        """Real people by group, each side by group, and who the real people are."""
-        trajectories = Trajectories.of(self.dataset)
-        members, training = (group_members(self.dataset, side) for side in (self.split, TRAIN))
-        real, floor = (
-            {name: trajectories.take(rows) for name, rows in each.items()}
-            for each in (members, training)
-        )
+    def _real(self) -> ByGroup:
+        return real_groups(self.dataset, self.split)
+
+    @cached_property
+    def _sides(self) -> dict[str, ByGroup]:
         sides = {
-            label: {name: file.of_group(number) for number, name in enumerate(members)}
+            label: {name: file.of_group(number) for number, name in enumerate(self._real)}
             for label, file in self.files.items()
         }
-        return (
-            real,
-            sides | {FLOOR: floor},
-            {name: self.dataset.person[rows] for name, rows in members.items()},
-        )
+        return sides | {FLOOR: real_groups(self.dataset, TRAIN)}
 
-    def _together(
+    @cached_property
+    def _people(self) -> dict[str, People]:
+        members = group_members(self.dataset, self.split)
+        return {name: self.dataset.person[rows] for name, rows in members.items()}
+
+    def _thinned_rows(self, parts: ByGroup, sizes: Mapping[str, int]) -> dict[str, Ints]:
+        """Which trajectories of each group are mixed, at random."""
+        rows = {}
+        for name, n in sizes.items():
+            rng = np.random.default_rng([self.seed, crc32(name.encode()), MIXING])
+            rows[name] = np.sort(rng.permutation(len(parts[name]))[:n])
+        return rows
+
+    def _score_everybody(
         self, real: Trajectories, sides: Mapping[str, Trajectories], people: People
-    ) -> Standing:
-        one = {label: {EVERYBODY: side} for label, side in sides.items()}
-        return self._standing({EVERYBODY: real}, one, {EVERYBODY: people})
+    ) -> ModelScores:
+        one_group = {label: {EVERYBODY: side} for label, side in sides.items()}
+        return self._score({EVERYBODY: real}, one_group, {EVERYBODY: people})
 
-    def _standing(
+    def _score(
         self, real: ByGroup, sides: Mapping[str, ByGroup], people: Mapping[str, People]
-    ) -> Standing:
+    ) -> ModelScores:
         size = {
-            name: min(len(found), *(len(side[name]) for side in sides.values()))
-            for name, found in real.items()
+            name: min(len(rows), *(len(side[name]) for side in sides.values()))
+            for name, rows in real.items()
         }
-        scores, intervals = {}, {}
+        scores = {}
+        intervals = {}
         for label, side in sides.items():
-            scores[label] = evaluate_groups(self.yardstick, real, side, size=size, seed=self.seed)
+            scores[label] = evaluate_groups(self.spec, real, side, size=size, seed=self.seed)
             intervals[label] = bootstrap(
-                self.yardstick,
-                real,
-                side,
-                people,
-                size=size,
-                seed=self.seed,
-                resamples=self.resamples,
+                self.spec, real, side, people, size=size, seed=self.seed, resamples=self.resamples
             )
-        return Standing(
-            scores,
-            intervals,
-            _closed(intervals, FLOOR, floor_closed),
-            _closed(intervals, STRONG, gap_closed),
-        )
+        floor, strong = (_gaps_closed(intervals, target) for target in (FLOOR, STRONG))
+        return ModelScores(scores, intervals, floor, strong)
 
 
 def _check_split(dataset: TrajectoryDataset, split: str) -> None:
     members = dataset.split(split)
     if split == TRAIN:
         raise MobatlasError(
-            "--split train: models learn from these people and the floor is made of them; take val or test"
+            "--split train: models are trained on these people and the floor is computed from "
+            "them; choose val or test"
         )
     if not len(members):
         raise MobatlasError(
-            f"--split {split}: {dataset.path} has no people in it; choose another, or prepare more people"
+            f"--split {split}: {dataset.path} has no people in this split; "
+            "choose another, or prepare more people"
         )
-
-
-def _thinned(parts: ByGroup, sizes: Mapping[str, int], seed: int) -> dict[str, Ints]:
-    """Which of each group's stay, so many at random."""
-    return {
-        name: np.sort(
-            np.random.default_rng([seed, crc32(name.encode()), MIXING]).permutation(
-                len(parts[name])
-            )[:n]
-        )
-        for name, n in sizes.items()
-    }
 
 
 def _joined(parts: ByGroup, rows: Mapping[str, Ints]) -> Trajectories:
-    return Trajectories.joined([parts[name].take(found) for name, found in rows.items()])
+    return Trajectories.joined([parts[name].take(chosen) for name, chosen in rows.items()])
 
 
-def _closed(
-    intervals: Mapping[str, Mapping[str, Interval]],
-    target: str,
-    share_of: Callable[[float, float, float, float], float | None],
-) -> dict[str, Closed]:
-    """By metric; nothing where there is no baseline or no target."""
+def _gaps_closed(
+    intervals: Mapping[str, Mapping[str, Interval]], target: str
+) -> dict[str, GapClosed]:
+    """The gap from baseline to target that ours closes, by metric."""
     if BASELINE not in intervals or target not in intervals:
         return {}
-    found = {}
-    three = [intervals[label] for label in (OURS, BASELINE, target)]
-    for metric in ALL_METRICS:
-        if not all(metric.name in each for each in three):
+    gaps = {}
+    for metric, ours in intervals[OURS].items():
+        if metric not in intervals[BASELINE] or metric not in intervals[target]:
             continue
-        ours, begin, end = (each[metric.name] for each in three)
-        spread, gap = math.hypot(begin.spread, end.spread), begin.estimate - end.estimate
-        share = share_of(ours.estimate, begin.estimate, end.estimate, spread)
+        start = intervals[BASELINE][metric]
+        end = intervals[target][metric]
+        spread = math.hypot(start.spread, end.spread)
+        gap = start.estimate - end.estimate
+        share = gap_closed(ours.estimate, start.estimate, end.estimate, spread)
         reason = (
             f"the baseline is no worse than {target}"
             if gap <= 0
-            else f"baseline - {target} is {gap:.4f}, within the spread {spread:.4f} of resampled people"
+            else f"the gap from baseline to {target} is {gap:.4f}, below its bootstrap spread of "
+            f"{spread:.4f}"
         )
-        found[metric.name] = Closed(share, reason if share is None else None)
-    return found
+        gaps[metric] = GapClosed(share, reason if share is None else None)
+    return gaps
 
 
-def _facts(file: Samples) -> dict[str, Any]:
+def _file_facts(file: Samples) -> dict[str, Any]:
     return {
         "path": str(file.path),
         "trajectories": len(file.trajectories),
@@ -333,5 +343,5 @@ def _facts(file: Samples) -> dict[str, Any]:
     }
 
 
-def _plain(rows: Mapping[str, Interval | Closed]) -> dict[str, dict[str, Any]]:
+def _as_dicts(rows: Mapping[str, Interval | GapClosed]) -> dict[str, dict[str, Any]]:
     return {name: asdict(row) for name, row in rows.items()}

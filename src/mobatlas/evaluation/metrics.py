@@ -1,108 +1,114 @@
-"""Metrics: what is counted in real and synthetic trajectories, in bins that real data fixed, and the JSD of the two in bits.
+"""Metrics: what is counted in real and synthetic trajectories, and the bins that real data fix.
 
-The first four are the paper's. Nothing here looks at the synthetic side before the bins stand.
+Each metric is the JSD in bits between the counts of two samples (paper, Section 5). Bins come from
+real people only: synthetic trajectories never move a grid or an edge.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.geodesy import haversine_km
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import HOME, SPECIALS, WORK, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import FeatureMap, build_feature
+from mobatlas.features.divergences import column_sums
+from mobatlas.features.maps import FeatureMap, build_feature, count_bins
+from mobatlas.registry import Registry
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Counts = Floats | sparse.csr_array  # (bins,), or (1, bins) where most are empty
-
-# Kilometres of a trajectory: equal widths up to that quantile of real ones, then one bin for the rest.
-TRAVEL_BINS, TRAVEL_QUANTILE = 50, 0.99
-# Kilometres a day: equal shares of real trajectories. Equal widths would repeat the travel distance in another unit.
+# Travel distance: equal widths up to this quantile of real trajectories, then one bin for the rest.
+TRAVEL_BINS = 50
+TRAVEL_QUANTILE = 0.99
+# Daily distance: equal shares of real trajectories, to differ from the travel distance.
 DAILY_BINS = 20
-# Minutes of a stay: about half as long again from bin to bin; the first holds instants, the last is open.
+# Minutes of a stay: the first bin is below a minute, the last is open.
 DWELL_EDGES = (
-    1,
-    5,
-    10,
-    15,
-    20,
-    30,
-    45,
-    60,
-    90,
-    120,
-    180,
-    240,
-    360,
-    480,
-    600,
-    720,
-    960,
-    1_440,
-    2_880,
-    5_760,
-    10_080,
+    *(1, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 600, 720, 960),
+    *(1_440, 2_880, 5_760, 10_080),
 )
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A divergence between two samples of trajectories; 0 is best."""
-
-    name: str
-    title: str
-    description: str
-    lower: float = 0.0
-    upper: float = 1.0
-
-
-METRICS = (
-    Metric("spatial", "Spatial", "JSD of visits over the cells of a grid."),
-    Metric(
-        "travel_distance", "Travel distance", "JSD of the kilometres that a trajectory travels."
-    ),
-    Metric("trip", "Trip", "JSD of pairs (origin cell, destination cell) of consecutive visits."),
-    Metric("poi", "POI frequency", "JSD of visits over POIs, without HOME, WORK and OTHER."),
-    Metric(
-        "poi_all", "POI frequency with anchors", "JSD of visits over POIs, HOME, WORK and OTHER."
-    ),
-    Metric(
-        "trip_marginals",
-        "Trip marginals",
-        "Mean of the JSD of origin cells and the JSD of destination cells.",
-    ),
-    Metric("length", "Length", "JSD of the number of visits of a trajectory."),
-    Metric("category", "Category", "JSD of visits over categories."),
-    Metric("transitions", "Transitions", "JSD of pairs of categories of consecutive visits."),
-    Metric(
-        "daily_distance",
-        "Daily distance",
-        "JSD of kilometres a day, in bins of equal shares of real trajectories.",
-    ),
-)
-TIME_METRICS = (  # of samples that tell when
-    Metric("hour", "Hour of arrival", "JSD of arrivals over the hours of the day."),
-    Metric("dwell", "Dwell", "JSD of how long visits last, in bins from a minute to a week."),
-)
-ALL_METRICS = METRICS + TIME_METRICS
 PAPER_METRICS = ("spatial", "travel_distance", "trip", "poi")
 
 
 @dataclass(frozen=True)
-class Yardstick:
-    """The grid and the edges that both sides are counted with.
+class Metric:
+    """What `evaluate` counts in real and in synthetic trajectories; their JSD is 0 at best.
 
-    Visits without coordinates (OTHER, unknown anchors) are skipped in geometry: a trip leads to the next place that has some.
-    Every trajectory has one distance and one length, be it zero; an edge belongs to the bin above it.
+    Parameters
+    ----------
+    name
+        Key in `evaluation.json`.
+    title
+        Name in tables and in the report.
+    description
+        One sentence, shown in the report.
+    count
+        A function that takes a `MetricInput` and returns counts (trajectories, bins). The number
+        of bins may depend on `MetricInput.spec` alone, which is the same for both samples.
+    needs_times
+        Whether only trajectories with arrival times can be counted.
+
+    Examples
+    --------
+    >>> register_metric(
+    ...     Metric.from_feature("distance", "Distance from home", "JSD of visits over distances.")
+    ... )  # doctest: +SKIP
+    """
+
+    name: str
+    title: str
+    description: str
+    count: Callable[[MetricInput], sparse.csr_array]
+    needs_times: bool = False
+
+    @classmethod
+    def from_feature(
+        cls,
+        name: str,
+        title: str,
+        description: str,
+        *,
+        feature: str = "",
+        mask: Sequence[str] = (),
+        needs_times: bool = False,
+    ) -> Metric:
+        """A metric that counts as the feature map `feature` does, by default the one of its name.
+
+        Parameters
+        ----------
+        name, title, description, needs_times
+            As for `Metric`.
+        feature
+            A registered feature map.
+        mask
+            Tokens that are not counted: any of "HOME", "WORK", "OTHER".
+        """
+
+        def count(sample: MetricInput) -> sparse.csr_array:
+            feature_map = sample.spec.feature_map(feature or name, tuple(mask))
+            return feature_map.counts(sample.trajectories)
+
+        return cls(name, title, description, count, needs_times)
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """The grid and the bin edges that all samples are counted with.
+
+    Visits without coordinates (OTHER, unknown anchors) are skipped in geometry: a trip leads to
+    the next visit with coordinates. A value on an edge belongs to the bin above it.
+
+    Examples
+    --------
+    >>> spec = MetricSpec.of(dataset)  # doctest: +SKIP
+    >>> compare(spec, real, synthetic)["poi"]  # doctest: +SKIP
     """
 
     vocabulary: Vocabulary = field(repr=False)
@@ -114,40 +120,50 @@ class Yardstick:
     days: int  # of a window
 
     @classmethod
-    def of(cls, dataset: TrajectoryDataset, cells: int = 40, *, split: str = "train") -> Yardstick:
-        """Fixed by the people of `split`: their longest trajectory and distances, the box around their anchors and all POIs."""
+    def of(cls, dataset: TrajectoryDataset, cells: int = 40, *, split: str = "train") -> MetricSpec:
+        """Fix the bins by the people of a split.
+
+        Parameters
+        ----------
+        dataset
+            The prepared dataset.
+        cells
+            Number of grid cells along each side of the map.
+        split
+            The people whose anchors, distances and lengths fix the bins.
+
+        Returns
+        -------
+        MetricSpec
+            Pass it to `compare` and `evaluate_groups`.
+        """
         if cells < 1:
             raise MobatlasError(
-                f"a grid of {cells} x {cells} cells does not exist; give cells of at least 1"
+                f"a grid of {cells} x {cells} cells does not exist; cells must be at least 1"
             )
         real = Trajectories.of(dataset, dataset.split(split))
         if not len(real):
             raise MobatlasError(
-                f"{dataset.path}: no trajectory in split '{split}' to fix grids and edges with"
+                f"{dataset.path}: split '{split}' has no trajectory to fix the bins of metrics with"
             )
+        points = (dataset.vocabulary.coordinates, real.anchors[:, :2], real.anchors[:, 2:])
         km = travel_distance(real, dataset.vocabulary)
         days = dataset.window_days
-        # Where hardly anybody moves the quantile is zero, and bins without a width would hold nothing.
+        # If hardly anybody moves the quantile is zero, and all bins would have no width.
         top = float(np.quantile(km, TRAVEL_QUANTILE)) or float(km.max()) or 1.0
+        daily = np.quantile(km / days, np.arange(1, DAILY_BINS) / DAILY_BINS)
         return cls(
             vocabulary=dataset.vocabulary,
             cells=cells,
-            box=_box(
-                np.vstack(
-                    (dataset.vocabulary.coordinates, real.anchors[:, :2], real.anchors[:, 2:])
-                ),
-                dataset,
-            ),
+            box=_bounding_box(np.vstack(points), dataset),
             travel_edges=tuple(np.linspace(0, top, TRAVEL_BINS + 1)[1:].tolist()),
-            daily_edges=tuple(
-                np.unique(np.quantile(km / days, np.arange(1, DAILY_BINS) / DAILY_BINS)).tolist()
-            ),
+            daily_edges=tuple(np.unique(daily).tolist()),
             longest=int(np.diff(real.offsets).max()),
             days=days,
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For reports."""
+        """The bins, for JSON."""
         south, west, north, east = self.box
         middle = (south + north) / 2
         height = haversine_km(np.array([south, west]), np.array([north, west])) / self.cells
@@ -164,145 +180,95 @@ class Yardstick:
         }
 
     @cached_property
-    def _features(self) -> dict[str, FeatureMap]:
-        names = ("poi", "category", "transitions", "hour")
-        maps = {
-            name: build_feature(name, self.vocabulary, SPECIALS[HOME:] if name == "poi" else ())
-            for name in names
-        }
-        return maps | {"poi_all": build_feature("poi", self.vocabulary)}
+    def _feature_maps(self) -> dict[tuple[str, ...], FeatureMap]:
+        return {}
+
+    def feature_map(self, name: str, mask: tuple[str, ...] = ()) -> FeatureMap:
+        """A registered feature map over the vocabulary, built once."""
+        key = (name, *mask)
+        if key not in self._feature_maps:
+            self._feature_maps[key] = build_feature(name, self.vocabulary, mask)
+        return self._feature_maps[key]
 
     def cell(self, places: Floats) -> Ints:
-        """The cell of each latitude and longitude; outside the box it is cells * cells, one past the last."""
-        low, high = np.array(self.box[:2]), np.array(self.box[2:])
+        """The cell of each latitude and longitude; cells * cells if it is outside the box."""
+        low = np.array(self.box[:2])
+        high = np.array(self.box[2:])
         width = np.where(high > low, high - low, 1.0)
-        # The north and the east edge belong to the last cells, or the outermost POI would lie outside its own box.
-        step = np.minimum(
-            ((places - low) / width * self.cells).astype(np.int64), self.cells - 1
-        )  # (places, 2)
+        # Points on the north and east edge belong to the last cells, not outside.
+        step = ((places - low) / width * self.cells).astype(np.int64)  # (places, 2)
+        step = np.minimum(step, self.cells - 1)
         inside = ((places >= low) & (places <= high)).all(-1)
         return np.where(inside, step[..., 0] * self.cells + step[..., 1], self.cells**2)
 
     def counts(self, trajectories: Trajectories) -> dict[str, sparse.csr_array]:
-        """What each trajectory contributes to each metric: name -> (trajectories, bins); to when only if it tells when."""
-        n, cells = len(trajectories), self.cells**2 + 1
-        owner, places = located(trajectories, self.vocabulary)
-        cell = self.cell(places)  # (located,)
-        same = owner[:-1] == owner[1:]
-        traveller, origin, destination = (
-            owner[:-1][same],
-            cell[:-1][same],
-            cell[1:][same],
-        )  # (trips,)
-        km = _kilometres(n, owner, places)
-        travel, daily = (
-            np.searchsorted(edges, distance, side="right")
-            for edges, distance in ((self.travel_edges, km), (self.daily_edges, km / self.days))
-        )
-        length = np.minimum(np.diff(trajectories.offsets), self.longest + 1)
-        each = np.arange(n)
-        found = {
-            "spatial": _table(owner, cell, (n, cells)),
-            "travel_distance": _table(each, travel, (n, len(self.travel_edges) + 1)),
-            "trip": _table(traveller, origin * cells + destination, (n, cells**2)),
-            # Side by side the two have equal mass, so the JSD of both together is the mean of their JSDs.
-            "trip_marginals": _table(
-                np.tile(traveller, 2), np.concatenate((origin, cells + destination)), (n, 2 * cells)
-            ),
-            "length": _table(each, length, (n, self.longest + 2)),
-            "daily_distance": _table(each, daily, (n, len(self.daily_edges) + 1)),
-        }
-        if trajectories.stays is not None:
-            dwell = np.searchsorted(60 * np.array(DWELL_EDGES), trajectories.stays, side="right")
-            found["dwell"] = _table(trajectories.owner, dwell, (n, len(DWELL_EDGES) + 1))
-        features = {
-            name: each
-            for name, each in self._features.items()
-            if name != "hour" or "dwell" in found
-        }
-        found |= {name: feature.counts(trajectories) for name, feature in features.items()}
-        return {metric.name: found[metric.name] for metric in ALL_METRICS if metric.name in found}
+        """What each trajectory adds to each metric.
+
+        Returns
+        -------
+        dict
+            Metric -> counts (trajectories, bins). Metrics of time are left out if the
+            trajectories have no times.
+        """
+        sample = MetricInput(trajectories, self)
+        return {metric.name: metric.count(sample) for metric in metrics(sample.has_times)}
 
     def histograms(self, trajectories: Trajectories) -> dict[str, sparse.csr_array]:
-        """The counts of all trajectories together: name -> (1, bins)."""
+        """The counts of all trajectories together: metric -> (1, bins)."""
         return {name: column_sums(counts) for name, counts in self.counts(trajectories).items()}
 
 
+@dataclass(frozen=True)
+class MetricInput:
+    """Trajectories that metrics count, the bins, and the geometry that several metrics share."""
+
+    trajectories: Trajectories
+    spec: MetricSpec
+
+    @property
+    def has_times(self) -> bool:
+        return self.trajectories.stays is not None
+
+    @cached_property
+    def visits(self) -> tuple[Ints, Floats]:
+        """The trajectory (visits,) and the coordinates (visits, 2) of visits that have some."""
+        return located(self.trajectories, self.spec.vocabulary)
+
+    @cached_property
+    def cells(self) -> Ints:
+        """The grid cell of each of these visits."""
+        return self.spec.cell(self.visits[1])
+
+    @cached_property
+    def trips(self) -> tuple[Ints, Ints, Ints]:
+        """The trajectory, the cell of origin and the cell of destination, (trips,) each."""
+        owner = self.visits[0]
+        same = owner[:-1] == owner[1:]
+        return owner[:-1][same], self.cells[:-1][same], self.cells[1:][same]
+
+    @cached_property
+    def km(self) -> Floats:
+        """The kilometres of each trajectory."""
+        return _kilometres(len(self.trajectories), *self.visits)
+
+    def count(self, rows: Ints, bins: Ints, number_of_bins: int) -> sparse.csr_array:
+        """How often the trajectory `rows[i]` has the bin `bins[i]`: (trajectories, bins)."""
+        return count_bins(rows, bins, (len(self.trajectories), number_of_bins))
+
+    def count_each(self, bins: Ints, number_of_bins: int) -> sparse.csr_array:
+        """One bin for each trajectory."""
+        return self.count(np.arange(len(self.trajectories)), bins, number_of_bins)
+
+
 def travel_distance(trajectories: Trajectories, vocabulary: Vocabulary) -> Floats:
-    """Kilometres of each trajectory, from place to place; places without coordinates are skipped."""
+    """Kilometres of each trajectory from visit to visit, skipping visits without coordinates."""
     return _kilometres(len(trajectories), *located(trajectories, vocabulary))
-
-
-def jsd(real: Counts, synthetic: Counts) -> float:
-    """Jensen-Shannon divergence in bits of two histograms of counts, dense or sparse, over the bins that occur.
-
-    Where one side counted nothing it is 1, as for any two without a bin in common; where neither did, it is 0.
-    """
-    rows = [
-        side if isinstance(side, sparse.csr_array) else sparse.csr_array(side[None])
-        for side in (real, synthetic)
-    ]
-    if rows[0].shape != rows[1].shape:
-        raise ValueError(
-            f"histograms of {rows[0].shape[1]} and {rows[1].shape[1]} bins cannot be compared"
-        )
-    return float(jsd_rows(*(row.toarray() for row in compact(*rows)))[0])
-
-
-def jsd_rows(real: Floats, synthetic: Floats) -> Floats:
-    """The same for many pairs of dense histograms: (pairs, bins) -> (pairs,)."""
-    sums = [side.sum(-1, keepdims=True) for side in (real, synthetic)]
-    row, column = np.nonzero(
-        (real > 0) & (synthetic > 0)
-    )  # of trips there are few: elsewhere a share is its own divergence
-    p, q = (
-        side[row, column] / total[row, 0]
-        for side, total in zip((real, synthetic), sums, strict=True)
-    )
-    common = np.log2(2 * p / (p + q)) * p + np.log2(2 * q / (p + q)) * q - p - q
-    found = 1 + np.bincount(row, weights=common, minlength=len(real)) / 2
-    both_empty = (sums[0] == 0) & (sums[1] == 0)
-    return np.where(both_empty[:, 0], 0.0, np.clip(found, 0, 1))
-
-
-def compact(a: sparse.csr_array, b: sparse.csr_array) -> tuple[sparse.csr_array, sparse.csr_array]:
-    """The same two tables with only those columns that occur in either: what is left of millions of trips may be dense."""
-    occurring, place = np.unique(np.concatenate((a.indices, b.indices)), return_inverse=True)
-    places = (place[: a.nnz], place[a.nnz :])
-    first, second = (
-        sparse.csr_array(
-            (table.data, columns, table.indptr), shape=(table.shape[0], len(occurring))
-        )
-        for table, columns in zip((a, b), places, strict=True)
-    )
-    return first, second
-
-
-def column_sums(counts: sparse.csr_array) -> sparse.csr_array:
-    """The histogram of all rows together, (1, bins)."""
-    bins = counts.shape[1]
-    if bins <= counts.nnz:
-        sums = np.bincount(counts.indices, weights=counts.data, minlength=bins)
-        return sparse.csr_array(sums[None])
-    # Of the possible trips few occur: nothing as long as their number is laid out.
-    occurring, place = np.unique(counts.indices, return_inverse=True)
-    sums = np.bincount(place, weights=counts.data, minlength=len(occurring))
-    return sparse.csr_array((sums, occurring, [0, len(occurring)]), shape=(1, bins))
-
-
-def _box(points: Floats, dataset: TrajectoryDataset) -> tuple[float, float, float, float]:
-    known = points[~np.isnan(points).any(1)]
-    if not len(known):
-        raise MobatlasError(
-            f"{dataset.path}: no POI and no anchor has coordinates; there is nothing to lay a grid over"
-        )
-    (south, west), (north, east) = known.min(0).tolist(), known.max(0).tolist()
-    return south, west, north, east
 
 
 def located(trajectories: Trajectories, vocabulary: Vocabulary) -> tuple[Ints, Floats]:
     """The trajectory and the coordinates of every visit that has some."""
-    owner, tokens = trajectories.owner, trajectories.tokens
+    owner = trajectories.owner
+    tokens = trajectories.tokens
     places = vocabulary.coordinates[tokens]  # (tokens, 2)
     for token, columns in ((HOME, slice(0, 2)), (WORK, slice(2, 4))):
         here = tokens == token
@@ -316,7 +282,135 @@ def _kilometres(n: int, owner: Ints, places: Floats) -> Floats:
     return np.bincount(owner[:-1], weights=legs, minlength=n).astype(np.float64)
 
 
-def _table(
-    rows: Ints, columns: npt.NDArray[np.integer[Any]], shape: tuple[int, int]
-) -> sparse.csr_array:
-    return sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=shape)
+def _bounding_box(points: Floats, dataset: TrajectoryDataset) -> tuple[float, float, float, float]:
+    known = points[~np.isnan(points).any(1)]
+    if not len(known):
+        raise MobatlasError(
+            f"{dataset.path}: no POI, home or workplace has coordinates, and metrics need a map; "
+            "add lat and lon to the visits"
+        )
+    (south, west), (north, east) = known.min(0).tolist(), known.max(0).tolist()
+    return south, west, north, east
+
+
+def _spatial(sample: MetricInput) -> sparse.csr_array:
+    return sample.count(sample.visits[0], sample.cells, sample.spec.cells**2 + 1)
+
+
+def _travel_distance(sample: MetricInput) -> sparse.csr_array:
+    edges = sample.spec.travel_edges
+    return sample.count_each(np.searchsorted(edges, sample.km, side="right"), len(edges) + 1)
+
+
+def _daily_distance(sample: MetricInput) -> sparse.csr_array:
+    edges = sample.spec.daily_edges
+    daily = sample.km / sample.spec.days
+    return sample.count_each(np.searchsorted(edges, daily, side="right"), len(edges) + 1)
+
+
+def _trip(sample: MetricInput) -> sparse.csr_array:
+    cells = sample.spec.cells**2 + 1
+    owner, origin, destination = sample.trips
+    return sample.count(owner, origin * cells + destination, cells**2)
+
+
+def _trip_marginals(sample: MetricInput) -> sparse.csr_array:
+    # Origins and destinations have equal mass: the JSD of both together is the mean of their JSDs.
+    cells = sample.spec.cells**2 + 1
+    owner, origin, destination = sample.trips
+    both = np.concatenate((origin, cells + destination))
+    return sample.count(np.tile(owner, 2), both, 2 * cells)
+
+
+def _length(sample: MetricInput) -> sparse.csr_array:
+    longest = sample.spec.longest
+    length = np.minimum(np.diff(sample.trajectories.offsets), longest + 1)
+    return sample.count_each(length, longest + 2)
+
+
+def _dwell(sample: MetricInput) -> sparse.csr_array:
+    trajectories = sample.trajectories
+    assert trajectories.stays is not None  # the metric needs times
+    bins = np.searchsorted(60 * np.array(DWELL_EDGES), trajectories.stays, side="right")
+    return sample.count(trajectories.owner, bins, len(DWELL_EDGES) + 1)
+
+
+METRICS = Registry[Metric]("metric", "--metric")
+
+
+def register_metric(metric: Metric) -> None:
+    """Add a metric to every evaluation, its tables and the report.
+
+    Parameters
+    ----------
+    metric
+        Its name must be new.
+
+    Examples
+    --------
+    >>> def count_long(sample):
+    ...     return sample.count_each((sample.km > 100).astype(int), 2)
+    >>> register_metric(
+    ...     Metric("long", "Long distance", "JSD of trajectories above 100 km.", count_long)
+    ... )  # doctest: +SKIP
+    """
+    METRICS.register(metric.name, metric)
+
+
+def metrics(with_times: bool = False) -> list[Metric]:
+    """The registered metrics in order; without those that need times unless `with_times`."""
+    return [metric for metric in METRICS.values() if with_times or not metric.needs_times]
+
+
+for _metric in (
+    Metric("spatial", "Spatial", "JSD of visits over the cells of a grid.", _spatial),
+    Metric(
+        "travel_distance",
+        "Travel distance",
+        "JSD of the kilometres that a trajectory travels.",
+        _travel_distance,
+    ),
+    Metric(
+        "trip", "Trip", "JSD of pairs (origin cell, destination cell) of consecutive visits.", _trip
+    ),
+    Metric.from_feature(
+        "poi",
+        "POI frequency",
+        "JSD of visits over POIs, without HOME, WORK and OTHER.",
+        mask=SPECIALS[HOME:],
+    ),
+    Metric.from_feature(
+        "poi_all",
+        "POI frequency with anchors",
+        "JSD of visits over POIs, HOME, WORK and OTHER.",
+        feature="poi",
+    ),
+    Metric(
+        "trip_marginals",
+        "Trip marginals",
+        "Mean of the JSD of origin cells and the JSD of destination cells.",
+        _trip_marginals,
+    ),
+    Metric("length", "Length", "JSD of the number of visits of a trajectory.", _length),
+    Metric.from_feature("category", "Category", "JSD of visits over categories."),
+    Metric.from_feature(
+        "transitions", "Transitions", "JSD of pairs of categories of consecutive visits."
+    ),
+    Metric(
+        "daily_distance",
+        "Daily distance",
+        "JSD of kilometres a day, in bins of equal shares of real trajectories.",
+        _daily_distance,
+    ),
+    Metric.from_feature(
+        "hour", "Hour of arrival", "JSD of arrivals over the hours of the day.", needs_times=True
+    ),
+    Metric(
+        "dwell",
+        "Dwell",
+        "JSD of the duration of visits, in bins from a minute to a week.",
+        _dwell,
+        needs_times=True,
+    ),
+):
+    register_metric(_metric)

@@ -1,7 +1,7 @@
-"""Feature maps phi: what is counted in a trajectory, exactly on tokens and differentiably on token probabilities.
+"""Feature maps phi: counts in one trajectory, exact on tokens and differentiable on probabilities.
 
-phi(x) counts in one window. On one-hot probabilities the two forms are equal; nothing is normalised here, because shares
-mix only after counts do.
+phi(x) counts events in one window (paper, Section 3). On one-hot probabilities both forms are
+equal. Nothing is normalised here: counts mix over people and groups, shares do not.
 """
 
 from __future__ import annotations
@@ -12,50 +12,81 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 
+from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.geodesy import haversine_km
 from mobatlas.data.trajectories import SoftTrajectories, Tensor, Trajectories
 from mobatlas.data.vocabulary import HOME, SPECIALS, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.registry import Registry
 
 BAND_EDGES_KM = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
-VISITS_FROM = (*range(1, 13), 14, 16, 18, 20, 24, 28, 32, 40, 48, 64)  # the least of each bin
+VISITS_FROM = (*range(1, 13), 14, 16, 18, 20, 24, 28, 32, 40, 48, 64)  # the smallest of each bin
 
 
 class FeatureMap(Protocol):
-    """A feature of trajectories."""
+    """What one feature counts in trajectories.
+
+    Implement this protocol, and pass a function that builds it to `register_feature`. Exact and
+    expected counts must agree on one-hot probabilities.
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name under which the map is registered."""
+        ...
 
     @property
     def bins(self) -> tuple[str, ...]:
-        """`map:bin` for each column."""
+        """The name of each column, `map:bin`."""
         ...
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
-        """Exact counts: (trajectories, bins)."""
+        """Exact counts.
+
+        Parameters
+        ----------
+        trajectories
+            Tokens, anchors and, where known, times.
+
+        Returns
+        -------
+        scipy.sparse.csr_array
+            Counts of shape (trajectories, bins).
+        """
         ...
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
-        """Expected counts, differentiable: (batch, bins)."""
+        """Expected counts, differentiable in the probabilities.
+
+        Parameters
+        ----------
+        trajectories
+            Distributions over tokens for each position, as numpy arrays or torch tensors.
+
+        Returns
+        -------
+        numpy.ndarray or torch.Tensor
+            Expected counts of shape (batch, bins).
+        """
         ...
+
+
+Builder = Callable[[Vocabulary, Sequence[str]], FeatureMap]
 
 
 @dataclass(frozen=True)
 class TokenFeature:
-    """Counts of tokens by a bin that depends on the token alone: POI, category."""
+    """Counts tokens in bins that depend on the token alone: POIs, categories."""
 
     name: str
     bins: tuple[str, ...]
-    bin_of_token: npt.NDArray[np.int64]  # (vocabulary,) -1: not counted
+    bin_of_token: Ints  # (vocabulary,) -1: not counted
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
-        return _count(
-            trajectories, trajectories.owner, self.bin_of_token[trajectories.tokens], len(self.bins)
-        )
+        bins = self.bin_of_token[trajectories.tokens]
+        return count_bins(trajectories.owner, bins, (len(trajectories), len(self.bins)))
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
         return _expected(trajectories, self.bin_of_token, len(self.bins))
@@ -63,11 +94,11 @@ class TokenFeature:
 
 @dataclass(frozen=True)
 class TransitionFeature:
-    """Counts of consecutive pairs of categories."""
+    """Counts pairs of categories of consecutive visits."""
 
     name: str
     bins: tuple[str, ...]
-    bin_of_token: npt.NDArray[np.int64]  # (vocabulary,) category, -1: pairs with it are not counted
+    bin_of_token: Ints  # (vocabulary,) category, -1: pairs with it are not counted
     categories: int
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
@@ -75,43 +106,40 @@ class TransitionFeature:
         category = self.bin_of_token[trajectories.tokens]
         pair = category[:-1] * self.categories + category[1:]
         valid = (owner[:-1] == owner[1:]) & (category[:-1] >= 0) & (category[1:] >= 0)
-        return _count(trajectories, owner[:-1], np.where(valid, pair, -1), len(self.bins))
+        shape = (len(trajectories), len(self.bins))
+        return count_bins(owner[:-1], np.where(valid, pair, -1), shape)
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
-        one_hot = self.bin_of_token[:, None] == np.arange(
-            self.categories
-        )  # (vocabulary, categories)
-        category = _matmul(trajectories.tokens, one_hot)  # (batch, length, categories)
+        one_hot = self.bin_of_token[:, None] == np.arange(self.categories)  # (vocabulary, c)
+        category = _matmul(trajectories.tokens, one_hot)  # (batch, length, c)
         first = category
-        if (
-            trajectories.written is not None
-        ):  # what could have been drawn does not stand before what was drawn after it
+        # A later token was drawn after the earlier one that was drawn, not after its alternatives.
+        if trajectories.written is not None:
             first = category.new_tensor(one_hot)[trajectories.written]
-        pairs = first[:, :-1].swapaxes(1, 2) @ category[:, 1:]  # (batch, categories, categories)
+        pairs = first[:, :-1].swapaxes(1, 2) @ category[:, 1:]  # (batch, c, c)
         return pairs.reshape(len(pairs), -1)
 
 
 @dataclass(frozen=True)
 class DistanceFeature:
-    """Counts of visits by distance from the person's home; HOME, OTHER and people without a home are not counted."""
+    """Counts visits by distance from the person's home.
+
+    Visits to HOME and OTHER, and people without a known home, are not counted.
+    """
 
     name: str
     bins: tuple[str, ...]
-    coordinates: npt.NDArray[np.float64]  # (vocabulary, 2)
-    counted: npt.NDArray[np.bool_]  # (vocabulary,)
-    edges: npt.NDArray[np.float64]  # km
+    coordinates: Floats  # (vocabulary, 2)
+    counted: Flags  # (vocabulary,)
+    edges: Floats  # km
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
         owner = trajectories.owner
+        tokens = trajectories.tokens
         anchors = trajectories.anchors[owner]  # (tokens, 4)
-        places = np.where(
-            (trajectories.tokens == WORK)[:, None],
-            anchors[:, 2:],
-            self.coordinates[trajectories.tokens],
-        )
-        km = haversine_km(anchors[:, :2], places)
-        band = np.where(self.counted[trajectories.tokens], self._band(km), -1)
-        return _count(trajectories, owner, band, len(self.bins))
+        places = np.where((tokens == WORK)[:, None], anchors[:, 2:], self.coordinates[tokens])
+        band = np.where(self.counted[tokens], self._band(haversine_km(anchors[:, :2], places)), -1)
+        return count_bins(owner, band, (len(trajectories), len(self.bins)))
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
         anchors = trajectories.anchors
@@ -120,89 +148,80 @@ class DistanceFeature:
         km = haversine_km(anchors[:, None, :2], places)  # (batch, vocabulary)
         return _expected(trajectories, np.where(self.counted, self._band(km), -1), len(self.bins))
 
-    def _band(self, km: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    def _band(self, km: Floats) -> Ints:
         return np.where(np.isnan(km), -1, np.searchsorted(self.edges, km, side="right"))
 
 
 @dataclass(frozen=True)
 class HourFeature:
-    """Counts of arrivals by hour of the day, where times exist."""
+    """Counts arrivals by hour of the day; needs trajectories with times."""
 
     name: str
     bins: tuple[str, ...]
-    counted: npt.NDArray[np.bool_]  # (vocabulary,)
+    counted: Flags  # (vocabulary,)
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
         if trajectories.hours is None:
             raise MobatlasError(
-                "feature 'hour': these trajectories carry no times; choose another feature"
+                "feature 'hour': these trajectories have no times; choose another feature"
             )
         hours = np.where(self.counted[trajectories.tokens], trajectories.hours, -1)
-        return _count(trajectories, trajectories.owner, hours, len(self.bins))
+        return count_bins(trajectories.owner, hours, (len(trajectories), len(self.bins)))
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
         if trajectories.hours is None:
             raise MobatlasError(
-                "feature 'hour': this generator does not tell when; choose another feature"
+                "feature 'hour': this generator produces no times; choose another feature"
             )
         visited = _matmul(trajectories.tokens, self.counted)  # (batch, length)
-        if (
-            trajectories.written is not None
-        ):  # hours are of what was drawn: it is counted, its chance gives the gradient
-            visited = (
-                visited - visited.detach() + visited.new_tensor(self.counted)[trajectories.written]
-            )
+        # Hours belong to the drawn token: its count is exact, its probability gives the gradient.
+        if trajectories.written is not None:
+            drawn = visited.new_tensor(self.counted)[trajectories.written]
+            visited = visited - visited.detach() + drawn
         return (trajectories.hours * visited[..., None]).sum(1)
 
 
 @dataclass(frozen=True)
 class VisitsFeature:
-    """How many visits a trajectory has: 1 in the bin of their number, nothing if there is none."""
+    """Counts each trajectory once, in the bin of its number of visits; none if it has no visit."""
 
     name: str
     bins: tuple[str, ...]
-    counted: npt.NDArray[np.bool_]  # (vocabulary,)
+    counted: Flags  # (vocabulary,)
 
-    def numbers(self, trajectories: Trajectories) -> npt.NDArray[np.int64]:
-        """Visits of each trajectory."""
+    def visit_counts(self, trajectories: Trajectories) -> Ints:
+        """The number of visits of each trajectory, (trajectories,)."""
         counted = trajectories.owner[self.counted[trajectories.tokens]]
         return np.bincount(counted, minlength=len(trajectories))
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
-        return _count(
-            trajectories,
-            np.arange(len(trajectories)),
-            _visits_bin(self.numbers(trajectories)),
-            len(self.bins),
-        )
+        bins = _visits_bin(self.visit_counts(trajectories))
+        return count_bins(np.arange(len(bins)), bins, (len(bins), len(self.bins)))
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
         visited = _matmul(trajectories.tokens, self.counted)  # (batch, length)
         number = np.arange(visited.shape[1] + 1)
-        none, one_more = number[None] == 0, number[:, None] + 1 == number
-        chance = _matmul(
-            visited[:, :1] * 0 + 1, none
-        )  # (batch, length + 1) of each number of visits so far
+        one_more = number[:, None] + 1 == number
+        # (batch, length + 1) the probability of each number of visits so far
+        chance = _matmul(visited[:, :1] * 0 + 1, number[None] == 0)
         for place in range(visited.shape[1]):
             here = visited[:, place : place + 1]
             chance = chance * (1 - here) + _matmul(chance, one_more) * here
         return _matmul(chance, _visits_bin(number)[:, None] == np.arange(len(self.bins)))
 
 
-Builder = Callable[[Vocabulary, Sequence[str]], FeatureMap]
-
-
 def _poi(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     return _by_token("poi", vocabulary.poi_ids, vocabulary, mask)
 
 
-def _category(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
-    return _by_token("category", _category_names(vocabulary), vocabulary, mask)
+def _category(vocabulary: Vocabulary, mask: Sequence[str]) -> TokenFeature:
+    names = ["unknown" if name is None else name for name in vocabulary.categories]
+    return _by_token("category", names, vocabulary, mask)
 
 
 def _transitions(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
-    single = _by_token("category", _category_names(vocabulary), vocabulary, mask)
-    # Categories may hold the sign between them ("Food>Bar"): escaped, so that no two pairs share a name.
+    single = _category(vocabulary, mask)
+    # A category may contain the separator ("Food>Bar"): escape it, so no two pairs share a name.
     names = [
         name.removeprefix("category:").replace("\\", r"\\").replace(">", r"\>")
         for name in single.bins
@@ -214,17 +233,18 @@ def _transitions(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
 def _distance(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     edges = [0.0, *BAND_EDGES_KM]
     bands = [f"{low:g}-{high:g}" for low, high in pairwise(edges)] + [f"{edges[-1]:g}+"]
-    bins = tuple(f"distance:{band}" for band in bands)
-    counted = _counted(vocabulary, [*mask, SPECIALS[HOME]])
     return DistanceFeature(
-        "distance", bins, vocabulary.coordinates, counted, np.array(BAND_EDGES_KM)
+        "distance",
+        tuple(f"distance:{band}" for band in bands),
+        vocabulary.coordinates,
+        _counted(vocabulary, [*mask, SPECIALS[HOME]]),
+        np.array(BAND_EDGES_KM),
     )
 
 
 def _hour(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
-    return HourFeature(
-        "hour", tuple(f"hour:{hour:02d}" for hour in range(24)), _counted(vocabulary, mask)
-    )
+    bins = tuple(f"hour:{hour:02d}" for hour in range(24))
+    return HourFeature("hour", bins, _counted(vocabulary, mask))
 
 
 def _visits(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
@@ -235,52 +255,83 @@ def _visits(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     return VisitsFeature("visits", bins, _counted(vocabulary, mask))
 
 
-def _visits_bin(number: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.searchsorted(np.array(VISITS_FROM), number, side="right") - 1
-
-
-BUILDERS: dict[str, Builder] = {
-    "poi": _poi,
-    "category": _category,
-    "transitions": _transitions,
-    "distance": _distance,
-    "hour": _hour,
-    "visits": _visits,
-}
+FEATURE_MAPS = Registry[Builder](
+    "feature",
+    "--feature",
+    {
+        "poi": _poi,
+        "category": _category,
+        "transitions": _transitions,
+        "distance": _distance,
+        "hour": _hour,
+        "visits": _visits,
+    },
+)
 
 
 def register_feature(name: str, builder: Builder) -> None:
-    """Add a feature map of your own: `builder(vocabulary, mask)` returns it."""
-    if name in BUILDERS:
-        raise MobatlasError(f"feature '{name}' exists already; choose another name")
-    BUILDERS[name] = builder
+    """Add a feature map, for `--feature NAME` and `build_feature`.
+
+    Parameters
+    ----------
+    name
+        A name that no other feature map has.
+    builder
+        A function `builder(vocabulary, mask)` that returns a `FeatureMap`.
+
+    Examples
+    --------
+    >>> register_feature("start", build_start)  # doctest: +SKIP
+    """
+    FEATURE_MAPS.register(name, builder)
 
 
 def build_feature(name: str, vocabulary: Vocabulary, mask: Sequence[str] = ()) -> FeatureMap:
-    """The feature map of that name over a vocabulary; `mask` leaves out HOME, WORK or OTHER."""
-    check_feature(name)
+    """Build a feature map over a vocabulary.
+
+    Parameters
+    ----------
+    name
+        A registered feature map: "poi", "category", "transitions", "distance", "hour", "visits".
+    vocabulary
+        The places of a dataset.
+    mask
+        Tokens that are not counted: any of "HOME", "WORK", "OTHER".
+
+    Returns
+    -------
+    FeatureMap
+        Its `counts(trajectories)` has one column for each of its `bins`.
+
+    Examples
+    --------
+    >>> poi = build_feature("poi", dataset.vocabulary, mask=["HOME"])  # doctest: +SKIP
+    """
+    builder = FEATURE_MAPS.get_entry(name)
     maskable = SPECIALS[HOME:]
     for word in mask:
         if word not in maskable:
             raise MobatlasError(
-                f"mask '{word}' does not exist{suggestion(word, maskable)} (known: {', '.join(maskable)})"
+                f"mask '{word}' does not exist{suggestion(word, maskable)} "
+                f"(known: {', '.join(maskable)})"
             )
-    return BUILDERS[name](vocabulary, mask)
+    return builder(vocabulary, mask)
 
 
-def check_feature(name: str) -> None:
-    """Refuse one that does not exist."""
-    if name not in BUILDERS:
-        raise MobatlasError(
-            f"--feature {name} does not exist{suggestion(name, BUILDERS)} (known: {', '.join(BUILDERS)})"
-        )
+def count_bins(
+    rows: Ints, bins: np.ndarray[tuple[int], np.dtype[np.integer]], shape: tuple[int, int]
+) -> sparse.csr_array:
+    """How often each row has each bin; a bin below zero is not counted."""
+    counted = bins >= 0
+    ones = np.ones(int(np.count_nonzero(counted)))
+    return sparse.csr_array((ones, (rows[counted], bins[counted])), shape=shape)
 
 
-def _category_names(vocabulary: Vocabulary) -> list[str]:
-    return [name if name is not None else "unknown" for name in vocabulary.categories]
+def _visits_bin(number: Ints) -> Ints:
+    return np.searchsorted(np.array(VISITS_FROM), number, side="right") - 1
 
 
-def _counted(vocabulary: Vocabulary, mask: Sequence[str]) -> npt.NDArray[np.bool_]:
+def _counted(vocabulary: Vocabulary, mask: Sequence[str]) -> Flags:
     counted = np.arange(len(vocabulary)) >= HOME  # (vocabulary,)
     counted[[SPECIALS.index(word) for word in mask]] = False
     return counted
@@ -297,27 +348,15 @@ def _by_token(
     return TokenFeature(name, tuple(f"{name}:{label}" for label in order), bin_of_token)
 
 
-def _count(
-    trajectories: Trajectories, owner: npt.NDArray[np.int64], bins: npt.NDArray[np.int64], n: int
-) -> sparse.csr_array:
-    counted = bins >= 0
-    ones = np.ones(int(np.count_nonzero(counted)))
-    counts = sparse.coo_array(
-        (ones, (owner[counted], bins[counted])), shape=(len(trajectories), n)
-    ).tocsr()
-    counts.sum_duplicates()
-    return counts
-
-
-def _expected(trajectories: SoftTrajectories, bins: npt.NDArray[np.int64], n: int) -> Tensor:
+def _expected(trajectories: SoftTrajectories, bins: Ints, n: int) -> Tensor:
     """Expected counts from the bin of each token, (vocabulary,) or (batch, vocabulary).
 
-    Scattered, not multiplied: one-hot weights of 7,000 POIs would take 392 MB.
+    Scatters instead of multiplying: one-hot weights of 7,000 POIs would take 392 MB.
     """
     visits = trajectories.tokens.sum(1)  # (batch, vocabulary)
-    column = np.where(bins < 0, n, bins)  # what is not counted goes to a column past the last
+    column = np.where(bins < 0, n, bins)  # column n collects tokens that are not counted
     if hasattr(visits, "new_zeros"):
-        import torch  # only where a tensor came in: counting alone does not wait for it
+        import torch  # imported only for tensors, because it takes seconds
 
         index = torch.from_numpy(column).to(visits.device).expand(visits.shape)
         return visits.new_zeros(len(visits), n + 1).scatter_add(1, index, visits)[:, :n]
@@ -326,9 +365,7 @@ def _expected(trajectories: SoftTrajectories, bins: npt.NDArray[np.int64], n: in
     return sums.reshape(len(visits), n + 1)[:, :n]
 
 
-def _matmul(tokens: Tensor, weights: npt.NDArray[np.bool_]) -> Tensor:
-    return tokens @ (
-        tokens.new_tensor(weights)
-        if hasattr(tokens, "new_tensor")
-        else weights.astype(tokens.dtype)
-    )
+def _matmul(tokens: Tensor, weights: Flags) -> Tensor:
+    if hasattr(tokens, "new_tensor"):
+        return tokens @ tokens.new_tensor(weights)
+    return tokens @ weights.astype(tokens.dtype)

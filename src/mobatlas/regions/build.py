@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features.maps import BUILDERS, FeatureMap, build_feature
+from mobatlas.features.maps import FEATURE_MAPS, FeatureMap, build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import aggregates_from_dataset, read_aggregates
 from mobatlas.regions.assignment import (
@@ -217,7 +217,7 @@ def from_tables(
     notes: list[str] = []
     p = read_composition(composition, dataset.groups, straddle=straddle, notes=notes)
     vocabulary = dataset.vocabulary
-    known = {name for each in BUILDERS for name in build_feature(each, vocabulary).bins}
+    known = {name for each in FEATURE_MAPS for name in build_feature(each, vocabulary).bins}
     v = read_aggregates(aggregates, known, notes)
     chosen = features or tuple(dict.fromkeys(name.partition(":")[0] for name in v.features))
     maps = [build_feature(name, vocabulary, mask) for name in chosen]

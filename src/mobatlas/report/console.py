@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mobatlas.evaluation.evaluate import Evaluation
-from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS
+from mobatlas.evaluation.metrics import PAPER_METRICS, metrics
 from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.types import Regions
 from mobatlas.report import tables
@@ -251,8 +251,8 @@ def run_table(name: str, evaluation: Mapping[str, Any]) -> RenderableType:
             ]
             for label in labels
         }
-        | {"closed": _closed(found["floor_closed"].get(metric.name, {}).get("share")).strip()}
-        for metric in METRICS
+        | {"closed": _closed(found["gap_closed_floor"].get(metric.name, {}).get("share")).strip()}
+        for metric in metrics()
         if metric.name in PAPER_METRICS
     ]
     who = (

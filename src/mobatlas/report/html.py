@@ -19,14 +19,8 @@ from mobatlas.data.samples import Samples, read_samples
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, group_members
-from mobatlas.evaluation.metrics import (
-    ALL_METRICS,
-    METRICS,
-    PAPER_METRICS,
-    Yardstick,
-    column_sums,
-    jsd,
-)
+from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS, MetricSpec, metrics
+from mobatlas.features.divergences import column_sums, jsd
 from mobatlas.generators.store import KIND as MODEL
 from mobatlas.generators.store import SUPERVISION
 from mobatlas.groups import Groups
@@ -111,13 +105,15 @@ class Chapter:
         """The metric table: averages over groups, or of everybody."""
         found = self.evaluation["groups"] or self.evaluation["everybody"]
         rows = []
-        for metric in (each for each in ALL_METRICS if each.name in found["intervals"]["ours"]):
+        for metric in (
+            each for each in METRICS.values() if each.name in found["intervals"]["ours"]
+        ):
             values = {
                 label: scores["average"].get(metric.name)
                 for label, scores in found["scores"].items()
             }
             interval = found["intervals"]["ours"][metric.name]
-            closed = found["floor_closed"].get(metric.name, {})
+            closed = found["gap_closed_floor"].get(metric.name, {})
             rows.append({"metric": metric, **values, "interval": interval, "closed": closed})
         return rows
 
@@ -149,15 +145,15 @@ class _Story:
 
     @property
     def paper_metrics(self) -> list[Any]:
-        return [metric for metric in METRICS if metric.name in PAPER_METRICS]
+        return [metric for metric in metrics() if metric.name in PAPER_METRICS]
 
     @cached_property
     def dataset(self) -> TrajectoryDataset:
         return TrajectoryDataset.open(self.folder / self.facts["dataset"])
 
     @cached_property
-    def yardstick(self) -> Yardstick:
-        return Yardstick.of(self.dataset)
+    def spec(self) -> MetricSpec:
+        return MetricSpec.of(self.dataset)
 
     @cached_property
     def labelled(self) -> bool:
@@ -243,7 +239,7 @@ class _Story:
         return group_members(self.dataset, "test") if self.labelled else {}
 
     def _views(self, samples: Mapping[str, Samples], groups: Groups) -> list[View]:
-        draw = Views(self.dataset, self.yardstick).view
+        draw = Views(self.dataset, self.spec).view
         views = [
             draw(
                 EVERYBODY,
@@ -273,7 +269,7 @@ class _Story:
 
     def _heat(self, groups: Mapping[str, Trajectories]) -> Markup:
         bins = {
-            name: column_sums(self.yardstick.counts(each)["poi"])
+            name: column_sums(self.spec.counts(each)["poi"])
             for name, each in groups.items()
             if len(each)
         }
@@ -307,7 +303,7 @@ def _gaps(evaluation: Mapping[str, Any]) -> Markup:
             scores["baseline"][metric.name],
             scores["floor"][metric.name],
         )
-        for metric in METRICS
+        for metric in metrics()
         if metric.name in PAPER_METRICS
     ]
     return gap_chart(rows, "How far from the model without groups towards real people")

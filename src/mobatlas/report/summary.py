@@ -44,7 +44,7 @@ def _result(chapter: Mapping[str, Any], labelled: bool) -> list[str]:
     if labelled and evaluation["groups"]:
         found = evaluation["groups"]
         average = {label: scores["average"][HEADLINE] for label, scores in found["scores"].items()}
-        closed = found["floor_closed"].get(HEADLINE, {})
+        closed = found["gap_closed_floor"].get(HEADLINE, {})
         said = (
             f"Samples of a group are {average['ours']:.3f} bits from held-out people of that group on where they go "
             f"(the model without groups {average['baseline']:.3f}, real training people {average['floor']:.3f})"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mobatlas.evaluation.comparison import EVERYBODY
-from mobatlas.evaluation.evaluate import BASELINE, FLOOR, OURS, STRONG, Evaluation, Standing
-from mobatlas.evaluation.metrics import ALL_METRICS, TIME_METRICS, Metric
+from mobatlas.evaluation.evaluate import BASELINE, FLOOR, OURS, STRONG, Evaluation, ModelScores
+from mobatlas.evaluation.metrics import METRICS, Metric
 from mobatlas.io.manifest import write_json
 from mobatlas.io.output import new_folder, refuse_overlap
 
@@ -168,10 +168,13 @@ def evaluation_tables(found: Evaluation) -> dict[str, Table]:
     return tables
 
 
-def _average(standing: Standing, caption: str) -> Table:
+def _average(standing: ModelScores, caption: str) -> Table:
     """A metric a row: the models side by side, ours with its interval, and what it closes."""
     labels = [label for label in ORDER if label in standing.scores]
-    closed = {"closed": (FLOOR, standing.floor_closed), "gap closed": (STRONG, standing.gap_closed)}
+    closed = {
+        "closed": (FLOOR, standing.gap_closed_floor),
+        "gap closed": (STRONG, standing.gap_closed_strong),
+    }
     closed = {name: found for name, found in closed.items() if found[1]}
     columns = [
         name for label in labels for name in ((OURS, "low", "high") if label == OURS else (label,))
@@ -196,7 +199,7 @@ def _average(standing: Standing, caption: str) -> Table:
     ]
     if any(one.share is None for _, shares in closed.values() for one in shares.values()):
         words.append("none where that way is no longer than the spread of resampled people")
-    timed = [TIME_METRICS[0].name in standing.intervals[label] for label in labels]
+    timed = ["hour" in standing.intervals[label] for label in labels]
     if not all(timed):
         lacking = "one of these files does" if any(timed[:-1]) else "these samples do"
         words.append(f"hours and dwell are compared where samples tell when, and {lacking} not")
@@ -206,12 +209,12 @@ def _average(standing: Standing, caption: str) -> Table:
     )
 
 
-def _compared(standing: Standing) -> list[Metric]:
+def _compared(standing: ModelScores) -> list[Metric]:
     """Metrics on which ours was measured: of when only if its samples tell it."""
-    return [metric for metric in ALL_METRICS if metric.name in standing.intervals[OURS]]
+    return [metric for metric in METRICS.values() if metric.name in standing.intervals[OURS]]
 
 
-def _by_group(standing: Standing, caption: str) -> Table:
+def _by_group(standing: ModelScores, caption: str) -> Table:
     """Blocks of a metric: a model a row, a group a column."""
     names, labels = list(standing.sizes), [label for label in ORDER if label in standing.scores]
     rows: list[tuple[Cell, ...]] = [("Trajectories", "each", *standing.sizes.values(), None)]

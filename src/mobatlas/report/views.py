@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup, escape
 
+from mobatlas.data.arrays import Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.evaluation.metrics import Ints, Yardstick, located, travel_distance
+from mobatlas.evaluation.metrics import MetricSpec, located, travel_distance
 from mobatlas.regions.types import Floats
 from mobatlas.report.charts import Series, line_chart
 
@@ -36,7 +37,7 @@ class Views:
     """Views of the groups of a dataset."""
 
     dataset: TrajectoryDataset
-    yardstick: Yardstick
+    spec: MetricSpec
 
     def view(self, name: str, shown: Mapping[str, Trajectories]) -> View:
         """A group of that name, who -> trajectories; who has none is left out."""
@@ -51,10 +52,8 @@ class Views:
 
     def _density(self, trajectories: Trajectories) -> Floats:
         """Shares of visits by cell, (cells, cells), north at the top."""
-        cells = self.yardstick.cells
-        counts = np.asarray(self.yardstick.counts(trajectories)["spatial"].sum(0)).ravel()[
-            : cells**2
-        ]
+        cells = self.spec.cells
+        counts = np.asarray(self.spec.counts(trajectories)["spatial"].sum(0)).ravel()[: cells**2]
         return np.asarray((counts / max(counts.sum(), 1)).reshape(cells, cells)[::-1])
 
     def _map(
@@ -77,7 +76,7 @@ class Views:
     def _lines(self, trajectories: Trajectories) -> list[str]:
         """Some samples as paths on a map of 400 x 400."""
         owner, places = located(trajectories, self.dataset.vocabulary)
-        south, west, north, east = self.yardstick.box
+        south, west, north, east = self.spec.box
         x = 400 * (places[:, 1] - west) / max(east - west, 1e-12)
         y = 400 * (north - places[:, 0]) / max(north - south, 1e-12)
         lines = []

@@ -278,7 +278,7 @@ def _visits(
         recovery.baseline[first].sum(), 1e-300
     )  # (groups,)
     number, where, which = np.unique(
-        feature.numbers(trajectories), return_index=True, return_inverse=True
+        feature.visit_counts(trajectories), return_index=True, return_inverse=True
     )
     share = np.bincount(which, weights).astype(np.float64)  # (numbers,): they are few
     means = [_tilted_to(share, number.astype(np.float64), each) @ counts[where] for each in level]

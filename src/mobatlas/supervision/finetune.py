@@ -24,7 +24,7 @@ from mobatlas.config import Section
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features.divergences import divergence_named, normalise, tv
+from mobatlas.features.divergences import DIVERGENCES, normalise, tv
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.generators.protocol import Floats, Generator, Ints, unlabelled
 from mobatlas.groups import Groups
@@ -74,7 +74,7 @@ class FinetuneConfig(Section):
     @field_validator("divergence")
     @classmethod
     def _known_divergence(cls, value: str) -> str:
-        divergence_named(value)
+        DIVERGENCES.get_entry(value)
         return value
 
 
@@ -107,7 +107,7 @@ class Goal:
         ours, theirs = simulated[self.columns[known]], self.values[region, known]
         target = ours.new_tensor(theirs) if isinstance(ours, Tensor) else theirs
         # The aggregate is the first: its KL from the model is finite, the model's from it is not where nobody was seen.
-        return divergence_named(name)(normalise(target), normalise(ours))
+        return DIVERGENCES.get_entry(name)(normalise(target), normalise(ours))
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,9 @@ class CalibratedSampler:
         """Which of the candidates from `first` on are accepted, `most` of them at most."""
         weighting, own = self.calibration.population[group], _stream(seed, POPULATION, group)
         uniform = uniforms(own, first, first + size)  # (size, 4)
-        anchors = self.anchors[draw_rows(uniform[:, 0], len(self.anchors), of_group(self.lives, group))]
+        anchors = self.anchors[
+            draw_rows(uniform[:, 0], len(self.anchors), of_group(self.lives, group))
+        ]
         groups = np.full(size, group, dtype=np.int64) if self.calibration.told else None
         made = self.model.sample(size, groups, anchors, own, first=first)
         logits = (

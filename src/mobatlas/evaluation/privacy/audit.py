@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.samples import read_samples
 from mobatlas.data.vocabulary import OTHER
 from mobatlas.evaluation.comparison import Interval
-from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.evaluation.privacy.cohort import (
     FEWEST,
     GRAM,

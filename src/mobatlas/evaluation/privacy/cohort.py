@@ -7,10 +7,10 @@ from functools import cached_property
 
 import numpy as np
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.evaluation.privacy.ngrams import (
     Flags,
     Grams,

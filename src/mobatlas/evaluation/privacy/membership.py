@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.geodesy import haversine_km
 from mobatlas.evaluation.comparison import Interval, interval
-from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.evaluation.privacy.cohort import GRAM, REFERENCE, Crowd, Nearness
-from mobatlas.evaluation.privacy.memorisation import LEVEL
 from mobatlas.evaluation.privacy.ngrams import Flags, log_likelihood
 
 FALSE_POSITIVES = 0.01
@@ -158,7 +157,7 @@ def _cross(
             measure(*(rng.choice(side, len(side)) for side in sides)) for _ in range(resamples)
         ]
         chosen.append(best)
-    return interval(float(np.mean(estimates)), draws / 2, LEVEL), tuple(chosen)
+    return interval(float(np.mean(estimates)), draws / 2), tuple(chosen)
 
 
 def _sides(score: Floats, member: Ints, among: Flags) -> tuple[Floats, Floats]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.evaluation.comparison import Interval
-from mobatlas.evaluation.metrics import Floats, Ints
 from mobatlas.evaluation.privacy.cohort import HELD_OUT, REFERENCE, TRAIN, Deal
 
 LEVEL = 0.95

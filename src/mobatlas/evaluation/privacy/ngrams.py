@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import BOS
-from mobatlas.evaluation.metrics import Floats, Ints
 
 BLOCK = 4_000_000  # distances of a block: 32 MB
 Flags = npt.NDArray[np.bool_]

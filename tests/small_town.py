@@ -11,13 +11,13 @@ import pyarrow as pa
 from mobatlas import CityConfig, TrajectoryDataset, prepare, write_city_folder
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary
-from mobatlas.evaluation.metrics import METRICS, Yardstick
+from mobatlas.evaluation.metrics import MetricSpec, metrics
 
 PARK, CAFE, SHOP = FIRST_POI, FIRST_POI + 1, FIRST_POI + 2
-NAMES = [metric.name for metric in METRICS]
+NAMES = [metric.name for metric in metrics()]
 ANCHORS = (0.5, 0.5, 1.5, 1.5)
 # A town of 2 x 2 degrees: the park in the south-west corner, the cafe in the north-east, the shop in the north-west.
-TOWN = Yardstick(
+TOWN = MetricSpec(
     vocabulary=build_vocabulary(
         pa.table(
             {
