@@ -34,7 +34,8 @@ from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, read_manifest, write_json
-from mobatlas.pipeline.train import divided, supervise, train
+from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
+from mobatlas.pipeline.train import Execution, train
 from mobatlas.progress import track
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import build_regions
@@ -125,9 +126,9 @@ class Place:
         )
 
     @property
-    def manner(self) -> dict[str, Any]:
-        """Of all training here."""
-        return {"seed": self.seed, "quiet": self.bench.quiet, "resume": True}
+    def execution(self) -> Execution:
+        """How models are trained: they resume, and log lines replace the bar if asked."""
+        return Execution(resume=True, quiet=self.bench.quiet)
 
     def prepared(self) -> Path:
         """The dataset; that of a city is simulated if it is not there."""
@@ -145,12 +146,15 @@ class Place:
     def baseline(self) -> Path:
         """The model of phase 1, made if it is not there."""
         made, bench = self.path / BASELINE, self.bench
-        manner: dict[str, Any] = {
-            "preset": bench.preset,
-            "values": divided(bench.values)[1],
-            **self.manner,
-        }
-        train(self.prepared(), made, generator=bench.generator, **manner)
+        train(
+            self.prepared(),
+            made,
+            generator=bench.generator,
+            preset=bench.preset,
+            values=split_options(bench.values)[1],
+            seed=self.seed,
+            execution=self.execution,
+        )
         return made
 
     def strong(self) -> Path:
@@ -159,9 +163,10 @@ class Place:
         supervise(
             self.baseline(),
             made,
-            strategy=STRONG,
-            values=divided(self.bench.values)[1],
-            **self.manner,
+            None,
+            SuperviseOptions(STRONG, values=split_options(self.bench.values)[1]),
+            seed=self.seed,
+            execution=self.execution,
         )
         return made
 
@@ -185,7 +190,7 @@ class Place:
         """The model of a job, made if it is not there, and what was reported of it."""
         baseline, regions = self.baseline(), self.regions(job)
         out, strategy = self.path / job.name, strategy_named(job.strategy)
-        own, _ = divided(self.bench.values)
+        own, _ = split_options(self.bench.values)
         values = {
             section: value
             for section, value in own.items()
@@ -194,9 +199,11 @@ class Place:
         if "--divergence" in strategy.options:
             values = merge(values, {"finetune": {"divergence": job.divergence}})
         preset = self.bench.preset if "--preset" in strategy.options else None
-        manner: dict[str, Any] = {"membership": job.membership, "preset": preset, **self.manner}
+        options = SuperviseOptions(
+            job.strategy, membership=job.membership, preset=preset, values=values
+        )
         return out, supervise(
-            baseline, out, regions, strategy=job.strategy, values=values, **manner
+            baseline, out, regions, options, seed=self.seed, execution=self.execution
         )
 
     def samplers(self, job: Job) -> dict[str, Generator | Sampler]:

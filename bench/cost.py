@@ -18,7 +18,8 @@ from bench.cells import Bench, Job, Place, check_partition
 from mobatlas.config import merge
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
-from mobatlas.pipeline.train import divided, supervise
+from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
+from mobatlas.pipeline.train import Execution
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
@@ -55,7 +56,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure, write cost.json into `out`; `values` and `city` change the preset `small`."""
     check_partition(partition)
-    own, rest = divided(values or {})
+    own, rest = split_options(values or {})
     command = f"mobatlas benchmark cost --partition {partition} --steps {steps} --seed {seed} --out {out.name}"
     place = Place(out / f"seed-{seed}", seed, Bench(command, rest, city or {}, quiet=quiet))
     tracker.step(0, "baseline")
@@ -88,10 +89,11 @@ def run(
     recovered = time.perf_counter() - start
     brief = merge(BRIEF, {"calibration": own["calibration"]} if "calibration" in own else {})
     scratch = Path(tempfile.mkdtemp(prefix=".cost-", dir=out))
-    manner: dict[str, Any] = {"seed": seed, "quiet": quiet}
+    execution = Execution(quiet=quiet)
     try:
         start = time.perf_counter()
-        supervise(baseline, scratch / "tilt", regions, strategy="tilt", values=brief, **manner)
+        tilt_options = SuperviseOptions("tilt", values=brief)
+        supervise(baseline, scratch / "tilt", regions, tilt_options, seed=seed, execution=execution)
         row(
             "tilt, calibrated",
             time.perf_counter() - start,
@@ -104,8 +106,9 @@ def run(
         }.items():
             tuning = {"finetune": merge(asked, how)}
             start = time.perf_counter()
+            options = SuperviseOptions("finetune", values=tuning)
             report = supervise(
-                baseline, scratch / name, regions, strategy="finetune", values=tuning, **manner
+                baseline, scratch / name, regions, options, seed=seed, execution=execution
             )
             seconds, tuned = time.perf_counter() - start, load_model(scratch / name).generator
             agreement = report["finetune"]["gradient_agreement"]

@@ -21,7 +21,8 @@ from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import family_of, generator_names
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
-from mobatlas.pipeline.train import divided, train
+from mobatlas.pipeline.supervise import split_options
+from mobatlas.pipeline.train import Execution, train
 from mobatlas.training.loop import METRICS
 
 JOBS = (Job("demogroups", "tilt"), Job("hot16", "tilt"))
@@ -136,17 +137,20 @@ def _steps(folder: Path, seed: int, bench: Bench, seconds: float) -> dict[str, A
         return found
     place = Place(folder / f"seed-{seed}", seed, bench)
     place.prepared()
-    family, values = family_of(bench.generator), divided(bench.values)[1]
+    family, values = family_of(bench.generator), split_options(bench.values)[1]
     config = family.config.model_validate(merge(family.presets[bench.preset], values)).model_dump()
     brief = {name: {"steps": TRIAL, "warmup": 0} for name in stages(config)}
     with tempfile.TemporaryDirectory(prefix=".trial-", dir=folder) as scratch:
         out = Path(scratch) / "model"
-        manner: dict[str, Any] = {
-            "preset": bench.preset,
-            "values": merge(values, brief),
-            "quiet": bench.quiet,
-        }
-        train(place.dataset.path, out, generator=bench.generator, seed=seed, **manner)
+        train(
+            place.dataset.path,
+            out,
+            generator=bench.generator,
+            preset=bench.preset,
+            values=merge(values, brief),
+            seed=seed,
+            execution=Execution(quiet=bench.quiet),
+        )
         lines = [
             json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()
         ]

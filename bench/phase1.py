@@ -23,7 +23,8 @@ from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.io.output import new_folder
-from mobatlas.pipeline.train import Hardware, supervise, train
+from mobatlas.pipeline.supervise import SuperviseOptions, supervise
+from mobatlas.pipeline.train import Execution, train
 from mobatlas.progress import SILENT, Tracker
 
 POOLED = (
@@ -77,16 +78,19 @@ def _one(
     write_city_folder(place / "city", load_run(preset="small").simulate, seed)
     prepare(place / "city", place / "dataset", preset="small")
     dataset = TrajectoryDataset.open(place / "dataset")
-    common: dict[str, Any] = {
-        "values": values,
-        "seed": seed,
-        "quiet": quiet,
-        "hardware": Hardware(),
-    }
+    execution = Execution(quiet=quiet)
     times: dict[str, float] = {}
     models: dict[str, Generator] = {}
     start = time.perf_counter()
-    report = train(dataset.path, place / "baseline", preset="small", **common)
+    report = train(
+        dataset.path,
+        place / "baseline",
+        generator="latent-diffusion",
+        preset="small",
+        values=values,
+        seed=seed,
+        execution=execution,
+    )
     times["baseline"] = time.perf_counter() - start
     models["baseline"] = load_model(place / "baseline").generator
     for name in ("strong", *(["strong_from_scratch"] if from_scratch else [])):
@@ -94,9 +98,10 @@ def _one(
         supervise(
             place / "baseline",
             place / name,
-            strategy="strong",
-            from_scratch=name != "strong",
-            **common,
+            None,
+            SuperviseOptions("strong", from_scratch=name != "strong", values=values),
+            seed=seed,
+            execution=execution,
         )
         times[name] = time.perf_counter() - start
         models[name] = load_model(place / name).generator

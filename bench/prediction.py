@@ -36,7 +36,7 @@ from mobatlas.evaluation.comparison import gap_closed, group_members, real_group
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
-from mobatlas.pipeline.train import check_options
+from mobatlas.pipeline.supervise import check_options
 from mobatlas.progress import track
 from mobatlas.supervision.resample import PlainSampler, Sampler
 

@@ -42,7 +42,7 @@ from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.features.maps import FEATURE_MAPS
 from mobatlas.io.manifest import library_versions, write_json
-from mobatlas.pipeline.train import check_options
+from mobatlas.pipeline.supervise import check_options
 
 log = logging.getLogger("mobatlas")
 FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # that name no place

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from mobatlas import TrajectoryDataset, build_regions, generate
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
-from mobatlas.pipeline.train import train
+from mobatlas.pipeline.train import Execution, train
 from tests.outcomes import run
 from tests.tiny import OPTIONS, small_city
 
@@ -96,7 +96,14 @@ class World:
 def made_world(root: Path) -> World:
     """With a model of phase 1 that took seconds."""
     dataset = small_city(root, users=160, pois=20)
-    train(dataset.path, root / "model", values=BRIEF, quiet=True)
+    quiet = Execution(quiet=True)
+    train(
+        dataset.path,
+        root / "model",
+        generator="latent-diffusion",
+        values=BRIEF,
+        execution=quiet,
+    )
     build_regions(dataset.path, root / "groups", partition="demogroups", features=("category",))
     build_regions(
         dataset.path, root / "districts", by="home_district", features=("category", "transitions")

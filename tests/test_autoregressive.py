@@ -27,13 +27,14 @@ from mobatlas.generators.sequence.network import CausalTransformer, before, in_p
 from mobatlas.generators.sequence.sequence_generator import Writer
 from mobatlas.generators.tiling import draw
 from mobatlas.groups import DEFAULT_GROUPS
-from mobatlas.pipeline.train import train
+from mobatlas.pipeline.train import Execution, train
 from mobatlas.supervision.strong import labelled
 from mobatlas.training.loop import Share, Trainer
 from tests.networks import chance, stirred
 from tests.tiny import OPTIONS, fitted, fresh, small_city
 
 NAME = "autoregressive"
+QUIET = Execution(quiet=True)
 TINY = build(TransformerConfig, OPTIONS[NAME]["network"], "tiny")
 SIZE, LENGTH = FIRST_POI + 2, 3  # five tokens that trajectories may hold
 
@@ -438,10 +439,10 @@ def test_training_says_how_many_trajectories_are_too_long_and_which_length_would
     for length, cut in ((4, True), (int(lengths.max()), False)):
         caplog.clear()
         values = brief | {"length": length}
-        train(dataset.path, tmp_path / str(length), generator=NAME, values=values, quiet=True)
+        train(dataset.path, tmp_path / str(length), generator=NAME, values=values, execution=QUIET)
         assert (f"{np.mean(lengths > length):.0%}".replace("%", " %") in caplog.text) == cut
         assert (
-            "are longer than the model's 4 tokens and are cut off there; --set length="
+            "have more than 4 tokens, and the model cuts them off there. Pass --set length="
             in caplog.text
         ) == cut
     advised = int(np.sort(lengths)[int(np.ceil(0.95 * (len(lengths) - 1)))])
@@ -450,6 +451,6 @@ def test_training_says_how_many_trajectories_are_too_long_and_which_length_would
         tmp_path / "advised",
         generator=NAME,
         values=brief | {"length": advised},
-        quiet=True,
+        execution=QUIET,
     )
-    assert np.mean(lengths > advised) <= 0.05 and "cut off" not in caplog.text
+    assert np.mean(lengths > advised) <= 0.05 and "cuts them off" not in caplog.text

@@ -12,6 +12,8 @@ import pytest
 
 from mobatlas import TrajectoryDataset, build_regions, generate, load_model, supervise
 from mobatlas.cli import main
+from mobatlas.pipeline.supervise import SuperviseOptions
+from mobatlas.pipeline.train import Execution
 from tests.tiny import OPTIONS, small_city
 
 FAMILIES, GROUP = ("autoregressive", "vae"), "30-40, F"
@@ -86,8 +88,9 @@ def test_every_strategy_makes_a_model_that_samples_groups(
     name: str, strategy: str, world: World, tmp_path: Path
 ) -> None:
     regions = None if strategy == "strong" else world.root / "groups"
-    how: dict[str, Any] = {"strategy": strategy, "values": VALUES[strategy], "quiet": True}
-    report = supervise(model(world, name), tmp_path / "model", regions, **how)
+    options = SuperviseOptions(strategy, values=VALUES[strategy])
+    quiet = Execution(quiet=True)
+    report = supervise(model(world, name), tmp_path / "model", regions, options, execution=quiet)
     assert report["strategy"] == strategy
     made = load_model(tmp_path / "model")
     assert (made.name, made.strategy) == (name, strategy)

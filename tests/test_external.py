@@ -25,6 +25,7 @@ from mobatlas.features.divergences import js
 from mobatlas.generators.external.pool import Pool
 from mobatlas.generators.protocol import family_of
 from mobatlas.io.manifest import read_manifest
+from mobatlas.pipeline.train import Execution
 from mobatlas.supervision import strategies
 from mobatlas.supervision.resample import resample
 from tests.outcomes import refused, run
@@ -100,7 +101,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     brief = OPTIONS["autoregressive"] | {
         "training": OPTIONS["autoregressive"]["training"] | {"steps": 30}
     }
-    train(made.dataset.path, root / "other", generator="autoregressive", values=brief, quiet=True)
+    quiet = Execution(quiet=True)
+    train(made.dataset.path, root / "other", values=brief, execution=quiet)
     generate(root / "other", made.pool, 800)
     build_regions(made.dataset.path, made.regions, partition="demogroups", features=("poi",))
     return made
@@ -392,7 +394,7 @@ def test_longer_samples_are_cut_off_and_counted(world: World, tmp_path: Path) ->
         tmp_path / "model",
         generator="external",
         values={"pool": world.pool, "length": 3},
-        quiet=True,
+        execution=Execution(quiet=True),
     )
     loaded = load_model(tmp_path / "model").generator
     assert (

@@ -22,7 +22,7 @@ from mobatlas.config import load_run, parse_assignments
 from mobatlas.data.prepare.engine import csv_header
 from mobatlas.errors import MobatlasError
 from mobatlas.io.manifest import as_written, read_manifest
-from mobatlas.pipeline.cache import Stages
+from mobatlas.pipeline.cache import StepCache
 from tests.breaking import ALIASES, MARK, RUNS, YAML
 from tests.faults import VALUES, World, tiny_world
 from tests.fuzz import FAULTY, GUARD, MEMORY, SECONDS, TARGETS, attempt
@@ -184,9 +184,9 @@ def test_a_manifest_that_lists_an_impossible_name_is_refused(world: World, tmp_p
 
 @pytest.mark.parametrize("text", ["[]", '{"dataset": 3}', "[" * 100_000, "\x00"])
 def test_stages_that_cannot_be_read_are_made_again(tmp_path: Path, text: str) -> None:
-    (tmp_path / "stages.json").write_text(text)
+    (tmp_path / "steps.json").write_text(text)
     made: list[bool] = []
-    Stages(tmp_path).run("dataset", tmp_path / "dataset", {}, made.append)
+    StepCache(tmp_path).run("dataset", tmp_path / "dataset", {}, made.append)
     assert made == [False]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,8 @@ from mobatlas.generators.protocol import UNKNOWN
 from mobatlas.generators.sequence.sequence_generator import Writer
 from mobatlas.generators.vae import Variational
 from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.pipeline.supervise import SuperviseOptions
+from mobatlas.pipeline.train import Execution
 from tests.networks import chance, stirred
 from tests.test_autoregressive_supervised import VALUES
 from tests.tiny import OPTIONS, fitted, fresh, small_city
@@ -351,7 +353,7 @@ def test_generate_fills_arrival_and_departure_and_evaluate_compares_them(
         found.everybody.scores[label].average for label in ("ours", "baseline", "floor")
     )
     assert 0 < floor["hour"] < ours["hour"] < 1 and 0 < floor["dwell"] < ours["dwell"] < 1
-    assert "hour" not in baseline and "hour" not in found.everybody.floor_closed
+    assert "hour" not in baseline and "hour" not in found.everybody.gap_closed_floor
     assert (found.files["ours"]["times"], found.files["baseline"]["times"]) == (True, False)
 
 
@@ -359,14 +361,15 @@ def test_generate_fills_arrival_and_departure_and_evaluate_compares_them(
 def test_every_strategy_teaches_it_groups_by_their_hours(
     strategy: str, trained: Path, regions: Path, tmp_path: Path
 ) -> None:
-    told = None if strategy == "strong" else regions
+    evidence = None if strategy == "strong" else regions
     values = (
         VALUES[strategy]
         if strategy != "finetune"
         else {"finetune": VALUES[strategy]["finetune"] | BRIEF}
     )
-    how: dict[str, Any] = {"strategy": strategy, "values": values, "quiet": True}
-    report = supervise(trained, tmp_path / "model", told, **how)
+    options = SuperviseOptions(strategy, values=values)
+    quiet = Execution(quiet=True)
+    report = supervise(trained, tmp_path / "model", evidence, options, execution=quiet)
     generate(tmp_path / "model", tmp_path / "some.parquet", 20, group=GROUP, seed=3)
     some = pd.read_parquet(tmp_path / "some.parquet")
     assert set(some["group"]) == {GROUP} and some["arrival"].notna().all()

@@ -19,7 +19,7 @@ from mobatlas import MobatlasError, build_regions
 from mobatlas.cli import app
 from mobatlas.config import build_run, load_run
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.pipeline.cache import refuse_other
+from mobatlas.pipeline.cache import refuse_foreign_folder
 from mobatlas.pipeline.init import write_configuration
 from mobatlas.pipeline.run import run
 from mobatlas.regions.store import load_regions
@@ -76,7 +76,7 @@ def test_what_did_not_change_is_not_made_again(made: Path, tmp_path: Path) -> No
         after.pop("samples/hot16.parquet") != before.pop("samples/hot16.parquet")
         and after == before
     )
-    (folder / "stages.json").write_text(
+    (folder / "steps.json").write_text(
         "{"
     )  # nothing is known any more, so everything is made again
     run(build_run(VALUES | {"samples": {"each": 12}, "strong": False}), folder, quiet=True)
@@ -260,14 +260,14 @@ def test_a_folder_of_something_else_is_left_alone(
 
 
 def test_a_run_that_was_killed_at_its_very_beginning_is_begun_again(tmp_path: Path) -> None:
-    (tmp_path / ".stages.json.partial").write_text("{")
-    refuse_other(tmp_path)
+    (tmp_path / ".steps.json.partial").write_text("{")
+    refuse_foreign_folder(tmp_path)
     (tmp_path / "city").mkdir()
     with pytest.raises(MobatlasError, match="holds something that is not a run"):
-        refuse_other(tmp_path)
-    (tmp_path / "stages.json").write_text("{}")
-    refuse_other(tmp_path)
-    refuse_other(tmp_path / "nowhere")
+        refuse_foreign_folder(tmp_path)
+    (tmp_path / "steps.json").write_text("{}")
+    refuse_foreign_folder(tmp_path)
+    refuse_foreign_folder(tmp_path / "nowhere")
 
 
 def test_a_page_is_written_of_a_run_only_and_over_nothing(made: Path, tmp_path: Path) -> None:

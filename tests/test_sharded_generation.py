@@ -32,6 +32,8 @@ from mobatlas.data.schema import ANCHORS
 from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.io.output import new_folder
+from mobatlas.pipeline.supervise import SuperviseOptions
+from mobatlas.pipeline.train import Execution
 from mobatlas.sampling.request import Shard
 from mobatlas.supervision.resample import PIECE
 from tests.commands import finish_cold, names, start_cold, wait_until
@@ -75,9 +77,9 @@ class World:
             values = CALIBRATION | (
                 {"weighted_fit": {"steps": 2, "warmup": 1}} if strategy == "tilt" else {}
             )
-            supervise(
-                self.model(family), out, self.regions, strategy=strategy, values=values, quiet=True
-            )
+            options = SuperviseOptions(strategy, values=values)
+            quiet = Execution(quiet=True)
+            supervise(self.model(family), out, self.regions, options, execution=quiet)
         return out
 
 

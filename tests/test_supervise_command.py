@@ -25,7 +25,8 @@ from mobatlas.data.schema import ANCHORS
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.generators.protocol import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
-from mobatlas.pipeline.train import train
+from mobatlas.pipeline.supervise import SuperviseOptions
+from mobatlas.pipeline.train import Execution, train
 from mobatlas.supervision.resample import Sampler
 from tests.commands import Warm, wait_until
 from tests.outcomes import refused, run
@@ -425,7 +426,8 @@ def test_labels_change_no_weight_and_no_sample_once_the_regions_are_there(
     world: World, tmp_path: Path, change: str
 ) -> None:
     copy = with_other_labels(world.dataset, tmp_path / "copy", change)
-    train(copy, tmp_path / "model", values=BRIEF, quiet=True)
+    quiet = Execution(quiet=True)
+    train(copy, tmp_path / "model", generator="latent-diffusion", values=BRIEF, execution=quiet)
     assert bytes_of(tmp_path / "model") == bytes_of(world.model)
     for strategy in ("tilt", "resample", "finetune"):
         out, whole = tmp_path / strategy, world.supervised(strategy)
@@ -474,10 +476,12 @@ def test_killed_and_resumed_it_ends_in_the_same_bytes(
 
 
 def test_atlas_fits_supervises_samples_saves_and_opens(world: World, tmp_path: Path) -> None:
-    fitted = Atlas(values=BRIEF, quiet=True).fit(world.dataset)
+    fitted = Atlas("latent-diffusion", values=BRIEF, execution=Execution(quiet=True)).fit(
+        world.dataset
+    )
     assert fitted.groups is None and bytes_of(fitted.path) == bytes_of(world.model)
     values = {"calibration": {"pool": 64, "candidates": 2}}
-    model = fitted.supervise(world.groups, values=values)
+    model = fitted.supervise(world.groups, SuperviseOptions(values=values))
     assert model.report["strategy"] == "tilt" and model.groups == world.dataset.groups
     table = model.sample(20, GROUP)
     assert table["trajectory"].unique().to_pylist() == list(range(20))

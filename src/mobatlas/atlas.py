@@ -1,4 +1,4 @@
-"""The method from Python: `Atlas(...).fit(dataset).supervise(regions).sample(group=...)`; thin, as the commands are."""
+"""The method from Python: `Atlas().fit(dataset).supervise(regions).sample(500, group="30-40, F")`."""
 
 from __future__ import annotations
 
@@ -21,80 +21,118 @@ from mobatlas.generators.store import KIND, Model, load_model
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
-from mobatlas.pipeline.train import Hardware, supervise, train
+from mobatlas.pipeline.supervise import DEFAULT_OPTIONS, SuperviseOptions, supervise
+from mobatlas.pipeline.train import DEFAULT_EXECUTION, Execution, train
 from mobatlas.sampling.generate import generate
 from mobatlas.supervision.resample import FILES
 
 
 @dataclass(frozen=True)
 class Atlas:
-    """How to train: a family of generators, its preset, changes to it (`{"denoiser": {"steps": 500}}`), and the seed."""
+    """How to train a model.
 
-    generator: str = "latent-diffusion"
+    Parameters
+    ----------
+    generator
+        The generator family.
+    preset
+        "small" or "paper".
+    values
+        Options of the generator that change the preset, such as `{"training": {"steps": 500}}`.
+    seed
+        Random seed of both phases.
+    execution
+        Hardware, checkpoints and progress.
+
+    Examples
+    --------
+    >>> model = Atlas(preset="small").fit("dataset")  # doctest: +SKIP
+    >>> by_group = model.supervise("regions")  # doctest: +SKIP
+    >>> table = by_group.sample(500, group="30-40, F")  # doctest: +SKIP
+    """
+
+    generator: str = "autoregressive"
     preset: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
-    hardware: Hardware = field(default_factory=Hardware)
-    quiet: bool = False
+    execution: Execution = DEFAULT_EXECUTION
 
     def fit(
-        self,
-        dataset: TrajectoryDataset | Path | str,
-        out: Path | str | None = None,
-        *,
-        resume: bool = False,
-        overwrite: bool = False,
+        self, dataset: TrajectoryDataset | Path | str, out: Path | str | None = None
     ) -> AtlasModel:
-        """Phase 1. Without `out` the model lives in a temporary folder, as long as it is in use; `save` keeps it."""
+        """Phase 1: train on a dataset.
+
+        Without `out` the model lives in a temporary folder while it is in use; `save` copies it.
+        """
         source = dataset.path if isinstance(dataset, TrajectoryDataset) else Path(dataset)
-        folder = _Place(out)
-        manner: dict[str, Any] = {"seed": self.seed, "hardware": self.hardware, "quiet": self.quiet}
+        folder = _ModelPath(out)
         report = train(
             source,
             folder.path,
             generator=self.generator,
             preset=self.preset,
             values=self.values,
-            resume=resume,
-            overwrite=overwrite,
-            **manner,
+            seed=self.seed,
+            execution=self.execution,
         )
-        return AtlasModel(folder.path, source, report, manner, folder)
+        return AtlasModel(folder.path, source, report, self.seed, self.execution, folder)
 
     @staticmethod
     def open(path: Path | str, dataset: Path | str | None = None) -> AtlasModel:
-        """A model on disk, of phase 1 or supervised; `dataset` says where its dataset is if that has moved."""
+        """Open a MODEL folder of either phase; `dataset` names its dataset if that has moved."""
         loaded = load_model(path, Path(dataset) if dataset else None)
-        return AtlasModel(Path(path), loaded.dataset, loaded.manifest.details.get("report", {}), {})
+        return AtlasModel(Path(path), loaded.dataset, loaded.manifest.details.get("report", {}))
 
 
 @dataclass(frozen=True)
 class AtlasModel:
-    """A trained model: a MODEL folder, and what its training reported. It does not change; `supervise` makes another."""
+    """A trained model: a MODEL folder and its training report. `supervise` returns a new one."""
 
     path: Path
     dataset: Path
     report: Mapping[str, Any]
-    manner: Mapping[str, Any] = field(default_factory=dict, repr=False)  # seed, hardware, quiet
-    _place: Any = field(default=None, repr=False, compare=False)  # keeps a temporary folder alive
+    seed: int = 0
+    execution: Execution = DEFAULT_EXECUTION
+    _folder: Any = field(default=None, repr=False, compare=False)  # keeps a temporary folder alive
 
     @property
     def groups(self) -> Groups | None:
-        """The groups that samples can be asked of; None after phase 1."""
+        """The groups that can be sampled; None after phase 1."""
         return self._load().groups
 
     def supervise(
-        self, regions: Path | str | None = None, out: Path | str | None = None, **options: Any
+        self,
+        regions: Path | str | None = None,
+        options: SuperviseOptions = DEFAULT_OPTIONS,
+        out: Path | str | None = None,
+        *,
+        seed: int | None = None,
     ) -> AtlasModel:
-        """Phase 2, with a REGIONS folder; options are those of `mobatlas.supervise` (strategy, membership, values, ...)."""
-        folder = _Place(out)
-        manner = dict(self.manner) | {
-            name: options.pop(name) for name in ("seed", "hardware", "quiet") if name in options
-        }
+        """Phase 2: condition the model on groups, with a REGIONS folder.
+
+        Parameters
+        ----------
+        regions
+            A REGIONS folder; the strategy "strong" needs none.
+        options
+            The strategy and its options.
+        out
+            The MODEL folder to write; a temporary one if None.
+        seed
+            Random seed; the seed of phase 1 if None.
+        """
+        folder = _ModelPath(out)
+        used_seed = self.seed if seed is None else seed
         report = supervise(
-            self.path, folder.path, regions, dataset=self.dataset, **manner, **options
+            self.path,
+            folder.path,
+            regions,
+            options,
+            dataset=self.dataset,
+            seed=used_seed,
+            execution=self.execution,
         )
-        return AtlasModel(folder.path, self.dataset, report, manner, folder)
+        return AtlasModel(folder.path, self.dataset, report, used_seed, self.execution, folder)
 
     def sample(
         self,
@@ -105,53 +143,63 @@ class AtlasModel:
         anchors: np.ndarray[Any, Any] | Path | str | None = None,
         calibrate: bool | None = None,
         seed: int = 0,
-        **options: Any,
     ) -> pa.Table:
-        """n trajectories, one row a visit, as an Arrow table (`to_pandas` where pandas is installed).
+        """Sample trajectories into an Arrow table with one row per visit.
 
-        `anchors` are a table on disk or rows of home lat, lon, work lat, lon. Samples of groups are calibrated if the model
-        keeps a calibration, unless `calibrate` says otherwise. Options are those of `mobatlas.generate`.
+        Parameters
+        ----------
+        n
+            Number of trajectories; with `anchors`, one per row if None.
+        group
+            A group, such as "30-40, F".
+        region
+            Sample groups and homes as the people of this region have them.
+        anchors
+            A table on disk, or rows of home lat, home lon, work lat, work lon.
+        calibrate
+            Select samples so that groups have the estimated means. If None, samples of groups are
+            calibrated whenever the model has a calibration.
+        seed
+            Random seed.
         """
-        kept = (self.path / FILES[0]).exists() and (group is not None or region is not None)
+        has_calibration = (self.path / FILES[0]).exists()
+        if calibrate is None:
+            calibrate = has_calibration and (group is not None or region is not None)
         with tempfile.TemporaryDirectory(prefix="mobatlas-") as scratch:
             if isinstance(anchors, np.ndarray):
-                anchors = _table(anchors, Path(scratch) / "anchors.parquet")
-            manner: dict[str, Any] = {
-                "calibrate": kept if calibrate is None else calibrate,
-                "seed": seed,
-            } | options
-            where: dict[str, Any] = {
-                "group": group,
-                "region": region,
-                "anchors": anchors,
-                "dataset": self.dataset,
-            }
+                anchors = _write_anchors(anchors, Path(scratch) / "anchors.parquet")
             out = Path(scratch) / "samples.parquet"
-            generate(self.path, out, n, **where, **manner)
+            generate(
+                self.path,
+                out,
+                n,
+                group=group,
+                region=region,
+                anchors=anchors,
+                dataset=self.dataset,
+                calibrate=calibrate,
+                seed=seed,
+            )
             return pq.read_table(out, memory_map=False)
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> AtlasModel:
-        """Copy the folder; the model there."""
+        """Copy the MODEL folder to `path` and return the model there."""
         manifest = self._load().manifest
-        how: dict[str, Any] = {
-            "seed": manifest.seed,
-            "config": manifest.config,
-            "overwrite": overwrite,
-        }
-        with new_folder(Path(path), KIND, **how) as folder:
-            shutil.copytree(
-                self.path, folder.path, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST)
-            )
+        with new_folder(
+            Path(path), KIND, seed=manifest.seed, config=manifest.config, overwrite=overwrite
+        ) as folder:
+            skip = shutil.ignore_patterns(MANIFEST)
+            shutil.copytree(self.path, folder.path, dirs_exist_ok=True, ignore=skip)
             folder.details |= manifest.details
             folder.unlisted |= set(manifest.unlisted)
-        return AtlasModel(Path(path), self.dataset, self.report, self.manner)
+        return AtlasModel(Path(path), self.dataset, self.report, self.seed, self.execution)
 
     def _load(self) -> Model:
         return load_model(self.path, self.dataset)
 
 
-class _Place:
-    """Where a model is written: a folder that was asked for, or one that goes when nobody uses it any more."""
+class _ModelPath:
+    """The folder of a model: the requested one, or a temporary one that goes with this object."""
 
     def __init__(self, out: Path | str | None) -> None:
         if out is not None:
@@ -162,12 +210,11 @@ class _Place:
         weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
 
 
-def _table(anchors: np.ndarray[Any, Any], path: Path) -> Path:
+def _write_anchors(anchors: np.ndarray[Any, Any], path: Path) -> Path:
     if anchors.ndim != 2 or anchors.shape[1] != len(ANCHORS):
         raise MobatlasError(
-            f"anchors: have the shape {anchors.shape}; give rows of {', '.join(ANCHORS)}"
+            f"anchors: the array has the shape {anchors.shape}; give rows of {', '.join(ANCHORS)}"
         )
-    pq.write_table(
-        pa.table({name: anchors[:, k].astype(np.float64) for k, name in enumerate(ANCHORS)}), path
-    )
+    columns = {name: anchors[:, k].astype(np.float64) for k, name in enumerate(ANCHORS)}
+    pq.write_table(pa.table(columns), path)
     return path

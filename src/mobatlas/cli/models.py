@@ -61,9 +61,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Phase 1: fit a generator of trajectories without demographics."""
-    from mobatlas.pipeline.train import (
-        Hardware,  # torch takes seconds to import, and other commands do without it
-    )
+    from mobatlas.pipeline.train import Execution  # imports torch, which takes seconds
     from mobatlas.pipeline.train import train as run_training
 
     run = load_run(config, preset)
@@ -78,11 +76,16 @@ def train(
         preset=preset or run.preset,
         values=merge(given, parse_assignments(assignments or [])),
         seed=run.seed if seed is None else seed,
-        resume=resume,
-        overwrite=overwrite,
-        hardware=Hardware(accelerator, devices, precision, checkpoint_seconds),
-        tensorboard=tensorboard,
-        quiet=quiet,
+        execution=Execution(
+            resume=resume,
+            overwrite=overwrite,
+            accelerator=accelerator,
+            devices=devices,
+            precision=precision,
+            checkpoint_seconds=checkpoint_seconds,
+            tensorboard=tensorboard,
+            quiet=quiet,
+        ),
     )
     show(report, json, training_table(report, out))
 
@@ -143,8 +146,9 @@ def supervise(
     quiet: Quiet = False,
 ) -> None:
     """Phase 2: give a model groups, from what regions tell."""
-    from mobatlas.pipeline.train import Hardware
-    from mobatlas.pipeline.train import supervise as run_supervision
+    from mobatlas.pipeline.supervise import SuperviseOptions
+    from mobatlas.pipeline.supervise import supervise as run_supervision
+    from mobatlas.pipeline.train import Execution
 
     _trust(trust_code)
     run = load_run(config)
@@ -153,19 +157,26 @@ def supervise(
         model,
         out,
         regions,
-        strategy=chosen,
-        divergence=divergence or run.supervise.divergence,
-        membership=membership or run.supervise.membership,
-        from_scratch=from_scratch,
-        preset=preset or (run.preset if chosen == "finetune" else None),
-        values=merge(run.supervise.options, parse_assignments(assignments or [])),
+        SuperviseOptions(
+            strategy=chosen,
+            divergence=divergence or run.supervise.divergence,
+            membership=membership or run.supervise.membership,
+            from_scratch=from_scratch,
+            preset=preset or (run.preset if chosen == "finetune" else None),
+            values=merge(run.supervise.options, parse_assignments(assignments or [])),
+        ),
         dataset=dataset,
         seed=run.seed if seed is None else seed,
-        resume=resume,
-        overwrite=overwrite,
-        hardware=Hardware(accelerator, devices, precision, checkpoint_seconds),
-        tensorboard=tensorboard,
-        quiet=quiet,
+        execution=Execution(
+            resume=resume,
+            overwrite=overwrite,
+            accelerator=accelerator,
+            devices=devices,
+            precision=precision,
+            checkpoint_seconds=checkpoint_seconds,
+            tensorboard=tensorboard,
+            quiet=quiet,
+        ),
     )
     show(report, json, supervised_table(report, out))
 

@@ -1,4 +1,4 @@
-"""Stages of a long run: what is finished and still wanted as it was is not made again."""
+"""The step cache of a run: a finished step whose inputs have not changed is not computed again."""
 
 from __future__ import annotations
 
@@ -14,73 +14,78 @@ from mobatlas.errors import MobatlasError
 from mobatlas.io.manifest import file_hash, read_manifest, write_json
 
 log = logging.getLogger("mobatlas")
-FILE = "stages.json"
+STEPS_FILE = "steps.json"
 
 
 @dataclass
-class Stages:
-    """The stages of one folder, each with the hash of all that it was made of."""
+class StepCache:
+    """The steps of one folder, each with a hash of its inputs.
+
+    Examples
+    --------
+    >>> cache = StepCache(Path("run"))  # doctest: +SKIP
+    >>> cache.run("city", Path("run/city"), {"seed": 0}, write_city)  # doctest: +SKIP
+    """
 
     folder: Path
-    anew: bool = False  # make everything again
-    _known: dict[str, dict[str, Any]] = field(default_factory=dict)
+    recompute: bool = False  # compute every step again
+    _steps: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         try:
-            self._known = json.loads((self.folder / FILE).read_text(encoding="utf-8"))
-        except (
-            OSError,
-            ValueError,
-            RecursionError,
-        ):  # nothing yet, or nothing that can be read: all is made again
-            self._known = {}
-        if not isinstance(self._known, dict) or not all(
-            isinstance(each, dict) for each in self._known.values()
-        ):
-            self._known = {}
+            steps = json.loads((self.folder / STEPS_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):  # missing or damaged: compute everything
+            steps = {}
+        if isinstance(steps, dict) and all(isinstance(step, dict) for step in steps.values()):
+            self._steps = steps
 
-    def run(self, name: str, out: Path, of: Mapping[str, Any], make: Callable[[bool], Any]) -> Path:
-        """`out`, made of what `of` says; `make` is told whether to go on with what it began for the same."""
-        key = hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()
-        last = {} if self.anew else self._known.get(name, {})
-        if last.get("key") == key and last.get("done") and out.exists():
-            log.info("%s: is there already", name)
+    def run(
+        self, name: str, out: Path, inputs: Mapping[str, Any], compute: Callable[[bool], Any]
+    ) -> Path:
+        """Compute `out` from `inputs` unless it exists; return its path.
+
+        `compute` receives whether an interrupted attempt with the same inputs may be resumed.
+        """
+        text = json.dumps(inputs, sort_keys=True, default=str)
+        key = hashlib.sha256(text.encode()).hexdigest()
+        last = {} if self.recompute else self._steps.get(name, {})
+        same_inputs = last.get("key") == key
+        if same_inputs and last.get("done") and out.exists():
+            log.info("%s: already computed", name)
             return out
-        same = last.get("key") == key
-        self._note(name, key, done=False)
-        make(same)
-        self._note(name, key, done=True)
+        self._record(name, key, done=False)
+        compute(same_inputs)
+        self._record(name, key, done=True)
         return out
 
-    def _note(self, name: str, key: str, *, done: bool) -> None:
-        self._known[name] = {"key": key, "done": done}
+    def _record(self, name: str, key: str, *, done: bool) -> None:
+        self._steps[name] = {"key": key, "done": done}
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / FILE, self._known)
+        write_json(self.folder / STEPS_FILE, self._steps)
 
 
-def refuse_other(folder: Path) -> None:
-    """Refuse a folder that was not filled by stages: their file is the first thing that they write.
+def refuse_foreign_folder(folder: Path) -> None:
+    """Refuse a folder that holds files but no step cache, which is the first file of a run.
 
-    What is hidden does not count: a process that was killed while it wrote that file leaves nothing else.
+    Hidden files do not count: a process killed while it writes the cache leaves only those.
     """
-    held = (
-        [path.name for path in folder.iterdir() if not path.name.startswith(".")]
-        if folder.is_dir()
-        else []
-    )
-    if held and FILE not in held:
-        raise MobatlasError(f"{folder}: holds something that is not a run; choose another --out")
+    entries = list(folder.iterdir()) if folder.is_dir() else []
+    visible = [path.name for path in entries if not path.name.startswith(".")]
+    if visible and STEPS_FILE not in visible:
+        raise MobatlasError(
+            f"{folder}: holds files that are not from a run of this version; choose another --out"
+        )
 
 
-def content_of(path: Path) -> str:
-    """What a file or a folder holds, as a hash."""
+def path_hash(path: Path) -> str:
+    """A hash of a file, or of all files in a folder with their names."""
     if path.is_file():
         return file_hash(path)
-    found = sorted(each for each in path.rglob("*") if each.is_file())
-    parts = [f"{each.relative_to(path).as_posix()} {file_hash(each)}" for each in found]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    files = sorted(each for each in path.rglob("*") if each.is_file())
+    lines = [f"{each.relative_to(path).as_posix()} {file_hash(each)}" for each in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def made(folder: Path, kind: str) -> str:
-    """What a folder of ours holds: the hash that its manifest has."""
+def manifest_hash(folder: Path, kind: str) -> str:
+    """The content hash that the manifest of a mobatlas folder states."""
     return read_manifest(folder, kind).content_hash

@@ -1,7 +1,7 @@
-"""A whole run: from a user's tables, or a simulated city, to samples by group, an evaluation and report.html.
+"""A whole run: from tables or a simulated city to samples by group, an evaluation and report.html.
 
-Every stage is kept with the hash of what it was made of, so that a second call makes only what is new, and one that was stopped
-goes on where it was.
+Every step is cached with a hash of its inputs. A second call computes only what changed, and an
+interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +43,9 @@ from mobatlas.io.manifest import (
     write_parquet,
 )
 from mobatlas.io.output import new_file, only_writer
-from mobatlas.pipeline.cache import Stages, content_of, made, refuse_other
-from mobatlas.pipeline.train import divided, supervise, train
+from mobatlas.pipeline.cache import StepCache, manifest_hash, path_hash, refuse_foreign_folder
+from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
+from mobatlas.pipeline.train import Execution, train
 from mobatlas.progress import track
 from mobatlas.regions.identifiability import diagnose
 from mobatlas.regions.store import KIND as REGIONS
@@ -55,12 +56,13 @@ from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler
 
 REPORT = "report.html"
-BASELINE, STRONG = "baseline", "strong"
+BASELINE = "baseline"
+STRONG = "strong"
 
 
 @dataclass(frozen=True)
-class Result:
-    """Where things are, and how good they came out."""
+class RunResult:
+    """The folder of a run, its report, and the facts that run.json holds."""
 
     folder: Path
     report: Path
@@ -69,177 +71,245 @@ class Result:
 
 def run(
     config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, quiet: bool = False
-) -> Result:
-    """Everything that a configuration asks for, into `out`."""
-    whole, above = (
-        (config, Path()) if isinstance(config, RunConfig) else (load_run(config), config.parent)
-    )
-    refuse_other(Path(out))
-    with only_writer(Path(out)):
-        return _run(_Job(whole, above, Path(out), Stages(Path(out), overwrite), quiet))
+) -> RunResult:
+    """Run everything that a configuration asks for and write it to a folder.
+
+    Parameters
+    ----------
+    config
+        A YAML file, or a `RunConfig`.
+    out
+        The folder of the run. An interrupted run resumes there.
+    overwrite
+        Compute every step again.
+    quiet
+        Print log lines instead of progress bars.
+
+    Returns
+    -------
+    RunResult
+        The folder, the report and the facts of the run.
+
+    Examples
+    --------
+    >>> run(Path("city.yaml"), "runs/city").report  # doctest: +SKIP
+    """
+    if isinstance(config, RunConfig):
+        loaded = config
+        base = Path()
+    else:
+        loaded = load_run(config)
+        base = config.parent
+    folder = Path(out)
+    refuse_foreign_folder(folder)
+    with only_writer(folder):
+        return _run(_Steps(loaded, base, folder, StepCache(folder, overwrite), quiet))
 
 
-def _run(job: _Job) -> Result:
-    whole, start = job.config, time.perf_counter()
-    ways, options, family = job.ways(), job.options(), family_of(whole.train.generator)
-    if whole.strong and not family.trainable:
+def _run(steps: _Steps) -> RunResult:
+    config = steps.config
+    start = time.perf_counter()
+    sources = steps.region_sources()
+    options = steps.generator_options()
+    family = family_of(config.train.generator)
+    if config.strong and not family.trainable:
         raise MobatlasError(
-            f"strong: is asked for, but the generator {family.name} cannot be taught; leave it out"
+            f"strong: the generator {family.name} cannot be trained on labels; remove `strong`"
         )
-    dataset = job.dataset()
+    dataset = steps.dataset()
     opened = TrajectoryDataset.open(dataset)
     labelled = opened.groups is not None and opened.labels() is not None
-    if whole.strong and not labelled:
-        raise MobatlasError(
-            "strong: is asked for, but the people of this dataset have no labels; leave it out"
-        )
-    # Before hours of training: what is wrong with regions is seen here.
-    regions = {name: job.regions(name, way, opened) for name, way in ways.items()}
-    baseline = job.baseline(dataset, options)
-    strong = (
-        job.strong(baseline)
-        if labelled and family.trainable and whole.strong is not False
-        else None
-    )
-    files = {BASELINE: job.everybody(baseline, opened)}
-    if strong is not None and opened.groups is not None:
-        files[STRONG] = job.by_group(STRONG, strong, opened.groups, calibrate=False)
+    if config.strong and not labelled:
+        raise MobatlasError("strong: the people of this dataset have no labels; remove `strong`")
+    # Errors in regions must show before hours of training.
+    regions = {name: steps.regions(name, source, opened) for name, source in sources.items()}
+    baseline = steps.baseline(dataset, options)
+    samples = {BASELINE: steps.sample_population(baseline, opened)}
+    models = {BASELINE: BASELINE}
+    if labelled and family.trainable and config.strong is not False and opened.groups is not None:
+        strong = steps.strong(baseline)
+        samples[STRONG] = steps.sample_groups(STRONG, strong, opened.groups, calibrate=False)
+        models[STRONG] = STRONG
     chapters = {
-        name: job.chapter(name, folder, opened, baseline, files) for name, folder in regions.items()
+        name: steps.chapter(name, folder, opened, baseline, samples)
+        for name, folder in regions.items()
     }
     facts = {
-        "title": whole.title,
-        "seed": whole.seed,
-        "dataset": str(dataset.relative_to(job.out)),
-        "models": {BASELINE: BASELINE} | ({STRONG: STRONG} if strong else {}),
-        "samples": {name: str(path.relative_to(job.out)) for name, path in files.items()},
+        "title": config.title,
+        "seed": config.seed,
+        "dataset": steps.relative(dataset),
+        "models": models,
+        "samples": {name: steps.relative(path) for name, path in samples.items()},
         "regions": chapters,
-        "config": whole.model_dump(mode="json", exclude_none=True),
+        "config": config.model_dump(mode="json", exclude_none=True),
         "versions": library_versions(),
         "seconds": round(time.perf_counter() - start, 1),
     }
-    write_json(job.out / RUN, facts)
-    report = write_report(job.out, job.out / REPORT, overwrite=True)
-    return Result(job.out, report, facts)
+    write_json(steps.out / RUN, facts)
+    report = write_report(steps.out, steps.out / REPORT, overwrite=True)
+    return RunResult(steps.out, report, facts)
 
 
 @dataclass(frozen=True)
-class _Job:
-    """The stages of a run."""
+class _Steps:
+    """The cached steps of a run."""
 
     config: RunConfig
-    beside: Path  # what paths of the configuration are relative to
+    base: Path  # paths in the configuration are relative to it
     out: Path
-    stages: Stages
+    cache: StepCache
     quiet: bool
 
+    def relative(self, path: Path) -> str:
+        """A path within the run's folder, as run.json holds it."""
+        return str(path.relative_to(self.out))
+
     def dataset(self) -> Path:
-        """Visits of the source, or of a city, as trajectories."""
-        config, preset = self.config, self.config.preset
-        out, values = (
-            self.out / "dataset",
-            self.config.prepare.model_dump(mode="json", exclude_unset=True),
-        )
-        if config.source is None:
-            source, form, engine = self._city(), "plain", "duckdb"
+        """Trajectories of the source, or of a simulated city."""
+        out = self.out / "dataset"
+        preset = self.config.preset
+        values = self.config.prepare.model_dump(mode="json", exclude_unset=True)
+        if self.config.source is None:
+            source = self._city()
+            layout = "plain"
+            engine = "duckdb"
         else:
-            source, form, engine = (
-                self.beside / config.source.path,
-                config.source.format,
-                config.source.engine,
-            )
+            source = self.base / self.config.source.path
+            layout = self.config.source.format
+            engine = self.config.source.engine
             if not source.exists():
                 raise MobatlasError(
-                    f"{source}: does not exist; `source.path` is relative to the configuration"
+                    f"{source}: no such file or folder; "
+                    "`source.path` is relative to the configuration file"
                 )
 
-        def make(_: bool) -> None:
+        def compute(_: bool) -> None:
             with track("preparing", STEPS, self.quiet) as tracker:
-                manner: dict[str, Any] = {
-                    "format": form,
-                    "engine": engine,
-                    "preset": preset,
-                    "tracker": tracker,
-                }
-                prepare(source, out, values=values, overwrite=True, **manner)
+                prepare(
+                    source,
+                    out,
+                    format=layout,
+                    engine=engine,
+                    preset=preset,
+                    values=values,
+                    overwrite=True,
+                    tracker=tracker,
+                )
 
-        of = {"source": content_of(source), "format": form, "preset": preset, "values": values}
-        return self.stages.run("dataset", out, of, make)
+        inputs = {
+            "source": path_hash(source),
+            "format": layout,
+            "preset": preset,
+            "values": values,
+        }
+        return self.cache.run("dataset", out, inputs, compute)
 
     def _city(self) -> Path:
-        config, out = self.config.simulate, self.out / "city"
+        out = self.out / "city"
+        config = self.config.simulate
+        seed = self.config.seed
 
-        def make(_: bool) -> None:
+        def compute(_: bool) -> None:
             with track("simulating", config.users, self.quiet) as tracker:
-                write_city_folder(out, config, self.config.seed, overwrite=True, tracker=tracker)
+                write_city_folder(out, config, seed, overwrite=True, tracker=tracker)
 
-        return self.stages.run(
-            "city", out, {"city": config.model_dump(mode="json"), "seed": self.config.seed}, make
-        )
+        inputs = {"city": config.model_dump(mode="json"), "seed": seed}
+        return self.cache.run("city", out, inputs, compute)
 
-    def ways(self) -> dict[str, RegionsConfig]:
-        """The ways to know regions; refused before hours of training if there are none, or their tables are not there."""
+    def region_sources(self) -> dict[str, RegionsConfig]:
+        """The configured sources of regions; missing tables and unusable names are refused."""
         if not self.config.regions:
             raise MobatlasError(
-                "regions: the configuration has none; give composition and aggregates, `by` a column of people, or a partition"
+                "regions: the configuration has none; give `composition` and `aggregates`, "
+                "`by` with a column of people, or a `partition`"
             )
-        for name, way in self.config.regions.items():
-            if (
-                name in (BASELINE, STRONG)
-                or not name.strip()
-                or not set(name).isdisjoint("/\\")
-                or name.startswith(".")
-            ):
+        for name, source in self.config.regions.items():
+            reserved = name in (BASELINE, STRONG) or name.startswith(".")
+            if reserved or not name.strip() or not set(name).isdisjoint("/\\"):
                 raise MobatlasError(
-                    f"regions.{name}: names a folder here, and cannot be called so; choose another name"
+                    f"regions.{name}: this cannot be the name of a folder; choose another name"
                 )
-            for key, path in self._tables(way).items():
+            for key, path in self._tables(source).items():
                 if not path.exists():
                     raise MobatlasError(
-                        f"{path}: does not exist; `regions.{name}.{key}` is relative to the configuration"
+                        f"{path}: no such file; "
+                        f"`regions.{name}.{key}` is relative to the configuration file"
                     )
         return dict(self.config.regions)
 
-    def _tables(self, way: RegionsConfig) -> dict[str, Path]:
-        named = {"composition": way.composition, "aggregates": way.aggregates}
-        return {key: self.beside / path for key, path in named.items() if path is not None}
+    def _tables(self, source: RegionsConfig) -> dict[str, Path]:
+        paths = {"composition": source.composition, "aggregates": source.aggregates}
+        return {key: self.base / path for key, path in paths.items() if path is not None}
 
-    def options(self) -> dict[str, Any]:
-        """Of the generator; files are there."""
+    def generator_options(self) -> dict[str, Any]:
+        """Options of the generator, with the files they name resolved and checked."""
         chosen = self.config.train
-        return family_of(chosen.generator).resolve(chosen.options, self.beside)
+        return family_of(chosen.generator).resolve(chosen.options, self.base)
 
     def baseline(self, dataset: Path, options: dict[str, Any]) -> Path:
         """Phase 1."""
-        name, out = self.config.train.generator, self.out / BASELINE
+        out = self.out / BASELINE
+        inputs = {
+            "dataset": manifest_hash(dataset, DATASET),
+            "preset": self.config.preset,
+            "generator": self.config.train.generator,
+            "options": options,
+            "seed": self.config.seed,
+        }
 
-        def make(same: bool) -> None:
+        def compute(resume: bool) -> None:
             train(
                 dataset,
                 out,
-                generator=name,
+                generator=self.config.train.generator,
                 preset=self.config.preset,
                 values=options,
-                **self._manner(same),
+                seed=self.config.seed,
+                execution=self._execution(resume),
             )
 
-        of = {
-            "dataset": made(dataset, DATASET),
-            "preset": self.config.preset,
-            "generator": name,
-            "options": options,
-        }
-        return self.stages.run(BASELINE, out, of | {"seed": self.config.seed}, make)
+        return self.cache.run(BASELINE, out, inputs, compute)
 
     def strong(self, baseline: Path) -> Path:
         """The labelled upper bound."""
-        out, options = self.out / STRONG, divided(self.config.supervise.options)[1]
+        out = self.out / STRONG
+        _, values = split_options(self.config.supervise.options)
+        inputs = {
+            "model": manifest_hash(baseline, MODEL),
+            "options": values,
+            "seed": self.config.seed,
+        }
+        options = SuperviseOptions(strategy=STRONG, values=values)
+        return self.cache.run(STRONG, out, inputs, self._supervision(baseline, out, None, options))
 
-        def make(same: bool) -> None:
-            supervise(baseline, out, strategy=STRONG, values=options, **self._manner(same))
+    def _supervised(self, name: str, baseline: Path, regions: Path) -> Path:
+        out = self.out / "models" / name
+        chosen = self.config.supervise
+        inputs = {
+            "model": manifest_hash(baseline, MODEL),
+            "regions": manifest_hash(regions, REGIONS),
+            **chosen.model_dump(mode="json"),
+            "seed": self.config.seed,
+        }
+        options = SuperviseOptions(
+            strategy=chosen.strategy,
+            divergence=chosen.divergence,
+            membership=chosen.membership,
+            values=chosen.options,
+        )
+        compute = self._supervision(baseline, out, regions, options)
+        return self.cache.run(f"model {name}", out, inputs, compute)
 
-        of = {"model": made(baseline, MODEL), "options": options, "seed": self.config.seed}
-        return self.stages.run(STRONG, out, of, make)
+    def _supervision(
+        self, baseline: Path, out: Path, regions: Path | None, options: SuperviseOptions
+    ) -> Callable[[bool], Any]:
+        seed = self.config.seed
+
+        def compute(resume: bool) -> None:
+            execution = self._execution(resume)
+            supervise(baseline, out, regions, options, seed=seed, execution=execution)
+
+        return compute
 
     def chapter(
         self,
@@ -247,181 +317,170 @@ class _Job:
         regions: Path,
         dataset: TrajectoryDataset,
         baseline: Path,
-        files: Mapping[str, Path],
+        samples: Mapping[str, Path],
     ) -> dict[str, Any]:
-        """One way to know regions: how much it can tell, a model, its samples, and how good they are."""
+        """One source of regions: its diagnosis, a model, samples and their evaluation."""
         model = self._supervised(name, baseline, regions)
-        known = load_regions(regions)
-        samples = self.by_group(name, model, known.groups, calibrate=True)
-        evaluation = self._evaluated(name, samples, dataset, model, regions, baseline, files)
-        audited = (
-            {"audit": str(self._audited(name, samples, dataset).relative_to(self.out))}
-            if self.config.audit
-            else {}
-        )
-        return audited | {
-            "regions": str(regions.relative_to(self.out)),
-            "model": str(model.relative_to(self.out)),
-            "samples": str(samples.relative_to(self.out)),
-            "evaluation": str(evaluation.relative_to(self.out)),
+        loaded = load_regions(regions)
+        own = self.sample_groups(name, model, loaded.groups, calibrate=True)
+        models = {BASELINE: baseline, "supervised": model}
+        evaluation = self._evaluation(name, {**samples, "ours": own}, dataset, models, regions)
+        chapter = {
+            "regions": self.relative(regions),
+            "model": self.relative(model),
+            "samples": self.relative(own),
+            "evaluation": self.relative(evaluation),
             "information": read_manifest(model, MODEL).details["report"]["information"],
             "diagnosis": diagnose(
-                known.composition,
-                aggregates=known.aggregates,
-                randomised=known.randomised,
-                population=known.population,
+                loaded.composition,
+                aggregates=loaded.aggregates,
+                randomised=loaded.randomised,
+                population=loaded.population,
             ).as_dict(),
         }
+        if self.config.audit:
+            chapter["audit"] = self.relative(self._audit(name, own, dataset))
+        return chapter
 
-    def regions(self, name: str, way: RegionsConfig, dataset: TrajectoryDataset) -> Path:
+    def regions(self, name: str, source: RegionsConfig, dataset: TrajectoryDataset) -> Path:
         """Composition and aggregates."""
-        out, values = self.out / "regions" / name, way.model_dump(exclude_none=True)
-        tables = self._tables(way)
+        out = self.out / "regions" / name
+        values = source.model_dump(exclude_none=True)
+        tables = self._tables(source)
+        seed = self.config.seed
 
-        def make(_: bool) -> None:
-            build_regions(
-                dataset.path, out, **values | tables, seed=self.config.seed, overwrite=True
-            )
+        def compute(_: bool) -> None:
+            build_regions(dataset.path, out, **values | tables, seed=seed, overwrite=True)
 
-        of = {"dataset": dataset.manifest.content_hash, "way": values, "seed": self.config.seed}
-        return self.stages.run(
-            f"regions {name}",
-            out,
-            of | {key: content_of(path) for key, path in tables.items()},
-            make,
-        )
-
-    def _supervised(self, name: str, baseline: Path, regions: Path) -> Path:
-        out, chosen = self.out / "models" / name, self.config.supervise
-
-        def make(same: bool) -> None:
-            how: dict[str, Any] = {"strategy": chosen.strategy, "divergence": chosen.divergence}
-            how |= {"membership": chosen.membership, "values": chosen.options}
-            supervise(baseline, out, regions, **how, **self._manner(same))
-
-        of = {
-            "model": made(baseline, MODEL),
-            "regions": made(regions, REGIONS),
-            **chosen.model_dump(mode="json"),
+        inputs = {
+            "dataset": dataset.manifest.content_hash,
+            "way": values,
+            "seed": seed,
+            **{key: path_hash(path) for key, path in tables.items()},
         }
-        return self.stages.run(f"model {name}", out, of | {"seed": self.config.seed}, make)
+        return self.cache.run(f"regions {name}", out, inputs, compute)
 
-    def everybody(self, model: Path, dataset: TrajectoryDataset) -> Path:
-        """Samples of a model that knows no groups, as many as there are of all groups together."""
+    def sample_population(self, model: Path, dataset: TrajectoryDataset) -> Path:
+        """Samples of a model without groups, as many as all groups have together."""
         groups = len(dataset.groups) if dataset.groups is not None else 1
-        return self._sampled(
-            BASELINE, model, {None: groups * self.config.samples.each}, calibrate=False
-        )
+        counts: dict[str | None, int] = {None: groups * self.config.samples.each}
+        return self._samples(BASELINE, model, counts, calibrate=False)
 
-    def by_group(self, name: str, model: Path, groups: Groups, *, calibrate: bool) -> Path:
-        """As many samples of each group, in one file."""
-        return self._sampled(
-            name, model, dict.fromkeys(groups.names, self.config.samples.each), calibrate=calibrate
-        )
+    def sample_groups(self, name: str, model: Path, groups: Groups, *, calibrate: bool) -> Path:
+        """Equally many samples of each group, in one file."""
+        counts: dict[str | None, int] = dict.fromkeys(groups.names, self.config.samples.each)
+        return self._samples(name, model, counts, calibrate=calibrate)
 
-    def _sampled(
-        self, name: str, model: Path, wanted: Mapping[str | None, int], *, calibrate: bool
+    def _samples(
+        self, name: str, model: Path, counts: Mapping[str | None, int], *, calibrate: bool
     ) -> Path:
-        out, coarsen = self.out / "samples" / f"{name}.parquet", self.config.samples.coarsen
+        out = self.out / "samples" / f"{name}.parquet"
+        coarsen = self.config.samples.coarsen
+        seed = self.config.seed
 
-        def make(_: bool) -> None:
+        def compute(_: bool) -> None:
             out.parent.mkdir(parents=True, exist_ok=True)
-            done, total = 0, sum(wanted.values())
+            done = 0
+            total = sum(counts.values())
             with track(f"sampling {name}", total, self.quiet) as tracker, _scratch(out) as folder:
                 parts: dict[Path, int] = {}
-                for number, (group, n) in enumerate(wanted.items()):
+                for number, (group, n) in enumerate(counts.items()):
                     part = folder / f"{number}.parquet"
-                    how: dict[str, Any] = {
-                        "group": group,
-                        "calibrate": calibrate and group is not None,
-                    }
-                    generate(model, part, n, **how, coarsen=coarsen, seed=self.config.seed + number)
+                    generate(
+                        model,
+                        part,
+                        n,
+                        group=group,
+                        calibrate=calibrate and group is not None,
+                        coarsen=coarsen,
+                        seed=seed + number,
+                    )
                     parts[part] = n
                     done += n
                     tracker.step(done, group or "everybody")
                 with new_file(out, overwrite=True) as partial:
                     _join(parts, partial)
 
-        of = {
-            "model": made(model, MODEL),
-            "wanted": {str(k): v for k, v in wanted.items()},
+        inputs = {
+            "model": manifest_hash(model, MODEL),
+            "wanted": {str(group): n for group, n in counts.items()},
             "calibrate": calibrate,
+            "coarsen": coarsen,
+            "seed": seed,
         }
-        return self.stages.run(
-            f"samples {name}", out, of | {"coarsen": coarsen, "seed": self.config.seed}, make
-        )
+        return self.cache.run(f"samples {name}", out, inputs, compute)
 
-    def _evaluated(
+    def _evaluation(
         self,
         name: str,
-        samples: Path,
+        samples: Mapping[str, Path],
         dataset: TrajectoryDataset,
-        model: Path,
+        models: Mapping[str, Path],
         regions: Path,
-        baseline: Path,
-        files: Mapping[str, Path],
     ) -> Path:
         out = self.out / "evaluation" / f"{name}.json"
+        seed = self.config.seed
 
-        def make(_: bool) -> None:
-            found = evaluate(
-                samples,
+        def compute(_: bool) -> None:
+            result = evaluate(
+                samples["ours"],
                 dataset.path,
-                baseline=files[BASELINE],
-                strong=files.get(STRONG),
-                seed=self.config.seed,
+                baseline=samples[BASELINE],
+                strong=samples.get(STRONG),
+                seed=seed,
             )
-            homes = dataset.anchors[np.intersect1d(dataset.split_people("train"), dataset.person)]
-            samplers: dict[str, Sampler] = {
-                BASELINE: PlainSampler(load_model(baseline).generator, homes),
-                "supervised": load_sampler(load_model(model)),
-            }
-            regional = {
-                "held_out_people": held_out_people(samplers, dataset, regions, self.config.seed),
-                "held_out_regions": held_out_regions(
-                    load_regions(regions), self.config.seed, parents=dataset.vocabulary.parents
-                ),
-            }
+            regional = _regional_scores(dataset, models, regions, seed)
             out.parent.mkdir(parents=True, exist_ok=True)
-            write_json(out, found.as_dict() | {"regional": regional})
+            write_json(out, result.as_dict() | {"regional": regional})
 
-        of = {name: content_of(path) for name, path in {**files, "ours": samples}.items()}
-        of |= {
+        inputs = {key: path_hash(path) for key, path in samples.items()} | {
             "dataset": dataset.manifest.content_hash,
-            "regions": made(regions, REGIONS),
-            "seed": str(self.config.seed),
+            "regions": manifest_hash(regions, REGIONS),
+            "seed": str(seed),
         }
-        return self.stages.run(f"evaluation {name}", out, of, make)
+        return self.cache.run(f"evaluation {name}", out, inputs, compute)
 
-    def _audited(self, name: str, samples: Path, dataset: TrajectoryDataset) -> Path:
+    def _audit(self, name: str, samples: Path, dataset: TrajectoryDataset) -> Path:
         out = self.out / "audit" / f"{name}.json"
+        seed = self.config.seed
 
-        def make(_: bool) -> None:
+        def compute(_: bool) -> None:
             with track(f"auditing {name}", AUDIT_STEPS, self.quiet) as tracker:
-                found = audit(samples, dataset.path, seed=self.config.seed, tracker=tracker)
+                result = audit(samples, dataset.path, seed=seed, tracker=tracker)
             out.parent.mkdir(parents=True, exist_ok=True)
-            write_json(out, found.as_dict())
+            write_json(out, result.as_dict())
 
-        of = {
-            "samples": content_of(samples),
+        inputs = {
+            "samples": path_hash(samples),
             "dataset": dataset.manifest.content_hash,
-            "seed": self.config.seed,
+            "seed": seed,
         }
-        return self.stages.run(f"audit {name}", out, of, make)
+        return self.cache.run(f"audit {name}", out, inputs, compute)
 
-    def _manner(self, same: bool) -> dict[str, Any]:
-        """How to train: on with what was begun of the same, or anew."""
-        return {
-            "seed": self.config.seed,
-            "quiet": self.quiet,
-            "resume": same,
-            "overwrite": not same,
-        }
+    def _execution(self, resume: bool) -> Execution:
+        return Execution(resume=resume, overwrite=not resume, quiet=self.quiet)
+
+
+def _regional_scores(
+    dataset: TrajectoryDataset, models: Mapping[str, Path], regions: Path, seed: int
+) -> dict[str, Any]:
+    """Scores that need no labels: held-out people of the regions, and held-out regions."""
+    people = np.intersect1d(dataset.split_people("train"), dataset.person)
+    homes = dataset.anchors[people]  # (people, 4)
+    samplers: dict[str, Sampler] = {
+        BASELINE: PlainSampler(load_model(models[BASELINE]).generator, homes),
+        "supervised": load_sampler(load_model(models["supervised"])),
+    }
+    parents = dataset.vocabulary.parents
+    return {
+        "held_out_people": held_out_people(samplers, dataset, regions, seed),
+        "held_out_regions": held_out_regions(load_regions(regions), seed, parents=parents),
+    }
 
 
 @contextmanager
 def _scratch(out: Path) -> Iterator[Path]:
-    """A hidden folder beside a file; what a killed process left there goes first."""
+    """A hidden folder next to a file, emptied of what a killed process left."""
     folder = beside(out, "parts")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -432,10 +491,10 @@ def _scratch(out: Path) -> Iterator[Path]:
 
 
 def _join(parts: Mapping[Path, int], out: Path) -> None:
-    """Files of so many trajectories one after the other, numbered through; the metadata hold those of all."""
+    """Concatenate sample files and number their trajectories consecutively."""
     schemas = [pq.read_schema(part) for part in parts]
-    told = [json.loads(each.metadata[METADATA]) for each in schemas]
-    schema = schemas[0].with_metadata({METADATA: json.dumps(told, sort_keys=True)})
+    metadata = [json.loads(each.metadata[METADATA]) for each in schemas]
+    schema = schemas[0].with_metadata({METADATA: json.dumps(metadata, sort_keys=True)})
 
     def batches() -> Iterator[pa.RecordBatch]:
         first = 0

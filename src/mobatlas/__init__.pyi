@@ -1,0 +1,111 @@
+"""The public API for type checkers; `__init__.py` imports the same names when they are used."""
+
+from mobatlas.atlas import Atlas as Atlas
+from mobatlas.atlas import AtlasModel as AtlasModel
+from mobatlas.config import (
+    CityConfig as CityConfig,
+)
+from mobatlas.config import (
+    PrepareConfig as PrepareConfig,
+)
+from mobatlas.config import (
+    RunConfig as RunConfig,
+)
+from mobatlas.config import (
+    load_run as load_run,
+)
+from mobatlas.data.city import (
+    City as City,
+)
+from mobatlas.data.city import (
+    simulate as simulate,
+)
+from mobatlas.data.city import (
+    write_city_folder as write_city_folder,
+)
+from mobatlas.data.dataset import Batch as Batch
+from mobatlas.data.dataset import TrajectoryDataset as TrajectoryDataset
+from mobatlas.data.prepare.pipeline import prepare as prepare
+from mobatlas.data.prepare.summary import Summary as Summary
+from mobatlas.data.samples import Samples as Samples
+from mobatlas.data.samples import read_samples as read_samples
+from mobatlas.data.synthetic import read_synthetic as read_synthetic
+from mobatlas.data.trajectories import Trajectories as Trajectories
+from mobatlas.data.vocabulary import Vocabulary as Vocabulary
+from mobatlas.errors import MobatlasError as MobatlasError
+from mobatlas.evaluation.comparison import (
+    compare as compare,
+)
+from mobatlas.evaluation.comparison import (
+    evaluate_groups as evaluate_groups,
+)
+from mobatlas.evaluation.comparison import (
+    sampling_floor as sampling_floor,
+)
+from mobatlas.evaluation.evaluate import Evaluation as Evaluation
+from mobatlas.evaluation.evaluate import evaluate as evaluate
+from mobatlas.evaluation.metrics import Metric as Metric
+from mobatlas.evaluation.metrics import MetricSpec as MetricSpec
+from mobatlas.evaluation.metrics import register_metric as register_metric
+from mobatlas.evaluation.privacy.audit import Audit as Audit
+from mobatlas.evaluation.privacy.audit import audit as audit
+from mobatlas.features.maps import (
+    build_feature as build_feature,
+)
+from mobatlas.features.maps import (
+    register_feature as register_feature,
+)
+from mobatlas.generators.protocol import (
+    Generator as Generator,
+)
+from mobatlas.generators.protocol import (
+    register_generator as register_generator,
+)
+from mobatlas.generators.store import load_model as load_model
+from mobatlas.groups import DEFAULT_GROUPS as DEFAULT_GROUPS
+from mobatlas.groups import Groups as Groups
+from mobatlas.pipeline.run import run as run
+from mobatlas.pipeline.supervise import SuperviseOptions as SuperviseOptions
+from mobatlas.pipeline.supervise import supervise as supervise
+from mobatlas.pipeline.train import Execution as Execution
+from mobatlas.pipeline.train import train as train
+from mobatlas.regions.composition import read_composition as read_composition
+from mobatlas.regions.identifiability import Diagnosis as Diagnosis
+from mobatlas.regions.identifiability import diagnose as diagnose
+from mobatlas.regions.recovery.recover import Recovery as Recovery
+from mobatlas.regions.recovery.recover import recover as recover
+from mobatlas.regions.store import build_regions as build_regions
+from mobatlas.regions.store import load_regions as load_regions
+from mobatlas.regions.types import (
+    Aggregates as Aggregates,
+)
+from mobatlas.regions.types import (
+    Composition as Composition,
+)
+from mobatlas.regions.types import (
+    Population as Population,
+)
+from mobatlas.regions.types import (
+    Regions as Regions,
+)
+from mobatlas.report.html import write_report as write_report
+from mobatlas.report.privacy import audit_tables as audit_tables
+from mobatlas.report.privacy import write_audit as write_audit
+from mobatlas.report.tables import (
+    Table as Table,
+)
+from mobatlas.report.tables import (
+    evaluation_tables as evaluation_tables,
+)
+from mobatlas.report.tables import (
+    write_evaluation as write_evaluation,
+)
+from mobatlas.report.tables import (
+    write_tables as write_tables,
+)
+from mobatlas.sampling.generate import generate as generate
+from mobatlas.supervision.store import load_sampler as load_sampler
+
+__version__: str
+
+__all__: list[str]
