@@ -13,7 +13,7 @@ help:
 	@echo "make demo       simulate a city, train on it, show how good it is (runs/demo)"
 	@echo "make test       the tests"
 	@echo "make test-slow  the tests that take minutes"
-	@echo "make fuzz       broken files for ten minutes; the tally is benchmarks/results/fuzz.json"
+	@echo "make fuzz       broken files for ten minutes; the tally is bench/results/fuzz.json"
 	@echo "make lint       ruff and mypy --strict"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -32,7 +32,7 @@ test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SPREAD)
 
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds 600 --out benchmarks/results/fuzz.json
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds 600 --out bench/results/fuzz.json
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,6 +5,11 @@ from typing import Any
 from mobatlas.cli import run_application
 
 
+def main() -> None:
+    """Run a command of `python -m bench`."""
+    run_application(_load_app, "python -m bench")
+
+
 def _load_app() -> Any:
     from bench.commands import app
 
@@ -12,4 +17,4 @@ def _load_app() -> Any:
 
 
 if __name__ == "__main__":
-    run_application(_load_app, "python -m bench")
+    main()

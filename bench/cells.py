@@ -295,7 +295,7 @@ def command_of(benchmark: str, asked: Mapping[str, Sequence[str]]) -> str:
     """The command line with what was asked for of each option, to be formatted: its own braces are doubled."""
     options = [word for name, each in asked.items() for one in each for word in (name, one)]
     return (
-        shlex.join(["mobatlas", "benchmark", benchmark, *options])
+        shlex.join(["python", "-m", "bench", benchmark, *options])
         .replace("{", "{{")
         .replace("}", "}}")
     )

@@ -1,4 +1,4 @@
-"""Commands that measure: `mobatlas benchmark ...`."""
+"""Commands that measure: `python -m bench ...`."""
 
 from __future__ import annotations
 
@@ -280,13 +280,15 @@ def results(
     out: Annotated[
         Path, typer.Option("--out", help="The Markdown file to write; its figures lie beside it.")
     ],
-    real: Annotated[bool, typer.Option("--real", help="Those of real people instead.")] = False,
+    real: Annotated[bool, typer.Option("--real", help="Use the results on real people.")] = False,
+    all_tables: Annotated[bool, typer.Option("--all", help="Show every table.")] = False,
 ) -> None:
-    """The tables and figures of the research questions as one page, with the paper's own beside them."""
+    """Write one page with the tables and figures of the research questions."""
     from bench.report.questions import write_page
     from bench.report.real import write_real_page
 
-    typer.echo(write_real_page(folder, out) if real else write_page(folder, out))
+    write = write_real_page if real else write_page
+    typer.echo(write(folder, out, all_tables=all_tables))
 
 
 def _tell(out: Path, result: dict[str, Any], json: bool) -> None:

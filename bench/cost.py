@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from bench.cells import Bench, Job, Place, check_partition
+from bench.summary import write_result
 from mobatlas.config import merge
 from mobatlas.generators.store import load_model
-from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.manifest import library_versions
 from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
 from mobatlas.pipeline.train import Execution
 from mobatlas.progress import SILENT, Tracker
@@ -57,7 +58,7 @@ def run(
     """Measure, write cost.json into `out`; `values` and `city` change the preset `small`."""
     check_partition(partition)
     own, rest = split_options(values or {})
-    command = f"mobatlas benchmark cost --partition {partition} --steps {steps} --seed {seed} --out {out.name}"
+    command = f"python -m bench cost --partition {partition} --steps {steps} --seed {seed} --out {out.name}"
     place = Place(out / f"seed-{seed}", seed, Bench(command, rest, city or {}, quiet=quiet))
     tracker.step(0, "baseline")
     baseline, regions, dataset = (
@@ -130,5 +131,5 @@ def run(
         "times_faster": round(published["seconds"] / tilt["seconds"], 1),
         "reaches_the_same_loss": tilt["regional_loss"] <= published["regional_loss"],
     }
-    write_json(out / "cost.json", result)
+    write_result(out, "cost", result)
     return result

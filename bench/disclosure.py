@@ -12,8 +12,9 @@ import numpy as np
 from scipy import sparse
 
 from bench.recovery import People, Truth, coverage, group_truth, recovery_error, simulate_people
+from bench.summary import write_result
 from mobatlas.config import CityConfig
-from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.manifest import library_versions
 from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.aggregates import aggregate
@@ -65,7 +66,7 @@ def run(
             for panel in panels:
                 found += _one_city(people, panel, seed)
         result = {
-            "command": f"mobatlas benchmark disclosure --seeds {seeds} --first-seed {first_seed} --out {out.name}",
+            "command": f"python -m bench disclosure --seeds {seeds} --first-seed {first_seed} --out {out.name}",
             "users": users,
             "seed": first_seed,
             "max_visits": MAX_VISITS,
@@ -74,7 +75,7 @@ def run(
             "90 % error bars; means over seeds. Noise of differential privacy cannot be repeated, so its rows vary a little",
             "rows": _summarised(found),
         }
-        write_json(folder.path / "disclosure.json", result)
+        write_result(folder.path, "disclosure", result)
         if draw is not None:
             draw(folder.path / "disclosure.png", _summarised(found))
     tracker.step(seeds, "done")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench.cells import BASELINE, MEASURE, Bench, Job, Place, fill, summarise
+from bench.summary import write_result
 from mobatlas.config import merge
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import family_of, generator_names
@@ -53,7 +54,7 @@ def run(
             )
     numbers = range(first_seed, first_seed + seeds)
     asked = "".join(f" --generator {name}" for name in generators)
-    told = f"mobatlas benchmark families --seconds {seconds:g}{asked}"
+    told = f"python -m bench families --seconds {seconds:g}{asked}"
     command = f"{told} --seeds 1 --first-seed {{seed}} --out {out.name}"
     steps: dict[str, dict[str, Any]] = {}
     benches: dict[str, Bench] = {}
@@ -89,7 +90,7 @@ def run(
         "none of them is given a map (network.distance_curves)",
         "families": rows,
     }
-    write_json(out / "families.json", result)
+    write_result(out, "families", result)
     return result
 
 

@@ -12,6 +12,7 @@ import torch
 
 from bench.cells import rounded
 from bench.score_models import FLOOR, score_everybody, score_groups
+from bench.summary import write_result
 from mobatlas.config import load_run
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -21,7 +22,7 @@ from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
-from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.manifest import library_versions
 from mobatlas.io.output import new_folder
 from mobatlas.pipeline.supervise import SuperviseOptions, supervise
 from mobatlas.pipeline.train import Execution, train
@@ -59,7 +60,7 @@ def run(
             place = folder.scratch() / str(number)
             rows.append(_one(place, first_seed + number, values or {}, from_scratch, quiet))
         scratch = " --from-scratch" if from_scratch else ""
-        command = f"mobatlas benchmark phase1 --seeds {seeds} --first-seed {first_seed}{scratch} --out {out.name}"
+        command = f"python -m bench phase1 --seeds {seeds} --first-seed {first_seed}{scratch} --out {out.name}"
         result = {
             "command": command,
             "seed": first_seed,
@@ -67,7 +68,7 @@ def run(
             "measure": "JSD in bits against test people at equal sizes; floor: training people against test people",
             "rows": rows,
         }
-        write_json(folder.path / "phase1.json", result)
+        write_result(folder.path, "phase1", result)
     tracker.step(seeds, "done")
     return result
 

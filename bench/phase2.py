@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.cells import MEASURE, PARTITIONS, Bench, Job, check_partition, fill, summarise
-from mobatlas.io.manifest import library_versions, write_json
+from bench.summary import write_result
+from mobatlas.io.manifest import library_versions
 
 OTHERS: Mapping[str, tuple[str, ...]] = {
     "demogroups": ("resample", "finetune")
@@ -32,16 +33,16 @@ def run(
     jobs = [job for name in partitions or KNOWN for job in jobs_of(name)]
     numbers = range(first_seed, first_seed + seeds)
     asked = "".join(f" --partition {name}" for name in partitions)
-    command = "mobatlas benchmark phase2 --seeds 1 --first-seed {seed}" + asked + " --out {out}"
+    command = "python -m bench phase2 --seeds 1 --first-seed {seed}" + asked + " --out {out}"
     fill(out, "phase 2", jobs, numbers, Bench(command, values or {}, city or {}, quiet=quiet))
     result = {
-        "command": f"mobatlas benchmark phase2 --seeds {seeds} --first-seed {first_seed}{asked} --out {out.name}",
+        "command": f"python -m bench phase2 --seeds {seeds} --first-seed {first_seed}{asked} --out {out.name}",
         "seed": first_seed,
         "versions": library_versions(),
         "measure": MEASURE,
         **summarise(out, numbers, jobs),
     }
-    write_json(out / "phase2.json", result)
+    write_result(out, "phase2", result)
     return result
 
 

@@ -28,6 +28,7 @@ from bench.downstream import ByGroup, compare_predictors
 from bench.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, with_two_visits
 from bench.questions import profile_named
 from bench.real import DEALT
+from bench.summary import write_result
 from bench.survey import check_survey, divided_people, said_files
 from mobatlas.config import assignments
 from mobatlas.data.trajectories import Trajectories
@@ -35,7 +36,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
-from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.manifest import library_versions
 from mobatlas.pipeline.supervise import check_options
 from mobatlas.progress import track
 from mobatlas.supervision.resample import PlainSampler, Sampler
@@ -139,7 +140,7 @@ def run(
 ) -> dict[str, Any]:
     """Fill `out`, write rq3.json there; `values` and `city` change the preset of the profile, `predictor` the LSTM.
 
-    `data` is a folder of labelled real people, whose models lie where `benchmark real` has them and are shared with it, and
+    `data` is a folder of labelled real people, whose models lie where `python -m bench real` has them and are shared with it, and
     whose result is rq3-real-FAMILY.json; `prepared` changes how it is prepared.
     """
     chosen, config = profile_named(profile), next_poi_config(profile, predictor)
@@ -199,7 +200,7 @@ def run(
         "from the baseline to real training people",
         **summarise(folder, numbers, told),
     }
-    write_json(out / f"{name}.json", result)
+    write_result(out, name, result)
     return result
 
 

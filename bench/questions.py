@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.cells import MEASURE, PARTITIONS, PHASE1, Bench, Job, fill, read_cell, summarise
+from bench.summary import write_result
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.manifest import library_versions
 
 DIVERGENCES = ("js", "tv")
 FEATURES = (("poi",), ("category",), ("transitions",))
@@ -82,7 +83,7 @@ def run(
     chosen = profile_named(profile)
     numbers = range(first_seed, first_seed + (chosen.seeds if seeds is None else seeds))
     jobs = PLANS[question](chosen)
-    said = f"mobatlas benchmark {question} --profile {profile}"
+    said = f"python -m bench {question} --profile {profile}"
     command = f"{said} --seeds 1 --first-seed {{seed}} --out {{out}}"
     fill(
         out, question, jobs, numbers, Bench(command, values or {}, city or {}, chosen.preset, quiet)
@@ -98,7 +99,7 @@ def run(
         "between_groups": read_cell(out, first_seed, PHASE1)["between_groups"],
         "curves": curves(out, first_seed, jobs),
     }
-    write_json(out / f"{question}.json", result)
+    write_result(out, question, result)
     return result
 
 

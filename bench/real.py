@@ -32,6 +32,7 @@ from bench.cells import (
 from bench.error_bars import error_bars
 from bench.people import MANNER
 from bench.score_models import FLOOR, score_samples
+from bench.summary import write_result
 from bench.survey import SHIFT, census_column, check_survey, divided_people, said_files
 from mobatlas.config import assignments
 from mobatlas.data.dataset import TrajectoryDataset
@@ -41,7 +42,7 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.features.maps import FEATURE_MAPS
-from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.manifest import library_versions
 from mobatlas.pipeline.supervise import check_options
 
 log = logging.getLogger("mobatlas")
@@ -166,7 +167,7 @@ def run(
         "error_bars": error_bars(places, [*jobs, *_bands(dataset, columns, about)]),
         "between_groups": read_cell(folder, first_seed, PHASE1)["between_groups"],
     }
-    write_json(out / f"{real_name(generator, kinds)}.json", result)
+    write_result(out, real_name(generator, kinds), result)
     return result
 
 

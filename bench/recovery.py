@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse, special
 
+from bench.summary import write_result
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -19,7 +20,7 @@ from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.features.maps import build_feature
 from mobatlas.groups import Groups
-from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.manifest import library_versions
 from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.aggregates import aggregate, person_means
@@ -82,7 +83,7 @@ def run(
                 people = simulate_people(Path(scratch), CityConfig(users=users), seed)
             found += one_city(people, panel, seed)
         result = {
-            "command": f"mobatlas benchmark recovery --seeds {seeds} --first-seed {first_seed} --out {out.name}",
+            "command": f"python -m bench recovery --seeds {seeds} --first-seed {first_seed} --out {out.name}",
             "users": users,
             "panel": panel,
             "seed": first_seed,
@@ -90,7 +91,7 @@ def run(
             "error": "root of the mean over groups of sum_j (difference_j^2 / mean_j)",
             "rows": summarise(found),
         }
-        write_json(folder.path / "recovery.json", result)
+        write_result(folder.path, "recovery", result)
     tracker.step(seeds, "done")
     return result
 

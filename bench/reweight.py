@@ -13,6 +13,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from bench.survey import DIARY, census_column, check_survey, region_columns, said_files
+from bench.summary import write_result
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories
@@ -20,7 +21,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features.divergences import js, normalise
 from mobatlas.features.maps import build_feature
-from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.manifest import library_versions
 from mobatlas.io.output import new_folder, refuse_overlap
 from mobatlas.progress import track
 from mobatlas.regions.aggregates import person_means
@@ -154,8 +155,9 @@ def run(
                 )
             rows.append(_row(case, found))
         command = [
-            "mobatlas",
-            "benchmark",
+            "python",
+            "-m",
+            "bench",
             "reweight",
             "--data",
             data,
@@ -173,7 +175,7 @@ def run(
             "people",
             "rows": rows,
         }
-        write_json(folder.path / "reweighting.json", result)
+        write_result(folder.path, "reweighting", result)
         tracker.step(len(cases), "done")
     return result
 

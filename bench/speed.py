@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench.summary import write_result
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -24,7 +25,7 @@ from mobatlas.data.schema import ANCHORS
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate
-from mobatlas.io.manifest import library_versions, write_json
+from mobatlas.io.manifest import library_versions
 from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.training.resources import keep_memory, peak_gb
@@ -76,13 +77,13 @@ def run(
         with tempfile.TemporaryDirectory(dir=folder.scratch()) as scratch:
             rows = _rows(Path(scratch), profile, seed, tracker)
         result = {
-            "command": f"mobatlas benchmark speed --profile {profile} --seed {seed} --out {out.name}",
+            "command": f"python -m bench speed --profile {profile} --seed {seed} --out {out.name}",
             "profile": profile,
             "seed": seed,
             "versions": library_versions(),
             "rows": rows,
         }
-        write_json(folder.path / "speed.json", result)
+        write_result(folder.path, "speed", result)
     tracker.step(STEPS[profile], "done")
     return result
 

@@ -54,7 +54,8 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 # stays its own.
 WARM = """
 import gc, json, os, sys
-from mobatlas.cli import app, main
+from mobatlas.cli import main
+import bench.__main__, bench.commands, mobatlas.cli.commands
 import lightning_fabric, mobatlas.pipeline.train
 from mobatlas.generators.protocol import family_of
 family_of("latent-diffusion")
@@ -66,10 +67,11 @@ while line := sys.stdin.readline():
     if not child:
         for stream, path in ((0, os.devnull), (1, out), (2, err)):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), stream)
-        sys.argv, code = ["mobatlas", *arguments], 0
+        program = "bench" if arguments[:1] == ["bench"] else "mobatlas"
+        sys.argv, code = [program, *arguments[program == "bench":]], 0
         exec(before)
         try:
-            main()
+            bench.__main__.main() if program == "bench" else main()
         except SystemExit as end:
             code = end.code or 0
         sys.stdout.flush()
@@ -156,7 +158,9 @@ class Warm:
 
 def start_cold(*arguments: object) -> subprocess.Popen[str]:
     """The command as the shell starts it, in a group of its own."""
-    command = [sys.executable, "-m", "mobatlas", *map(str, arguments)]
+    words = list(map(str, arguments))
+    module = words if words[:1] == ["bench"] else ["mobatlas", *words]
+    command = [sys.executable, "-m", *module]
     return subprocess.Popen(
         command,
         env=ENVIRONMENT,

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
-from mobatlas.io.manifest import file_hash, library_versions, write_json
+from bench.summary import summarise, write_summary
+from mobatlas.io.manifest import file_hash, library_versions
 from tests.breaking import MARK, break_file
 from tests.commands import Outcome
 from tests.faults import COMMANDS, LITTLE_MEMORY, World, leftovers, samples, tiny_world, watched
@@ -428,7 +429,7 @@ def main() -> None:
                 "targets": {name: vars(each) for name, each in tallies.items()},
             }
             if asked.out:  # after each round, for whoever stops it
-                write_json(asked.out, result)
+                write_summary(asked.out, summarise(result))
             print(  # noqa: T201
                 json.dumps({key: result[key] for key in ("cases", "faults", "processor_seconds")}),
                 flush=True,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
-from mobatlas.cli import main
+import bench.__main__
+import mobatlas.cli
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,17 @@ class Outcome:
 
 
 def run(*arguments: object) -> Outcome:
-    """What a command came to."""
+    """Run a command of `mobatlas`, or after the word `bench` one of `python -m bench`."""
+    program, *words = map(str, arguments)
+    if program == "bench":
+        return _run("python -m bench", bench.__main__.main, words)
+    return _run("mobatlas", mobatlas.cli.main, [program, *words])
+
+
+def _run(program: str, main: Callable[[], None], words: list[str]) -> Outcome:
     out, err, argv = io.StringIO(), io.StringIO(), sys.argv
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    sys.argv = ["mobatlas", *map(str, arguments)]
+    sys.argv = [program, *words]
     try:
         with redirect_stdout(out), redirect_stderr(err):
             main()
@@ -42,6 +51,6 @@ def refused(*arguments: object) -> str:
     """The one sentence with which a command is refused."""
     done = run(*arguments)
     assert done.code == 2, done.err
-    said = [line for line in done.err.splitlines() if line.startswith("mobatlas: ")]
+    said = [line for line in done.err.splitlines() if line.startswith(("mobatlas: ", "python -m bench: "))]
     assert len(said) == 1 and done.out == "" and "Traceback" not in done.err
     return said[0]

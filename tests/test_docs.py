@@ -49,17 +49,17 @@ def test_every_family_of_generators_is_in_the_how_to() -> None:
 
 
 def test_the_table_of_families_is_that_of_the_benchmark() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "families.json").read_text())
+    found = json.loads((ROOT / "bench" / "results" / "families.json").read_text())
     assert families_table(found).as_markdown() in (ROOT / "docs" / "choosing.md").read_text()
 
 
 def test_the_tables_of_phase_2_are_those_of_the_benchmark() -> None:
-    found = json.loads((ROOT / "benchmarks" / "results" / "phase2.json").read_text())
+    found = json.loads((ROOT / "bench" / "results" / "phase2.json").read_text())
     page = (ROOT / "docs" / "phase2.md").read_text()
     assert [
         name for name, table in phase2_tables(found).items() if table.as_markdown() not in page
     ] == []
-    cost = json.loads((ROOT / "benchmarks" / "results" / "cost.json").read_text())
+    cost = json.loads((ROOT / "bench" / "results" / "cost.json").read_text())
     assert (
         cost_table(cost).as_markdown() in page
         and f"{cost['times_faster']:.0f} times faster" in page
@@ -67,7 +67,7 @@ def test_the_tables_of_phase_2_are_those_of_the_benchmark() -> None:
 
 
 def test_the_tables_of_real_people_are_those_of_the_benchmark() -> None:
-    results, page = ROOT / "benchmarks" / "results", (ROOT / "docs" / "santiago.md").read_text()
+    results, page = ROOT / "bench" / "results", (ROOT / "docs" / "santiago.md").read_text()
     everything = (ROOT / "docs" / "santiago-tables.md").read_text()
     told = {path.stem: json.loads(path.read_text()) for path in results.glob("real-*.json")}
     other = [f"real-latent-diffusion-{kind}" for kind in ("partitions", "regions")]

@@ -63,7 +63,7 @@ TINY = (
 BENCHMARK = Command(
     "benchmark",
     lambda _: [
-        *("benchmark", "phase2", "--seeds", 1, "--partition", "messy", "--quiet"),
+        *("bench", "phase2", "--seeds", 1, "--partition", "messy", "--quiet"),
         *(word for each in TINY for word in ("--set", each)),
     ],
     before=CELLS,
@@ -222,7 +222,7 @@ def test_ctrl_c_is_one_sentence_and_the_rest_ends_in_the_same_bytes(
 
 def test_ctrl_c_while_it_imports_is_one_sentence() -> None:
     """Engines and torch take seconds to import."""
-    process = start_cold("benchmark", "phase2", "--help")
+    process = start_cold("bench", "phase2", "--help")
     time.sleep(0.7)
     process.send_signal(signal.SIGINT)
     stopped = finish_cold(process)

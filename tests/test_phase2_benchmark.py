@@ -136,7 +136,7 @@ def test_the_benchmark_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None
     cell = json.loads((place / "demogroups-tilt.json").read_text())
     assert (
         cell["command"]
-        == "mobatlas benchmark phase2 --seeds 1 --first-seed 3 --partition demogroups --out out"
+        == "python -m bench phase2 --seeds 1 --first-seed 3 --partition demogroups --out out"
     )
     assert (
         set(cell["groups"]) == {"tilt", "tilt, calibrated", "floor"}

@@ -93,7 +93,7 @@ def found(question: str, seeds: int = 1) -> dict[str, Any]:
         for each in metrics()
     }
     made = {
-        "command": "mobatlas benchmark",
+        "command": "python -m bench",
         "versions": {"mobatlas": "1"},
         "seeds": list(range(seeds)),
     }
@@ -118,7 +118,7 @@ def test_cells_that_are_finished_are_read_and_not_computed(tmp_path: Path) -> No
     ]
     assert result["between_groups"] == {"poi": [[0.0]]} and result["curves"] == {}
     assert json.loads((tmp_path / "rq2.json").read_text())["command"] == (
-        f"mobatlas benchmark rq2 --profile quick --seeds 1 --first-seed 0 --out {tmp_path.name}"
+        f"python -m bench rq2 --profile quick --seeds 1 --first-seed 0 --out {tmp_path.name}"
     )
 
 
@@ -150,11 +150,11 @@ def test_tables_stand_beside_baseline_strong_floor_and_the_paper() -> None:
 def test_the_page_and_the_figures_are_of_what_lies_there(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     missing = refused(
-        "benchmark", "results", tmp_path / "results", "--out", tmp_path / "results.md"
+        "bench", "results", tmp_path / "results", "--out", tmp_path / "results.md"
     )
     assert "rq1.json" in missing and not (tmp_path / "results.md").exists()
     (tmp_path / "results" / "rq1.json").write_text(json.dumps(found("rq1")))
-    done = run("benchmark", "results", tmp_path / "results", "--out", tmp_path / "docs" / "page.md")
+    done = run("bench", "results", tmp_path / "results", "--out", tmp_path / "docs" / "page.md")
     assert done.code == 0, done.err
     page = (tmp_path / "docs" / "page.md").read_text(encoding="utf-8")
     assert "messy 90%" in page and "RQ2" not in page
@@ -163,7 +163,7 @@ def test_the_page_and_the_figures_are_of_what_lies_there(tmp_path: Path) -> None
         assert (tmp_path / "docs" / "page" / f"rq1-{name}.png").read_bytes()[:4] == PNG
     (tmp_path / "results" / "rq1.json").write_text("{")
     assert "rq1.json" in refused(
-        "benchmark", "results", tmp_path / "results", "--out", tmp_path / "page.md"
+        "bench", "results", tmp_path / "results", "--out", tmp_path / "page.md"
     )
 
 

@@ -62,7 +62,7 @@ IMPORTS = ("import_module", "importlib.import_module", "spec_from_file_location"
 # Who may import by a name that is no constant: names of ours, and code that the user asks for by an option of its own.
 MAY_IMPORT = {"__init__.py", "generators/base.py", "generators/external/code.py"}
 # Who may start a process: of mobatlas itself, with arguments of its own.
-MAY_START = {"benchmark/processes.py"}
+MAY_START: set[str] = set()
 # Who may tell the C library of this very process something; no other library is loaded.
 MAY_TELL = {"resources.py"}
 

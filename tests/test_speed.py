@@ -54,7 +54,7 @@ def test_a_profile_of_growth_is_kept_and_printed_alike(
     monkeypatch.setattr(many_regions, "rows", partial(many_regions.rows, sizes=((60, 4),)))
     result = speed.run(tmp_path / "speed", "regions", seed=1)
     assert json.loads((tmp_path / "speed" / "speed.json").read_text()) == result
-    assert result["command"] == "mobatlas benchmark speed --profile regions --seed 1 --out speed"
+    assert result["command"] == "python -m bench speed --profile regions --seed 1 --out speed"
     assert all(
         row["size"].startswith("60 regions, 4 groups") and row["peak_gb"] > 0
         for row in result["rows"]

@@ -14,7 +14,7 @@ from mobatlas.report.console import rows_table
 
 
 def phase1_table(result: Mapping[str, Any]) -> RenderableType:
-    """The figures of `benchmark phase1`, seed by seed."""
+    """The figures of `python -m bench phase1`, seed by seed."""
     tables: list[RenderableType] = []
     for row in result["rows"]:
         everybody, groups = row["everybody"], row["groups"]
@@ -33,7 +33,7 @@ def phase1_table(result: Mapping[str, Any]) -> RenderableType:
 
 
 def phase2_table(result: Mapping[str, Any]) -> RenderableType:
-    """The figures of `benchmark phase2`: JSD, and the share of the way from baseline to floor that is closed."""
+    """The figures of `python -m bench phase2`: JSD, and the share of the way from baseline to floor that is closed."""
     tables = []
     for anchors in dict.fromkeys(row["anchors"] for row in result["rows"]):
         rows = []
@@ -62,7 +62,7 @@ def phase2_table(result: Mapping[str, Any]) -> RenderableType:
 
 
 def cost_table(result: Mapping[str, Any]) -> RenderableType:
-    """The figures of `benchmark cost`."""
+    """The figures of `python -m bench cost`."""
     also = (
         "at the same regional loss or a lower one"
         if result["reaches_the_same_loss"]
@@ -76,7 +76,7 @@ def cost_table(result: Mapping[str, Any]) -> RenderableType:
 
 
 def speed_table(result: Mapping[str, Any]) -> RenderableType:
-    """The rows of `benchmark speed`."""
+    """The rows of `python -m bench speed`."""
     table = Table(title=f"speed, profile {result['profile']}", title_justify="left")
     for name in ("what", "size", "seconds", "reference", "seconds", "ratio", "peak memory"):
         table.add_column(name, justify="left" if name in ("what", "reference") else "right")

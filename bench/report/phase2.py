@@ -27,7 +27,7 @@ def write_phase2(out: Path, result: Result) -> None:
 
 
 def cost_table(result: Result) -> Table:
-    """What strategies cost, of `benchmark cost`."""
+    """What strategies cost, of `python -m bench cost`."""
     rows: list[tuple[Cell, ...]] = [
         (row["strategy"], row["seconds"], row["regional_loss"], row["gradient_agreement"])
         for row in result["rows"]

@@ -1,8 +1,7 @@
-"""The research questions as tables, figures and one page: what `benchmark rq1` to `rq3` found, the paper's own beside it."""
+"""The research questions as tables, figures and one page: what `python -m bench rq1` to `rq3` found, the paper's own beside it."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from bench.report.figures import bars_figure, curves_figure, heatmap_figure
 from bench.score_models import FLOOR
+from bench.summary import Result, read_result
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import PAPER_METRICS, metrics
 from mobatlas.io.manifest import write_whole
@@ -30,9 +30,8 @@ PREDICTION = {
 }
 POI_ALONE = {"poi_accuracy": "Accuracy, POIs alone", "poi_hr10": "HR@10, POIs alone"}
 TITLES = {metric.name: metric.title for metric in metrics()}
-WRITTEN = "Written by `mobatlas benchmark results"
+WRITTEN = "Written by `python -m bench results"
 OWN = "tilt, calibrated"  # the default strategy
-Result = Mapping[str, Any]
 
 
 def question_tables(result: Result) -> dict[str, Table]:
@@ -48,8 +47,12 @@ def write_question(out: Path, result: Result) -> None:
     _draw(folder, result)
 
 
-def write_page(folder: Path, out: Path) -> str:
-    """Write the page of all questions whose results lie in `folder`, and its figures into a folder of its name beside it."""
+def write_page(folder: Path, out: Path, *, all_tables: bool = False) -> str:
+    """Write one page with every question whose result lies in `folder`.
+
+    Figures go into a folder beside the page that has its name. By default each question shows
+    its average table; `all_tables` adds the other metrics, every group and the paper's numbers.
+    """
     found = {
         name: read_result(folder / f"{name}.json")
         for name in QUESTIONS
@@ -57,23 +60,25 @@ def write_page(folder: Path, out: Path) -> str:
     }
     if not found:
         raise MobatlasError(
-            f"{folder}: has none of {', '.join(f'{name}.json' for name in QUESTIONS)}; run mobatlas benchmark rq1 first"
+            f"{folder}: has none of {', '.join(f'{name}.json' for name in QUESTIONS)}; run python -m bench rq1 first"
         )
     figures = out.parent / out.stem
     figures.mkdir(parents=True, exist_ok=True)
+    more = " --all" if all_tables else ""
     parts = [
         "# Results\n",
-        f"{WRITTEN} {folder.as_posix()} --out {out.as_posix()}`; figures are of files there.\n",
-        "JSD in bits, lower is better. The *floor* is what sampling alone leaves between real training and real test people: "
-        "nothing can be expected to be below it. *Closed* is the share of the way from the baseline to the floor.\n",
+        f"{WRITTEN} {folder.as_posix()}{more} --out {out.as_posix()}`.\n",
+        "JSD in bits; lower is better. The *floor* compares real training people with real test "
+        "people: sampling noise alone. *Gap closed* is the share of the distance from the baseline "
+        "to the floor.\n",
     ]
     for name, result in found.items():
-        parts += _section(name, result, figures, out.parent)
+        parts += _section(name, result, figures, all_tables)
     write_markdown(out, parts)
     return f"{out}: {', '.join(found)}"
 
 
-def _section(name: str, result: Result, figures: Path, beside: Path) -> Iterator[str]:
+def _section(name: str, result: Result, figures: Path, all_tables: bool) -> Iterator[str]:
     versions = ", ".join(
         f"{key} {value}"
         for key, value in result["versions"].items()
@@ -83,8 +88,9 @@ def _section(name: str, result: Result, figures: Path, beside: Path) -> Iterator
     yield f"`{result['command']}`, seeds {', '.join(map(str, result['seeds']))}; {versions}.\n"
     yield f"{_sentence(result)}\n"
     for path in _draw(figures, result):
-        yield f"![{path.stem.replace('-', ' ')}]({path.relative_to(beside).as_posix()})\n"
-    for table in question_tables(result).values():
+        yield f"![{path.stem.replace('-', ' ')}]({figures.name}/{path.name})\n"
+    tables = list(question_tables(result).values())
+    for table in tables if all_tables else tables[:1]:
         yield table.as_markdown()
 
 
@@ -317,17 +323,6 @@ def write_markdown(out: Path, parts: Sequence[str]) -> None:
     """Write a page over one that was written so, and over nothing else."""
     if out.exists() and WRITTEN not in out.read_text(encoding="utf-8", errors="replace"):
         raise MobatlasError(
-            f"{out}: was not written by mobatlas benchmark results; choose another --out"
+            f"{out}: was not written by python -m bench results; choose another --out"
         )
     write_whole(out, "\n".join(parts).encode())
-
-
-def read_result(path: Path) -> Result:
-    """A file that a benchmark wrote."""
-    try:
-        found: Result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise MobatlasError(
-            f"{path}: is not what mobatlas benchmark writes; run it again"
-        ) from None
-    return found

@@ -11,10 +11,11 @@ import numpy as np
 from bench.people import MANNER
 from bench.real import real_name
 from bench.report.figures import forest_figure
-from bench.report.questions import TITLES, WRITTEN, question_tables, read_result, write_markdown
+from bench.report.questions import TITLES, WRITTEN, question_tables, write_markdown
 from bench.reweight import METRICS as WEIGHED
 from bench.reweight import case_label
 from bench.score_models import FLOOR
+from bench.summary import SUMMARY, Result, read_result
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed
 from mobatlas.evaluation.metrics import PAPER_METRICS, metrics
@@ -35,7 +36,6 @@ PRECAUTIONS = {
     "all": "limit to groups",
 }
 DEFAULT = "tilt, calibrated"
-Result = Mapping[str, Any]
 
 
 def real_tables(result: Result) -> dict[str, Table]:
@@ -120,33 +120,41 @@ def write_real(out: Path, result: Result) -> None:
     write_tables(folder, real_tables(result))
 
 
-def write_real_page(folder: Path, out: Path) -> str:
-    """The page of every family whose real-FAMILY.json lies in `folder`."""
-    found = {path.stem: read_result(path) for path in sorted(folder.glob("real-*.json"))}
+def write_real_page(folder: Path, out: Path, *, all_tables: bool = False) -> str:
+    """Write one page with every family whose real-FAMILY.json lies in `folder`.
+
+    By default each family shows its headline tables; `all_tables` adds all others.
+    """
+    found = {path.stem: read_result(path) for path in _results(folder, "real-*.json")}
     if not found:
-        raise MobatlasError(f"{folder}: has no real-FAMILY.json; run mobatlas benchmark real first")
+        raise MobatlasError(f"{folder}: has no real-FAMILY.json; run python -m bench real first")
+    more = " --all" if all_tables else ""
     parts = [
         "# Real people: tables\n",
-        f"{WRITTEN} {folder.as_posix()} --real --out {out.as_posix()}`.\n",
+        f"{WRITTEN} {folder.as_posix()} --real{more} --out {out.as_posix()}`.\n",
         "JSD in bits, lower is better. *Closed* is the share of the way from the baseline to the sampling floor, of means over "
         "seeds, with the standard deviation between seeds; it is empty where the two differ by no more than that.\n",
     ]
     for name, result in found.items():
         if result.get("people") != MANNER:
             raise MobatlasError(
-                f"{folder / name}.json: was written by an older mobatlas; run mobatlas benchmark real again"
+                f"{folder / name}.json: was written by an older mobatlas; run python -m bench real again"
             )
     figures = out.parent / out.stem
     figures.mkdir(parents=True, exist_ok=True)
     for name, result in found.items():
-        parts += _section(name, result, figures, out.parent)
-    for path in sorted(folder.glob("rq3-real-*.json")):
+        parts += _section(name, result, figures, all_tables)
+    for path in _results(folder, "rq3-real-*.json"):
         parts += _prediction(read_result(path))
     write_markdown(out, parts)
     return f"{out}: {', '.join(found)}"
 
 
-def _section(name: str, result: Result, figures: Path, beside: Path) -> Iterator[str]:
+def _results(folder: Path, pattern: str) -> list[Path]:
+    return [path for path in sorted(folder.glob(pattern)) if not path.name.endswith(SUMMARY)]
+
+
+def _section(name: str, result: Result, figures: Path, all_tables: bool) -> Iterator[str]:
     versions = ", ".join(
         f"{key} {value}"
         for key, value in result["versions"].items()
@@ -155,13 +163,14 @@ def _section(name: str, result: Result, figures: Path, beside: Path) -> Iterator
     yield f"## {name.removeprefix('real-')}\n"
     yield f"`{result['command']}`, seeds {', '.join(map(str, result['seeds']))}; {versions}.\n"
     for path in draw_real(figures, name, result):
-        yield f"![{path.stem.replace('-', ' ')}]({path.relative_to(beside).as_posix()})\n"
+        yield f"![{path.stem.replace('-', ' ')}]({figures.name}/{path.name})\n"
     yield "### In short\n"
     for table in headline_tables(result).values():
         yield table.as_markdown()
-    yield "### Everything\n"
-    for table in real_tables(result).values():
-        yield table.as_markdown()
+    if all_tables:
+        yield "### All tables\n"
+        for table in real_tables(result).values():
+            yield table.as_markdown()
 
 
 def _prediction(result: Result) -> Iterator[str]:

@@ -56,27 +56,27 @@ def run_application(load: Callable[[], Any], name: str) -> None:
     except MobatlasError as error:
         # training that was stopped says so itself, because it knows how to go on
         told = getattr(error, "signal", stopped[0] if stopped else None)
-        _fail(str(error), 2 if told is None else 128 + told)
+        _fail(name, str(error), 2 if told is None else 128 + told)
     except (
         BaseException
     ) as error:  # the last door: a person gets a sentence, a developer asks for the rest
         if stopped:  # engines turn an interrupt into errors of their own
-            _fail("stopped; nothing was left half-written", 128 + stopped[0])
+            _fail(name, "stopped; nothing was left half-written", 128 + stopped[0])
         if isinstance(error, SystemExit):
             raise
         if hasattr(error, "format_message"):  # of the command line: an option or an argument
-            _refuse_usage(error)
+            _refuse_usage(name, error)
         if os.environ.get("MOBATLAS_DEBUG"):
             traceback.print_exc()
-        _fail(_sentence(error), 1)
+        _fail(name, _sentence(error), 1)
 
 
-def _refuse_usage(error: Any) -> None:
+def _refuse_usage(name: str, error: Any) -> None:
     """What is wrong with a command line, and where to read how it is meant."""
-    said, asked = error.format_message().rstrip("."), getattr(error.ctx, "command_path", "mobatlas")
+    said, asked = error.format_message().rstrip("."), getattr(error.ctx, "command_path", name)
     if not said:  # no argument at all: the help was printed
         raise SystemExit(2)
-    _fail(f"{said[:1].lower()}{said[1:]}; see {asked} --help", 2)
+    _fail(name, f"{said[:1].lower()}{said[1:]}; see {asked} --help", 2)
 
 
 def _sentence(error: BaseException) -> str:
@@ -111,6 +111,6 @@ def _watch_signals() -> list[int]:
     return received
 
 
-def _fail(sentence: str, code: int) -> None:
-    print(f"mobatlas: {sentence}", file=sys.stderr)  # noqa: T201
+def _fail(name: str, sentence: str, code: int) -> None:
+    print(f"{name}: {sentence}", file=sys.stderr)  # noqa: T201
     raise SystemExit(code)
