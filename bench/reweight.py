@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from bench.survey import DIARY, census_column, check_survey, region_columns, said_files
 from bench.summary import write_result
+from bench.survey import DIARY, census_column, check_survey, region_columns, said_files
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories

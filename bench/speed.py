@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +49,12 @@ class Profile:
 
 BRIEF = {"autoencoder": {"steps": 250}, "denoiser": {"steps": 250}}
 PROFILES = {"quick": Profile(1_000_000, BRIEF, 128, 128), "full": Profile(10_000_000, {}, 512)}
+# Goals: `import mobatlas` under half a second, `mobatlas --help` under one.
+STARTUP = {
+    "import mobatlas": ("-c", "import mobatlas"),
+    "mobatlas --help": ("-m", "mobatlas", "--help"),
+}
+STARTS = 5  # processes of which the fastest counts
 # What the bar counts to.
 STEPS = {"quick": 5.0, "full": 5.0, "prepare": 9.0, "processes": 1.0, "regions": 15.0}
 
@@ -81,11 +89,26 @@ def run(
             "profile": profile,
             "seed": seed,
             "versions": library_versions(),
+            "startup": startup_seconds(),
             "rows": rows,
         }
         write_result(folder.path, "speed", result)
     tracker.step(STEPS[profile], "done")
     return result
+
+
+def startup_seconds() -> dict[str, float]:
+    """Seconds until `import mobatlas` and `mobatlas --help` are done: the best of a few processes."""
+    return {
+        name: round(min(_process_seconds(words) for _ in range(STARTS)), 3)
+        for name, words in STARTUP.items()
+    }
+
+
+def _process_seconds(words: Sequence[str]) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, *words], check=True, capture_output=True)
+    return time.perf_counter() - start
 
 
 def _rows(scratch: Path, profile: str, seed: int, tracker: Tracker) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ DIGITS = 6  # significant digits of a number in a summary
 LIBRARIES = ("mobatlas", "torch")
 GROUP_METRICS = (*PAPER_METRICS, "category", "transitions")  # pages show these by group
 SEED_METRICS = ("poi", "spatial")  # pages show these seed by seed
-DROPPED = ("diversity", "threads")  # no page shows them
+DROPPED = ("diversity",)  # no page shows it
 Result = Mapping[str, Any]
 
 

@@ -51,6 +51,10 @@ def refused(*arguments: object) -> str:
     """The one sentence with which a command is refused."""
     done = run(*arguments)
     assert done.code == 2, done.err
-    said = [line for line in done.err.splitlines() if line.startswith(("mobatlas: ", "python -m bench: "))]
+    said = [
+        line
+        for line in done.err.splitlines()
+        if line.startswith(("mobatlas: ", "python -m bench: "))
+    ]
     assert len(said) == 1 and done.out == "" and "Traceback" not in done.err
     return said[0]

@@ -33,6 +33,7 @@ def test_all_ways_start_from_one_baseline_and_are_measured_alike(tmp_path: Path)
     assert json.loads((out / "cost.json").read_text()) == json.loads(json.dumps(result))
     assert sorted(path.name for path in out.iterdir()) == [
         "cost.json",
+        "cost.summary.json",
         "seed-3",
     ]  # no model of the measurement stays
 

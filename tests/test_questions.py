@@ -149,9 +149,7 @@ def test_tables_stand_beside_baseline_strong_floor_and_the_paper() -> None:
 
 def test_the_page_and_the_figures_are_of_what_lies_there(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
-    missing = refused(
-        "bench", "results", tmp_path / "results", "--out", tmp_path / "results.md"
-    )
+    missing = refused("bench", "results", tmp_path / "results", "--out", tmp_path / "results.md")
     assert "rq1.json" in missing and not (tmp_path / "results.md").exists()
     (tmp_path / "results" / "rq1.json").write_text(json.dumps(found("rq1")))
     done = run("bench", "results", tmp_path / "results", "--out", tmp_path / "docs" / "page.md")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, TypedDict
 
 from mobatlas.errors import MobatlasError, suggestion
 
 QUESTIONS = ("rq1", "rq1_groups", "rq2", "rq2_groups", "rq3")
 STATES = ("Virginia", "California")
+TABLES = Path(__file__).with_name("published.json")
 AVERAGE = "average"  # over groups
 
 
@@ -32,7 +33,7 @@ class PublishedRow(TypedDict):
 @cache
 def published() -> Mapping[str, Any]:
     """All of it: `source` with its caveat, `remarks` on odd values, and for each question a note, columns and rows."""
-    text = resources.files("mobatlas.report").joinpath("published.json").read_text(encoding="utf-8")
+    text = TABLES.read_text(encoding="utf-8")
     found: Mapping[str, Any] = json.loads(text)
     return found
 
