@@ -28,7 +28,7 @@ from mobatlas.regions.composition import composition_from_labels, region_codes
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, Recovery, recover
 from mobatlas.regions.recovery.transfer import confounding
 from mobatlas.regions.store import KIND as REGIONS
-from mobatlas.regions.store import load_assignment, load_regions
+from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import believed_shares, lives_by, region_of
 from mobatlas.supervision.tilt import fit_tilt
@@ -140,7 +140,8 @@ def _known_of(place: Place, name: str, of: Mapping[str, Any]) -> bool:
 
 
 def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
-    dataset, regions = place.dataset, load_regions(place.regions(job))
+    dataset, folder = place.dataset, RegionsFolder.open(place.regions(job))
+    regions = folder.regions
     phi, parents = person_features(dataset, regions), dataset.vocabulary.parents
     believe = partial(recover, regions, parents=parents, quiet=True)
     recovery = believe(**_asked(place))
@@ -157,9 +158,7 @@ def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
         stage: crowd.closed(_tilted(phi[people], means)) for stage, means in wanted.items()
     }
     if job.partition not in PARTITIONS:
-        region = region_of(
-            dataset, people, load_assignment(place.regions(job)), regions.composition.regions
-        )
+        region = region_of(dataset, people, folder.assignment, regions.composition.regions)
         if region is not None:
             known_there = known_residence(
                 regions.composition.regions, region, crowd.group, regions.groups

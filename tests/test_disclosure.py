@@ -17,7 +17,7 @@ from mobatlas.cli import app
 from mobatlas.regions.aggregates import aggregate, read_aggregates
 from mobatlas.regions.disclosure import Disclosure, clipped, protected
 from mobatlas.regions.recovery.recover import recover
-from mobatlas.regions.store import build_regions, load_regions, load_validation
+from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
 from tests.test_recovery import FOUR, dirichlet, regions_of
 from tests.tiny import small_city
 
@@ -134,7 +134,7 @@ def test_the_command_writes_nothing_exact_and_its_table_can_be_published(tmp_pat
     assert regions.details["disclosure"]["epsilon"] == 1 and exact.details["disclosure"] is None
     assert regions.population is None and exact.population is not None
     assert not np.isclose(regions.aggregates.values, exact.aggregates.values).any()
-    twins = [load_validation(tmp_path / name) for name in ("regions", "exact")]
+    twins = [RegionsFolder.open(tmp_path / name).validation for name in ("regions", "exact")]
     if twins[0] is not None and twins[1] is not None:
         assert not np.isclose(twins[0].values, twins[1].values).any()
     table = tmp_path / "regions" / "aggregates.parquet"

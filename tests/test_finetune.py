@@ -23,7 +23,7 @@ from mobatlas.features.divergences import DIVERGENCES, js
 from mobatlas.features.maps import TokenFeature, build_feature
 from mobatlas.generators.protocol import Generator
 from mobatlas.groups import DEFAULT_GROUPS, Groups
-from mobatlas.regions.store import build_regions, load_assignment, load_regions
+from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
 from mobatlas.supervision.finetune import (
     PRESETS,
     FinetuneConfig,
@@ -431,7 +431,7 @@ def test_regions_that_tell_nothing_are_left_out_and_refused_if_all_do(
         table, aggregates=replace(table.aggregates, values=table.aggregates.values.copy())
     )
     table.aggregates.values[0] = np.nan
-    monkeypatch.setattr("mobatlas.supervision.finetune.load_regions", lambda _: table)
+    monkeypatch.setattr("mobatlas.regions.store.RegionsFolder.regions", table)
     assert tuned(model, dataset, regions, steps=1)[1]["left_out"] == [table.composition.regions[0]]
     table.aggregates.values[1:] = 0
     with pytest.raises(MobatlasError, match="all aggregates are zero, masked or suppressed"):
@@ -441,11 +441,12 @@ def test_regions_that_tell_nothing_are_left_out_and_refused_if_all_do(
 def test_a_region_without_people_is_named(
     model: Generator, dataset: TrajectoryDataset, regions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = load_regions(regions).composition.regions[1]
+    folder = RegionsFolder.open(regions)
+    name = folder.regions.composition.regions[1]
     elsewhere = {
-        user: region for user, region in (load_assignment(regions) or {}).items() if region != name
+        user: region for user, region in (folder.assignment or {}).items() if region != name
     }
-    monkeypatch.setattr("mobatlas.supervision.finetune.load_assignment", lambda _: elsewhere)
+    monkeypatch.setattr("mobatlas.regions.store.RegionsFolder.assignment", elsewhere)
     with pytest.raises(MobatlasError, match=f"region '{name}' has no train people"):
         tuned(model, dataset, regions)
 
@@ -456,7 +457,7 @@ def test_features_of_another_vocabulary_are_refused(
     table = load_regions(regions)
     names = tuple(name.replace("poi:HOME", "poi:HUME") for name in table.aggregates.features)
     other = replace(table, aggregates=replace(table.aggregates, features=names))
-    monkeypatch.setattr("mobatlas.supervision.finetune.load_regions", lambda _: other)
+    monkeypatch.setattr("mobatlas.regions.store.RegionsFolder.regions", other)
     with pytest.raises(MobatlasError, match=r"no feature 'poi:HUME'; did you mean 'poi:HOME'"):
         tuned(model, dataset, regions)
 

@@ -27,7 +27,7 @@ from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.generators.rng import uniforms
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import METADATA
-from mobatlas.regions.store import load_assignment
+from mobatlas.regions.store import RegionsFolder
 from mobatlas.sampling.coarsen import coarsened
 from mobatlas.sampling.generate import generate
 from tests.worlds import GROUP, World, firsts, remade, rows, small_world, write_homes
@@ -126,7 +126,7 @@ def test_a_region_gives_its_people_and_its_composition(world: World, tmp_path: P
     shares = made.group.value_counts(normalize=True).reindex(composition.groups.names, fill_value=0)
     expected = composition.shares[composition.regions.index("R12")]
     assert np.abs(shares.to_numpy() - expected).max() < 0.05 and set(made.region) == {"R12"}
-    region, dataset = load_assignment(world.regions), world.dataset
+    region, dataset = RegionsFolder.open(world.regions).assignment, world.dataset
     assert region is not None
     train, users = dataset.split_people("train"), dataset.people["user_id"].to_pylist()
     lives = [person for person in train.tolist() if region.get(users[person]) == "R12"]

@@ -18,7 +18,7 @@ from mobatlas.regions.recovery.posterior import Fit, Problem, independent
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.recovery.transfer import FEWEST as FEWEST_BLOCKED
 from mobatlas.regions.recovery.transfer import HOLDS, confounding
-from mobatlas.regions.store import build_regions, load_assignment, load_regions
+from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
 from mobatlas.regions.types import Regions
 from tests.test_recovery import FOUR, dirichlet, error, regions_of, simulate
 
@@ -118,7 +118,10 @@ def test_regions_of_a_column_know_where_their_people_live(tmp_path: Path) -> Non
     prepare(tmp_path / "city", tmp_path / "dataset", preset="small")
     dataset = TrajectoryDataset.open(tmp_path / "dataset")
     build_regions(dataset.path, tmp_path / "regions", by="home_district")
-    regions, assignment = load_regions(tmp_path / "regions"), load_assignment(tmp_path / "regions")
+    regions, assignment = (
+        load_regions(tmp_path / "regions"),
+        RegionsFolder.open(tmp_path / "regions").assignment,
+    )
     assert regions.places is not None and assignment is not None
     users = dataset.people["user_id"].to_pylist()
     train = set(dataset.split_people("train").tolist())

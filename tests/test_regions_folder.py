@@ -17,7 +17,7 @@ from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.aggregates import aggregates_from_dataset
 from mobatlas.regions.composition import read_composition
 from mobatlas.regions.population import with_rest
-from mobatlas.regions.store import build_regions, load_assignment, load_regions, load_validation
+from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
 from mobatlas.regions.types import Regions
 
 DIARY = survey.DIARY | {"vocabulary_size": 500}
@@ -58,7 +58,7 @@ def files(tmp_path: Path, regions: list[str], rest: str = "category:home") -> di
 def test_a_controlled_partition_counts_the_people_it_assigned(path: Path, tmp_path: Path) -> None:
     regions = build_regions(path, tmp_path / "regions", partition="messy", seed=3)
     dataset = TrajectoryDataset.open(path)
-    assignment = load_assignment(tmp_path / "regions")
+    assignment = RegionsFolder.open(tmp_path / "regions").assignment
     assert assignment is not None
     ids, labels = dataset.people["user_id"].to_pylist(), dataset.person_groups()
     split = {
@@ -109,7 +109,10 @@ def test_a_controlled_partition_knows_the_population_it_was_dealt_from(
 
 def test_those_left_over_are_what_the_population_has_more(path: Path, tmp_path: Path) -> None:
     regions = build_regions(path, tmp_path / "regions", partition="messy", features=("category",))
-    dataset, assignment = TrajectoryDataset.open(path), load_assignment(tmp_path / "regions")
+    dataset, assignment = (
+        TrajectoryDataset.open(path),
+        RegionsFolder.open(tmp_path / "regions").assignment,
+    )
     assert assignment is not None
     ids, labels = dataset.people["user_id"].to_pylist(), dataset.person_groups()
     over = [row for row in dataset.split_people("train").tolist() if ids[row] not in assignment]
@@ -143,7 +146,7 @@ def test_demogroups_are_the_groups_themselves(path: Path, tmp_path: Path) -> Non
     )
     assert np.array_equal(regions.composition.shares, np.eye(8))
     assert regions.details["features"] == ["category", "hour"]
-    validation = load_validation(tmp_path / "regions")
+    validation = RegionsFolder.open(tmp_path / "regions").validation
     assert validation is not None
     assert validation.features == regions.aggregates.features
     assert validation.n.sum() < regions.aggregates.n.sum() / 4
@@ -247,7 +250,9 @@ def test_a_shuffled_partition_exchanges_people_with_those_left_over(
     assert real.population is not None
     assert np.array_equal(control.population.values, real.population.values)
     assert np.array_equal(control.aggregates.n, real.aggregates.n)
-    dealt, shuffled = (load_assignment(tmp_path / name) for name in ("real", "control"))
+    dealt, shuffled = (
+        RegionsFolder.open(tmp_path / name).assignment for name in ("real", "control")
+    )
     assert dealt is not None
     assert shuffled is not None
     assert len(dealt) == len(shuffled)
@@ -311,8 +316,8 @@ def test_two_published_tables_meet_by_region(path: Path, tmp_path: Path) -> None
     assert regions.aggregates.spread is None
     assert regions.details["only_in_composition"] == 1
     assert regions.details["features"] == ["category"]
-    assert load_assignment(tmp_path / "regions") is None
-    assert load_validation(tmp_path / "regions") is None
+    assert RegionsFolder.open(tmp_path / "regions").assignment is None
+    assert RegionsFolder.open(tmp_path / "regions").validation is None
     shuffled = build_regions(path, tmp_path / "shuffled", **tables, shuffle_regions=True, seed=1)
     assert sorted(shuffled.composition.n.tolist()) == [2, 3, 4]
     assert shuffled.aggregates.values.ravel().tolist() == [3, 2, 1]

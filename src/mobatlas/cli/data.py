@@ -28,7 +28,7 @@ from mobatlas.progress import track
 from mobatlas.regions.composition import read_composition
 from mobatlas.regions.disclosure import Disclosure
 from mobatlas.regions.identifiability import diagnose as run_diagnosis
-from mobatlas.regions.store import build_regions, load_regions
+from mobatlas.regions.store import RegionsFolder, build_regions
 from mobatlas.report.console import (
     city_table,
     diagnosis_table,
@@ -230,7 +230,7 @@ def diagnose(
     if folder is not None:
         if n is not None:
             raise MobatlasError("--n goes with --composition; a regions folder knows its people")
-        made = load_regions(folder)
+        made = RegionsFolder.open(folder).regions
         known = made.composition
         found = run_diagnosis(
             known,

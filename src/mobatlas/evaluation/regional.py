@@ -11,7 +11,7 @@ import numpy as np
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.features.divergences import js, normalise
 from mobatlas.regions.recovery.recover import recover
-from mobatlas.regions.store import load_validation
+from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Floats, Regions
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 from mobatlas.supervision.resample import Sampler
@@ -20,15 +20,18 @@ FOLDS = 5
 
 
 def held_out_people(
-    samplers: Mapping[str, Sampler], dataset: TrajectoryDataset, regions_folder: Path, seed: int = 0
+    samplers: Mapping[str, Sampler],
+    dataset: TrajectoryDataset,
+    regions_folder: RegionsFolder | Path | str,
+    seed: int = 0,
 ) -> dict[str, float] | None:
     """JSD (bits) between regions as each sampler simulates them and as validation people have them; None if none are known."""
-    if load_validation(regions_folder) is None:
+    folder = RegionsFolder.open(regions_folder)
+    if folder.validation is None:
         return None
     config = FinetuneConfig()
     return {
-        name: regional_loss(each, dataset, regions_folder, config, seed)
-        for name, each in samplers.items()
+        name: regional_loss(each, dataset, folder, config, seed) for name, each in samplers.items()
     }
 
 

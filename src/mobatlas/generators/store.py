@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,8 +30,7 @@ from mobatlas.io.manifest import (
     write_parquet,
 )
 from mobatlas.io.output import unfinished
-from mobatlas.regions.store import KIND as REGIONS
-from mobatlas.regions.store import load_assignment
+from mobatlas.regions.store import RegionsFolder
 
 log = logging.getLogger("mobatlas")
 KIND = "model"
@@ -153,13 +151,9 @@ class Model:
             log.warning(
                 "%s: holds its own regions, so --regions %s is not read", self.path, regions
             )
-        assignment = (
-            {} if own else load_assignment(folder)
-        )  # checks the folder, before anything is read from it
+        opened = None if own else RegionsFolder.open(folder)  # checks the folder before reading
         shares = self._shares(name, folder)
-        anchors = (
-            self._kept_anchors(name) if own else self._anchors_of(name, folder, assignment or {})
-        )
+        anchors = self._kept_anchors(name) if opened is None else self._anchors_of(name, opened)
         if not len(anchors):
             raise MobatlasError(
                 f"--region {name}: {folder} knows no training person who lives there; pass --anchors with a table of homes "
@@ -190,15 +184,14 @@ class Model:
             table = read_parquet(self.path / REGION_ANCHORS)
             return _columns(table.filter(pc.equal(table["region"], region)))
 
-    def _anchors_of(self, region: str, regions: Path, assignment: Mapping[str, str]) -> Floats:
+    def _anchors_of(self, region: str, regions: RegionsFolder) -> Floats:
         dataset = self.open_dataset()
-        if (
-            read_manifest(regions, REGIONS).details["dataset"]["content_hash"]
-            != dataset.manifest.content_hash
-        ):
+        assignment = regions.assignment or {}
+        origin = regions.manifest.details["dataset"]
+        if origin["content_hash"] != dataset.manifest.content_hash:
             log.warning(
                 "%s: was made of another dataset than %s; people are matched by user_id",
-                regions,
+                regions.path,
                 dataset.path,
             )
         train, users = dataset.split_people("train"), dataset.people["user_id"].to_pylist()

@@ -47,9 +47,8 @@ from mobatlas.pipeline.cache import StepCache, manifest_hash, path_hash, refuse_
 from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
 from mobatlas.pipeline.train import Execution, train
 from mobatlas.progress import track
-from mobatlas.regions.identifiability import diagnose
 from mobatlas.regions.store import KIND as REGIONS
-from mobatlas.regions.store import build_regions, load_regions
+from mobatlas.regions.store import RegionsFolder, build_regions
 from mobatlas.report.html import RUN, write_report
 from mobatlas.sampling.generate import generate
 from mobatlas.supervision.resample import PlainSampler, Sampler
@@ -321,22 +320,17 @@ class _Steps:
     ) -> dict[str, Any]:
         """One source of regions: its diagnosis, a model, samples and their evaluation."""
         model = self._supervised(name, baseline, regions)
-        loaded = load_regions(regions)
-        own = self.sample_groups(name, model, loaded.groups, calibrate=True)
+        opened = RegionsFolder.open(regions)
+        own = self.sample_groups(name, model, opened.regions.groups, calibrate=True)
         models = {BASELINE: baseline, "supervised": model}
-        evaluation = self._evaluation(name, {**samples, "ours": own}, dataset, models, regions)
+        evaluation = self._evaluation(name, {**samples, "ours": own}, dataset, models, opened)
         chapter = {
             "regions": self.relative(regions),
             "model": self.relative(model),
             "samples": self.relative(own),
             "evaluation": self.relative(evaluation),
             "information": read_manifest(model, MODEL).details["report"]["information"],
-            "diagnosis": diagnose(
-                loaded.composition,
-                aggregates=loaded.aggregates,
-                randomised=loaded.randomised,
-                population=loaded.population,
-            ).as_dict(),
+            "diagnosis": opened.diagnosis.as_dict(),
         }
         if self.config.audit:
             chapter["audit"] = self.relative(self._audit(name, own, dataset))
@@ -416,7 +410,7 @@ class _Steps:
         samples: Mapping[str, Path],
         dataset: TrajectoryDataset,
         models: Mapping[str, Path],
-        regions: Path,
+        regions: RegionsFolder,
     ) -> Path:
         out = self.out / "evaluation" / f"{name}.json"
         seed = self.config.seed
@@ -435,7 +429,7 @@ class _Steps:
 
         inputs = {key: path_hash(path) for key, path in samples.items()} | {
             "dataset": dataset.manifest.content_hash,
-            "regions": manifest_hash(regions, REGIONS),
+            "regions": regions.content_hash,
             "seed": str(seed),
         }
         return self.cache.run(f"evaluation {name}", out, inputs, compute)
@@ -462,7 +456,7 @@ class _Steps:
 
 
 def _regional_scores(
-    dataset: TrajectoryDataset, models: Mapping[str, Path], regions: Path, seed: int
+    dataset: TrajectoryDataset, models: Mapping[str, Path], regions: RegionsFolder, seed: int
 ) -> dict[str, Any]:
     """Scores that need no labels: held-out people of the regions, and held-out regions."""
     people = np.intersect1d(dataset.split_people("train"), dataset.person)
@@ -474,7 +468,7 @@ def _regional_scores(
     parents = dataset.vocabulary.parents
     return {
         "held_out_people": held_out_people(samplers, dataset, regions, seed),
-        "held_out_regions": held_out_regions(load_regions(regions), seed, parents=parents),
+        "held_out_regions": held_out_regions(regions.regions, seed, parents=parents),
     }
 
 

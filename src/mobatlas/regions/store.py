@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import build_feature
 from mobatlas.groups import Groups
-from mobatlas.io.manifest import as_written, read_manifest, read_parquet
+from mobatlas.io.manifest import Manifest, as_written, read_manifest, read_parquet
 from mobatlas.io.output import new_folder
 from mobatlas.regions.aggregates import load_aggregates, write_aggregates
 from mobatlas.regions.build import Made, from_column, from_partition, from_tables
 from mobatlas.regions.disclosure import AS_COUNTED, Disclosure
 from mobatlas.regions.geography import load_places, write_places
+from mobatlas.regions.identifiability import Diagnosis, diagnose
 from mobatlas.regions.population import load_population, write_population
 from mobatlas.regions.types import Aggregates, Composition, Regions
 
@@ -100,12 +102,68 @@ def build_regions(
     return load_regions(out)
 
 
+@dataclass(frozen=True)
+class RegionsFolder:
+    """An opened REGIONS folder. Files are hashed once, when it is opened, and read when needed.
+
+    Examples
+    --------
+    >>> folder = RegionsFolder.open("regions")  # doctest: +SKIP
+    >>> folder.regions.composition.shares.shape  # doctest: +SKIP
+    (16, 8)
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, folder: RegionsFolder | Path | str) -> RegionsFolder:
+        """Check the files of a folder against its manifest; an open folder is returned as it is."""
+        if isinstance(folder, RegionsFolder):
+            return folder
+        return cls(Path(folder), read_manifest(Path(folder), KIND))
+
+    @property
+    def content_hash(self) -> str:
+        return self.manifest.content_hash
+
+    @cached_property
+    def regions(self) -> Regions:
+        """Composition, aggregates, population and centroids."""
+        with as_written(self.path):
+            return _read(self.path, self.manifest.details)
+
+    @cached_property
+    def validation(self) -> Aggregates | None:
+        """V of validation people, for the regions that have any; None for published tables."""
+        file = self.path / "validation.parquet"
+        with as_written(self.path):
+            return load_aggregates(file) if file.exists() else None
+
+    @cached_property
+    def assignment(self) -> dict[str, str] | None:
+        """Region of each training and validation person by user id; None for published tables."""
+        file = self.path / "assignment.parquet"
+        if not file.exists():
+            return None
+        with as_written(self.path):
+            table = read_parquet(file)
+            return dict(zip(table["user_id"].to_pylist(), table["region"].to_pylist(), strict=True))
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """Which differences between groups these regions identify."""
+        return diagnose(
+            self.regions.composition,
+            aggregates=self.regions.aggregates,
+            randomised=self.regions.randomised,
+            population=self.regions.population,
+        )
+
+
 def load_regions(path: Path | str) -> Regions:
-    """P and V of a folder, as they were written."""
-    folder = Path(path)
-    details = read_manifest(folder, KIND).details
-    with as_written(folder):
-        return _read(folder, details)
+    """Composition and aggregates of a REGIONS folder."""
+    return RegionsFolder.open(path).regions
 
 
 def _read(folder: Path, details: dict[str, Any]) -> Regions:
@@ -125,27 +183,6 @@ def _read(folder: Path, details: dict[str, Any]) -> Regions:
     population = load_population(folder / "population.parquet")
     places = load_places(folder / "places.parquet")
     return Regions(composition, aggregates, details["randomised"], details, population, places)
-
-
-def load_validation(path: Path | str) -> Aggregates | None:
-    """V of validation people, for those regions that have any; None where no people are known."""
-    folder = Path(path)
-    read_manifest(folder, KIND)
-    file = folder / "validation.parquet"
-    with as_written(folder):
-        return load_aggregates(file) if file.exists() else None
-
-
-def load_assignment(path: Path | str) -> dict[str, str] | None:
-    """The region of each training and validation person by user id; None where no people are known."""
-    folder = Path(path)
-    read_manifest(folder, KIND)
-    file = folder / "assignment.parquet"
-    if not file.exists():
-        return None
-    with as_written(folder):
-        table = read_parquet(file)
-        return dict(zip(table["user_id"].to_pylist(), table["region"].to_pylist(), strict=True))
 
 
 def _choose_one(

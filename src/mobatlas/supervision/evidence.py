@@ -17,13 +17,12 @@ from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import VisitsFeature, build_feature
 from mobatlas.groups import Groups
-from mobatlas.io.manifest import read_manifest
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.composition_error import calibrate_composition
-from mobatlas.regions.identifiability import diagnose
+from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, Recovery, recover
 from mobatlas.regions.recovery.transfer import confounding
-from mobatlas.regions.store import KIND, load_assignment, load_regions, load_validation
+from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Aggregates, Floats, Population, Regions, blocks
 from mobatlas.regions.window_check import same_level, unlike_windows
 from mobatlas.supervision.moments import VISITS, Ints, Moments, Phi
@@ -160,7 +159,7 @@ def of_group(lives: Floats | None, group: int) -> Floats | None:
 
 def gather_evidence(
     dataset: TrajectoryDataset,
-    regions_folder: Path | str,
+    regions_folder: RegionsFolder | Path | str,
     *,
     visits: bool = True,
     groups_explain: float = GROUPS_EXPLAIN,
@@ -169,9 +168,9 @@ def gather_evidence(
 
     With `visits` tilts also keep the spread of the number of visits, see `Visits`; `groups_explain` is of `recover`.
     """
-    folder = Path(regions_folder)
-    regions, manifest = load_regions(folder), read_manifest(folder, KIND)
-    _refuse_unusable(folder, regions)
+    folder = RegionsFolder.open(regions_folder)
+    regions = folder.regions
+    _refuse_unusable(folder.path, regions)
     known = np.flatnonzero(~np.isnan(regions.aggregates.values).all(0))
     warnings = []
     if len(known) < len(regions.aggregates.features):
@@ -194,13 +193,13 @@ def gather_evidence(
     )
     if regions.aggregates.pooled:
         recovery = _as_counts(recovery, training_mean)
-    warnings += _warnings(regions, recovery, training_mean)
+    warnings += _warnings(folder.diagnosis, recovery, training_mean)
     for sentence in warnings:
-        log.warning("%s: %s", folder, sentence)
-    validation = load_validation(folder)
+        log.warning("%s: %s", folder.path, sentence)
+    validation = folder.validation
     return Evidence(
-        source=folder,
-        content_hash=manifest.content_hash,
+        source=folder.path,
+        content_hash=folder.content_hash,
         regions=regions,
         phi=phi,
         recovery=recovery,
@@ -212,7 +211,7 @@ def gather_evidence(
         else None,
         people=people,
         anchors=dataset.anchors[people],
-        region=region_of(dataset, people, load_assignment(folder), regions.composition.regions),
+        region=region_of(dataset, people, folder.assignment, regions.composition.regions),
         warnings=tuple(warnings),
     )
 
@@ -239,7 +238,7 @@ def _refuse_unusable(folder: Path, regions: Regions) -> None:
 
 
 def _matched_phi(
-    dataset: TrajectoryDataset, folder: Path, regions: Regions
+    dataset: TrajectoryDataset, folder: RegionsFolder, regions: Regions
 ) -> tuple[Phi, list[str]]:
     """phi in the words of the dataset; regions of another dataset pass, with a warning, if they count the very same bins."""
     features, details = regions.aggregates.features, regions.details
@@ -247,14 +246,14 @@ def _matched_phi(
         phi = Phi.of(features, dataset.vocabulary, details.get("mask", ()))
     except MobatlasError as error:
         raise MobatlasError(
-            f"{folder}: was made of another dataset than {dataset.path} ({error}); make the regions of this one"
+            f"{folder.path}: was made of another dataset than {dataset.path} ({error}); make the regions of this one"
         ) from None
     if details.get("dataset", {}).get("content_hash") == dataset.manifest.content_hash:
         return phi, []
     all_bins = {name for each in phi.maps for name in each.bins}
-    if details.get("way") != "tables" and all_bins != set(load_regions(folder).aggregates.features):
+    if details.get("way") != "tables" and all_bins != set(folder.regions.aggregates.features):
         raise MobatlasError(
-            f"{folder}: was made of another dataset than {dataset.path}, whose places are others; make the regions of this one"
+            f"{folder.path}: was made of another dataset than {dataset.path}, whose places are others; make the regions of this one"
         )
     return phi, [f"was made of another dataset than {dataset.path}; people are matched by user_id"]
 
@@ -335,9 +334,7 @@ def _with_known_mean(regions: Regions, mean: Floats, n: int) -> Regions:
     )
 
 
-def _warnings(regions: Regions, recovery: Recovery, training_mean: Floats) -> list[str]:
-    composition, aggregates = regions.composition, regions.aggregates
-    diagnosis = diagnose(composition, aggregates=aggregates, randomised=regions.randomised)
+def _warnings(diagnosis: Diagnosis, recovery: Recovery, training_mean: Floats) -> list[str]:
     said = list(diagnosis.warnings)
     said += [
         each.sentence()

@@ -28,8 +28,8 @@ from mobatlas.features.divergences import DIVERGENCES, normalise, tv
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.generators.protocol import Floats, Generator, Ints, unlabelled
 from mobatlas.groups import Groups
-from mobatlas.regions.store import load_assignment, load_regions, load_validation
-from mobatlas.regions.types import Aggregates, Regions
+from mobatlas.regions.store import RegionsFolder
+from mobatlas.regions.types import Aggregates
 from mobatlas.supervision.resample import PlainSampler, Sampler
 from mobatlas.training.loop import Share, Trainer
 
@@ -216,7 +216,7 @@ def allocate(shares: Floats, n: int) -> Ints:
 def finetune(
     model: Generator,
     dataset: TrajectoryDataset,
-    regions_folder: Path | str,
+    regions_folder: RegionsFolder | Path | str,
     trainer: Trainer,
     config: FinetuneConfig = FinetuneConfig(),  # noqa: B008
     *,
@@ -229,9 +229,10 @@ def finetune(
     """
     if trainer.share.world > 1:
         raise MobatlasError("finetune needs whole regions in one process; pass --devices 1")
-    regions = load_regions(regions_folder)
+    folder = RegionsFolder.open(regions_folder)
+    regions = folder.regions
     student = _student(model, regions.groups, trainer.seed, start_from_tilted)
-    task = _Task(Path(regions_folder), regions, dataset, student.vocabulary, config)
+    task = _Task(folder, dataset, student.vocabulary, config)
     target = task.target(regions.aggregates, "train")
     held_out = task.held_out(target)
     exam = held_out.exam(config, trainer.seed)
@@ -275,14 +276,14 @@ def finetune(
 def regional_loss(
     sampler: Sampler,
     dataset: TrajectoryDataset,
-    regions_folder: Path | str,
+    regions_folder: RegionsFolder | Path | str,
     config: FinetuneConfig = FinetuneConfig(),  # noqa: B008
     seed: int = 0,
 ) -> float:
     """What finetuning goes down, of any sampler: the mean divergence of simulated regions from those of validation people."""
-    regions = load_regions(regions_folder)
-    task = _Task(Path(regions_folder), regions, dataset, dataset.vocabulary, config)
-    held_out = task.held_out(task.target(regions.aggregates, "train"))
+    folder = RegionsFolder.open(regions_folder)
+    task = _Task(folder, dataset, dataset.vocabulary, config)
+    held_out = task.held_out(task.target(folder.regions.aggregates, "train"))
     return held_out.score(sampler, held_out.exam(config, seed), seed)
 
 
@@ -352,19 +353,18 @@ class _Kept(nn.Module):
 class _Task:
     """What is asked for, checked as it is put together."""
 
-    folder: Path
-    regions: Regions
+    folder: RegionsFolder
     dataset: TrajectoryDataset
     vocabulary: Vocabulary
     config: FinetuneConfig
 
     def held_out(self, training: Target) -> Target:
         """Of validation people, their aggregates and their homes; of training people where none are known."""
-        aggregates, names = load_validation(self.folder), self.regions.composition.regions
+        aggregates, names = self.folder.validation, self.folder.regions.composition.regions
         if aggregates is None:
             log.warning(
                 "%s: knows no validation people, so training people choose the best weights",
-                self.folder,
+                self.folder.path,
             )
             return training
         values = np.full((len(names), len(aggregates.features)), np.nan)
@@ -374,16 +374,19 @@ class _Task:
     def target(self, aggregates: Aggregates, split: str) -> Target:
         """The goals of these aggregates, with people of that split to take homes from."""
         goals, anchors, config = self._goals(aggregates), self._anchors(split), self.config
-        names, shares = self.regions.composition.regions, self.regions.composition.shares
+        names, shares = (
+            self.folder.regions.composition.regions,
+            self.folder.regions.composition.shares,
+        )
         usable = np.flatnonzero(np.any([~np.isnan(goal.values).all(1) for goal in goals], axis=0))
         if not len(usable):
             raise MobatlasError(
-                f"{self.folder}: all aggregates are zero, masked or suppressed; choose others"
+                f"{self.folder.path}: all aggregates are zero, masked or suppressed; choose others"
             )
         empty = [names[region] for region in usable.tolist() if not len(anchors[region])]
         if empty:
             raise MobatlasError(
-                f"{self.folder}: region '{empty[0]}' has no {split} people; make regions of this dataset"
+                f"{self.folder.path}: region '{empty[0]}' has no {split} people; make regions of this dataset"
             )
         present = (shares[usable] > 0).sum(1).max()
         if min(config.batch, config.validation_samples) < present:
@@ -394,7 +397,7 @@ class _Task:
 
     def _goals(self, aggregates: Aggregates) -> list[Goal]:
         """One for each feature map; a masked word takes away its bins on both sides, and never part of a bin."""
-        goals, mask, features = [], self.regions.details["mask"], aggregates.features
+        goals, mask, features = [], self.folder.regions.details["mask"], aggregates.features
         for name in dict.fromkeys(each.partition(":")[0] for each in features):
             feature = build_feature(name, self.vocabulary, mask)
             position = {each: n for n, each in enumerate(feature.bins)}
@@ -403,7 +406,9 @@ class _Task:
             ]
             if unknown:
                 near = suggestion(unknown[0], position) or "; make the regions of its dataset"
-                raise MobatlasError(f"{self.folder}: the model has no feature '{unknown[0]}'{near}")
+                raise MobatlasError(
+                    f"{self.folder.path}: the model has no feature '{unknown[0]}'{near}"
+                )
             shown = set(build_feature(name, self.vocabulary, [*mask, *self.config.mask]).bins)
             told = [n for n, each in enumerate(features) if each in shown]
             columns = np.array([position[features[n]] for n in told], dtype=np.int64)
@@ -419,11 +424,11 @@ class _Task:
 
     def _anchors(self, split: str) -> list[Floats]:
         """Where people of each region live and work; everybody where it is not known who lives in which."""
-        dataset, names = self.dataset, self.regions.composition.regions
+        dataset, names = self.dataset, self.folder.regions.composition.regions
         people = np.intersect1d(
             dataset.split_people(split), dataset.person
         )  # aggregates are of people with a window
-        assignment = load_assignment(self.folder)
+        assignment = self.folder.assignment
         if assignment is None:
             return [dataset.anchors[people]] * len(names)
         users = dataset.people["user_id"].to_pylist()
