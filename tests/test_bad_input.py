@@ -447,7 +447,7 @@ def test_an_interrupt_tidies_up_and_says_so(tmp_path: Path, number: int, code: i
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said.strip().splitlines()[-1]) == (
         code,
-        "mobatlas: stopped; nothing was left half-written",
+        "mobatlas: stopped; no incomplete file was left",
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mobatlas import CityConfig, MobatlasError, load_regions, prepare, recover, write_city_folder
-from mobatlas.cli import app
+from mobatlas.cli.commands import app
 from mobatlas.regions.partitions import PAPER
 
 GROUPS = ("<30, M", "<30, F", "30-40, M", "30-40, F", "40-50, M", "40-50, F", ">50, M", ">50, F")

@@ -13,7 +13,7 @@ from scipy import sparse
 from typer.testing import CliRunner
 
 from mobatlas import MobatlasError
-from mobatlas.cli import app
+from mobatlas.cli.commands import app
 from mobatlas.regions.aggregates import aggregate, read_aggregates
 from mobatlas.regions.disclosure import Disclosure, clipped, protected
 from mobatlas.regions.recovery.recover import recover

@@ -30,7 +30,7 @@ from mobatlas import (
     read_samples,
     write_evaluation,
 )
-from mobatlas.cli import app
+from mobatlas.cli.commands import app
 from mobatlas.evaluation.comparison import EVERYBODY, group_members, sampling_floor
 from mobatlas.groups import DEFAULT_GROUPS
 from tests.small_town import NAMES

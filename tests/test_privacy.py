@@ -32,7 +32,7 @@ from mobatlas import (
     prepare,
     write_city_folder,
 )
-from mobatlas.cli import app
+from mobatlas.cli.commands import app
 from mobatlas.config import Coarsening
 from mobatlas.data.vocabulary import FIRST_POI, HOME
 from mobatlas.evaluation.comparison import Interval

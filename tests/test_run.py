@@ -16,11 +16,11 @@ import yaml
 from typer.testing import CliRunner
 
 from mobatlas import MobatlasError, build_regions
-from mobatlas.cli import app
+from mobatlas.cli.commands import app
 from mobatlas.config import build_run, load_run
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.pipeline.cache import refuse_foreign_folder
-from mobatlas.pipeline.init import write_configuration
+from mobatlas.pipeline.init import InputFiles, write_configuration
 from mobatlas.pipeline.run import run
 from mobatlas.regions.store import load_regions
 from mobatlas.report.html import write_report
@@ -282,14 +282,14 @@ def test_a_page_is_written_of_a_run_only_and_over_nothing(made: Path, tmp_path: 
 def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: Path) -> None:
     city = made / "city"
     out = tmp_path / "run.yaml"
-    said = write_configuration(out, city, None, None)
+    said = write_configuration(out, InputFiles(city))
     assert (
         "300 people" in said[0]
-        and "--by home_district takes real ones" in said[1]
+        and "--by home_district" in said[1]
         and f"mobatlas run {out}" in said[2]
     )
     with pytest.raises(MobatlasError, match=r"--out .*: is a folder; give the name of a YAML file"):
-        write_configuration(tmp_path, city, None, None, overwrite=True)
+        write_configuration(tmp_path, InputFiles(city), overwrite=True)
     config = load_run(out)
     assert (
         config.source is not None and config.source.path == city and config.prepare.window.days == 3
@@ -298,28 +298,28 @@ def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: P
     out.write_text(out.read_text().replace("# coarsen:", "coarsen:"))
     assert load_run(out).samples.coarsen == "3km"  # what docs/trust.md found to be enough
     with pytest.raises(MobatlasError, match="exists already"):
-        write_configuration(out, city, None, None)
+        write_configuration(out, InputFiles(city))
     diary = tmp_path / "diary.csv"
     diary.write_text(
         "user_id,poi_id,lat,lon,arrival\na,x,1,1,2024-03-04 08:00\nb,y,1,1,2024-03-04 09:00\n"
     )
-    write_configuration(tmp_path / "diary.yaml", diary, None, None)
+    write_configuration(tmp_path / "diary.yaml", InputFiles(diary))
     config = load_run(tmp_path / "diary.yaml")
     assert config.prepare.window.days == 1 and config.prepare.quality.min_coverage == 0
     assert config.source is not None and config.source.path == Path("diary.csv")
     diary.write_text("who,where\na,x\n")
     with pytest.raises(MobatlasError, match="has no column 'user_id'"):
-        write_configuration(tmp_path / "bad.yaml", diary, None, None)
+        write_configuration(tmp_path / "bad.yaml", InputFiles(diary))
     diary.write_text("user_id,poi_id,lat,lon,arrival\n")
-    with pytest.raises(MobatlasError, match="holds no visits"):
-        write_configuration(tmp_path / "bad.yaml", diary, None, None)
+    with pytest.raises(MobatlasError, match="contains no visits"):
+        write_configuration(tmp_path / "bad.yaml", InputFiles(diary))
     diary.write_text("user_id,poi_id,lat,lon,arrival\na,x,1,1,yesterday\n")
-    with pytest.raises(MobatlasError, match="column 'arrival' holds no times"):
-        write_configuration(tmp_path / "bad.yaml", diary, None, None)
+    with pytest.raises(MobatlasError, match="column 'arrival' contains values that are no times"):
+        write_configuration(tmp_path / "bad.yaml", InputFiles(diary))
     with pytest.raises(MobatlasError, match=r"--visits .*: does not exist"):
-        write_configuration(tmp_path / "bad.yaml", tmp_path / "nowhere.csv", None, None)
+        write_configuration(tmp_path / "bad.yaml", InputFiles(tmp_path / "nowhere.csv"))
     with pytest.raises(MobatlasError, match="--aggregates: is missing"):
-        write_configuration(tmp_path / "bad.yaml", None, diary, None)
+        write_configuration(tmp_path / "bad.yaml", InputFiles(composition=diary))
     assert not (tmp_path / "bad.yaml").exists()
 
 
@@ -328,20 +328,26 @@ def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(
 ) -> None:
     city, out, census = made / "city", tmp_path / "run.yaml", tmp_path / "census.csv"
     census.write_text('region,group,count\nD1,"<30, F",10\n')
-    write_configuration(out, city, census, None, "home_district")
+    write_configuration(out, InputFiles(city, census, by="home_district"))
     known = load_run(out).regions["census"]
     assert (
         known.by == "home_district"
         and known.composition == Path("census.csv")
         and known.aggregates is None
     )
-    write_configuration(tmp_path / "labelled.yaml", city, None, None, "home_district")
+    write_configuration(tmp_path / "labelled.yaml", InputFiles(city, by="home_district"))
     known = load_run(tmp_path / "labelled.yaml").regions["homes"]
     assert known.by == "home_district" and known.composition is None
     bad = tmp_path / "bad.yaml"
     cases: list[tuple[Path | None, Path | None, Path | None, str | None, str]] = [
-        (city, census, None, None, r"--aggregates: is missing.* or --by,.* such as home_district,"),
-        (city, None, census, None, r"--composition: is missing; composition and aggregates"),
+        (
+            city,
+            census,
+            None,
+            None,
+            r"--aggregates: is missing.* pass --by .* such as home_district,",
+        ),
+        (city, None, census, None, r"--composition: is missing; aggregates need the composition"),
         (
             city,
             census,
@@ -354,7 +360,7 @@ def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(
             census,
             census,
             "home_district",
-            r"--by home_district: counts your visits .*leave one out",
+            r"--by home_district: counts aggregates from your visits.*remove one",
         ),
         (
             city / "visits.parquet",
@@ -364,12 +370,12 @@ def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(
             r"--by home_district: .*give --visits, a folder",
         ),
         (None, census, None, "home_district", r"--by home_district: .*give --visits, a folder"),
-        (city, census, None, "user_id", r"--by user_id: is no region; .*such as home_district"),
-        (city, census, None, "age", r"--by age: is no region"),
+        (city, census, None, "user_id", r"--by user_id: holds no regions; .*such as home_district"),
+        (city, census, None, "age", r"--by age: holds no regions"),
     ]
     for visits, composition, aggregates, by, sentence in cases:
         with pytest.raises(MobatlasError, match=sentence):
-            write_configuration(bad, visits, composition, aggregates, by)
+            write_configuration(bad, InputFiles(visits, composition, aggregates, by))
     assert not bad.exists()
 
 
@@ -384,9 +390,8 @@ def test_what_init_writes_of_a_column_with_an_unusual_name_reaches_the_regions(
     people.to_csv(tmp_path / "city" / "people.csv.gz", index=False)
     census = people.groupby(["quarter", "age", "gender"]).size().rename("count").reset_index()
     census.rename(columns={"quarter": "region"}).to_csv(tmp_path / "census.csv", index=False)
-    write_configuration(
-        tmp_path / "run.yaml", tmp_path / "city", tmp_path / "census.csv", None, "quarter"
-    )
+    files = InputFiles(tmp_path / "city", tmp_path / "census.csv", by="quarter")
+    write_configuration(tmp_path / "run.yaml", files)
     config = load_run(tmp_path / "run.yaml")
     prepare(tmp_path / "city", tmp_path / "dataset", values=config.prepare.model_dump())
     told = config.regions["census"]
@@ -402,7 +407,7 @@ def test_what_init_writes_of_a_column_with_an_unusual_name_reaches_the_regions(
     )
     people.drop(columns=["age", "gender"]).to_csv(tmp_path / "city" / "people.csv.gz", index=False)
     with pytest.raises(MobatlasError, match=r"--composition: is missing; .*has no attributes"):
-        write_configuration(tmp_path / "bad.yaml", tmp_path / "city", None, None, "quarter")
+        write_configuration(tmp_path / "bad.yaml", InputFiles(tmp_path / "city", by="quarter"))
 
 
 def test_the_report_draws_how_finetuning_went_and_shows_the_papers_figures(tmp_path: Path) -> None:

@@ -311,9 +311,7 @@ def test_ctrl_c_ends_all_processes_with_one_sentence(world: World, tmp_path: Pat
     wait_until(lambda: partial.exists() and partial.stat().st_size > 1_000, "rows from both")
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all
     stopped = finish_cold(process)
-    assert (
-        stopped.code == 130 and stopped.said == "mobatlas: stopped; nothing was left half-written"
-    )
+    assert stopped.code == 130 and stopped.said == "mobatlas: stopped; no incomplete file was left"
     assert "Traceback" not in stopped.err and names(tmp_path) == []
 
 

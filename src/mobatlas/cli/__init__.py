@@ -1,4 +1,4 @@
-"""The command line: thin, every command calls one public function."""
+"""The command line. Each command calls one public function."""
 
 from __future__ import annotations
 
@@ -9,25 +9,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mobatlas.errors import MobatlasError, out_of_memory
 from mobatlas.training.resources import keep_memory
 
-if TYPE_CHECKING:
-    from mobatlas.cli.commands import app
-
-__all__ = ["app", "main"]
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-def __getattr__(name: str) -> Any:
-    if name != "app":
-        raise AttributeError(f"module 'mobatlas.cli' has no attribute '{name}'")
-    from mobatlas.cli.commands import app
-
-    return app
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main() -> None:
@@ -42,72 +29,75 @@ def _load_app() -> Any:
 
 
 def run_application(load: Callable[[], Any], name: str) -> None:
-    """Run a command line application; errors become one sentence and an exit code."""
+    """Run a command line application; an error becomes one sentence and an exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("mobatlas").setLevel(logging.INFO)
-    stopped = _watch_signals()
+    signals = _catch_signals()
     try:
         keep_memory()
-        app = load()  # takes seconds, in which somebody may press Ctrl-C
-        code = app(
-            standalone_mode=False, prog_name=name
-        )  # what is wrong with options comes here too, instead of into a box
+        app = load()  # takes seconds, so Ctrl-C must already be caught
+        code = app(standalone_mode=False, prog_name=name)  # usage errors are raised, not printed
         sys.exit(code if isinstance(code, int) else 0)
     except MobatlasError as error:
-        # training that was stopped says so itself, because it knows how to go on
-        told = getattr(error, "signal", stopped[0] if stopped else None)
-        _fail(name, str(error), 2 if told is None else 128 + told)
-    except (
-        BaseException
-    ) as error:  # the last door: a person gets a sentence, a developer asks for the rest
-        if stopped:  # engines turn an interrupt into errors of their own
-            _fail(name, "stopped; nothing was left half-written", 128 + stopped[0])
+        # Training that was stopped has its own message, which says how to resume.
+        number = getattr(error, "signal", signals[0] if signals else None)
+        _fail(name, str(error), 2 if number is None else 128 + number)
+    except BaseException as error:
+        if signals:  # engines turn an interrupt into errors of their own
+            _fail(name, "stopped; no incomplete file was left", 128 + signals[0])
         if isinstance(error, SystemExit):
             raise
-        if hasattr(error, "format_message"):  # of the command line: an option or an argument
-            _refuse_usage(name, error)
+        if hasattr(error, "format_message"):  # an error of typer: an option or an argument
+            _fail_usage(name, error)
         if os.environ.get("MOBATLAS_DEBUG"):
             traceback.print_exc()
-        _fail(name, _sentence(error), 1)
+        _fail(name, _describe(error), 1)
 
 
-def _refuse_usage(name: str, error: Any) -> None:
-    """What is wrong with a command line, and where to read how it is meant."""
-    said, asked = error.format_message().rstrip("."), getattr(error.ctx, "command_path", name)
-    if not said:  # no argument at all: the help was printed
+def _fail_usage(name: str, error: Any) -> None:
+    """Say what is wrong with the command line and which help to read."""
+    message = error.format_message().rstrip(".")
+    if not message:  # no argument at all: the help was printed
         raise SystemExit(2)
-    _fail(name, f"{said[:1].lower()}{said[1:]}; see {asked} --help", 2)
+    command = getattr(error.ctx, "command_path", name)
+    _fail(name, f"{message[:1].lower()}{message[1:]}; see {command} --help", 2)
 
 
-def _sentence(error: BaseException) -> str:
-    """What a person can do something about; the rest is ours to mend."""
-    said = str(error).strip()
+def _describe(error: BaseException) -> str:
+    """One sentence about an unexpected error."""
+    message = str(error).strip()
     if out_of_memory(error):
-        return "there is not enough memory; end other programs or ask for less, nothing was left half-written"
-    if any(os.strerror(number) in said for number in FULL):
-        return "the disk is full; make room and run it again, nothing was left half-written"
+        return (
+            "there is not enough memory; close other programs or ask for less "
+            "(no incomplete file was left)"
+        )
+    if any(os.strerror(number) in message for number in DISK_FULL):
+        return "the disk is full; make room and run the command again (no incomplete file was left)"
     if isinstance(error, OSError):
         return f"{error.filename or 'the disk'}: {error.strerror or error}"
-    first_line = said.splitlines()[0] if said else "no further word"
+    first_line = message.splitlines()[0] if message else "no message"
     return (
         f"unexpected {type(error).__name__}: {first_line} (set MOBATLAS_DEBUG=1 for the traceback)"
     )
 
 
-class _Stopped(KeyboardInterrupt):
-    """A kind of its own: Python ends by the signal instead of the exit code if a plain one ever crossed an exec()."""
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM.
+
+    Python exits by the signal, not by our exit code, after a plain KeyboardInterrupt in `exec`.
+    """
 
 
-def _watch_signals() -> list[int]:
-    """Ctrl-C and a polite kill stop the work where it is and let it tidy up; which of them came is in the list."""
+def _catch_signals() -> list[int]:
+    """Raise an exception at Ctrl-C or SIGTERM, so that clean-up runs; return the signals so far."""
     received: list[int] = []
 
-    def stop(number: int, _: Any) -> None:
+    def interrupt(number: int, _: Any) -> None:
         received.append(number)
-        raise _Stopped
+        raise _Interrupted
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+        signal.signal(number, interrupt)
     return received
 
 

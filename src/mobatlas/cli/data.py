@@ -1,4 +1,4 @@
-"""Commands that make, describe and judge data: simulate, prepare, regions, diagnose, evaluate, audit."""
+"""Commands for data: simulate, prepare, regions, diagnose, evaluate, audit."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ app = typer.Typer()
 @app.command()
 def simulate(
     out: Out,
-    users: Annotated[int | None, typer.Option(help="People.")] = None,
-    pois: Annotated[int | None, typer.Option(help="Places.")] = None,
-    districts: Annotated[int | None, typer.Option(help="Districts of the city.")] = None,
-    days: Annotated[int | None, typer.Option(help="Days of visits.")] = None,
+    users: Annotated[int | None, typer.Option(help="Number of people.")] = None,
+    pois: Annotated[int | None, typer.Option(help="Number of places.")] = None,
+    districts: Annotated[int | None, typer.Option(help="Number of districts.")] = None,
+    days: Annotated[int | None, typer.Option(help="Number of days with visits.")] = None,
     divergence: Annotated[
         float | None,
         typer.Option(
@@ -59,7 +59,7 @@ def simulate(
     segregation: Annotated[
         float | None, typer.Option(help="How much the districts' compositions differ.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same city.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same city.")] = None,
     preset: Preset = None,
     config: Config = None,
     assignments: Assignments = None,
@@ -67,7 +67,7 @@ def simulate(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate a city of people with known groups: visits, people and pois."""
+    """Simulate a city of people with table groups: visits, people and pois."""
     run = load_run(config, preset)
     options = {
         "users": users,
@@ -77,8 +77,8 @@ def simulate(
         "divergence": divergence,
         "segregation": segregation,
     }
-    given = {key: value for key, value in options.items() if value is not None}
-    values = merge(run.simulate.model_dump(), parse_assignments(assignments or []), given)
+    chosen = {key: value for key, value in options.items() if value is not None}
+    values = merge(run.simulate.model_dump(), parse_assignments(assignments or []), chosen)
     city = build(CityConfig, values, "simulate")
     with track("simulating", city.users, quiet) as tracker:
         facts = write_city_folder(
@@ -90,14 +90,14 @@ def simulate(
 @app.command("prepare")
 def prepare_command(
     source: Annotated[
-        Path, typer.Argument(help="The raw data: a file or a folder, as its format has it.")
+        Path, typer.Argument(help="The raw data: a file or a folder, depending on its format.")
     ],
     out: Out,
     format: Annotated[  # noqa: A002
         str,
         typer.Option("--format", help="plain, embee, veraset, foursquare, yjmob100k or geolife."),
     ] = "plain",
-    engine: Annotated[str, typer.Option("--engine", help="duckdb, or spark.")] = "duckdb",
+    engine: Annotated[str, typer.Option("--engine", help="duckdb or spark.")] = "duckdb",
     config: Config = None,
     preset: Preset = None,
     assignments: Assignments = None,
@@ -105,7 +105,7 @@ def prepare_command(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Turn raw visits into trajectories: a dataset folder."""
+    """Turn raw visits into a dataset folder of trajectories."""
     values = load_values(config, preset).get("prepare", {})
     with track("preparing", STEPS, quiet) as tracker:
         summary = prepare(
@@ -130,7 +130,9 @@ def regions(
             help="demogroups, fullrank, rankdef, messy, hot16, dirichlet:G:alpha, or a table of P."
         ),
     ] = None,
-    by: Annotated[str | None, typer.Option(help="A region column of people.")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="The column of people that names their region.")
+    ] = None,
     composition: Annotated[
         Path | None, typer.Option(help="A census table: region, group, count or share.")
     ] = None,
@@ -144,42 +146,45 @@ def regions(
         ),
     ] = None,
     mask: Annotated[
-        list[str] | None, typer.Option("--mask", help="HOME, WORK or OTHER, to leave out.")
+        list[str] | None, typer.Option("--mask", help="A token to leave out: HOME, WORK or OTHER.")
     ] = None,
     shuffle_regions: Annotated[
-        bool, typer.Option("--shuffle-regions", help="The negative control.")
+        bool,
+        typer.Option(
+            "--shuffle-regions", help="Shuffle regions among people, as a negative control."
+        ),
     ] = False,
     same_people: Annotated[
         bool,
         typer.Option(
             "--same-people",
-            help="Composition from the people of the aggregates: gives labels away.",
+            help="Count composition and aggregates on the same people; this leaks labels.",
         ),
     ] = False,
     split_ages: Annotated[
         bool,
         typer.Option(
             "--split-ages",
-            help="Spread a census age range that straddles two groups evenly over its years.",
+            help="Split a census age range that spans two groups, evenly over its years.",
         ),
     ] = False,
-    suppress: Annotated[int, typer.Option(help="Hide cells that fewer people are behind.")] = 0,
+    suppress: Annotated[int, typer.Option(help="Hide cells with fewer people than this.")] = 0,
     rounding: Annotated[
         float, typer.Option("--round", help="Round totals of visits to multiples of this.")
     ] = 0.0,
     epsilon: Annotated[
-        float | None, typer.Option(help="Differentially private noise, of a person.")
+        float | None, typer.Option(help="Add differentially private noise; epsilon per person.")
     ] = None,
     max_visits: Annotated[
         float | None,
-        typer.Option(help="With --epsilon: the most visits of a person in a window that count."),
+        typer.Option(help="With --epsilon: count at most this many visits of a person per window."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of assignment, halves and shuffling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of assignment, split halves and shuffling.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Composition P and aggregates V: a controlled partition, real regions, or published tables."""
-    made = build_regions(
+    """Build composition P and aggregates V from a partition, real regions or published tables."""
+    built = build_regions(
         dataset,
         out,
         partition=partition,
@@ -195,13 +200,13 @@ def regions(
         seed=seed,
         overwrite=overwrite,
     )
-    found = run_diagnosis(
-        made.composition,
-        aggregates=made.aggregates,
-        randomised=made.randomised,
-        population=made.population,
+    result = run_diagnosis(
+        built.composition,
+        aggregates=built.aggregates,
+        randomised=built.randomised,
+        population=built.population,
     )
-    show(made.details | {"diagnosis": found.as_dict()}, json, regions_table(made, found, out))
+    show(built.details | {"diagnosis": result.as_dict()}, json, regions_table(built, result, out))
 
 
 @app.command()
@@ -210,42 +215,48 @@ def diagnose(
         Path | None, typer.Argument(metavar="REGIONS", help="A regions folder.")
     ] = None,
     composition: Annotated[
-        Path | None, typer.Option(help="A bare census table, before any dataset exists.")
+        Path | None, typer.Option(help="A census table, if there is no dataset yet.")
     ] = None,
     n: Annotated[
         float | None, typer.Option("--n", help="People per region, with --composition.")
     ] = None,
     split_ages: Annotated[
-        bool, typer.Option("--split-ages", help="Spread age ranges that straddle two groups.")
+        bool, typer.Option("--split-ages", help="Split census age ranges that span two groups.")
     ] = False,
     min_region: Annotated[
-        float, typer.Option(help="People that a region should have at least.")
+        float, typer.Option(help="Warn of regions with fewer people than this.")
     ] = 50.0,
-    figure: Annotated[Path | None, typer.Option(help="Also draw it, as a PNG file.")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="Also write a figure to this PNG file.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Can these regions tell the groups apart, and how well?"""
+    """Show which differences between groups these regions can identify, and how well."""
     if (folder is None) == (composition is None):
-        raise MobatlasError("diagnose: give either a regions folder or --composition FILE")
+        raise MobatlasError(
+            "diagnose: give either a regions folder or --composition FILE, not both"
+        )
     if folder is not None:
         if n is not None:
-            raise MobatlasError("--n goes with --composition; a regions folder knows its people")
-        made = RegionsFolder.open(folder).regions
-        known = made.composition
-        found = run_diagnosis(
-            known,
-            aggregates=made.aggregates,
+            raise MobatlasError(
+                "--n: is only for --composition; a regions folder contains its number of people"
+            )
+        built = RegionsFolder.open(folder).regions
+        table = built.composition
+        result = run_diagnosis(
+            table,
+            aggregates=built.aggregates,
             min_region=min_region,
-            randomised=made.randomised,
-            population=made.population,
+            randomised=built.randomised,
+            population=built.population,
         )
     else:
         assert composition is not None
-        known = read_composition(composition, n=n, straddle="uniform" if split_ages else "refuse")
-        found = run_diagnosis(known, n, min_region=min_region)
+        table = read_composition(composition, n=n, straddle="uniform" if split_ages else "refuse")
+        result = run_diagnosis(table, n, min_region=min_region)
     if figure is not None:
-        diagnosis_figure(found, known, figure)
-    show(found.as_dict(), json, diagnosis_table(found))
+        diagnosis_figure(result, table, figure)
+    show(result.as_dict(), json, diagnosis_table(result))
 
 
 @app.command()
@@ -257,10 +268,10 @@ def evaluate(
         ),
     ],
     dataset: Annotated[
-        Path, typer.Option("--dataset", help="The dataset folder whose people it is compared with.")
+        Path, typer.Option("--dataset", help="The dataset folder with the real people.")
     ],
     split: Annotated[
-        str, typer.Option("--split", help="Which of its people: test or val.")
+        str, typer.Option("--split", help="Compare with these people: test or val.")
     ] = "test",
     baseline: Annotated[
         Path | None,
@@ -273,20 +284,20 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="Also write the tables, as CSV, Markdown, LaTeX and JSON."
+            "--out", metavar="DIR", help="Also write tables (CSV, Markdown, LaTeX, JSON)."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of who is compared, and of resampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of people and of resampling.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """How close do samples come to real people, by group and all together?"""
-    found = run_evaluation(
+    """Measure how close samples are to real people, by group and overall."""
+    result = run_evaluation(
         samples, dataset, split=split, baseline=baseline, strong=strong, seed=seed
     )
     if out is not None:
-        write_evaluation(out, found, overwrite=overwrite)
-    show(found.as_dict(), json, evaluation_table(found))
+        write_evaluation(out, result, overwrite=overwrite)
+    show(result.as_dict(), json, evaluation_table(result))
 
 
 @app.command()
@@ -305,17 +316,19 @@ def audit(
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Also write audit.json and the tables, as CSV, Markdown, LaTeX and JSON.",
+            help="Also write audit.json and tables (CSV, Markdown, LaTeX, JSON).",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of who is compared, and of resampling.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the choice of people and of resampling.")
+    ] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What do samples give away of the people that a model learnt from? Red, amber or green, with the numbers."""
+    """Measure what samples disclose about training people; the verdict is red, amber or green."""
     with track("auditing", AUDIT_STEPS, quiet) as tracker:
-        found = run_audit(samples, dataset, seed=seed, tracker=tracker)
+        result = run_audit(samples, dataset, seed=seed, tracker=tracker)
     if out is not None:
-        write_audit(out, found, overwrite=overwrite)
-    show(found.as_dict(), json, audit_table(found))
+        write_audit(out, result, overwrite=overwrite)
+    show(result.as_dict(), json, audit_table(result))

@@ -1,4 +1,4 @@
-"""Commands that make models and use them: train, supervise, generate."""
+"""Commands for models: train, supervise, generate."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def train(
     preset: Preset = None,
     config: Config = None,
     assignments: Assignments = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same machine: same weights.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed on the same machine gives the same weights.")
+    ] = None,
     resume: Resume = False,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
@@ -94,19 +96,19 @@ def train(
 def supervise(
     model: Annotated[
         Path,
-        typer.Argument(help="A model folder of phase 1; finetune also goes on from a tilted one."),
+        typer.Argument(help="A model folder of phase 1; for finetune also one made with tilt."),
     ],
     out: Out,
     regions: Annotated[
         Path | None,
-        typer.Argument(metavar="REGIONS", help="A regions folder; all but strong learn from it."),
+        typer.Argument(metavar="REGIONS", help="A regions folder; not needed for strong."),
     ] = None,
     strategy: Annotated[
         str | None,
         typer.Option(
             "--strategy",
-            help="auto, tilt (weigh training people, teach, calibrate), resample (no training), finetune (the paper's), or "
-            "strong (labels, the upper bound); auto by default.",
+            help="auto (default), tilt (train with weights, then calibrate), resample (no "
+            "training), finetune (the paper's), or strong (trains on labels; the upper bound).",
         ),
     ] = None,
     divergence: Annotated[
@@ -117,14 +119,14 @@ def supervise(
         bool,
         typer.Option(
             "--membership",
-            help="tilt: weights begin from the composition of each person's region, and groups live there.",
+            help="tilt: start from the composition of each person's own region.",
         ),
     ] = False,
     from_scratch: Annotated[
         bool,
         typer.Option(
             "--from-scratch",
-            help="strong, tilt: train the conditional part anew, not on from phase 1.",
+            help="strong, tilt: train the conditional part from new weights, not from phase 1.",
         ),
     ] = False,
     preset: Annotated[
@@ -134,7 +136,9 @@ def supervise(
     trust_code: TrustCode = False,
     config: Config = None,
     assignments: Assignments = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same machine: same weights.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed on the same machine gives the same weights.")
+    ] = None,
     resume: Resume = False,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
@@ -145,7 +149,7 @@ def supervise(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Phase 2: give a model groups, from what regions tell."""
+    """Phase 2: condition a model on groups so that it matches regional aggregates."""
     from mobatlas.pipeline.supervise import SuperviseOptions
     from mobatlas.pipeline.supervise import supervise as run_supervision
     from mobatlas.pipeline.train import Execution
@@ -186,42 +190,52 @@ def generate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     out: Annotated[
         Path,
-        typer.Option("--out", help="The Parquet file to write; it appears whole or not at all."),
+        typer.Option("--out", help="The Parquet file to write."),
     ],
     n: Annotated[
         int | None,
-        typer.Option("--n", help="Trajectories; with --anchors, as many as its rows if left out."),
+        typer.Option(
+            "--n", help="Number of trajectories; with --anchors the number of its rows by default."
+        ),
     ] = None,
     group: Annotated[str | None, typer.Option(help='A group, e.g. "30-40, F".')] = None,
     region: Annotated[
-        str | None, typer.Option(help="Groups and anchors as the people of this region have them.")
+        str | None, typer.Option(help="Draw groups and homes from the people of this region.")
     ] = None,
     regions: Annotated[
-        Path | None, typer.Option(help="The regions folder that knows --region.")
+        Path | None, typer.Option(help="The regions folder that contains --region.")
     ] = None,
     anchors: Annotated[
         Path | None,
-        typer.Option(help="A table of home_lat, home_lon, work_lat, work_lon, perhaps group."),
+        typer.Option(
+            help="A table with home_lat, home_lon, work_lat, work_lon and optionally group."
+        ),
     ] = None,
     lengths: Annotated[
-        str, typer.Option(help="model, or empirical: from all training trajectories.")
+        str,
+        typer.Option(
+            help="Lengths of trajectories: model, or empirical (drawn from training people)."
+        ),
     ] = "model",
     coarsen: Annotated[
         str | None,
         typer.Option(
             metavar="KM",
-            help="Move homes and workplaces at random within a radius, as 1km; or to a grid, as grid:500m.",
+            help="Move homes and workplaces: at random within a radius (1km) or to a grid "
+            "(grid:500m).",
         ),
     ] = None,
     calibrate: Annotated[
         bool,
         typer.Option(
-            "--calibrate", help="Choose samples so that groups have the means that regions tell."
+            "--calibrate", help="Choose samples so that group means match the regions' aggregates."
         ),
     ] = False,
     dataset: DatasetOverride = None,
     trust_code: TrustCode = False,
-    seed: Annotated[int, typer.Option(help="Same seed, same machine: same file.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="The same seed on the same machine gives the same file.")
+    ] = 0,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
     shard: Shard = None,
@@ -259,6 +273,6 @@ def generate(
 
 
 def _trust(code: bool) -> None:
-    """For this process and those it starts."""
+    """Allow imports of external code in this process and its children."""
     if code:
         os.environ["MOBATLAS_TRUST_CODE"] = "1"

@@ -1,4 +1,4 @@
-"""Options that several commands have, and how a command says what it found."""
+"""Options that several commands share, and how a command prints its result."""
 
 from __future__ import annotations
 
@@ -10,49 +10,50 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-Out = Annotated[
-    Path, typer.Option("--out", help="The folder to write; it appears whole or not at all.")
-]
-Config = Annotated[Path | None, typer.Option("--config", help="A run's YAML file.")]
+Out = Annotated[Path, typer.Option("--out", help="The folder to write.")]
+Config = Annotated[Path | None, typer.Option("--config", help="A configuration file (YAML).")]
 Preset = Annotated[str | None, typer.Option("--preset", help="small or paper.")]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="A value of the configuration, e.g. window.days=1."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a value of the configuration, e.g. window.days=1; may be repeated.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what mobatlas wrote.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace an existing output of mobatlas.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on where an earlier run stopped.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")]
 Accelerator = Annotated[str, typer.Option("--accelerator", help="auto, cpu, cuda or mps.")]
-Devices = Annotated[int, typer.Option("--devices", help="Processes, one to a device.")]
+Devices = Annotated[int, typer.Option("--devices", help="Number of devices; one process each.")]
 Shard = Annotated[
     str | None,
     typer.Option(
         "--shard",
         metavar="I/K",
-        help="The I-th of K parts of the file, for machines that share nothing.",
+        help="Write only part I of K, for machines that share no disk.",
     ),
 ]
 Precision = Annotated[str, typer.Option("--precision", help="auto, 32-true or bf16-mixed.")]
-CheckpointSeconds = Annotated[float, typer.Option(help="Between checkpoints, at most.")]
+CheckpointSeconds = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
 TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the model's folder.")
+    bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the model folder.")
 ]
 DatasetOverride = Annotated[
-    Path | None, typer.Option("--dataset", help="The model's dataset, if it has moved.")
+    Path | None, typer.Option("--dataset", help="The model's dataset folder, if it has moved.")
 ]
 TrustCode = Annotated[
     bool,
-    typer.Option(
-        "--trust-code", help="Import the code that an external model takes its samples from."
-    ),
+    typer.Option("--trust-code", help="Allow importing the Python code of an external model."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Log lines instead of a progress bar.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print log lines instead of a progress bar.")]
 
 
 def show(values: dict[str, Any], as_json: bool, table: Any) -> None:
-    if os.environ.get("LOCAL_RANK", "0") != "0":  # the first process of several speaks for all
+    """Print a result as JSON or as a table; of several processes only the first prints."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
         return
     if as_json:
         typer.echo(jsonlib.dumps(values, indent=2, ensure_ascii=False, default=str))

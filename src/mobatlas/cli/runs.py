@@ -1,4 +1,4 @@
-"""Commands for the whole way: demo, init, run, report."""
+"""Commands for a whole run: demo, init, run, report."""
 
 from __future__ import annotations
 
@@ -13,46 +13,48 @@ from rich.text import Text
 
 from mobatlas.cli.options import Json, Overwrite, Quiet, show
 from mobatlas.pipeline.demo import run_demo, run_tables
-from mobatlas.pipeline.init import write_configuration
+from mobatlas.pipeline.init import InputFiles, write_configuration
 
 app = typer.Typer()
-Anew = Annotated[
-    bool, typer.Option("--overwrite", help="Begin anew instead of going on where it stopped.")
+StartOver = Annotated[
+    bool, typer.Option("--overwrite", help="Start over instead of resuming an interrupted run.")
 ]
 
 
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="The folder of the demo.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Same seed, same demo.")] = 0,
-    overwrite: Anew = False,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same demo.")] = 0,
+    overwrite: StartOver = False,
     quiet: Quiet = False,
 ) -> None:
-    """A simulated city, groups learnt from good regions and from bad ones, and a report of how near they come."""
+    """Simulate a city, train on it, and report how well its groups are recovered."""
     for table in run_demo(out, seed, quiet, overwrite=overwrite):
         Console().print(table)
 
 
 @app.command()
 def init(
-    out: Annotated[Path, typer.Option("--out", help="The configuration to write, a YAML file.")],
+    out: Annotated[Path, typer.Option("--out", help="The configuration file (YAML) to write.")],
     visits: Annotated[Path | None, typer.Option(help="Your visits: a file or a folder.")] = None,
     composition: Annotated[
-        Path | None, typer.Option(help="Who lives in which region: a table.")
+        Path | None, typer.Option(help="A table of the groups that live in each region.")
     ] = None,
     aggregates: Annotated[
-        Path | None, typer.Option(help="What people of each region do on average: a table.")
+        Path | None, typer.Option(help="A table of average mobility in each region.")
     ] = None,
     by: Annotated[
         str | None,
         typer.Option(
-            help="The column of people that names their region; visits are counted by it."
+            help="The column of the people table that names a person's region. Aggregates are "
+            "then counted from your visits."
         ),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Write a commented configuration from your files, for `mobatlas run`."""
-    for line in write_configuration(out, visits, composition, aggregates, by, overwrite=overwrite):
+    """Write a commented configuration for `mobatlas run` from your files."""
+    files = InputFiles(visits, composition, aggregates, by)
+    for line in write_configuration(out, files, overwrite=overwrite):
         typer.echo(line)
 
 
@@ -62,34 +64,28 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="The folder of the run; runs/NAME by default.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on where it stopped; it always does.")
-    ] = False,
-    overwrite: Anew = False,
+    overwrite: StartOver = False,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """The whole way from your tables to report.html; what was finished before is not made again."""
+    """Run all steps from your tables to report.html; finished steps are not repeated."""
     from mobatlas.pipeline.run import run as run_all  # torch takes seconds to import
 
-    made = run_all(config, out or Path("runs") / config.stem, overwrite=overwrite, quiet=quiet)
-    lines, facts = [f"report: {made.report}"], made.facts
-    if verdicts := _verdicts(made.folder, made.facts):
-        lines.append(
-            "privacy audit: " + ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
-        )
+    result = run_all(config, out or Path("runs") / config.stem, overwrite=overwrite, quiet=quiet)
+    lines = [f"report: {result.report}"]
+    facts = result.facts
+    if verdicts := _audit_verdicts(result.folder, facts):
+        lines.append("privacy audit: " + ", ".join(map(" ".join, verdicts.items())))
         facts = facts | {"audit": verdicts}
-    show(facts, json, Group(*run_tables(made.folder, made.facts), *map(Text, lines)))
+    show(facts, json, Group(*run_tables(result.folder, result.facts), *map(Text, lines)))
 
 
-def _verdicts(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
-    """What the audit of each way to know regions says, where one was asked for."""
-    audits = {
-        name: folder / each["audit"] for name, each in facts["regions"].items() if "audit" in each
-    }
+def _audit_verdicts(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
+    """The verdict of the privacy audit by source of regions, if the run has audits."""
     return {
-        name: str(loads(path.read_text(encoding="utf-8"))["verdict"])
-        for name, path in audits.items()
+        name: str(loads((folder / each["audit"]).read_text(encoding="utf-8"))["verdict"])
+        for name, each in facts["regions"].items()
+        if "audit" in each
     }
 
 
@@ -99,7 +95,7 @@ def report(
     out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
     overwrite: Overwrite = False,
 ) -> None:
-    """One HTML file about a run."""
+    """Write the HTML report of a run."""
     from mobatlas.report.html import write_report
 
-    typer.echo(f"{write_report(folder, out, overwrite=overwrite)}: written")
+    typer.echo(f"wrote {write_report(folder, out, overwrite=overwrite)}")

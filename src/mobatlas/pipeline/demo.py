@@ -1,4 +1,4 @@
-"""The demo: a run with a configuration that comes along, and what to show of it."""
+"""The demo: a run with a configuration that is part of the package."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ def run_demo(
     overwrite: bool = False,
     values: Mapping[str, Any] | None = None,
 ) -> list[RenderableType]:
-    """Fill `out`, and what to show of it; `values` change the configuration.
+    """Run the demo in `out` and return the tables to print; `values` change its configuration.
 
-    What an earlier call finished stays, unless `overwrite`.
+    Steps that an earlier call finished are not repeated, unless `overwrite`.
     """
-    from mobatlas.pipeline.run import run  # what needs torch takes seconds to import
+    from mobatlas.pipeline.run import run  # torch takes seconds to import
 
     text = resources.files("mobatlas.pipeline").joinpath("demo.yaml").read_text(encoding="utf-8")
-    made = run(
+    result = run(
         build_run(merge(yaml.safe_load(text), {"seed": seed}, values or {})),
         out,
         overwrite=overwrite,
         quiet=quiet,
     )
-    return [*run_tables(made.folder, made.facts), Text(f"report: {made.report}")]
+    return [*run_tables(result.folder, result.facts), Text(f"report: {result.report}")]
 
 
 def run_tables(folder: Path, facts: Mapping[str, Any]) -> list[RenderableType]:
-    """A table for each way to know regions, and what it says in a sentence."""
-    found = {
+    """A table for each source of regions, and a summary in sentences."""
+    chapters = {
         name: {
             **each,
             "evaluation": json.loads((folder / each["evaluation"]).read_text(encoding="utf-8")),
         }
         for name, each in facts["regions"].items()
     }
-    labelled = any(each["evaluation"]["groups"] for each in found.values())
-    tables = [run_table(name, each["evaluation"]) for name, each in found.items()]
-    return [*tables, *map(Text, summary(found, labelled))]
+    labelled = any(each["evaluation"]["groups"] for each in chapters.values())
+    tables = [run_table(name, each["evaluation"]) for name, each in chapters.items()]
+    return [*tables, *map(Text, summary(chapters, labelled))]
