@@ -39,8 +39,8 @@ from mobatlas.evaluation.comparison import Interval
 from mobatlas.evaluation.privacy.audit import (
     AMBER,
     ANCHORS,
+    CHECKS,
     GREEN,
-    KINDS,
     MEMBERSHIP,
     MEMORISATION,
     RED,
@@ -48,9 +48,9 @@ from mobatlas.evaluation.privacy.audit import (
     UNTESTED,
     Check,
 )
+from mobatlas.evaluation.privacy.cohort import distances, log_likelihood, number_grams, shingles
 from mobatlas.evaluation.privacy.membership import area, attacks, hit_rate, infer
 from mobatlas.evaluation.privacy.memorisation import rare_places
-from mobatlas.evaluation.privacy.ngrams import distances, log_likelihood, number_grams, shingles
 from mobatlas.report.privacy import audit_table
 from mobatlas.sampling.coarsen import coarsened
 from mobatlas.sampling.generate import generate
@@ -144,7 +144,7 @@ def measured(found: Audit, name: str) -> Any:
 
 def test_people_whom_nobody_learnt_from_pass(passed: Audit) -> None:
     assert passed.verdict == GREEN and passed.advice == ()
-    assert [check.name for check in passed.checks] == list(KINDS)
+    assert [check.name for check in passed.checks] == list(CHECKS)
     assert passed.equal_anchors == {"of_a_training_person": 0.0, "of_only_one_person": 0.0}
     assert 0 < passed.closest["train"]["mean"] < 1
 
@@ -327,8 +327,8 @@ def test_rare_places_are_those_of_few_training_people() -> None:
     person = np.arange(45)
     found = rare_places(walks(rare[:30], [common]), train, person, walks(rare[:10], [common]))
     assert found is not None
-    assert (found.train, found.held_out, found.beyond.estimate) == (0.75, 0.25, 0.5)
-    assert 0.25 < found.beyond.low < 0.5 < found.beyond.high
+    assert (found.train, found.held_out, found.interval.estimate) == (0.75, 0.25, 0.5)
+    assert 0.25 < found.interval.low < 0.5 < found.interval.high
     assert rare_places(train, walks([common]), np.zeros(1, dtype=np.int64), train) is None
 
 
@@ -345,8 +345,8 @@ def test_rare_places_are_those_of_few_training_people() -> None:
 def test_green_is_said_only_where_red_is_excluded(low: float, high: float, verdict: str) -> None:
     check = Check("closest", measured=Interval((low + high) / 2, low, high, (high - low) / 4))
     assert check.verdict == verdict
-    assert (check.why is not None) == (verdict == UNDECIDED)
-    assert check.as_dict()["reason"] == check.why
+    assert (check.explanation is not None) == (verdict == UNDECIDED)
+    assert check.as_dict()["reason"] == check.explanation
 
 
 def together(passed: Audit, *verdicts: str) -> Audit:
@@ -354,7 +354,7 @@ def together(passed: Audit, *verdicts: str) -> Audit:
     ends = {GREEN: (0.0, 0.0), UNDECIDED: (0.0, 1.0), AMBER: (0.02, 0.03), RED: (0.9, 1.0)}
     checks = [
         Check(name) if told == UNTESTED else Check(name, measured=Interval(0.0, *ends[told], 0.1))
-        for name, told in zip([*KINDS], (*verdicts, *[GREEN] * 6), strict=True)
+        for name, told in zip([*CHECKS], (*verdicts, *[GREEN] * 6), strict=True)
     ]
     return replace(passed, checks=tuple(checks))
 
@@ -382,7 +382,7 @@ def test_thirty_held_out_people_decide_nothing(town: Town) -> None:
         town.fresh, town.prepared("thirty", {"train": 0.86, "val": 0.1, "test": 0.04}).path
     )
     (closest,) = (check for check in found.checks if check.name == "closest")
-    assert closest.verdict == UNDECIDED and "too few people" in str(closest.why)
+    assert closest.verdict == UNDECIDED and "too few people" in str(closest.explanation)
     assert found.verdict == UNDECIDED and found.advice == ()
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(audit_table(found))
@@ -400,7 +400,7 @@ def test_what_cannot_be_tested_is_said_and_is_not_green(town: Town) -> None:
         "grams",
         "grams_of_one",
         "membership_tpr",
-        *(name for name in KINDS if KINDS[name].about == ANCHORS),
+        *(name for name in CHECKS if CHECKS[name].subject == ANCHORS),
     }
     assert reasons["pairs"] == "samples have no home and work"
     assert "are too few to suspect 1 % of them" in str(reasons["membership_tpr"])
@@ -427,15 +427,15 @@ def test_the_command_prints_and_writes_the_verdict_and_ends_well(
     assert (
         said.exit_code == 0
         and "verdict: red" in said.output
-        and "Home and work of one" in said.output
+        and "Home and work, unique" in said.output
     )
-    assert "generate with a wider --coarsen" in said.output.replace("\n", " ")
+    assert "generate with a larger --coarsen" in said.output.replace("\n", " ")
     written = {
         f"{name}.{end}" for name in ("checks", "attacks") for end in ("csv", "json", "md", "tex")
     }
     assert {path.name for path in out.iterdir()} == written | {"audit.json", "manifest.json"}
     kept = json.loads((out / "audit.json").read_text())
-    assert kept["verdict"] == RED and {check["name"] for check in kept["checks"]} == set(KINDS)
+    assert kept["verdict"] == RED and {check["name"] for check in kept["checks"]} == set(CHECKS)
     alone = CliRunner().invoke(app, [*command[:4], "--json"], catch_exceptions=False)
     assert json.loads(alone.stdout) == kept
     with pytest.raises(MobatlasError, match="exists already"):

@@ -426,7 +426,7 @@ def test_the_report_draws_how_finetuning_went_and_shows_the_papers_figures(tmp_p
     assert (
         "Finetuning hot16: regional loss" in page and "Finetuning hot16: JSD of each group" in page
     )
-    assert "What samples give away" in page and "Home and work of one" in page
+    assert "What samples give away" in page and "Home and work, unique" in page
     assert (
         "proprietary panel" in page and "<td>California</td><td>messy</td><td>atlas-tv</td>" in page
     )

@@ -28,7 +28,6 @@ from mobatlas.io.manifest import as_written, read_manifest, write_whole
 from mobatlas.io.output import only_writer
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, line_chart
-from mobatlas.report.published import AVERAGE, STATES, published, published_rows
 from mobatlas.report.summary import summary
 from mobatlas.report.views import REAL, View, Views
 from mobatlas.supervision.store import CURVE as VALIDATIONS
@@ -184,20 +183,11 @@ class _Story:
         return json.dumps(self.facts["config"], indent=2, ensure_ascii=False)
 
     @property
-    def published(self) -> list[tuple[str, str, str, list[float]]]:
-        """What the paper printed: state, partition, model, and the JSD of its four metrics."""
-        found: dict[tuple[str, str, str], list[float]] = {}
-        for state in STATES:
-            for row in published_rows("rq1", state):
-                if row["group"] == AVERAGE:
-                    found.setdefault((state, row["partition"] or "", row["model"]), []).append(
-                        row["mean"]
-                    )
-        return [(*key, values) for key, values in found.items()]
-
-    @property
-    def caveat(self) -> str:
-        return str(published()["source"]["caveat"])
+    def published(self) -> dict[str, Any]:
+        """What the paper printed: its caveat, and rows with the JSD of its four metrics."""
+        text = resources.files("mobatlas.report").joinpath("published.json").read_text("utf-8")
+        tables = json.loads(text)
+        return {"caveat": tables["source"]["caveat"], "rows": tables["rq1"]["rows"]}
 
     def _chapter(self, name: str, found: Mapping[str, Any]) -> Chapter:
         evaluation = json.loads((self.folder / found["evaluation"]).read_text(encoding="utf-8"))

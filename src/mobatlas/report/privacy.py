@@ -34,9 +34,9 @@ def audit_tables(found: Audit) -> dict[str, Table]:
     for check in found.checks:
         one = check.measured
         measured = (None, None, None) if one is None else (one.estimate, one.low, one.high)
-        limits = (check.kind.amber, check.kind.red)
+        limits = (check.spec.amber, check.spec.red)
         rows.append(
-            (check.kind.title, check.train, check.held_out, *measured, *limits, check.verdict)
+            (check.spec.title, check.train, check.held_out, *measured, *limits, check.verdict)
         )
     columns = ("check", "train", "held-out", "measured", "low", "high", AMBER, RED, "verdict")
     formats = {"train": SHARES, "held-out": SHARES, AMBER: ".2f", RED: ".2f"}
@@ -64,9 +64,9 @@ def audit_table(found: Audit) -> RenderableType:
         f"compared: {people['train']:,} training and {people['test']:,} held-out people; an attacker knows {people['val']:,} "
         f"others; distances of {compared['samples']:,} samples and {compared['people']:,} people",
         *(
-            f"{check.kind.title}: {check.verdict}, {check.why}"
+            f"{check.spec.title}: {check.verdict}, {check.explanation}"
             for check in found.checks
-            if check.why
+            if check.explanation
         ),
         *(f"warning: {warning}" for warning in found.warnings),
         *found.advice,

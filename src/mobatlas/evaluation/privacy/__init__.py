@@ -1,1 +1,1 @@
-"""privacy."""
+"""The privacy audit: what samples disclose about the people that a model was trained on."""

@@ -1,8 +1,8 @@
-"""The privacy audit of a file of samples: does it repeat training people, betray who they were, or tell where they live.
+"""The privacy audit of a file of samples: memorisation, membership inference, homes and workplaces.
 
-Everything stands beside people whom the model never saw, because what these share with samples is chance. A check is judged by
-both ends of its 95 % interval: amber and red are said of what is sure, and so is green. It is green only where its upper end is
-not above the red line; where the interval has room for both, nothing was decided.
+Every check compares training people with people that the model never saw: what samples share with
+those is chance. A check is judged by its 95 % interval. It is amber or red if the lower end is above
+the limit, and green if the upper end is at most the red limit. Otherwise it is not decided.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.samples import read_samples
 from mobatlas.data.vocabulary import OTHER
@@ -26,11 +26,11 @@ from mobatlas.evaluation.privacy.cohort import (
     REFERENCE,
     SPLITS,
     TRAIN,
-    Crowd,
-    Deal,
-    Nearness,
-    deal,
-    nearness,
+    Cohort,
+    EqualGroups,
+    SampleDistances,
+    draw_equal_groups,
+    measure_distances,
 )
 from mobatlas.evaluation.privacy.membership import (
     Attack,
@@ -47,219 +47,216 @@ from mobatlas.evaluation.privacy.memorisation import (
     shared,
     singled_out,
 )
-from mobatlas.evaluation.privacy.ngrams import Flags
 from mobatlas.progress import SILENT, Tracker
 
-GREEN, AMBER, RED, UNDECIDED, UNTESTED = "green", "amber", "red", "not decided", "not tested"
+GREEN, AMBER, RED = "green", "amber", "red"
+UNDECIDED, UNTESTED = "not decided", "not tested"
 MEMORISATION, MEMBERSHIP, ANCHORS = "memorisation", "membership", "anchors"
 ADVICE = {
-    MEMORISATION: "train on more people, or less long, or with fewer places (prepare --set vocabulary_size=N)",
-    MEMBERSHIP: "train on more people, or less long, or share fewer samples",
-    ANCHORS: "generate with a wider --coarsen, or with --anchors of people who are not in the dataset",
+    MEMORISATION: "train on more people, train for fewer steps, or keep fewer places "
+    "(mobatlas prepare --set vocabulary_size=N)",
+    MEMBERSHIP: "train on more people, train for fewer steps, or share fewer samples",
+    ANCHORS: "generate with a larger --coarsen, or with --anchors of people outside the dataset",
 }
-ENOUGH = 200  # held-out people: half of them choose an attack, and one in a hundred of the others is suspected
+ENOUGH = 200  # held-out people: one half chooses an attack, 1 % of the other half is suspected
 DECIMALS = 4  # of degrees, about 10 m: homes that agree so far are the same
-UNEVEN = 0.05  # more visits outside the vocabulary, of held-out people
+UNEVEN = 0.05  # more visits of held-out people outside the vocabulary
 NOWHERE = 999.0  # degrees, in place of an unknown anchor
 STEPS = 4  # of an audit, for a tracker
 
+# Limits of (amber, red).
+REPEATS = (0.01, 0.05)  # share of samples that repeat a training person; chance gives 0
+PLACES = (0.10, 0.25)  # share of rare places; a good model knows a few more than chance
+AUC = (0.52, 0.60)  # chance gives 0.5
+TPR = (0.02, 0.05)  # training people identified while 1 % of others are suspected; chance: 0.01
+
 
 @dataclass(frozen=True)
-class Kind:
-    """What is measured; a lower end above `amber` is amber, above `red` red, an upper end up to `red` green."""
+class CheckSpec:
+    """What a check measures, and its limits."""
 
     title: str
-    about: str
+    subject: str
     amber: float
     red: float
 
 
-REPEATS = (0.01, 0.05)  # share of samples that repeat a training person; chance gives 0
-PLACES = (
-    0.10,
-    0.25,
-)  # share of rare places; a good model knows them a little better than chance does
-AUC = (0.52, 0.60)  # chance gives 0.5
-TPR = (
-    0.02,
-    0.05,
-)  # share of training people found while 1 % of others are suspected; chance gives 0.01
-KINDS = {
-    "trajectories": Kind("Trajectories", MEMORISATION, *REPEATS),
-    "trajectories_of_one": Kind("Trajectories of one", MEMORISATION, *REPEATS),
-    "grams": Kind(f"{GRAM}-grams", MEMORISATION, *REPEATS),
-    "grams_of_one": Kind(f"{GRAM}-grams of one", MEMORISATION, *REPEATS),
-    "closest": Kind("Closest record", MEMORISATION, *REPEATS),
-    "places": Kind("Rare places", MEMORISATION, *PLACES),
-    "membership_auc": Kind("Member AUC", MEMBERSHIP, *AUC),
-    "membership_tpr": Kind("Member TPR", MEMBERSHIP, *TPR),
-    "pairs": Kind("Home and work", ANCHORS, *REPEATS),
-    "pairs_of_one": Kind("Home and work of one", ANCHORS, *REPEATS),
-    "anchors_auc": Kind("Member AUC, anchors", ANCHORS, *AUC),
-    "anchors_tpr": Kind("Member TPR, anchors", ANCHORS, *TPR),
+CHECKS = {
+    "trajectories": CheckSpec("Trajectories", MEMORISATION, *REPEATS),
+    "trajectories_of_one": CheckSpec("Trajectories, unique", MEMORISATION, *REPEATS),
+    "grams": CheckSpec(f"{GRAM}-grams", MEMORISATION, *REPEATS),
+    "grams_of_one": CheckSpec(f"{GRAM}-grams, unique", MEMORISATION, *REPEATS),
+    "closest": CheckSpec("Closest record", MEMORISATION, *REPEATS),
+    "places": CheckSpec("Rare places", MEMORISATION, *PLACES),
+    "membership_auc": CheckSpec("Membership AUC", MEMBERSHIP, *AUC),
+    "membership_tpr": CheckSpec("Membership TPR", MEMBERSHIP, *TPR),
+    "pairs": CheckSpec("Home and work", ANCHORS, *REPEATS),
+    "pairs_of_one": CheckSpec("Home and work, unique", ANCHORS, *REPEATS),
+    "anchors_auc": CheckSpec("Anchors AUC", ANCHORS, *AUC),
+    "anchors_tpr": CheckSpec("Anchors TPR", ANCHORS, *TPR),
 }
 
 
 @dataclass(frozen=True)
 class Check:
-    """One measurement and how it is judged."""
+    """One measurement and its verdict."""
 
     name: str
-    train: float | None = (
-        None  # what equally many training and held-out people give, where two sides are compared
-    )
+    train: float | None = None  # share for equally many training and held-out people
     held_out: float | None = None
-    measured: Interval | None = None  # None where it was not tested
-    reason: str | None = None  # why it was not
+    measured: Interval | None = None  # None: not tested
+    reason: str | None = None  # why it was not tested
 
     @property
-    def kind(self) -> Kind:
-        return KINDS[self.name]
+    def spec(self) -> CheckSpec:
+        return CHECKS[self.name]
 
     @property
     def verdict(self) -> str:
         if self.measured is None:
             return UNTESTED
-        low, high = self.measured.low, self.measured.high
-        if low > self.kind.amber:
-            return RED if low > self.kind.red else AMBER
-        return GREEN if high <= self.kind.red else UNDECIDED
+        if self.measured.low > self.spec.amber:
+            return RED if self.measured.low > self.spec.red else AMBER
+        return GREEN if self.measured.high <= self.spec.red else UNDECIDED
 
     @property
-    def why(self) -> str | None:
-        """Why it is neither green nor amber nor red."""
+    def explanation(self) -> str | None:
+        """Why the verdict is neither green nor amber nor red."""
         if self.measured is None or self.verdict != UNDECIDED:
             return self.reason
-        return f"too few people: up to {self.measured.high:.3f} is possible, and red begins at {self.kind.red:.2f}"
+        return (
+            f"too few people: the value may be as high as {self.measured.high:.3f}, "
+            f"above the red limit of {self.spec.red:.2f}"
+        )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | asdict(self.kind) | {"verdict": self.verdict, "reason": self.why}
+        """All numbers, for JSON."""
+        verdict = {"verdict": self.verdict, "reason": self.explanation}
+        return asdict(self) | asdict(self.spec) | verdict
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What a file of samples gives away of the people of a dataset."""
+    """What a file of samples discloses about the people of a dataset; see `audit`."""
 
     dataset: str
     samples: str
     trajectories: int
-    people: dict[
-        str, int
-    ]  # by split: train are members, test held-out, val those whom an attacker knows
+    people: dict[str, int]  # split -> people: train members, test held-out, val reference
     checks: tuple[Check, ...]
-    attacks: dict[str, tuple[Attack, ...]]  # by trajectories and by anchors, each by itself
-    chosen: dict[str, tuple[str, ...]]  # the best of them on either half of the people
-    closest: dict[
-        str, dict[str, float]
-    ]  # side -> distances of samples to the closest record of equally many people
-    equal_anchors: dict[
-        str, float
-    ]  # shares of samples with home and work of a training person, of only one person
-    compared: dict[str, int]  # what distances were measured of
+    attacks: dict[str, tuple[Attack, ...]]  # by trajectories and by anchors
+    chosen: dict[str, tuple[str, ...]]  # the best attack on either half of the people
+    closest: dict[str, dict[str, float]]  # side -> distances from samples to the closest record
+    equal_anchors: dict[str, float]  # shares of samples with a real person's home and work
+    compared: dict[str, int]  # samples, people and trajectories that distances were measured for
     warnings: tuple[str, ...]
     seed: int
 
     @property
     def subjects(self) -> dict[str, str]:
         """The verdict on each subject."""
-        found: dict[str, list[str]] = {}
+        verdicts: dict[str, list[str]] = {}
         for check in self.checks:
-            found.setdefault(check.kind.about, []).append(check.verdict)
-        return {about: _together(verdicts) for about, verdicts in found.items()}
+            verdicts.setdefault(check.spec.subject, []).append(check.verdict)
+        return {subject: _combined(each) for subject, each in verdicts.items()}
 
     @property
     def verdict(self) -> str:
-        """The worst of all subjects."""
+        """The worst verdict of all subjects."""
         return max(self.subjects.values(), key=(GREEN, UNDECIDED, AMBER, RED).index)
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to do about what is not green."""
-        wrong = dict.fromkeys(
-            check.kind.about for check in self.checks if check.verdict in (AMBER, RED)
+        """What to do about each subject that is amber or red."""
+        failed = dict.fromkeys(
+            check.spec.subject for check in self.checks if check.verdict in (AMBER, RED)
         )
-        return tuple(f"{about}: {ADVICE[about]}" for about in wrong)
+        return tuple(f"{subject}: {ADVICE[subject]}" for subject in failed)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        found = {
+        """All numbers, for JSON."""
+        verdicts = {
             "verdict": self.verdict,
             "subjects": self.subjects,
             "advice": list(self.advice),
-        } | asdict(self)
-        return found | {"checks": [check.as_dict() for check in self.checks]}
+        }
+        return verdicts | asdict(self) | {"checks": [check.as_dict() for check in self.checks]}
 
 
-def _together(verdicts: Sequence[str]) -> str:
-    """Of the checks of a subject: the worst that is sure; green needs at least half of them to be green."""
-    for sure in (RED, AMBER):
-        if sure in verdicts:
-            return sure
+def _combined(verdicts: Sequence[str]) -> str:
+    """The worst certain verdict; green needs at least half of the checks to be green."""
+    for certain in (RED, AMBER):
+        if certain in verdicts:
+            return certain
     return GREEN if 2 * verdicts.count(GREEN) >= len(verdicts) else UNDECIDED
 
 
 def audit(
     samples: Path | str, dataset: Path | str, *, seed: int = 0, tracker: Tracker = SILENT
 ) -> Audit:
-    """Audit a file of samples against training people, beside test people; validation people are what an attacker knows."""
+    """Audit what a file of samples discloses about training people.
+
+    Parameters
+    ----------
+    samples
+        A file that `generate` wrote, or any table with the same columns.
+    dataset
+        The prepared dataset that the model was trained on. Test people are compared with training
+        people; validation people are known to the attacker.
+    seed
+        Decides which samples and people are compared.
+    tracker
+        Shows progress.
+
+    Returns
+    -------
+    Audit
+        Checks with verdicts. `audit_tables` makes tables of it.
+
+    Examples
+    --------
+    >>> audit("samples.parquet", "dataset").verdict  # doctest: +SKIP
+    'green'
+    """
     opened = TrajectoryDataset.open(dataset)
     file = read_samples(samples, opened.vocabulary)
-    crowd, rng = Crowd.of(opened, file.trajectories), np.random.default_rng(seed)
-    some, few = crowd.some_samples(rng), crowd.some_people(rng)
+    cohort = Cohort.of(opened, file.trajectories)
+    rng = np.random.default_rng(seed)
+    drawn = cohort.draw_samples(rng)
+    people = cohort.draw_people(rng)
     tracker.step(0, "distances")
-    dealt = deal(crowd.side, few, rng)
-    near = nearness(crowd, some, few, dealt)
+    groups = draw_equal_groups(cohort.side, people, rng)
+    distances = measure_distances(cohort, drawn, people, groups)
     tracker.step(1, "overlaps")
-    memorised = (
-        *_overlaps(crowd, rng),
-        _check("closest", closer(near.groups, dealt)),
-        _places(crowd, rng),
-    )
+    memorisation = _memorisation(cohort, distances, groups, rng)
     tracker.step(2, "membership")
-    chosen = few & (crowd.side != REFERENCE)
-    scores = {name: score[chosen] for name, score in trajectory_scores(crowd, near).items()}
-    told = _inferred(MEMBERSHIP, scores, crowd.side[chosen], rng)
+    membership = _membership(cohort, distances, people, rng)
     tracker.step(3, "anchors")
-    homes = _anchored(crowd, some.anchors, few, rng)
+    anchors = _anchors(cohort, drawn.anchors, people, rng)
     tracker.step(STEPS)
-    people = {split: int(np.count_nonzero(crowd.side == side)) for split, side in SPLITS.items()}
     return Audit(
         dataset=str(dataset),
         samples=str(file.path),
         trajectories=len(file.trajectories),
-        people=people,
-        checks=(*memorised, *told.checks, *homes.checks),
-        attacks={"trajectories": told.attacks, "anchors": homes.attacks},
-        chosen={"trajectories": told.chosen, "anchors": homes.chosen},
-        closest=_distances(near, dealt),
-        equal_anchors=homes.shares,
+        people={split: int((cohort.side == side).sum()) for split, side in SPLITS.items()},
+        checks=(*memorisation, *membership.checks, *anchors.checks),
+        attacks={"trajectories": membership.attacks, "anchors": anchors.attacks},
+        chosen={"trajectories": membership.chosen, "anchors": anchors.chosen},
+        closest=_closest_records(distances, groups),
+        equal_anchors=anchors.shares,
         compared={
-            "samples": len(some),
-            "people": len(np.unique(near.person)),
-            "trajectories": len(near.person),
+            "samples": len(drawn),
+            "people": len(np.unique(distances.person)),
+            "trajectories": len(distances.person),
         },
-        warnings=(*file.warnings, *_warnings(crowd)),
+        warnings=(*file.warnings, *_warnings(cohort)),
         seed=seed,
     )
 
 
-def _warnings(crowd: Crowd) -> Iterator[str]:
-    if not (crowd.side == REFERENCE).any():
-        yield "no people are in split 'val', so attacks that know other people were not tried"
-    ours, theirs = (
-        float((crowd.of_side(side).tokens == OTHER).mean()) for side in (TRAIN, HELD_OUT)
-    )
-    if theirs - ours > UNEVEN:
-        yield (
-            f"{theirs:.0%} of the visits of held-out people are outside the vocabulary, of training people's {ours:.0%}: "
-            "it holds places that hardly anybody else visits, and samples that know these count as repeats"
-        )
-
-
 @dataclass(frozen=True)
-class _Found:
-    """Checks, and what is behind them."""
+class _Outcome:
+    """Checks of one subject, and the attacks and shares behind them."""
 
     checks: tuple[Check, ...]
     attacks: tuple[Attack, ...] = ()
@@ -267,107 +264,147 @@ class _Found:
     shares: dict[str, float] = field(default_factory=dict)
 
 
-def _check(name: str, found: Excess | Interval | str) -> Check:
-    """Of what was found, or of why nothing was."""
-    if isinstance(found, str):
-        return Check(name, reason=found)
-    if isinstance(found, Interval):
-        return Check(name, measured=found)
-    return Check(name, found.train, found.held_out, found.beyond)
+def _check(name: str, result: Excess | Interval | str) -> Check:
+    """A check of a measurement, or of the reason why there is none."""
+    if isinstance(result, str):
+        return Check(name, reason=result)
+    if isinstance(result, Interval):
+        return Check(name, measured=result)
+    return Check(name, result.train, result.held_out, result.interval)
 
 
-def _overlaps(crowd: Crowd, rng: np.random.Generator) -> Iterator[Check]:
-    """Sequences and 5-grams that samples have in common with training people, and with held-out ones."""
-    dealt, made = deal(crowd.side, np.ones(len(crowd.side), dtype=bool), rng), len(crowd.made)
-    grams, person = crowd.grams[-1], crowd.owner
-    ours, theirs = grams.whole & (person < 0), grams.whole & (person >= 0)
-    for name, sides, who in (
-        ("trajectories", (crowd.sequences[:made], crowd.sequences[made:]), crowd.person),
-        ("grams", (grams.numbers[ours], grams.numbers[theirs]), person[theirs]),
+def _memorisation(
+    cohort: Cohort, distances: SampleDistances, groups: EqualGroups, rng: np.random.Generator
+) -> list[Check]:
+    return [
+        *_overlaps(cohort, rng),
+        _check("closest", closer(distances.groups, groups)),
+        _rare_places(cohort, rng),
+    ]
+
+
+def _overlaps(cohort: Cohort, rng: np.random.Generator) -> Iterator[Check]:
+    """Sequences and n-grams that samples share with training people and with held-out people."""
+    groups = draw_equal_groups(cohort.side, np.ones(len(cohort.side), dtype=bool), rng)
+    n = len(cohort.samples)
+    grams = cohort.grams[-1]
+    ours = grams.complete & (cohort.owner < 0)
+    real = grams.complete & (cohort.owner >= 0)
+    for name, sides, person in (
+        ("trajectories", (cohort.sequences[:n], cohort.sequences[n:]), cohort.person),
+        ("grams", (grams.numbers[ours], grams.numbers[real]), cohort.owner[real]),
     ):
-        missing = (
-            "" if all(map(len, sides)) else f"no sample, or no real trajectory, has {GRAM} visits"
-        )
-        yield _check(name, missing or shared(*sides, who, dealt))
-        yield _check(f"{name}_of_one", missing or singled_out(*sides, who, crowd.side))
+        missing = ""
+        if not all(map(len, sides)):
+            missing = f"no sample, or no real trajectory, has {GRAM} visits"
+        yield _check(name, missing or shared(*sides, person, groups))
+        yield _check(f"{name}_of_one", missing or singled_out(*sides, person, cohort.side))
 
 
-def _places(crowd: Crowd, rng: np.random.Generator) -> Check:
-    held_out = crowd.of_side(HELD_OUT)
-    n = min(len(crowd.made), len(held_out))
-    ours, theirs = (each.take(rng.permutation(len(each))[:n]) for each in (crowd.made, held_out))
-    person = crowd.person[crowd.side[crowd.person] == TRAIN]
-    found = rare_places(ours, crowd.of_side(TRAIN), person, theirs)
+def _rare_places(cohort: Cohort, rng: np.random.Generator) -> Check:
+    held_out = cohort.of_side(HELD_OUT)
+    n = min(len(cohort.samples), len(held_out))
+    ours, theirs = (
+        each.take(rng.permutation(len(each))[:n]) for each in (cohort.samples, held_out)
+    )
+    person = cohort.person[cohort.side[cohort.person] == TRAIN]
+    excess = rare_places(ours, cohort.of_side(TRAIN), person, theirs)
     return _check(
-        "places", found or f"hardly any place is visited by {RARE} training people or fewer"
+        "places", excess or f"hardly any place has {RARE} or fewer visitors among training people"
     )
 
 
-def _distances(near: Nearness, dealt: Deal) -> dict[str, dict[str, float]]:
+def _closest_records(
+    distances: SampleDistances, groups: EqualGroups
+) -> dict[str, dict[str, float]]:
     sides = {
-        "train": near.groups[:, : dealt.training],
-        "held_out": near.groups[:, dealt.training :],
+        "train": distances.groups[:, : groups.training],
+        "held_out": distances.groups[:, groups.training :],
     }
-    points = {"p05": 0.05, "median": 0.5}
+    quantiles = {"p05": 0.05, "median": 0.5}
     return {
-        side: {"mean": float(found.mean())}
-        | {name: float(np.quantile(found, at)) for name, at in points.items()}
-        for side, found in sides.items()
+        side: {"mean": float(values.mean())}
+        | {name: float(np.quantile(values, at)) for name, at in quantiles.items()}
+        for side, values in sides.items()
     }
 
 
-def _inferred(
-    about: str, scores: Mapping[str, Floats], side: Ints, rng: np.random.Generator
-) -> _Found:
-    """The best of some attacks on training and held-out people, (people,) each."""
+def _membership(
+    cohort: Cohort, distances: SampleDistances, people: Flags, rng: np.random.Generator
+) -> _Outcome:
+    attacked = people & (cohort.side != REFERENCE)
+    scores = trajectory_scores(cohort, distances)
+    chosen = {name: score[attacked] for name, score in scores.items()}
+    return _inference(MEMBERSHIP, chosen, cohort.side[attacked], rng)
+
+
+def _inference(
+    subject: str, scores: Mapping[str, Floats], side: Ints, rng: np.random.Generator
+) -> _Outcome:
+    """The best of some attacks on training and held-out people; scores are (people,) each."""
     member = (side == TRAIN).astype(np.int64)
-    found, others = infer(scores, member, rng), int(np.count_nonzero(side == HELD_OUT))
-    few = f"{others} held-out people are too few to suspect 1 % of them; {ENOUGH} are enough"
+    best = infer(scores, member, rng)
+    others = int(np.count_nonzero(side == HELD_OUT))
+    too_few = f"{others} held-out people are too few to suspect 1 % of them; it takes {ENOUGH}"
     checks = (
-        _check(f"{about}_auc", found.auc),
-        _check(f"{about}_tpr", few if others < ENOUGH else found.tpr),
+        _check(f"{subject}_auc", best.auc),
+        _check(f"{subject}_tpr", too_few if others < ENOUGH else best.tpr),
     )
-    return _Found(checks, attacks(scores, member), found.chosen)
+    return _Outcome(checks, attacks(scores, member), best.chosen)
 
 
-def _anchored(crowd: Crowd, some: Floats, few: Flags, rng: np.random.Generator) -> _Found:
-    """Homes and workplaces of samples that a training person has, and attacks by them."""
-    side = np.where(_known(crowd.anchors), crowd.side, REFERENCE)  # who has none is on no side here
-    made, some = (rows[_known(rows)] for rows in (crowd.made.anchors, some))
-    people = min(int(np.count_nonzero(side[few] == which)) for which in (TRAIN, HELD_OUT))
-    if not len(some) or people < FEWEST:
-        missing = (
-            "samples have no home and work"
-            if people >= FEWEST
-            else "too few people have a home or work"
-        )
-        return _Found(
-            tuple(_check(name, missing) for name, kind in KINDS.items() if kind.about == ANCHORS)
-        )
-    pairs, shares = _equal_anchors(made, crowd.anchors, side, rng)
-    chosen = few & (side != REFERENCE)
-    told = _inferred(ANCHORS, anchor_scores(crowd.anchors[chosen], some), side[chosen], rng)
-    return replace(told, checks=(*pairs, *told.checks), shares=shares)
+def _anchors(cohort: Cohort, drawn: Floats, people: Flags, rng: np.random.Generator) -> _Outcome:
+    """Homes and workplaces that samples share with training people, and attacks by them."""
+    # People without a known home and workplace are on no side here.
+    side = np.where(_known(cohort.anchors), cohort.side, REFERENCE)
+    samples = cohort.samples.anchors[_known(cohort.samples.anchors)]
+    drawn = drawn[_known(drawn)]
+    fewest = min(int(np.count_nonzero(side[people] == which)) for which in (TRAIN, HELD_OUT))
+    if not len(drawn) or fewest < FEWEST:
+        missing = "too few people have a home or a workplace"
+        if fewest >= FEWEST:
+            missing = "samples have no home and work"
+        names = [name for name, spec in CHECKS.items() if spec.subject == ANCHORS]
+        return _Outcome(tuple(_check(name, missing) for name in names))
+    pairs, shares = _equal_anchors(samples, cohort.anchors, side, rng)
+    attacked = people & (side != REFERENCE)
+    scores = anchor_scores(cohort.anchors[attacked], drawn)
+    outcome = _inference(ANCHORS, scores, side[attacked], rng)
+    return replace(outcome, checks=(*pairs, *outcome.checks), shares=shares)
 
 
 def _equal_anchors(
-    made: Floats, anchors: Floats, side: Ints, rng: np.random.Generator
+    samples: Floats, anchors: Floats, side: Ints, rng: np.random.Generator
 ) -> tuple[tuple[Check, Check], dict[str, float]]:
-    who = np.flatnonzero(side != REFERENCE)
-    whole = np.nan_to_num(np.round(np.concatenate((made, anchors[who])), DECIMALS), nan=NOWHERE)
-    ours, real = np.split(np.unique(whole, axis=0, return_inverse=True)[1].ravel(), [len(made)])
-    all_of, one = (
-        shared(ours, real, who, deal(side, side != REFERENCE, rng)),
-        singled_out(ours, real, who, side),
-    )
-    trained = real[side[who] == TRAIN]
+    person = np.flatnonzero(side != REFERENCE)
+    rounded = np.round(np.concatenate((samples, anchors[person])), DECIMALS)
+    pairs = np.unique(np.nan_to_num(rounded, nan=NOWHERE), axis=0, return_inverse=True)[1]
+    ours, real = np.split(pairs.ravel(), [len(samples)])
+    groups = draw_equal_groups(side, side != REFERENCE, rng)
+    unique = singled_out(ours, real, person, side)
+    training = real[side[person] == TRAIN]
     shares = {
-        "of_a_training_person": float(np.isin(ours, trained).mean()),
-        "of_only_one_person": one.train * len(trained) / (len(real) - len(trained)),
+        "of_a_training_person": float(np.isin(ours, training).mean()),
+        "of_only_one_person": unique.train * len(training) / (len(real) - len(training)),
     }
-    return (_check("pairs", all_of), _check("pairs_of_one", one)), shares
+    repeated = shared(ours, real, person, groups)
+    return (_check("pairs", repeated), _check("pairs_of_one", unique)), shares
 
 
 def _known(anchors: Floats) -> Flags:
-    """Rows with a home or a workplace."""
+    """Whether each row has a home or a workplace."""
     return np.asarray(~np.isnan(anchors).all(1))
+
+
+def _warnings(cohort: Cohort) -> Iterator[str]:
+    if not (cohort.side == REFERENCE).any():
+        yield "split 'val' has no people, so attacks that compare with other people were not tried"
+    ours, theirs = (
+        float((cohort.of_side(side).tokens == OTHER).mean()) for side in (TRAIN, HELD_OUT)
+    )
+    if theirs - ours > UNEVEN:
+        yield (
+            f"{theirs:.0%} of the visits of held-out people are outside the vocabulary, but only "
+            f"{ours:.0%} of training people's: it holds places that hardly anybody else visits, "
+            "and samples that visit them count as repeats"
+        )

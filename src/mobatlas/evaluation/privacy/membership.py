@@ -1,7 +1,7 @@
-"""Membership inference: can an attacker who knows a person tell from the samples whether a model learnt from that person.
+"""Membership inference: can an attacker who knows a person infer that the model saw that person?
 
-Every attack gives each person a score, the higher the more likely a member. The best of several attacks is chosen on one half
-of the people and measured on the other, then the halves change places: choosing by luck gains nothing.
+Every attack gives each person a score; members should score higher. The best attack is chosen on
+one half of the people and measured on the other, then the halves swap: luck gains nothing.
 """
 
 from __future__ import annotations
@@ -12,23 +12,26 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.geodesy import haversine_km
 from mobatlas.evaluation.comparison import Interval, interval
-from mobatlas.evaluation.privacy.cohort import GRAM, REFERENCE, Crowd, Nearness
-from mobatlas.evaluation.privacy.ngrams import Flags, log_likelihood
+from mobatlas.evaluation.privacy.cohort import (
+    GRAM,
+    REFERENCE,
+    Cohort,
+    SampleDistances,
+    log_likelihood,
+)
 
 FALSE_POSITIVES = 0.01
-FAR = (
-    20_015.0  # km, half way round the earth: where a home or a workplace is known on one side only
-)
+FAR_KM = 20_015.0  # half of the earth's circumference: an anchor is known on one side only
 ROWS = 256  # people whose anchors are compared at a time
 Measure = Callable[[Floats, Floats], float]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """How well an attack tells training from held-out people, all of them; not corrected for having been the best."""
+    """How well one attack separates training from held-out people; not corrected for choosing."""
 
     name: str
     auc: float
@@ -37,7 +40,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Inference:
-    """What the best attack comes to, on people by whom it was not chosen."""
+    """The best attack, measured on people who did not choose it."""
 
     auc: Interval
     tpr: Interval
@@ -45,16 +48,16 @@ class Inference:
 
 
 def area(members: Floats, others: Floats) -> float:
-    """The chance that a member scores higher than another person; ties are halved."""
+    """AUC: the probability that a member scores higher than another person; ties count half."""
     ranks = stats.rankdata(np.concatenate((members, others)))[: len(members)]
     return float((ranks.mean() - (len(members) + 1) / 2) / len(others))
 
 
 def hit_rate(members: Floats, others: Floats) -> float:
-    """The share of members who are found when one in a hundred others is taken for one.
+    """TPR: the share of members above the threshold that one in a hundred others exceeds.
 
-    The wanted rank of the threshold among n others, (n + 1) / 100, lies between two of them: the two shares are mixed, so that
-    a score that knows nothing finds one in a hundred whatever n is.
+    The rank of the threshold, (n + 1) / 100 of n others, lies between two of them. Mixing both
+    shares makes a score without information find one in a hundred members for every n.
     """
     rank = FALSE_POSITIVES * (len(others) + 1)
     low = int(rank)
@@ -67,7 +70,7 @@ def hit_rate(members: Floats, others: Floats) -> float:
 
 
 def attacks(scores: Mapping[str, Floats], member: Ints) -> tuple[Attack, ...]:
-    """Each on everybody; `member` is 1 for training people, 0 for held-out ones."""
+    """Each attack on everybody; `member` is 1 for training people, 0 for held-out ones."""
     sides = {name: (score[member == 1], score[member == 0]) for name, score in scores.items()}
     return tuple(Attack(name, area(*two), hit_rate(*two)) for name, two in sides.items())
 
@@ -75,43 +78,50 @@ def attacks(scores: Mapping[str, Floats], member: Ints) -> tuple[Attack, ...]:
 def infer(
     scores: Mapping[str, Floats], member: Ints, rng: np.random.Generator, resamples: int = 200
 ) -> Inference:
-    """The best of these attacks, with intervals over people: in each half members and others are drawn again."""
+    """The best of these attacks, with intervals over people."""
     halves = _halves(member, rng)
-    auc, chosen = _cross(scores, member, halves, area, rng, resamples)
-    tpr, _ = _cross(scores, member, halves, hit_rate, rng, resamples)
+    auc, chosen = _cross_validated(scores, member, halves, area, rng, resamples)
+    tpr, _ = _cross_validated(scores, member, halves, hit_rate, rng, resamples)
     return Inference(auc, tpr, chosen)
 
 
-def trajectory_scores(crowd: Crowd, near: Nearness) -> dict[str, Floats]:
-    """Attacks that know a person's trajectories, (people,) each; without a reference those that need none."""
-    owner, grams = crowd.owner, crowd.grams
+def trajectory_scores(cohort: Cohort, distances: SampleDistances) -> dict[str, Floats]:
+    """Attacks that know a person's trajectories, (people,) each.
+
+    Without reference people, only the attacks that need none.
+    """
+    owner = cohort.owner
+    grams = cohort.grams
     real = owner >= 0  # (tokens,)
-    learnt = log_likelihood(grams, ~real, crowd.words)
+    likelihood = log_likelihood(grams, ~real, cohort.vocabulary_size)
+    person = distances.person
     scores = {
-        "closest sample": crowd.mean(-near.closest, near.person),
-        "samples near by": crowd.mean(np.log1p(near.near), near.person),
-        "likelihood": crowd.mean(learnt[real], owner[real]),
+        "closest sample": cohort.person_means(-distances.closest, person),
+        "nearby samples": cohort.person_means(np.log1p(distances.near), person),
+        "likelihood": cohort.person_means(likelihood[real], owner[real]),
     }
-    if near.reference is None:
+    if distances.reference is None:
         return scores
-    reference, last = real & (crowd.side[owner] == REFERENCE), grams[-1]
-    ratio = learnt - log_likelihood(grams, reference, crowd.words)
-    # A place that neither side has ever seen tells nothing, but the smaller side would think it likelier. Training people visit
-    # more such places than others do, because the vocabulary is theirs.
+    reference = real & (cohort.side[owner] == REFERENCE)
+    ratio = likelihood - log_likelihood(grams, reference, cohort.vocabulary_size)
+    # A place that neither side has seen carries no information, but the smaller side would give it
+    # a higher probability. Training people visit more such places: the vocabulary comes from them.
     ratio *= np.isin(grams[0].numbers, grams[0].numbers[~real | reference])
+    last = grams[-1]
     ours, others = (
-        np.isin(last.numbers, last.numbers[last.whole & marked]) for marked in (~real, reference)
+        np.isin(last.numbers, last.numbers[last.complete & marked]) for marked in (~real, reference)
     )
-    alone = (last.whole & ours & ~others).astype(np.float64)
+    only_ours = (last.complete & ours & ~others).astype(np.float64)
+    closer = distances.reference - distances.closest
     return scores | {
-        "closest sample, beside reference": crowd.mean(near.reference - near.closest, near.person),
-        "likelihood, beside reference": crowd.mean(ratio[real], owner[real]),
-        f"{GRAM}-grams that reference lacks": crowd.mean(alone[real], owner[real]),
+        "closest sample, against reference": cohort.person_means(closer, person),
+        "likelihood, against reference": cohort.person_means(ratio[real], owner[real]),
+        f"{GRAM}-grams not in reference": cohort.person_means(only_ours[real], owner[real]),
     }
 
 
 def anchor_scores(people: Floats, samples: Floats) -> dict[str, Floats]:
-    """Minus the km from people's homes and workplaces (people, 4) to the nearest of samples, of both at once and of each."""
+    """Minus the km from people's homes and workplaces (people, 4) to the nearest of samples."""
     samples = np.unique(samples, axis=0)
     nearest = np.empty((len(people), 3))
     for start in range(0, len(people), ROWS):
@@ -119,19 +129,18 @@ def anchor_scores(people: Floats, samples: Floats) -> dict[str, Floats]:
         home, work = (
             _km(here[..., two], samples[None, :, two]) for two in (slice(0, 2), slice(2, 4))
         )
-        nearest[start : start + ROWS] = np.stack(
-            [each.min(1) for each in (np.maximum(home, work), home, work)], axis=1
-        )
+        km = [each.min(1) for each in (np.maximum(home, work), home, work)]
+        nearest[start : start + ROWS] = np.stack(km, axis=1)
     return dict(zip(("home and work", "home", "work"), -nearest.T, strict=True))
 
 
 def _km(a: Floats, b: Floats) -> Floats:
-    km = np.nan_to_num(haversine_km(a, b), nan=FAR)
+    km = np.nan_to_num(haversine_km(a, b), nan=FAR_KM)
     return np.where(np.isnan(a).any(-1) & np.isnan(b).any(-1), 0.0, km)
 
 
 def _halves(member: Ints, rng: np.random.Generator) -> Ints:
-    """0 or 1 for each person, members and others dealt apart."""
+    """0 or 1 for each person; members and others are halved separately."""
     half = np.empty(len(member), dtype=np.int64)
     for side in (0, 1):
         people = rng.permutation(np.flatnonzero(member == side))
@@ -139,7 +148,7 @@ def _halves(member: Ints, rng: np.random.Generator) -> Ints:
     return half
 
 
-def _cross(
+def _cross_validated(
     scores: Mapping[str, Floats],
     member: Ints,
     half: Ints,
@@ -147,11 +156,14 @@ def _cross(
     rng: np.random.Generator,
     resamples: int,
 ) -> tuple[Interval, tuple[str, ...]]:
-    estimates, draws, chosen = [], np.zeros(resamples), []
-    for learnt in (0, 1):
-        known = half == learnt
-        best = max(scores, key=lambda name: measure(*_sides(scores[name], member, known)))
-        sides = _sides(scores[best], member, ~known)
+    estimates = []
+    draws = np.zeros(resamples)
+    chosen = []
+    for number in (0, 1):
+        chooses = half == number
+        values = {name: measure(*_sides(each, member, chooses)) for name, each in scores.items()}
+        best = max(values, key=values.__getitem__)
+        sides = _sides(scores[best], member, ~chooses)
         estimates.append(measure(*sides))
         draws += [
             measure(*(rng.choice(side, len(side)) for side in sides)) for _ in range(resamples)

@@ -1,8 +1,8 @@
-"""Memorisation: do samples repeat training people more than they repeat people whom the model never saw.
+"""Memorisation: do samples repeat training people more than people that the model never saw?
 
-Both sides have equally many people. What a group of training people has more than chance gives, held-out people lack; a sample
-that copies one training person finds that person in a group of n of them with chance n / all. So the excess times all / n is
-the share of samples that repeat a training person, at any number of people.
+Both sides have equally many people, so what they share with samples by chance is equal. A sample
+that copies one training person matches a group of n of them with probability n / all. The excess
+of training groups times all / n is therefore the share of samples that repeat a training person.
 """
 
 from __future__ import annotations
@@ -16,117 +16,119 @@ from scipy import stats
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI
-from mobatlas.evaluation.comparison import Interval
-from mobatlas.evaluation.privacy.cohort import HELD_OUT, REFERENCE, TRAIN, Deal
+from mobatlas.evaluation.comparison import LEVEL, Interval
+from mobatlas.evaluation.privacy.cohort import HELD_OUT, REFERENCE, TRAIN, EqualGroups
 
-LEVEL = 0.95
-RARE, FEW_PLACES = (
-    3,
-    20,
-)  # training people who visit a rare place, at most; places that tell something, at least
+RARE = 3  # a rare place has at most so many visitors among training people
+FEWEST_PLACES = 20  # rare places that the check needs
 
 
 @dataclass(frozen=True)
 class Excess:
-    """What equally many people of either side give, and what that says of all samples."""
+    """What equally many people of either side share with samples, and the excess of training."""
 
     train: float
     held_out: float
-    beyond: Interval  # share of samples that repeat a training person beyond chance; below 0 by chance alone
+    interval: Interval  # share of samples that repeat a training person; below 0 by chance alone
 
 
-def shared(made: Ints, real: Ints, person: Ints, dealt: Deal) -> Excess:
-    """Of what samples have (numbers of sequences, n-grams, pairs of places), the share that somebody of a group has too."""
-    group, kinds = dealt.group[person], 1 + max(int(made.max()), int(real.max()))
-    shares = np.empty(dealt.groups)
-    for number in range(dealt.groups):
+def shared(samples: Ints, real: Ints, person: Ints, groups: EqualGroups) -> Excess:
+    """The share of samples that somebody of a group has too.
+
+    `samples` and `real` are numbers of sequences, n-grams or pairs of places.
+    """
+    group = groups.group[person]
+    kinds = 1 + max(int(samples.max()), int(real.max()))
+    shares = np.empty(groups.total)
+    for number in range(groups.total):
         known = np.zeros(kinds, dtype=bool)
         known[real[group == number]] = True
-        shares[number] = known[made].mean()
-    sides = shares[: dealt.training], shares[dealt.training :]
+        shares[number] = known[samples].mean()
+    sides = (shares[: groups.training], shares[groups.training :])
     train, held_out = (float(each.mean()) for each in sides)
-    freedom = dealt.groups - 2
+    freedom = groups.total - 2
     spread = math.sqrt(sum(float(((each - each.mean()) ** 2).sum()) for each in sides) / freedom)
-    return Excess(train, held_out, _beyond(dealt, train - held_out, spread, freedom))
+    return Excess(train, held_out, _scaled_interval(groups, train - held_out, spread, freedom))
 
 
-def singled_out(made: Ints, real: Ints, person: Ints, side: Ints) -> Excess:
-    """The same of what exactly one real person has, which points at that person; train and held-out as of all held-out people.
+def singled_out(samples: Ints, real: Ints, person: Ints, side: Ints) -> Excess:
+    """The same for what exactly one real person has, which points at that person.
 
-    Each thing is of one person, so people simply add up, and none need be dealt into groups.
+    People add up, so nobody is divided into groups. Shares are scaled to the number of held-out
+    people.
     """
-    kinds, known = 1 + max(int(made.max()), int(real.max())), side[person] != REFERENCE
-    which, who = _pairs(real[known], person[known])
-    alone = np.bincount(which, minlength=kinds) == 1
+    kinds = 1 + max(int(samples.max()), int(real.max()))
+    known = side[person] != REFERENCE
+    kind, who = _distinct_pairs(real[known], person[known])
+    unique = np.bincount(kind, minlength=kinds) == 1
     owner = np.zeros(kinds, dtype=np.int64)
-    owner[which] = who
-    found = owner[made[alone[made]]]
-    repeats = np.bincount(found, minlength=len(side)) / len(
-        made
-    )  # (people,) share of samples that repeat each
-    train, held_out = repeats[side == TRAIN], repeats[side == HELD_OUT]
-    spread = math.sqrt(train.var(ddof=1) / len(train) + held_out.var(ddof=1) / len(held_out)) * len(
-        train
-    )
+    owner[kind] = who
+    repeated = owner[samples[unique[samples]]]
+    # (people,) the share of samples that repeat each person
+    repeats = np.bincount(repeated, minlength=len(side)) / len(samples)
+    train = repeats[side == TRAIN]
+    held_out = repeats[side == HELD_OUT]
+    variance = train.var(ddof=1) / len(train) + held_out.var(ddof=1) / len(held_out)
+    spread = math.sqrt(variance) * len(train)
     estimate = float(train.mean() - held_out.mean()) * len(train)
     ours, theirs = (float(each.mean()) * len(held_out) for each in (train, held_out))
-    return Excess(ours, theirs, _around(estimate, spread))
+    return Excess(ours, theirs, _interval(estimate, spread))
 
 
-def closer(nearest: Floats, dealt: Deal) -> Excess:
-    """Shares of samples whose closest record is of training people, and of held-out ones; ties are halved.
+def closer(nearest: Floats, groups: EqualGroups) -> Excess:
+    """Shares of samples whose closest trajectory is of training or held-out people; ties halve.
 
-    `nearest` holds the distance of each sample to the closest trajectory of each group, (samples, groups).
+    `nearest` is the distance to the closest trajectory of each group, (samples, groups).
     """
-    wins = np.array([[_closer(a, b) for b in nearest.T] for a in nearest.T])  # (groups, groups)
-    training = slice(0, dealt.training)
-    share = float(wins[training, dealt.training :].mean())
-    # Two groups of training people should draw; how far they do not is chance, once for each of the two.
-    between = wins[training, training][~np.eye(dealt.training, dtype=bool)]
+    wins = np.array([[_share_closer(a, b) for b in nearest.T] for a in nearest.T])  # (g, g)
+    training = slice(0, groups.training)
+    share = float(wins[training, groups.training :].mean())
+    # Two groups of training people should tie; their deviation is chance, once for each of them.
+    between = wins[training, training][~np.eye(groups.training, dtype=bool)]
     spread = 2 * math.sqrt(float(((between - 0.5) ** 2).mean()) / 2)
-    return Excess(share, 1 - share, _beyond(dealt, 2 * share - 1, spread, dealt.training - 1))
+    interval = _scaled_interval(groups, 2 * share - 1, spread, groups.training - 1)
+    return Excess(share, 1 - share, interval)
 
 
 def rare_places(
-    made: Trajectories, train: Trajectories, person: Ints, held_out: Trajectories
+    samples: Trajectories, train: Trajectories, person: Ints, held_out: Trajectories
 ) -> Excess | None:
-    """Of the places that few training people visit, the shares that samples and as many held-out trajectories visit.
+    """The shares of rare places that samples, and as many held-out trajectories, visit.
 
-    `person` is that of each training trajectory, both others have equally many. None where hardly any place is rare.
+    `person` is the person of each training trajectory. None if there are hardly any rare places.
     """
-    kinds = 1 + max(int(each.tokens.max()) for each in (made, train, held_out))
-    visitors = np.bincount(
-        _pairs(train.tokens.astype(np.int64), person[train.owner])[0], minlength=kinds
-    )
+    kinds = 1 + max(int(each.tokens.max()) for each in (samples, train, held_out))
+    places, _ = _distinct_pairs(train.tokens.astype(np.int64), person[train.owner])
+    visitors = np.bincount(places, minlength=kinds)
     rare = np.flatnonzero((visitors > 0) & (visitors <= RARE) & (np.arange(kinds) >= FIRST_POI))
-    if len(rare) < FEW_PLACES:
+    if len(rare) < FEWEST_PLACES:
         return None
-    ours, theirs = (np.isin(rare, each.tokens).astype(np.float64) for each in (made, held_out))
+    ours, theirs = (np.isin(rare, each.tokens).astype(np.float64) for each in (samples, held_out))
     more = ours - theirs  # (rare,)
     spread = float(more.std(ddof=1)) / math.sqrt(len(rare))
-    return Excess(float(ours.mean()), float(theirs.mean()), _around(float(more.mean()), spread))
+    return Excess(float(ours.mean()), float(theirs.mean()), _interval(float(more.mean()), spread))
 
 
-def _beyond(dealt: Deal, difference: float, spread: float, freedom: int) -> Interval:
-    """What a difference between the mean groups of either side says of all samples; the spread is that of one group."""
-    error = spread * math.sqrt(1 / dealt.training + 1 / dealt.held_out)
-    return _around(
-        dealt.scale * difference, dealt.scale * error, float(stats.t.ppf((1 + LEVEL) / 2, freedom))
-    )
-
-
-def _around(
-    estimate: float, spread: float, errors: float = float(stats.norm.ppf((1 + LEVEL) / 2))
+def _scaled_interval(
+    groups: EqualGroups, difference: float, spread: float, freedom: int
 ) -> Interval:
-    """So many standard errors to either side."""
-    return Interval(estimate, estimate - errors * spread, estimate + errors * spread, spread)
+    """From the difference between the mean groups of either side to all samples."""
+    error = spread * math.sqrt(1 / groups.training + 1 / groups.held_out)
+    quantile = float(stats.t.ppf((1 + LEVEL) / 2, freedom))
+    return _interval(groups.scale * difference, groups.scale * error, quantile)
 
 
-def _pairs(which: Ints, person: Ints) -> tuple[Ints, Ints]:
-    """Each thing and each person who has it, once."""
+def _interval(
+    estimate: float, error: float, quantile: float = float(stats.norm.ppf((1 + LEVEL) / 2))
+) -> Interval:
+    return Interval(estimate, estimate - quantile * error, estimate + quantile * error, error)
+
+
+def _distinct_pairs(kind: Ints, person: Ints) -> tuple[Ints, Ints]:
+    """Each kind and each person who has it, once."""
     people = int(person.max()) + 1
-    return np.divmod(np.unique(which * people + person), people)
+    return np.divmod(np.unique(kind * people + person), people)
 
 
-def _closer(a: Floats, b: Floats) -> float:
+def _share_closer(a: Floats, b: Floats) -> float:
     return float((a < b).mean() + (a == b).mean() / 2)
