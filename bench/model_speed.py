@@ -183,7 +183,9 @@ def _training_row(
 ) -> dict[str, Any]:
     """A step of the denoiser: cached latents in the precision of this machine, against fp32 that encodes in every step."""
     trainer = Trainer(None, seed=seed, quiet=True)
-    stage = model.denoising(dataset, unlabelled(dataset, seed), "denoiser", trainer, fresh=True)
+    stage = model.training_stage(
+        dataset, unlabelled(dataset, seed), "denoiser", trainer, fresh=True
+    )
     network, optimizer = trainer.fabric.setup(model.network.train(), stage.state().optimizer)
 
     def ours() -> Tensor:

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mobatlas.data.vocabulary import BOS, EOS, HOME, MASK, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, hide_spans, with_end
+from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, hide_spans
 from mobatlas.generators.latent_diffusion.config import AutoencoderConfig
+from mobatlas.generators.layers import with_end
 from tests.networks import LATENT, LENGTH, VOCABULARY, chance
 
 

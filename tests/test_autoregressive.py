@@ -20,12 +20,16 @@ from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, MASK, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import normalise, tv
 from mobatlas.features.maps import build_feature
+from mobatlas.generators.autoregressive import PRESETS, AutoregressiveConfig
+from mobatlas.generators.layers import draw_tokens, previous_tokens, with_end
 from mobatlas.generators.protocol import UNKNOWN, Examples
-from mobatlas.generators.sequence.config import PRESETS, AutoregressiveConfig, TransformerConfig
-from mobatlas.generators.sequence.decode import write
-from mobatlas.generators.sequence.network import CausalTransformer, before, in_parts, with_end
-from mobatlas.generators.sequence.sequence_generator import Writer
-from mobatlas.generators.tiling import draw
+from mobatlas.generators.sequence.codec import sample_tokens
+from mobatlas.generators.sequence.network import (
+    CausalTransformer,
+    TransformerConfig,
+    in_length_buckets,
+)
+from mobatlas.generators.sequence.sequence_generator import SequenceGenerator
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.train import Execution, train
 from mobatlas.supervision.strong import labelled
@@ -45,14 +49,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
 
 
 @pytest.fixture(scope="module")
-def model(dataset: TrajectoryDataset) -> Writer:
+def model(dataset: TrajectoryDataset) -> SequenceGenerator:
     made = fitted(NAME, dataset)
-    assert isinstance(made, Writer)
+    assert isinstance(made, SequenceGenerator)
     return made
 
 
 @pytest.fixture(scope="module")
-def grouped(model: Writer) -> Writer:
+def grouped(model: SequenceGenerator) -> SequenceGenerator:
     return model.with_groups(DEFAULT_GROUPS, seed=1)
 
 
@@ -81,7 +85,7 @@ def anchors(dataset: TrajectoryDataset, n: int) -> np.ndarray:
 def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None:
     length, batch = 9, 5
     net, condition = network(length), torch.randn(batch, TINY.width, generator=chance())
-    tokens = before(torch.randint(HOME, SIZE, (batch, length), generator=chance(1)))
+    tokens = previous_tokens(torch.randint(HOME, SIZE, (batch, length), generator=chance(1)))
     cache = net.new_cache(batch)
     one_by_one = [net.step(tokens[:, place], condition, place, cache) for place in range(length)]
     torch.testing.assert_close(
@@ -101,9 +105,11 @@ def test_a_place_does_not_see_those_after_it() -> None:
 def test_read_in_parts_of_like_length_it_is_as_likely() -> None:
     net, tokens = network(), every_trajectory()[torch.randperm(155, generator=chance(2))]
     condition = torch.randn(len(tokens), TINY.width, generator=chance())
-    torch.testing.assert_close(in_parts(net.nats, tokens, condition), net.nats(tokens, condition))
     torch.testing.assert_close(
-        in_parts(net.nats, tokens[:2], condition[:2]), net.nats(tokens[:2], condition[:2])
+        in_length_buckets(net.nats, tokens, condition), net.nats(tokens, condition)
+    )
+    torch.testing.assert_close(
+        in_length_buckets(net.nats, tokens[:2], condition[:2]), net.nats(tokens[:2], condition[:2])
     )
 
 
@@ -119,7 +125,8 @@ def test_trajectories_are_written_as_often_as_they_are_likely() -> None:
     condition = torch.randn(1, TINY.width, generator=chance(3))
     likely = torch.exp(-net.nats(tokens, condition.expand(len(tokens), -1))).numpy()
     made = with_end(
-        write(net, condition.expand(n, -1), torch.rand(n, LENGTH, generator=chance(4))), LENGTH
+        sample_tokens(net, condition.expand(n, -1), torch.rand(n, LENGTH, generator=chance(4))),
+        LENGTH,
     )
     found = {tuple(row): 0 for row in tokens.tolist()}
     for row in made.tolist():
@@ -140,7 +147,7 @@ def test_writing_stops_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> N
         return step(self, last, condition, place, cache)
 
     monkeypatch.setattr(CausalTransformer, "step", counted)
-    made = write(
+    made = sample_tokens(
         net,
         torch.zeros(3, TINY.width),
         torch.rand(3, 9, generator=chance()),
@@ -161,7 +168,7 @@ def test_a_token_is_drawn_where_the_cumulated_probability_passes_the_chance(
     scores = torch.tensor([logits])
     barred = random.sample(range(len(logits)), random.randrange(len(logits)))
     scores[0, barred] = -torch.inf
-    token = int(draw(scores, torch.tensor([number], dtype=torch.float64)))
+    token = int(draw_tokens(scores, torch.tensor([number], dtype=torch.float64)))
     total = np.cumsum(scores[0].softmax(0).double().numpy())
     assert token not in barred
     assert (total[token - 1] if token else 0) <= number * total[-1] < total[token]
@@ -172,14 +179,14 @@ def test_ends_stand_after_trajectories_that_leave_room() -> None:
     assert with_end(tokens, 4).tolist() == [[7, 8, EOS, PAD], [7, 8, 9, EOS], [7, EOS, PAD, PAD]]
     assert with_end(tokens, 3).tolist() == [[7, 8, EOS], [7, 8, 9], [7, EOS, PAD]]
     assert with_end(tokens, 2).tolist() == [[7, 8], [7, 8], [7, EOS]]
-    assert before(tokens).tolist() == [[BOS, 7, 8], [BOS, 7, 8], [BOS, 7, PAD]]
+    assert previous_tokens(tokens).tolist() == [[BOS, 7, 8], [BOS, 7, 8], [BOS, 7, PAD]]
 
 
 # ---- the likelihood of a model
 
 
 def test_the_likelihood_is_the_product_of_what_it_gave_each_token(
-    grouped: Writer, dataset: TrajectoryDataset
+    grouped: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
     """A trajectory of a dataset, one that fills all places, and one that is too long."""
     lengths, groups = [4, grouped.max_length, grouped.max_length + 3], np.array([2, UNKNOWN, 5])
@@ -209,10 +216,10 @@ def test_the_likelihood_is_the_product_of_what_it_gave_each_token(
 
 
 def test_training_makes_held_out_trajectories_likelier(
-    model: Writer, dataset: TrajectoryDataset
+    model: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
     untrained = fresh(NAME, dataset)
-    assert isinstance(untrained, Writer)
+    assert isinstance(untrained, SequenceGenerator)
     before_training, after = untrained.held_out(dataset), model.held_out(dataset)
     assert set(after) == {"nats"}
     assert before_training["nats"] == pytest.approx(np.log(len(dataset.vocabulary) - 3), abs=0.01)
@@ -223,7 +230,7 @@ def test_training_makes_held_out_trajectories_likelier(
 
 
 def test_samples_are_likelier_than_samples_of_another_model(
-    model: Writer, dataset: TrajectoryDataset
+    model: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
     own, other = (
         each.sample(200, anchors=anchors(dataset, 200)) for each in (model, fresh(NAME, dataset))
@@ -235,7 +242,7 @@ def test_samples_are_likelier_than_samples_of_another_model(
 
 
 def test_soft_samples_are_the_distributions_behind_the_samples(
-    grouped: Writer, dataset: TrajectoryDataset
+    grouped: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
     n = 40
     groups, homes = np.arange(n) % len(DEFAULT_GROUPS), anchors(dataset, n)
@@ -255,7 +262,7 @@ def test_soft_samples_are_the_distributions_behind_the_samples(
 
 
 def test_the_gradient_of_a_first_token_is_that_of_its_probability(
-    grouped: Writer, dataset: TrajectoryDataset
+    grouped: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
     n, token, parameter = 8, HOME, grouped.network.output.bias
     groups, homes = np.zeros(n, dtype=np.int64), anchors(dataset, n)
@@ -275,7 +282,7 @@ def test_the_gradient_of_a_first_token_is_that_of_its_probability(
 
 
 def test_expected_transitions_are_those_of_samples(
-    grouped: Writer, dataset: TrajectoryDataset
+    grouped: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
     """What could have been drawn at one place says nothing of the next, which was drawn after another token."""
     n = 1_000
@@ -354,8 +361,10 @@ def test_a_trajectory_counts_the_same_in_every_batch(dataset: TrajectoryDataset)
         return Examples(by_length[n * step : n * (step + 1)], np.full(n, UNKNOWN))
 
     made = fresh(NAME, dataset, length=64, training=OPTIONS[NAME]["training"] | {"batch": size})
-    assert isinstance(made, Writer)
-    stage = made._stage(dataset, in_order, "transformer", cast(Trainer, Watcher()), fresh=True)
+    assert isinstance(made, SequenceGenerator)
+    stage = made.training_stage(
+        dataset, in_order, "transformer", cast(Trainer, Watcher()), fresh=True
+    )
     with torch.no_grad():
         found = np.mean([float(stage.loss(made.network, step, Share())) for step in range(8)])
     expected = -made.log_likelihood(Trajectories.of(dataset, by_length[: 8 * size])).mean()

@@ -40,7 +40,7 @@ def new_dit(**changes: Any) -> DiT:
     torch.manual_seed(1)
     made = DiT(DENOISER, LATENT, LENGTH, VOCABULARY, **changes).eval()
     made.prototypes.copy_(torch.randn(VOCABULARY, LATENT, generator=chance(5)))
-    made.centre_on(ANCHORS.double().numpy())
+    made.conditioning.centre_on(ANCHORS.double().numpy())
     return made
 
 
@@ -87,7 +87,9 @@ def test_unknown_anchors_are_a_condition_of_their_own() -> None:
     x, t, known = inputs()
     unknown = torch.full_like(known, torch.nan)
     half = torch.cat((known[:, :2], unknown[:, 2:]), 1)  # a home and no work
-    centre = cast(DiT, network).centre.repeat(3, 2)  # zero after scaling, and yet known
+    centre = cast(DiT, network).conditioning.centre.repeat(
+        3, 2
+    )  # zero after scaling, and yet known
     outs = [network(x, t, anchors).clean for anchors in (known, half, centre, unknown)]
     assert all(bool(out.isfinite().all()) for out in outs)
     for i, one in enumerate(outs):
@@ -105,7 +107,7 @@ def test_one_unknown_anchor_does_not_touch_the_others_of_the_batch() -> None:
 
 
 def test_every_attribute_has_one_table_with_a_null_level() -> None:
-    group = new_dit(groups=DEFAULT_GROUPS).group
+    group = new_dit(groups=DEFAULT_GROUPS).conditioning.groups
     assert group is not None
     sizes = [cast(nn.Embedding, table).weight.shape for table in group.tables]
     assert sizes == [
@@ -117,12 +119,12 @@ def test_every_attribute_has_one_table_with_a_null_level() -> None:
 
 def test_the_null_level_of_every_attribute_adds_exactly_nothing() -> None:
     network = stirred(new_dit(groups=DEFAULT_GROUPS))
-    assert isinstance(network, DiT) and network.group is not None
+    assert isinstance(network, DiT) and network.conditioning.groups is not None
     with torch.no_grad():
-        for table in network.group.tables:
+        for table in network.conditioning.groups.tables:
             cast(nn.Embedding, table).weight[0] = 0.0  # as it begins
     null = torch.zeros(3, 2, dtype=torch.int64)
-    assert not any(part.any() for part in network.group(null))
+    assert not any(part.any() for part in network.conditioning.groups(null))
     assert torch.equal(network(*inputs(), null).clean, network(*inputs()).clean)
 
 

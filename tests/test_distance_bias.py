@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from mobatlas.data.vocabulary import FIRST_POI, HOME, SCHEMA, SPECIALS, Vocabulary
 from mobatlas.generators.latent_diffusion.config import DenoiserConfig
 from mobatlas.generators.latent_diffusion.dit import DiT
-from mobatlas.generators.layers.distance_bias import KNOTS, DistanceBias
-from mobatlas.generators.sequence.config import TransformerConfig
-from mobatlas.generators.sequence.network import CausalTransformer, before, with_end
+from mobatlas.generators.layers import KNOTS, DistanceBias, previous_tokens, with_end
+from mobatlas.generators.sequence.network import CausalTransformer, TransformerConfig
 from tests.networks import chance, stirred
 
 PLACES, KM = 24, 1 / 111.195  # of latitude, in degrees
@@ -57,7 +56,9 @@ def homes(n: int, seed: int = 0) -> Tensor:
 def test_distances_are_between_knots_of_doubling_width() -> None:
     near = DistanceBias(8, FIRST_POI + PLACES, 1)
     near.measure(line())
-    hats = near._hats(torch.zeros(1, 2))[0]  # (knots, vocabulary), of somebody at the first place
+    hats = near._knot_weights(torch.zeros(1, 2))[
+        0
+    ]  # (knots, vocabulary), of somebody at the first place
     assert hats[:, :FIRST_POI].abs().max() == 0  # HOME, OTHER and the like are nowhere
     assert hats[:, FIRST_POI:].sum(0) == pytest.approx(np.ones(PLACES))
     where = torch.arange(KNOTS, dtype=torch.float32) @ hats[:, FIRST_POI:]
@@ -66,9 +67,11 @@ def test_distances_are_between_knots_of_doubling_width() -> None:
 
 def test_a_degree_of_longitude_is_shorter_away_from_the_equator() -> None:
     near = DistanceBias(8, 1, 1)
-    near.where.copy_(torch.tensor([[60.0, 0.0]]))
-    near.there.fill_(1)
-    east, north = (near._hats(torch.tensor([anchor]))[0] for anchor in ([60.0, 0.02], [60.01, 0.0]))
+    near.coordinates.copy_(torch.tensor([[60.0, 0.0]]))
+    near.has_coordinates.fill_(1)
+    east, north = (
+        near._knot_weights(torch.tensor([anchor]))[0] for anchor in ([60.0, 0.02], [60.01, 0.0])
+    )
     torch.testing.assert_close(east, north, atol=1e-3, rtol=0)
 
 
@@ -83,8 +86,8 @@ def test_distances_that_are_kept_serve_either_precision() -> None:
     torch.testing.assert_close(coarse, fine, atol=0.1, rtol=0.1)
     assert (
         not torch.equal(coarse, fine)
-        and near._seen is not None
-        and near._seen[1][0].dtype == torch.float32
+        and near._cache is not None
+        and near._cache[1][0].dtype == torch.float32
     )
     assert near._distances(anchors) is near._distances(anchors), "they are kept"
 
@@ -108,7 +111,7 @@ def test_distances_are_those_of_the_people_asked_for() -> None:
 
 
 def test_the_map_changes_nothing_before_it_is_learnt() -> None:
-    tokens = before(torch.full((3, 4), HOME))
+    tokens = previous_tokens(torch.full((3, 4), HOME))
     mapped, plain = network(2), network(0)
     plain.load_state_dict(
         {name: value for name, value in mapped.state_dict().items() if "distance_bias" not in name}
@@ -122,7 +125,7 @@ def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None
     net = cast(CausalTransformer, stirred(network(3)).eval())
     condition = net.person(homes(5), None)
     tokens, cache = (
-        before(torch.randint(HOME, FIRST_POI + PLACES, (5, 4), generator=chance(1))),
+        previous_tokens(torch.randint(HOME, FIRST_POI + PLACES, (5, 4), generator=chance(1))),
         net.new_cache(5),
     )
     one_by_one = [net.step(tokens[:, place], condition, place, cache) for place in range(4)]

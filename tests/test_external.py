@@ -444,7 +444,9 @@ def test_a_run_takes_a_pool_beside_its_configuration(world: World, tmp_path: Pat
         "what it was made of is another file"
     )
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config | {"strong": True}))
-    assert "strong: is asked for, but the generator external cannot be taught" in refused(*command)
+    assert "strong: the generator external cannot be trained on labels; remove `strong`" in refused(
+        *command
+    )
     (tmp_path / "pool.parquet").unlink()
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
     assert f"{tmp_path / 'pool.parquet'}: no such file" in refused(*command)

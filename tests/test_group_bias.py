@@ -13,7 +13,7 @@ from mobatlas import TrajectoryDataset, build_regions
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME
 from mobatlas.features.divergences import js
-from mobatlas.generators.layers.group_bias import GroupTokenBias, has_group_bias, set_group_bias
+from mobatlas.generators.layers import GroupTokenBias, has_group_bias, set_group_bias
 from mobatlas.generators.protocol import UNKNOWN, Generator
 from mobatlas.groups import Groups
 from mobatlas.regions.types import Floats

@@ -15,10 +15,14 @@ from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, with_end
+from mobatlas.generators.latent_diffusion.autoencoder import (
+    Autoencoder,
+    encode_split,
+    set_statistics,
+)
 from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
-from mobatlas.generators.latent_diffusion.latents import encode_split, set_statistics
+from mobatlas.generators.layers import with_end
 from mobatlas.generators.protocol import Draw, unlabelled
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.training.loop import Share, Stage, Trainer
@@ -116,7 +120,9 @@ def test_the_denoiser_learns_which_tokens_the_latents_stand_for(
         model = new_model(dataset, denoiser=options)
         model.network.prototypes.copy_(set_statistics(model.autoencoder, dataset))
         trainer = Trainer(tmp_path, seed=0, config={})
-        stage = model.denoising(dataset, unlabelled(dataset, 0), "denoiser", trainer, fresh=True)
+        stage = model.training_stage(
+            dataset, unlabelled(dataset, 0), "denoiser", trainer, fresh=True
+        )
         torch.manual_seed(4)
         found[share] = stage.loss(model.network, 0, Share()).item()
     assert found[1.0] == pytest.approx(np.log(len(dataset.vocabulary)), rel=1e-5)

@@ -24,12 +24,11 @@ from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import jsd
 from mobatlas.features.maps import build_feature
-from mobatlas.generators.point_process.codec import Timed
-from mobatlas.generators.point_process.durations import Durations, Spans, beginnings
-from mobatlas.generators.point_process.generator import PRESETS, PointProcessConfig
+from mobatlas.generators.point_process.generator import PointProcessConfig, TimedTokenCodec
+from mobatlas.generators.point_process.network import Durations, Spans, bin_starts
 from mobatlas.generators.protocol import UNKNOWN
-from mobatlas.generators.sequence.sequence_generator import Writer
-from mobatlas.generators.vae import Variational
+from mobatlas.generators.sequence.sequence_generator import SequenceGenerator
+from mobatlas.generators.vae import PRESETS, VariationalAutoencoder
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.supervise import SuperviseOptions
 from mobatlas.pipeline.train import Execution
@@ -45,7 +44,7 @@ BRIEF = {
     "validation_samples": 64,
     "validation_regions": 4,
 }  # of finetuning
-PARTS = ("logs", "begins", "left", "width")  # of spans, a row each
+PARTS = ("log_probabilities", "starts", "remaining", "width")  # of spans, a row each
 
 
 @pytest.fixture(scope="module")
@@ -54,15 +53,18 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
 
 
 @pytest.fixture(scope="module")
-def model(dataset: TrajectoryDataset) -> Writer:
+def model(dataset: TrajectoryDataset) -> SequenceGenerator:
     """After a little training."""
-    return cast(Writer, fitted(NAME, dataset, training=OPTIONS[NAME]["training"] | {"steps": 100}))
+    return cast(
+        SequenceGenerator,
+        fitted(NAME, dataset, training=OPTIONS[NAME]["training"] | {"steps": 100}),
+    )
 
 
 def durations(*, until: bool, days: int = DAYS) -> Durations:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return cast(Durations, stirred(Durations(8, FIRST_POI + 3, days, until=until)))
+        return cast(Durations, stirred(Durations(8, FIRST_POI + 3, days, to_window_end=until)))
 
 
 def spans(begins: int, *, until: bool, n: int = 1, barred: bool = False) -> Spans:
@@ -82,7 +84,7 @@ def spans(begins: int, *, until: bool, n: int = 1, barred: bool = False) -> Span
 
 @pytest.mark.parametrize("days", [1, 3, 14])
 def test_bins_are_in_order_and_none_is_longer_than_an_hour(days: int) -> None:
-    edges = np.array([*beginnings(days), days * DAY])
+    edges = np.array([*bin_starts(days), days * DAY])
     assert (
         edges[:2].tolist() == [0, 1]
         and (np.diff(edges) > 0).all()
@@ -135,11 +137,13 @@ def test_visits_are_read_with_their_times_and_leave_before_the_next(
     dataset: TrajectoryDataset,
 ) -> None:
     some = dataset.split("train")[:50]
-    visits = Timed(DAYS).gathered(dataset, some, 24)
+    visits = TimedTokenCodec(DAYS).read_dataset(dataset, some, 24)
     real = Trajectories.of(dataset, some)
     assert real.arrivals is not None and real.stays is not None
     assert (visits[:, 0, 0] == BOS).all() and bool(((visits[:, 0, 1] % DAY) == 0).all())
-    made = Timed(DAYS).trajectories(torch.where(visits == EOS, PAD, visits), real.anchors)
+    made = TimedTokenCodec(DAYS).to_trajectories(
+        torch.where(visits == EOS, PAD, visits), real.anchors
+    )
     assert made.arrivals is not None and made.stays is not None
     assert np.array_equal(made.tokens, real.tokens) and np.array_equal(made.arrivals, real.arrivals)
     assert (made.stays <= real.stays).all()
@@ -160,45 +164,47 @@ def test_the_day_of_the_week_is_that_of_the_dataset(dataset: TrajectoryDataset) 
 
 def test_a_dataset_of_other_windows_is_refused(dataset: TrajectoryDataset) -> None:
     with pytest.raises(MobatlasError, match="windows have 3 days, those of the model 2"):
-        Timed(2).gathered(dataset, dataset.split("train")[:2], 12)
+        TimedTokenCodec(2).read_dataset(dataset, dataset.split("train")[:2], 12)
     with pytest.raises(MobatlasError, match="days is 5"):
         fresh(NAME, dataset, days=5)
     with pytest.raises(MobatlasError, match="carry no times"):
-        Timed(DAYS).read(Trajectories(np.array([HOME]), np.array([0, 1]), np.zeros((1, 4))), 12)
+        TimedTokenCodec(DAYS).read_trajectories(
+            Trajectories(np.array([HOME]), np.array([0, 1]), np.zeros((1, 4))), 12
+        )
 
 
 # ---- its likelihood
 
 
-def network() -> Variational:
+def network() -> VariationalAutoencoder:
     config = build(PointProcessConfig, OPTIONS[NAME] | {"days": DAYS}, NAME)
     from mobatlas.generators.point_process.generator import _network
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return cast(
-            Variational,
+            VariationalAutoencoder,
             stirred(cast(nn.Module, _network(config, FIRST_POI + 3, DEFAULT_GROUPS))).eval(),
         )
 
 
 def test_what_is_to_come_does_not_change_what_is_likely(dataset: TrajectoryDataset) -> None:
     net = network()
-    visits = Timed(DAYS).gathered(dataset, dataset.split("train")[:8], 12) % torch.tensor(
-        [FIRST_POI + 3, 2**40, 2**40]
-    )
+    visits = TimedTokenCodec(DAYS).read_dataset(
+        dataset, dataset.split("train")[:8], 12
+    ) % torch.tensor([FIRST_POI + 3, 2**40, 2**40])
     condition = torch.randn(8, OPTIONS[NAME]["network"]["width"], generator=chance(2))
     changed = visits.clone()
     changed[:, 3:] += torch.tensor([0, 900, 1_800])
     for one, other in zip(
-        net.decoder.known(visits, condition), net.decoder.known(changed, condition), strict=True
+        net.decoder.predict(visits, condition), net.decoder.predict(changed, condition), strict=True
     ):
         torch.testing.assert_close(one[:, :3], other[:, :3])
         assert not torch.equal(one[:, 3:], other[:, 3:])
 
 
 def test_what_was_written_is_as_likely_as_it_was_when_it_was_drawn(
-    model: Writer, dataset: TrajectoryDataset
+    model: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
     """Samples are likelier than the same tokens at the times of others."""
     made = model.sample(200, anchors=dataset.anchors[np.arange(200) % 100], seed=3)
@@ -229,14 +235,14 @@ def check_times(made: Trajectories) -> None:
 
 
 def test_times_are_ordered_within_the_window_and_do_not_overlap(
-    model: Writer, dataset: TrajectoryDataset
+    model: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
     check_times(model.sample(300, anchors=np.resize(dataset.anchors, (300, 4)), seed=1))
     check_times(fresh(NAME, dataset).sample(300, seed=1))
     check_times(model.sample(40, seed=2, lengths=np.arange(40) % model.max_length + 1))
 
 
-def test_same_seed_same_times_however_many_are_asked_for(model: Writer) -> None:
+def test_same_seed_same_times_however_many_are_asked_for(model: SequenceGenerator) -> None:
     many, few, middle = (
         model.sample(300, seed=4),
         model.sample(20, seed=4),
@@ -250,7 +256,7 @@ def test_same_seed_same_times_however_many_are_asked_for(model: Writer) -> None:
         )
 
 
-def test_training_makes_hours_true(model: Writer, dataset: TrajectoryDataset) -> None:
+def test_training_makes_hours_true(model: SequenceGenerator, dataset: TrajectoryDataset) -> None:
     feature, real = (
         build_feature("hour", dataset.vocabulary),
         Trajectories.of(dataset, dataset.split("train")),
@@ -265,7 +271,9 @@ def test_training_makes_hours_true(model: Writer, dataset: TrajectoryDataset) ->
     assert trained < 0.5 * min(untrained, jsd(hours(real), np.ones(24)))
 
 
-def test_soft_hours_say_what_samples_do(model: Writer, dataset: TrajectoryDataset) -> None:
+def test_soft_hours_say_what_samples_do(
+    model: SequenceGenerator, dataset: TrajectoryDataset
+) -> None:
     n, seed = 256, 5
     groups, anchors = np.full(n, UNKNOWN), np.resize(dataset.anchors, (n, 4))
     made, soft = (

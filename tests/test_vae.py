@@ -14,10 +14,10 @@ from torch.distributions import Normal, kl_divergence
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD
-from mobatlas.generators.sequence.decode import write
-from mobatlas.generators.sequence.network import with_end
-from mobatlas.generators.sequence.sequence_generator import Writer
-from mobatlas.generators.vae import PRESETS, VaeConfig, Variational
+from mobatlas.generators.layers import with_end
+from mobatlas.generators.sequence.codec import sample_tokens
+from mobatlas.generators.sequence.sequence_generator import SequenceGenerator
+from mobatlas.generators.vae import PRESETS, VaeConfig, VariationalAutoencoder
 from mobatlas.groups import DEFAULT_GROUPS
 from tests.networks import chance, stirred
 from tests.tiny import OPTIONS, fitted, small_city
@@ -26,15 +26,15 @@ NAME, SIZE = "vae", FIRST_POI + 5
 BATCH = 6
 
 
-def network(**latent: Any) -> Variational:
+def network(**latent: Any) -> VariationalAutoencoder:
     config = build(VaeConfig, OPTIONS[NAME] | {"latent": OPTIONS[NAME]["latent"] | latent}, NAME)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        made = Variational(config, SIZE, DEFAULT_GROUPS)
-    return cast(Variational, stirred(made).eval())
+        made = VariationalAutoencoder(config, SIZE, DEFAULT_GROUPS)
+    return cast(VariationalAutoencoder, stirred(made).eval())
 
 
-def batch(net: Variational, n: int = BATCH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def batch(net: VariationalAutoencoder, n: int = BATCH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens with their ends, anchors, levels and noise."""
     tokens = torch.randint(HOME, SIZE, (n, 8), generator=chance())
     tokens[0, 3:], tokens[1, 1:] = PAD, PAD
@@ -47,7 +47,7 @@ def batch(net: Variational, n: int = BATCH) -> tuple[Tensor, Tensor, Tensor, Ten
     )
 
 
-def by_number(net: Variational, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+def by_number(net: VariationalAutoencoder, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
     """The KL of each number of the latent, (batch, latent), as torch has it."""
     mean, log_deviation = net.encode(inputs[0], net.decoder.person(inputs[1], inputs[2])).chunk(
         2, -1
@@ -126,7 +126,7 @@ def test_what_is_written_depends_on_the_latent() -> None:
     _, anchors, levels, _ = (part[:1].expand(n, -1) for part in batch(net))
     numbers = torch.rand(n, 12, generator=chance(7))
     one, same, other = (
-        write(
+        sample_tokens(
             net.decoder,
             net.condition(anchors, levels, torch.randn(n, net.latent, generator=chance(seed))),
             numbers,
@@ -141,7 +141,7 @@ def test_held_out_trajectories_have_a_bound_and_its_terms(tmp_path: Any) -> None
     """After so little training the latent tells what is free at least."""
     dataset: TrajectoryDataset = small_city(tmp_path)
     model = fitted(NAME, dataset, latent=OPTIONS[NAME]["latent"] | {"free_bits": 0.5})
-    assert isinstance(model, Writer)
+    assert isinstance(model, SequenceGenerator)
     found = model.held_out(dataset)
     assert found["nats"] == pytest.approx(found["reconstruction"] + found["kl"])
     assert found["nats"] < 0.75 * math.log(len(dataset.vocabulary))

@@ -1,7 +1,7 @@
-"""What every generator answers, and the registry of families.
+"""The protocol of generators, and the registry of their families.
 
-A generator is a distribution of trajectories given where a person lives and works (z) and, once it was taught, the person's
-group (d). Phase 1 fits it without groups; phase 2 adds tables for them and goes on from there.
+A generator is a distribution of trajectories x given the anchors z (home and work) of a person and,
+after phase 2, the person's group d. Phase 1 fits it without groups.
 """
 
 from __future__ import annotations
@@ -13,76 +13,113 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from mobatlas.config import Section
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import Vocabulary
-from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import Groups
+from mobatlas.registry import Registry
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # torch takes seconds to import, and the command line needs only names
     from torch import nn
 
     from mobatlas.training.loop import Stage, Trainer
 
-UNKNOWN = -1  # a group that is not known: the null condition
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+UNKNOWN = -1  # the number of a group that is not known
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What one step learns from: trajectories of a dataset, each with its group or UNKNOWN."""
+    """Examples of one training step: trajectories of a dataset, each with a group or UNKNOWN."""
 
     indices: Ints  # (batch,)
     groups: Ints  # (batch,)
 
 
-# The examples of a step, (batch size, step) -> examples: a pure function, so that a resumed run sees what it would have seen.
+# (batch size, step) -> examples. A pure function, so that a resumed run sees the same examples.
 Draw = Callable[[int, int], Examples]
 
 
 class Generator(Protocol):
-    """A family of models; all state is in its networks and its configuration."""
+    """A model of trajectories; all its state is in its networks and its configuration.
+
+    A new family implements these members and registers a `Family`. A family without a network
+    that phase 2 can train (`Family.trainable` is false) raises `MobatlasError` in `network`,
+    `with_groups`, `weighted_fit_stage` and `soft_sample`. A generator whose samples carry arrival
+    and departure times also has the attribute `has_times`, which is true.
+
+    Examples
+    --------
+    >>> from mobatlas import load_model, register_generator
+    >>> from mobatlas.generators.protocol import Family
+    >>> register_generator(  # doctest: +SKIP
+    ...     "markov", lambda: Family("markov", MarkovConfig, {"small": {}}, create, load)
+    ... )
+    >>> load_model("model").generator.sample(100, seed=1)  # doctest: +SKIP
+    """
 
     @property
-    def config(self) -> Section: ...
+    def config(self) -> Section:
+        """The options of the family, complete."""
+        ...
 
     @property
-    def vocabulary(self) -> Vocabulary: ...
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of its trajectories."""
+        ...
 
     @property
     def groups(self) -> Groups | None:
-        """The groups it can be conditioned on; None after phase 1, which knows none."""
+        """The groups it is conditioned on; None after phase 1."""
         ...
 
     @property
     def max_length(self) -> int:
-        """Tokens of the longest trajectory that it can make."""
+        """The number of tokens in its longest possible trajectory."""
         ...
 
     @property
     def tile(self) -> int:
-        """Samples are computed in tiles of this many, whatever is asked for, so that bytes do not depend on it."""
+        """The number of samples it computes at a time.
+
+        Sample number i depends on the seed and on i alone, never on how many samples are drawn.
+        """
         ...
 
     @property
     def network(self) -> nn.Module:
-        """What phase 2 goes on training."""
+        """The network that phase 2 trains."""
         ...
 
     def fit(self, dataset: TrajectoryDataset, trainer: Trainer) -> dict[str, Any]:
-        """Phase 1, without groups; returns what to report (reconstruction, losses, truncated trajectories)."""
+        """Fit phase 1, without groups.
+
+        Returns
+        -------
+        dict
+            Numbers for the report: losses, reconstruction, truncated trajectories.
+        """
         ...
 
     def with_groups(
         self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
     ) -> Generator:
-        """A copy that can be told groups; without one it samples what this one does, unless it begins `fresh`.
+        """Return a copy that is conditioned on groups.
 
-        If groups begin `alike`, it does so with any of them; what is taught examples of groups learns faster from unlike ones.
+        Parameters
+        ----------
+        groups
+            The groups to add.
+        seed
+            Seed of the new weights.
+        fresh
+            Initialise all weights anew. Otherwise the copy samples what this model samples for
+            people whose group is unknown.
+        alike
+            Start every group with the distribution of the unknown group. Weighted examples train
+            faster from groups that differ at the start.
         """
         ...
 
@@ -95,7 +132,11 @@ class Generator(Protocol):
         *,
         fresh: bool = False,
     ) -> Stage:
-        """The stage that goes on training with (x, z, d) as drawn, or trains anew on them."""
+        """Return the stage that trains on the examples (x, z, d) of `draw`.
+
+        The stage continues from phase 1, or with `fresh` takes the steps and the learning rate
+        of phase 1. Its random numbers depend on `name`.
+        """
         ...
 
     def sample(
@@ -108,10 +149,22 @@ class Generator(Protocol):
         first: int = 0,
         lengths: Ints | None = None,
     ) -> Trajectories:
-        """Trajectories number `first` to `first + n` of that seed, one for each group and each row of anchors.
+        """Draw samples number `first` to `first + n` of a seed.
 
-        `groups` (n,) are numbers of groups or UNKNOWN; `anchors` (n, 4) are home lat, lon, work lat, lon, NaN where unknown;
-        `lengths` (n,) forces the number of tokens.
+        Parameters
+        ----------
+        n
+            How many samples.
+        groups
+            (n,) numbers of groups, or UNKNOWN.
+        anchors
+            (n, 4) home latitude, longitude, work latitude, longitude; NaN where unknown.
+        seed
+            Random seed.
+        first
+            Number of the first sample.
+        lengths
+            (n,) forces the number of tokens in each sample.
         """
         ...
 
@@ -125,76 +178,108 @@ class Generator(Protocol):
         differentiable: int = 1,
         early: bool = False,
     ) -> SoftTrajectories:
-        """Distributions over tokens behind those that `sample` writes for that seed, differentiable in `network`.
+        """Return the token distributions behind the samples of a seed, differentiable in `network`.
 
-        A family that samples in steps may be asked for fewer `steps`, passes the gradient through the last `differentiable`
-        ones, and if `early` ends at a step chosen by the seed: what it expects to write then has the same mean. To a family
-        that writes token after token these mean nothing.
+        The keyword arguments are for families that sample in steps, such as diffusion. Other
+        families ignore them.
+
+        Parameters
+        ----------
+        groups, anchors, seed
+            As in `sample`.
+        steps
+            How many steps; by default as many as `sample` takes.
+        differentiable
+            The gradient flows through this many last steps.
+        early
+            Stop at a random step that the seed determines. The expected tokens have the same mean.
         """
         ...
 
     def to(self, device: str) -> None:
-        """Move the networks: "cpu", "cuda" or "mps"."""
+        """Move the networks to "cpu", "cuda" or "mps"."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Write the weights into a folder that exists."""
+        """Write the weights into an existing folder."""
         ...
 
 
-def _as_given(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _unchanged(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return dict(values)
 
 
 def has_times(generator: Generator) -> bool:
-    """Whether its samples say when; a generator that does has `has_times`, true."""
+    """Whether the samples of a generator carry arrival and departure times."""
     return bool(getattr(generator, "has_times", False))
 
 
 @dataclass(frozen=True)
 class Family:
-    """A kind of generator: how it is configured, made and read."""
+    """A family of generators: its options, and how to create and load one.
+
+    Parameters
+    ----------
+    name
+        The name that users choose it by.
+    config
+        The class of its options.
+    presets
+        Options by name of preset; "small" and "paper" at least.
+    create
+        (config, dataset, seed) -> an untrained generator.
+    load
+        (folder, config, vocabulary, groups) -> the generator that `save` wrote.
+    trainable
+        Whether it has a network that phase 2 can train. If not, strategies reweight its samples.
+    resolve
+        (options of a user, folder that paths are relative to) -> options. It checks that files
+        exist.
+    """
 
     name: str
     config: type[Section]
     presets: Mapping[str, Mapping[str, Any]]
-    create: Callable[[Any, TrajectoryDataset, int], Generator]  # (config, dataset, seed)
-    load: Callable[
-        [Path, Any, Vocabulary, Groups | None], Generator
-    ]  # (folder, config, vocabulary, groups)
-    trainable: bool = (
-        True  # has a network that phase 2 can train; if not, strategies choose among its samples
-    )
-    # (options from a user's own hand, folder that files are relative to) -> options; refuses files that are not there
-    resolve: Callable[[Mapping[str, Any], Path], dict[str, Any]] = _as_given
+    create: Callable[[Any, TrajectoryDataset, int], Generator]
+    load: Callable[[Path, Any, Vocabulary, Groups | None], Generator]
+    trainable: bool = True
+    resolve: Callable[[Mapping[str, Any], Path], dict[str, Any]] = _unchanged
 
 
-_FAMILIES: dict[str, Callable[[], Family]] = {}
+GENERATORS: Registry[Callable[[], Family]] = Registry("generator", "--generator")
 
 
 def register_generator(name: str, family: Callable[[], Family]) -> None:
-    """Add a family; it is imported when it is first asked for."""
-    if name in _FAMILIES:
-        raise MobatlasError(f"generator '{name}' exists already; choose another name")
-    _FAMILIES[name] = family
+    """Add a family of generators.
+
+    Parameters
+    ----------
+    name
+        The name that users choose it by (`--generator NAME`). A name can be registered once.
+    family
+        A function without arguments that returns the family. It is called when the family is
+        first needed, so imports inside it cost nothing before.
+
+    Examples
+    --------
+    >>> from mobatlas import register_generator
+    >>> register_generator("markov", lambda: my_package.markov.FAMILY)  # doctest: +SKIP
+    """
+    GENERATORS.register(name, family)
 
 
 def generator_names() -> tuple[str, ...]:
-    """The families there are."""
-    return tuple(_FAMILIES)
+    """Return the names of all families."""
+    return tuple(GENERATORS)
 
 
 def family_of(name: str) -> Family:
-    """The family of that name."""
-    if name not in _FAMILIES:
-        raise MobatlasError(
-            f"--generator {name} does not exist{suggestion(name, _FAMILIES)} (known: {', '.join(_FAMILIES)})"
-        )
-    return _FAMILIES[name]()
+    """Return the family of that name."""
+    return GENERATORS.get_entry(name)()
 
 
 def unlabelled(dataset: TrajectoryDataset, seed: int, split: str = "train") -> Draw:
-    """All trajectories of a split once an epoch, group unknown."""
+    """Draw every trajectory of a split once per epoch, with unknown group."""
 
     def draw(size: int, step: int) -> Examples:
         indices = dataset.order(split, size, seed, step)
@@ -203,18 +288,13 @@ def unlabelled(dataset: TrajectoryDataset, seed: int, split: str = "train") -> D
     return draw
 
 
-def _of(module: str) -> Callable[[], Family]:
-    """The family that a module defines; some take seconds to import."""
-
-    def family() -> Family:
-        found: Family = import_module(f"mobatlas.generators.{module}").FAMILY
-        return found
-
-    return family
+def _register_module(name: str, module: str) -> None:
+    """Register the FAMILY of a module, which is imported when it is first needed."""
+    register_generator(name, lambda: import_module(f"mobatlas.generators.{module}").FAMILY)
 
 
-register_generator("latent-diffusion", _of("latent_diffusion.generator"))
-register_generator("autoregressive", _of("autoregressive.generator"))
-register_generator("vae", _of("vae"))
-register_generator("point-process", _of("point_process.generator"))
-register_generator("external", _of("external.generator"))
+_register_module("latent-diffusion", "latent_diffusion.generator")
+_register_module("autoregressive", "autoregressive")
+_register_module("vae", "vae")
+_register_module("point-process", "point_process.generator")
+_register_module("external", "external.generator")

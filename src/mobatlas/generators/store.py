@@ -14,11 +14,12 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from mobatlas.config import build
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.vocabulary import FIRST_POI, SCHEMA, SPECIALS, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.protocol import Floats, Generator, Ints, family_of, generator_names
+from mobatlas.generators.protocol import Generator, family_of, generator_names
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import (
     MANIFEST,

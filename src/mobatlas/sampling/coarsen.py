@@ -13,9 +13,9 @@ from hashlib import blake2b
 import numpy as np
 
 from mobatlas.config import Coarsening
+from mobatlas.data.arrays import Floats
 from mobatlas.data.geodesy import EARTH_KM
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.protocol import Floats
 
 log = logging.getLogger("mobatlas")
 WIDEST_KM = 100  # who asks for more means metres

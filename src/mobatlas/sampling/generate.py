@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from mobatlas.config import Coarsening
+from mobatlas.data.arrays import Floats
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.synthetic import SCHEMA, TIMED
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.protocol import Floats, has_times
+from mobatlas.generators.protocol import has_times
 from mobatlas.generators.store import SUPERVISION, Model, load_model
 from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_parquet
 from mobatlas.io.output import new_file, refuse_overlap

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.synthetic import rows_of
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.protocol import UNKNOWN, Floats, Ints
+from mobatlas.generators.protocol import UNKNOWN
 from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.generators.store import Model
 from mobatlas.supervision.calibration import Calibration

@@ -21,12 +21,13 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from mobatlas.config import Section
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import DIVERGENCES, normalise, tv
 from mobatlas.features.maps import FeatureMap, build_feature
-from mobatlas.generators.protocol import Floats, Generator, Ints, unlabelled
+from mobatlas.generators.protocol import Generator, unlabelled
 from mobatlas.groups import Groups
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Aggregates

@@ -15,7 +15,7 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import normalise
-from mobatlas.generators.layers.group_bias import has_group_bias, set_group_bias
+from mobatlas.generators.layers import has_group_bias, set_group_bias
 from mobatlas.generators.protocol import Draw, Examples, Generator
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means

@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.protocol import Floats, Ints
 from mobatlas.generators.rng import uniforms
 
 log = logging.getLogger("mobatlas")

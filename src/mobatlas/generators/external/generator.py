@@ -14,13 +14,14 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from mobatlas.config import Section
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.external.code import Code, ask_for
 from mobatlas.generators.external.pool import Pool
-from mobatlas.generators.protocol import UNKNOWN, Family, Floats, Ints
+from mobatlas.generators.protocol import UNKNOWN, Family
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import file_hash
 from mobatlas.training.loop import Trainer

@@ -18,12 +18,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 from scipy.spatial import cKDTree
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.geodesy import EARTH_KM
 from mobatlas.data.samples import read_samples
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.protocol import Floats, Ints
 from mobatlas.generators.rng import uniforms
 from mobatlas.io.manifest import write_whole
 from mobatlas.training.weights import WEIGHTS

@@ -1,89 +1,79 @@
-"""The autoencoder: BART over POI tokens, one narrow latent a token (the paper's appendix, "Autoencoder").
+"""The autoencoder: BART over POI tokens, one narrow latent per token (appendix, "Autoencoder").
 
-A trajectory takes `length` places: its tokens, an end token if there is room, then padding, whose latent is zero. The decoder
-reads all places, because a generated trajectory ends where the decoder says so.
+A trajectory takes `length` places: its tokens, an end token if there is room, then padding, whose
+latent is zero. The decoder reads all places, because it decides where a trajectory ends. After
+training the autoencoder is frozen, and the latents of a dataset are encoded once.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BartConfig, BartForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
+from mobatlas.data.arrays import Ints
+from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import BOS, EOS, HOME, MASK, PAD
 from mobatlas.generators.latent_diffusion.config import AutoencoderConfig
-from mobatlas.generators.tiling import draw
+from mobatlas.generators.layers import draw_tokens, gather_tokens, previous_tokens
+
+ENCODE_BATCH = 512  # trajectories encoded at a time
+STATISTICS_SAMPLE = 20_000  # trajectories
+Halves = npt.NDArray[np.float16]
 
 
 class Autoencoder(nn.Module):
-    """Tokens to latents and back."""
+    """Encodes tokens as latents and decodes them."""
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, config: AutoencoderConfig, vocabulary: int, length: int) -> None:
         super().__init__()
-        self.config, self.length = config, length
-        self.bart = BartForConditionalGeneration(
-            BartConfig(
-                vocab_size=vocabulary,
-                max_position_embeddings=length + 2,
-                d_model=config.width,
-                encoder_layers=config.encoder_layers,
-                decoder_layers=config.decoder_layers,
-                encoder_ffn_dim=config.feedforward,
-                decoder_ffn_dim=config.feedforward,
-                encoder_attention_heads=config.heads,
-                decoder_attention_heads=config.heads,
-                activation_function=config.activation,
-                dropout=config.dropout,
-                init_std=config.width
-                ** -0.5,  # BART's 0.02 is for a width of 1,024; narrow ones hardly start with it
-                pad_token_id=PAD,
-                bos_token_id=BOS,
-                eos_token_id=EOS,
-                decoder_start_token_id=BOS,
-                forced_eos_token_id=None,
-            )
-        )
+        self.config = config
+        self.length = length
+        self.bart = BartForConditionalGeneration(_bart_config(config, vocabulary, length))
         self.bart.generation_config.forced_eos_token_id = None
         self.to_latent = nn.Linear(config.width, config.latent)
         self.scale = nn.LayerNorm(config.latent, elementwise_affine=False)
         self.from_latent = nn.Linear(config.latent, config.width)
         self.places = nn.Parameter(torch.randn(length, config.width))
-        # statistics of the latents, for the denoiser: set once, after training
+        # statistics of the latents, set once after training
         self.register_buffer("mean", torch.zeros(config.latent))
         self.register_buffer("deviation", torch.ones(config.latent))
-        self._look_where_you_write()
+        self._align_attention()
 
     def encode(self, tokens: Tensor) -> Tensor:
-        """Latents (batch, any, latent) of tokens (batch, any); zero at padding."""
+        """Return latents (batch, any, latent) of tokens (batch, any); zero at padding."""
         valid = tokens != PAD  # (batch, any)
-        hidden = self.bart.get_encoder()(
-            input_ids=tokens, attention_mask=valid.long()
-        ).last_hidden_state
+        encoder = self.bart.get_encoder()
+        hidden = encoder(input_ids=tokens, attention_mask=valid.long()).last_hidden_state
         return self.scale(self.to_latent(hidden)) * valid[..., None]  # (batch, any, latent)
 
     def logits(self, latents: Tensor, tokens: Tensor) -> Tensor:
-        """Of the token at each place, (batch, any, vocabulary), given the latents and the tokens (batch, any) before it."""
-        before = F.pad(tokens[:, :-1], (1, 0), value=BOS)  # (batch, any)
+        """Return logits (batch, any, vocabulary) of each place, given latents and tokens before."""
         out = self.bart(
-            encoder_outputs=self._memory(latents), decoder_input_ids=before, use_cache=False
+            encoder_outputs=self._memory(latents),
+            decoder_input_ids=previous_tokens(tokens),
+            use_cache=False,
         )
         return out.logits
 
-    def forward(self, seen: Tensor, tokens: Tensor, noise: Tensor) -> Tensor:
-        """Sum over a batch of the cross-entropy of `tokens`, after encoding what is `seen` of them.
+    def forward(self, masked: Tensor, tokens: Tensor, noise: Tensor) -> Tensor:
+        """Return the cross-entropy of `tokens`, summed over a batch, after encoding `masked`.
 
-        `noise` (batch, length, latent) is added to the latents, as much of it as the configuration says.
+        `noise` (batch, length, latent) times `config.noise` is added to the latents.
         """
-        latents = self.all_places(self.encode(seen)) + self.config.noise * noise
-        logits = self.logits(latents, tokens)
-        return F.cross_entropy(
-            logits.flatten(0, 1).float(), tokens.flatten(), ignore_index=PAD, reduction="sum"
-        )
+        latents = self.all_places(self.encode(masked)) + self.config.noise * noise
+        logits = self.logits(latents, tokens).flatten(0, 1).float()
+        return F.cross_entropy(logits, tokens.flatten(), ignore_index=PAD, reduction="sum")
 
     @torch.no_grad()
     def decode(
@@ -95,9 +85,9 @@ class Autoencoder(nn.Module):
         beams: int = 1,
         cache: bool = True,
     ) -> Tensor:
-        """Tokens (batch, length), PAD after the end: the likeliest, or with `noise` drawn from the decoder's distribution.
+        """Return the likeliest tokens (batch, length), PAD after the end; with `noise`, draw them.
 
-        `lengths` (batch,) says where the end is.
+        `lengths` (batch,) forces the number of tokens.
         """
         out = self.bart.generate(
             encoder_outputs=self._memory(latents),
@@ -105,30 +95,31 @@ class Autoencoder(nn.Module):
             num_beams=beams,
             do_sample=False,
             use_cache=cache,
-            logits_processor=[_Choice(lengths, noise)],
+            logits_processor=[_TokenRules(lengths, noise)],
         )[:, 1:]  # (batch, longest)
         out = torch.where((out == EOS).cumsum(1) > 0, PAD, out)
         return F.pad(out, (0, self.length - out.shape[1]), value=PAD)
 
     @torch.no_grad()
-    def _look_where_you_write(self) -> None:
-        """Begin with a decoder that reads the latent of the place it writes; to find that by itself takes most of the training.
+    def _align_attention(self) -> None:
+        """Let the decoder attend to the latent of the place that it writes, from the start.
 
-        Both sides of its cross-attention carry the same vector of the place, and compare them by the same projection.
+        Learning this takes most of the training otherwise. Both sides of the cross-attention carry
+        the same vector of the place, and the same projection compares them.
         """
         decoder = self.bart.get_decoder()
-        positions = decoder.embed_positions.weight  # two more than places: BART counts from 2
+        positions = decoder.embed_positions.weight  # BART counts from 2
         positions[2 : 2 + self.length] = self.places
         for layer in decoder.layers:
             nn.init.orthogonal_(layer.encoder_attn.q_proj.weight)
             layer.encoder_attn.k_proj.weight.copy_(layer.encoder_attn.q_proj.weight)
 
     def standardise(self, latents: Tensor) -> Tensor:
-        """Latents with mean 0 and variance 1 over training trajectories."""
+        """Scale latents to mean 0 and variance 1 over training trajectories."""
         return (latents - self.mean) / self.deviation
 
     def restore(self, standard: Tensor) -> Tensor:
-        """The inverse of `standardise`."""
+        """Invert `standardise`."""
         return standard * self.deviation + self.mean
 
     @property
@@ -137,22 +128,45 @@ class Autoencoder(nn.Module):
         return self.standardise(torch.zeros_like(self.mean))
 
     def all_places(self, latents: Tensor) -> Tensor:
-        """Latents at all places, (batch, length, latent), zero past those given."""
+        """Pad latents with zeros to (batch, length, latent)."""
         return F.pad(latents, (0, 0, 0, self.length - latents.shape[1]))
 
     def _memory(self, latents: Tensor) -> BaseModelOutput:
         return BaseModelOutput(last_hidden_state=self.from_latent(latents) + self.places)
 
 
-class _Choice:
-    """Bans tokens that no trajectory holds, an end before the first token, and ends elsewhere than at the lengths given.
+def _bart_config(config: AutoencoderConfig, vocabulary: int, length: int) -> BartConfig:
+    return BartConfig(
+        vocab_size=vocabulary,
+        max_position_embeddings=length + 2,
+        d_model=config.width,
+        encoder_layers=config.encoder_layers,
+        decoder_layers=config.decoder_layers,
+        encoder_ffn_dim=config.feedforward,
+        decoder_ffn_dim=config.feedforward,
+        encoder_attention_heads=config.heads,
+        decoder_attention_heads=config.heads,
+        activation_function=config.activation,
+        dropout=config.dropout,
+        init_std=config.width**-0.5,  # BART's 0.02 suits a width of 1,024, not a narrow one
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=BOS,
+        forced_eos_token_id=None,
+    )
 
-    With `noise` the only score left is a draw: one number a row at every step, from a generator of its own, whoever has ended,
-    so that a row depends on its place in the batch alone.
+
+class _TokenRules:
+    """Forbids tokens that no trajectory contains, early ends, and ends that break `lengths`.
+
+    With `noise` it draws a token by one number per row and step, even for rows that have ended. So
+    a row depends on its place in the batch alone.
     """
 
     def __init__(self, lengths: Tensor | None, noise: torch.Generator | None) -> None:
-        self.lengths, self.noise = lengths, noise
+        self.lengths = lengths
+        self.noise = noise
 
     def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
         done = tokens.shape[1] - 1  # tokens so far, without BOS
@@ -160,38 +174,135 @@ class _Choice:
         if done == 0:
             scores[:, EOS] = -torch.inf
         if self.lengths is not None:
-            ends = (
-                self.lengths.repeat_interleave(len(scores) // len(self.lengths)) <= done
-            )  # (batch * beams,)
+            beams = len(scores) // len(self.lengths)
+            ends = self.lengths.repeat_interleave(beams) <= done  # (batch * beams,)
+            is_end = torch.arange(scores.shape[1], device=scores.device) == EOS
             scores[~ends, EOS] = -torch.inf
-            scores[ends] = torch.where(
-                torch.arange(scores.shape[1], device=scores.device) == EOS, 0.0, -torch.inf
-            )
+            scores[ends] = torch.where(is_end, 0.0, -torch.inf)
         if self.noise is None:
             return scores
-        # one number a row: noise of every token, of which the largest is as good a draw, would take ten times as long
-        token = draw(scores, torch.rand(len(scores), generator=self.noise, dtype=torch.float64))
+        # the Gumbel trick, a number per token, would take ten times as long
+        uniform = torch.rand(len(scores), generator=self.noise, dtype=torch.float64)
+        token = draw_tokens(scores, uniform)
         return torch.full_like(scores, -torch.inf).scatter_(1, token[:, None], 0.0)
 
 
-def with_end(tokens: Tensor, length: int) -> Tensor:
-    """Tokens (batch, any) with an end token after each trajectory that leaves room for it within `length` places."""
-    tokens = F.pad(tokens[:, :length], (0, 1), value=PAD)[:, :length]
-    ends = (tokens != PAD).sum(1)  # (batch,)
-    rows = torch.nonzero(ends < tokens.shape[1]).squeeze(1)
-    tokens[rows, ends[rows]] = EOS
-    return tokens
-
-
 def hide_spans(tokens: Tensor, share: float, mean: float) -> Tensor:
-    """Tokens with about that share of them hidden by MASK, in spans of Poisson length; end and padding stay."""
+    """Replace about a share of tokens by MASK, in spans of Poisson length, never end or padding."""
     if share <= 0:
         return tokens
-    spans = torch.poisson(torch.full(tokens.shape, mean, device=tokens.device)).clamp(
-        min=1
-    )  # (batch, length)
+    rates = torch.full(tokens.shape, mean, device=tokens.device)
+    spans = torch.poisson(rates).clamp(min=1)  # (batch, length)
     starts = torch.rand(tokens.shape, device=tokens.device) < share / mean
     # a place is hidden if a span that started at or before it reaches it
     places = torch.arange(tokens.shape[1], device=tokens.device)
     reach = torch.where(starts, places + spans, torch.zeros_like(spans)).cummax(1).values
     return torch.where((reach > places) & (tokens >= HOME), MASK, tokens)
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Standardised latents of trajectories and their end tokens, end to end."""
+
+    values: Halves  # (places, latent); half precision errs far less than the noise of training
+    offsets: Ints  # (trajectories of the dataset + 1,); empty if not encoded
+    padding: npt.NDArray[np.float32]  # (latent,)
+    length: int
+
+    def batch(self, indices: Ints) -> Tensor:
+        """Return latents (batch, length, latent)."""
+        starts = self.offsets[indices]
+        lengths = self.offsets[indices + 1] - starts  # (batch,)
+        columns = np.arange(self.length)
+        valid = columns < lengths[:, None]  # (batch, length)
+        out = np.tile(self.padding, (*valid.shape, 1))
+        out[valid] = self.values[(starts[:, None] + columns)[valid]]
+        return torch.from_numpy(out)
+
+
+def set_statistics(autoencoder: Autoencoder, dataset: TrajectoryDataset) -> Tensor:
+    """Set mean and deviation of the latents from training trajectories.
+
+    Returns the mean standardised latent of each token (vocabulary, latent). A token that no
+    trajectory contains is encoded alone.
+    """
+    members = np.random.default_rng(0).permutation(dataset.split("train"))
+    members = np.sort(members[:STATISTICS_SAMPLE])
+    size = len(dataset.vocabulary)
+    width = autoencoder.config.latent
+    counts = torch.zeros(size, dtype=torch.float64)
+    totals = torch.zeros(size, width, dtype=torch.float64)
+    squares = torch.zeros(width, dtype=torch.float64)
+    for start in range(0, len(members), ENCODE_BATCH):
+        latents, tokens = _encode(autoencoder, dataset, members[start : start + ENCODE_BATCH])
+        valid = tokens != PAD
+        values = latents[valid].double().cpu()  # (places, latent)
+        words = tokens[valid].cpu()  # (places,)
+        counts += torch.bincount(words, minlength=size)
+        totals.index_add_(0, words, values)
+        squares += values.square().sum(0)
+    mean = totals.sum(0) / counts.sum()
+    deviation = (squares / counts.sum() - mean.square()).clamp(min=0).sqrt()
+    autoencoder.mean.copy_(mean)
+    autoencoder.deviation.copy_(deviation.clamp(min=1e-3))  # a constant dimension stays finite
+    with torch.no_grad():
+        each_token = torch.arange(size, device=autoencoder.places.device)[:, None]
+        alone = autoencoder.encode(each_token)[:, 0].cpu()  # (vocabulary, latent)
+    alone[PAD] = 0
+    typical = torch.where(counts[:, None] > 0, totals / counts.clamp(min=1)[:, None], alone)
+    return autoencoder.standardise(typical.to(autoencoder.mean))
+
+
+def encode_split(
+    autoencoder: Autoencoder, dataset: TrajectoryDataset, split: str, path: Path | None
+) -> Latents:
+    """Encode the trajectories of a split, into a file if there is a path; a whole file is reused."""
+    members = dataset.split(split)
+    lengths = np.zeros(len(dataset), dtype=np.int64)
+    lengths[members] = np.minimum(dataset.lengths[members] + 1, autoencoder.length)
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    shape = (int(offsets[-1]), autoencoder.config.latent)
+    values = None if path is None else _read_latents(path, shape)
+    if path is None:
+        values = np.empty(shape, np.float16)
+        _fill(values, autoencoder, dataset, members, offsets)
+    elif values is None:
+        partial = path.with_name(f".{path.name}.partial")
+        mapped = np.lib.format.open_memmap(partial, "w+", np.float16, shape)
+        _fill(mapped, autoencoder, dataset, members, offsets)
+        mapped.flush()
+        partial.replace(path)
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+    return Latents(values, offsets, autoencoder.padding.cpu().numpy(), autoencoder.length)
+
+
+def _read_latents(path: Path, shape: tuple[int, int]) -> Halves | None:
+    """Return the latents of a file, or None if it is missing or damaged."""
+    try:
+        values: Halves = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    return values if values.shape == shape and values.dtype == np.float16 else None
+
+
+def _fill(
+    values: Halves,
+    autoencoder: Autoencoder,
+    dataset: TrajectoryDataset,
+    members: Ints,
+    offsets: Ints,
+) -> None:
+    for start in range(0, len(members), ENCODE_BATCH):
+        indices = members[start : start + ENCODE_BATCH]
+        latents, tokens = _encode(autoencoder, dataset, indices)
+        scaled = autoencoder.standardise(latents)[tokens != PAD].cpu().numpy()
+        values[offsets[indices[0]] : offsets[indices[-1] + 1]] = scaled
+
+
+@torch.no_grad()
+def _encode(
+    autoencoder: Autoencoder, dataset: TrajectoryDataset, indices: Ints
+) -> tuple[Tensor, Tensor]:
+    """Return latents (batch, any, latent) and tokens (batch, any) with end tokens."""
+    tokens = gather_tokens(dataset, indices, autoencoder.length).to(autoencoder.places.device)
+    return autoencoder.encode(tokens), tokens

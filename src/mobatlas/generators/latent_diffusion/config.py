@@ -1,4 +1,4 @@
-"""How a latent diffusion generator is configured; the preset `paper` is the paper's table of hyperparameters."""
+"""Options of latent diffusion; the preset `paper` is the paper's table of hyperparameters."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from mobatlas.config import Section
+from mobatlas.generators.network_generator import WeightedFitConfig
 
 
 class AutoencoderConfig(Section):
-    """BART over POI tokens, with a projection to narrow latents, one to a token."""
+    """BART over POI tokens, with a projection to one narrow latent per token."""
 
     encoder_layers: int = Field(2, ge=1, le=48)
     decoder_layers: int = Field(1, ge=1, le=48)
@@ -21,13 +22,10 @@ class AutoencoderConfig(Section):
     latent: int = Field(8, ge=1, le=4_096)  # dimensions of a latent
     activation: Literal["relu", "gelu"] = "relu"  # gelu takes a sixth of a training step on a CPU
     dropout: float = Field(0.0, ge=0, lt=1)
-    mask_share: float = Field(
-        0.1, ge=0, lt=1
-    )  # share of tokens hidden in spans while it learns to reconstruct
+    mask_share: float = Field(0.1, ge=0, lt=1)  # of tokens hidden in spans during training
     mask_span: float = Field(3.0, ge=1)  # mean length of a hidden span (Poisson)
-    noise: float = Field(
-        0.3, ge=0
-    )  # added to latents in training: what diffusion leaves wrong must not change a token
+    # added to latents in training, so that small errors of the denoiser do not change tokens
+    noise: float = Field(0.3, ge=0)
     steps: int = Field(600, ge=1)
     batch: int = Field(128, ge=1)
     learning_rate: float = Field(1e-3, gt=0)
@@ -51,16 +49,19 @@ class DenoiserConfig(Section):
     expansion: int = Field(4, ge=1, le=16)  # of the feed-forward layers
     activation: Literal["relu", "gelu"] = "relu"
     embedding: int = Field(64, ge=1, le=4_096)  # of one demographic attribute
-    # the network also sees its own last estimate of x0 (Chen et al. 2023): latents of tokens are nearly discrete
+    # The network also reads its last estimate of x0 (Chen et al. 2023), because the latents of
+    # tokens are nearly discrete.
     self_conditioning: bool = True
-    # Timesteps are drawn with density t^(timestep_emphasis - 1): more than 1 learns whole days better, less learns places better.
+    # Timesteps are drawn with density t^(timestep_emphasis - 1). A value above 1 learns whole days
+    # better, a value below 1 learns places better.
     timestep_emphasis: float = Field(1.5, gt=0, le=10)
-    # Share of the cross-entropy of tokens in the loss; the rest is squared error, which alone hardly learns which places a
-    # group prefers. With it x0 is estimated as a mixture of the latents of tokens (Dieleman et al. 2022).
+    # Share of the cross-entropy of tokens in the loss. The rest is squared error, which alone
+    # hardly learns which places a group prefers. With it x0 is estimated as a mixture of the
+    # latents of tokens (Dieleman et al. 2022).
     cross_entropy: float = Field(0.9, ge=0, le=1)
-    # Curves of the distance to each anchor that are added to the logits of tokens, see DistanceBias; 0: a denoiser without a map.
+    # curves of the distance to each anchor, see DistanceBias; 0: no distance bias
     distance_curves: int = Field(0, ge=0, le=64)
-    group_bias: bool = False  # logits of places of every group, see GroupTokenBias
+    group_bias: bool = False  # see GroupTokenBias
     ema: float = Field(0.999, ge=0, lt=1)
     steps: int = Field(3_000, ge=1)
     batch: int = Field(128, ge=1)
@@ -76,42 +77,36 @@ class DenoiserConfig(Section):
             )
         if (self.distance_curves or self.group_bias) and not self.cross_entropy:
             raise ValueError(
-                "distance_curves and group_bias are of logits of tokens, which cross_entropy 0 does without; change one"
+                "distance_curves and group_bias need cross_entropy above 0; set distance_curves to "
+                "0 and group_bias to false, or raise cross_entropy"
             )
         return self
 
 
-class WeightedFitConfig(Section):
-    """Going on from phase 1 with groups: `strong`, and what phase 2 teaches."""
+class DenoiserFitConfig(WeightedFitConfig):
+    """Training of the denoiser on examples with groups, which continues from phase 1."""
 
     steps: int = Field(1_500, ge=1)
-    learning_rate: float = Field(1e-3, gt=0)
-    warmup: int = Field(100, ge=0)
-    group_dropout: float = Field(
-        0.1, ge=0, le=1
-    )  # share of examples whose group is hidden, so that the null condition stays alive
 
 
 class DiffusionConfig(Section):
-    """The noise, and the way back from it."""
+    """The noise schedule, the solver and the decoding."""
 
     train_steps: int = Field(1_000, ge=2)  # of the cosine schedule
-    # Tokens are drawn from the decoder's distribution, or the likeliest are taken, which makes frequent places too frequent:
-    # what denoising leaves between two tokens always becomes the more frequent one.
+    # "likeliest" makes frequent places too frequent, because a latent between two tokens always
+    # becomes the more frequent one.
     decoding: Literal["draw", "likeliest"] = "draw"
     solver: Literal["dpm++", "ddim"] = "dpm++"
     steps: int = Field(10, ge=1)  # of the solver
 
 
 class LatentDiffusionConfig(Section):
-    """The whole generator."""
+    """Options of latent diffusion."""
 
-    length: int = Field(
-        24, ge=2, le=4_096
-    )  # tokens; longer trajectories are truncated, and counted
+    length: int = Field(24, ge=2, le=4_096)  # tokens; longer trajectories are truncated
     autoencoder: AutoencoderConfig = AutoencoderConfig()
     denoiser: DenoiserConfig = DenoiserConfig()
-    weighted_fit: WeightedFitConfig = WeightedFitConfig()
+    weighted_fit: DenoiserFitConfig = DenoiserFitConfig()
     diffusion: DiffusionConfig = DiffusionConfig()
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Noise and the way back: the cosine schedule, and the solvers of `diffusers` with x0 prediction."""
+"""The cosine noise schedule, and the solvers of `diffusers` with x0 prediction."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from mobatlas.generators.latent_diffusion.config import DiffusionConfig
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]  # (x_t, t) -> x0
 COSINE = "squaredcos_cap_v2"
-LAMBDA_MIN = (
-    -5.1
-)  # the half log-SNR below which the cosine schedule is numerically noise alone (diffusers' advice)
+# diffusers' advice: below this half log-SNR the cosine schedule is numerically pure noise
+LAMBDA_MIN = -5.1
 
 
 def noise_schedule(config: DiffusionConfig) -> DDPMScheduler:
-    """The forward process."""
+    """Return the forward process."""
     return DDPMScheduler(
         config.train_steps, beta_schedule=COSINE, prediction_type="sample", clip_sample=False
     )
 
 
 def solver(config: DiffusionConfig) -> DDIMScheduler | DPMSolverMultistepScheduler:
-    """The reverse process: DDIM with eta 0 (the paper's protocol), or DPM-Solver++ of second order, which needs fewer steps."""
+    """Return the reverse process: DDIM with eta 0 (the paper's protocol) or DPM-Solver++.
+
+    DPM-Solver++ is of second order and needs fewer steps.
+    """
     if config.solver == "ddim":
         scheduler = DDIMScheduler(
             config.train_steps,
@@ -56,7 +58,7 @@ def rollout(
     differentiable: int = 0,
     stop: int | None = None,
 ) -> Tensor:
-    """From noise to clean latents, or to what they are thought to be when so many steps are done.
+    """Return clean latents from noise, or their estimate after `stop` steps.
 
     The gradient flows through the last `differentiable` steps only.
     """
@@ -67,4 +69,4 @@ def rollout(
         with torch.set_grad_enabled(len(timesteps) - number <= differentiable):
             x0 = denoise(x, t.expand(len(x)).to(x.device))
             x = scheduler.step(x0, t, x).prev_sample
-    return x0  # not x: a number of steps that does not divide the schedule leaves DDIM with noise
+    return x0  # not x, which DDIM leaves noisy if the steps do not divide the schedule

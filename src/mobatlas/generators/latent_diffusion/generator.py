@@ -1,4 +1,4 @@
-"""The latent diffusion generator: autoencoder, denoiser and sampler as one (the paper's appendix, "Model Architecture")."""
+"""The latent diffusion generator: autoencoder, denoiser and sampler (appendix, "Architecture")."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,33 +15,38 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.config import build, merge
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import SoftTrajectories, Trajectories
+from mobatlas.data.trajectories import SoftTrajectories
 from mobatlas.data.vocabulary import PAD, Vocabulary
-from mobatlas.errors import MobatlasError
-from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, hide_spans, with_end
+from mobatlas.generators.latent_diffusion.autoencoder import (
+    Autoencoder,
+    encode_split,
+    hide_spans,
+    set_statistics,
+)
 from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.diffusion import noise_schedule, rollout
 from mobatlas.generators.latent_diffusion.dit import DiT, Estimate
-from mobatlas.generators.latent_diffusion.latents import Latents, encode_split, set_statistics
-from mobatlas.generators.protocol import UNKNOWN, Draw, Family, Floats, Ints, unlabelled
-from mobatlas.generators.tiling import TILE, spread, stream, tiles
+from mobatlas.generators.layers import gather_tokens, with_end
+from mobatlas.generators.network_generator import NetworkGenerator, network_family, tile_rng
+from mobatlas.generators.protocol import Draw, unlabelled
+from mobatlas.generators.rng import TILE, Tile, tiles
+from mobatlas.generators.sequence.codec import PLAIN_TOKENS
 from mobatlas.groups import Groups
-from mobatlas.training.devices import autocast
 from mobatlas.training.loop import Share, Stage, Trainer
-from mobatlas.training.weights import load_weights, save_weights
 
 log = logging.getLogger("mobatlas")
 ENOUGH = 0.95  # of held-out tokens reconstructed
-VALIDATED = 2_048  # trajectories
 LATENTS = "latents.npy"
-LATENT, TOKENS, EARLY = 0, 1, 2  # streams of random numbers
-# what the denoiser knows of the dataset without having been trained
-MEASURED = ("centre", "extent", "prototypes", "distance_bias.where", "distance_bias.there")
+LATENT_STREAM, TOKEN_STREAM, EARLY_STREAM = range(3)  # of random numbers
 
 
-class LatentDiffusion:
-    """Trajectories from noise; `Generator` says what each method promises."""
+class LatentDiffusion(NetworkGenerator):
+    """Denoises latents and decodes them to trajectories. `Generator` documents its methods."""
+
+    config: LatentDiffusionConfig
+    network: DiT
 
     def __init__(
         self,
@@ -50,46 +55,40 @@ class LatentDiffusion:
         groups: Groups | None = None,
         seed: int = 0,
     ) -> None:
-        self.config, self.vocabulary, self.groups = config, vocabulary, groups
+        self.config = config
+        self.vocabulary = vocabulary
+        self.groups = groups
+        self.codec = PLAIN_TOKENS
+        size = len(vocabulary)
+        latent = config.autoencoder.latent
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.autoencoder = Autoencoder(
-                config.autoencoder, len(vocabulary), config.length
-            ).eval()
-            network = DiT(
-                config.denoiser, config.autoencoder.latent, config.length, len(vocabulary), groups
-            )
-        self.network = network.eval()
+            self.autoencoder = Autoencoder(config.autoencoder, size, config.length).eval()
+            self.network = DiT(config.denoiser, latent, config.length, size, groups).eval()
         self._schedule = noise_schedule(config.diffusion)
 
-    @property
-    def max_length(self) -> int:
-        return self.config.length
+    def _untrained(self, groups: Groups, seed: int) -> Self:
+        other = type(self)(self.config, self.vocabulary, groups, seed)
+        other.autoencoder = copy.deepcopy(self.autoencoder)
+        return other
 
-    @property
-    def tile(self) -> int:
-        return TILE
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.network.parameters()).device
-
-    def with_solver(self, solver: str, steps: int) -> LatentDiffusion:
-        """The same model, sampled by another solver."""
+    def with_solver(self, solver: str, steps: int) -> Self:
+        """Return the same model with another solver."""
         changed = merge(self.config.model_dump(), {"diffusion": {"solver": solver, "steps": steps}})
         other = copy.copy(self)
         other.config = build(LatentDiffusionConfig, changed, "sampler")
         return other
 
     def fit(self, dataset: TrajectoryDataset, trainer: Trainer) -> dict[str, Any]:
-        """Train the autoencoder, freeze it, encode the training trajectories once, train the denoiser on them."""
-        found = trainer.run(self._autoencoding(dataset, trainer.seed))
+        """Train the autoencoder, freeze it, encode training trajectories, train the denoiser."""
+        autoencoded = trainer.run(self._autoencoder_stage(dataset, trainer.seed))
         self.autoencoder.requires_grad_(False)
-        rate = found["reconstruction"]
+        rate = autoencoded["reconstruction"]
         if rate < ENOUGH:
             log.warning(
-                "WARNING: the autoencoder reconstructs %.1f %% of held-out tokens, fewer than %.0f %%: what it cannot write no "
-                "denoiser can make; train it longer (autoencoder.steps) or widen its latents (autoencoder.latent)",
+                "WARNING: the autoencoder reconstructs %.1f %% of held-out tokens, fewer than "
+                "%.0f %%. The denoiser cannot make up for that. Train the autoencoder longer "
+                "(autoencoder.steps) or widen its latents (autoencoder.latent).",
                 100 * rate,
                 100 * ENOUGH,
             )
@@ -98,60 +97,23 @@ class LatentDiffusion:
             self.network.prototypes.copy_(prototypes)
         self.network.measure(dataset)
         draw = unlabelled(dataset, trainer.seed)
-        denoised = trainer.run(self.denoising(dataset, draw, "denoiser", trainer, fresh=True))
-        longer = int((dataset.lengths[dataset.split("train")] > self.max_length).sum())
-        return {"autoencoder": found, "denoiser": denoised, "truncated": longer}
+        denoised = trainer.run(self.training_stage(dataset, draw, "denoiser", trainer, fresh=True))
+        truncated = self._truncated(dataset)
+        return {"autoencoder": autoencoded, "denoiser": denoised, "truncated": truncated}
 
-    def with_groups(
-        self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
-    ) -> LatentDiffusion:
-        """A copy that can be told groups; without one it samples what this one does, unless the denoiser begins `fresh`."""
-        if self.groups is not None:
-            raise MobatlasError(
-                "this model is conditioned on groups already; give the model of phase 1"
-            )
-        other = LatentDiffusion(self.config, self.vocabulary, groups, seed)
-        other.autoencoder = copy.deepcopy(self.autoencoder)
-        mine, theirs = self.network.state_dict(), other.network.state_dict()
-        kept = [name for name in mine if not fresh or name in MEASURED]
-        other.network.load_state_dict(theirs | {name: mine[name] for name in kept})
-        if alike and other.network.group is not None:
-            other.network.group.begin_alike()
-        other.network.to(self.device)
-        return other
-
-    def weighted_fit_stage(
-        self,
-        dataset: TrajectoryDataset,
-        draw: Draw,
-        name: str,
-        trainer: Trainer,
-        *,
-        fresh: bool = False,
-    ) -> Stage:
-        """Go on training the denoiser with (x, z, d) as drawn."""
-        if self.groups is None:
-            raise MobatlasError("this model knows no groups; give it some with `with_groups` first")
-        return self.denoising(dataset, draw, name, trainer, fresh=fresh)
-
-    def _autoencoding(self, dataset: TrajectoryDataset, seed: int) -> Stage:
-        config, length = self.config.autoencoder, self.max_length
+    def _autoencoder_stage(self, dataset: TrajectoryDataset, seed: int) -> Stage:
+        config = self.config.autoencoder
 
         def loss(network: nn.Module, step: int, share: Share) -> Tensor:
-            chosen = dataset.order_by_length("train", config.batch, seed, step)
-            tokens = with_end(
-                torch.from_numpy(dataset.gather(chosen, length).tokens).long(), length
-            )
-            seen = hide_spans(tokens, config.mask_share, config.mask_span)
-            noise = torch.randn(
-                len(tokens), length, config.latent
-            )  # of the whole batch, like all that is drawn
-            rows, whole = share.rows(len(tokens)), (tokens != PAD).sum()
-            total: Tensor = network(*(part[rows].to(self.device) for part in (seen, tokens, noise)))
-            return total * share.world / whole
-
-        def validate(network: nn.Module) -> dict[str, float]:
-            return {"reconstruction": self.reconstruction(dataset)}
+            indices = dataset.order_by_length("train", config.batch, seed, step)
+            tokens = gather_tokens(dataset, indices, self.max_length)
+            masked = hide_spans(tokens, config.mask_share, config.mask_span)
+            # every process draws for the whole batch, then takes its rows
+            noise = torch.randn(len(tokens), self.max_length, config.latent)
+            rows = share.rows(len(tokens))
+            inputs = (part[rows].to(self.device) for part in (masked, tokens, noise))
+            total: Tensor = network(*inputs)
+            return total * share.world / (tokens != PAD).sum()
 
         return Stage(
             name="autoencoder",
@@ -163,159 +125,109 @@ class LatentDiffusion:
             weight_decay=config.weight_decay,
             warmup=config.warmup,
             decay=config.decay,
-            validate=validate,
+            validate=lambda _: {"reconstruction": self.reconstruction(dataset)},
             examples_per_step=config.batch,
         )
 
     @torch.no_grad()
     def encode(self, tokens: npt.NDArray[np.int32]) -> Tensor:
-        """Raw latents at all places, (batch, length, latent), of tokens (batch, any)."""
+        """Return raw latents (batch, length, latent) of tokens (batch, any)."""
         ended = with_end(torch.from_numpy(tokens).long().to(self.device), self.max_length)
         return self.autoencoder.all_places(self.autoencoder.encode(ended))
 
     def reconstruction(self, dataset: TrajectoryDataset, split: str = "val") -> float:
-        """The share of held-out tokens that come back, place for place."""
-        members = dataset.split(split) if len(dataset.split(split)) else dataset.split("train")
-        same = count = 0
-        for start in range(0, min(len(members), VALIDATED), TILE):
-            batch = dataset.gather(
-                members[start : start + TILE][: VALIDATED - start], self.max_length
-            )
+        """Return the share of held-out tokens that the autoencoder reconstructs."""
+        members = self._validation_members(dataset, split)
+        same = 0
+        count = 0
+        for start in range(0, len(members), TILE):
+            batch = dataset.gather(members[start : start + TILE], self.max_length)
             tokens = torch.from_numpy(batch.tokens).long().to(self.device)  # (batch, any)
-            back = self.autoencoder.decode(self.encode(batch.tokens))[:, : tokens.shape[1]]
-            same += int(((back == tokens) & (tokens != PAD)).sum())
+            decoded = self.autoencoder.decode(self.encode(batch.tokens))[:, : tokens.shape[1]]
+            same += int(((decoded == tokens) & (tokens != PAD)).sum())
             count += int((tokens != PAD).sum())
         return same / count
 
-    def denoising(
+    def training_stage(
         self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool
     ) -> Stage:
-        config, weighted_fit = self.config.denoiser, self.config.weighted_fit
-        latents = encode_split(self.autoencoder, dataset, "train", trainer.path(LATENTS))
-        loss = self._denoising_loss(
-            latents, dataset, draw, 0.0 if self.groups is None else weighted_fit.group_dropout
-        )
+        """Return the stage that trains the denoiser on the examples of `draw`."""
+        config = self.config.denoiser
+        phase = config if fresh else self.config.weighted_fit
         return Stage(
             name=name,
             network=self.network,
-            steps=config.steps if fresh else weighted_fit.steps,
-            loss=loss,
-            learning_rate=config.learning_rate if fresh else weighted_fit.learning_rate,
-            warmup=config.warmup if fresh else weighted_fit.warmup,
+            steps=phase.steps,
+            loss=self._denoiser_loss(dataset, draw, trainer),
+            learning_rate=phase.learning_rate,
+            warmup=phase.warmup,
             decay=config.decay,
             ema=config.ema,
             examples_per_step=config.batch,
         )
 
-    def _denoising_loss(
-        self, latents: Latents, dataset: TrajectoryDataset, draw: Draw, hidden: float
+    def _denoiser_loss(
+        self, dataset: TrajectoryDataset, draw: Draw, trainer: Trainer
     ) -> Callable[[nn.Module, int, Share], Tensor]:
-        """Mean squared error of the predicted clean latents, a mean over latents, and the cross-entropy of their tokens."""
-        weight = self.config.denoiser.cross_entropy
-        size, levels = self.config.denoiser.batch, self.config.diffusion.train_steps
-        shape = (size, self.max_length, self.config.autoencoder.latent)
+        """Return the squared error of clean latents, mixed with the cross-entropy of tokens."""
+        latents = encode_split(self.autoencoder, dataset, "train", trainer.path(LATENTS))
+        config = self.config.denoiser
+        weight = config.cross_entropy
+        shape = (config.batch, self.max_length, self.config.autoencoder.latent)
 
         def loss(network: nn.Module, step: int, share: Share) -> Tensor:
             # every process draws for the whole batch, then takes its rows
-            noise, rows = torch.randn(shape), share.rows(size)
-            parts = (
-                torch.arange(size) + torch.rand(size)
-            ) / size  # one number in each of as many equal parts of 0 to 1
-            t = (
-                (parts ** (1 / self.config.denoiser.timestep_emphasis) * levels)
-                .long()
-                .clamp(max=levels - 1)
-            )
-            examples = draw(size, step)
-            groups = np.where(torch.rand(size).numpy() < hidden, UNKNOWN, examples.groups)
-            chosen = examples.indices[rows]
-            clean = latents.batch(chosen).to(self.device)
-            noisy = self._schedule.add_noise(
-                clean, noise[rows].to(self.device), t[rows].to(self.device)
-            )
-            condition = self._condition(groups[rows], dataset.anchors[dataset.person[chosen]])
-            inputs = (noisy, t[rows].to(self.device), *condition)
-            estimate = None
-            if (
-                self.config.denoiser.self_conditioning and torch.rand(()) < 0.5
-            ):  # the same in every process
+            noise = torch.randn(shape)
+            t = self._draw_timesteps()
+            indices, person = self._draw_examples(dataset, draw, config.batch, step, share)
+            rows = share.rows(config.batch)
+            clean = latents.batch(indices).to(self.device)
+            t = t[rows].to(self.device)
+            noisy = self._schedule.add_noise(clean, noise[rows].to(self.device), t)
+            first = None
+            if config.self_conditioning and torch.rand(()) < 0.5:  # the same in every process
                 with torch.no_grad():
-                    estimate = network(*inputs).clean
-            found: Estimate = network(*inputs, estimate)
-            error = (found.clean - clean).square().mean()
-            if found.words is not None:
-                tokens = self._words(dataset, chosen).flatten()
-                error = (1 - weight) * error + weight * F.cross_entropy(
-                    found.words.flatten(0, 1), tokens
-                )
-            return error * (share.world * len(chosen) / size)
+                    first = network(noisy, t, *person).clean
+            estimate: Estimate = network(noisy, t, *person, first)
+            error = (estimate.clean - clean).square().mean()
+            if estimate.words is not None:
+                tokens = self._padded_tokens(dataset, indices).flatten()
+                cross_entropy = F.cross_entropy(estimate.words.flatten(0, 1), tokens)
+                error = (1 - weight) * error + weight * cross_entropy
+            return error * (share.world * len(indices) / config.batch)
 
         return loss
 
-    def _words(self, dataset: TrajectoryDataset, chosen: Ints) -> Tensor:
-        """Tokens at all places, (batch, length)."""
-        tokens = with_end(
-            torch.from_numpy(dataset.gather(chosen, self.max_length).tokens).long(), self.max_length
-        )
+    def _draw_timesteps(self) -> Tensor:
+        """Draw timesteps (batch,), one in each of as many equal parts of the distribution."""
+        size = self.config.denoiser.batch
+        levels = self.config.diffusion.train_steps
+        parts = (torch.arange(size) + torch.rand(size)) / size
+        t = parts ** (1 / self.config.denoiser.timestep_emphasis) * levels
+        return t.long().clamp(max=levels - 1)
+
+    def _padded_tokens(self, dataset: TrajectoryDataset, indices: Ints) -> Tensor:
+        """Return tokens at all places, (batch, length)."""
+        tokens = gather_tokens(dataset, indices, self.max_length)
         return F.pad(tokens, (0, self.max_length - tokens.shape[1]), value=PAD).to(self.device)
 
-    def _condition(self, groups: Ints, anchors: Floats) -> tuple[Tensor, Tensor | None]:
-        """What the denoiser is told: anchors in degrees, and the level of each attribute from 1, 0 where it is unknown."""
-        places = torch.from_numpy(np.asarray(anchors, dtype=np.float32)).to(self.device)
-        if self.groups is None:
-            if (groups != UNKNOWN).any():
-                raise MobatlasError(
-                    "this model is not conditioned on groups; supervise it first (mobatlas supervise)"
-                )
-            return places, None
-        codes = np.concatenate(
-            (self.groups.level_codes + 1, np.zeros((1, len(self.groups.attributes)), np.int64))
-        )
-        return places, torch.from_numpy(codes[groups]).to(
-            self.device
-        )  # UNKNOWN, -1, is the last row
-
-    @torch.no_grad()
-    def sample(
-        self,
-        n: int,
-        groups: Ints | None = None,
-        anchors: Floats | None = None,
-        seed: int = 0,
-        *,
-        first: int = 0,
-        lengths: Ints | None = None,
-    ) -> Trajectories:
-        """Trajectories number `first` to `first + n`, tile by tile."""
-        groups = np.full(n, UNKNOWN, dtype=np.int64) if groups is None else groups
-        anchors = np.full((n, 4), np.nan) if anchors is None else anchors
-        made = np.full((n, self.max_length), PAD)
-        for number, rows, places in tiles(first, n):
-            ends = None if lengths is None else spread(lengths[rows], places)
-            told, where = spread(groups[rows], places), spread(anchors[rows], places)
-            made[rows] = self._sample_tile(number, told, where, seed, ends)[places].numpy()
-        valid = made != PAD
-        offsets = np.concatenate(([0], np.cumsum(valid.sum(1))))
-        return Trajectories(made[valid].astype(np.int32), offsets, anchors)
-
     def _sample_tile(
-        self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Ints | None
+        self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Tensor | None
     ) -> Tensor:
-        ends = None if lengths is None else torch.from_numpy(lengths).to(self.device)
-        with autocast(self.device):
-            latents = self.roll_out(self._noise(number, seed), groups, anchors, ends).clean
-            return self._write(self.autoencoder.restore(latents), number, seed, ends).cpu()
+        latents = self.roll_out(self._noise(number, seed), groups, anchors, lengths).clean
+        return self._decode(self.autoencoder.restore(latents), number, seed, lengths)
 
-    def _write(
+    def _decode(
         self, latents: Tensor, number: int, seed: int, lengths: Tensor | None = None
     ) -> Tensor:
-        """Tokens of a tile."""
-        noise = stream(seed, number, TOKENS) if self.config.diffusion.decoding == "draw" else None
+        """Return the tokens (TILE, length) of a tile."""
+        draws = self.config.diffusion.decoding == "draw"
+        noise = tile_rng(seed, number, TOKEN_STREAM) if draws else None
         return self.autoencoder.decode(latents, lengths, noise=noise)
 
     def _noise(self, number: int, seed: int) -> Tensor:
         shape = (TILE, self.max_length, self.config.autoencoder.latent)
-        return torch.randn(shape, generator=stream(seed, number, LATENT)).to(self.device)
+        return torch.randn(shape, generator=tile_rng(seed, number, LATENT_STREAM)).to(self.device)
 
     def roll_out(
         self,
@@ -327,21 +239,23 @@ class LatentDiffusion:
         differentiable: int = 0,
         stop: int | None = None,
     ) -> Estimate:
-        """Clean latents from noise, and what the last step thought of their tokens; `stop` ends after so many steps."""
-        condition = self._condition(groups, anchors)
+        """Denoise noise (batch, length, latent); the token logits are those of the last step.
+
+        With `stop` it ends after that many steps.
+        """
+        person = self._person(groups, anchors)
         places = torch.arange(self.max_length, device=self.device)
-        # what lies past the end is known: padding
+        # latents past a forced end are known: padding
         past = None if lengths is None else (places > lengths[:, None])[..., None]
-        padding, last = self.autoencoder.padding, None
+        padding = self.autoencoder.padding
+        last: Estimate | None = None
 
         def denoise(x: Tensor, t: Tensor) -> Tensor:
             nonlocal last
-            found: Estimate = self.network(x, t, *condition, None if last is None else last.clean)
-            last = (
-                found
-                if past is None
-                else found._replace(clean=torch.where(past, padding, found.clean))
-            )
+            last = self.network(x, t, *person, None if last is None else last.clean)
+            assert last is not None
+            if past is not None:
+                last = last._replace(clean=torch.where(past, padding, last.clean))
             return last.clean
 
         latents = rollout(denoise, noise, self.config.diffusion, differentiable, stop)
@@ -357,10 +271,11 @@ class LatentDiffusion:
         differentiable: int = 1,
         early: bool = False,
     ) -> SoftTrajectories:
-        """Roll out, write tokens as `sample` does, then ask the decoder for the distribution behind each of them.
+        """Sample, then return the decoder's distribution behind each token.
 
-        At the end of a rollout each latent is one token, and moving it a little changes nothing. On the way the denoiser
-        hesitates between tokens, and its hesitation averages to what it will write; it says so if it has a head for tokens.
+        At the end of a rollout a small change of a latent changes no token, so the gradient is
+        small. Earlier the denoiser is unsure between tokens. With `early` its token logits at a
+        random step are returned, if it has them; their mean is that of samples.
         """
         if steps is not None:
             shorter = self.with_solver(self.config.diffusion.solver, steps)
@@ -369,53 +284,34 @@ class LatentDiffusion:
             )
         stop = None
         if early and self.network.words is not None:
-            stop = 1 + int(
-                np.random.default_rng([seed, EARLY]).integers(self.config.diffusion.steps)
-            )
+            rng = np.random.default_rng([seed, EARLY_STREAM])
+            stop = 1 + int(rng.integers(self.config.diffusion.steps))
         parts = []
-        for number, rows, places in tiles(0, len(groups)):
-            told, where = spread(groups[rows], places), spread(anchors[rows], places)
-            noise = self._noise(number, seed)
-            found = self.roll_out(noise, told, where, differentiable=differentiable, stop=stop)
-            if stop is not None and found.words is not None:
-                parts.append(
-                    found.words[places].softmax(-1)
-                    * (torch.arange(len(self.vocabulary)) != PAD).to(noise)
-                )
-                continue
-            restored = self.autoencoder.restore(found.clean)
-            tokens = self._write(restored.detach(), number, seed)[places]  # (batch, length)
-            written = with_end(tokens, self.max_length)
-            probabilities = self.autoencoder.logits(restored[places], written).softmax(
-                -1
-            )  # (batch, length, vocabulary)
-            parts.append(probabilities * (written != PAD)[..., None])
+        for tile in tiles(0, len(groups)):
+            noise = self._noise(tile.number, seed)
+            people = tile.spread(groups), tile.spread(anchors)
+            estimate = self.roll_out(noise, *people, differentiable=differentiable, stop=stop)
+            if stop is not None and estimate.words is not None:
+                is_token = (torch.arange(len(self.vocabulary)) != PAD).to(noise)
+                parts.append(estimate.words[tile.places].softmax(-1) * is_token)
+            else:
+                parts.append(self._soft_tokens(estimate.clean, tile, seed))
         return SoftTrajectories(torch.cat(parts), anchors)
 
-    def to(self, device: str) -> None:
-        self.autoencoder.to(device)
-        self.network.to(device)
-
-    def save(self, folder: Path) -> None:
-        save_weights(folder, self._networks())
+    def _soft_tokens(self, latents: Tensor, tile: Tile, seed: int) -> Tensor:
+        """Return the distributions (batch, length, vocabulary) behind the tokens of a tile."""
+        restored = self.autoencoder.restore(latents)
+        tokens = self._decode(restored.detach(), tile.number, seed)[tile.places]  # (batch, length)
+        ended = with_end(tokens, self.max_length)
+        probabilities = self.autoencoder.logits(restored[tile.places], ended).softmax(-1)
+        return probabilities * (ended != PAD)[..., None]
 
     def _networks(self) -> dict[str, nn.Module]:
         return {"autoencoder": self.autoencoder, "denoiser": self.network}
 
-
-def _create(
-    config: LatentDiffusionConfig, dataset: TrajectoryDataset, seed: int
-) -> LatentDiffusion:
-    return LatentDiffusion(config, dataset.vocabulary, seed=seed)
+    def load(self, folder: Path) -> None:
+        super().load(folder)
+        self.autoencoder.requires_grad_(False)
 
 
-def _load(
-    folder: Path, config: LatentDiffusionConfig, vocabulary: Vocabulary, groups: Groups | None
-) -> LatentDiffusion:
-    model = LatentDiffusion(config, vocabulary, groups)
-    load_weights(folder, model._networks())
-    model.autoencoder.requires_grad_(False)
-    return model
-
-
-FAMILY = Family("latent-diffusion", LatentDiffusionConfig, PRESETS, _create, _load)
+FAMILY = network_family("latent-diffusion", LatentDiffusionConfig, PRESETS, LatentDiffusion)

@@ -1,1 +1,1 @@
-"""The point process: a generator that tells when as well as where, with arrivals and stays for every visit."""
+"""The point process: a generator of visits with arrival and departure times."""

@@ -1,27 +1,157 @@
-"""The decoder that tells when: the causal transformer over visits, each a token, an arrival and a departure.
+"""The decoder of the point process: a causal transformer over visits with times.
 
-    p(x, a, b | u, z, d) = prod_i p(x_i | before) p(a_i - b_{i-1} | x_i, before) p(b_i - a_i | x_i, a_i, before)
+    p(x, a, b | u, z, d) = prod_i p(x_i | before) p(a_i - b_{i-1} | x_i, before)
+                                  p(b_i - a_i | x_i, a_i, before)
 
-Visits are rows (token, arrival, departure), times in seconds since the Monday of the week in which the window begins. The first
-row is the start, at the midnight at which the window begins.
+Visits are rows (token, arrival, departure). Times are seconds since the Monday before the window
+starts. The first row is the start, at the midnight at which the window starts.
+
+A gap or a stay is a duration of whole seconds s within the window,
+
+    p(s | h, t) = softmax_k(f_k(h) + g_{clock(t + s)}(h)) / seconds in bin k,   k the bin of s,
+
+where t is when it starts and h the hidden state. f learns how long things take, g at what time of
+the day they end: people leave home at eight whether they came at six or at nine. Seconds are
+whole, so p is a probability; zero seconds and "until the window ends" need no special case.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.data.dataset import DAY, TrajectoryDataset
-from mobatlas.data.vocabulary import EOS, HOME, PAD
-from mobatlas.generators.point_process.durations import MOMENT, Durations, moment
-from mobatlas.generators.sequence.config import TransformerConfig
-from mobatlas.generators.sequence.network import CausalTransformer
+from mobatlas.data.vocabulary import EOS, HOME
+from mobatlas.generators.sequence.network import CausalTransformer, TransformerConfig, token_nats
 from mobatlas.groups import Groups
 
+HOUR = 3_600
+QUARTER = 900
+# Bins start at 0 and 1 seconds, at these minutes, every quarter hour of a day, then every hour.
+MINUTES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 21, 25, 30, 35, 40, 45, 50, 55)
+WAVES = 6  # harmonics of the time of the day
+MOMENT = 2 * WAVES + 7 + 1  # numbers that encode a moment
 
-class Times(nn.Module):
-    """When visits are, embedded: arrival, departure, and how long they stay."""
+
+def bin_starts(days: int) -> list[int]:
+    """Return the seconds at which bins of durations start; no bin is longer than an hour."""
+    short = [60 * minutes for minutes in MINUTES]
+    return [0, 1, *short, *range(HOUR, DAY, QUARTER), *range(DAY, days * DAY, HOUR)]
+
+
+def encode_moment(seconds: Tensor, start: Tensor, days: int) -> Tensor:
+    """Encode times (...,) in windows that start at `start`: (..., MOMENT)."""
+    harmonics = torch.arange(1, WAVES + 1, device=seconds.device)
+    angles = 2 * math.pi / DAY * (seconds % DAY)[..., None] * harmonics
+    weekday = F.one_hot(seconds // DAY % 7, 7)
+    share = (seconds - start)[..., None] / (days * DAY)  # of the window
+    return torch.cat((angles.sin(), angles.cos(), weekday, share), -1)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Distributions over bins of durations that end before the window does."""
+
+    log_probabilities: Tensor  # (..., bins) or (..., bins + 1): the last until the window ends
+    starts: Tensor  # (...,) seconds since a Monday
+    remaining: Tensor  # (...,) seconds until the window ends, at least 1
+    low: Tensor  # (bins,) where bins start
+    width: Tensor  # (..., bins) seconds of each bin within the window
+
+    def nats(self, duration: Tensor) -> Tensor:
+        """Return minus the log-probabilities of durations (...,)."""
+        bins = len(self.low)
+        to_end = (duration >= self.remaining) & (self.log_probabilities.shape[-1] > bins)
+        inside = torch.minimum(duration, self.remaining - 1)
+        place = torch.searchsorted(self.low, inside, right=True) - 1  # (...,)
+        within = self.width.gather(-1, place[..., None]).squeeze(-1).log()
+        column = torch.where(to_end, bins, place)[..., None]
+        log_probability = self.log_probabilities.gather(-1, column).squeeze(-1)
+        return torch.where(to_end, 0.0, within) - log_probability
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        """Draw durations (batch,) by inversion at `uniform` (batch,)."""
+        bins = len(self.low)
+        total = self.log_probabilities.exp().double().cumsum(-1)  # (batch, bins or bins + 1)
+        passed = uniform[:, None] * total[:, -1:]
+        place = torch.searchsorted(total, passed, right=True)  # (batch, 1)
+        after = total.gather(1, place)
+        below = F.pad(total, (1, 0)).gather(1, place)
+        share = (passed - below) / (after - below)
+        inside = place.clamp(max=bins - 1)
+        width = self.width.gather(1, inside)
+        drawn = self.low[inside] + torch.minimum((share * width).long(), width - 1)
+        return torch.where(place < bins, drawn, self.remaining[:, None]).squeeze(1)
+
+    def hours(self) -> Tensor:
+        """Return probabilities (..., 24) of the hour at which durations end."""
+        first = self.starts[..., None] + self.low  # (..., bins)
+        # share of a bin before its hour is over; a bin touches two hours at most
+        share = ((HOUR - first % HOUR) / self.width).clamp(max=1)
+        probabilities = self.log_probabilities[..., : len(self.low)].exp()
+        hour = first // HOUR % 24
+        hours = probabilities.new_zeros(*self.starts.shape, 24)
+        hours = hours.scatter_add(-1, hour, probabilities * share)
+        return hours.scatter_add(-1, (hour + 1) % 24, probabilities * (1 - share))
+
+
+class Durations(nn.Module):
+    """Distributions of gaps before visits, or of stays, given the visited token.
+
+    With `to_window_end` a duration may last until the window ends.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, width: int, vocabulary: int, days: int, *, to_window_end: bool) -> None:
+        super().__init__()
+        self.days = days
+        low = bin_starts(days)
+        self.register_buffer("low", torch.tensor(low), persistent=False)
+        self.register_buffer("high", torch.tensor([*low[1:], days * DAY]), persistent=False)
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.mix = nn.Linear(width + MOMENT, width)
+        self.bins = nn.Linear(width, len(low) + to_window_end)
+        self.clock = nn.Linear(width, DAY // QUARTER)
+        for part in (*self.bins.parameters(), *self.clock.parameters()):  # all bins equally likely
+            nn.init.zeros_(part)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        tokens: Tensor,
+        starts: Tensor,
+        window: Tensor,
+        continues: Tensor | None = None,
+    ) -> Spans:
+        """Return distributions of durations that start at `starts` (...,).
+
+        `hidden` is (..., width), `tokens` and `window`, the start of the window, are (...,).
+        Where `continues` (...,) is true a duration does not last until the window ends.
+        """
+        remaining = (window + self.days * DAY - starts).clamp(min=1)  # (...,)
+        moment = encode_moment(starts, window, self.days).to(hidden.dtype)
+        mixed = F.silu(self.mix(torch.cat((hidden, moment), -1)) + self.tokens(tokens))
+        middle = starts[..., None] + (self.low + self.high) // 2  # (..., bins)
+        logits = self.bins(mixed).float()
+        clock = self.clock(mixed).float().gather(-1, middle % DAY // QUARTER)  # (..., bins)
+        inside = logits[..., : len(self.low)] + clock
+        inside = inside.masked_fill(self.low >= remaining[..., None], -torch.inf)
+        last = logits[..., len(self.low) :]  # (..., 0 or 1)
+        if continues is not None:
+            last = last.masked_fill(continues[..., None], -torch.inf)
+        width = (torch.minimum(self.high, remaining[..., None]) - self.low).clamp(min=1)
+        log_probabilities = torch.cat((inside, last), -1).log_softmax(-1)
+        return Spans(log_probabilities, starts, remaining, self.low, width)
+
+
+class TimeEmbedding(nn.Module):
+    """Embeds arrival, departure and stay of visits."""
 
     def __init__(self, width: int, days: int) -> None:
         super().__init__()
@@ -29,33 +159,29 @@ class Times(nn.Module):
         self.linear = nn.Linear(2 * MOMENT + 1, width)
 
     def forward(self, visits: Tensor, start: Tensor) -> Tensor:
-        """(..., width) of visits (..., 3) in windows that start then (...,)."""
+        """Return (..., width) of visits (..., 3) in windows that start at `start` (...,)."""
         _, arrival, departure = visits.unbind(-1)
         stay = torch.log1p((departure - arrival) / 60)[..., None] / 8  # a week is about 1
-        embedded: Tensor = self.linear(
-            torch.cat(
-                (moment(arrival, start, self.days), moment(departure, start, self.days), stay), -1
-            )
-        )
+        moments = [encode_moment(each, start, self.days) for each in (arrival, departure)]
+        embedded: Tensor = self.linear(torch.cat((*moments, stay), -1))
         return embedded
 
 
-class Visits(nn.Module):
-    """What the encoder reads of visits."""
+class VisitEmbedding(nn.Module):
+    """Embeds visits (batch, any, 3), the start first, for the encoder."""
 
     def __init__(self, vocabulary: int, width: int, days: int) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, width)
-        self.times = Times(width, days)
+        self.times = TimeEmbedding(width, days)
 
     def forward(self, visits: Tensor) -> Tensor:
-        """(batch, any, width) of visits (batch, any, 3), the start first."""
-        found: Tensor = self.words(visits[..., 0]) + self.times(visits, visits[:, :1, 1])
-        return found
+        embedded: Tensor = self.words(visits[..., 0]) + self.times(visits, visits[:, :1, 1])
+        return embedded  # (batch, any, width)
 
 
 class TimedTransformer(nn.Module):
-    """Likelihood of visits with their times, all at once, or with `step` as they are written."""
+    """The likelihood of visits with times, all at once or visit by visit with `step`."""
 
     weekdays: Tensor
 
@@ -69,68 +195,62 @@ class TimedTransformer(nn.Module):
     ) -> None:
         super().__init__()
         self.days = days
-        self.writer = CausalTransformer(
-            config, vocabulary, length + 1, groups
-        )  # the encoder reads the start as well
-        self.times = Times(config.width, days)
-        self.gap = Durations(config.width, vocabulary, days, until=False)
-        self.stay = Durations(config.width, vocabulary, days, until=True)
-        # shares of windows that begin on each day, Monday first; set from the training windows
+        # one place more, because the encoder reads the start as well
+        self.transformer = CausalTransformer(config, vocabulary, length + 1, groups)
+        self.times = TimeEmbedding(config.width, days)
+        self.gap = Durations(config.width, vocabulary, days, to_window_end=False)
+        self.stay = Durations(config.width, vocabulary, days, to_window_end=True)
+        # shares of training windows that start on each weekday, Monday first
         self.register_buffer("weekdays", torch.full((7,), 1 / 7))
 
     @property
     def places(self) -> Tensor:
-        return self.writer.places
+        return self.transformer.places
 
     def person(self, anchors: Tensor, levels: Tensor | None) -> Tensor:
-        """As the writer has it."""
-        return self.writer.person(anchors, levels)
+        """Return the condition of the transformer."""
+        return self.transformer.person(anchors, levels)
 
     def measure(self, dataset: TrajectoryDataset) -> None:
-        """What is known of training people without training: where they live, and on which days windows begin."""
-        self.writer.measure(dataset)
+        """Set the buffers that come from the dataset: anchors, coordinates and weekdays."""
+        self.transformer.measure(dataset)
         weekday = torch.from_numpy((dataset.first_days[dataset.split("train")] + 3) % 7)
         self.weekdays.copy_(torch.bincount(weekday, minlength=7) / max(1, len(weekday)))
 
     def nats(self, visits: Tensor, condition: Tensor) -> Tensor:
-        """Minus the log-likelihood (batch,) of visits (batch, 1 + any, 3), the start first, their ends included."""
+        """Return minus the log-likelihood (batch,) of visits (batch, 1 + any, 3) with ends."""
         tokens, arrival, departure = visits[:, 1:].unbind(-1)
-        hidden, logits, left = self.known(visits, condition)
-        nats = F.cross_entropy(
-            logits.flatten(0, 1), tokens.flatten(), ignore_index=PAD, reduction="none"
-        )
-        start, there = visits[:, :1, 1], tokens >= HOME  # (batch, 1), (batch, any)
-        gap = self.gap(hidden, tokens, left, start).nats(torch.where(there, arrival - left, 0))
-        stay = self.stay(hidden, tokens, torch.where(there, arrival, left), start).nats(
-            torch.where(there, departure - arrival, 0)
-        )
-        return (nats.view(tokens.shape) + torch.where(there, gap + stay, 0.0)).sum(1)
+        hidden, logits, departed = self.predict(visits, condition)
+        nats = token_nats(logits, tokens)
+        start = visits[:, :1, 1]  # (batch, 1)
+        is_visit = tokens >= HOME  # (batch, any)
+        gaps = self.gap(hidden, tokens, departed, start)
+        gap = gaps.nats(torch.where(is_visit, arrival - departed, 0))
+        stays = self.stay(hidden, tokens, torch.where(is_visit, arrival, departed), start)
+        stay = stays.nats(torch.where(is_visit, departure - arrival, 0))
+        return (nats + torch.where(is_visit, gap + stay, 0.0)).sum(1)
 
-    def known(self, visits: Tensor, condition: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each place, given visits before: hidden (batch, any, width), logits of its token, when the last visit ended."""
-        before, start = visits[:, :-1], visits[:, :1, 1]
-        hidden = self.writer.hidden(
-            self.writer.words(before[..., 0]) + self.times(before, start), condition
-        )
-        return (
-            hidden,
-            self._open(self.writer.scores(hidden, condition), before[..., 2], start),
-            before[..., 2],
-        )
+    def predict(self, visits: Tensor, condition: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return of each place, given the visits before: hidden state, logits, last departure."""
+        previous = visits[:, :-1]
+        start = visits[:, :1, 1]
+        departed = previous[..., 2]  # (batch, any)
+        embedded = self.transformer.words(previous[..., 0]) + self.times(previous, start)
+        hidden = self.transformer.hidden(embedded, condition)  # (batch, any, width)
+        logits = self.transformer.token_logits(hidden, condition)
+        return hidden, self._end_at_window(logits, departed, start), departed
 
     def step(
         self, last: Tensor, start: Tensor, condition: Tensor, place: int, cache: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Hidden (batch, width) and logits (batch, vocabulary) at a place, given the last visit (batch, 3)."""
-        embedded = self.writer.words(last[:, 0]) + self.times(last, start)
-        hidden = self.writer.hidden_at(place, embedded, condition, cache)
-        return hidden, self._open(
-            self.writer.scores_at(place, hidden, condition), last[:, 2], start
-        )
+        """Return hidden state and logits of a place, given the last visit (batch, 3)."""
+        embedded = self.transformer.words(last[:, 0]) + self.times(last, start)
+        hidden = self.transformer.hidden_at(place, embedded, condition, cache)
+        logits = self.transformer.token_logits_at(place, hidden, condition)
+        return hidden, self._end_at_window(logits, last[:, 2], start)
 
-    def _open(self, logits: Tensor, left: Tensor, start: Tensor) -> Tensor:
-        """Who stayed until the window ended goes nowhere else."""
-        over = (left >= start + self.days * DAY)[..., None] & (
-            torch.arange(logits.shape[-1], device=left.device) != EOS
-        )
-        return logits.masked_fill(over, -torch.inf)
+    def _end_at_window(self, logits: Tensor, departed: Tensor, start: Tensor) -> Tensor:
+        """Allow nothing but the end after a stay that lasts until the window ends."""
+        over = (departed >= start + self.days * DAY)[..., None]
+        is_visit = torch.arange(logits.shape[-1], device=departed.device) != EOS
+        return logits.masked_fill(over & is_visit, -torch.inf)

@@ -1,116 +1,150 @@
-"""What networks read and write of a trajectory: its tokens, or tokens and whatever else a family tells of a visit."""
+"""How trajectories become tensors that a sequence network reads, and back."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories
-from mobatlas.data.vocabulary import PAD
-from mobatlas.generators.protocol import Floats, Ints
-from mobatlas.generators.sequence.decode import TOKENS, Chance, write
-from mobatlas.generators.sequence.network import CausalTransformer, before, with_end
+from mobatlas.data.vocabulary import BOS, EOS, PAD
+from mobatlas.generators.layers import draw_tokens, gather_tokens, previous_tokens, with_end
+from mobatlas.generators.sequence.network import CausalTransformer
+
+TOKEN_STREAM, LATENT_STREAM, TIME_STREAM, START_STREAM = range(4)  # of random numbers
+# (stream, *shape) -> numbers in [0, 1) for the samples of a tile, (TILE, *shape)
+Uniform = Callable[..., Tensor]
 
 
-class Script(Protocol):
-    """Trajectories as visits (batch, any, ...): what networks of a family read has ends, PAD after them."""
+class TokenCodec(Protocol):
+    """Trajectories as rows of visits (batch, any, ...), with end tokens and then PAD."""
 
     @property
-    def has_times(self) -> bool: ...
-
-    def shape(self, length: int) -> tuple[int, ...]:
-        """Of one trajectory of at most `length` tokens, as it is written."""
+    def has_times(self) -> bool:
+        """Whether rows carry arrival and departure times."""
         ...
 
-    def gathered(self, dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
-        """Trajectories of a dataset, to be read; those past `length` tokens are cut off."""
+    def row_shape(self, length: int) -> tuple[int, ...]:
+        """Return the shape of a sampled trajectory of at most `length` tokens."""
         ...
 
-    def read(self, trajectories: Trajectories, length: int) -> Tensor:
-        """Any others."""
+    def read_dataset(self, dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
+        """Return rows of trajectories of a dataset, truncated to `length` tokens."""
         ...
 
-    def tokens(self, visits: Tensor) -> Tensor:
-        """Those that a network foretells, (batch, any)."""
+    def read_trajectories(self, trajectories: Trajectories, length: int) -> Tensor:
+        """Return rows of trajectories, truncated to `length` tokens."""
         ...
 
-    def write(
-        self, decoder: Any, condition: Tensor, chance: Chance, length: int, ends: Tensor | None
+    def target_tokens(self, visits: Tensor) -> Tensor:
+        """Return the tokens (batch, any) that the network predicts."""
+        ...
+
+    def sample(
+        self, decoder: Any, condition: Tensor, uniform: Uniform, length: int, ends: Tensor | None
     ) -> Tensor:
-        """A tile of trajectories (TILE, ...) without ends; `ends` (TILE,) forces the number of tokens."""
+        """Draw a tile of trajectories (TILE, ...) without end tokens.
+
+        `ends` (TILE,) forces the number of tokens.
+        """
         ...
 
-    def trajectories(self, written: Tensor, anchors: Floats) -> Trajectories:
-        """What was written, of people with these anchors."""
+    def to_trajectories(self, rows: Tensor, anchors: Floats) -> Trajectories:
+        """Return sampled rows as the trajectories of people with these anchors."""
         ...
 
-    def soft(
-        self, decoder: Any, written: Tensor, condition: Tensor, anchors: Floats
+    def soft_trajectories(
+        self, decoder: Any, rows: Tensor, condition: Tensor, anchors: Floats
     ) -> SoftTrajectories:
-        """The distributions behind what was written, each given what was written before."""
+        """Return the distribution behind each visit of sampled rows, given the visits before."""
         ...
 
 
-class Tokens:
-    """Tokens alone, (batch, any); `Script` says what each method promises."""
+class PlainTokenCodec:
+    """Tokens without times, (batch, any). `TokenCodec` documents its methods."""
 
     has_times = False
 
-    def shape(self, length: int) -> tuple[int, ...]:
+    def row_shape(self, length: int) -> tuple[int, ...]:
         return (length,)
 
-    def gathered(self, dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
-        return with_end(torch.from_numpy(dataset.gather(indices, length).tokens).long(), length)
+    def read_dataset(self, dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
+        return gather_tokens(dataset, indices, length)
 
-    def read(self, trajectories: Trajectories, length: int) -> Tensor:
-        return with_end(padded(trajectories, trajectories.tokens), length)
+    def read_trajectories(self, trajectories: Trajectories, length: int) -> Tensor:
+        return with_end(pad_rows(trajectories, trajectories.tokens), length)
 
-    def tokens(self, visits: Tensor) -> Tensor:
+    def target_tokens(self, visits: Tensor) -> Tensor:
         return visits
 
-    def write(
+    def sample(
         self,
         decoder: CausalTransformer,
         condition: Tensor,
-        chance: Chance,
+        uniform: Uniform,
         length: int,
         ends: Tensor | None,
     ) -> Tensor:
-        return write(decoder, condition, chance(TOKENS, length), ends)
+        return sample_tokens(decoder, condition, uniform(TOKEN_STREAM, length), ends)
 
-    def trajectories(self, written: Tensor, anchors: Floats) -> Trajectories:
-        tokens, offsets = flat(written)
+    def to_trajectories(self, rows: Tensor, anchors: Floats) -> Trajectories:
+        tokens, offsets = join_rows(rows)
         return Trajectories(tokens.numpy().astype(np.int32), offsets, anchors)
 
-    def soft(
-        self, decoder: CausalTransformer, written: Tensor, condition: Tensor, anchors: Floats
+    def soft_trajectories(
+        self, decoder: CausalTransformer, rows: Tensor, condition: Tensor, anchors: Floats
     ) -> SoftTrajectories:
-        tokens = with_end(trimmed(written), written.shape[1])  # (batch, any)
-        logits = decoder.logits(before(tokens), condition)
-        return SoftTrajectories(
-            logits.softmax(-1) * (tokens != PAD)[..., None], anchors, written=tokens
-        )
+        longest = int((rows != PAD).sum(1).max()) if len(rows) else 0
+        tokens = with_end(rows[:, :longest], rows.shape[1])  # (batch, any)
+        logits = decoder.logits(previous_tokens(tokens), condition)  # (batch, any, vocabulary)
+        probabilities = logits.softmax(-1) * (tokens != PAD)[..., None]
+        return SoftTrajectories(probabilities, anchors, written=tokens)
 
 
-def padded(trajectories: Trajectories, values: Any) -> Tensor:
-    """Values of tokens, end to end, as (trajectories, longest), PAD after the end."""
+PLAIN_TOKENS = PlainTokenCodec()
+
+
+@torch.no_grad()
+def sample_tokens(
+    network: CausalTransformer, condition: Tensor, uniform: Tensor, lengths: Tensor | None = None
+) -> Tensor:
+    """Draw tokens (batch, length) by numbers `uniform` (batch, length) in [0, 1), PAD after the end.
+
+    `lengths` (batch,) forces the number of tokens. Sampling stops when all trajectories have ended.
+    """
+    batch, length = uniform.shape
+    cache = network.new_cache(batch)
+    tokens = torch.full((batch, length), PAD, device=condition.device)
+    last = torch.full((batch,), BOS, device=condition.device)
+    ended = torch.zeros_like(last, dtype=torch.bool)
+    for place in range(length):
+        logits = network.step(last, condition, place, cache)  # (batch, vocabulary)
+        if lengths is not None:
+            logits[:, EOS] = -torch.inf
+            ended |= lengths <= place
+        last = draw_tokens(logits, uniform[:, place])
+        ended |= last == EOS
+        if bool(ended.all()):
+            break
+        tokens[:, place] = torch.where(ended, PAD, last)
+    return tokens
+
+
+def pad_rows(trajectories: Trajectories, values: Any) -> Tensor:
+    """Return one value per token as (trajectories, longest), PAD after the end."""
     lengths = np.diff(trajectories.offsets)
-    valid = np.arange(lengths.max(initial=0)) < lengths[:, None]
-    found = np.full(valid.shape, PAD, dtype=np.int64)
-    found[valid] = values
-    return torch.from_numpy(found)
+    is_token = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    rows = np.full(is_token.shape, PAD, dtype=np.int64)
+    rows[is_token] = values
+    return torch.from_numpy(rows)
 
 
-def flat(tokens: Tensor) -> tuple[Tensor, Ints]:
-    """Tokens (batch, any) end to end, and offsets."""
-    valid = tokens != PAD
-    return tokens[valid], np.concatenate(([0], np.cumsum(valid.sum(1).numpy())))
-
-
-def trimmed(tokens: Tensor) -> Tensor:
-    """Tokens (batch, any) without the places that are PAD in all rows."""
-    return tokens[:, : int((tokens != PAD).sum(1).max()) if len(tokens) else 0]
+def join_rows(tokens: Tensor) -> tuple[Tensor, Ints]:
+    """Return tokens (batch, any) end to end, and the offsets (batch + 1,) of the rows."""
+    is_token = tokens != PAD
+    return tokens[is_token], np.concatenate(([0], np.cumsum(is_token.sum(1).numpy())))

@@ -1,0 +1,342 @@
+"""Layers that the networks of several families share: conditioning on a person, and token biases.
+
+A person is known by anchors (home and work, in degrees) and, after phase 2, by the level of each
+attribute of the group. Level 0 of an attribute means unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.vocabulary import BOS, EOS, PAD, Vocabulary
+from mobatlas.errors import MobatlasError
+from mobatlas.generators.protocol import UNKNOWN
+from mobatlas.groups import Groups
+
+FREQUENCIES = 4  # octaves of sine and cosine of a coordinate
+# Buffers that are measured from the dataset rather than trained.
+MEASURED = ("centre", "extent", "weekdays", "prototypes", "coordinates", "has_coordinates")
+ANCHORS = 2  # home and work
+KNOTS = 8  # of a distance curve, at 0, 0.5, 1.5, 3.5 ... 63.5 km: one per unit of log2(1 + 2 km)
+# The Earth's radius is rounded here, unlike in `geodesy`: trained weights depend on it.
+KM_PER_DEGREE = math.pi / 180 * 6_371
+LARGEST_CACHE = 2**23  # numbers, which is 32 MB for each anchor
+
+Person = tuple[Tensor, Tensor | None]  # anchors (batch, 4) and levels (batch, attributes)
+
+
+class Conditioning(nn.Module):
+    """Embeds a person. Initially an unknown group adds exactly zero.
+
+    `wave_axis` is the order of the sines and cosines among the inputs: 1 puts all sines first, 2
+    keeps those of a coordinate together. With `to_tokens` a group also has a vector that is added
+    to every token (the paper's appendix, "DiT").
+    """
+
+    centre: Tensor
+    extent: Tensor
+
+    def __init__(
+        self,
+        width: int,
+        embedding: int,
+        groups: Groups | None,
+        *,
+        wave_axis: int = 2,
+        to_tokens: bool = False,
+    ) -> None:
+        super().__init__()
+        self.wave_axis = wave_axis
+        inputs = 4 * (1 + 2 * FREQUENCIES) + 2
+        self.anchors = nn.Sequential(nn.Linear(inputs, width), nn.SiLU(), nn.Linear(width, width))
+        self.groups = (
+            None if groups is None else GroupEmbedding(width, embedding, groups, to_tokens)
+        )
+        # centre and extent of the anchors of training people, in degrees
+        self.register_buffer("centre", torch.zeros(2))
+        self.register_buffer("extent", torch.ones(2))
+
+    def forward(
+        self, anchors: Tensor, levels: Tensor | None = None, timestep: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the condition (batch, width), and what a group adds to every token (batch, width).
+
+        `anchors` (batch, 4) are NaN where unknown; `timestep` (batch, width) is added.
+        """
+        condition: Tensor = self.anchors(self._waves(anchors))  # (batch, width)
+        if timestep is not None:
+            condition = timestep + condition  # (batch, width)
+        if self.groups is None or levels is None:
+            return condition, None
+        to_condition, to_tokens = self.groups(levels)  # (batch, width) each
+        return condition + to_condition, to_tokens
+
+    def centre_on(self, anchors: Floats) -> None:
+        """Set centre and extent from the anchors (people, 4) of training people."""
+        both = np.concatenate((anchors[:, :2], anchors[:, 2:]))  # (2 people, 2)
+        both = both[~np.isnan(both).any(1)]
+        if len(both):
+            self.centre.copy_(torch.from_numpy(both.mean(0)))
+            self.extent.copy_(torch.from_numpy(np.maximum(2 * both.std(0), 1e-6)))
+
+    def _waves(self, anchors: Tensor) -> Tensor:
+        known = ~anchors.isnan()  # (batch, 4)
+        scaled = (anchors - self.centre.repeat(2)) / self.extent.repeat(2)  # (batch, 4)
+        scaled = torch.where(known, scaled, 0.0)
+        octaves = math.pi / 2 * 2.0 ** torch.arange(FREQUENCIES, device=anchors.device)
+        angles = scaled[..., None] * octaves  # (batch, 4, octaves)
+        mask = known[..., None]  # (batch, 4, 1)
+        waves = torch.stack((angles.sin() * mask, angles.cos() * mask), self.wave_axis)
+        return torch.cat((scaled, waves.flatten(1), known[:, ::2].to(scaled.dtype)), 1)
+
+
+class GroupEmbedding(nn.Module):
+    """Embeds a group by one table per attribute. Level 0 (unknown) initially maps to zero."""
+
+    def __init__(self, width: int, embedding: int, groups: Groups, to_tokens: bool) -> None:
+        super().__init__()
+        tables = [nn.Embedding(len(levels) + 1, embedding) for _, levels in groups.attributes]
+        self.tables = nn.ModuleList(tables)
+        self.mix = nn.Linear(embedding * len(tables), width, bias=False)
+        self.to_condition = nn.Linear(width, width, bias=False)
+        self.to_tokens = nn.Linear(width, width, bias=False) if to_tokens else None
+        for table in tables:
+            with torch.no_grad():
+                table.weight[0] = 0.0
+
+    def forward(self, levels: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return additions to the condition and to every token, (batch, width) each."""
+        embedded = torch.cat([table(levels[:, a]) for a, table in enumerate(self.tables)], 1)
+        mixed = F.silu(self.mix(embedded))  # (batch, width); attributes may interact here
+        to_tokens = None if self.to_tokens is None else self.to_tokens(mixed)
+        return self.to_condition(mixed), to_tokens
+
+
+class DistanceBias(nn.Module):
+    """Adds to the logits of a place a function of its distance to home and work.
+
+    Without it a network must learn the map from visits alone, which takes millions of them.
+
+        bias[person, r, place] = curve[person, r](distance) * place_scale[r, place]
+
+    is mixed over r by gates that depend on the hidden state. A curve is piecewise linear. The bias
+    is zero before training, and for places or anchors without coordinates.
+    """
+
+    coordinates: Tensor
+    has_coordinates: Tensor
+
+    def __init__(self, width: int, vocabulary: int, curves: int) -> None:
+        super().__init__()
+        self.curves = curves
+        self.total = ANCHORS * curves
+        self.knot_values = nn.Linear(width, KNOTS * self.total)
+        self.place_scale = nn.Parameter(1 + torch.randn(self.total, vocabulary) / 4)
+        self.gates = nn.Linear(width, self.total)
+        nn.init.zeros_(self.knot_values.weight)
+        nn.init.zeros_(self.knot_values.bias)
+        nn.init.ones_(self.gates.bias)
+        # the last anchors, and the knot weights of their distances
+        self._cache: tuple[Tensor, list[Tensor]] | None = None
+        self.register_buffer("coordinates", torch.zeros(vocabulary, 2))  # degrees
+        self.register_buffer("has_coordinates", torch.zeros(vocabulary))
+
+    def measure(self, vocabulary: Vocabulary) -> None:
+        """Set the coordinates of places."""
+        coordinates = torch.from_numpy(vocabulary.coordinates)  # (vocabulary, 2)
+        known = ~coordinates.isnan().any(1)  # (vocabulary,)
+        self.has_coordinates.copy_(known.to(self.has_coordinates.dtype))
+        self.coordinates.copy_(coordinates.nan_to_num())
+        self._cache = None
+
+    def forward(self, anchors: Tensor, condition: Tensor) -> Tensor:
+        """Return the bias (batch, total * vocabulary) of anchors (batch, 4), before gates."""
+        values = self.knot_values(condition).float()  # (batch, total * knots)
+        values = values.view(len(anchors), ANCHORS, self.curves, KNOTS)
+        weights = self._distances(anchors)  # of each anchor (batch, knots, vocabulary)
+        curves = [values[:, a] @ weights[a] for a in range(ANCHORS)]  # (batch, curves, vocabulary)
+        return (torch.cat(curves, 1) * self.place_scale).flatten(1)
+
+    def logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
+        """Mix a bias by the gates of hidden states (batch, any, width): (batch, any, vocabulary)."""
+        return self.gates(hidden).float() @ bias.view(len(bias), self.total, -1)
+
+    def _distances(self, anchors: Tensor) -> list[Tensor]:
+        """Return knot weights of both anchors; a denoiser needs the same ones at every step."""
+        kind = anchors.device.type
+        # in the precision of the product, so that it is converted once
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else anchors.dtype
+        cache = self._cache
+        if cache is not None and cache[0] is anchors and cache[1][0].dtype == dtype:
+            return cache[1]
+        pairs = (anchors[:, :2], anchors[:, 2:])  # home and work
+        weights = [self._knot_weights(pair).to(dtype) for pair in pairs]
+        self._cache = (anchors, weights) if weights[0].numel() <= LARGEST_CACHE else None
+        return weights
+
+    @torch.no_grad()
+    def _knot_weights(self, anchor: Tensor) -> Tensor:
+        """Return weights of the two knots around each distance, (batch, knots, vocabulary)."""
+        degrees = self.coordinates - anchor.nan_to_num()[:, None]  # (batch, vocabulary, 2)
+        north, east = degrees.unbind(-1)  # (batch, vocabulary) each
+        east = east * torch.cos(torch.deg2rad(self.coordinates[:, 0]))
+        knot = torch.hypot(north, east).mul_(2 * KM_PER_DEGREE)
+        knot = knot.add_(1).log2_().clamp_(max=KNOTS - 1)  # (batch, vocabulary)
+        # two knots away from all knots every weight is zero
+        unknown = anchor.isnan().any(1)[:, None] | ~self.has_coordinates.bool()
+        knot = knot.masked_fill_(unknown, -2.0)
+        weights = knot[:, None] - torch.arange(KNOTS, device=knot.device)[:, None]
+        return weights.abs_().neg_().add_(1).relu_()
+
+
+class GroupTokenBias(nn.Module):
+    """Adds logits of tokens that depend on the group alone; zero before they are set.
+
+    A group prefers hundreds of places by a little. Through an embedding a network learns that
+    last, while the weights of a tilt give it before training.
+    """
+
+    row: Tensor
+    radix: Tensor
+
+    def __init__(self, groups: Groups, vocabulary: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1 + len(groups), vocabulary)  # row 0: unknown group
+        nn.init.zeros_(self.table.weight)
+        sizes = [len(levels) + 1 for _, levels in groups.attributes]
+        radix = torch.tensor([math.prod(sizes[a + 1 :]) for a in range(len(sizes))])
+        codes = ((torch.from_numpy(groups.level_codes) + 1) * radix).sum(1)  # (groups,)
+        row = torch.zeros(math.prod(sizes), dtype=torch.long)
+        row[codes] = torch.arange(1, 1 + len(groups))
+        self.register_buffer("radix", radix, persistent=False)
+        self.register_buffer("row", row, persistent=False)
+
+    def forward(self, levels: Tensor | None, batch: int) -> Tensor:
+        """Return the bias (batch, vocabulary) of levels (batch, attributes)."""
+        zeros = self.row.new_zeros(batch)
+        rows = zeros if levels is None else self.row[(levels * self.radix).sum(1)]  # (batch,)
+        logits: Tensor = self.table(rows)
+        return logits
+
+
+class BiasConfig(Protocol):
+    """The options of a network that its biases depend on."""
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def distance_curves(self) -> int: ...
+
+    @property
+    def group_bias(self) -> bool: ...
+
+
+def optional_biases(
+    config: BiasConfig, vocabulary: int, groups: Groups | None
+) -> tuple[DistanceBias | None, GroupTokenBias | None]:
+    """Return the biases that a configuration asks for."""
+    curves = config.distance_curves
+    distance_bias = DistanceBias(config.width, vocabulary, curves) if curves else None
+    if groups is None or not config.group_bias:
+        return distance_bias, None
+    return distance_bias, GroupTokenBias(groups, vocabulary)
+
+
+def has_group_bias(network: nn.Module) -> bool:
+    """Whether a network has a token bias for groups."""
+    return any(isinstance(part, GroupTokenBias) for part in network.modules())
+
+
+@torch.no_grad()
+def set_group_bias(network: nn.Module, logits: Floats) -> None:
+    """Set the token bias (groups, vocabulary) of a network that has one."""
+    for part in network.modules():
+        if isinstance(part, GroupTokenBias):
+            part.table.weight[1:] = torch.from_numpy(logits).to(part.table.weight)
+
+
+def copy_weights(network: nn.Module, source: nn.Module, *, fresh: bool, alike: bool) -> None:
+    """Copy the weights of a network without groups, or with `fresh` only its measured buffers.
+
+    With `alike` every group has the effect of the unknown group.
+    """
+    state = source.state_dict()
+    names = [name for name in state if not fresh or name.rpartition(".")[2] in MEASURED]
+    network.load_state_dict(network.state_dict() | {name: state[name] for name in names})
+    for part in network.modules():
+        if alike and isinstance(part, GroupEmbedding):
+            for layer in filter(None, (part.to_condition, part.to_tokens)):
+                nn.init.zeros_(layer.weight)
+
+
+def person_tensors(
+    groups: Groups | None, numbers: Ints, anchors: Floats, device: torch.device
+) -> Person:
+    """Return the tensors of people with these group numbers (batch,) and anchors (batch, 4)."""
+    degrees = torch.from_numpy(np.asarray(anchors, dtype=np.float32)).to(device)
+    if groups is None:
+        if (numbers != UNKNOWN).any():
+            raise MobatlasError(
+                "this model is not conditioned on groups; supervise it first (mobatlas supervise)"
+            )
+        return degrees, None
+    unknown = np.zeros((1, len(groups.attributes)), np.int64)
+    codes = np.concatenate((groups.level_codes + 1, unknown))  # UNKNOWN, -1, is the last row
+    return degrees, torch.from_numpy(codes[numbers]).to(device)
+
+
+def feedforward(width: int, expansion: int, activation: str) -> nn.Sequential:
+    """Return the feed-forward layers of a transformer block."""
+    return nn.Sequential(
+        nn.Linear(width, expansion * width),
+        nn.ReLU(inplace=True) if activation == "relu" else nn.GELU(approximate="tanh"),
+        nn.Linear(expansion * width, width),
+    )
+
+
+def is_token(tokens: Tensor) -> Tensor:
+    """Whether each place (batch, any) holds a token; of rows (batch, any, 3) the first column."""
+    return (tokens if tokens.ndim == 2 else tokens[..., 0]) != PAD
+
+
+def previous_tokens(tokens: Tensor) -> Tensor:
+    """Return the token before each place of tokens (batch, any); BOS before the first."""
+    return F.pad(tokens[:, :-1], (1, 0), value=BOS)
+
+
+def with_end(tokens: Tensor, length: int) -> Tensor:
+    """Append an end token to tokens (batch, any) wherever `length` places leave room for it."""
+    tokens = F.pad(tokens[:, :length], (0, 1), value=PAD)[:, :length]
+    ends = (tokens != PAD).sum(1, keepdim=True)  # (batch, 1)
+    return torch.where(torch.arange(tokens.shape[1], device=tokens.device) == ends, EOS, tokens)
+
+
+def gather_tokens(dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
+    """Return the tokens (batch, any) of trajectories of a dataset, with end tokens."""
+    tokens = torch.from_numpy(dataset.gather(indices, length).tokens).long()
+    return with_end(tokens, length)
+
+
+def draw_tokens(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Draw a token (batch,) from each row of logits (batch, vocabulary) by inversion.
+
+    The token is the one where the cumulated probability passes `uniform` (batch,).
+    """
+    # In single precision a number near 1 could pass the total. Apple's devices have no double.
+    device = "cpu" if logits.device.type == "mps" else logits.device
+    total = logits.softmax(-1).to(device).double().cumsum(-1)  # (batch, vocabulary)
+    if not bool(total[:, -1].isfinite().all()):
+        raise MobatlasError(
+            "the model returns no probabilities because its weights are too large; train it again"
+        )
+    token = torch.searchsorted(total, uniform.to(device)[:, None] * total[:, -1:], right=True)
+    return token.squeeze(1).to(logits.device)

@@ -1,0 +1,210 @@
+"""What the generators that are torch networks share: people, tiles of samples, weights on disk."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from mobatlas.config import Section
+from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.vocabulary import PAD, Vocabulary
+from mobatlas.errors import MobatlasError
+from mobatlas.generators.layers import Person, copy_weights, person_tensors
+from mobatlas.generators.protocol import UNKNOWN, Draw, Family
+from mobatlas.generators.rng import TILE, tiles
+from mobatlas.generators.sequence.codec import TokenCodec
+from mobatlas.groups import Groups
+from mobatlas.training.devices import autocast
+from mobatlas.training.loop import Share, Stage, Trainer
+from mobatlas.training.weights import load_weights, save_weights
+
+VALIDATED = 2_048  # trajectories that validation reads at most
+
+
+class WeightedFitConfig(Section):
+    """Training on examples with groups, which continues from phase 1."""
+
+    steps: int = Field(800, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    warmup: int = Field(100, ge=0)
+    # share of examples whose group is hidden, so that the model keeps an unknown group
+    group_dropout: float = Field(0.1, ge=0, le=1)
+
+
+class NetworkGenerator(ABC):
+    """A generator whose samples come from `network` in tiles. `Generator` documents its methods."""
+
+    config: Any
+    vocabulary: Vocabulary
+    groups: Groups | None
+    codec: TokenCodec
+    network: Any
+
+    @property
+    def max_length(self) -> int:
+        length: int = self.config.length
+        return length
+
+    @property
+    def tile(self) -> int:
+        return TILE
+
+    @property
+    def has_times(self) -> bool:
+        return self.codec.has_times
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = next(self.network.parameters()).device
+        return device
+
+    @abstractmethod
+    def training_stage(
+        self, dataset: TrajectoryDataset, draw: Draw, name: str, trainer: Trainer, *, fresh: bool
+    ) -> Stage:
+        """Return the stage that trains `network` on the examples of `draw`."""
+
+    @abstractmethod
+    def _untrained(self, groups: Groups, seed: int) -> Self:
+        """Return a generator of this configuration with groups and a new `network`."""
+
+    @abstractmethod
+    def _sample_tile(
+        self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Tensor | None
+    ) -> Tensor:
+        """Return the samples (TILE, ...) of a tile as its codec has them."""
+
+    def _networks(self) -> dict[str, nn.Module]:
+        """Return what is saved, by prefix of the tensor names."""
+        return {"network": self.network}
+
+    def with_groups(
+        self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
+    ) -> Self:
+        if self.groups is not None:
+            raise MobatlasError(
+                "this model is conditioned on groups already; pass the model that "
+                "`mobatlas train` wrote"
+            )
+        other = self._untrained(groups, seed)
+        copy_weights(other.network, self.network, fresh=fresh, alike=alike)
+        other.network.to(self.device)
+        return other
+
+    def weighted_fit_stage(
+        self,
+        dataset: TrajectoryDataset,
+        draw: Draw,
+        name: str,
+        trainer: Trainer,
+        *,
+        fresh: bool = False,
+    ) -> Stage:
+        if self.groups is None:
+            raise MobatlasError("this model has no groups; call `with_groups` first")
+        return self.training_stage(dataset, draw, name, trainer, fresh=fresh)
+
+    def _draw_examples(
+        self, dataset: TrajectoryDataset, draw: Draw, size: int, step: int, share: Share
+    ) -> tuple[Ints, Person]:
+        """Return this process's trajectories of a step and their people, some without group."""
+        # every process draws for the whole batch, then takes its rows
+        examples = draw(size, step)
+        rows = share.rows(size)
+        dropout = 0.0 if self.groups is None else self.config.weighted_fit.group_dropout
+        groups = np.where(torch.rand(size).numpy() < dropout, UNKNOWN, examples.groups)
+        indices = examples.indices[rows]
+        return indices, self._person(groups[rows], dataset.anchors[dataset.person[indices]])
+
+    def _person(self, groups: Ints, anchors: Floats) -> Person:
+        return person_tensors(self.groups, groups, anchors, self.device)
+
+    def _validation_members(self, dataset: TrajectoryDataset, split: str) -> Ints:
+        """Return the first trajectories of a split, or of training if it has none."""
+        members = dataset.split(split)
+        return (members if len(members) else dataset.split("train"))[:VALIDATED]
+
+    def _truncated(self, dataset: TrajectoryDataset) -> int:
+        """Count the training trajectories that are longer than the model's longest."""
+        return int((dataset.lengths[dataset.split("train")] > self.max_length).sum())
+
+    def sample(
+        self,
+        n: int,
+        groups: Ints | None = None,
+        anchors: Floats | None = None,
+        seed: int = 0,
+        *,
+        first: int = 0,
+        lengths: Ints | None = None,
+    ) -> Trajectories:
+        groups = unknown_groups(n) if groups is None else groups
+        anchors = np.full((n, 4), np.nan) if anchors is None else anchors
+        rows = self._sample_rows(groups, anchors, seed, first, lengths)
+        return self.codec.to_trajectories(rows, anchors)
+
+    @torch.no_grad()
+    def _sample_rows(
+        self, groups: Ints, anchors: Floats, seed: int, first: int = 0, lengths: Ints | None = None
+    ) -> Tensor:
+        """Return samples (n, ...) as the codec has them, PAD after the end."""
+        samples = torch.full((len(groups), *self.codec.row_shape(self.max_length)), PAD)
+        for tile in tiles(first, len(groups)):
+            ends = None
+            if lengths is not None:
+                ends = torch.from_numpy(tile.spread(lengths)).to(self.device)
+            people = tile.spread(groups), tile.spread(anchors)
+            with autocast(self.device):
+                rows = self._sample_tile(tile.number, *people, seed, ends)
+            samples[tile.rows] = rows[tile.places].cpu()
+        return samples
+
+    def to(self, device: str) -> None:
+        for network in self._networks().values():
+            network.to(device)
+
+    def save(self, folder: Path) -> None:
+        save_weights(folder, self._networks())
+
+    def load(self, folder: Path) -> None:
+        """Read the weights that `save` wrote."""
+        load_weights(folder, self._networks())
+
+
+def unknown_groups(n: int) -> Ints:
+    """Return group numbers (n,) of people whose group is unknown."""
+    return np.full(n, UNKNOWN, dtype=np.int64)
+
+
+def tile_rng(seed: int, number: int, purpose: int) -> torch.Generator:
+    """Return the random number generator of a tile for one purpose."""
+    state = np.random.SeedSequence([seed, number, purpose]).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0] >> 1))
+
+
+def network_family(
+    name: str,
+    config: type[Section],
+    presets: Mapping[str, Mapping[str, Any]],
+    build: Callable[[Any, Vocabulary, Groups | None, int], Any],
+) -> Family:
+    """Return the family of the generators that `build(config, vocabulary, groups, seed)` builds."""
+
+    def create(config: Section, dataset: TrajectoryDataset, seed: int) -> Any:
+        return build(config, dataset.vocabulary, None, seed)
+
+    def load(folder: Path, config: Section, vocabulary: Vocabulary, groups: Groups | None) -> Any:
+        generator = build(config, vocabulary, groups, 0)
+        generator.load(folder)
+        return generator
+
+    return Family(name, config, presets, create, load)
