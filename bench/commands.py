@@ -21,7 +21,7 @@ from mobatlas.cli.options import (
 )
 from mobatlas.config import parse_assignments
 from mobatlas.progress import track
-from mobatlas.report.console import plain_table, rows_table
+from mobatlas.report.tables import Table
 
 app = typer.Typer(help="Measurements that can be made again.", no_args_is_help=True)
 
@@ -40,7 +40,7 @@ def recovery(
         result = recovery_benchmark.run(
             out, seeds, first_seed, overwrite=overwrite, tracker=tracker
         )
-    show(result, json, rows_table(result["rows"], "recovery"))
+    show(result, json, Table.from_records(result["rows"], "recovery").as_rich())
 
 
 @app.command("phase1")
@@ -204,7 +204,7 @@ def families(
         out, seeds, first_seed, generators=generator or (), seconds=seconds, quiet=quiet
     )
     write_families(out, result)
-    show(result, json, plain_table(families_table(result)))
+    show(result, json, families_table(result).as_rich())
 
 
 @app.command("real")
@@ -269,7 +269,7 @@ def real(
         quiet=quiet,
     )
     write_real(out, found)
-    show(found, json, plain_table(next(iter(real_tables(found).values()))))
+    show(found, json, next(iter(real_tables(found).values())).as_rich())
 
 
 @app.command("results")
@@ -296,7 +296,7 @@ def _tell(out: Path, result: dict[str, Any], json: bool) -> None:
     from bench.report.questions import question_tables, write_question
 
     write_question(out, result)
-    show(result, json, plain_table(next(iter(question_tables(result).values()))))
+    show(result, json, next(iter(question_tables(result).values())).as_rich())
 
 
 @app.command("reweight")
@@ -330,7 +330,7 @@ def reweight(
         "split": split,
     }
     result = reweight_benchmark.run(data, out, seeds, **manner, overwrite=overwrite, quiet=quiet)
-    show(result, json, plain_table(reweighting_table(result)))
+    show(result, json, reweighting_table(result).as_rich())
 
 
 @app.command("disclosure")
@@ -357,7 +357,7 @@ def disclosure(
         {name: value for name, value in row.items() if name != "error_by_seed"}
         for row in result["rows"]
     ]
-    show(result, json, rows_table(rows, "disclosure"))
+    show(result, json, Table.from_records(rows, "disclosure").as_rich())
 
 
 @app.command("speed")

@@ -51,7 +51,7 @@ from mobatlas.evaluation.privacy.audit import (
 from mobatlas.evaluation.privacy.cohort import distances, log_likelihood, number_grams, shingles
 from mobatlas.evaluation.privacy.membership import area, attacks, hit_rate, infer
 from mobatlas.evaluation.privacy.memorisation import rare_places
-from mobatlas.report.privacy import audit_table
+from mobatlas.report.console import audit_table
 from mobatlas.sampling.coarsen import coarsened
 from mobatlas.sampling.generate import generate
 from tests.small_town import walks

@@ -7,18 +7,18 @@ from itertools import product
 import pytest
 
 from bench.next_poi import NEXT_POI_METRICS
-from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.metrics import PAPER_METRICS
-from mobatlas.features.maps import FEATURE_MAPS
-from mobatlas.groups import DEFAULT_GROUPS
-from mobatlas.regions.partitions import PARTITIONS
-from mobatlas.report.published import (
+from bench.report.published import (
     AVERAGE,
     QUESTIONS,
     STATES,
     PublishedRow,
     published_rows,
 )
+from mobatlas.errors import MobatlasError
+from mobatlas.evaluation.metrics import PAPER_METRICS
+from mobatlas.features.maps import FEATURE_MAPS
+from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.regions.partitions import PARTITIONS
 
 Model = tuple[str | None, str | None, str]  # partition, feature, name
 Key = tuple[str | None, str | None, str, str]  # and metric

@@ -50,7 +50,7 @@ def test_a_chart_says_where_samples_tell_no_hours(dataset: TrajectoryDataset) ->
     real, views = Trajectories.of(dataset), Views(dataset, MetricSpec.of(dataset))
     silent = replace(real, arrivals=None, stays=None)
     shown = str(views.view("somebody", {REAL: real, "supervised": silent}).distributions)
-    assert list(heights(shown, "Hour of arrival, somebody (samples tell no hours)")) == [REAL]
+    assert list(heights(shown, "Hour of arrival, somebody (samples have no times)")) == [REAL]
     assert "Hour of arrival" not in str(
         views.view("somebody", {REAL: silent, "supervised": silent}).distributions
     )
@@ -63,8 +63,8 @@ def test_no_day_of_a_real_person_is_drawn(dataset: TrajectoryDataset) -> None:
         .view("somebody", {REAL: real, "supervised": real})
         .maps
     )
-    assert "<path" not in maps[REAL] and "days as lines" not in maps[REAL]
-    assert "<path" in maps["supervised"] and "days as lines" in maps["supervised"]
+    assert "<path" not in maps[REAL] and "the lines are" not in maps[REAL]
+    assert "<path" in maps["supervised"] and "the lines are" in maps["supervised"]
 
 
 def test_a_note_that_asks_something_ends_as_a_question() -> None:

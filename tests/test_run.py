@@ -134,9 +134,7 @@ def test_the_page_stands_alone_and_says_what_was_found(made: Path) -> None:
     assert all(each.startswith(("#", "data:image/png;base64,")) for each in page.refers)
     assert not re.search(r"https?://(?!www\.w3\.org)", source)
     text = " ".join(page.text)
-    assert (
-        "A tiny <city>" in text and "Supervised by" in text and "bits from held-out people" in text
-    )
+    assert "A tiny <city>" in text and "Strategy: " in text and "bits from held-out people" in text
     for name in ("<30, M", ">50, F", "everybody"):
         assert name in text
 
@@ -426,9 +424,10 @@ def test_the_report_draws_how_finetuning_went_and_shows_the_papers_figures(tmp_p
     assert (
         "Finetuning hot16: regional loss" in page and "Finetuning hot16: JSD of each group" in page
     )
-    assert "What samples give away" in page and "Home and work, unique" in page
+    assert "What samples disclose about training people" in page and "Home and work, unique" in page
     assert (
-        "proprietary panel" in page and "<td>California</td><td>messy</td><td>atlas-tv</td>" in page
+        "proprietary panel" in page
+        and '<th scope="row">California</th><td>messy</td><td>atlas-tv</td>' in page
     )
     plain = (finished_run() / "report.html").read_text(encoding="utf-8")
     assert "Finetuning" not in plain

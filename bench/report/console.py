@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from mobatlas.evaluation.metrics import PAPER_METRICS
-from mobatlas.report.console import rows_table
+from mobatlas.report.tables import Table
 
 
 def phase1_table(result: Mapping[str, Any]) -> RenderableType:
@@ -28,7 +27,7 @@ def phase1_table(result: Mapping[str, Any]) -> RenderableType:
             f"{name} {value:.0f} s" for name, value in row["training_seconds"].items()
         )
         title = f"seed {row['seed']}: {100 * row['reconstruction']:.1f} % reconstructed; {seconds}"
-        tables.append(rows_table(rows, title))
+        tables.append(Table.from_records(rows, title).as_rich())
     return Group(*tables)
 
 
@@ -54,9 +53,9 @@ def phase2_table(result: Mapping[str, Any]) -> RenderableType:
         variety = {"distinct": f"{real['distinct']:.1%}", "copies": f"{real['copies']:.1%}"}
         rows.insert(2, {"partition": "", "model": "floor (real people)"} | floor | variety)
         tables.append(
-            rows_table(
+            Table.from_records(
                 rows, f"JSD in bits, and closed of baseline - floor; anchors of the {anchors}"
-            )
+            ).as_rich()
         )
     return Group(*tables)
 
@@ -72,26 +71,28 @@ def cost_table(result: Mapping[str, Any]) -> RenderableType:
         f"recovery and dual alone: {result['recovery_and_dual_seconds']:.1f} s",
         f"tilt with calibration is {result['times_faster']:.0f} times faster than finetune as published, {also}",
     )
-    return Group(rows_table(result["rows"], "cost of phase 2"), Text("\n".join(lines)))
+    return Group(
+        Table.from_records(result["rows"], "cost of phase 2").as_rich(), Text("\n".join(lines))
+    )
 
 
 def speed_table(result: Mapping[str, Any]) -> RenderableType:
     """The rows of `python -m bench speed`."""
-    table = Table(title=f"speed, profile {result['profile']}", title_justify="left")
-    for name in ("what", "size", "seconds", "reference", "seconds", "ratio", "peak memory"):
-        table.add_column(name, justify="left" if name in ("what", "reference") else "right")
-    for row in result["rows"]:
-        reference = row.get("reference_seconds")
-        table.add_row(
+    rows = tuple(
+        (
             row["what"],
             row["size"],
-            f"{row['seconds']:.1f}",
+            row["seconds"],
             row.get("reference", "-"),
-            "-" if reference is None else f"{reference:.1f}",
-            "-" if row.get("ratio") is None else f"{row['ratio']:.2f}",
-            "-" if row["peak_gb"] is None else f"{row['peak_gb']:.2f} GB",
+            row.get("reference_seconds"),
+            row.get("ratio"),
+            row["peak_gb"],
         )
-    return table
+        for row in result["rows"]
+    )
+    columns = ("what", "size", "seconds", "reference", "its seconds", "ratio", "peak GB")
+    formats = {"seconds": ".1f", "its seconds": ".1f", "ratio": ".2f", "peak GB": ".2f"}
+    return Table(columns, rows, f"speed, profile {result['profile']}", formats).as_rich()
 
 
 def _closed(share: float | None) -> str:

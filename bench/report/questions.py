@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from bench.report.figures import bars_figure, curves_figure, heatmap_figure
+from bench.report.published import AVERAGE, STATES, published, published_rows
 from bench.score_models import FLOOR
 from bench.summary import Result, read_result
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import PAPER_METRICS, metrics
 from mobatlas.io.manifest import write_whole
-from mobatlas.report.published import AVERAGE, STATES, published, published_rows
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 QUESTIONS = {

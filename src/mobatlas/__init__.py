@@ -39,8 +39,7 @@ _NAMES = {
     "mobatlas.regions.store": "build_regions load_regions",
     "mobatlas.regions.types": "Aggregates Composition Population Regions",
     "mobatlas.report.html": "write_report",
-    "mobatlas.report.privacy": "audit_tables write_audit",
-    "mobatlas.report.tables": "Table evaluation_tables write_evaluation write_tables",
+    "mobatlas.report.tables": "Table audit_tables evaluation_tables write_audit write_evaluation write_tables",
     "mobatlas.sampling.generate": "generate",
     "mobatlas.supervision.store": "load_sampler",
 }

@@ -89,13 +89,17 @@ from mobatlas.regions.types import (
     Regions as Regions,
 )
 from mobatlas.report.html import write_report as write_report
-from mobatlas.report.privacy import audit_tables as audit_tables
-from mobatlas.report.privacy import write_audit as write_audit
 from mobatlas.report.tables import (
     Table as Table,
 )
 from mobatlas.report.tables import (
+    audit_tables as audit_tables,
+)
+from mobatlas.report.tables import (
     evaluation_tables as evaluation_tables,
+)
+from mobatlas.report.tables import (
+    write_audit as write_audit,
 )
 from mobatlas.report.tables import (
     write_evaluation as write_evaluation,

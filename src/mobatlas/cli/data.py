@@ -29,16 +29,16 @@ from mobatlas.regions.composition import read_composition
 from mobatlas.regions.disclosure import Disclosure
 from mobatlas.regions.identifiability import diagnose as run_diagnosis
 from mobatlas.regions.store import RegionsFolder, build_regions
+from mobatlas.report.charts import diagnosis_figure
 from mobatlas.report.console import (
+    audit_table,
     city_table,
     diagnosis_table,
     evaluation_table,
     regions_table,
     summary_table,
 )
-from mobatlas.report.figures import diagnosis_figure
-from mobatlas.report.privacy import audit_table, write_audit
-from mobatlas.report.tables import write_evaluation
+from mobatlas.report.tables import write_audit, write_evaluation
 
 app = typer.Typer()
 

@@ -120,29 +120,26 @@ def evaluate(
     Parameters
     ----------
     samples
-        A file that `generate` wrote, or any table with the same columns. A file without groups is
-        compared with the people of every group.
+        A file that `generate` wrote. Without groups it is compared with the people of each group.
     dataset
         The prepared dataset.
     split
         "test" or "val".
     baseline, strong
-        Samples of the model without groups and of the model trained on labels, to score as well.
+        Samples of the model without groups and of the model trained on labels, also scored.
     seed
-        Decides which trajectories are compared. In every group all sides have as many trajectories
-        as the smallest; a group that one side lacks is left out.
+        Decides which trajectories are compared; all sides have equally many of a group.
     resamples
         Bootstrap resamples of people for the 95 % intervals.
 
     Returns
     -------
     Evaluation
-        Scores by group and for everybody. `evaluation_tables` makes tables of it.
+        Scores by group and for everybody; `evaluation_tables` makes tables of it.
 
     Examples
     --------
-    >>> result = evaluate("samples.parquet", "dataset", baseline="base.parquet")  # doctest: +SKIP
-    >>> result.everybody.scores["ours"].average["poi"]  # doctest: +SKIP
+    >>> evaluate("samples.parquet", "dataset", baseline="base.parquet")  # doctest: +SKIP
     """
     opened = TrajectoryDataset.open(dataset)
     _check_split(opened, split)
@@ -155,22 +152,15 @@ def evaluate(
     }
     scorer = _Scorer(opened, split, files, MetricSpec.of(opened), seed, resamples)
     groups, left_out = scorer.by_group() if labelled else (None, {})
-    by_group = any(file.groups is not None for file in files.values())
-    everybody = scorer.mixed(groups.sizes) if groups and by_group else scorer.together()
-    real, training = (Trajectories.of(opened, opened.split(side)) for side in (split, TRAIN))
-    scores = dict(everybody.scores)
-    for label, file in files.items():
-        shares = diversity(file.trajectories, training, real)
-        scores[label] = replace(scores[label], diversity=shares)
     warnings = [warning for file in files.values() for warning in file.warnings]
     if not labelled:
-        warnings.append(f"{dataset}: has no labels, so groups are not compared, only everybody")
+        warnings.append(f"{dataset}: has no labels, so only everybody is compared, not groups")
     return Evaluation(
         dataset=str(dataset),
         split=split,
         files={label: _file_facts(file) for label, file in files.items()},
         groups=groups,
-        everybody=replace(everybody, scores=scores),
+        everybody=scorer.everybody(groups),
         left_out=left_out,
         warnings=tuple(warnings),
         metric_spec=scorer.spec.as_dict(),
@@ -219,7 +209,20 @@ class _Scorer:
         }
         return self._score(real, sides, self._people), left_out
 
-    def mixed(self, sizes: Mapping[str, int]) -> ModelScores:
+    def everybody(self, groups: ModelScores | None) -> ModelScores:
+        """Scores and diversity of all people together; groups in the proportions of `groups`."""
+        by_group = any(file.groups is not None for file in self.files.values())
+        result = self._mixed(groups.sizes) if groups and by_group else self._together()
+        real, training = (
+            Trajectories.of(self.dataset, self.dataset.split(side)) for side in (self.split, TRAIN)
+        )
+        scores = dict(result.scores)
+        for label, file in self.files.items():
+            shares = diversity(file.trajectories, training, real)
+            scores[label] = replace(scores[label], diversity=shares)
+        return replace(result, scores=scores)
+
+    def _mixed(self, sizes: Mapping[str, int]) -> ModelScores:
         """The groups together, `sizes` of each on all sides; files without groups as they are."""
         whole = {
             label: file.trajectories for label, file in self.files.items() if file.groups is None
@@ -232,7 +235,7 @@ class _Scorer:
         people = np.concatenate([self._people[name][chosen] for name, chosen in rows.items()])
         return self._score_everybody(_joined(self._real, rows), sides, people)
 
-    def together(self) -> ModelScores:
+    def _together(self) -> ModelScores:
         """Everybody, with or without labels."""
         rows = self.dataset.split(self.split)
         training = Trajectories.of(self.dataset, self.dataset.split(TRAIN))

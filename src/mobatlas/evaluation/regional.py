@@ -1,4 +1,4 @@
-"""What needs nobody's label: do simulated regions look like those of held-out people, and do regions predict each other?"""
+"""Evaluation without labels: predict the regions of held-out people, and regions left out."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.features.divergences import js, normalise
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import RegionsFolder
-from mobatlas.regions.types import Floats, Regions
+from mobatlas.regions.types import Regions
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 from mobatlas.supervision.resample import Sampler
 
@@ -25,46 +26,56 @@ def held_out_people(
     regions_folder: RegionsFolder | Path | str,
     seed: int = 0,
 ) -> dict[str, float] | None:
-    """JSD (bits) between regions as each sampler simulates them and as validation people have them; None if none are known."""
+    """JSD in bits between the regions that each sampler simulates and those of validation people.
+
+    None if the folder has no aggregates of validation people.
+    """
     folder = RegionsFolder.open(regions_folder)
     if folder.validation is None:
         return None
     config = FinetuneConfig()
     return {
-        name: regional_loss(each, dataset, folder, config, seed) for name, each in samplers.items()
+        name: regional_loss(sampler, dataset, folder, config, seed)
+        for name, sampler in samplers.items()
     }
 
 
 def held_out_regions(
     regions: Regions, seed: int = 0, folds: int = FOLDS, *, parents: Mapping[str, str] | None = None
 ) -> dict[str, Any] | None:
-    """JSD (bits) between regions and what the others predict for them: by recovered groups, and by the mean of all.
+    """JSD in bits between regions and their prediction from the other regions.
 
-    None where there are too few regions to leave any out.
+    Predictions are by group means and by the mean of everybody. None if there are too few regions
+    to leave some out.
     """
     count = len(regions.composition.regions)
     if count < 2 * folds:
         return None
     fold = np.random.default_rng([seed, 5]).permutation(count) % folds
-    groups, everybody, weight = np.zeros(count), np.zeros(count), regions.aggregates.n
+    by_groups = np.zeros(count)
+    by_everybody = np.zeros(count)
     for number in range(folds):
-        out, kept = np.flatnonzero(fold == number), np.flatnonzero(fold != number)
-        found = recover(regions.some(kept), parents=parents, quiet=True)
-        predicted = regions.composition.shares[out] @ found.means  # (regions, features)
-        for row, region in zip(predicted, out.tolist(), strict=True):
-            groups[region] = _distance(row, regions.aggregates.values[region])
-            everybody[region] = _distance(found.baseline, regions.aggregates.values[region])
+        test = np.flatnonzero(fold == number)
+        recovery = recover(
+            regions.some(np.flatnonzero(fold != number)), parents=parents, quiet=True
+        )
+        predicted = regions.composition.shares[test] @ recovery.means  # (regions, features)
+        for row, region in zip(predicted, test.tolist(), strict=True):
+            values = regions.aggregates.values[region]
+            by_groups[region] = _jsd_of_known(row, values)
+            by_everybody[region] = _jsd_of_known(recovery.baseline, values)
+    weight = regions.aggregates.n
     return {
         "regions": count,
-        "by_groups": float(np.average(groups, weights=weight)),
-        "by_everybody": float(np.average(everybody, weights=weight)),
-        "better_in": float((groups < everybody).mean()),
+        "by_groups": float(np.average(by_groups, weights=weight)),
+        "by_everybody": float(np.average(by_everybody, weights=weight)),
+        "better_in": float((by_groups < by_everybody).mean()),
     }
 
 
-def _distance(ours: Floats, theirs: Floats) -> float:
-    """Of shares of the bins that are known."""
-    known = ~np.isnan(theirs)
-    if not known.any() or not theirs[known].sum() > 0:
+def _jsd_of_known(predicted: Floats, values: Floats) -> float:
+    """The JSD of shares over the bins that are not suppressed."""
+    known = ~np.isnan(values)
+    if not known.any() or not values[known].sum() > 0:
         return 0.0
-    return float(js(normalise(np.maximum(ours[known], 0)), normalise(theirs[known])))
+    return float(js(normalise(np.maximum(predicted[known], 0)), normalise(values[known])))

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from mobatlas.config import build_run, merge
 from mobatlas.report.console import run_table
-from mobatlas.report.summary import summary
+from mobatlas.report.summary import summarise
 
 
 def run_demo(
@@ -52,4 +52,4 @@ def run_tables(folder: Path, facts: Mapping[str, Any]) -> list[RenderableType]:
     }
     labelled = any(each["evaluation"]["groups"] for each in chapters.values())
     tables = [run_table(name, each["evaluation"]) for name, each in chapters.items()]
-    return [*tables, *map(Text, summary(chapters, labelled))]
+    return [*tables, *map(Text, summarise(chapters, labelled))]

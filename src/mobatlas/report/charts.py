@@ -1,27 +1,36 @@
-"""Charts as inline SVG: they take their colours from the page, so they follow light and dark, print, and need nothing else.
+"""Charts: inline SVG and HTML for the report, and the figure of a diagnosis as PNG.
 
-Series are told apart by dashes and marks as well as by colour, and every chart says in words what it shows.
+Inline charts take their colours from the page, so they follow light and dark mode. Series differ in
+dashes and marks as well as in colour, and every chart has a text description.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
-from mobatlas.regions.types import Floats
+from mobatlas.data.arrays import Floats
+from mobatlas.regions.identifiability import Diagnosis
+from mobatlas.regions.types import Composition
 
-WIDTH, HEIGHT = 640, 260
+WIDTH = 640
+HEIGHT = 260
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 40  # margins
 TICKS = 5
+SHOWN_REGIONS = 60
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # safe for colour-blind readers
+VERDICT_COLOURS = {"identified": BLUE, "partly identified": ORANGE, "not identified": GREY}
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line, named in the legend; `kind` is its class in the stylesheet."""
+    """A line with its name in the legend; `kind` is its class in the stylesheet."""
 
     name: str
     kind: str
@@ -41,88 +50,128 @@ class Mark:
 def line_chart(
     series: Sequence[Series], title: str, x: str, y: str, *, steps: bool = False, log: bool = False
 ) -> Markup:
-    """Lines over a common axis; with `steps` they are histograms, with `log` the vertical axis is logarithmic."""
+    """Lines over common axes named x and y: histograms with `steps`, a logarithmic y with `log`."""
     shown = [each for each in series if len(each.x)]
     if not shown:
         return Markup("")
     height = np.concatenate([each.y[np.isfinite(each.y)] for each in shown])
-    low, high = (
-        (float(height[height > 0].min()), float(height.max()))
-        if log
-        else (0.0, float(height.max()))
-    )
-    across = _Scale(
-        min(float(each.x.min()) for each in shown),
-        max(float(each.x.max()) for each in shown),
-        LEFT,
-        WIDTH - RIGHT,
-    )
+    low = float(height[height > 0].min()) if log else 0.0
+    high = float(height.max())
+    left = min(float(each.x.min()) for each in shown)
+    right = max(float(each.x.max()) for each in shown)
+    across = _Scale(left, right, LEFT, WIDTH - RIGHT)
     up = _Scale(low, high if high > low else low + 1, HEIGHT - BOTTOM, TOP, log)
     parts = [_axes(across, up, x, y)]
     for each in shown:
-        points = _points(each, across, up, steps)
+        points = "L".join(_points(each, across, up, steps))
         parts.append(
-            f'<path class="line {escape(each.kind)}" d="M{"L".join(points)}"><title>{escape(each.name)}</title></path>'
+            f'<path class="line {escape(each.kind)}" d="M{points}">'
+            f"<title>{escape(each.name)}</title></path>"
         )
-    return _figure(
-        "".join(parts), title, HEIGHT, legend([(each.name, each.kind) for each in shown])
+    legend = _legend([(each.name, each.kind) for each in shown])
+    return Markup(
+        f'<figure class="chart"><figcaption>{escape(title)}</figcaption>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
+        f'{"".join(parts)}</svg><div class="legend">{legend}</div></figure>'
     )
 
 
 def bar_chart(
-    labels: Sequence[str],
-    values: Sequence[float],
-    kinds: Sequence[str],
-    title: str,
-    most: float = 0.0,
+    labels: Sequence[str], values: Sequence[float], kinds: Sequence[str], title: str
 ) -> Markup:
-    """Horizontal bars with their values beside them; text stays as large as the page's on a phone."""
-    top = max(most, max(values, default=0.0)) or 1.0
+    """Horizontal bars of values up to 1 or more; text is as large as on the rest of the page."""
+    top = max(1.0, max(values, default=0.0))
     rows = [
-        f'<div class="row"><span>{escape(label)}</span><span class="track"><i class="bar {escape(kind)}" '
-        f'style="width:{100 * max(0.0, value) / top:.1f}%"></i></span><span>{value:.3g}</span></div>'
+        f'<div class="row"><span>{escape(label)}</span><span class="track">'
+        f'<i class="bar {escape(kind)}" style="width:{100 * max(0.0, value) / top:.1f}%"></i>'
+        f"</span><span>{value:.3g}</span></div>"
         for label, value, kind in zip(labels, values, kinds, strict=True)
     ]
-    return Markup(
-        f'<figure class="bars"><figcaption>{escape(title)}</figcaption>{"".join(rows)}</figure>'
-    )
+    return _html_figure("bars", title, "".join(rows))
 
 
 def gap_chart(rows: Sequence[tuple[str, Sequence[Mark], float, float]], title: str) -> Markup:
-    """For each metric where marks lie between the baseline, at the left, and the sampling floor, at the right."""
+    """Where marks lie between baseline and floor; rows of (metric, marks, baseline, floor)."""
     drawn = []
     for label, marks, baseline, floor in rows:
-        inside = '<span class="quiet">the baseline is at the floor already</span>'
+        content = '<span class="quiet">the baseline is already at the floor</span>'
         if baseline > floor:
-            inside = "".join(
-                _placed(mark, (baseline - mark.value) / (baseline - floor)) for mark in marks
-            )
-            inside = f'<span class="gap"><i class="rail"></i>{inside}</span>'
-        drawn.append(f'<div class="row"><span>{escape(label)}</span>{inside}</div>')
+            places = [_placed(mark, (baseline - mark.value) / (baseline - floor)) for mark in marks]
+            content = f'<span class="gap"><i class="rail"></i>{"".join(places)}</span>'
+        drawn.append(f'<div class="row"><span>{escape(label)}</span>{content}</div>')
     kinds = dict.fromkeys((mark.name, mark.kind) for _, marks, _, _ in rows for mark in marks)
-    ends = Markup('<span class="quiet">left end: baseline; right end: sampling floor</span>')
-    below = f'<div class="legend">{legend(list(kinds))}{ends}</div>'
+    ends = '<span class="quiet">left end: baseline; right end: sampling floor</span>'
+    legend = f'<div class="legend">{_legend(list(kinds))}{ends}</div>'
+    return _html_figure("gaps", title, "".join(drawn) + legend)
+
+
+def heat_table(values: Mapping[str, Mapping[str, float]]) -> Markup:
+    """A square table of values between 0 and 1; larger values have a darker background."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in values)
+    rows = []
+    for name, row in values.items():
+        cells = "".join(f'<td style="--heat:{x:.3f}">{x:.2f}</td>' for x in row.values())
+        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
     return Markup(
-        f'<figure class="gaps"><figcaption>{escape(title)}</figcaption>{"".join(drawn)}{below}</figure>'
+        f'<table class="heat"><thead><tr><td></td>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
     )
 
 
-def _placed(mark: Mark, share: float) -> str:
-    """A mark on a rail that begins at a sixth of the width and ends at five sixths."""
-    said = f"{mark.name}: {mark.value:.4f} ({share:.0%} of the way)"
-    place = 100 * (1 / 6 + 2 / 3 * min(1.2, max(-0.2, share)))
-    shape = f'<svg viewBox="0 0 16 16"><g class="mark {escape(mark.kind)}">{_shape(mark.kind, 8, 8)}</g></svg>'
-    return f'<i class="at" role="img" aria-label="{escape(said)}" title="{escape(said)}" style="left:{place:.1f}%">{shape}</i>'
+def diagnosis_figure(diagnosis: Diagnosis, composition: Composition, path: Path) -> None:
+    """Draw the composition, its singular values and the contrasts between groups as PNG."""
+    plt = load_pyplot()
+    figure, (left, middle, right) = plt.subplots(
+        1, 3, figsize=(15, 5), layout="constrained", width_ratios=(3, 2, 3)
+    )
+    _draw_composition(figure, left, diagnosis, composition)
+    order = np.arange(1, len(diagnosis.singular_values) + 1)
+    middle.bar(order, np.maximum(diagnosis.singular_values, 1e-12), color=BLUE)
+    noise = 1 / np.sqrt(diagnosis.people[1])
+    middle.axhline(noise, color=ORANGE, linestyle="--", label="noise of a median region")
+    middle.set_yscale("log")
+    middle.set_xticks(order)
+    rank = f"rank {diagnosis.rank}, effective {diagnosis.effective_rank}"
+    middle.set_title(f"singular values: {rank}")
+    middle.legend()
+    rows = list(diagnosis.contrasts)[::-1]
+    right.barh(
+        [row.name for row in rows],
+        [row.share_identified for row in rows],
+        color=[VERDICT_COLOURS[row.verdict] for row in rows],
+    )
+    right.set_xlim(0, 1)
+    right.set_xlabel("share of the contrast that these regions identify")
+    right.set_title("contrasts")
+    right.tick_params(axis="y", labelsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
-def legend(names: Sequence[tuple[str, str]]) -> Markup:
-    """What the lines and marks are."""
-    items = [
-        f'<span class="key"><svg viewBox="0 0 28 12" aria-hidden="true"><path class="line {escape(kind)}" d="M1 6L27 6"></path>'
-        f'<g class="mark {escape(kind)}">{_shape(kind, 14, 6, 4)}</g></svg>{escape(name)}</span>'
-        for name, kind in names
-    ]
-    return Markup("".join(items))
+def _draw_composition(
+    figure: Any, axes: Any, diagnosis: Diagnosis, composition: Composition
+) -> None:
+    shown = composition.shares[:SHOWN_REGIONS]
+    top = max(float(shown.max()), 1e-9)
+    image = axes.imshow(shown, aspect="auto", cmap="cividis", vmin=0, vmax=top)
+    axes.set_xticks(range(len(diagnosis.groups)), diagnosis.groups, rotation=60, ha="right")
+    size = 8 if len(shown) < 30 else 4
+    axes.set_yticks(range(len(shown)), composition.regions[:SHOWN_REGIONS], fontsize=size)
+    more = ""
+    if diagnosis.regions > SHOWN_REGIONS:
+        more = f" (first {SHOWN_REGIONS} of {diagnosis.regions})"
+    axes.set_title(f"composition P{more}")
+    figure.colorbar(image, ax=axes, label="share of people")
+
+
+def load_pyplot() -> Any:
+    """Pyplot without a display. Few commands need it, and it takes a second to import."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 @dataclass(frozen=True)
@@ -146,16 +195,10 @@ class _Scale:
 
     def ticks(self) -> list[float]:
         if self.log:
-            found = [
-                10.0**power
-                for power in range(
-                    math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1
-                )
-            ]
-            return [each for each in found if self.low <= each <= self.high] or [
-                self.low,
-                self.high,
-            ]
+            first = math.floor(math.log10(self.low))
+            powers = [10.0**k for k in range(first, math.ceil(math.log10(self.high)) + 1)]
+            inside = [each for each in powers if self.low <= each <= self.high]
+            return inside or [self.low, self.high]
         span = self.high - self.low
         if span <= 0:
             return [self.low]
@@ -166,27 +209,24 @@ class _Scale:
 
 
 def _axes(across: _Scale, up: _Scale, x: str, y: str) -> str:
+    base = HEIGHT - BOTTOM
     parts = []
     for value in up.ticks():
         place = up(value)
-        parts.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{place:.1f}" y2="{place:.1f}"></line>'
-        )
+        parts.append(_horizontal("grid", f"{place:.1f}"))
         parts.append(f'<text x="{LEFT - 6}" y="{place + 4:.1f}" text-anchor="end">{value:g}</text>')
-    base = HEIGHT - BOTTOM
     below = f'y="{base + 16}" text-anchor="middle"'
     parts += [f'<text x="{across(tick):.1f}" {below}>{tick:g}</text>' for tick in across.ticks()]
-    parts.append(
-        f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"></line>'
-    )
-    parts.append(
-        f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>'
-    )
-    middle = (TOP + base) / 2
-    parts.append(
-        f'<text transform="translate(13 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(y)}</text>'
-    )
+    parts.append(_horizontal("axis", f"{base}"))
+    middle = f'x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 6}"'
+    parts.append(f'<text {middle} text-anchor="middle">{escape(x)}</text>')
+    turned = f'transform="translate(13 {(TOP + base) / 2:.0f}) rotate(-90)"'
+    parts.append(f'<text {turned} text-anchor="middle">{escape(y)}</text>')
     return "".join(parts)
+
+
+def _horizontal(kind: str, y: str) -> str:
+    return f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"></line>'
 
 
 def _points(series: Series, across: _Scale, up: _Scale, steps: bool) -> list[str]:
@@ -201,23 +241,42 @@ def _points(series: Series, across: _Scale, up: _Scale, steps: bool) -> list[str
     return points or ["0 0"]
 
 
+def _placed(mark: Mark, share: float) -> str:
+    """A mark on a rail that begins at a sixth of the width and ends at five sixths."""
+    text = escape(f"{mark.name}: {mark.value:.4f} (gap closed: {share:.0%})")
+    place = 100 * (1 / 6 + 2 / 3 * min(1.2, max(-0.2, share)))
+    return (
+        f'<i class="at" role="img" aria-label="{text}" title="{text}" style="left:{place:.1f}%">'
+        f'<svg viewBox="0 0 16 16"><g class="mark {escape(mark.kind)}">'
+        f"{_shape(mark.kind, 8, 8)}</g></svg></i>"
+    )
+
+
+def _legend(names: Sequence[tuple[str, str]]) -> Markup:
+    items = [
+        f'<span class="key"><svg viewBox="0 0 28 12" aria-hidden="true">'
+        f'<path class="line {escape(kind)}" d="M1 6L27 6"></path>'
+        f'<g class="mark {escape(kind)}">{_shape(kind, 14, 6, 4)}</g></svg>{escape(name)}</span>'
+        for name, kind in names
+    ]
+    return Markup("".join(items))
+
+
 def _shape(kind: str, x: float, y: float, size: float = 6) -> str:
-    """A circle, a square, a triangle or a diamond, by kind."""
-    if kind == "strong":
-        return f'<rect x="{x - size:.1f}" y="{y - size:.1f}" width="{2 * size}" height="{2 * size}"></rect>'
-    if kind == "baseline":
-        return f'<path d="M{x:.1f} {y - size:.1f}L{x + size:.1f} {y + size:.1f}L{x - size:.1f} {y + size:.1f}Z"></path>'
-    if kind == "real":
-        corners = "L".join(
-            f"{a:.1f} {b:.1f}"
-            for a, b in ((x, y - size), (x + size, y), (x, y + size), (x - size, y))
-        )
-        return f'<path d="M{corners}Z"></path>'
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}"></circle>'
+    """A square, a triangle, a diamond or a circle, by kind."""
+    left, right, top, bottom = x - size, x + size, y - size, y + size
+    corners = {
+        "strong": ((left, top), (right, top), (right, bottom), (left, bottom)),
+        "baseline": ((x, top), (right, bottom), (left, bottom)),
+        "real": ((x, top), (right, y), (x, bottom), (left, y)),
+    }
+    if kind not in corners:
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}"></circle>'
+    path = "L".join(f"{a:.1f} {b:.1f}" for a, b in corners[kind])
+    return f'<path d="M{path}Z"></path>'
 
 
-def _figure(inside: str, title: str, height: int, below: Markup) -> Markup:
-    drawn = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{inside}</svg>'
+def _html_figure(kind: str, title: str, content: str) -> Markup:
     return Markup(
-        f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{drawn}<div class="legend">{below}</div></figure>'
+        f'<figure class="{kind}"><figcaption>{escape(title)}</figcaption>{content}</figure>'
     )

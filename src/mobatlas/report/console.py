@@ -1,289 +1,279 @@
-"""Tables for the terminal."""
+"""What commands print in the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from mobatlas.evaluation.evaluate import Evaluation
-from mobatlas.evaluation.metrics import PAPER_METRICS, metrics
+from mobatlas.evaluation.metrics import PAPER_METRICS
+from mobatlas.evaluation.privacy.audit import AMBER, GREEN, RED, Audit
 from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.types import Regions
-from mobatlas.report import tables
+from mobatlas.report.tables import (
+    Cell,
+    Table,
+    audit_tables,
+    checks_table,
+    evaluation_tables,
+    scores_table,
+)
 
-REASON_WORDS = {
-    "unreliable": "too many days above max_day_km",
-    "coverage": "too few well-covered days",
-    "short": "too few tokens",
-    "anchors": "no known home and work",
+STYLES = {GREEN: "bold green", AMBER: "bold yellow", RED: "bold red"}
+REASONS = {
+    "unreliable": "with too many days above max_day_km",
+    "coverage": "with too few well-covered days",
+    "short": "with too few tokens",
+    "anchors": "without a known home and workplace",
 }
 
 
 def summary_table(summary: Mapping[str, Any], out: Path) -> RenderableType:
-    """What a preparation kept, per split, and why the rest fell."""
-    table = Table(title=f"{out}", title_justify="left")
-    table.add_column("split")
-    for name in ("users", "trajectories", "tokens", "median length", "p95", "named POIs"):
-        table.add_column(name, justify="right")
-    for split, counts in summary["splits"].items():
-        coverage = counts["vocabulary_coverage"]
-        table.add_row(
-            split,
-            f"{counts['users']:,}",
-            f"{counts['trajectories']:,}",
-            f"{counts['tokens']:,}",
-            _or_dash(counts["length_median"]),
-            _or_dash(counts["length_p95"]),
-            "-" if coverage is None else f"{coverage:.1%}",
-        )
-    return Group(table, Text("\n".join(_summary_lines(summary))))
+    """The dataset that `prepare` wrote, by split, and what it dropped."""
+    columns = {
+        "users": "users",
+        "trajectories": "trajectories",
+        "tokens": "tokens",
+        "length_median": "median length",
+        "length_p95": "p95",
+        "vocabulary_coverage": "named POIs",
+    }
+    rows = tuple(
+        (split, *(counts[name] for name in columns)) for split, counts in summary["splits"].items()
+    )
+    formats = {"named POIs": ".1%"}
+    table = Table(("split", *columns.values()), rows, f"{out}", formats)
+    return Group(table.as_rich(), _lines(_summary_lines(summary)))
 
 
 def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
-    visits, windows = summary["visits"], summary["windows"]
-    dropped = {
+    visits = summary["visits"]
+    windows = summary["windows"]
+    dropped_visits = {
         "without coordinates": visits["missing_coordinates"],
         "not at a POI": visits["not_poi"],
         "invalid": visits["invalid"],
         "duplicates": visits["duplicates"],
     }
-    said = ", ".join(f"{count:,} {name}" for name, count in dropped.items() if count) or "none"
-    fell = (
-        ", ".join(
-            f"{count:,} {REASON_WORDS[name]}" for name, count in windows["fell"].items() if count
-        )
-        or "none"
-    )
-    kept = sum(counts["users"] for counts in summary["splits"].values())
+    dropped_windows = {REASONS[name]: count for name, count in windows["fell"].items()}
+    users = sum(counts["users"] for counts in summary["splits"].values())
     known = summary["users_in_people"]
-    in_people = "" if known is None else f"; {known:,} are in people"
+    in_people = "" if known is None else f"; {known:,} are in the people table"
     lines = [
-        f"visits: {visits['rows']:,} read, dropped: {said}; POIs: {summary['pois']:,}",
-        f"users: {summary['users']:,}, {kept:,} of them with a trajectory{in_people}",
-        f"windows: {windows['kept']:,} kept; fell: {fell}",
+        f"visits: {visits['rows']:,} read; dropped: {_counts(dropped_visits)}; "
+        f"POIs: {summary['pois']:,}",
+        f"users: {summary['users']:,}, of whom {users:,} have a trajectory{in_people}",
+        f"windows: {windows['kept']:,} used; dropped: {_counts(dropped_windows)}",
     ]
-    columns = {key: names for key, names in summary["people_columns"].items() if names}
+    titles = {"attributes": "attributes", "regions": "regions", "others": "stored with the labels"}
+    columns = [
+        f"{titles[key]}: {', '.join(names)}"
+        for key, names in summary["people_columns"].items()
+        if names
+    ]
     if columns:
-        words = {"attributes": "attributes", "regions": "regions", "others": "kept with the labels"}
-        lines.append(
-            "people: "
-            + "; ".join(f"{words[key]}: {', '.join(names)}" for key, names in columns.items())
-        )
+        lines.append(f"people: {'; '.join(columns)}")
     if summary["inferred_anchors"]:
-        lines.append(
-            f"inferred from the hours of visits: {' and '.join(summary['inferred_anchors'])}"
-        )
+        anchors = " and ".join(summary["inferred_anchors"])
+        lines.append(f"inferred from the hours of visits: {anchors}")
     return lines + [f"note: {note}" for note in summary["notes"]]
 
 
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
+
+
 def city_table(facts: Mapping[str, Any], out: Path) -> RenderableType:
-    """What a simulation wrote."""
-    table = Table(title=f"{out}", title_justify="left", show_header=False)
-    for name, value in facts.items():
-        table.add_row(
-            name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value)
-        )
-    return table
+    """The city that `simulate` wrote."""
+    return _facts({name.replace("_", " "): value for name, value in facts.items()}, f"{out}")
 
 
-def diagnosis_table(found: Diagnosis) -> RenderableType:
-    """What regions can tell, in words and numbers."""
-    smallest, median, largest = found.people
-    facts = Table(show_header=False)
-    facts.add_row("regions, groups", f"{found.regions:,}, {len(found.groups)}")
-    facts.add_row("people in a region", f"{smallest:,.0f} to {largest:,.0f}, median {median:,.0f}")
-    facts.add_row(
-        "rank, effective rank", f"{found.rank}, {found.effective_rank} of {len(found.groups)}"
-    )
-    if found.effective_rank_with_rest is not None:
-        facts.add_row(
-            "with the people of no region", f"effective rank {found.effective_rank_with_rest}"
-        )
-    facts.add_row("smallest singular value", f"{found.sigma_min:.3g}")
-    facts.add_row("condition number", f"{found.condition_number:.3g}")
-    bound = found.bounds.finite_sample
-    facts.add_row(
-        "the paper's bound on |M - M*|",
-        f"{bound:.3g} (shares, 95 %)" if bound < float("inf") else "none: rank deficient",
-    )
-    contrasts = Table(title="what is known of the groups", title_justify="left", show_header=False)
-    for contrast in found.contrasts:
+def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
+    """Which groups the regions can distinguish, and what would help."""
+    smallest, median, largest = diagnosis.people
+    groups = len(diagnosis.groups)
+    bound = diagnosis.bounds.finite_sample
+    facts = {
+        "regions, groups": f"{diagnosis.regions:,}, {groups}",
+        "people in a region": f"{smallest:,.0f} to {largest:,.0f}, median {median:,.0f}",
+        "rank, effective rank": f"{diagnosis.rank}, {diagnosis.effective_rank} of {groups}",
+        "smallest singular value": f"{diagnosis.sigma_min:.3g}",
+        "condition number": f"{diagnosis.condition_number:.3g}",
+        "the paper's bound on |M - M*|": f"{bound:.3g} (shares, 95 %)"
+        if bound < float("inf")
+        else "none: rank deficient",
+    }
+    if diagnosis.effective_rank_with_rest is not None:
+        rank = f"effective rank {diagnosis.effective_rank_with_rest}"
+        facts["with the people outside all regions"] = rank
+    contrasts = {}
+    for contrast in diagnosis.contrasts:
         name, _, verdict = contrast.sentence().rpartition(": ")
-        contrasts.add_row(name, verdict)
-    help_ = Table(title="what would help", title_justify="left")
-    for name in ("", "smallest singular value", "effective rank"):
-        help_.add_column(name, justify="left" if not name else "right")
-    for proposal in found.proposals:
-        help_.add_row(proposal.action, f"{proposal.sigma_min:.3g}", str(proposal.effective_rank))
+        contrasts[name] = verdict
+    proposals = Table(
+        ("action", "smallest singular value", "effective rank"),
+        tuple(
+            (each.action, f"{each.sigma_min:.3g}", each.effective_rank)
+            for each in diagnosis.proposals
+        ),
+        "What would help",
+    )
     return Group(
-        facts,
-        contrasts,
-        help_,
-        Text("\n".join(f"warning: {warning}" for warning in found.warnings)),
+        _facts(facts),
+        _facts(contrasts, "What the regions know about differences between groups"),
+        proposals.as_rich(),
+        _lines(f"warning: {warning}" for warning in diagnosis.warnings),
     )
 
 
-def regions_table(made: Regions, found: Diagnosis, out: Path) -> RenderableType:
-    """What a regions folder holds."""
-    details = made.details
-    lines = [
-        f"{out}: {found.regions:,} regions, {len(made.aggregates.features):,} features",
-        f"composition and aggregates: {details['separation']}",
-        f"rank {found.rank}, effective rank {found.effective_rank} of {len(found.groups)}; see mobatlas diagnose {out}",
-    ]
-    lines += (
-        ["regions were shuffled: this is the negative control"] if details.get("shuffled") else []
-    )
-    lines += [f"note: {note}" for note in details.get("notes", ())]
-    lines += [f"warning: {warning}" for warning in found.warnings]
+def _facts(facts: Mapping[str, Cell], caption: str = "") -> RenderableType:
+    return Table(("", ""), tuple(facts.items()), caption).as_rich()
+
+
+def _lines(lines: Iterable[str]) -> Text:
     return Text("\n".join(lines))
 
 
-def rows_table(rows: Sequence[Mapping[str, Any]], title: str) -> RenderableType:
-    """Rows of one shape, as a benchmark gives them."""
-    table = Table(title=title, title_justify="left")
-    for name in rows[0]:
-        table.add_column(
-            name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right"
-        )
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    return table
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+def regions_table(regions: Regions, diagnosis: Diagnosis, out: Path) -> RenderableType:
+    """The REGIONS folder that `regions` wrote."""
+    details = regions.details
+    lines = [
+        f"{out}: {diagnosis.regions:,} regions, {len(regions.aggregates.features):,} features",
+        f"composition and aggregates: {details['separation']}",
+        f"rank {diagnosis.rank}, effective rank {diagnosis.effective_rank} of "
+        f"{len(diagnosis.groups)}; for details run `mobatlas diagnose {out}`",
+    ]
+    if details.get("shuffled"):
+        lines.append("the regions are shuffled: use this folder as a negative control")
+    lines += [f"note: {note}" for note in details.get("notes", ())]
+    return _lines([*lines, *(f"warning: {warning}" for warning in diagnosis.warnings)])
 
 
 def training_table(report: Mapping[str, Any], out: Path) -> RenderableType:
-    """What training came to."""
-    lines = [f"{out}: trained, {report['peak_gb']:.2f} GB at most"]
+    """The model that `train` wrote."""
+    lines = [f"{out}: trained; peak memory {report['peak_gb']:.2f} GB"]
     for stage, values in report.items():
         if isinstance(values, Mapping):
-            said = (
+            texts = (
                 f"{name} {value:{',' if isinstance(value, int) else '.4g'}}"
                 for name, value in values.items()
             )
-            lines.append(f"{stage}: " + ", ".join(said))
+            lines.append(f"{stage}: " + ", ".join(texts))
     if report.get("truncated"):
         lines.append(
-            f"{report['truncated']:,} trajectories are longer than the model and were cut off (--set length=N)"
+            f"{report['truncated']:,} trajectories are longer than the model and were truncated; "
+            "pass --set length=N to keep more"
         )
-    return Text("\n".join(lines))
+    return _lines(lines)
 
 
 def supervised_table(report: Mapping[str, Any], out: Path) -> RenderableType:
-    """What phase 2 came to: by group how sure the regions are of it, and how near its samples come."""
+    """The model that `supervise` wrote: evidence and fit of each group."""
+    strategy = report["strategy"]
+    stage = report.get(strategy, {})
     lines = [
-        f"{out}: supervised by {report['strategy']} ({report['reason']}), {report['peak_gb']:.2f} GB at most"
+        f"{out}: supervised by {strategy} ({report['reason']}); "
+        f"peak memory {report['peak_gb']:.2f} GB"
     ]
-    stage = report.get(report["strategy"], {})
-    lines += [f"{name} {stage[name]:.4g}" for name in ("loss",) if name in stage]
-    if report["strategy"] == "finetune":
+    if "loss" in stage:
+        lines.append(f"loss {stage['loss']:.4g}")
+    if strategy == "finetune":
         best = stage["best"]
         lines.append(
-            f"best at step {best['step']}: validation {best['validation']:.4g} ({stage['validated_on']} people)"
+            f"best at step {best['step']}: validation {best['validation']:.4g} "
+            f"({stage['validated_on']} people)"
         )
     if report.get("membership"):
         lines.append(
-            "membership: weights began from the region that each person lives in, and groups live where their regions are"
+            "membership: weights start from the home region of each person, and the homes of a "
+            "group follow the composition"
         )
     lines += [f"warning: {warning}" for warning in report.get("warnings", ())]
-    rows = [
-        _supervised_row(name, told, report) for name, told in report.get("information", {}).items()
+    records = [
+        _supervised_record(name, share, report)
+        for name, share in report.get("information", {}).items()
     ]
-    return (
-        Group(Text("\n".join(lines)), rows_table(rows, "groups"))
-        if rows
-        else Text("\n".join(lines))
-    )
+    if not records:
+        return _lines(lines)
+    return Group(_lines(lines), Table.from_records(records, "Groups").as_rich())
 
 
-def _supervised_row(group: str, told: float, report: Mapping[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {"group": group, "told by regions": told}
+def _supervised_record(group: str, share: float, report: Mapping[str, Any]) -> dict[str, Cell]:
+    record: dict[str, Cell] = {"group": group, "evidence": share}
     if "tilt" in report:
-        row["effective share"] = report["tilt"]["groups"][group]["relative_size"]
+        record["effective share"] = report["tilt"]["groups"][group]["relative_size"]
     if "calibration" in report:
-        fitted = report["calibration"]["groups"][group]["population"]
-        row |= {"JSD to its means": fitted["before"]["js"], "calibrated": fitted["after"]["js"]}
-        row["accepted"] = 1 / fitted["cap"]
-    return row
+        fit = report["calibration"]["groups"][group]["population"]
+        record["JSD to estimate"] = fit["before"]["js"]
+        record["calibrated"] = fit["after"]["js"]
+        record["accepted"] = 1 / fit["cap"]
+    return record
 
 
-def evaluation_table(found: Evaluation) -> RenderableType:
-    """A file of samples beside baseline, strong and floor; what is by group stays for the written tables."""
-    made = [table for name, table in tables.evaluation_tables(found).items() if name != "groups"]
-    lines = list(dict.fromkeys(table.note for table in made if table.note))
-    lines += [f"group '{name}' is left out: it {reason}" for name, reason in found.left_out.items()]
-    lines += [f"warning: {warning}" for warning in found.warnings]
-    return Group(*map(plain_table, made), Text("\n".join(lines)))
+def generated_table(facts: Mapping[str, Any]) -> RenderableType:
+    """The file of samples that `generate` wrote."""
+    lines = [
+        f"{facts['path']}: {facts['n']:,} trajectories, {facts['tokens']:,} tokens, "
+        f"{facts['seconds']:.1f} s ({facts['trajectories_per_second']:,.0f} a second), "
+        f"peak memory {facts['peak_gb']:.2f} GB"
+    ]
+    calibration = facts.get("calibration")
+    if calibration:
+        lines.append(
+            f"calibrated, anchors {calibration['form']}: "
+            f"{facts['acceptance_rate']:.0%} of the candidates were accepted"
+        )
+        lines += [
+            f"{name}: JSD to the estimated means {each['before']['js']:.4f}, "
+            f"calibrated {each['after']['js']:.4f}"
+            for name, each in calibration["groups"].items()
+        ]
+    return _lines(lines)
 
 
-def plain_table(table: tables.Table) -> RenderableType:
-    """Without lines between columns: nine of them fit into 80 characters."""
-    printed = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name, numeric in zip(table.columns, table.numeric, strict=True):
-        printed.add_column(Text(name), justify="right" if numeric else "left", no_wrap=numeric)
-    for row in table.texts():
-        printed.add_row(*map(Text, row))
-    return Group(Text(table.caption, style="italic"), printed)
+def evaluation_table(evaluation: Evaluation) -> RenderableType:
+    """The evaluation of a file of samples; `--out` also writes the scores of each group."""
+    tables = evaluation_tables(evaluation)
+    shown = [table for name, table in tables.items() if name != "groups"]
+    lines = list(dict.fromkeys(table.note for table in shown if table.note))
+    lines += [
+        f"group '{name}' is left out: it {reason}" for name, reason in evaluation.left_out.items()
+    ]
+    lines += [f"warning: {warning}" for warning in evaluation.warnings]
+    return Group(*(table.as_rich() for table in shown), _lines(lines))
 
 
 def run_table(name: str, evaluation: Mapping[str, Any]) -> RenderableType:
-    """How near the samples of one way to know regions come, on the paper's metrics."""
-    found = evaluation["groups"] or evaluation["everybody"]
-    labels = [
-        label for label in ("baseline", "ours", "strong", "floor") if label in found["scores"]
-    ]
-    rows = [
-        {"metric": metric.title}
-        | {
-            "supervised" if label == "ours" else label: found["scores"][label]["average"][
-                metric.name
-            ]
-            for label in labels
-        }
-        | {"closed": _closed(found["gap_closed_floor"].get(metric.name, {}).get("share")).strip()}
-        for metric in metrics()
-        if metric.name in PAPER_METRICS
-    ]
-    who = (
-        "held-out people of the group, mean over groups"
-        if evaluation["groups"]
-        else "held-out people"
-    )
-    return rows_table(rows, f"regions {name}: JSD in bits to {who}")
+    """The paper's metrics for the samples of one kind of regions."""
+    people = "held-out people"
+    if evaluation["groups"]:
+        people = "held-out people of the same group, mean over groups"
+    scores = evaluation["groups"] or evaluation["everybody"]
+    caption = f"regions {name}: JSD in bits to {people}"
+    return scores_table(scores, caption, ours="supervised", only=PAPER_METRICS).as_rich()
 
 
-def _closed(share: float | None) -> str:
-    return f"{'-' if share is None else format(share, '.0%'):>5}"
-
-
-def generated_table(made: Mapping[str, Any]) -> RenderableType:
-    """What a file of samples holds."""
+def audit_table(audit: Audit) -> RenderableType:
+    """The checks of an audit, the attacks, the verdict and what to do."""
+    people = audit.people
+    compared = audit.compared
+    checks = checks_table(audit.as_dict(), limits=False)  # narrow enough for 80 characters
     lines = [
-        f"{made['path']}: {made['n']:,} trajectories, {made['tokens']:,} tokens, {made['seconds']:.1f} s "
-        f"({made['trajectories_per_second']:,.0f} a second), {made['peak_gb']:.2f} GB at most"
+        checks.note,
+        f"compared: {people['train']:,} training people with {people['test']:,} held-out people; "
+        f"the attacker knows {people['val']:,} others; distances between "
+        f"{compared['samples']:,} samples and {compared['people']:,} people",
+        *(
+            f"{check.spec.title}: {check.verdict}, {check.explanation}"
+            for check in audit.checks
+            if check.explanation
+        ),
+        *(f"warning: {warning}" for warning in audit.warnings),
+        *audit.advice,
     ]
-    calibration = made.get("calibration")
-    if calibration:
-        lines.append(
-            f"calibrated, anchors {calibration['form']}: {made['acceptance_rate']:.0%} of the candidates were accepted"
-        )
-        lines += [
-            f"{name}: JSD to its recovered means {each['before']['js']:.4f}, calibrated {each['after']['js']:.4f}"
-            for name, each in calibration["groups"].items()
-        ]
-    return Text("\n".join(lines))
-
-
-def _or_dash(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+    verdict = Text.assemble("verdict: ", (audit.verdict, STYLES.get(audit.verdict, "bold")))
+    return Group(checks.as_rich(), audit_tables(audit)["attacks"].as_rich(), _lines(lines), verdict)

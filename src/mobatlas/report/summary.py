@@ -1,4 +1,4 @@
-"""What a run found, in plain words: what was learnt, what could not be, and how sure that is."""
+"""The summary of a run in plain sentences: what regions distinguish, and how close samples come."""
 
 from __future__ import annotations
 
@@ -7,67 +7,79 @@ from typing import Any
 
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 
-HEADLINE = "poi"  # the metric that the first sentence is about
+HEADLINE = "poi"  # the metric of the summary
 
 
-def summary(chapters: Mapping[str, Mapping[str, Any]], labelled: bool) -> list[str]:
-    """A few sentences for each way to know regions."""
-    said = []
-    for name, chapter in chapters.items():
-        said.append(f"{name}: {' '.join((*_told(chapter), *_result(chapter, labelled)))}")
+def summarise(results: Mapping[str, Mapping[str, Any]], labelled: bool) -> list[str]:
+    """One paragraph for each kind of regions.
+
+    `results` holds the diagnosis, the information about each group and the evaluation by name.
+    """
+    paragraphs = []
+    for name, result in results.items():
+        sentences = [*_identified(result), *_distance(result["evaluation"], labelled)]
+        paragraphs.append(f"{name}: {' '.join(sentences)}")
     if not labelled:
-        said.append(
-            "Nobody in this dataset has a label, so how near samples of a group come to its people cannot be measured; regions "
-            "of held-out people and left-out regions stand in for it."
+        paragraphs.append(
+            "Nobody in this dataset has a label. The report can therefore not measure how close "
+            "samples of a group are to people of that group. It measures instead how well the "
+            "model predicts regions of held-out people and regions that were left out."
         )
-    return said
+    return paragraphs
 
 
-def _told(chapter: Mapping[str, Any]) -> list[str]:
-    """What the regions can tell apart."""
-    diagnosis, groups = chapter["diagnosis"], chapter["information"]
-    count, rank = len(diagnosis["groups"]), diagnosis["effective_rank"]
-    said = [
-        f"{diagnosis['regions']} regions tell {min(rank, count)} of {count} directions between groups above their noise."
-    ]
-    little = [name for name, share in groups.items() if share < MOSTLY_PRIOR]
-    if little:
-        who = "any group" if len(little) == count else _listed(little)
-        said.append(
-            f"They say little of {who}: what they do not tell stays near the population's mean."
-        )
-    return said
-
-
-def _result(chapter: Mapping[str, Any], labelled: bool) -> list[str]:
-    evaluation = chapter["evaluation"]
-    if labelled and evaluation["groups"]:
-        found = evaluation["groups"]
-        average = {label: scores["average"][HEADLINE] for label, scores in found["scores"].items()}
-        closed = found["gap_closed_floor"].get(HEADLINE, {})
-        said = (
-            f"Samples of a group are {average['ours']:.3f} bits from held-out people of that group on where they go "
-            f"(the model without groups {average['baseline']:.3f}, real training people {average['floor']:.3f})"
-        )
-        if closed.get("share") is None:
-            return [f"{said}; {closed.get('reason', 'there was nothing to close')}."]
-        share = closed["share"]
-        if share <= 0:
-            return [
-                f"{said}: no nearer than without regions. They do not identify these groups well enough; prefer the baseline."
-            ]
-        return [f"{said}: {share:.0%} of the way."]
-    people = evaluation.get("regional", {}).get("held_out_people")
-    if people:
-        better = people["supervised"] < people["baseline"]
-        return [
-            f"Simulated regions are {people['supervised']:.4f} bits from those of held-out people "
-            f"(without groups {people['baseline']:.4f}), {'nearer' if better else 'no nearer'} than the model without groups."
+def _identified(result: Mapping[str, Any]) -> list[str]:
+    """Which groups the regions distinguish."""
+    diagnosis = result["diagnosis"]
+    groups = len(diagnosis["groups"])
+    rank = diagnosis["effective_rank"]
+    regions = f"These {diagnosis['regions']} regions"
+    sentences = [f"{regions} can distinguish all {groups} groups."]
+    if rank < groups:
+        sentences = [
+            f"{regions} identify only {rank} of {groups} independent combinations of groups."
         ]
-    return []
+    vague = [name for name, share in result["information"].items() if share < MOSTLY_PRIOR]
+    if vague:
+        names = "any group" if len(vague) == groups else _listed(vague)
+        verb = "their estimates stay" if len(vague) > 1 else "its estimate stays"
+        sentences.append(f"They say little about {names}; {verb} close to the city average.")
+    return sentences
+
+
+def _distance(evaluation: Mapping[str, Any], labelled: bool) -> list[str]:
+    """How close samples are to held-out people, or to their regions if there are no labels."""
+    if labelled and evaluation["groups"]:
+        return _group_distance(evaluation["groups"])
+    people = evaluation.get("regional", {}).get("held_out_people")
+    if not people:
+        return []
+    closer = "closer" if people["supervised"] < people["baseline"] else "no closer"
+    return [
+        f"Simulated regions are {people['supervised']:.4f} bits from the regions of held-out "
+        f"people: {closer} than the model without groups ({people['baseline']:.4f})."
+    ]
+
+
+def _group_distance(scores: Mapping[str, Any]) -> list[str]:
+    average = {label: each["average"][HEADLINE] for label, each in scores["scores"].items()}
+    gap = scores["gap_closed_floor"].get(HEADLINE, {})
+    sentence = (
+        f"In the places they visit, samples of a group are {average['ours']:.3f} bits from "
+        f"held-out people of that group (model without groups: {average['baseline']:.3f}; "
+        f"real training people: {average['floor']:.3f})."
+    )
+    share = gap.get("share")
+    if share is None:
+        return [sentence, f"There is no gap to close: {gap.get('reason', 'none was measured')}."]
+    if share > 0:
+        return [sentence, f"This closes {share:.0%} of the gap from baseline to floor."]
+    return [
+        sentence,
+        "This is no closer than the model without groups: the regions do not identify these groups "
+        "well enough. Prefer the baseline.",
+    ]
 
 
 def _listed(names: Sequence[str]) -> str:
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

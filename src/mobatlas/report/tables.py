@@ -1,4 +1,4 @@
-"""Tables for papers and programs: one `Table`, written as CSV, Markdown, LaTeX and JSON; and the tables of an evaluation."""
+"""`Table` for terminal, HTML, Markdown, LaTeX, CSV, JSON; tables of evaluations and audits."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup, escape
+from rich import table as rich_table
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from mobatlas.evaluation.comparison import EVERYBODY
-from mobatlas.evaluation.evaluate import BASELINE, FLOOR, OURS, STRONG, Evaluation, ModelScores
+from mobatlas.evaluation.evaluate import BASELINE, FLOOR, MODELS, OURS, STRONG, Evaluation
 from mobatlas.evaluation.metrics import METRICS, Metric
+from mobatlas.evaluation.privacy.audit import AMBER, AUC, PLACES, RED, REPEATS, TPR, Audit
 from mobatlas.io.manifest import write_json
 from mobatlas.io.output import new_folder, refuse_overlap
 
-KIND = "evaluation"
-ORDER = (BASELINE, OURS, STRONG, FLOOR)
-DIGITS, SHARE = "z.3f", "z.0%"  # no zero has a sign
+DIGITS = "z.3f"  # z: no zero has a sign
+SHARE = "z.0%"
 MINUS = "\N{MINUS SIGN}"
-# A bracket or a star after the \\ of the row before would be taken for its argument.
+# A bracket or a star after the \\ of the row before would be read as its argument.
 LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -35,22 +41,55 @@ LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     MINUS: "$-$",
 }
 MARKDOWN = {character: f"\\{character}" for character in "\\`*_[]<>|~&$"}
-UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")  # and what would break a line
-FORMULAS = ("=", "+", "-", "@")  # what a cell of a spreadsheet begins with to be one
+UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f]+")  # includes line breaks
+FORMULAS = ("=", "+", "-", "@")  # a spreadsheet computes a cell that starts with one of these
+LIMITS = {"repeats": REPEATS, "rare places": PLACES, "AUC": AUC, "TPR": TPR}
+AUDIT_NOTE = (
+    "Train, held-out: the share of samples that match equally many people of either side. "
+    "Unique: only what a single person has counts as a match. "
+    "Measured, with the ends of its 95 % interval: the share of samples that repeat a training "
+    "person beyond chance; the share of rare places that samples know beyond chance; the AUC of "
+    "the best membership attack (chance: 0.5); its TPR, the training people that it identifies "
+    "while it suspects 1 % of others (chance: 0.01). "
+    "Amber, red: the lower end is above "
+    + ", ".join(f"{amber:.2f}, {red:.2f} ({name})" for name, (amber, red) in LIMITS.items())
+    + ". Green: the upper end is at most the red limit. Otherwise the check is not decided."
+)
 Cell = str | int | float | None
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under columns; numbers keep all their digits in CSV and JSON and have `formats` elsewhere."""
+    """Rows under columns, rendered as text, HTML, Markdown, LaTeX, CSV or JSON.
+
+    Parameters
+    ----------
+    columns
+        The name of each column. Without any name the table has no header in the terminal.
+    rows
+        Texts, numbers, or None for a missing value.
+    caption, note
+        Text above and below the table.
+    formats
+        Column -> format of its fractions, by default three decimals. CSV and JSON have all digits.
+    bold
+        (row, column) of the cells to print in bold type.
+
+    Examples
+    --------
+    >>> print(Table(("group", "share"), (("A", 0.5),), formats={"share": ".0%"}).as_markdown())
+    | group | share |
+    | --- | ---: |
+    | A | 50% |
+    <BLANKLINE>
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
-    formats: Mapping[str, str] = field(
-        default_factory=dict
-    )  # column -> of its fractions; three digits if left out
-    note: str = ""  # what its columns mean
+    formats: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+    bold: frozenset[tuple[int, int]] = frozenset()
 
     def __post_init__(self) -> None:
         for row in self.rows:
@@ -59,25 +98,69 @@ class Table:
                     f"a row of {len(row)} cells under {len(self.columns)} columns: {row}"
                 )
 
+    @classmethod
+    def from_records(cls, records: Sequence[Mapping[str, Cell]], caption: str = "") -> Table:
+        """A table of records with the same keys, which name the columns."""
+        columns = tuple(name.replace("_", " ") for name in records[0])
+        return cls(columns, tuple(tuple(record.values()) for record in records), caption)
+
     @property
     def numeric(self) -> tuple[bool, ...]:
-        """Which columns hold no text."""
+        """Whether each column has no text."""
         return tuple(
             not any(isinstance(row[place], str) for row in self.rows)
             for place in range(len(self.columns))
         )
 
     def texts(self, missing: str = "-") -> list[list[str]]:
-        """The cells as a person reads them."""
+        """The cells as formatted text."""
         formats = [self.formats.get(name, DIGITS) for name in self.columns]
         return [
-            [_text(cell, how, missing) for cell, how in zip(row, formats, strict=True)]
+            [_text(cell, format_, missing) for cell, format_ in zip(row, formats, strict=True)]
             for row in self.rows
         ]
 
+    def as_rich(self) -> RenderableType:
+        """For the terminal, without lines between columns: nine columns fit into 80 characters."""
+        table = rich_table.Table(
+            box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_header=any(self.columns)
+        )
+        texts = self.texts()
+        for place, (name, numeric) in enumerate(zip(self.columns, self.numeric, strict=True)):
+            # Headers and texts wrap between words, numbers do not wrap.
+            cells = [row[place] for row in texts]
+            parts = cells if numeric else [word for cell in cells for word in cell.split()]
+            width = max(map(len, parts), default=1)
+            table.add_column(Text(name), justify="right" if numeric else "left", min_width=width)
+        for number, row in enumerate(texts):
+            styles = ["bold" if (number, k) in self.bold else "" for k in range(len(row))]
+            table.add_row(*map(Text, row, styles))
+        return Group(Text(self.caption, style="italic"), table) if self.caption else table
+
+    def as_html(self) -> Markup:
+        """For a web page; the first column holds row headers."""
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
+        body = []
+        for number, (first, *others) in enumerate(self.texts()):
+            styles = [
+                ' class="best"' if (number, k) in self.bold else "" for k in range(len(others) + 1)
+            ]
+            cells = "".join(
+                f"<td{style}>{escape(cell)}</td>"
+                for cell, style in zip(others, styles[1:], strict=True)
+            )
+            body.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
+        caption = f"<caption>{escape(self.caption)}</caption>" if self.caption else ""
+        note = f'<p class="quiet">{escape(self.note)}</p>' if self.note else ""
+        return Markup(
+            f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead>'
+            f"<tbody>{''.join(body)}</tbody></table></div>{note}"
+        )
+
     def as_csv(self) -> str:
-        """A header and a line a row; what is missing is empty."""
-        out, known = io.StringIO(), ([_known(cell) for cell in row] for row in self.rows)
+        """One line a row after a header; missing values are empty."""
+        out = io.StringIO()
+        known = ([_finite(cell) for cell in row] for row in self.rows)
         lines = (
             [_inert(cell) if isinstance(cell, str) else cell for cell in row]
             for row in (self.columns, *known)
@@ -86,7 +169,7 @@ class Table:
         return out.getvalue()
 
     def as_markdown(self) -> str:
-        """As GitHub has it."""
+        """GitHub's Markdown."""
         rule = ["---:" if numeric else "---" for numeric in self.numeric]
         lines = [
             _escaped(self.columns, MARKDOWN),
@@ -100,7 +183,7 @@ class Table:
         )
 
     def as_latex(self, label: str = "") -> str:
-        """With the rules of booktabs."""
+        """LaTeX with the rules of booktabs."""
         head, *body = (
             " & ".join(_escaped(row, LATEX)) + r" \\"
             for row in (self.columns, *self.texts(missing="--"))
@@ -124,18 +207,25 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        rows = [[_known(cell) for cell in row] for row in self.rows]
+        """All digits, for JSON."""
         return {
             "caption": self.caption,
             "columns": list(self.columns),
-            "rows": rows,
+            "rows": [[_finite(cell) for cell in row] for row in self.rows],
             "note": self.note,
         }
 
 
 def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
-    """Each as name.csv, name.md, name.tex and name.json."""
+    """Write each table as NAME.csv, NAME.md, NAME.tex and NAME.json.
+
+    Parameters
+    ----------
+    folder
+        An existing folder.
+    tables
+        Name -> table.
+    """
     for name, table in tables.items():
         texts = {"csv": table.as_csv(), "md": table.as_markdown(), "tex": table.as_latex(name)}
         for suffix, text in texts.items():
@@ -143,117 +233,241 @@ def write_tables(folder: Path, tables: Mapping[str, Table]) -> None:
         write_json(folder / f"{name}.json", table.as_dict())
 
 
-def write_evaluation(out: Path | str, found: Evaluation, *, overwrite: bool = False) -> None:
-    """A folder of its tables, and all of it as evaluation.json; it appears whole or not at all."""
-    for source in (found.dataset, *(file["path"] for file in found.files.values())):
-        refuse_overlap(Path(source), Path(out))
-    with new_folder(Path(out), KIND, seed=found.seed, overwrite=overwrite) as folder:
-        write_tables(folder.path, evaluation_tables(found))
-        write_json(folder.path / "evaluation.json", found.as_dict())
+def write_evaluation(out: Path | str, evaluation: Evaluation, *, overwrite: bool = False) -> None:
+    """Write the tables of an evaluation, and all its numbers as evaluation.json, into a new folder.
 
-
-def evaluation_tables(found: Evaluation) -> dict[str, Table]:
-    """The averages over groups, each metric by group as the paper has it, everybody together, and diversity."""
-    tables = {}
-    to, of_all = f"JSD in bits to {found.split} people", found.everybody.sizes[EVERYBODY]
-    if found.groups is not None:
-        tables["average"] = _average(
-            found.groups, f"{to} of a group, average over {_groups(len(found.groups.sizes))}."
-        )
-        tables["groups"] = _by_group(found.groups, f"{to} of each group, at equal sizes.")
-    tables["everybody"] = _average(
-        found.everybody, f"{to}, all together, {of_all:,} trajectories on either side."
+    Parameters
+    ----------
+    out
+        The folder. It appears when it is complete.
+    evaluation
+        The result of `evaluate`.
+    overwrite
+        Whether to replace an existing evaluation.
+    """
+    sources = [evaluation.dataset, *(file["path"] for file in evaluation.files.values())]
+    _write_result(
+        Path(out), "evaluation", evaluation, evaluation_tables(evaluation), sources, overwrite
     )
-    tables["diversity"] = _diversity(found)
+
+
+def write_audit(out: Path | str, audit: Audit, *, overwrite: bool = False) -> None:
+    """Write the tables of an audit, and all its numbers as audit.json, into a new folder.
+
+    Parameters
+    ----------
+    out
+        The folder. It appears when it is complete.
+    audit
+        The result of `audit`.
+    overwrite
+        Whether to replace an existing audit.
+    """
+    sources = [audit.dataset, audit.samples]
+    _write_result(Path(out), "audit", audit, audit_tables(audit), sources, overwrite)
+
+
+def _write_result(
+    out: Path,
+    kind: str,
+    result: Evaluation | Audit,
+    tables: Mapping[str, Table],
+    sources: Sequence[str],
+    overwrite: bool,
+) -> None:
+    for source in sources:
+        refuse_overlap(Path(source), out)
+    with new_folder(out, kind, seed=result.seed, overwrite=overwrite) as folder:
+        write_tables(folder.path, tables)
+        write_json(folder.path / f"{kind}.json", result.as_dict())
+
+
+def evaluation_tables(evaluation: Evaluation) -> dict[str, Table]:
+    """The tables of an evaluation.
+
+    Parameters
+    ----------
+    evaluation
+        The result of `evaluate`.
+
+    Returns
+    -------
+    dict
+        "average" (over groups) and "groups" (each group) if the dataset has labels; "everybody"
+        and "diversity".
+
+    Examples
+    --------
+    >>> evaluation_tables(evaluate("samples.parquet", "dataset"))["everybody"]  # doctest: +SKIP
+    """
+    results = evaluation.as_dict()
+    distance = f"JSD in bits to {evaluation.split} people"
+    tables = {}
+    if evaluation.groups is not None:
+        n = len(evaluation.groups.sizes)
+        caption = f"{distance} of the same group, average over {n} group{'s' if n > 1 else ''}."
+        tables["average"] = scores_table(results["groups"], caption)
+        tables["groups"] = _by_group(
+            results["groups"], f"{distance} of each group, at equal sizes."
+        )
+    size = evaluation.everybody.sizes[EVERYBODY]
+    tables["everybody"] = scores_table(
+        results["everybody"],
+        f"{distance}, all groups together, {size:,} trajectories on either side.",
+    )
+    tables["diversity"] = _diversity(results)
     return tables
 
 
-def _average(standing: ModelScores, caption: str) -> Table:
-    """A metric a row: the models side by side, ours with its interval, and what it closes."""
-    labels = [label for label in ORDER if label in standing.scores]
-    closed = {
-        "closed": (FLOOR, standing.gap_closed_floor),
-        "gap closed": (STRONG, standing.gap_closed_strong),
-    }
-    closed = {name: found for name, found in closed.items() if found[1]}
-    columns = [
-        name for label in labels for name in ((OURS, "low", "high") if label == OURS else (label,))
-    ]
-    rows = []
-    for metric in _compared(standing):
+def scores_table(
+    scores: Mapping[str, Any],
+    caption: str,
+    *,
+    ours: str = OURS,
+    digits: str = DIGITS,
+    only: Sequence[str] = (),
+) -> Table:
+    """One metric a row: the models, the interval of ours, and the gap that ours closes.
+
+    `scores` is `ModelScores.as_dict()`; `ours` the header of ours; `only` the metrics to show.
+    """
+    labels = [label for label in MODELS if label in scores["scores"]]
+    gaps = {f"gap closed, {target}": scores[f"gap_closed_{target}"] for target in (FLOOR, STRONG)}
+    gaps = {name: gap for name, gap in gaps.items() if gap}
+    columns = ["metric"]
+    for label in labels:
+        columns += [ours, "low", "high"] if label == OURS else [label]
+    rows: list[tuple[Cell, ...]] = []
+    better = []
+    for metric in _compared(scores):
+        if only and metric.name not in only:
+            continue
         row: list[Cell] = [metric.title]
         for label in labels:
-            one = standing.intervals[label].get(metric.name)
-            row += (
-                [None]
-                if one is None
-                else [one.estimate, one.low, one.high]
-                if label == OURS
-                else [one.estimate]
-            )
-        found = [shares.get(metric.name) for _, shares in closed.values()]
-        rows.append((*row, *(None if each is None else each.share for each in found)))
-    words = ["Low and high: 95 % interval over people"]
-    words += [
-        f"{name}: of the way from the baseline to {target}" for name, (target, _) in closed.items()
-    ]
-    if any(one.share is None for _, shares in closed.values() for one in shares.values()):
-        words.append("none where that way is no longer than the spread of resampled people")
-    timed = ["hour" in standing.intervals[label] for label in labels]
+            interval = scores["intervals"][label].get(metric.name, {})
+            keys = ("estimate", "low", "high") if label == OURS else ("estimate",)
+            row += [interval.get(key) for key in keys]
+        row += [gap.get(metric.name, {}).get("share") for gap in gaps.values()]
+        baseline = scores["intervals"].get(BASELINE, {}).get(metric.name, {}).get("estimate")
+        if baseline is not None and scores["intervals"][OURS][metric.name]["estimate"] < baseline:
+            better.append((len(rows), columns.index(ours)))
+        rows.append(tuple(row))
+    formats = dict.fromkeys(columns, digits) | dict.fromkeys(gaps, SHARE)
+    note = _scores_note(scores, labels, gaps)
+    return Table((*columns, *gaps), tuple(rows), caption, formats, note, frozenset(better))
+
+
+def _scores_note(
+    scores: Mapping[str, Any], labels: Sequence[str], gaps: Mapping[str, Mapping[str, Any]]
+) -> str:
+    sentences = ["Low and high are the ends of the 95 % interval over people."]
+    if gaps:
+        sentences.append("Gap closed is the share of the gap from the baseline to the floor")
+        if len(gaps) > 1:
+            sentences[-1] += ", or to the model trained on labels (strong)"
+        sentences[-1] += "."
+    if any(each["share"] is None for gap in gaps.values() for each in gap.values()):
+        sentences.append("A dash: the gap is within the spread of resampled people.")
+    timed = ["hour" in scores["intervals"][label] for label in labels]
     if not all(timed):
-        lacking = "one of these files does" if any(timed[:-1]) else "these samples do"
-        words.append(f"hours and dwell are compared where samples tell when, and {lacking} not")
-    formats = dict.fromkeys(closed, SHARE)
-    return Table(
-        ("metric", *columns, *closed), tuple(rows), caption, formats, f"{'; '.join(words)}."
-    )
+        files = "one of these files has" if any(timed[:-1]) else "these samples have"
+        sentences.append(f"Hour and dwell are not compared, because {files} no times.")
+    return " ".join(sentences)
 
 
-def _compared(standing: ModelScores) -> list[Metric]:
-    """Metrics on which ours was measured: of when only if its samples tell it."""
-    return [metric for metric in METRICS.values() if metric.name in standing.intervals[OURS]]
+def _compared(scores: Mapping[str, Any]) -> list[Metric]:
+    """The metrics that ours was measured with; those of time only if samples have times."""
+    return [metric for metric in METRICS.values() if metric.name in scores["intervals"][OURS]]
 
 
-def _by_group(standing: ModelScores, caption: str) -> Table:
-    """Blocks of a metric: a model a row, a group a column."""
-    names, labels = list(standing.sizes), [label for label in ORDER if label in standing.scores]
-    rows: list[tuple[Cell, ...]] = [("Trajectories", "each", *standing.sizes.values(), None)]
-    for metric in _compared(standing):
-        for label in (label for label in labels if metric.name in standing.scores[label].average):
-            scores = standing.scores[label]
-            values = [scores.groups[name][metric.name] for name in names]
-            rows.append((metric.title, label, *values, scores.average[metric.name]))
-    return Table(("metric", "model", *names, "average"), tuple(rows), caption)
+def _by_group(results: Mapping[str, Any], caption: str) -> Table:
+    """One metric and model a row, one group a column."""
+    scores = results["scores"]
+    sizes = scores[OURS]["sizes"]
+    rows: list[tuple[Cell, ...]] = [("Trajectories", "each", *sizes.values(), None)]
+    for metric in _compared(results):
+        for label in MODELS:
+            if label in scores and metric.name in scores[label]["average"]:
+                values = [scores[label]["groups"][name][metric.name] for name in sizes]
+                average = scores[label]["average"][metric.name]
+                rows.append((metric.title, label, *values, average))
+    return Table(("metric", "model", *sizes, "average"), tuple(rows), caption)
 
 
-def _diversity(found: Evaluation) -> Table:
-    """Distinct samples and copies of training people, beside those of real people."""
-    kinds = ("distinct", "copies")
-    scores = found.everybody.scores
+def _diversity(results: Mapping[str, Any]) -> Table:
+    shares = ("distinct", "copies")
+    scores = results["everybody"]["scores"]
     rows: list[tuple[Cell, ...]] = []
-    for label in ORDER:
-        variety = scores[label].diversity if label in scores else None
-        if variety is not None:
-            real = variety["held_out"]
-            rows.append(
-                (label, variety["n"], *(each[kind] for each in (variety, real) for kind in kinds))
-            )
-    columns = ("model", "n", *kinds, *(f"{kind}, real" for kind in kinds))
-    caption = f"Shares of distinct trajectories and of copies of training ones, beside those of {found.split} people."
+    for label in MODELS:
+        ours = scores.get(label, {}).get("diversity")
+        if ours is not None:
+            sides = (ours, ours["held_out"])
+            rows.append((label, ours["n"], *(side[share] for side in sides for share in shares)))
+    columns = ("model", "n", *shares, *(f"{share}, real" for share in shares))
+    caption = (
+        "Shares of distinct trajectories, and of exact copies of training trajectories, beside "
+        f"those of real {results['split']} people."
+    )
     return Table(columns, tuple(rows), caption, dict.fromkeys(columns[2:], ".1%"))
 
 
-def _known(cell: Cell) -> Cell:
+def audit_tables(audit: Audit) -> dict[str, Table]:
+    """The tables of an audit.
+
+    Parameters
+    ----------
+    audit
+        The result of `audit`.
+
+    Returns
+    -------
+    dict
+        "checks" with their verdicts, and "attacks", each by itself.
+    """
+    rows = [
+        (f"by {evidence}", attack.name, attack.auc, attack.tpr)
+        for evidence, attacks in audit.attacks.items()
+        for attack in attacks
+    ]
+    caption = (
+        "Membership attacks, each on all people compared. "
+        "The checks correct for choosing the best of them; this table does not."
+    )
+    columns = ("membership", "attack", "AUC", "TPR at 1 % FPR")
+    return {
+        "checks": checks_table(audit.as_dict()),
+        "attacks": Table(columns, tuple(rows), caption),
+    }
+
+
+def checks_table(audit: Mapping[str, Any], *, limits: bool = True) -> Table:
+    """The checks of `Audit.as_dict()` with their verdicts, and with or without their limits."""
+    shown = (AMBER, RED) if limits else ()
+    rows: list[tuple[Cell, ...]] = []
+    for check in audit["checks"]:
+        measured = check["measured"] or dict.fromkeys(("estimate", "low", "high"))
+        ends = (measured["estimate"], measured["low"], measured["high"])
+        chosen = (check[limit] for limit in shown)
+        rows.append(
+            (check["title"], check["train"], check["held_out"], *ends, *chosen, check["verdict"])
+        )
+    columns = ("check", "train", "held-out", "measured", "low", "high", *shown, "verdict")
+    formats = {"train": ".1%", "held-out": ".1%", AMBER: ".2f", RED: ".2f"}
+    caption = f"Privacy of {audit['trajectories']:,} samples: {audit['verdict']}."
+    return Table(columns, tuple(rows), caption, formats, AUDIT_NOTE)
+
+
+def _finite(cell: Cell) -> Cell:
     return None if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 
-def _text(cell: Cell, how: str, missing: str) -> str:
-    cell = _known(cell)
+def _text(cell: Cell, format_: str, missing: str) -> str:
+    cell = _finite(cell)
     if cell is None:
         return missing
     if isinstance(cell, str):
         return cell
-    text = f"{cell:,}" if isinstance(cell, int) else format(cell, how)
+    text = f"{cell:,}" if isinstance(cell, int) else format(cell, format_)
     return text.replace("-", MINUS, 1) if cell < 0 else text
 
 
@@ -266,14 +480,10 @@ def _escape(text: str, signs: Mapping[str, str]) -> str:
 
 
 def _inert(text: str) -> str:
-    """One line that no spreadsheet takes for a formula."""
+    """One line that no spreadsheet reads as a formula."""
     line = _line(text)
     return f"'{line}" if line.startswith(FORMULAS) else line
 
 
 def _line(text: str) -> str:
     return UNPRINTABLE.sub(" ", text).strip()
-
-
-def _groups(n: int) -> str:
-    return "1 group" if n == 1 else f"{n} groups"

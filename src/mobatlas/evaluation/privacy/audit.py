@@ -1,8 +1,8 @@
 """The privacy audit of a file of samples: memorisation, membership inference, homes and workplaces.
 
 Every check compares training people with people that the model never saw: what samples share with
-those is chance. A check is judged by its 95 % interval. It is amber or red if the lower end is above
-the limit, and green if the upper end is at most the red limit. Otherwise it is not decided.
+those is chance. A check is judged by its 95 % interval. It is amber or red if the lower end is
+above the limit, and green if the upper end is at most the red limit. Otherwise it is not decided.
 """
 
 from __future__ import annotations
@@ -201,8 +201,7 @@ def audit(
     samples
         A file that `generate` wrote, or any table with the same columns.
     dataset
-        The prepared dataset that the model was trained on. Test people are compared with training
-        people; validation people are known to the attacker.
+        The training data. Test people are the comparison; an attacker knows validation people.
     seed
         Decides which samples and people are compared.
     tracker
@@ -211,7 +210,7 @@ def audit(
     Returns
     -------
     Audit
-        Checks with verdicts. `audit_tables` makes tables of it.
+        Checks with verdicts; `audit_tables` makes tables of it.
 
     Examples
     --------
