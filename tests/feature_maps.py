@@ -1,4 +1,4 @@
-"""A feature map of a user's own, and a town with trajectories to count, certain or soft, for tests of feature maps."""
+"""A feature map from outside the package, and a town with trajectories to count."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ TOWN = make_vocabulary(
 )
 
 
-def hand_made(
+def build_trajectories(
     rows: Sequence[Sequence[int]],
     anchors: Sequence[Sequence[float]] | None = None,
     hours: Sequence[Sequence[int]] | None = None,

@@ -1,4 +1,4 @@
-"""A town small enough to measure by hand, walks in it, and a dataset to measure, for tests of the evaluation."""
+"""A town small enough to measure by hand, walks in it, and a small dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mobatlas.evaluation.metrics import MetricSpec, metrics
 PARK, CAFE, SHOP = FIRST_POI, FIRST_POI + 1, FIRST_POI + 2
 NAMES = [metric.name for metric in metrics()]
 ANCHORS = (0.5, 0.5, 1.5, 1.5)
-# A town of 2 x 2 degrees: the park in the south-west corner, the cafe in the north-east, the shop in the north-west.
+# A town of 2 x 2 degrees: park in the south-west corner, cafe north-east, shop north-west.
 TOWN = MetricSpec(
     vocabulary=build_vocabulary(
         pa.table(

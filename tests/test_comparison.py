@@ -1,4 +1,4 @@
-"""What an evaluation by group promises: equal sizes, the floor, the gap that is closed, and intervals over people."""
+"""Evaluation by group: equal sizes, the floor, the gap closed, and intervals over people."""
 
 from __future__ import annotations
 
@@ -176,14 +176,14 @@ def test_the_interval_lies_around_the_average_of_the_evaluation(
 ) -> None:
     people = {name: dataset.person[rows] for name, rows in group_members(dataset, "test").items()}
     sides = by_group["test"], by_group["train"]
-    found = bootstrap(spec, *sides, people, size=40, seed=3, resamples=50)
-    assert {name: one.estimate for name, one in found.items()} == pytest.approx(
+    result = bootstrap(spec, *sides, people, size=40, seed=3, resamples=50)
+    assert {name: one.estimate for name, one in result.items()} == pytest.approx(
         evaluate_groups(spec, *sides, size=40, seed=3).average
     )
-    for one in found.values():
+    for one in result.values():
         assert 0 <= one.low < one.estimate < one.high <= 1
         assert 0 < one.spread < one.high - one.low
-    assert bootstrap(spec, *sides, people, size=40, seed=3, resamples=50) == found
+    assert bootstrap(spec, *sides, people, size=40, seed=3, resamples=50) == result
 
 
 def test_resamples_are_what_a_loop_over_people_draws() -> None:
@@ -196,8 +196,8 @@ def test_resamples_are_what_a_loop_over_people_draws() -> None:
             row for number in drawn for row in np.flatnonzero(person == np.unique(person)[number])
         ]
         draws.append(compare(TOWN, real.take(np.array(rows)), synthetic)["poi"])
-    found = bootstrap(TOWN, {"x": real}, {"x": synthetic}, {"x": person}, resamples=20_000)["poi"]
-    assert found.spread == pytest.approx(np.std(draws), rel=0.02)
+    result = bootstrap(TOWN, {"x": real}, {"x": synthetic}, {"x": person}, resamples=20_000)["poi"]
+    assert result.spread == pytest.approx(np.std(draws), rel=0.02)
 
 
 def test_windows_of_one_person_are_drawn_together() -> None:

@@ -31,7 +31,7 @@ unhurried = settings(
 
 @st.composite
 def pairs(draw: st.DrawFn, same_support: bool = False) -> tuple[Floats, Floats]:
-    """Two distributions over the same bins; most have exact zeros, some have tiny shares, some are equal."""
+    """Two distributions over the same bins: many zeros, some tiny shares, some equal pairs."""
     size = draw(st.integers(1, 12))
     weight = st.sampled_from([0.0, 0.0, 1e-15, 1e-9, 1e-3, 0.1, 1.0, 7.0])
     p, q = (

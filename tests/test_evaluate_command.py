@@ -1,4 +1,4 @@
-"""What `evaluate` says of a file of samples: against the floor, a baseline and a labelled model, or in one sentence why not."""
+"""`evaluate` scores samples beside floor, baseline and labelled model, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -59,16 +59,20 @@ def files(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
     """Training people of everybody, of each group, and of the wrong group."""
-    folder, (made, groups), names = tmp_path_factory.mktemp("files"), training, DEFAULT_GROUPS.names
+    folder, (trajectories, groups), names = (
+        tmp_path_factory.mktemp("files"),
+        training,
+        DEFAULT_GROUPS.names,
+    )
     wrong = [names[(names.index(name) + 1) % len(names)] for name in groups]
     return {
-        name: write(folder / f"{name}.parquet", dataset, made, told)
-        for name, told in (("everybody", None), ("real", groups), ("wrong", wrong))
+        name: write(folder / f"{name}.parquet", dataset, trajectories, group_labels)
+        for name, group_labels in (("everybody", None), ("real", groups), ("wrong", wrong))
     }
 
 
 @pytest.fixture(scope="module")
-def found(dataset: TrajectoryDataset, files: dict[str, Path]) -> Evaluation:
+def evaluation(dataset: TrajectoryDataset, files: dict[str, Path]) -> Evaluation:
     """The wrong groups beside everybody's samples and those of the right groups."""
     return evaluate(files["wrong"], dataset.path, baseline=files["everybody"], strong=files["real"])
 
@@ -80,20 +84,20 @@ def people(dataset: TrajectoryDataset, split: str) -> tuple[Trajectories, list[s
 
 
 def relabelled(dataset: TrajectoryDataset, copy: Path, keep: Callable[[str, str], bool]) -> Path:
-    """A copy of a dataset that knows the labels only of those for whose (group, split) this is so."""
+    """A copy of a dataset with the labels of people whose (group, split) `keep` accepts."""
     shutil.copytree(dataset.path, copy)
     labels = pq.read_table(copy / "labels.parquet")
     split = {
         int(row): name for name in ("train", "val", "test") for row in dataset.split_people(name)
     }
     users = dataset.people["user_id"].to_pylist()
-    kept = {
+    known = {
         user
         for row, (user, code) in enumerate(zip(users, dataset.person_groups(), strict=True))
         if keep(DEFAULT_GROUPS.names[code], split[row])
     }
     pq.write_table(
-        labels.filter(pa.array([user in kept for user in labels["user_id"].to_pylist()])),
+        labels.filter(pa.array([user in known for user in labels["user_id"].to_pylist()])),
         copy / "labels.parquet",
     )
     return copy
@@ -110,30 +114,30 @@ def finite(value: Any) -> bool:
 
 
 def timeless(groups: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Without what files that tell no times are not compared on."""
+    """Without the metrics that need times."""
     return {group: {name: row[name] for name in NAMES} for group, row in groups.items()}
 
 
 def test_training_people_of_a_group_are_the_floor(
-    dataset: TrajectoryDataset, found: Evaluation
+    dataset: TrajectoryDataset, evaluation: Evaluation
 ) -> None:
-    assert found.groups is not None
-    floor = sampling_floor(dataset, MetricSpec.of(dataset), size=found.groups.sizes).groups
-    assert found.groups.scores["floor"] == floor
-    for standing in (found.groups, found.everybody):
+    assert evaluation.groups is not None
+    floor = sampling_floor(dataset, MetricSpec.of(dataset), size=evaluation.groups.sizes).groups
+    assert evaluation.groups.scores["floor"] == floor
+    for standing in (evaluation.groups, evaluation.everybody):
         strong, real = (standing.scores[label].groups for label in ("strong", "floor"))
         assert strong == timeless(real)
     members = group_members(dataset, "test")
-    assert found.groups.sizes == {name: len(rows) for name, rows in members.items()}
+    assert evaluation.groups.sizes == {name: len(rows) for name, rows in members.items()}
 
 
 def test_other_training_people_are_near_the_floor(
     dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], tmp_path: Path
 ) -> None:
-    made, groups = training
-    order = np.random.default_rng(0).permutation(len(made))[: len(made) // 2]
+    trajectories, groups = training
+    order = np.random.default_rng(0).permutation(len(trajectories))[: len(trajectories) // 2]
     half = write(
-        tmp_path / "half.parquet", dataset, made.take(order), [groups[row] for row in order]
+        tmp_path / "half.parquet", dataset, trajectories.take(order), [groups[row] for row in order]
     )
     standing = evaluate(half, dataset.path).groups
     assert standing is not None and set(standing.scores) == {"ours", "floor"}
@@ -162,11 +166,11 @@ def test_the_baseline_closes_nothing_and_strong_everything(
             assert all((one.share is None) != (one.reason is None) for one in closed.values())
 
 
-def test_what_is_within_the_spread_is_not_a_share(found: Evaluation) -> None:
-    assert found.groups is not None
-    for metric, one in found.groups.gap_closed_strong.items():
+def test_what_is_within_the_spread_is_not_a_share(evaluation: Evaluation) -> None:
+    assert evaluation.groups is not None
+    for metric, one in evaluation.groups.gap_closed_strong.items():
         baseline, strong = (
-            found.groups.intervals[label][metric] for label in ("baseline", "strong")
+            evaluation.groups.intervals[label][metric] for label in ("baseline", "strong")
         )
         gap, spread = (
             baseline.estimate - strong.estimate,
@@ -179,30 +183,38 @@ def test_what_is_within_the_spread_is_not_a_share(found: Evaluation) -> None:
                 if gap <= 0
                 else f"the gap from baseline to strong is {gap:.4f}"
             )
-    assert {one.reason is None for one in found.groups.gap_closed_strong.values()} == {True, False}
+    assert {one.reason is None for one in evaluation.groups.gap_closed_strong.values()} == {
+        True,
+        False,
+    }
     assert all(
-        one.low <= one.estimate <= one.high for one in found.groups.intervals["ours"].values()
+        one.low <= one.estimate <= one.high for one in evaluation.groups.intervals["ours"].values()
     )
 
 
-def test_samples_of_the_wrong_group_are_worse_than_the_baseline(found: Evaluation) -> None:
-    assert found.groups is not None
-    share = found.groups.gap_closed_floor["poi"].share
+def test_samples_of_the_wrong_group_are_worse_than_the_baseline(evaluation: Evaluation) -> None:
+    assert evaluation.groups is not None
+    share = evaluation.groups.gap_closed_floor["poi"].share
     assert share is not None and share < 0
     assert (
-        found.groups.scores["ours"].average["poi"] > found.groups.scores["baseline"].average["poi"]
+        evaluation.groups.scores["ours"].average["poi"]
+        > evaluation.groups.scores["baseline"].average["poi"]
     )
 
 
 def test_a_file_of_everybody_meets_the_people_of_every_group(
     dataset: TrajectoryDataset, files: dict[str, Path]
 ) -> None:
-    found = evaluate(files["everybody"], dataset.path)
-    assert found.groups is not None and found.left_out == {} and not found.files["ours"]["by_group"]
-    assert list(found.groups.sizes) == list(DEFAULT_GROUPS.names)
+    evaluation = evaluate(files["everybody"], dataset.path)
+    assert (
+        evaluation.groups is not None
+        and evaluation.left_out == {}
+        and not evaluation.files["ours"]["by_group"]
+    )
+    assert list(evaluation.groups.sizes) == list(DEFAULT_GROUPS.names)
     floor = sampling_floor(dataset, MetricSpec.of(dataset))
-    assert found.everybody.scores["floor"].groups == floor.everybody.groups
-    assert found.everybody.scores["ours"].groups == timeless(
+    assert evaluation.everybody.scores["floor"].groups == floor.everybody.groups
+    assert evaluation.everybody.scores["ours"].groups == timeless(
         floor.everybody.groups
     )  # they are the training people
 
@@ -213,15 +225,17 @@ def test_groups_are_mixed_alike_on_all_sides(
     files: dict[str, Path],
     tmp_path: Path,
 ) -> None:
-    made, groups = training
+    trajectories, groups = training
     rows = np.array(
         [row for row, name in enumerate(groups) for _ in range(9 if name == "<30, M" else 1)]
     )
-    most = write(tmp_path / "most.parquet", dataset, made.take(rows), [groups[row] for row in rows])
-    found = evaluate(most, dataset.path, baseline=files["everybody"])
-    assert found.groups is not None
-    assert found.everybody.sizes == {EVERYBODY: sum(found.groups.sizes.values())}
-    ours, floor = (found.everybody.intervals[label]["poi"] for label in ("ours", "floor"))
+    most = write(
+        tmp_path / "most.parquet", dataset, trajectories.take(rows), [groups[row] for row in rows]
+    )
+    evaluation = evaluate(most, dataset.path, baseline=files["everybody"])
+    assert evaluation.groups is not None
+    assert evaluation.everybody.sizes == {EVERYBODY: sum(evaluation.groups.sizes.values())}
+    ours, floor = (evaluation.everybody.intervals[label]["poi"] for label in ("ours", "floor"))
     assert abs(ours.estimate - floor.estimate) < 3 * math.hypot(ours.spread, floor.spread)
 
 
@@ -237,10 +251,10 @@ def test_all_sides_are_as_small_as_the_smallest(
     assert {tuple(scores.sizes.values()) for scores in standing.scores.values()} == {(6,) * 8}
 
 
-def test_diversity_stands_beside_that_of_real_people(found: Evaluation) -> None:
-    ours = found.everybody.scores["ours"].diversity
+def test_diversity_stands_beside_that_of_real_people(evaluation: Evaluation) -> None:
+    ours = evaluation.everybody.scores["ours"].diversity
     assert ours is not None and ours["copies"] == 1.0 > ours["held_out"]["copies"]
-    assert found.everybody.scores["floor"].diversity is None
+    assert evaluation.everybody.scores["floor"].diversity is None
 
 
 def test_without_labels_people_are_compared_all_together(
@@ -249,38 +263,39 @@ def test_without_labels_people_are_compared_all_together(
     shutil.copytree(
         dataset.path, tmp_path / "dataset", ignore=shutil.ignore_patterns("labels.parquet")
     )
-    found = evaluate(files["wrong"], tmp_path / "dataset", baseline=files["everybody"])
-    assert found.groups is None and found.left_out == {}
-    assert [warning.count("has no labels") for warning in found.warnings] == [1]
+    evaluation = evaluate(files["wrong"], tmp_path / "dataset", baseline=files["everybody"])
+    assert evaluation.groups is None and evaluation.left_out == {}
+    assert [warning.count("has no labels") for warning in evaluation.warnings] == [1]
     floor = sampling_floor(dataset, MetricSpec.of(dataset)).everybody
-    assert found.everybody.scores["ours"].groups == timeless(floor.groups)
+    assert evaluation.everybody.scores["ours"].groups == timeless(floor.groups)
 
 
 def test_groups_without_people_or_samples_are_named_and_not_averaged(
     dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], tmp_path: Path
 ) -> None:
-    made, groups = training
-    told = [None if name == "40-50, F" else name for name in groups]
-    ours = write(tmp_path / "ours.parquet", dataset, made, told)
+    trajectories, groups = training
+    group_labels = [None if name == "40-50, F" else name for name in groups]
+    ours = write(tmp_path / "ours.parquet", dataset, trajectories, group_labels)
     hidden = {("<30, M", "test"), ("<30, F", "train")}
     copy = relabelled(
         dataset, tmp_path / "dataset", lambda group, split: (group, split) not in hidden
     )
-    found = evaluate(ours, copy)
-    assert found.groups is not None
-    assert found.left_out == {
+    evaluation = evaluate(ours, copy)
+    assert evaluation.groups is not None
+    assert evaluation.left_out == {
         "<30, M": "has no people in split 'test'",
         "<30, F": "has no people in split 'train', so no floor",
         "40-50, F": f"has no trajectory in {ours}",
     }
-    scores = found.groups.scores["ours"]
-    assert len(scores.groups) == 5 and not set(scores.groups) & set(found.left_out)
+    scores = evaluation.groups.scores["ours"]
+    assert len(scores.groups) == 5 and not set(scores.groups) & set(evaluation.left_out)
     assert scores.average["poi"] == pytest.approx(
         np.mean([row["poi"] for row in scores.groups.values()])
     )
     assert any(
-        f"{told.count(None):,} of {len(told):,} trajectories are of no group" in each
-        for each in found.warnings
+        f"{group_labels.count(None):,} of {len(group_labels):,} trajectories are of no group"
+        in each
+        for each in evaluation.warnings
     )
 
 
@@ -288,14 +303,16 @@ def test_groups_without_people_or_samples_are_named_and_not_averaged(
 def test_few_and_identical_trajectories_give_finite_numbers(
     dataset: TrajectoryDataset, training: tuple[Trajectories, list[str]], tmp_path: Path, which: str
 ) -> None:
-    made, groups = training
+    trajectories, groups = training
     rows = np.zeros(1 if which == "one" else 400, dtype=np.int64)
-    told = [groups[0]] if which == "one" else list(DEFAULT_GROUPS.names) * 50
-    ours = write(tmp_path / "ours.parquet", dataset, made.take(rows), told)
-    everybody = write(tmp_path / "everybody.parquet", dataset, made.take(rows))
-    found = evaluate(ours, dataset.path, baseline=everybody, strong=ours)
-    assert finite(json.loads(json.dumps(found.as_dict(), allow_nan=False)))
-    assert found.groups is not None and len(found.groups.sizes) == (1 if which == "one" else 8)
+    group_labels = [groups[0]] if which == "one" else list(DEFAULT_GROUPS.names) * 50
+    ours = write(tmp_path / "ours.parquet", dataset, trajectories.take(rows), group_labels)
+    everybody = write(tmp_path / "everybody.parquet", dataset, trajectories.take(rows))
+    evaluation = evaluate(ours, dataset.path, baseline=everybody, strong=ours)
+    assert finite(json.loads(json.dumps(evaluation.as_dict(), allow_nan=False)))
+    assert evaluation.groups is not None and len(evaluation.groups.sizes) == (
+        1 if which == "one" else 8
+    )
 
 
 def test_a_hundred_thousand_trajectories_take_seconds(
@@ -305,9 +322,9 @@ def test_a_hundred_thousand_trajectories_take_seconds(
     rows = np.arange(100_000) % len(real)
     ours = write(tmp_path / "many.parquet", dataset, real.take(rows), [groups[row] for row in rows])
     start = time.process_time()  # of this process alone: the machine may have other things to do
-    found = evaluate(ours, dataset.path)
+    evaluation = evaluate(ours, dataset.path)
     assert time.process_time() - start < 10
-    assert found.files["ours"]["trajectories"] == 100_000
+    assert evaluation.files["ours"]["trajectories"] == 100_000
 
 
 def test_a_file_of_generate_is_read_as_it_was_written(
@@ -322,23 +339,23 @@ def test_a_file_of_generate_is_read_as_it_was_written(
     model = keep(tmp_path / "model", fresh(FAMILY, dataset).with_groups(groups, 1), dataset)
     generate(model, tmp_path / "made.parquet", 40, group="30-40, F")
     read = read_samples(tmp_path / "made.parquet", dataset.vocabulary, groups)
-    made, names, _ = read_synthetic(tmp_path / "made.parquet", dataset.vocabulary)
-    assert np.array_equal(read.trajectories.tokens, made.tokens)
-    assert np.array_equal(read.trajectories.offsets, made.offsets)
-    assert np.array_equal(read.trajectories.anchors, made.anchors, equal_nan=True)
+    trajectories, names, _ = read_synthetic(tmp_path / "made.parquet", dataset.vocabulary)
+    assert np.array_equal(read.trajectories.tokens, trajectories.tokens)
+    assert np.array_equal(read.trajectories.offsets, trajectories.offsets)
+    assert np.array_equal(read.trajectories.anchors, trajectories.anchors, equal_nan=True)
     assert (
         read.groups is not None and [groups.names[code] for code in read.groups] == names.tolist()
     )
-    found = evaluate(tmp_path / "made.parquet", dataset.path)
+    evaluation = evaluate(tmp_path / "made.parquet", dataset.path)
     assert (
-        found.groups is not None
-        and list(found.groups.sizes) == ["30-40, F"]
-        and len(found.left_out) == 7
+        evaluation.groups is not None
+        and list(evaluation.groups.sizes) == ["30-40, F"]
+        and len(evaluation.left_out) == 7
     )
 
 
 def test_the_command_prints_models_side_by_side_and_writes_all_tables(
-    dataset: TrajectoryDataset, files: dict[str, Path], found: Evaluation, tmp_path: Path
+    dataset: TrajectoryDataset, files: dict[str, Path], evaluation: Evaluation, tmp_path: Path
 ) -> None:
     out = tmp_path / "tables"
     command = [
@@ -363,7 +380,7 @@ def test_the_command_prints_models_side_by_side_and_writes_all_tables(
         [f"{name}.{end}" for name in KINDS for end in suffixes]
         + ["evaluation.json", "manifest.json"]
     )
-    plain = json.loads(json.dumps(found.as_dict(), allow_nan=False))
+    plain = json.loads(json.dumps(evaluation.as_dict(), allow_nan=False))
     assert json.loads((out / "evaluation.json").read_text()) == plain
     alone = CliRunner().invoke(app, [*command[:4], "--json"], catch_exceptions=False)
     assert json.loads(alone.stdout)["groups"]["scores"]["ours"] == plain["groups"]["scores"]["ours"]
@@ -373,14 +390,14 @@ def test_the_command_prints_models_side_by_side_and_writes_all_tables(
             for row in csv.DictReader(handle)
             if (row["metric"], row["model"]) == ("Trip", "ours")
         ]
-    assert found.groups is not None
-    assert float(rows[0][">50, F"]) == found.groups.scores["ours"].groups[">50, F"]["trip"]
+    assert evaluation.groups is not None
+    assert float(rows[0][">50, F"]) == evaluation.groups.scores["ours"].groups[">50, F"]["trip"]
     with pytest.raises(MobatlasError, match="exists already"):
-        write_evaluation(out, found)
+        write_evaluation(out, evaluation)
     with pytest.raises(MobatlasError, match="lies over the source"):
-        write_evaluation(dataset.path / "out", found)
+        write_evaluation(dataset.path / "out", evaluation)
     before = (out / "manifest.json").read_bytes()
-    write_evaluation(out, found, overwrite=True)
+    write_evaluation(out, evaluation, overwrite=True)
     assert (out / "manifest.json").read_bytes() == before
 
 
@@ -471,12 +488,12 @@ def test_people_who_cannot_be_compared_with_are_refused(
     ):
         with pytest.raises(MobatlasError, match=sentence):
             evaluate(files["real"], dataset.path, split=split)
-    nobody = relabelled(dataset, tmp_path / "nobody", lambda group, split: split != "test")
+    unlabelled = relabelled(dataset, tmp_path / "nobody", lambda group, split: split != "test")
     with pytest.raises(
         MobatlasError,
         match=r"no group can be compared: '<30, M' has no people in split 'test'; give",
     ):
-        evaluate(files["real"], nobody)
+        evaluate(files["real"], unlabelled)
     shares = {"split": {"val": 0.0, "test": 0.2}}
     prepare(dataset.path.parent / "city", tmp_path / "two parts", preset="small", values=shares)
     with pytest.raises(

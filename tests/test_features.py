@@ -25,7 +25,7 @@ from tests.feature_maps import (
     NAMES,
     TOWN,
     as_tensors,
-    hand_made,
+    build_trajectories,
     make_vocabulary,
     named,
     one_hot,
@@ -53,7 +53,7 @@ def random_trajectories(draw: st.DrawFn) -> Trajectories:
     anchors = rng.uniform(-0.3, 0.3, (len(rows), 4))
     for part in (slice(0, 2), slice(2, 4)):
         anchors[rng.random(len(rows)) < 0.25, part] = np.nan
-    return hand_made(
+    return build_trajectories(
         rows, anchors.tolist(), [rng.integers(0, 24, len(row)).tolist() for row in rows]
     )
 
@@ -91,7 +91,7 @@ def test_the_soft_form_is_the_expectation_over_independent_positions(
     shares = rng.dirichlet(np.ones(5), 3)  # (length, support)
     choices = list(product(range(5), repeat=3))
     hours = rng.integers(0, 24, 3).tolist()
-    every = hand_made(
+    every = build_trajectories(
         [support[list(choice)].tolist() for choice in choices], hours=[hours] * len(choices)
     )
     weights = np.array(
@@ -144,7 +144,7 @@ def test_bins_are_unique_and_carry_the_name_of_their_map(name: str, mask: Sequen
 @contract
 def test_tokens_for_models_are_never_counted(name: str, mask: Sequence[str]) -> None:
     feature = build_feature(name, TOWN, mask)
-    padding = hand_made([range(PAD, HOME)], hours=[range(HOME - PAD)])
+    padding = build_trajectories([range(PAD, HOME)], hours=[range(HOME - PAD)])
     assert feature.counts(padding).sum() == 0
     assert feature.soft(one_hot(padding, len(TOWN))).sum() == 0
 
@@ -153,7 +153,7 @@ def test_tokens_for_models_are_never_counted(name: str, mask: Sequence[str]) -> 
 def test_nothing_at_all_counts_as_nothing(name: str, mask: Sequence[str]) -> None:
     feature = build_feature(name, TOWN, mask)
     assert (
-        feature.counts(hand_made([[], []], hours=[[], []])).toarray().tolist()
+        feature.counts(build_trajectories([[], []], hours=[[], []])).toarray().tolist()
         == [[0.0] * len(feature.bins)] * 2
     )
     none = Trajectories(
@@ -164,8 +164,10 @@ def test_nothing_at_all_counts_as_nothing(name: str, mask: Sequence[str]) -> Non
 
 def test_pois_of_one_category_share_a_bin_and_a_poi_without_one_is_unknown() -> None:
     feature = build_feature("category", TOWN)
-    found = named(feature, feature.counts(hand_made([[BAKERY, DINER, BAKERY, PARK], [HOME, WORK]])))
-    assert found == [
+    result = named(
+        feature, feature.counts(build_trajectories([[BAKERY, DINER, BAKERY, PARK], [HOME, WORK]]))
+    )
+    assert result == [
         {"category:food": 3, "category:unknown": 1},
         {"category:home": 1, "category:work": 1},
     ]
@@ -177,18 +179,21 @@ def test_transitions_stay_within_a_trajectory_and_do_not_jump_over_what_is_maske
         build_feature("transitions", TOWN),
         build_feature("transitions", TOWN, ("HOME",)),
     )
-    assert named(plain, plain.counts(hand_made(rows))) == [
+    assert named(plain, plain.counts(build_trajectories(rows))) == [
         {"transitions:food>home": 1, "transitions:home>unknown": 1, "transitions:unknown>food": 1},
         {},
     ]
-    assert named(masked, masked.counts(hand_made(rows))) == [{"transitions:unknown>food": 1}, {}]
+    assert named(masked, masked.counts(build_trajectories(rows))) == [
+        {"transitions:unknown>food": 1},
+        {},
+    ]
 
 
 def test_a_place_without_coordinates_is_at_no_distance() -> None:
     feature = build_feature("distance", TOWN)
     nowhere = len(TOWN) - 1
     rows = [[HOME, BAKERY, WORK, OTHER, DINER, nowhere], [OTHER, nowhere]]
-    assert named(feature, feature.counts(hand_made(rows))) == [
+    assert named(feature, feature.counts(build_trajectories(rows))) == [
         {"distance:0-1": 1, "distance:5-10": 1, "distance:2-5": 1},
         {},
     ]
@@ -196,7 +201,9 @@ def test_a_place_without_coordinates_is_at_no_distance() -> None:
 
 def test_people_without_a_home_are_at_no_distance_and_without_work_only_their_work_is_not() -> None:
     feature = build_feature("distance", TOWN)
-    trajectories = hand_made([[WORK, BAKERY]] * 2, [(NAN, NAN, 0.0, 0.06), (0.0, 0.0, NAN, NAN)])
+    trajectories = build_trajectories(
+        [[WORK, BAKERY]] * 2, [(NAN, NAN, 0.0, 0.06), (0.0, 0.0, NAN, NAN)]
+    )
     assert named(feature, feature.counts(trajectories)) == [{}, {"distance:0-1": 1}]
     soft = feature.soft(one_hot(trajectories, len(TOWN)))
     assert np.isfinite(soft).all()
@@ -204,7 +211,7 @@ def test_people_without_a_home_are_at_no_distance_and_without_work_only_their_wo
 
 
 def test_the_mask_holds_for_distances_and_hours_too() -> None:
-    trajectories = hand_made([[HOME, WORK, BAKERY]], hours=[[7, 9, 18]])
+    trajectories = build_trajectories([[HOME, WORK, BAKERY]], hours=[[7, 9, 18]])
     distance, hour = (build_feature(name, TOWN, ("WORK",)) for name in ("distance", "hour"))
     assert named(distance, distance.counts(trajectories)) == [{"distance:0-1": 1}]
     assert named(hour, hour.counts(trajectories)) == [{"hour:07": 1, "hour:18": 1}]
@@ -212,7 +219,7 @@ def test_the_mask_holds_for_distances_and_hours_too() -> None:
 
 def test_hours_need_times() -> None:
     feature = build_feature("hour", TOWN)
-    trajectories = hand_made([[HOME]])
+    trajectories = build_trajectories([[HOME]])
     with pytest.raises(MobatlasError, match="have no times; choose another feature") as caught:
         feature.counts(trajectories)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Feature maps of a dataset against a slow reading of its long table, and the trajectories that they count."""
+"""Feature maps of a dataset against a slow reading of its long table."""
 
 from __future__ import annotations
 
@@ -67,21 +67,21 @@ def slowly(
 ) -> Counter[str]:
     """What a map counts, from the words of its definition: one visit at a time, by name."""
     categories = [visit["category"] or "unknown" for visit in visits]
-    kept = [visit["poi_id"] not in mask for visit in visits]
-    found: Counter[str] = Counter()
+    is_counted = [visit["poi_id"] not in mask for visit in visits]
+    result: Counter[str] = Counter()
     for number, visit in enumerate(visits):
-        if not kept[number]:
+        if not is_counted[number]:
             continue
         match name:
             case "poi":
-                found[f"poi:{visit['poi_id']}"] += 1
+                result[f"poi:{visit['poi_id']}"] += 1
             case "category":
-                found[f"category:{categories[number]}"] += 1
+                result[f"category:{categories[number]}"] += 1
             case "transitions":
-                if number + 1 < len(visits) and kept[number + 1]:
-                    found[f"transitions:{categories[number]}>{categories[number + 1]}"] += 1
+                if number + 1 < len(visits) and is_counted[number + 1]:
+                    result[f"transitions:{categories[number]}>{categories[number + 1]}"] += 1
             case "hour":
-                found[f"hour:{visit['arrival'].hour:02d}"] += 1
+                result[f"hour:{visit['arrival'].hour:02d}"] += 1
             case "distance":
                 lat, lon = visit["lat"], visit["lon"]
                 if visit["poi_id"] == "WORK":
@@ -95,11 +95,11 @@ def slowly(
                     km = great_circle_km(person["home_lat"], person["home_lon"], lat, lon)
                     for band in ("0-1", "1-2", "2-5", "5-10", "10-20", "20-50"):
                         if km < float(band.split("-")[1]):
-                            found[f"distance:{band}"] += 1
+                            result[f"distance:{band}"] += 1
                             break
                     else:
-                        found["distance:50+"] += 1
-    return found
+                        result["distance:50+"] += 1
+    return result
 
 
 @pytest.mark.parametrize("mask", [(), ("WORK",), EVERY_SPECIAL])
@@ -115,15 +115,15 @@ def test_counts_are_those_of_a_slow_reading_of_the_long_table(
             {**places[row["token"]], **row}
         )
     feature = build_feature(name, dataset.vocabulary, mask)
-    found = named(feature, feature.counts(Trajectories.of(dataset)))
+    result = named(feature, feature.counts(Trajectories.of(dataset)))
     users = dataset.people["user_id"].to_pylist()
-    assert len(found) == len(windows) > 100
-    for number, counts in enumerate(found):
+    assert len(result) == len(windows) > 100
+    for number, counts in enumerate(result):
         user = users[dataset.person[number]]
         assert counts == slowly(
             name, windows[user, int(dataset.window[number])], people[user], mask
         )
-    assert sum(map(len, found)) > 0
+    assert sum(map(len, result)) > 0
 
 
 def test_the_real_city_agrees_in_both_forms(dataset: TrajectoryDataset) -> None:

@@ -1,4 +1,4 @@
-"""The metrics against a slow count in plain loops, in a town counted by hand, and their mathematics."""
+"""Metrics against plain loops, in a town counted by hand, and their mathematics."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ from mobatlas.evaluation.metrics import (
     DWELL_EDGES,
     METRICS,
     PAPER_METRICS,
+    Metric,
+    MetricInput,
     MetricSpec,
     metrics,
+    register_metric,
     travel_distance,
 )
 from mobatlas.features.divergences import jsd
@@ -81,7 +84,7 @@ def slow_km(a: Place, b: Place) -> float:
 
 
 def slow_places(spec: MetricSpec, tokens: Sequence[int], anchors: Sequence[float]) -> list[Place]:
-    found = []
+    result = []
     for token in tokens:
         if token == HOME:
             place = (anchors[0], anchors[1])
@@ -91,8 +94,8 @@ def slow_places(spec: MetricSpec, tokens: Sequence[int], anchors: Sequence[float
             row = spec.vocabulary.table.slice(token, 1).to_pylist()[0]
             place = (math.nan, math.nan) if row["lat"] is None else (row["lat"], row["lon"])
         if not any(map(math.isnan, place)):
-            found.append(place)
-    return found
+            result.append(place)
+    return result
 
 
 def slow_cell(spec: MetricSpec, place: Place) -> Hashable:
@@ -142,7 +145,7 @@ def slow_jsd(a: Counter[Hashable], b: Counter[Hashable]) -> float:
 
 
 def random_walks(dataset: TrajectoryDataset, n: int = 150) -> Trajectories:
-    """Trajectories that no person makes: too long, empty, without anchors, with anchors outside the box, at any time."""
+    """Unlikely trajectories: too long, empty, without anchors, or with anchors outside the box."""
     rng = np.random.default_rng(5)
     tokens = [
         rng.integers(HOME, len(dataset.vocabulary), size=size).tolist()
@@ -174,19 +177,17 @@ def test_every_metric_is_what_a_slow_count_finds(
             assert sorted(row.data.tolist()) == sorted(n for part in both for n in part.values()), (
                 name
             )
-    found = compare(spec, real, synthetic)
+    result = compare(spec, real, synthetic)
     names = [metric.name for metric in METRICS.values() if metric.name != "trip_marginals"]
     expected_jsd = {name: slow_jsd(slow[0][name], slow[1][name]) for name in names}
     expected_jsd["trip_marginals"] = (
         sum(slow_jsd(slow[0][x], slow[1][x]) for x in ("origins", "destinations")) / 2
     )
-    assert found == pytest.approx(expected_jsd, abs=1e-9)
-    assert min(found.values()) > 0.01
+    assert result == pytest.approx(expected_jsd, abs=1e-9)
+    assert min(result.values()) > 0.01
 
 
-def test_the_yardstick_is_laid_by_training_people(
-    dataset: TrajectoryDataset, spec: MetricSpec
-) -> None:
+def test_training_people_fix_the_bins(dataset: TrajectoryDataset, spec: MetricSpec) -> None:
     train = dataset.split("train")
     points = [
         (row["lat"], row["lon"])
@@ -221,7 +222,7 @@ def test_the_four_of_the_paper_are_among_the_metrics() -> None:
     assert all(metric.title and metric.description for metric in METRICS.values())
 
 
-def test_home_and_work_are_where_the_person_lives_and_works() -> None:
+def test_home_and_work_are_at_the_anchors_of_the_person() -> None:
     assert counted(walks([HOME, WORK], [HOME], anchors=[ANCHORS, (0.5, 1.5, 0, 0)]), "spatial") == {
         SOUTH_WEST: 1,
         SOUTH_EAST: 1,
@@ -261,8 +262,8 @@ def test_trips_do_not_lead_from_one_trajectory_into_the_next() -> None:
 
 
 def test_trip_marginals_hold_origins_beside_destinations() -> None:
-    found = counted(walks([PARK, SHOP, CAFE]), "trip_marginals")
-    assert found == {SOUTH_WEST: 1, NORTH_WEST: 1, 5 + NORTH_WEST: 1, 5 + NORTH_EAST: 1}
+    result = counted(walks([PARK, SHOP, CAFE]), "trip_marginals")
+    assert result == {SOUTH_WEST: 1, NORTH_WEST: 1, 5 + NORTH_WEST: 1, 5 + NORTH_EAST: 1}
 
 
 def test_every_trajectory_has_a_distance_and_a_length() -> None:
@@ -320,7 +321,7 @@ def test_synthetic_data_do_not_move_the_grid(dataset: TrajectoryDataset, spec: M
         spec.cells = 100  # type: ignore[misc]
 
 
-def test_a_report_can_print_the_yardstick(spec: MetricSpec) -> None:
+def test_the_bins_can_be_written_as_json(spec: MetricSpec) -> None:
     printed = json.loads(json.dumps(spec.as_dict(), allow_nan=False))
     assert (printed["cells"], printed["days"]) == (12, 3)
     assert len(printed["travel_edges_km"]) == 50
@@ -330,7 +331,7 @@ def test_a_report_can_print_the_yardstick(spec: MetricSpec) -> None:
     )
 
 
-def test_a_yardstick_needs_cells_and_people(dataset: TrajectoryDataset) -> None:
+def test_bins_need_cells_and_people(dataset: TrajectoryDataset) -> None:
     with pytest.raises(MobatlasError, match="at least 1"):
         MetricSpec.of(dataset, cells=0)
     with pytest.raises(MobatlasError, match="split"):
@@ -369,9 +370,9 @@ def test_disjoint_samples_give_one() -> None:
 
 @given(a=samples, b=samples)
 def test_both_sides_count_alike(a: Trajectories, b: Trajectories) -> None:
-    found = compare(TOWN, a, b)
-    assert compare(TOWN, b, a) == pytest.approx(found)
-    assert all(0 <= found[name] <= 1 + 1e-12 for name in NAMES)
+    result = compare(TOWN, a, b)
+    assert compare(TOWN, b, a) == pytest.approx(result)
+    assert all(0 <= result[name] <= 1 + 1e-12 for name in NAMES)
 
 
 @given(a=samples, b=samples, seed=st.integers(0, 99))
@@ -380,3 +381,21 @@ def test_the_order_of_trajectories_does_not_matter(
 ) -> None:
     shuffled = a.take(np.random.default_rng(seed).permutation(len(a)))
     assert compare(TOWN, shuffled, b) == compare(TOWN, a, b)
+
+
+def test_a_metric_can_be_added_from_outside_the_package() -> None:
+    def count_stops(sample: MetricInput) -> sparse.csr_array:
+        bins = np.minimum(np.diff(sample.trajectories.offsets), 2)
+        return sample.count_each(bins, 3)
+
+    metric = Metric(
+        "stops", "Stops", "JSD of trajectories with no, one or more visits.", count_stops
+    )
+    register_metric(metric)
+    try:
+        assert compare(TOWN, walks([PARK], []), walks([PARK], [SHOP, PARK]))["stops"] == 0.5
+        with pytest.raises(MobatlasError, match="metric 'stops' exists already"):
+            register_metric(metric)
+    finally:
+        del METRICS._entries["stops"]
+    assert "stops" not in compare(TOWN, walks([PARK]), walks([PARK]))

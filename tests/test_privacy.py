@@ -1,4 +1,4 @@
-"""What an audit says: fresh people pass, copies of training people fail, and the share that was copied is the one measured."""
+"""An audit passes samples of other people, fails copies, and measures the share of copies."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ FEW = {"train": 0.06, "val": 0.04, "test": 0.9}
 
 
 class Town:
-    """A dataset of most people of a city, and the others in its words: the samples of a perfect model."""
+    """A dataset of most people of a city; the others are the samples of a perfect model."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -99,12 +99,12 @@ class Town:
             (folder / name).mkdir()
             for file in ("visits.parquet", "people.parquet", "pois.parquet"):
                 table = pq.read_table(folder / "city" / file)
-                kept = (
+                chosen_rows = (
                     table.filter(pc.is_in(table["user_id"], some))
                     if "user_id" in table.column_names
                     else table
                 )
-                pq.write_table(kept, folder / name / file)
+                pq.write_table(chosen_rows, folder / name / file)
         self.dataset = self.prepared("dataset", SHARES)
         prepare(folder / "fresh", folder / "others", preset="small")
         others = TrajectoryDataset.open(folder / "others")
@@ -123,8 +123,8 @@ class Town:
             rng.random(len(real.tokens)) < noise, rng.permutation(real.tokens), real.tokens
         )
         homes = real.anchors if exact_homes else coarsened(real.anchors, FAR, real.anchors)
-        made = Trajectories(tokens, real.offsets, homes)
-        return write(self.folder / f"{name}.parquet", self.dataset, made)
+        copies_with_noise = Trajectories(tokens, real.offsets, homes)
+        return write(self.folder / f"{name}.parquet", self.dataset, copies_with_noise)
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +137,12 @@ def passed(town: Town) -> Audit:
     return audit(town.fresh, town.dataset.path)
 
 
-def measured(found: Audit, name: str) -> Any:
-    (check,) = (check for check in found.checks if check.name == name)
+def measured(result: Audit, name: str) -> Any:
+    (check,) = (check for check in result.checks if check.name == name)
     return check.measured
 
 
-def test_people_whom_nobody_learnt_from_pass(passed: Audit) -> None:
+def test_samples_of_people_outside_the_dataset_pass(passed: Audit) -> None:
     assert passed.verdict == GREEN and passed.advice == ()
     assert [check.name for check in passed.checks] == list(CHECKS)
     assert passed.equal_anchors == {"of_a_training_person": 0.0, "of_only_one_person": 0.0}
@@ -150,15 +150,15 @@ def test_people_whom_nobody_learnt_from_pass(passed: Audit) -> None:
 
 
 def test_noisy_copies_of_training_people_fail_though_their_homes_are_moved(town: Town) -> None:
-    found = audit(town.copies("noisy", noise=0.1), town.dataset.path)
-    assert found.subjects == {MEMORISATION: RED, MEMBERSHIP: RED, ANCHORS: GREEN}
-    assert {check.name for check in found.checks if check.verdict == RED} >= {
+    result = audit(town.copies("noisy", noise=0.1), town.dataset.path)
+    assert result.subjects == {MEMORISATION: RED, MEMBERSHIP: RED, ANCHORS: GREEN}
+    assert {check.name for check in result.checks if check.verdict == RED} >= {
         "grams_of_one",
         "closest",
         "membership_auc",
     }
-    assert [line.partition(":")[0] for line in found.advice] == [MEMORISATION, MEMBERSHIP]
-    assert found.closest["train"]["mean"] < found.closest["held_out"]["mean"]
+    assert [line.partition(":")[0] for line in result.advice] == [MEMORISATION, MEMBERSHIP]
+    assert result.closest["train"]["mean"] < result.closest["held_out"]["mean"]
 
 
 def test_real_homes_fail_whatever_is_done_there(town: Town) -> None:
@@ -174,9 +174,9 @@ def test_real_homes_fail_whatever_is_done_there(town: Town) -> None:
                 table.schema.get_field_index(name), name, pa.array(homes[:, k])
             )
         pq.write_table(table, town.folder / "homes.parquet")
-        found = audit(town.folder / "homes.parquet", dataset.path)
-        assert found.subjects == {MEMORISATION: GREEN, MEMBERSHIP: GREEN, ANCHORS: verdict}
-        assert found.equal_anchors["of_only_one_person"] == pytest.approx(float(verdict == RED))
+        result = audit(town.folder / "homes.parquet", dataset.path)
+        assert result.subjects == {MEMORISATION: GREEN, MEMBERSHIP: GREEN, ANCHORS: verdict}
+        assert result.equal_anchors["of_only_one_person"] == pytest.approx(float(verdict == RED))
 
 
 def test_the_share_of_copies_is_the_one_that_is_measured(town: Town) -> None:
@@ -189,13 +189,13 @@ def test_the_share_of_copies_is_the_one_that_is_measured(town: Town) -> None:
     ]
     firsts[1] = firsts[1].set_column(0, "trajectory", pc.add(firsts[1]["trajectory"], 900))
     pq.write_table(pa.concat_tables(firsts), town.folder / "tenth.parquet")
-    found = audit(town.folder / "tenth.parquet", town.dataset.path)
-    assert measured(found, "pairs_of_one").estimate == pytest.approx(0.1)
-    assert found.equal_anchors["of_a_training_person"] == pytest.approx(0.1)
+    result = audit(town.folder / "tenth.parquet", town.dataset.path)
+    assert measured(result, "pairs_of_one").estimate == pytest.approx(0.1)
+    assert result.equal_anchors["of_a_training_person"] == pytest.approx(0.1)
     for name in ("pairs", "trajectories", "grams"):
-        interval = measured(found, name)
+        interval = measured(result, name)
         assert interval.low < 0.1 < interval.high, name
-    assert found.verdict == RED
+    assert result.verdict == RED
 
 
 @pytest.mark.parametrize(
@@ -217,10 +217,10 @@ def test_a_model_that_learnt_few_people_by_heart_fails_and_one_of_many_passes(
     name = f"{people} {steps}"
     keep(town.folder / name, model, dataset)
     generate(town.folder / name, town.folder / f"{name}.parquet", 1_000, coarsen="5km")
-    found = audit(town.folder / f"{name}.parquet", dataset.path).subjects
-    assert {found[MEMORISATION], found[MEMBERSHIP]} == {verdict}
+    result = audit(town.folder / f"{name}.parquet", dataset.path).subjects
+    assert {result[MEMORISATION], result[MEMBERSHIP]} == {verdict}
     assert (
-        people == "few" or found[ANCHORS] == GREEN
+        people == "few" or result[ANCHORS] == GREEN
     )  # of few people home and work are far from anybody else's
 
 
@@ -239,12 +239,12 @@ def test_choosing_the_best_of_many_attacks_gains_nothing() -> None:
 
 def test_an_attack_that_knows_everything_finds_everybody() -> None:
     member = (np.arange(500) < 300).astype(np.int64)
-    found = infer(
+    result = infer(
         {"oracle": member.astype(np.float64), "blind": np.zeros(500)},
         member,
         np.random.default_rng(0),
     )
-    assert (found.auc.low, found.auc.high, found.tpr.low, found.chosen) == (
+    assert (result.auc.low, result.auc.high, result.tpr.low, result.chosen) == (
         1.0,
         1.0,
         1.0,
@@ -266,8 +266,8 @@ def test_the_area_is_the_chance_that_a_member_scores_higher(
 @pytest.mark.parametrize("others", [30, 99, 120, 250])
 def test_a_score_that_knows_nothing_finds_one_in_a_hundred(others: int) -> None:
     rng = np.random.default_rng(0)
-    found = [hit_rate(rng.random(200), rng.random(others)) for _ in range(2_000)]
-    assert np.mean(found) == pytest.approx(0.01, abs=4 * np.std(found) / np.sqrt(len(found)))
+    result = [hit_rate(rng.random(200), rng.random(others)) for _ in range(2_000)]
+    assert np.mean(result) == pytest.approx(0.01, abs=4 * np.std(result) / np.sqrt(len(result)))
 
 
 steps = st.lists(st.integers(HOME, HOME + 3), min_size=1, max_size=7)
@@ -281,14 +281,14 @@ def test_distance_counts_tokens_and_pairs_that_both_have(
         return Counter(walk) + Counter(pairwise(walk))
 
     table = shingles(walks(*first, *second))
-    found = np.concatenate(
+    result = np.concatenate(
         [block for _, block in distances(table[: len(first)], table[len(first) :])]
     )
     expected = [
         [1 - (things(a) & things(b)).total() / (things(a) | things(b)).total() for b in second]
         for a in first
     ]
-    assert found == pytest.approx(np.array(expected), abs=1e-6)
+    assert result == pytest.approx(np.array(expected), abs=1e-6)
 
 
 @given(st.lists(steps, min_size=1, max_size=5), steps)
@@ -300,12 +300,12 @@ def test_likelihoods_are_those_of_witten_and_bell(
     def chance(context: tuple[int, ...], token: int, n: int) -> float:
         if n == 0:
             return 1 / words
-        told = context[len(context) - (n - 1) :]
+        recent = context[len(context) - (n - 1) :]
         after = Counter(
             walk[k]
             for walk in ([1] * order + each for each in learnt)
             for k in range(order, len(walk))
-            if tuple(walk[k - n + 1 : k]) == told
+            if tuple(walk[k - n + 1 : k]) == recent
         )
         shorter = chance(context, token, n - 1)
         different, total = len(after), after.total()
@@ -313,9 +313,9 @@ def test_likelihoods_are_those_of_witten_and_bell(
 
     everything = walks(*learnt, asked)
     marked = everything.owner < len(learnt)
-    found = np.exp(log_likelihood(number_grams(everything, order), marked, words))[~marked]
+    result = np.exp(log_likelihood(number_grams(everything, order), marked, words))[~marked]
     padded = [1] * order + asked
-    assert found == pytest.approx(
+    assert result == pytest.approx(
         [chance(tuple(padded[:k]), padded[k], order) for k in range(order, len(padded))]
     )
 
@@ -325,10 +325,10 @@ def test_rare_places_are_those_of_few_training_people() -> None:
     common = FIRST_POI + 40
     train = walks(*[[place, common] for place in rare], *[[HOME, common]] * 5)
     person = np.arange(45)
-    found = rare_places(walks(rare[:30], [common]), train, person, walks(rare[:10], [common]))
-    assert found is not None
-    assert (found.train, found.held_out, found.interval.estimate) == (0.75, 0.25, 0.5)
-    assert 0.25 < found.interval.low < 0.5 < found.interval.high
+    result = rare_places(walks(rare[:30], [common]), train, person, walks(rare[:10], [common]))
+    assert result is not None
+    assert (result.train, result.held_out, result.interval.estimate) == (0.75, 0.25, 0.5)
+    assert 0.25 < result.interval.low < 0.5 < result.interval.high
     assert rare_places(train, walks([common]), np.zeros(1, dtype=np.int64), train) is None
 
 
@@ -353,8 +353,8 @@ def together(passed: Audit, *verdicts: str) -> Audit:
     """An audit whose six checks of memorisation have these verdicts, and all others are green."""
     ends = {GREEN: (0.0, 0.0), UNDECIDED: (0.0, 1.0), AMBER: (0.02, 0.03), RED: (0.9, 1.0)}
     checks = [
-        Check(name) if told == UNTESTED else Check(name, measured=Interval(0.0, *ends[told], 0.1))
-        for name, told in zip([*CHECKS], (*verdicts, *[GREEN] * 6), strict=True)
+        Check(name) if each == UNTESTED else Check(name, measured=Interval(0.0, *ends[each], 0.1))
+        for name, each in zip([*CHECKS], (*verdicts, *[GREEN] * 6), strict=True)
     ]
     return replace(passed, checks=tuple(checks))
 
@@ -372,20 +372,20 @@ def together(passed: Audit, *verdicts: str) -> Audit:
 def test_a_subject_is_green_if_half_of_its_checks_are(
     passed: Audit, verdicts: tuple[str, ...], verdict: str
 ) -> None:
-    found = together(passed, *verdicts)
-    assert found.subjects == {MEMORISATION: verdict, MEMBERSHIP: GREEN, ANCHORS: GREEN}
-    assert found.verdict == found.as_dict()["verdict"] == verdict
+    result = together(passed, *verdicts)
+    assert result.subjects == {MEMORISATION: verdict, MEMBERSHIP: GREEN, ANCHORS: GREEN}
+    assert result.verdict == result.as_dict()["verdict"] == verdict
 
 
 def test_thirty_held_out_people_decide_nothing(town: Town) -> None:
-    found = audit(
+    result = audit(
         town.fresh, town.prepared("thirty", {"train": 0.86, "val": 0.1, "test": 0.04}).path
     )
-    (closest,) = (check for check in found.checks if check.name == "closest")
+    (closest,) = (check for check in result.checks if check.name == "closest")
     assert closest.verdict == UNDECIDED and "too few people" in str(closest.explanation)
-    assert found.verdict == UNDECIDED and found.advice == ()
+    assert result.verdict == UNDECIDED and result.advice == ()
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(audit_table(found))
+    console.print(audit_table(result))
     said = console.export_text()
     assert "Closest record: not decided, too few people" in said and "verdict: not decided" in said
 
@@ -394,8 +394,8 @@ def test_what_cannot_be_tested_is_said_and_is_not_green(town: Town) -> None:
     bare = town.folder / "bare.parquet"
     table = pq.read_table(town.fresh, columns=["trajectory", "position", "poi_id"])
     pq.write_table(table.filter(pc.less(table["position"], 4)), bare)
-    found = audit(bare, town.prepared("two parts", {"train": 0.9, "val": 0.0, "test": 0.1}).path)
-    reasons = {check.name: check.reason for check in found.checks if check.verdict == UNTESTED}
+    result = audit(bare, town.prepared("two parts", {"train": 0.9, "val": 0.0, "test": 0.1}).path)
+    reasons = {check.name: check.reason for check in result.checks if check.verdict == UNTESTED}
     assert set(reasons) >= {
         "grams",
         "grams_of_one",
@@ -404,18 +404,18 @@ def test_what_cannot_be_tested_is_said_and_is_not_green(town: Town) -> None:
     }
     assert reasons["pairs"] == "samples have no home and work"
     assert "are too few to suspect 1 % of them" in str(reasons["membership_tpr"])
-    assert len(found.attacks["trajectories"]) == 3 and any(
-        "split 'val'" in each for each in found.warnings
+    assert len(result.attacks["trajectories"]) == 3 and any(
+        "split 'val'" in each for each in result.warnings
     )
-    assert found.verdict == found.subjects[ANCHORS] == UNDECIDED
+    assert result.verdict == result.subjects[ANCHORS] == UNDECIDED
 
 
 def test_one_sample_is_audited(town: Town) -> None:
     table = pq.read_table(town.fresh)
     pq.write_table(table.filter(pc.equal(table["trajectory"], 0)), town.folder / "one.parquet")
-    found = audit(town.folder / "one.parquet", town.dataset.path)
-    json.dumps(found.as_dict(), allow_nan=False)
-    assert found.trajectories == 1 and found.verdict in (GREEN, AMBER)
+    result = audit(town.folder / "one.parquet", town.dataset.path)
+    json.dumps(result.as_dict(), allow_nan=False)
+    assert result.trajectories == 1 and result.verdict in (GREEN, AMBER)
 
 
 def test_the_command_prints_and_writes_the_verdict_and_ends_well(
@@ -434,10 +434,10 @@ def test_the_command_prints_and_writes_the_verdict_and_ends_well(
         f"{name}.{end}" for name in ("checks", "attacks") for end in ("csv", "json", "md", "tex")
     }
     assert {path.name for path in out.iterdir()} == written | {"audit.json", "manifest.json"}
-    kept = json.loads((out / "audit.json").read_text())
-    assert kept["verdict"] == RED and {check["name"] for check in kept["checks"]} == set(CHECKS)
+    saved = json.loads((out / "audit.json").read_text())
+    assert saved["verdict"] == RED and {check["name"] for check in saved["checks"]} == set(CHECKS)
     alone = CliRunner().invoke(app, [*command[:4], "--json"], catch_exceptions=False)
-    assert json.loads(alone.stdout) == kept
+    assert json.loads(alone.stdout) == saved
     with pytest.raises(MobatlasError, match="exists already"):
         CliRunner().invoke(app, command, catch_exceptions=False)
 

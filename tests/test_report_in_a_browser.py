@@ -1,4 +1,4 @@
-"""The report as people see it: in a real Chromium, at the width of a laptop and of a phone, by mouse and by keyboard."""
+"""The report in Chromium, at the width of a laptop and of a phone, by mouse and by keyboard."""
 
 from __future__ import annotations
 
@@ -100,7 +100,10 @@ def test_a_group_is_chosen_by_mouse_and_by_keyboard(browser: Browser) -> None:
 
 def test_everything_has_a_name_and_what_is_for_the_screen_is_not_printed(browser: Browser) -> None:
     page = opened(browser, 1280, 800).page
-    unnamed = "Array.from(document.querySelectorAll('svg[role=img]')).filter(each => !each.getAttribute('aria-label')).length"
+    unnamed = (
+        "Array.from(document.querySelectorAll('svg[role=img]'))"
+        ".filter(each => !each.getAttribute('aria-label')).length"
+    )
     assert page.evaluate(unnamed) == 0
     assert page.evaluate("document.querySelectorAll('select:not([id])').length") == 0
     ids = page.evaluate("Array.from(document.querySelectorAll('[id]')).map(each => each.id)")

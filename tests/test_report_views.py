@@ -38,21 +38,21 @@ def test_the_hours_of_a_chart_are_those_of_the_visits(dataset: TrajectoryDataset
     assert real.hours is not None
     night = replace(real, arrivals=np.full(len(real.tokens), 3 * 3600))
     views = Views(dataset, MetricSpec.of(dataset))
-    found = heights(
+    result = heights(
         str(views.view("somebody", {REAL: real, "supervised": night}).distributions),
         "Hour of arrival",
     )
-    assert np.argmax(found["supervised"]) == 3 and len(set(found["supervised"][:3])) == 1
-    assert np.corrcoef(found[REAL][:24], np.bincount(real.hours, minlength=24))[0, 1] > 0.999
+    assert np.argmax(result["supervised"]) == 3 and len(set(result["supervised"][:3])) == 1
+    assert np.corrcoef(result[REAL][:24], np.bincount(real.hours, minlength=24))[0, 1] > 0.999
 
 
-def test_a_chart_says_where_samples_tell_no_hours(dataset: TrajectoryDataset) -> None:
+def test_a_chart_says_that_samples_have_no_times(dataset: TrajectoryDataset) -> None:
     real, views = Trajectories.of(dataset), Views(dataset, MetricSpec.of(dataset))
-    silent = replace(real, arrivals=None, stays=None)
-    shown = str(views.view("somebody", {REAL: real, "supervised": silent}).distributions)
+    untimed = replace(real, arrivals=None, stays=None)
+    shown = str(views.view("somebody", {REAL: real, "supervised": untimed}).distributions)
     assert list(heights(shown, "Hour of arrival, somebody (samples have no times)")) == [REAL]
     assert "Hour of arrival" not in str(
-        views.view("somebody", {REAL: silent, "supervised": silent}).distributions
+        views.view("somebody", {REAL: untimed, "supervised": untimed}).distributions
     )
 
 

@@ -68,7 +68,7 @@ def seen(text: str) -> str:
 
 
 def inert(cell: Any) -> str:
-    """What a cell of CSV holds: a name that a spreadsheet would compute has an apostrophe before it."""
+    """A cell of CSV: an apostrophe precedes a name that a spreadsheet would compute."""
     text = seen(str(cell))
     return f"'{text}" if isinstance(cell, str) and text[:1] in {"=", "+", "-", "@"} else text
 
@@ -129,8 +129,8 @@ def test_csv_and_json_keep_names_and_numbers(content: tuple[list[str], list[list
         [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row]
         for row in content[1]
     ]
-    found = json.loads(json.dumps(table.as_dict(), allow_nan=False))
-    assert (found["columns"], found["rows"]) == (content[0], known)
+    result = json.loads(json.dumps(table.as_dict(), allow_nan=False))
+    assert (result["columns"], result["rows"]) == (content[0], known)
     read = list(csv.reader(io.StringIO(table.as_csv(), newline="")))
     texts = [["" if cell is None else inert(cell) for cell in row] for row in [content[0], *known]]
     assert read == texts and table.as_csv().count("\n") == len(texts)
@@ -159,7 +159,8 @@ def test_a_table_in_its_four_forms(tmp_path: Path) -> None:
         'group,n,JSD,closed\n"<30, M",1200,0.12345,0.5\nall,,,-0.251\nnone,3,-0.0001,\n'
     )
     assert (tmp_path / "jsd.md").read_text() == (
-        "JSD, 95 %\n\n| group | n | JSD | closed |\n| --- | ---: | ---: | ---: |\n| \\<30, M | 1,200 | 0.123 | 50% |\n"
+        "JSD, 95 %\n\n| group | n | JSD | closed |\n| --- | ---: | ---: | ---: |\n"
+        "| \\<30, M | 1,200 | 0.123 | 50% |\n"
         "| all | - | - | \N{MINUS SIGN}25% |\n| none | 3 | 0.000 | - |\n\nclosed: of the way.\n"
     )
     assert (tmp_path / "jsd.tex").read_text() == "\n".join(
@@ -182,8 +183,8 @@ def test_a_table_in_its_four_forms(tmp_path: Path) -> None:
             "",
         ]
     )
-    found = json.loads((tmp_path / "jsd.json").read_text())
-    assert found["rows"][1] == ["all", None, None, -0.251] and found["caption"] == "JSD, 95 %"
+    result = json.loads((tmp_path / "jsd.json").read_text())
+    assert result["rows"][1] == ["all", None, None, -0.251] and result["caption"] == "JSD, 95 %"
 
 
 def test_a_row_must_fit_its_columns() -> None:

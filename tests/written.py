@@ -15,23 +15,26 @@ from mobatlas.data.schema import ANCHORS
 
 
 def table_of(
-    made: Trajectories, words: pa.Array, groups: Sequence[str | None] | None = None
+    trajectories: Trajectories, words: pa.Array, groups: Sequence[str | None] | None = None
 ) -> pa.Table:
     """As `generate` writes it, without what is of no use here."""
-    owner = made.owner
-    told = (
+    owner = trajectories.owner
+    labels = (
         pa.nulls(len(owner), pa.string())
         if groups is None
         else pa.array(groups, pa.string()).take(pa.array(owner))
     )
     columns = {
         "trajectory": pa.array(owner),
-        "position": pa.array((np.arange(len(owner)) - made.offsets[owner]).astype(np.int32)),
-        "poi_id": words.take(pa.array(made.tokens)),
-        "group": told,
+        "position": pa.array(
+            (np.arange(len(owner)) - trajectories.offsets[owner]).astype(np.int32)
+        ),
+        "poi_id": words.take(pa.array(trajectories.tokens)),
+        "group": labels,
     }
     anchors = {
-        name: pa.array(made.anchors[owner, k], from_pandas=True) for k, name in enumerate(ANCHORS)
+        name: pa.array(trajectories.anchors[owner, k], from_pandas=True)
+        for k, name in enumerate(ANCHORS)
     }
     return pa.table(columns | anchors)
 
@@ -39,11 +42,11 @@ def table_of(
 def write(
     path: Path,
     dataset: TrajectoryDataset,
-    made: Trajectories,
+    trajectories: Trajectories,
     groups: Sequence[str | None] | None = None,
 ) -> Path:
     pq.write_table(
-        table_of(made, dataset.vocabulary.table["poi_id"].combine_chunks(), groups), path
+        table_of(trajectories, dataset.vocabulary.table["poi_id"].combine_chunks(), groups), path
     )
     return path
 

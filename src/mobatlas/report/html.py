@@ -119,8 +119,8 @@ class Chapter:
     @property
     def scores(self) -> dict[str, Any]:
         """Scores averaged over groups, or of everybody if there are no labels."""
-        found: dict[str, Any] = self.evaluation["groups"] or self.evaluation["everybody"]
-        return found
+        chosen: dict[str, Any] = self.evaluation["groups"] or self.evaluation["everybody"]
+        return chosen
 
     @property
     def scores_table(self) -> Markup:
