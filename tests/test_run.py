@@ -164,7 +164,7 @@ def test_a_run_without_labels_says_what_cannot_be_measured(made: Path, tmp_path:
     path.write_text(yaml.safe_dump(rest | {"source": {"path": "city"}, "regions": regions}))
     made_too = run(path, tmp_path / "run", quiet=True)
     assert "Nobody in this dataset has a label" in made_too.report.read_text()
-    with pytest.raises(MobatlasError, match="strong: is asked for"):
+    with pytest.raises(MobatlasError, match="strong: the people of this dataset have no labels"):
         run(
             build_run(rest | {"source": {"path": str(city)}, "strong": True}),
             tmp_path / "no",
