@@ -178,7 +178,7 @@ class _Steps:
             engine = self.config.source.engine
             if not source.exists():
                 raise MobatlasError(
-                    f"{source}: no such file or folder; "
+                    f"{source}: does not exist; "
                     "`source.path` is relative to the configuration file"
                 )
 
