@@ -37,6 +37,7 @@ from mobatlas.io.manifest import library_versions, read_manifest, write_json
 from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
 from mobatlas.pipeline.train import Execution, train
 from mobatlas.progress import track
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import build_regions
 from mobatlas.supervision.resample import PlainSampler, Sampler
@@ -174,15 +175,16 @@ class Place:
         """The folder of its regions, made if it is not there."""
         folder = self.path / "regions" / job.regions
         if not folder.exists():
-            manner: dict[str, Any] = {
-                "shuffle_regions": job.shuffled,
-                "features": job.features,
-                "seed": self.seed,
-            }
-            manner["partition" if job.partition in PARTITIONS else "by"] = job.partition
-            if job.census:
-                manner |= {"composition": self.bench.census, "straddle": "uniform"}
-            build_regions(self.dataset.path, folder, **manner)
+            controlled = job.partition in PARTITIONS
+            options = RegionsOptions(
+                partition=job.partition if controlled else None,
+                by=None if controlled else job.partition,
+                composition=self.bench.census if job.census else None,
+                features=job.features,
+                shuffle_regions=job.shuffled,
+                straddle="uniform" if job.census else "refuse",
+            )
+            build_regions(self.dataset.path, folder, options, seed=self.seed)
         read_manifest(folder, REGIONS)
         return folder
 

@@ -19,7 +19,7 @@ from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.aggregates import aggregate
 from mobatlas.regions.composition import composition_from_labels
-from mobatlas.regions.disclosure import Disclosure, clipped, protected
+from mobatlas.regions.disclosure import Disclosure, apply_disclosure, clip_visits
 from mobatlas.regions.partitions import assign, nominal_partition
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.types import Population, Regions
@@ -99,10 +99,10 @@ def _one_city(people: People, panel: int, seed: int) -> list[dict[str, Any]]:
                 seen = (
                     phi[members]
                     if disclosure.max_visits is None
-                    else clipped(phi[members], disclosure.max_visits)
+                    else clip_visits(phi[members], disclosure.max_visits)
                 )
                 names = tuple(f"{feature}:{number}" for number in range(phi.shape[1]))
-                shown = protected(
+                shown = apply_disclosure(
                     aggregate(seen, region, nominal.regions, names), seen, region, disclosure
                 )
                 found = _judged(Regions(composition, shown, randomised=True), truth, phi[members])

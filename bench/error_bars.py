@@ -19,17 +19,17 @@ from scipy import sparse, special
 from bench.cells import PARTITIONS, Job, Place, read_cell, write_cell
 from bench.people import MANNER, METRICS, Crowd
 from bench.reweight import RIDGE, person_features
-from mobatlas.data.arrays import Ints
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest
 from mobatlas.progress import track
 from mobatlas.regions.composition import composition_from_labels, region_codes
-from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, Recovery, recover
+from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, recover
 from mobatlas.regions.recovery.transfer import confounding
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import RegionsFolder
-from mobatlas.regions.types import Floats
+from mobatlas.regions.types import Recovery
 from mobatlas.supervision.evidence import believed_shares, lives_by, region_of
 from mobatlas.supervision.tilt import fit_tilt
 

@@ -14,14 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.speed import Measured, measure
+from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.identifiability import diagnose
-from mobatlas.regions.recovery.recover import Recovery, recover
+from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import build_regions, load_regions
-from mobatlas.regions.types import Floats
+from mobatlas.regions.types import Recovery
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.group_tilts import fit_group_tilts
 
@@ -166,9 +168,7 @@ def _regions(folder: Path) -> dict[str, Any]:
         lambda: build_regions(
             folder / "dataset",
             folder / "regions",
-            by="region",
-            composition=folder / "census.parquet",
-            features=("poi",),
+            RegionsOptions(by="region", composition=folder / "census.parquet", features=("poi",)),
             overwrite=True,
         )
     )

@@ -13,13 +13,12 @@ from functools import cached_property
 import numpy as np
 from scipy import sparse
 
-from mobatlas.data.arrays import Ints
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.evaluation.comparison import gap_closed, group_members
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.features.divergences import jsd_rows
-from mobatlas.regions.types import Floats
 
 METRICS = ("poi", "travel_distance", "category", "transitions", "spatial")
 DRAWS = 60  # they cost little

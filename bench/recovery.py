@@ -14,6 +14,7 @@ from scipy import sparse, special
 
 from bench.summary import write_result
 from mobatlas.config import CityConfig
+from mobatlas.data.arrays import Floats
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
@@ -26,8 +27,8 @@ from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.aggregates import aggregate, person_means
 from mobatlas.regions.composition import composition_from_labels
 from mobatlas.regions.partitions import assign, nominal_partition
-from mobatlas.regions.recovery.recover import Recovery, recover
-from mobatlas.regions.types import Floats, Regions
+from mobatlas.regions.recovery.recover import recover
+from mobatlas.regions.types import Recovery, Regions
 
 USERS, PANEL = 24_000, 2_900
 MASK = ("HOME", "WORK", "OTHER")

@@ -14,6 +14,7 @@ from scipy import sparse
 
 from bench.summary import write_result
 from bench.survey import DIARY, census_column, check_survey, region_columns, said_files
+from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories
@@ -25,9 +26,10 @@ from mobatlas.io.manifest import library_versions
 from mobatlas.io.output import new_folder, refuse_overlap
 from mobatlas.progress import track
 from mobatlas.regions.aggregates import person_means
-from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, recover
+from mobatlas.regions.build import RegionsOptions
+from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, RecoveryOptions, recover
 from mobatlas.regions.store import build_regions
-from mobatlas.regions.types import Floats, Regions
+from mobatlas.regions.types import Regions
 from mobatlas.supervision.tilt import fit_tilt
 
 MASK = ("HOME", "WORK", "OTHER")
@@ -42,12 +44,6 @@ CONTROLLED_FEATURES, REAL_FEATURES = ("poi", "category"), ("category",)
 # These leave people over, whom recovery knows as the rest of the population: measured with and without them.
 LEAVING = CONTROLLED[1:]
 ALONE, CENSUS = "regions_alone", "census"
-REGIONAL = (
-    "partition",
-    "by",
-    "features",
-    "shuffle_regions",
-)  # of a case: what its regions are made by
 SPLITS = ("test", "val")
 LIFTED = 1e6  # a limit that is none
 Ints = npt.NDArray[np.int64]
@@ -141,12 +137,18 @@ def run(
         seen, rows = behaviour(dataset), []
         for number, case in enumerate(cases):
             tracker.step(number, case_label(case))
-            options = {key: value for key, value in case.items() if key in REGIONAL}
-            options |= {"composition": census, "straddle": "uniform"} if case.get(CENSUS) else {}
+            options = RegionsOptions(
+                partition=case.get("partition"),
+                by=case.get("by"),
+                composition=census if case.get(CENSUS) else None,
+                features=case.get("features"),
+                shuffle_regions=case.get("shuffle_regions", False),
+                straddle="uniform" if case.get(CENSUS) else "refuse",
+            )
             limit, found = case.get("groups_explain", GROUPS_EXPLAIN), []
             for seed in range(first_seed, first_seed + seeds):
                 regions = build_regions(
-                    dataset.path, scratch / f"{number}-{seed}", seed=seed, **options
+                    dataset.path, scratch / f"{number}-{seed}", options, seed=seed
                 )
                 if case.get(ALONE):
                     regions = replace(regions, population=None)
@@ -254,7 +256,10 @@ def reweight(
     )
     group = dataset.person_groups()
     recovered = recover(
-        regions, groups_explain=groups_explain, parents=dataset.vocabulary.parents, quiet=True
+        regions,
+        options=RecoveryOptions(groups_explain=groups_explain),
+        parents=dataset.vocabulary.parents,
+        quiet=True,
     )
     phi = person_features(dataset, regions)[train]
     found = []

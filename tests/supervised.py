@@ -18,6 +18,7 @@ from mobatlas import TrajectoryDataset, build_regions, generate
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
 from mobatlas.pipeline.train import Execution, train
+from mobatlas.regions.build import RegionsOptions
 from tests.outcomes import run
 from tests.tiny import OPTIONS, small_city
 
@@ -104,9 +105,15 @@ def made_world(root: Path) -> World:
         values=BRIEF,
         execution=quiet,
     )
-    build_regions(dataset.path, root / "groups", partition="demogroups", features=("category",))
     build_regions(
-        dataset.path, root / "districts", by="home_district", features=("category", "transitions")
+        dataset.path,
+        root / "groups",
+        RegionsOptions(partition="demogroups", features=("category",)),
+    )
+    build_regions(
+        dataset.path,
+        root / "districts",
+        RegionsOptions(by="home_district", features=("category", "transitions")),
     )
     return World(root, dataset)
 

@@ -133,7 +133,7 @@ def test_a_dataset_gives_the_mean_over_people_of_the_mean_over_windows(
 
 
 def test_regions_of_other_people_are_refused(dataset: TrajectoryDataset) -> None:
-    with pytest.raises(MobatlasError, match="regions of 2 were given"):
+    with pytest.raises(MobatlasError, match="2 regions of people were passed"):
         aggregates_from_dataset(dataset, [build_feature("poi", dataset.vocabulary)], ["A", "B"])
 
 
@@ -184,7 +184,7 @@ def test_a_region_with_nothing_but_suppressed_cells_is_left_out(tmp_path: Path) 
     notes: list[str] = []
     found = read_aggregates(table(tmp_path, published(value=[1.0, 2.0, "<5", "<5"])), notes=notes)
     assert found.regions == ("A",)
-    assert notes[-1] == "aggregates.csv: 1 regions are left out, all their values are suppressed"
+    assert notes[-1] == "aggregates.csv: 1 regions are left out: all their values are suppressed"
 
 
 def test_without_device_counts_only_shares_are_known(tmp_path: Path) -> None:
@@ -200,16 +200,16 @@ def test_without_device_counts_only_shares_are_known(tmp_path: Path) -> None:
     [
         (
             {"feature": ["category:food", "category:shpo"] * 2},
-            "'category:shpo' is not in the vocabulary .*'category:shop'",
+            "'category:shpo' does not exist in the dataset.*'category:shop'",
         ),
         ({"value": [1, -2, 0.5, 0]}, "the value of 'category:shop' in region 'A' is negative"),
         ({"value": [1, "few", 0.5, 0]}, "column 'value' is empty or not a number in row 2"),
         ({"n": [10, 10, 0, 0]}, "region 'B' has no people"),
-        ({"n": [10, 11, 40, 40]}, "n of region 'A' is 10 and 11"),
+        ({"n": [10, 11, 40, 40]}, "region 'A' has two values of n, 10 and 11"),
         ({"n": [10, 10, "", 40]}, "column 'n' is empty or not a number in row 3"),
-        ({"value": [1, 1, 0, 0]}, "region 'B' has zeros only"),
+        ({"value": [1, 1, 0, 0]}, "region 'B' has only zeros"),
         ({"value": ["<5"] * 4}, "every value is suppressed"),
-        ({"feature": ["category:food"] * 4}, "region 'A' has feature 'category:food' twice"),
+        ({"feature": ["category:food"] * 4}, "region 'A' has two rows of feature 'category:food'"),
         ({"value": []}, "column 'value' is missing"),
         ({"feature": []}, "column 'feature' is missing"),
         ({"region": []}, "column 'region' is missing"),

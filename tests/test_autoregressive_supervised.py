@@ -14,6 +14,7 @@ from mobatlas import TrajectoryDataset, build_regions, generate, load_model, sup
 from mobatlas.cli import main
 from mobatlas.pipeline.supervise import SuperviseOptions
 from mobatlas.pipeline.train import Execution
+from mobatlas.regions.build import RegionsOptions
 from tests.tiny import OPTIONS, small_city
 
 FAMILIES, GROUP = ("autoregressive", "vae"), "30-40, F"
@@ -46,7 +47,9 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     root = tmp_path_factory.mktemp("world")
     dataset = small_city(root, users=160, pois=20)
-    build_regions(dataset.path, root / "groups", partition="demogroups", features=("poi",))
+    build_regions(
+        dataset.path, root / "groups", RegionsOptions(partition="demogroups", features=("poi",))
+    )
     return World(root, dataset)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mobatlas import MobatlasError
-from mobatlas.regions.recovery.recover import recover
+from mobatlas.regions.recovery.recover import RecoveryOptions, recover
 from mobatlas.regions.types import Regions
 from tests.test_recovery import TWO, regions_of
 
@@ -32,15 +32,15 @@ def test_a_belief_that_holds_groups_near_everybody_is_said(
     assert found.interval()[0][0, 0] > 5  # the truth is 0
     [record] = caplog.records
     assert (
-        "regions differ in 'category:bar' by more than groups are believed to explain"
+        "regions differ in 'category:bar' by more than groups can plausibly explain"
         in record.message
     )
-    assert "intervals hold under that belief alone" in record.message
-    assert "groups_explain=100 lifts it" in record.message
+    assert "intervals are valid only under this assumption" in record.message
+    assert "set groups_explain=100 to remove the limit" in record.message
 
 
 def test_the_belief_is_lifted_by_the_option_that_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    found = recover(of_bars(1.0), groups_explain=100)
+    found = recover(of_bars(1.0), options=RecoveryOptions(groups_explain=100))
     assert found.means[:, 0] == pytest.approx([0, 20], abs=0.3)
     recover(of_bars(1.0), quiet=True)
     assert not caplog.records
@@ -71,9 +71,9 @@ def test_of_what_is_rare_groups_are_believed_to_differ_by_little_more_than_its_m
     """A share of the variance between people would be several times the mean of what one in fifty does."""
     held = recover(of_rare(), quiet=True)
     assert held.means[1, 0] < 5 * held.baseline[0]
-    assert recover(of_rare(), groups_explain=100, quiet=True).means[1, 0] == pytest.approx(
-        0.4, rel=0.1
-    )
+    assert recover(of_rare(), options=RecoveryOptions(groups_explain=100), quiet=True).means[
+        1, 0
+    ] == pytest.approx(0.4, rel=0.1)
     monkeypatch.setattr("mobatlas.regions.recovery.recover.RARE", 1e-5)
     assert recover(of_rare(), quiet=True).means[1, 0] > 2 * held.means[1, 0]
 
@@ -111,5 +111,5 @@ def test_what_nobody_does_is_no_matter_for_a_warning(caplog: pytest.LogCaptureFi
 
 @pytest.mark.parametrize("share", [0.0, -1.0, float("nan")])
 def test_groups_that_explain_nothing_are_refused(share: float) -> None:
-    with pytest.raises(MobatlasError, match="groups explain something; give a number above 0"):
-        recover(of_bars(1.0), groups_explain=share)
+    with pytest.raises(MobatlasError, match="must be a number above 0"):
+        recover(of_bars(1.0), options=RecoveryOptions(groups_explain=share))

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from scipy import optimize, sparse, special
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions
+from mobatlas.data.arrays import Floats
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.evaluation.comparison import diversity
 from mobatlas.generators.protocol import UNKNOWN, Generator
 from mobatlas.generators.rng import uniforms
 from mobatlas.groups import Groups
-from mobatlas.regions.types import Floats
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.supervision.calibration import Calibration, fit_calibration, fit_capped_tilt
 from mobatlas.supervision.evidence import Evidence, gather_evidence
 from mobatlas.supervision.fixed_anchor_calibration import fit_given_tilt, given_weights
@@ -62,7 +63,11 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     root = tmp_path_factory.mktemp("city")
     dataset = small_city(root)
-    build_regions(dataset.path, root / "regions", partition="demogroups", features=("category",))
+    build_regions(
+        dataset.path,
+        root / "regions",
+        RegionsOptions(partition="demogroups", features=("category",)),
+    )
     evidence = gather_evidence(dataset, root / "regions")
     model = fitted("latent-diffusion", dataset, **BRIEF)
     return World(dataset, root / "regions", evidence, model, resample(model, evidence, pool=POOL))
@@ -352,7 +357,9 @@ def test_what_samples_do_not_show_is_left_out_and_said(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     build_regions(
-        world.dataset.path, tmp_path / "r", partition="demogroups", features=("category", "hour")
+        world.dataset.path,
+        tmp_path / "r",
+        RegionsOptions(partition="demogroups", features=("category", "hour")),
     )
     found = resample(
         world.model, gather_evidence(world.dataset, tmp_path / "r"), pool=64, candidates=2

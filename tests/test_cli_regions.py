@@ -79,7 +79,7 @@ def test_a_diagnosis_reads_well_and_draws_itself(tmp_path: Path) -> None:
 def test_a_diagnosis_without_n_says_whose_number_it_took(tmp_path: Path) -> None:
     table = tmp_path / "census.csv"
     table.write_text("region,age,count\na,<30,90000\na,30+,10000\nb,<30,20000\nb,30+,70000\n")
-    sentence = "without --n the census population counts as people observed"
+    sentence = "without --n, all people of the census count as observed"
     assert sentence in run("diagnose", "--composition", str(table))
     assert sentence not in run("diagnose", "--composition", str(table), "--n", "500")
 
@@ -118,5 +118,5 @@ def test_real_regions_say_how_they_were_separated(dataset: Path, tmp_path: Path)
 def test_diagnose_wants_one_thing(tmp_path: Path) -> None:
     with pytest.raises(MobatlasError, match="either a regions folder or --composition"):
         CliRunner().invoke(app, ["diagnose"], catch_exceptions=False)
-    with pytest.raises(MobatlasError, match="--n goes with --composition"):
+    with pytest.raises(MobatlasError, match="--n: is only for --composition"):
         CliRunner().invoke(app, ["diagnose", str(tmp_path), "--n", "5"], catch_exceptions=False)

@@ -112,7 +112,9 @@ def test_people_of_no_group_are_left_out_and_it_is_noted(tmp_path: Path) -> None
     notes: list[str] = []
     composition = read_composition(table(tmp_path, acs()), grown_up, notes=notes)
     assert composition.n.tolist() == [380, 610]  # four ranges of each gender are below 18
-    assert notes[0] == "composition.csv: people of age range '<5' are in no group and are left out"
+    assert (
+        notes[0] == "composition.csv: people of age range '<5' belong to no group and are left out"
+    )
     assert len(notes) == 4
 
 
@@ -145,13 +147,13 @@ def test_a_straddling_range_is_refused_or_split_by_years(tmp_path: Path) -> None
     path = table(tmp_path, rows)
     with pytest.raises(
         MobatlasError,
-        match=r"age range '25-34' straddles '<30' and '30-40'; .*--split-ages; straddle: uniform",
+        match=r"age range '25-34' straddles '<30' and '30-40'; .*--split-ages .straddle: uniform",
     ):
         read_composition(path, AGES)
     notes: list[str] = []
     composition = read_composition(path, AGES, straddle="uniform", notes=notes)
     assert composition.shares[0] * 120 == pytest.approx([5, 5, 10, 100])
-    assert "taken to end at 99" in notes[1]
+    assert "assumed to end at 99" in notes[1]
 
 
 @pytest.mark.parametrize(
@@ -159,10 +161,10 @@ def test_a_straddling_range_is_refused_or_split_by_years(tmp_path: Path) -> None
     [
         (
             {"share": [0.5, 0.33, 1.0]},
-            "shares of region 'R17' sum to 0.83, not 1; pass counts, or normalise them",
+            "the shares of region 'R17' sum to 0.83, not 1; pass counts, or normalise the shares",
         ),
         ({"count": [5, -3, 1]}, "the count of '>50, F' in region 'R17' is negative"),
-        ({"count": [0, 0, 1]}, "region 'R17' has no people; leave it out"),
+        ({"count": [0, 0, 1]}, "region 'R17' has no people; remove it"),
         ({"count": [5, None, 1]}, "column 'count' is empty or not a number in row 2"),
         ({"count": [5, "many", 1]}, "column 'count' is empty or not a number in row 2"),
         (
@@ -172,7 +174,7 @@ def test_a_straddling_range_is_refused_or_split_by_years(tmp_path: Path) -> None
         ({"group": ["<30, M", "<30", "<30, M"]}, "group '<30' does not exist"),
         (
             {"group": ["<30, M", "<30,M ", "<30, M"]},
-            "region 'R17' has '<30, M' twice; give each group of a region one row",
+            "region 'R17' has two rows of '<30, M'; keep one row per region and group",
         ),
         ({"group": ["<30, M", "", "<30, M"]}, "column 'group' is empty in row 2"),
         ({"region": ["R17", None, "R18"]}, "column 'region' is empty in row 2"),
@@ -201,9 +203,9 @@ def test_bad_tables_are_refused_in_one_sentence(
         ({"region": [], "group": [], "count": []}, "the table has no rows"),
         (
             {"region": ["A", "A"], "group": ["M", "M, 30"], "count": [1, 1]},
-            "differ in their number of levels",
+            "have different numbers of levels",
         ),
-        ({**acs(), "GEO_ID": ["a1", "a1"]}, "region 'a1' appears twice; give each region one row"),
+        ({**acs(), "GEO_ID": ["a1", "a1"]}, "region 'a1' has two rows; keep one row per region"),
         (
             {name: values for name, values in acs().items() if name != "B01001_030E"},
             "column 'B01001_030E' is missing",
@@ -219,7 +221,7 @@ def test_bad_layouts_are_refused_in_one_sentence(
 
 def test_an_attribute_that_the_table_lacks_is_named(tmp_path: Path) -> None:
     income = Groups.of({"age": ("<30", ">30"), "income": ("low", "high")})
-    with pytest.raises(MobatlasError, match="nothing in it says 'income'"):
+    with pytest.raises(MobatlasError, match="no column holds 'income'"):
         read_composition(table(tmp_path, acs()), income)
 
 

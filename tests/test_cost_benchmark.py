@@ -10,10 +10,10 @@ import pytest
 
 from bench import cost
 from mobatlas import MobatlasError, TrajectoryDataset
+from mobatlas.data.arrays import Floats
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.evaluation.comparison import group_members
 from mobatlas.generators.store import load_model
-from mobatlas.regions.types import Floats
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 from mobatlas.supervision.moments import Ints
 from mobatlas.supervision.resample import Accepted, PlainSampler

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from mobatlas import MobatlasError
 from mobatlas.cli.commands import app
 from mobatlas.regions.aggregates import aggregate, read_aggregates
-from mobatlas.regions.disclosure import Disclosure, clipped, protected
+from mobatlas.regions.build import RegionsOptions
+from mobatlas.regions.disclosure import Disclosure, apply_disclosure, clip_visits
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
 from tests.test_recovery import FOUR, dirichlet, regions_of
@@ -28,7 +29,7 @@ NAMES = ("A", "B")
 
 def test_a_cell_with_few_people_behind_it_hides_and_an_empty_one_does_not() -> None:
     v = aggregate(PHI, REGION, NAMES)
-    found = protected(v, PHI, REGION, Disclosure(suppress=2)).values
+    found = apply_disclosure(v, PHI, REGION, Disclosure(suppress=2)).values
     assert found[0, 0] == pytest.approx(2.0), "two people of region A go there"
     assert np.isnan(found[0, 1]) and np.isnan(found[0, 2]) and np.isnan(found[1, 0])
     assert found[1, 2] == 0
@@ -36,7 +37,7 @@ def test_a_cell_with_few_people_behind_it_hides_and_an_empty_one_does_not() -> N
 
 def test_totals_become_multiples_and_recovery_hears_of_it() -> None:
     v = aggregate(PHI, REGION, NAMES)
-    found = protected(v, PHI, REGION, Disclosure(rounding=5))
+    found = apply_disclosure(v, PHI, REGION, Disclosure(rounding=5))
     assert (found.values * found.n[:, None]).tolist() == [[5, 0, 0], [5, 5, 0]]
     assert found.noise == pytest.approx(np.repeat(25 / 12 / np.array([[9.0], [1.0]]), 3, axis=1))
 
@@ -44,7 +45,7 @@ def test_totals_become_multiples_and_recovery_hears_of_it() -> None:
 def test_nobody_moves_the_totals_by_more_than_the_bound() -> None:
     rng = np.random.default_rng(0)
     phi = sparse.csr_array(rng.poisson(2.0, (50, 8)).astype(float))
-    kept = clipped(phi, 5.0).toarray()
+    kept = clip_visits(phi, 5.0).toarray()
     assert kept.sum(1).max() <= 5 + 1e-12
     few = phi.toarray().sum(1) <= 5
     assert np.array_equal(kept[few], phi.toarray()[few])
@@ -59,7 +60,7 @@ def test_noise_is_as_large_as_epsilon_says_and_cannot_be_repeated() -> None:
     region = np.arange(40) % 20
     v = aggregate(phi, region, tuple(map(str, range(20))))
     rules = Disclosure(epsilon=2.0, max_visits=100.0)
-    one, two = (protected(v, phi, region, rules) for _ in range(2))
+    one, two = (apply_disclosure(v, phi, region, rules) for _ in range(2))
     added = (one.values - v.values) * v.n[:, None]  # (20, 100) Laplace of scale 50
     assert np.abs(added).mean() == pytest.approx(50, rel=0.1)
     assert one.noise == pytest.approx(np.full((20, 100), 2 * 50.0**2 / 4))
@@ -90,9 +91,9 @@ def test_recovery_is_as_sure_as_the_noise_allows() -> None:
     ("rules", "sentence"),
     [
         ({"epsilon": 1.0}, "--epsilon needs --max-visits"),
-        ({"max_visits": 5.0}, "--max-visits goes with --epsilon"),
+        ({"max_visits": 5.0}, "--max-visits needs --epsilon"),
         ({"epsilon": 0.0, "max_visits": 5.0}, "--epsilon 0: give a positive number"),
-        ({"epsilon": 1.0, "max_visits": 5.0, "suppress": 3}, "--suppress looks at exact counts"),
+        ({"epsilon": 1.0, "max_visits": 5.0, "suppress": 3}, "--suppress uses exact counts"),
         ({"suppress": -1}, "--suppress and --round"),
     ],
 )
@@ -105,7 +106,7 @@ def test_without_opendp_the_sentence_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
     v = aggregate(PHI, REGION, NAMES)
     with pytest.raises(MobatlasError, match=r"pip install 'mobatlas\[dp\]'"):
-        protected(v, PHI, REGION, Disclosure(epsilon=1.0, max_visits=5.0))
+        apply_disclosure(v, PHI, REGION, Disclosure(epsilon=1.0, max_visits=5.0))
 
 
 def test_the_command_writes_nothing_exact_and_its_table_can_be_published(tmp_path: Path) -> None:
@@ -128,7 +129,9 @@ def test_the_command_writes_nothing_exact_and_its_table_can_be_published(tmp_pat
     regions, exact = (
         load_regions(tmp_path / "regions"),
         build_regions(
-            dataset.path, tmp_path / "exact", partition="demogroups", features=["category"]
+            dataset.path,
+            tmp_path / "exact",
+            RegionsOptions(partition="demogroups", features=["category"]),
         ),
     )
     assert regions.details["disclosure"]["epsilon"] == 1 and exact.details["disclosure"] is None
@@ -144,11 +147,11 @@ def test_the_command_writes_nothing_exact_and_its_table_can_be_published(tmp_pat
     assert np.isfinite(
         recover(replace(regions, aggregates=replace(published, spread=None))).means
     ).all()
-    with pytest.raises(MobatlasError, match="as it was published"):
+    with pytest.raises(MobatlasError, match="not to the published table"):
         build_regions(
             dataset.path,
             tmp_path / "again",
-            composition=tmp_path / "p.csv",
-            aggregates=table,
-            disclosure=Disclosure(suppress=5),
+            RegionsOptions(
+                composition=tmp_path / "p.csv", aggregates=table, disclosure=Disclosure(suppress=5)
+            ),
         )

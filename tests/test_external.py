@@ -26,6 +26,7 @@ from mobatlas.generators.external.pool import Pool
 from mobatlas.generators.protocol import family_of
 from mobatlas.io.manifest import read_manifest
 from mobatlas.pipeline.train import Execution
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.supervision import strategies
 from mobatlas.supervision.resample import resample
 from tests.outcomes import refused, run
@@ -104,7 +105,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     quiet = Execution(quiet=True)
     train(made.dataset.path, root / "other", values=brief, execution=quiet)
     generate(root / "other", made.pool, 800)
-    build_regions(made.dataset.path, made.regions, partition="demogroups", features=("poi",))
+    build_regions(
+        made.dataset.path, made.regions, RegionsOptions(partition="demogroups", features=("poi",))
+    )
     return made
 
 

@@ -12,6 +12,7 @@ import pytest
 from mobatlas import TrajectoryDataset, build_regions, load_model
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.generators.external import code
+from mobatlas.regions.build import RegionsOptions
 from tests.outcomes import refused, run
 from tests.tiny import small_city
 from tests.written import sequences
@@ -37,7 +38,9 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     root = tmp_path_factory.mktemp("world")
     dataset = small_city(root, users=120, pois=20)
-    build_regions(dataset.path, root / "groups", partition="demogroups", features=("poi",))
+    build_regions(
+        dataset.path, root / "groups", RegionsOptions(partition="demogroups", features=("poi",))
+    )
     return World(dataset, root / "groups")
 
 

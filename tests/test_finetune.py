@@ -23,6 +23,7 @@ from mobatlas.features.divergences import DIVERGENCES, js
 from mobatlas.features.maps import TokenFeature, build_feature
 from mobatlas.generators.protocol import Generator
 from mobatlas.groups import DEFAULT_GROUPS, Groups
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
 from mobatlas.supervision.finetune import (
     PRESETS,
@@ -71,7 +72,9 @@ def model(dataset: TrajectoryDataset) -> Generator:
 @pytest.fixture(scope="module")
 def regions(dataset: TrajectoryDataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("regions") / "districts"
-    build_regions(dataset.path, folder, by="home_district", features=("poi", "category"))
+    build_regions(
+        dataset.path, folder, RegionsOptions(by="home_district", features=("poi", "category"))
+    )
     return folder
 
 
@@ -202,7 +205,7 @@ def test_what_the_gradient_sees_is_near_what_is_sampled(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     """Expected counts against exact ones of the same noise, which differ by how unsure the decoder is, in every group."""
-    build_regions(dataset.path, tmp_path / "groups", partition="demogroups")
+    build_regions(dataset.path, tmp_path / "groups", RegionsOptions(partition="demogroups"))
     target, student = (
         by_group(dataset, tmp_path / "groups"),
         model.with_groups(DEFAULT_GROUPS, seed=5),
@@ -218,7 +221,7 @@ def test_steps_go_down_the_aggregate_loss(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path, early: bool
 ) -> None:
     """The loss of the same people and the same noise, before and after, as the gradient sees it and as it is sampled."""
-    build_regions(dataset.path, tmp_path / "groups", partition="demogroups")
+    build_regions(dataset.path, tmp_path / "groups", RegionsOptions(partition="demogroups"))
     target = by_group(dataset, tmp_path / "groups")
     people = {
         group: target.people(group, 64, np.random.default_rng(group))
@@ -260,7 +263,7 @@ def test_steps_go_down_the_aggregate_loss(
 def test_gradients_agree_where_nothing_is_drawn_and_less_where_few_people_are(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
-    build_regions(dataset.path, tmp_path / "groups", partition="demogroups")
+    build_regions(dataset.path, tmp_path / "groups", RegionsOptions(partition="demogroups"))
     target, student = (
         by_group(dataset, tmp_path / "groups"),
         model.with_groups(DEFAULT_GROUPS, seed=5, alike=True),
@@ -475,8 +478,7 @@ def test_of_published_tables_homes_are_everybodys_and_training_aggregates_choose
     build_regions(
         dataset.path,
         tmp_path / "published",
-        composition=tmp_path / "p.csv",
-        aggregates=tmp_path / "v.csv",
+        RegionsOptions(composition=tmp_path / "p.csv", aggregates=tmp_path / "v.csv"),
     )
     _, report = tuned(model, dataset, tmp_path / "published", steps=1)
     assert (report["validated_on"], report["left_out"]) == ("train", [])

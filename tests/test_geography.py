@@ -13,11 +13,11 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.regional import held_out_regions
-from mobatlas.regions.geography import FEWEST, surface
-from mobatlas.regions.recovery.posterior import Fit, Problem, independent
-from mobatlas.regions.recovery.recover import recover
-from mobatlas.regions.recovery.transfer import FEWEST as FEWEST_BLOCKED
-from mobatlas.regions.recovery.transfer import HOLDS, confounding
+from mobatlas.regions.build import RegionsOptions
+from mobatlas.regions.geography import MIN_SURFACE_REGIONS, surface
+from mobatlas.regions.recovery.posterior import Design, Fit, Variances, independent_columns
+from mobatlas.regions.recovery.recover import RecoveryOptions, recover
+from mobatlas.regions.recovery.transfer import LOW_TRANSFER, MIN_BLOCKED_REGIONS, confounding
 from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
 from mobatlas.regions.types import Regions
 from tests.test_recovery import FOUR, dirichlet, error, regions_of, simulate
@@ -26,17 +26,17 @@ from tests.test_recovery import FOUR, dirichlet, error, regions_of, simulate
 def confounded(
     seed: int, regions: int = 200, *, valley: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Shares, values, truth and places of a town whose young live in the north, or far from the river, and all travel more."""
+    """Shares, values, truth and centroids of a town whose young live in the north, or far from the river, and all travel more."""
     rng = np.random.default_rng(seed)
-    places = np.array([-33.4, -70.6]) + rng.normal(0, 0.1, (regions, 2))
-    north = (places[:, 0] - places[:, 0].mean()) / 0.1
+    centroids = np.array([-33.4, -70.6]) + rng.normal(0, 0.1, (regions, 2))
+    north = (centroids[:, 0] - centroids[:, 0].mean()) / 0.1
     north = north**2 - 1 if valley else north
     shares = rng.dirichlet(np.full(4, 6.0), regions)
     shares[:, 0] = np.clip(shares[:, 0] + 0.15 * north, 0.02, None)
     shares /= shares.sum(1, keepdims=True)
     means = 5 + rng.normal(0, 0.2, (4, 12))
     values = shares @ means + 0.5 * north[:, None] + rng.normal(0, 1, (regions, 12)) / np.sqrt(300)
-    return shares, values, means, places
+    return shares, values, means, centroids
 
 
 @pytest.mark.parametrize("valley", [False, True])
@@ -44,28 +44,29 @@ def confounded(
 def test_what_follows_the_map_is_not_taken_for_a_difference_between_groups(
     seed: int, valley: bool
 ) -> None:
-    shares, values, means, places = confounded(seed, valley=valley)
+    shares, values, means, centroids = confounded(seed, valley=valley)
     made = regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False)
     off = means - shares.mean(0) @ means  # what recovery is about: deviations from the population
-    without, with_map = recover(made), recover(replace(made, places=places))
+    without, with_map = recover(made), recover(replace(made, centroids=centroids))
     left = [error(found.means - found.baseline, off) for found in (without, with_map)]
     assert left[1] < (0.8 if valley else 0.5) * left[0]
     assert left[1] < error(np.zeros_like(off), off), "nearer than the population is"
-    assert recover(replace(made, places=places), geography=False).means == pytest.approx(
-        without.means
-    )
+    assert recover(
+        replace(made, centroids=centroids), options=RecoveryOptions(geography=False)
+    ).means == pytest.approx(without.means)
 
 
 def test_regions_that_are_left_out_take_their_places_and_their_noise_with_them() -> None:
-    shares, values, _, places = confounded(0, regions=60)
+    shares, values, _, centroids = confounded(0, regions=60)
     made = replace(
-        regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False), places=places
+        regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False),
+        centroids=centroids,
     )
     noise = np.random.default_rng(1).uniform(0, 0.1, values.shape)
     made = replace(made, aggregates=replace(made.aggregates, noise=noise))
-    kept = made.some(np.array([5, 3]))
+    kept = made.select(np.array([5, 3]))
     assert kept.composition.regions == tuple(made.composition.regions[row] for row in (5, 3))
-    assert kept.places is not None and np.array_equal(kept.places, places[[5, 3]])
+    assert kept.centroids is not None and np.array_equal(kept.centroids, centroids[[5, 3]])
     assert kept.aggregates.noise is not None and np.array_equal(
         kept.aggregates.noise, noise[[5, 3]]
     )
@@ -75,18 +76,20 @@ def test_regions_that_are_left_out_take_their_places_and_their_noise_with_them()
 
 def test_people_who_were_dealt_to_regions_have_no_geography() -> None:
     made, _ = simulate(dirichlet(40, 8), 200.0, 0)
-    places = np.random.default_rng(0).normal(size=(40, 2))
-    assert recover(replace(made, places=places)).means == pytest.approx(recover(made).means)
+    centroids = np.random.default_rng(0).normal(size=(40, 2))
+    assert recover(replace(made, centroids=centroids)).means == pytest.approx(recover(made).means)
 
 
 def test_few_regions_or_none_that_lie_somewhere_have_no_surface() -> None:
-    places = np.random.default_rng(0).normal(size=(FEWEST, 2))
-    assert surface(places, FEWEST).shape == (FEWEST, 8)
-    assert surface(places[1:], FEWEST - 1).tolist() == [[1.0]] * (FEWEST - 1)
-    assert surface(None, 100).shape == (100, 1)
-    assert independent(surface(np.zeros((FEWEST, 2)), FEWEST)).shape == (FEWEST, 1), (
-        "all in one place"
+    centroids = np.random.default_rng(0).normal(size=(MIN_SURFACE_REGIONS, 2))
+    assert surface(centroids, MIN_SURFACE_REGIONS).shape == (MIN_SURFACE_REGIONS, 8)
+    assert surface(centroids[1:], MIN_SURFACE_REGIONS - 1).tolist() == [[1.0]] * (
+        MIN_SURFACE_REGIONS - 1
     )
+    assert surface(None, 100).shape == (100, 1)
+    assert independent_columns(
+        surface(np.zeros((MIN_SURFACE_REGIONS, 2)), MIN_SURFACE_REGIONS)
+    ).shape == (MIN_SURFACE_REGIONS, 1), "all in one place"
 
 
 def test_the_algebra_with_covariates_is_the_textbook_one() -> None:
@@ -96,19 +99,19 @@ def test_the_algebra_with_covariates_is_the_textbook_one() -> None:
         rng.integers(50, 400, 30).astype(float),
         rng.normal(size=(30, 3)),
     )
-    x = independent(surface(rng.normal(size=(30, 2)), 30))
-    problem = Problem(shares, n, None, (np.eye(4),), np.eye(4) - 0.25, x)
-    root = problem.prior(np.ones(1))
-    fit = Fit.of(problem, root, 0.3, 0.1, np.zeros(30))
+    x = independent_columns(surface(rng.normal(size=(30, 2)), 30))
+    design = Design(shares, n, None, (np.eye(4),), np.eye(4) - 0.25, x)
+    root = design.prior_root(np.ones(1))
+    fit = Fit.of(design, Variances(root, 0.3, 0.1, np.zeros(30)))
     prior, noise = 0.3 * root @ root.T, np.diag(1 / n + 0.03)
     sigma = np.linalg.inv(shares @ prior @ shares.T + noise)
     q = sigma - sigma @ x @ np.linalg.inv(x.T @ sigma @ x) @ x.T @ sigma
     gain = prior @ shares.T @ q
-    assert fit.means(problem, y) == pytest.approx(gain @ y, abs=1e-8)
+    assert fit.means(design, y) == pytest.approx(gain @ y, abs=1e-8)
     assert fit.covariance() == pytest.approx(prior - gain @ shares @ prior, abs=1e-8)
     assert fit.sampling_variance() == pytest.approx(np.diag(gain @ noise @ gain.T), abs=1e-8)
     whole = -np.linalg.slogdet(sigma)[1] + np.linalg.slogdet(x.T @ sigma @ x)[1]
-    assert fit.deviance(problem, y) == pytest.approx(whole + np.diag(y.T @ q @ y), abs=1e-6)
+    assert fit.deviance(design, y) == pytest.approx(whole + np.diag(y.T @ q @ y), abs=1e-6)
 
 
 def test_regions_of_a_column_know_where_their_people_live(tmp_path: Path) -> None:
@@ -117,23 +120,23 @@ def test_regions_of_a_column_know_where_their_people_live(tmp_path: Path) -> Non
     )
     prepare(tmp_path / "city", tmp_path / "dataset", preset="small")
     dataset = TrajectoryDataset.open(tmp_path / "dataset")
-    build_regions(dataset.path, tmp_path / "regions", by="home_district")
+    build_regions(dataset.path, tmp_path / "regions", RegionsOptions(by="home_district"))
     regions, assignment = (
         load_regions(tmp_path / "regions"),
         RegionsFolder.open(tmp_path / "regions").assignment,
     )
-    assert regions.places is not None and assignment is not None
+    assert regions.centroids is not None and assignment is not None
     users = dataset.people["user_id"].to_pylist()
     train = set(dataset.split_people("train").tolist())
-    for name, place in zip(regions.composition.regions, regions.places, strict=True):
+    for name, place in zip(regions.composition.regions, regions.centroids, strict=True):
         homes = [
             dataset.anchors[row, :2]
             for row, user in enumerate(users)
             if row in train and assignment.get(user) == name
         ]
         assert place == pytest.approx(np.mean(homes, axis=0))
-    build_regions(dataset.path, tmp_path / "dealt", partition="demogroups")
-    assert load_regions(tmp_path / "dealt").places is None
+    build_regions(dataset.path, tmp_path / "dealt", RegionsOptions(partition="demogroups"))
+    assert load_regions(tmp_path / "dealt").centroids is None
 
 
 def spread_out(seed: int, everywhere: bool) -> tuple[Regions, np.ndarray]:
@@ -141,37 +144,37 @@ def spread_out(seed: int, everywhere: bool) -> tuple[Regions, np.ndarray]:
     rng = np.random.default_rng(seed)
     corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1], [0.5, 0.5]])
     corner = np.arange(300) % 5
-    places = np.array([-33.5, -70.6]) + 0.5 * corners[corner] + rng.normal(0, 0.03, (300, 2))
+    centroids = np.array([-33.5, -70.6]) + 0.5 * corners[corner] + rng.normal(0, 0.03, (300, 2))
     shares = rng.dirichlet(np.full(4, 3.0), 300)
     means = 5 + rng.normal(0, 0.25, (1 if everywhere else 5, 4, 12))
     values = np.einsum("gd,gdj->gj", shares, means[corner if not everywhere else corner * 0])
     values += rng.normal(0, 1, values.shape) / np.sqrt(300)
     made = regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False)
-    return replace(made, places=places), means[0]
+    return replace(made, centroids=centroids), means[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_holds_in_one_part_of_the_map_alone_is_believed_less_and_said(seed: int) -> None:
     alike, other = recover(spread_out(seed, True)[0]), recover(spread_out(seed, False)[0])
     assert alike.transfer["category"] > 0.9 and confounding(alike) == []
-    assert other.transfer["category"] < HOLDS
+    assert other.transfer["category"] < LOW_TRANSFER
     [sentence] = confounding(other)
     assert "'category' is confounded with where people live" in sentence
-    believed, less = (found.believed for found in (alike, other))
-    assert believed is not None and less is not None and less.mean() < 0.5 * believed.mean()
+    share, less = (found.group_share for found in (alike, other))
+    assert share is not None and less is not None and less.mean() < 0.5 * share.mean()
 
 
 def test_few_regions_are_not_cut_into_blocks() -> None:
-    shares, values, _, places = confounded(0, FEWEST_BLOCKED - 1)
+    shares, values, _, centroids = confounded(0, MIN_BLOCKED_REGIONS - 1)
     made = regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False)
-    assert recover(replace(made, places=places)).transfer == {}
+    assert recover(replace(made, centroids=centroids)).transfer == {}
 
 
 def test_each_feature_map_is_judged_by_itself() -> None:
     alike, other = spread_out(0, True)[0], spread_out(0, False)[0]
     both = np.hstack([alike.aggregates.values, other.aggregates.values[:, :12]])
     names = tuple(f"{name}:{number}" for name in ("category", "distance") for number in range(12))
-    # The same people and places, so that only what they do differs.
+    # The same people and centroids, so that only what they do differs.
     values = replace(alike.aggregates, features=names, values=both, spread=np.ones(24))
     found = recover(replace(alike, aggregates=values))
-    assert found.transfer["category"] > HOLDS > found.transfer["distance"]
+    assert found.transfer["category"] > LOW_TRANSFER > found.transfer["distance"]

@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from mobatlas import TrajectoryDataset, build_regions
+from mobatlas.data.arrays import Floats
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME
 from mobatlas.features.divergences import js
 from mobatlas.generators.layers import GroupTokenBias, has_group_bias, set_group_bias
 from mobatlas.generators.protocol import UNKNOWN, Generator
 from mobatlas.groups import Groups
-from mobatlas.regions.types import Floats
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.group_tilts import fit_group_tilts, token_shifts
 from tests.networks import LATENT, LENGTH, chance, new_model
@@ -94,7 +95,9 @@ def test_every_group_has_a_row_of_its_own(dataset: TrajectoryDataset) -> None:
 def test_what_tilts_say_of_places_is_what_the_people_do_whom_they_weigh(
     features: tuple[str, ...], unit: str, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
-    build_regions(dataset.path, tmp_path / "groups", partition="demogroups", features=features)
+    build_regions(
+        dataset.path, tmp_path / "groups", RegionsOptions(partition="demogroups", features=features)
+    )
     evidence = gather_evidence(dataset, tmp_path / "groups")
     tilts = fit_group_tilts(evidence, dataset, unit=unit)
     shifts = token_shifts(tilts, dataset, by_place="poi" in features)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mobatlas import MobatlasError
+from mobatlas.data.arrays import Floats
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.identifiability import (
     Contrast,
@@ -17,11 +18,10 @@ from mobatlas.regions.identifiability import (
     contrast_vectors,
     diagnose,
     effective_rank,
-    feature_ipm,
 )
 from mobatlas.regions.partitions import PAPER, nominal_partition
 from mobatlas.regions.recovery.least_squares import pseudo_inverse
-from mobatlas.regions.types import Aggregates, Composition, Floats, Population
+from mobatlas.regions.types import Aggregates, Composition, Population
 
 SEX = Groups.of({"sex": ("M", "F")})
 
@@ -169,19 +169,6 @@ def test_the_bound_is_the_papers_formula() -> None:
     assert bounds.finite_sample == pytest.approx(expected)  # sigma_min of the identity is 1
 
 
-def test_the_feature_metric_is_the_largest_difference_of_a_unit_functional() -> None:
-    """d_phi: no direction does better than the one along the difference; zero where feature means agree."""
-    rng = np.random.default_rng(1)
-    one, other = rng.random((2, 7))
-    directions = rng.normal(size=(20_000, 7))
-    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
-    reached = np.abs(directions @ (one - other))
-    assert reached.max() <= feature_ipm(one, other)
-    along = (one - other) / np.linalg.norm(one - other)
-    assert feature_ipm(one, other) == pytest.approx(along @ (one - other))
-    assert feature_ipm(one, one) == 0
-
-
 @pytest.mark.parametrize("name", ["fullrank", "rankdef", "messy"])
 def test_an_added_region_gives_the_sigma_min_it_promises(name: str) -> None:
     shares = nominal_partition(name, DEFAULT_GROUPS).shares
@@ -201,10 +188,10 @@ def test_a_split_region_gives_the_sigma_min_it_promises() -> None:
     shares = nominal_partition("fullrank", DEFAULT_GROUPS).shares
     found = diagnose(composition_of(shares), n=np.array([3_000.0, *[1_000.0] * 7]))
     split = next(
-        each for each in found.proposals if each.action.startswith("split region 'R0' so that ")
+        each for each in found.proposals if each.action.startswith("split region 'R0' to separate ")
     )
-    apart = split.action.removeprefix("split region 'R0' so that ").removesuffix(
-        " live apart from the others"
+    apart = split.action.removeprefix("split region 'R0' to separate ").removesuffix(
+        " from the other groups"
     )
     inside = np.isin(DEFAULT_GROUPS.names, apart.split("; "))
     halves = [shares[0] * inside, shares[0] * ~inside]
@@ -219,10 +206,9 @@ def test_a_split_region_gives_the_sigma_min_it_promises() -> None:
 def test_small_regions_are_proposed_to_be_joined_where_that_loses_nothing() -> None:
     twins = np.eye(8)[[0, 0, 1, 1, 2]]
     found = diagnose(composition_of(twins), n=np.array([20.0, 500, 20, 500, 500]), min_region=50)
-    joined = next(each for each in found.proposals if each.action.startswith("join"))
+    joined = next(each for each in found.proposals if each.action.startswith("merge"))
     assert (
-        joined.action
-        == "join the 2 regions below 50 people with those most like them in composition"
+        joined.action == "merge the 2 regions below 50 people with regions of similar composition"
     )
     assert (
         (joined.sigma_min, joined.effective_rank)
@@ -240,12 +226,9 @@ def test_small_regions_are_not_proposed_to_be_joined_where_groups_are_told_worse
 
 def test_a_census_without_people_observed_says_who_counts_as_such() -> None:
     counted = composition_of(np.eye(8), n=5e5)
+    assert "without --n, all people of the census count as observed" in diagnose(counted).warnings
     assert (
-        "without --n the census population counts as people observed" in diagnose(counted).warnings
-    )
-    assert (
-        "without --n shares count as if everybody had been observed"
-        in diagnose(composition_of(np.eye(8))).warnings
+        "without --n, everyone counts as observed" in diagnose(composition_of(np.eye(8))).warnings
     )
     assert not any("--n" in said for said in diagnose(counted, n=100).warnings)
 
@@ -257,17 +240,19 @@ def test_a_region_too_small_to_split_is_not_proposed() -> None:
 
 def test_what_limits_a_partition_is_said() -> None:
     few = diagnose(composition_of(np.eye(8)[:3]), n=100)
-    assert "3 regions for 8 groups: at most 3 combinations of groups can be known" in few.warnings
-    assert any("no region has anybody of" in said for said in few.warnings)
+    assert (
+        "3 regions for 8 groups: at most 3 combinations of groups can be estimated" in few.warnings
+    )
+    assert any("no region has people of" in said for said in few.warnings)
     assert few.sigma_min == 0
     assert few.condition_number == np.inf
     twins = diagnose(composition_of(np.vstack([np.eye(8), np.eye(8)[:2]])), n=100)
     assert (
-        "2 regions repeat the composition of another: they add people, not directions"
+        "2 regions repeat the composition of another: they add people, but do not help to distinguish groups"
         in twins.warnings
     )
     alone = diagnose(composition_of(np.ones((3, 1)), Groups.of({"all": ("x",)})), n=100)
-    assert "there is one group: nothing to tell apart" in alone.warnings
+    assert "there is only one group: nothing to distinguish" in alone.warnings
     assert alone.contrasts == ()
     assert alone.proposals == ()
     one = diagnose(composition_of(np.full((1, 8), 1 / 8)), n=100)

@@ -1,4 +1,4 @@
-"""Many regions and groups: the same answers as with few, and no array that grows with the square of either times the places."""
+"""Many regions and groups: the same answers as with few, and no array that grows with the square of either times the centroids."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from scipy import sparse
 
 from bench import many_regions
 from bench.speed import Measured
-from mobatlas.regions import identifiability
-from mobatlas.regions import types as table
-from mobatlas.regions.aggregates import load_aggregates, write_aggregates
-from mobatlas.regions.recovery.posterior import Fit, Problem, independent
+from mobatlas.data.arrays import Floats
+from mobatlas.regions import identifiability, types
+from mobatlas.regions.recovery.posterior import Design, Fit, Variances, independent_columns
 from mobatlas.regions.recovery.recover import recover
-from mobatlas.regions.types import Aggregates, Composition, Floats, Regions
+from mobatlas.regions.store import load_aggregates, write_aggregates
+from mobatlas.regions.types import Aggregates, Composition, Regions
 from mobatlas.supervision import group_tilts as teach
 from mobatlas.supervision.group_tilts import _Fitting
 from mobatlas.supervision.tilt import fit_tilt
@@ -39,8 +39,8 @@ def many(regions: int, groups: int, pois: int, seed: int = 0) -> tuple[Regions, 
     aggregates = Aggregates(
         names, features, values, np.full(regions, PANEL), spread=world.shares.mean(0) @ world.means
     )
-    places = np.array([40.0, -100.0]) + rng.normal(0, 0.3, (regions, 2))
-    return Regions(composition, aggregates, randomised=False, places=places), world.means
+    centroids = np.array([40.0, -100.0]) + rng.normal(0, 0.3, (regions, 2))
+    return Regions(composition, aggregates, randomised=False, centroids=centroids), world.means
 
 
 def peak(work: Callable[[], Any]) -> tuple[Any, float]:
@@ -61,12 +61,12 @@ def test_thousands_of_regions_and_dozens_of_groups_are_recovered_in_little_memor
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, truth = many(2_000, 40, 200)
-    monkeypatch.setattr(table, "CELLS", 100_000)
+    monkeypatch.setattr(types, "BLOCK_CELLS", 100_000)
     found, megabytes = peak(lambda: recover(made))
     score = many_regions.error(found, truth)
     assert score["error"] < 0.85 * score["baseline_error"]
     assert score["coverage"] > 0.8
-    assert megabytes < 25, "regions x regions are 32, groups x places x regions 128"
+    assert megabytes < 25, "regions x regions are 32, groups x centroids x regions 128"
 
 
 def test_what_is_recovered_does_not_depend_on_how_much_is_held_at_once(
@@ -80,7 +80,7 @@ def test_what_is_recovered_does_not_depend_on_how_much_is_held_at_once(
         made, aggregates=replace(made.aggregates, values=values, noise=np.full(values.shape, 1e-3))
     )
     whole = recover(made)
-    monkeypatch.setattr(table, "CELLS", 1_000)
+    monkeypatch.setattr(types, "BLOCK_CELLS", 1_000)
     apart = recover(made)
     assert apart.means == pytest.approx(whole.means, rel=0.02)
     assert apart.sd == pytest.approx(whole.sd, rel=0.05)
@@ -88,9 +88,9 @@ def test_what_is_recovered_does_not_depend_on_how_much_is_held_at_once(
 
 def test_regions_that_do_not_tell_are_taken_off_the_sums() -> None:
     rng = np.random.default_rng(2)
-    shares, places = rng.dirichlet(np.ones(6), 80), rng.normal(size=(80, 2))
-    covariates = independent(np.column_stack([np.ones(80), places]))
-    problem = Problem(
+    shares, centroids = rng.dirichlet(np.ones(6), 80), rng.normal(size=(80, 2))
+    covariates = independent_columns(np.column_stack([np.ones(80), centroids]))
+    design = Design(
         shares,
         rng.integers(5, 50, 80).astype(float),
         None,
@@ -98,20 +98,21 @@ def test_regions_that_do_not_tell_are_taken_off_the_sums() -> None:
         np.eye(6) - 1 / 6,
         covariates,
     )
-    root, published = problem.prior(np.ones(1)), rng.random(80) / 100
-    silent = np.sort(rng.choice(80, 30, replace=False))
-    rest = np.setdiff1d(np.arange(80), silent)
+    noise = rng.random(80) / 100
+    variances = Variances(design.prior_root(np.ones(1)), 0.3, 0.1, noise)
+    missing = np.sort(rng.choice(80, 30, replace=False))
+    rest = np.setdiff1d(np.arange(80), missing)
     y = rng.normal(size=(80, 4))
-    taken_off = Fit.of(problem, root, 0.3, 0.1, published).without(problem, silent)
-    fewer = problem.of_regions(rest)
-    alone = Fit.of(fewer, root, 0.3, 0.1, published[rest])
-    assert taken_off.means(problem, y) == pytest.approx(alone.means(fewer, y[rest]), abs=1e-7)
+    taken_off = Fit.of(design, variances).without(design, missing)
+    fewer = design.select(rest)
+    alone = Fit.of(fewer, variances._replace(added_noise=noise[rest]))
+    assert taken_off.means(design, y) == pytest.approx(alone.means(fewer, y[rest]), abs=1e-7)
     assert taken_off.covariance() == pytest.approx(alone.covariance(), abs=1e-9)
     assert taken_off.sampling_variance() == pytest.approx(alone.sampling_variance(), abs=1e-9)
     # The surface has other units there, which the likelihood knows of, but no variance does.
     off = [
         one.deviance(p, values)
-        for one, p, values in ((taken_off, problem, y), (alone, fewer, y[rest]))
+        for one, p, values in ((taken_off, design, y), (alone, fewer, y[rest]))
     ]
     assert np.ptp(off[0] - off[1]) < 1e-7
 
@@ -123,7 +124,7 @@ def test_aggregates_are_written_and_read_in_parts(
     values = made.aggregates.values.copy()
     values[3, 4] = np.nan
     v = replace(made.aggregates, values=values, n=np.linspace(1.0, 70.0, 70), noise=values**2)
-    monkeypatch.setattr(table, "CELLS", 200)
+    monkeypatch.setattr(types, "BLOCK_CELLS", 200)
     write_aggregates(tmp_path / "v.parquet", v)
     read = load_aggregates(tmp_path / "v.parquet")
     assert (read.regions, read.features) == (v.regions, v.features)
@@ -137,7 +138,7 @@ def test_very_many_small_regions_merge_among_those_that_are_like_them(
     made, _ = many(300, 8, 10)
     shares, n = made.composition.shares, np.full(300, 20.0)
     closest = identifiability._merge(shares, n, 100.0)
-    monkeypatch.setattr(identifiability, "MERGED", 64)
+    monkeypatch.setattr(identifiability, "MERGE_BLOCK", 64)
     rows, people = identifiability._merge(shares, n, 100.0)
     assert people.sum() == 6_000 and people.min() >= 100
     assert people @ rows == pytest.approx(n @ shares)

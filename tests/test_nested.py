@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mobatlas.data.arrays import Floats
 from mobatlas.regions.recovery.recover import recover
-from mobatlas.regions.types import Floats, Regions
+from mobatlas.regions.types import Regions
 from tests.test_beliefs import of_bars
 from tests.test_recovery import FOUR, dirichlet, error, regions_of
 

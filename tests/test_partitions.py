@@ -78,10 +78,10 @@ def test_a_partition_may_come_from_a_table(tmp_path: Path) -> None:
     ("name", "sentence"),
     [
         ("fulrank", "--partition fulrank does not exist; did you mean 'fullrank'"),
-        ("fullrank", "--partition fullrank: the paper's matrix is for 8 groups, these are 3"),
-        ("dirichlet:4", "write it as dirichlet:G:alpha"),
-        ("dirichlet:0:1", "write it as dirichlet:G:alpha"),
-        ("dirichlet:4:-1", "write it as dirichlet:G:alpha"),
+        ("fullrank", "--partition fullrank: the paper's matrix has 8 groups, your data has 3"),
+        ("dirichlet:4", "write dirichlet:G:alpha"),
+        ("dirichlet:0:1", "write dirichlet:G:alpha"),
+        ("dirichlet:4:-1", "write dirichlet:G:alpha"),
         ("absent.csv", "absent.csv: no such file"),
     ],
 )
@@ -148,7 +148,7 @@ def test_the_assignment_is_random_within_groups_and_fixed_by_the_seed() -> None:
 @pytest.mark.parametrize(
     ("group", "sentence"),
     [
-        ([0, 0, 2, 2], "needs people of '30-60', and there are none"),
+        ([0, 0, 2, 2], "needs people of '30-60', but the data has none"),
         ([0, 1, 2], "3 people .* are too few, region"),
     ],
 )

@@ -32,6 +32,7 @@ from mobatlas.generators.vae import PRESETS, VariationalAutoencoder
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.supervise import SuperviseOptions
 from mobatlas.pipeline.train import Execution
+from mobatlas.regions.build import RegionsOptions
 from tests.networks import chance, stirred
 from tests.test_autoregressive_supervised import VALUES
 from tests.tiny import OPTIONS, fitted, fresh, small_city
@@ -330,7 +331,9 @@ def trained(dataset: TrajectoryDataset, tmp_path_factory: pytest.TempPathFactory
 def regions(dataset: TrajectoryDataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Told by the hours at which groups go where."""
     out = tmp_path_factory.mktemp("regions") / "groups"
-    build_regions(dataset.path, out, partition="demogroups", features=("category", "hour"))
+    build_regions(
+        dataset.path, out, RegionsOptions(partition="demogroups", features=("category", "hour"))
+    )
     return out
 
 

@@ -39,13 +39,13 @@ from bench.score_models import draw_groups, sample_groups
 from bench.survey import SHIFT
 from mobatlas import MobatlasError
 from mobatlas.config import CityConfig, load_run
+from mobatlas.data.arrays import Floats
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.groups import Groups
-from mobatlas.regions.recovery.recover import Recovery
-from mobatlas.regions.types import Floats
+from mobatlas.regions.types import Recovery
 from mobatlas.report.tables import MINUS
 from tests.tiny import OPTIONS, fitted
 

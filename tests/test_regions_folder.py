@@ -15,10 +15,10 @@ from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, writ
 from mobatlas.features.maps import build_feature
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.aggregates import aggregates_from_dataset
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.composition import read_composition
-from mobatlas.regions.population import with_rest
 from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
-from mobatlas.regions.types import Regions
+from mobatlas.regions.types import Regions, with_rest
 
 DIARY = survey.DIARY | {"vocabulary_size": 500}
 
@@ -56,7 +56,7 @@ def files(tmp_path: Path, regions: list[str], rest: str = "category:home") -> di
 
 
 def test_a_controlled_partition_counts_the_people_it_assigned(path: Path, tmp_path: Path) -> None:
-    regions = build_regions(path, tmp_path / "regions", partition="messy", seed=3)
+    regions = build_regions(path, tmp_path / "regions", RegionsOptions(partition="messy"), seed=3)
     dataset = TrajectoryDataset.open(path)
     assignment = RegionsFolder.open(tmp_path / "regions").assignment
     assert assignment is not None
@@ -87,7 +87,10 @@ def test_a_controlled_partition_knows_the_population_it_was_dealt_from(
     path: Path, tmp_path: Path
 ) -> None:
     regions = build_regions(
-        path, tmp_path / "regions", partition="messy", features=("category",), seed=3
+        path,
+        tmp_path / "regions",
+        RegionsOptions(partition="messy", features=("category",)),
+        seed=3,
     )
     dataset = TrajectoryDataset.open(path)
     train = dataset.split_people("train")
@@ -98,17 +101,19 @@ def test_a_controlled_partition_knows_the_population_it_was_dealt_from(
         np.bincount(dataset.person_groups()[train], minlength=8) / len(train)
     )
     everybody = build_regions(
-        path, tmp_path / "groups", partition="demogroups", features=("category",)
+        path, tmp_path / "groups", RegionsOptions(partition="demogroups", features=("category",))
     )
     people = everybody.aggregates.n  # demogroups leave nobody over
     assert known.values == pytest.approx(people @ everybody.aggregates.values / people.sum())
     table = pq.read_table(tmp_path / "regions" / "population.parquet")
-    assert table.column_names == ["of", "name", "value", "n"]
+    assert table.column_names == ["table", "name", "value", "n"]
     assert table["name"].to_pylist() == [*regions.groups.names, *regions.aggregates.features]
 
 
 def test_those_left_over_are_what_the_population_has_more(path: Path, tmp_path: Path) -> None:
-    regions = build_regions(path, tmp_path / "regions", partition="messy", features=("category",))
+    regions = build_regions(
+        path, tmp_path / "regions", RegionsOptions(partition="messy", features=("category",))
+    )
     dataset, assignment = (
         TrajectoryDataset.open(path),
         RegionsFolder.open(tmp_path / "regions").assignment,
@@ -133,16 +138,18 @@ def test_real_regions_and_published_tables_cover_their_population(
     path: Path, tmp_path: Path
 ) -> None:
     for name, options in {
-        "by": {"by": "home_district"},
-        "tables": files(tmp_path, ["a", "b"]),
+        "by": RegionsOptions(by="home_district"),
+        "tables": RegionsOptions(**files(tmp_path, ["a", "b"])),
     }.items():
-        assert build_regions(path, tmp_path / name, **options).population is None
+        assert build_regions(path, tmp_path / name, options).population is None
         assert not (tmp_path / name / "population.parquet").exists()
 
 
 def test_demogroups_are_the_groups_themselves(path: Path, tmp_path: Path) -> None:
     regions = build_regions(
-        path, tmp_path / "regions", partition="demogroups", features=("category", "hour")
+        path,
+        tmp_path / "regions",
+        RegionsOptions(partition="demogroups", features=("category", "hour")),
     )
     assert np.array_equal(regions.composition.shares, np.eye(8))
     assert regions.details["features"] == ["category", "hour"]
@@ -153,7 +160,9 @@ def test_demogroups_are_the_groups_themselves(path: Path, tmp_path: Path) -> Non
 
 
 def test_what_is_written_is_what_is_read(path: Path, tmp_path: Path) -> None:
-    built = build_regions(path, tmp_path / "here" / "regions", partition="hot16", mask=("HOME",))
+    built = build_regions(
+        path, tmp_path / "here" / "regions", RegionsOptions(partition="hot16", mask=("HOME",))
+    )
     loaded = load_regions(tmp_path / "here" / "regions")
     assert np.array_equal(built.aggregates.values, loaded.aggregates.values)
     assert loaded.aggregates.spread is not None
@@ -178,20 +187,21 @@ def test_what_is_written_is_what_is_read(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_same_seed_makes_the_same_folder(path: Path, tmp_path: Path) -> None:
-    def content(name: str, **options: Any) -> list[bytes]:
-        build_regions(path, tmp_path / name, **options)
+    def content(name: str, options: RegionsOptions, seed: int) -> list[bytes]:
+        build_regions(path, tmp_path / name, options, seed=seed)
         return [file.read_bytes() for file in sorted((tmp_path / name).glob("*.parquet"))]
 
-    for number, options in enumerate(({"partition": "messy"}, {"by": "home_district"})):
-        one = content(f"one{number}", seed=1, **options)
-        assert one == content(f"two{number}", seed=1, **options)
-        assert one != content(f"three{number}", seed=2, **options)
+    for options in (RegionsOptions(partition="messy"), RegionsOptions(by="home_district")):
+        name = options.partition or options.by
+        one = content(f"{name}-1", options, 1)
+        assert one == content(f"{name}-again", options, 1)
+        assert one != content(f"{name}-2", options, 2)
 
 
 def test_real_regions_count_composition_and_aggregates_on_different_people(
     path: Path, tmp_path: Path
 ) -> None:
-    regions = build_regions(path, tmp_path / "regions", by="home_district")
+    regions = build_regions(path, tmp_path / "regions", RegionsOptions(by="home_district"))
     dataset = TrajectoryDataset.open(path)
     assert regions.details["separation"] == "disjoint halves"
     assert regions.details["features"] == ["category"]
@@ -203,7 +213,9 @@ def test_real_regions_count_composition_and_aggregates_on_different_people(
         assert labelled + counted == np.count_nonzero(district == name)
     share = regions.composition.n.sum() / len(district)
     assert 0.4 < share < 0.6
-    together = build_regions(path, tmp_path / "same", by="home_district", same_people=True)
+    together = build_regions(
+        path, tmp_path / "same", RegionsOptions(by="home_district", same_people=True)
+    )
     assert together.details["separation"] == "same people"
     assert together.composition.n.tolist() == together.aggregates.n.tolist()
     assert together.composition.n.sum() == len(district)
@@ -215,8 +227,8 @@ def test_half_of_the_people_is_a_matter_of_their_ids(path: Path, tmp_path: Path)
     labels = pq.read_table(path / "labels.parquet").to_pandas()
     labels["gender"] = labels["gender"].to_numpy()[::-1]
     labels.to_parquet(tmp_path / "copy" / "labels.parquet", index=False)
-    one = build_regions(path, tmp_path / "one", by="home_district")
-    two = build_regions(tmp_path / "copy", tmp_path / "two", by="home_district")
+    one = build_regions(path, tmp_path / "one", RegionsOptions(by="home_district"))
+    two = build_regions(tmp_path / "copy", tmp_path / "two", RegionsOptions(by="home_district"))
     assert np.array_equal(one.aggregates.values, two.aggregates.values)
     assert not np.array_equal(one.composition.shares, two.composition.shares)
 
@@ -226,14 +238,16 @@ def test_a_shuffled_partition_keeps_its_composition_and_loses_the_groups(
 ) -> None:
     """Under demogroups a region is a group: shuffled, its aggregates are everybody, its composition still the group."""
     real = build_regions(
-        path, tmp_path / "real", partition="demogroups", mask=("HOME", "WORK", "OTHER")
+        path,
+        tmp_path / "real",
+        RegionsOptions(partition="demogroups", mask=("HOME", "WORK", "OTHER")),
     )
     control = build_regions(
         path,
         tmp_path / "control",
-        partition="demogroups",
-        mask=("HOME", "WORK", "OTHER"),
-        shuffle_regions=True,
+        RegionsOptions(
+            partition="demogroups", mask=("HOME", "WORK", "OTHER"), shuffle_regions=True
+        ),
     )
     assert np.array_equal(control.composition.shares, real.composition.shares)
     apart, together = (regions.aggregates.values.std(0).mean() for regions in (real, control))
@@ -244,8 +258,10 @@ def test_a_shuffled_partition_exchanges_people_with_those_left_over(
     path: Path, tmp_path: Path
 ) -> None:
     """The population stays true, so whoever is left over must be anybody too, or the rest would tell."""
-    real = build_regions(path, tmp_path / "real", partition="messy")
-    control = build_regions(path, tmp_path / "control", partition="messy", shuffle_regions=True)
+    real = build_regions(path, tmp_path / "real", RegionsOptions(partition="messy"))
+    control = build_regions(
+        path, tmp_path / "control", RegionsOptions(partition="messy", shuffle_regions=True)
+    )
     assert control.population is not None
     assert real.population is not None
     assert np.array_equal(control.population.values, real.population.values)
@@ -262,8 +278,10 @@ def test_a_shuffled_partition_exchanges_people_with_those_left_over(
 def test_shuffled_people_keep_region_sizes_and_lose_their_composition(
     path: Path, tmp_path: Path
 ) -> None:
-    real = build_regions(path, tmp_path / "real", by="home_district")
-    control = build_regions(path, tmp_path / "control", by="home_district", shuffle_regions=True)
+    real = build_regions(path, tmp_path / "real", RegionsOptions(by="home_district"))
+    control = build_regions(
+        path, tmp_path / "control", RegionsOptions(by="home_district", shuffle_regions=True)
+    )
     assert control.details["shuffled"]
     assert not real.details["shuffled"]
     assert (real.composition.n + real.aggregates.n).tolist() == (
@@ -291,11 +309,13 @@ def test_a_census_gives_the_composition_and_everybody_the_aggregates(
     shutil.copytree(path, tmp_path / "unlabelled")
     (tmp_path / "unlabelled" / "labels.parquet").unlink()
     regions = build_regions(
-        tmp_path / "unlabelled", tmp_path / "regions", by="home_district", composition=census
+        tmp_path / "unlabelled",
+        tmp_path / "regions",
+        RegionsOptions(by="home_district", composition=census),
     )
     assert regions.details["separation"] == "census file"
     assert regions.details["dropped_regions"] == 1
-    assert f"left out: 1 region of home_district not in p.csv ('{min(districts)}')" in caplog.text
+    assert "1 region of home_district left out, because p.csv has no such region" in caplog.text
     assert regions.composition.n.tolist() == [2, 3, 4, 5, 6]
     train = [districts[row] for row in dataset.split_people("train").tolist()]
     assert regions.aggregates.n.tolist() == [
@@ -308,7 +328,7 @@ def test_two_published_tables_meet_by_region(path: Path, tmp_path: Path) -> None
     extra = pd.read_csv(tables["composition"])
     nowhere = pd.DataFrame({"region": ["nowhere"], "group": ["<30, F"], "count": [9]})
     pd.concat([extra, nowhere]).to_csv(tables["composition"], index=False)
-    regions = build_regions(path, tmp_path / "regions", **tables)
+    regions = build_regions(path, tmp_path / "regions", RegionsOptions(**tables))
     assert regions.composition.regions == ("c", "b", "a")
     assert regions.composition.shares[:, 1].tolist() == pytest.approx([3 / 4, 2 / 3, 1 / 2])
     assert regions.aggregates.values.ravel().tolist() == [3, 2, 1]
@@ -318,7 +338,9 @@ def test_two_published_tables_meet_by_region(path: Path, tmp_path: Path) -> None
     assert regions.details["features"] == ["category"]
     assert RegionsFolder.open(tmp_path / "regions").assignment is None
     assert RegionsFolder.open(tmp_path / "regions").validation is None
-    shuffled = build_regions(path, tmp_path / "shuffled", **tables, shuffle_regions=True, seed=1)
+    shuffled = build_regions(
+        path, tmp_path / "shuffled", RegionsOptions(**tables, shuffle_regions=True), seed=1
+    )
     assert sorted(shuffled.composition.n.tolist()) == [2, 3, 4]
     assert shuffled.aggregates.values.ravel().tolist() == [3, 2, 1]
     assert shuffled.composition.n.tolist() != regions.composition.n.tolist()
@@ -331,20 +353,21 @@ def test_regions_that_one_table_alone_has_are_counted_and_named(
     (tmp_path / "other").mkdir()
     aggregates = files(tmp_path / "other", ["north", "South"])["aggregates"]
     regions = build_regions(
-        path, tmp_path / "regions", composition=composition, aggregates=aggregates
+        path, tmp_path / "regions", RegionsOptions(composition=composition, aggregates=aggregates)
     )
     assert regions.composition.regions == ("South",)
     assert (regions.details["only_in_composition"], regions.details["only_in_aggregates"]) == (5, 1)
     assert (
-        "left out: 5 regions of p.csv without values in v.csv ('North', 'a', 'b', ...) and 1 region of v.csv not in p.csv "
-        "('north'); are the names written alike?"
+        "5 regions of p.csv left out, because v.csv has no such region ('North', 'a', 'b', ...); "
+        "do both use the same ids?"
     ) in caplog.text
+    assert "1 region of v.csv left out, because p.csv has no such region ('north')" in caplog.text
 
 
 def test_tables_of_the_same_regions_leave_nobody_out(
     path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    build_regions(path, tmp_path / "regions", **files(tmp_path, ["a", "b"]))
+    build_regions(path, tmp_path / "regions", RegionsOptions(**files(tmp_path, ["a", "b"])))
     assert "left out" not in caplog.text
 
 
@@ -366,13 +389,16 @@ def test_other_windows_in_the_aggregates_are_asked_about_at_once(
     pd.DataFrame(rows, columns=["region", "feature", "value", "n"]).to_csv(
         tables["aggregates"], index=False
     )
-    build_regions(path, tmp_path / "regions", **tables)
+    build_regions(path, tmp_path / "regions", RegionsOptions(**tables))
     total = everybody.sum()
-    question = f"people make {times * total:.3g} visits a window in the aggregates, {total:.3g} in the dataset"
+    question = (
+        f"people make {times * total:.3g} visits per window in the aggregates, "
+        f"but {total:.3g} in the dataset"
+    )
     assert (question in caplog.text) == (times in (4.0, 0.25))
     pd.read_csv(tables["aggregates"]).drop(columns="n").to_csv(tables["aggregates"], index=False)
     caplog.clear()
-    build_regions(path, tmp_path / "shares", **tables)
+    build_regions(path, tmp_path / "shares", RegionsOptions(**tables))
     assert "visits a window" not in caplog.text
 
 
@@ -381,7 +407,7 @@ def test_census_ids_meet_plain_ones(path: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     aggregates = files(tmp_path / "other", ["01001020100", "01001020200"])["aggregates"]
     regions = build_regions(
-        path, tmp_path / "regions", composition=composition, aggregates=aggregates
+        path, tmp_path / "regions", RegionsOptions(composition=composition, aggregates=aggregates)
     )
     assert regions.composition.regions == ("01001020200", "01001020100")
     assert regions.composition.n.tolist() == [3, 2]
@@ -390,7 +416,7 @@ def test_census_ids_meet_plain_ones(path: Path, tmp_path: Path) -> None:
 def test_a_table_without_devices_is_marked_as_pooled(path: Path, tmp_path: Path) -> None:
     tables = files(tmp_path, ["a", "b"])
     pd.read_csv(tables["aggregates"]).drop(columns="n").to_csv(tables["aggregates"], index=False)
-    regions = build_regions(path, tmp_path / "regions", **tables)
+    regions = build_regions(path, tmp_path / "regions", RegionsOptions(**tables))
     assert regions.aggregates.pooled
     assert "only shares of visits are known" in regions.details["notes"][0]
 
@@ -405,10 +431,10 @@ def test_a_table_without_devices_is_marked_as_pooled(path: Path, tmp_path: Path)
             {"by": "home_district", "composition": "p.csv", "aggregates": "v.csv"},
             "choose one of --partition",
         ),
-        ({"partition": "messy", "same_people": True}, "--same-people goes with --by"),
+        ({"partition": "messy", "same_people": True}, "--same-people needs --by"),
         (
             {"by": "home_distrikt"},
-            "--by home_distrikt: is no region column .*did you mean 'home_district'",
+            "--by home_distrikt: .* has no such region column.*did you mean 'home_district'",
         ),
         ({"partition": "mesy"}, "--partition mesy does not exist"),
         ({"partition": "messy", "features": ("pois",)}, "--feature pois does not exist"),
@@ -419,7 +445,7 @@ def test_bad_options_are_refused_and_leave_nothing(
     path: Path, tmp_path: Path, options: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(MobatlasError, match=sentence):
-        build_regions(path, tmp_path / "regions", **options)
+        build_regions(path, tmp_path / "regions", RegionsOptions(**options))
     assert not list(tmp_path.iterdir())
 
 
@@ -427,11 +453,16 @@ def test_a_dataset_without_labels_cannot_count_groups(path: Path, tmp_path: Path
     shutil.copytree(path, tmp_path / "unlabelled")
     (tmp_path / "unlabelled" / "labels.parquet").unlink()
     with pytest.raises(MobatlasError, match=r"--partition messy: .* has no labels"):
-        build_regions(tmp_path / "unlabelled", tmp_path / "regions", partition="messy")
+        build_regions(
+            tmp_path / "unlabelled", tmp_path / "regions", RegionsOptions(partition="messy")
+        )
     with pytest.raises(
-        MobatlasError, match=r"--by home_district: .* has no labels .*pass --composition FILE"
+        MobatlasError,
+        match=r"--by home_district: .* has no labels .*pass a census with --composition FILE",
     ):
-        build_regions(tmp_path / "unlabelled", tmp_path / "regions", by="home_district")
+        build_regions(
+            tmp_path / "unlabelled", tmp_path / "regions", RegionsOptions(by="home_district")
+        )
 
 
 def test_published_tables_that_do_not_meet_are_refused(path: Path, tmp_path: Path) -> None:
@@ -439,27 +470,39 @@ def test_published_tables_that_do_not_meet_are_refused(path: Path, tmp_path: Pat
     (tmp_path / "other").mkdir()
     aggregates = files(tmp_path / "other", ["c", "d"])["aggregates"]
     with pytest.raises(MobatlasError, match="no region in common"):
-        build_regions(path, tmp_path / "regions", composition=composition, aggregates=aggregates)
+        build_regions(
+            path,
+            tmp_path / "regions",
+            RegionsOptions(composition=composition, aggregates=aggregates),
+        )
     strange = files(tmp_path, ["a", "b"], rest="category:hom")
     with pytest.raises(
-        MobatlasError, match=r"'category:hom' is not in the vocabulary .*'category:home'"
+        MobatlasError, match=r"'category:hom' does not exist in the dataset.*'category:home'"
     ):
-        build_regions(path, tmp_path / "regions", **strange)
+        build_regions(path, tmp_path / "regions", RegionsOptions(**strange))
     with pytest.raises(MobatlasError, match="has no feature of poi"):
-        build_regions(path, tmp_path / "regions", **files(tmp_path, ["a", "b"]), features=("poi",))
+        build_regions(
+            path,
+            tmp_path / "regions",
+            RegionsOptions(**files(tmp_path, ["a", "b"]), features=("poi",)),
+        )
 
 
 def test_comunas_of_santiago_by_survey_and_by_census(
     santiago: Path, data_folder: Path, tmp_path: Path
 ) -> None:
-    by_survey = build_regions(santiago, tmp_path / "survey", by="home_comuna")
+    by_survey = build_regions(santiago, tmp_path / "survey", RegionsOptions(by="home_comuna"))
     assert len(by_survey.composition.regions) == 45
     assert by_survey.details["dropped_regions"] == 0
     census = data_folder / "santiago" / "census_comuna.parquet"
     with pytest.raises(MobatlasError, match="'25-64' straddles '25-44' and '45-64'"):
-        build_regions(santiago, tmp_path / "census", by="home_comuna", composition=census)
+        build_regions(
+            santiago, tmp_path / "census", RegionsOptions(by="home_comuna", composition=census)
+        )
     by_census = build_regions(
-        santiago, tmp_path / "census", by="home_comuna", composition=census, straddle="uniform"
+        santiago,
+        tmp_path / "census",
+        RegionsOptions(by="home_comuna", composition=census, straddle="uniform"),
     )
     assert by_census.composition.regions == by_survey.composition.regions
     assert "spread evenly over its years" in by_census.details["notes"][0]
@@ -474,7 +517,7 @@ def test_comunas_of_santiago_by_survey_and_by_census(
 def test_zones_of_santiago_too_small_for_two_halves_are_dropped_and_counted(
     santiago: Path, tmp_path: Path
 ) -> None:
-    regions = build_regions(santiago, tmp_path / "zones", by="home_zone")
+    regions = build_regions(santiago, tmp_path / "zones", RegionsOptions(by="home_zone"))
     zones = set(TrajectoryDataset.open(santiago).people["home_zone"].to_pylist())
     assert regions.details["dropped_regions"] + len(regions.composition.regions) == len(zones)
     assert min(regions.composition.n.min(), regions.aggregates.n.min()) >= 2

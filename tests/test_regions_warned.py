@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mobatlas import TrajectoryDataset, build_regions, prepare
+from mobatlas.regions.build import RegionsOptions
 from tests.tiny import small_city
 
 
@@ -32,11 +33,15 @@ def test_a_group_that_a_census_counts_nowhere_is_named(
         ]
         pd.DataFrame(cells).to_csv(tmp_path / "census.csv", index=False)
         out = tmp_path / f"regions-{len(missing)}"
-        build_regions(dataset.path, out, by="home_district", composition=tmp_path / "census.csv")
-        assert ("census.csv counts nobody of <30, F; >50, M: is a part" in caplog.text) == bool(
+        build_regions(
+            dataset.path,
+            out,
+            RegionsOptions(by="home_district", composition=tmp_path / "census.csv"),
+        )
+        assert ("census.csv has no people of <30, F; >50, M: is a part" in caplog.text) == bool(
             missing
         )
-        assert bool(missing) == ("counts nobody" in caplog.text)
+        assert bool(missing) == ("has no people of" in caplog.text)
 
 
 def test_categories_of_places_without_any_are_warned_of(
@@ -49,17 +54,25 @@ def test_categories_of_places_without_any_are_warned_of(
         kept = [each for each in table.column_names if each != "category"]
         pq.write_table(table.select(kept), source / f"{name}.parquet")
     prepare(source, tmp_path / "dataset", preset="small")
-    warned = (
-        "no place has a category, so that category and transitions tell home, work and other alone"
-    )
+    warned = "no place has a category, so category and transitions can only distinguish home"
     both = ["category", "transitions"]
-    build_regions(city / "dataset", tmp_path / "known", by="home_district", features=both)
     build_regions(
-        tmp_path / "dataset", tmp_path / "places", partition="demogroups", features=["poi"]
+        city / "dataset", tmp_path / "known", RegionsOptions(by="home_district", features=both)
+    )
+    build_regions(
+        tmp_path / "dataset",
+        tmp_path / "places",
+        RegionsOptions(partition="demogroups", features=["poi"]),
     )
     assert warned not in caplog.text
-    build_regions(tmp_path / "dataset", tmp_path / "real", by="home_district", features=both)
+    build_regions(
+        tmp_path / "dataset", tmp_path / "real", RegionsOptions(by="home_district", features=both)
+    )
     assert warned in caplog.text
     caplog.clear()
-    build_regions(tmp_path / "dataset", tmp_path / "dealt", partition="demogroups", features=both)
+    build_regions(
+        tmp_path / "dataset",
+        tmp_path / "dealt",
+        RegionsOptions(partition="demogroups", features=both),
+    )
     assert warned in caplog.text

@@ -34,6 +34,7 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, SCHEMA, SPECIALS, WORK, Vocabulary
 from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.groups import Groups
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import build_regions
 
 SEX = Groups.of({"sex": ("M", "F")})
@@ -104,7 +105,9 @@ def survey(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Surve
 def test_reweighted_people_of_santiago_look_like_their_group(survey: Survey) -> None:
     path = survey.dataset.path
     regions = build_regions(
-        path, survey.scratch / "groups", partition="demogroups", features=CONTROLLED_FEATURES
+        path,
+        survey.scratch / "groups",
+        RegionsOptions(partition="demogroups", features=CONTROLLED_FEATURES),
     )
     found = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
     assert found["poi"]["gap_closed"] > 0.9
@@ -115,7 +118,9 @@ def test_the_population_tells_what_rankdef_hides(survey: Survey) -> None:
     """Working age against the rest decides how far people travel, and no region of rankdef shows it."""
     path = survey.dataset.path
     regions = build_regions(
-        path, survey.scratch / "hidden", partition="rankdef", features=CONTROLLED_FEATURES
+        path,
+        survey.scratch / "hidden",
+        RegionsOptions(partition="rankdef", features=CONTROLLED_FEATURES),
     )
     alone, known = (
         reweight(survey.dataset, one, seen=survey.seen)["metrics"]
@@ -136,9 +141,7 @@ def test_a_shuffled_partition_tells_nothing_though_the_population_is_true(
     regions = build_regions(
         survey.dataset.path,
         survey.scratch / f"shuffled-{name}",
-        partition=name,
-        features=("category",),
-        shuffle_regions=True,
+        RegionsOptions(partition=name, features=("category",), shuffle_regions=True),
     )
     assert regions.population is not None
     found = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
@@ -155,9 +158,7 @@ def test_real_regions_of_santiago_help_more_than_they_harm(survey: Survey, colum
             regions = build_regions(
                 survey.dataset.path,
                 out,
-                by=column,
-                features=REAL_FEATURES,
-                shuffle_regions=shuffled,
+                RegionsOptions(by=column, features=REAL_FEATURES, shuffle_regions=shuffled),
                 seed=seed,
             )
             found = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
@@ -267,7 +268,9 @@ def test_without_a_limit_all_kinds_of_regions_are_planned() -> None:
 
 def test_a_split_without_a_group_is_refused(survey: Survey) -> None:
     regions = build_regions(
-        survey.dataset.path, survey.scratch / "few", partition="hot16", features=("category",)
+        survey.dataset.path,
+        survey.scratch / "few",
+        RegionsOptions(partition="hot16", features=("category",)),
     )
     with pytest.raises(MobatlasError, match="--split nobody does not exist"):
         reweight(survey.dataset, regions, seen=survey.seen, split="nobody")

@@ -22,6 +22,7 @@ from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.pipeline.cache import refuse_foreign_folder
 from mobatlas.pipeline.init import InputFiles, write_configuration
 from mobatlas.pipeline.run import run
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import load_regions
 from mobatlas.report.html import write_report
 from tests.runs import VALUES, finished_run
@@ -146,7 +147,9 @@ def test_a_run_without_labels_says_what_cannot_be_measured(made: Path, tmp_path:
     people = pd.read_parquet(city / "people.parquet").drop(columns=["age", "gender"])
     people.to_parquet(city / "people.parquet")
     known = build_regions(
-        made / "dataset", tmp_path / "known", by="home_district", features=("category",)
+        made / "dataset",
+        tmp_path / "known",
+        RegionsOptions(by="home_district", features=("category",)),
     )
     composition, seen = known.composition, known.aggregates
     shares = pd.DataFrame(
@@ -397,8 +400,7 @@ def test_what_init_writes_of_a_column_with_an_unusual_name_reaches_the_regions(
     build_regions(
         tmp_path / "dataset",
         tmp_path / "regions",
-        by=told.by,
-        composition=tmp_path / told.composition,
+        RegionsOptions(by=told.by, composition=tmp_path / told.composition),
     )
     assert set(load_regions(tmp_path / "regions").composition.regions) == set(
         people["quarter"].astype(str)

@@ -34,6 +34,7 @@ from mobatlas.io.manifest import METADATA
 from mobatlas.io.output import new_folder
 from mobatlas.pipeline.supervise import SuperviseOptions
 from mobatlas.pipeline.train import Execution
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.sampling.request import Shard
 from mobatlas.supervision.resample import PIECE
 from tests.commands import finish_cold, names, start_cold, wait_until
@@ -87,7 +88,11 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     root = tmp_path_factory.mktemp("world")
     dataset = small_city(root, users=160, pois=20)
-    build_regions(dataset.path, root / "regions", partition="demogroups", features=("category",))
+    build_regions(
+        dataset.path,
+        root / "regions",
+        RegionsOptions(partition="demogroups", features=("category",)),
+    )
     return World(root, dataset)
 
 

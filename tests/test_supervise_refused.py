@@ -15,6 +15,7 @@ import pytest
 from mobatlas import build_regions
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
+from mobatlas.regions.build import RegionsOptions
 from tests.outcomes import refused
 from tests.supervised import GROUP, HOW, World, made_world, remade
 from tests.tiny import small_city
@@ -165,7 +166,9 @@ def test_regions_that_tell_nothing_are_refused(world: World, tmp_path: Path, str
 
 def test_regions_of_another_dataset_are_refused(world: World, tmp_path: Path) -> None:
     other = small_city(tmp_path, users=60, pois=14)
-    build_regions(other.path, tmp_path / "regions", partition="demogroups", features=("poi",))
+    build_regions(
+        other.path, tmp_path / "regions", RegionsOptions(partition="demogroups", features=("poi",))
+    )
     for strategy in ("tilt", "resample", "finetune"):
         command = ("--strategy", strategy, "--out", tmp_path / "new")
         assert "was made of another dataset" in refused(

@@ -22,10 +22,11 @@ from scipy import sparse
 
 from bench import survey
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
+from mobatlas.data.arrays import Floats
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
-from mobatlas.regions.types import Floats
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.supervision.evidence import Evidence, _tilted_to, gather_evidence
 from mobatlas.supervision.group_tilts import GroupTilts, fit_group_tilts, teach_tilts, tilted_draw
 from mobatlas.supervision.tilt import fit_tilt
@@ -51,10 +52,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     root = tmp_path_factory.mktemp("city")
     dataset = small_city(root, users=600)
     build_regions(
-        dataset.path, root / "groups", partition="demogroups", features=("poi", "category")
+        dataset.path,
+        root / "groups",
+        RegionsOptions(partition="demogroups", features=("poi", "category")),
     )
     build_regions(
-        dataset.path, root / "districts", by="home_district", features=("category", "hour")
+        dataset.path,
+        root / "districts",
+        RegionsOptions(by="home_district", features=("category", "hour")),
     )
     return World(dataset, root / "groups", root / "districts")
 
@@ -172,7 +177,9 @@ def test_example_2_is_recovered_from_sampled_people_within_sampling_error(tmp_pa
     }
     pd.DataFrame(aggregates).to_csv(tmp_path / "v.csv", index=False)
     build_regions(
-        dataset.path, tmp_path / "r", composition=tmp_path / "p.csv", aggregates=tmp_path / "v.csv"
+        dataset.path,
+        tmp_path / "r",
+        RegionsOptions(composition=tmp_path / "p.csv", aggregates=tmp_path / "v.csv"),
     )
     found = gather_evidence(
         dataset, tmp_path / "r", visits=False

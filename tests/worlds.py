@@ -19,6 +19,7 @@ from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
+from mobatlas.regions.build import RegionsOptions
 from tests.tiny import fitted, small_city
 
 FAMILY = "latent-diffusion"
@@ -79,7 +80,7 @@ def small_world(base: Path) -> World:
     generator = fitted(FAMILY, dataset, **TINY)
     assert dataset.groups is not None
     grouped = keep(root / "grouped", generator.with_groups(dataset.groups, 1), dataset)
-    build_regions(dataset.path, root / "regions", partition="hot16")
+    build_regions(dataset.path, root / "regions", RegionsOptions(partition="hot16"))
     return World(dataset, keep(root / "model", generator, dataset), grouped, root / "regions")
 
 

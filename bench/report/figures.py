@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.regions.types import Floats
+from mobatlas.data.arrays import Floats
 from mobatlas.report.charts import BLUE, ORANGE, load_pyplot
 
 PALETTE = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")

@@ -69,10 +69,11 @@ from mobatlas.pipeline.supervise import SuperviseOptions as SuperviseOptions
 from mobatlas.pipeline.supervise import supervise as supervise
 from mobatlas.pipeline.train import Execution as Execution
 from mobatlas.pipeline.train import train as train
+from mobatlas.regions.build import RegionsOptions as RegionsOptions
 from mobatlas.regions.composition import read_composition as read_composition
 from mobatlas.regions.identifiability import Diagnosis as Diagnosis
 from mobatlas.regions.identifiability import diagnose as diagnose
-from mobatlas.regions.recovery.recover import Recovery as Recovery
+from mobatlas.regions.recovery.recover import RecoveryOptions as RecoveryOptions
 from mobatlas.regions.recovery.recover import recover as recover
 from mobatlas.regions.store import build_regions as build_regions
 from mobatlas.regions.store import load_regions as load_regions
@@ -84,6 +85,9 @@ from mobatlas.regions.types import (
 )
 from mobatlas.regions.types import (
     Population as Population,
+)
+from mobatlas.regions.types import (
+    Recovery as Recovery,
 )
 from mobatlas.regions.types import (
     Regions as Regions,

@@ -25,6 +25,7 @@ from mobatlas.evaluation.evaluate import evaluate as run_evaluation
 from mobatlas.evaluation.privacy.audit import STEPS as AUDIT_STEPS
 from mobatlas.evaluation.privacy.audit import audit as run_audit
 from mobatlas.progress import track
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.composition import read_composition
 from mobatlas.regions.disclosure import Disclosure
 from mobatlas.regions.identifiability import diagnose as run_diagnosis
@@ -187,16 +188,18 @@ def regions(
     built = build_regions(
         dataset,
         out,
-        partition=partition,
-        by=by,
-        composition=composition,
-        aggregates=aggregates,
-        features=feature,
-        mask=mask or (),
-        shuffle_regions=shuffle_regions,
-        same_people=same_people,
-        straddle="uniform" if split_ages else "refuse",
-        disclosure=Disclosure(suppress, rounding, epsilon, max_visits),
+        RegionsOptions(
+            partition=partition,
+            by=by,
+            composition=composition,
+            aggregates=aggregates,
+            features=feature,
+            mask=mask or (),
+            shuffle_regions=shuffle_regions,
+            same_people=same_people,
+            straddle="uniform" if split_ages else "refuse",
+            disclosure=Disclosure(suppress, rounding, epsilon, max_visits),
+        ),
         seed=seed,
         overwrite=overwrite,
     )

@@ -57,7 +57,7 @@ def held_out_regions(
     for number in range(folds):
         test = np.flatnonzero(fold == number)
         recovery = recover(
-            regions.some(np.flatnonzero(fold != number)), parents=parents, quiet=True
+            regions.select(np.flatnonzero(fold != number)), parents=parents, quiet=True
         )
         predicted = regions.composition.shares[test] @ recovery.means  # (regions, features)
         for row, region in zip(predicted, test.tolist(), strict=True):

@@ -47,6 +47,7 @@ from mobatlas.pipeline.cache import StepCache, manifest_hash, path_hash, refuse_
 from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
 from mobatlas.pipeline.train import Execution, train
 from mobatlas.progress import track
+from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import RegionsFolder, build_regions
 from mobatlas.report.html import RUN, write_report
@@ -178,8 +179,7 @@ class _Steps:
             engine = self.config.source.engine
             if not source.exists():
                 raise MobatlasError(
-                    f"{source}: does not exist; "
-                    "`source.path` is relative to the configuration file"
+                    f"{source}: does not exist; `source.path` is relative to the configuration file"
                 )
 
         def compute(_: bool) -> None:
@@ -339,16 +339,24 @@ class _Steps:
     def regions(self, name: str, source: RegionsConfig, dataset: TrajectoryDataset) -> Path:
         """Composition and aggregates."""
         out = self.out / "regions" / name
-        values = source.model_dump(exclude_none=True)
         tables = self._tables(source)
         seed = self.config.seed
+        options = RegionsOptions(
+            partition=source.partition,
+            by=source.by,
+            composition=tables.get("composition"),
+            aggregates=tables.get("aggregates"),
+            features=source.features,
+            mask=source.mask,
+            straddle=source.straddle or "refuse",
+        )
 
         def compute(_: bool) -> None:
-            build_regions(dataset.path, out, **values | tables, seed=seed, overwrite=True)
+            build_regions(dataset.path, out, options, seed=seed, overwrite=True)
 
         inputs = {
             "dataset": dataset.manifest.content_hash,
-            "way": values,
+            "options": source.model_dump(exclude_none=True),
             "seed": seed,
             **{key: path_hash(path) for key, path in tables.items()},
         }

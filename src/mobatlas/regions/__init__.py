@@ -1,1 +1,1 @@
-"""Regions: composition P and aggregates V, what they can tell, and the group means recovered from them."""
+"""Regions: composition P, aggregates V, what they identify, and the recovery of group means."""

@@ -1,4 +1,4 @@
-"""Ages as census tables and surveys write them: `<30`, `30-40`, `65+`, `Under 5 years`."""
+"""Age ranges as census tables and surveys write them: `<30`, `30-40`, `65+`, `Under 5 years`."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ import numpy as np
 
 
 def age_ranges(levels: Sequence[str]) -> list[tuple[int, float]] | None:
-    """Completed years [first, end) of each level; None if one of them is no age range.
+    """Completed years [first, end) of each level; None if one of them is not an age range.
 
-    `30-40` ends before 40 where another level starts at 40, and after 40 elsewhere (`25-44`, `45-64`).
+    `30-40` ends before 40 where another level starts at 40, and after 40 elsewhere (`25-44`,
+    `45-64`).
     """
-    parsed = [parse_age(level) for level in levels]
-    found = [age for age in parsed if age is not None]
-    if len(found) < len(parsed):
+    ages = [age for age in map(parse_age, levels) if age is not None]
+    if len(ages) < len(levels):
         return None
-    starts = {low for low, _, form in found if form in ("closed", "open", "year")}
-    over = {low for low, _, form in found if form == "over"}
-    ends = {high for _, high, form in found if form == "closed"}
-    meets, follows = bool(ends & starts), bool({end + 1 for end in ends} & starts)
-    exclusive = meets or (
-        not follows and bool(ends & over)
-    )  # `30-50` beside `>50` alone tells nothing else
-    closed = {end if exclusive else end + 1 for end in ends} | {
-        high for _, high, form in found if form == "below"
-    }
+    starts = {low for low, _, form in ages if form in ("closed", "open", "year")}
+    over = {low for low, _, form in ages if form == "over"}
+    ends = {high for _, high, form in ages if form == "closed"}
+    follows = {end + 1 for end in ends} & starts
+    # `30-50` beside `>50` alone leaves no other reading.
+    exclusive = bool(ends & starts or (not follows and ends & over))
+    closed = {end if exclusive else end + 1 for end in ends}
+    closed |= {high for _, high, form in ages if form == "below"}
     ranges: list[tuple[int, float]] = []
-    for low, high, form in found:
+    for low, high, form in ages:
         if form == "over":
             ranges.append((low if low in closed else low + 1, np.inf))
         else:
@@ -37,7 +35,7 @@ def age_ranges(levels: Sequence[str]) -> list[tuple[int, float]] | None:
 
 
 def parse_age(level: str) -> tuple[int, float, str] | None:
-    """First year, end and kind (below, over, open, closed, year) of a level; None if it is no age range."""
+    """First year, end and form (below, over, open, closed, year); None if it is not an age."""
     text = re.sub(r"\byears?\b|\bold\b|\bage[ds]?\b", "", level.lower()).replace("\u2013", "-")
     text = " ".join(text.split())
     if match := re.fullmatch(r"(?:<|under|below|less than) ?(\d+)", text):

@@ -1,4 +1,7 @@
-"""Aggregates V: the mean over the people of each region of the counts in a window, from visits or from a published table."""
+"""Aggregates V: mean counts per window over the people of each region.
+
+They come from visits or from a published table.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 from scipy import sparse
 
+from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.columns import TRUE_WORDS
 from mobatlas.data.schema import region_column
@@ -21,14 +23,17 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import FeatureMap
 from mobatlas.io.tables import keys, numbers, read_table, require_columns
 from mobatlas.regions.composition import region_codes
-from mobatlas.regions.disclosure import AS_COUNTED, Disclosure, clipped, protected
-from mobatlas.regions.types import Aggregates, Floats, blocks
+from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure, apply_disclosure, clip_visits
+from mobatlas.regions.types import Aggregates, bins_by_map, mean_over_regions
+
+SAME_LEVEL = 1.5  # windows of one length may differ by this factor in visits per person
+Keys = tuple[Ints, tuple[str, ...]]  # numbers by row, and the names they stand for
 
 
 def person_means(
     counts: sparse.csr_array, person: npt.NDArray[np.integer[Any]], people: int | None = None
 ) -> sparse.csr_array:
-    """phi of each person, (people, bins): the mean over the person's windows; zero for people without any."""
+    """phi (people, bins): the mean over each person's windows; zero for people without any."""
     size = int(person.max(initial=-1)) + 1 if people is None else people
     windows = np.bincount(person, minlength=size)
     mean = sparse.csr_array(
@@ -43,7 +48,7 @@ def aggregate(
     regions: Sequence[str],
     features: Sequence[str] | None = None,
 ) -> Aggregates:
-    """Mean over the people of each region, and the variance between people of one region, pooled over regions.
+    """Mean over the people of each region, and the variance between people within regions.
 
     `region_of_person` holds region ids (None: none) or their numbers in `regions` (-1: none).
     """
@@ -52,18 +57,16 @@ def aggregate(
     n = np.bincount(codes[members], minlength=len(names)).astype(np.float64)  # (regions,)
     if not len(n) or not n.all():
         which = f"region '{names[int(np.argmin(n))]}'" if len(n) else "every region"
-        raise MobatlasError(f"aggregates: {which} has no people; leave it out")
-    belongs = sparse.csr_array(
+        raise MobatlasError(f"aggregates: {which} has no people; remove it")
+    membership = sparse.csr_array(
         (np.ones(len(members)), (codes[members], members)), shape=(len(names), person_phi.shape[0])
     )
-    values = (belongs @ person_phi).toarray()  # V (regions, features)
+    values = (membership @ person_phi).toarray()  # V (regions, features)
     values /= n[:, None]
-    bins = (
-        tuple(features)
-        if features is not None
-        else tuple(f"bin:{number}" for number in range(values.shape[1]))
-    )
-    return Aggregates(names, bins, values, n, spread=_pooled_variance(person_phi, codes, values, n))
+    if features is None:
+        features = [f"bin:{number}" for number in range(values.shape[1])]
+    spread = _pooled_variance(person_phi, codes, values, n)
+    return Aggregates(names, tuple(features), values, n, spread=spread)
 
 
 def aggregates_from_dataset(
@@ -72,168 +75,126 @@ def aggregates_from_dataset(
     region_of_person: Sequence[str | None] | npt.NDArray[Any],
     split: str = "train",
     regions: Sequence[str] | None = None,
-    disclosure: Disclosure = AS_COUNTED,
+    disclosure: Disclosure = NO_DISCLOSURE,
 ) -> Aggregates:
-    """V of the people of one split, as `disclosure` lets it be seen; `region_of_person` is row for row with people, None or -1
-    for people to leave out.
+    """V of the people of one split, under disclosure control.
+
+    `region_of_person` has one entry per row of people: None or -1 leaves a person out.
     """
     codes, names = region_codes(region_of_person, regions)
     people = dataset.people.num_rows
     if len(codes) != people:
         raise MobatlasError(
-            f"{dataset.path}: has {people:,} people, but regions of {len(codes):,} were given"
+            f"{dataset.path}: has {people:,} people, but {len(codes):,} regions of people were "
+            "passed; pass one per person"
         )
     indices = dataset.split(split)
     person = dataset.person[indices]
-    seen = np.zeros(
-        people, dtype=bool
-    )  # someone without a window here has no phi, which is not a phi of zero
-    seen[person] = True
+    # A person without a window in this split has no phi, which differs from a phi of zero.
+    observed = np.zeros(people, dtype=bool)
+    observed[person] = True
     indices = indices[codes[person] >= 0]
     trajectories = Trajectories.of(dataset, indices)
     counts = sparse.hstack([feature.counts(trajectories) for feature in features], format="csr")
     bins = tuple(name for feature in features for name in feature.bins)
     phi = person_means(sparse.csr_array(counts), dataset.person[indices], people)
-    region = np.where(seen, codes, -1)
+    region = np.where(observed, codes, -1)
     if disclosure.max_visits is not None:
-        phi = clipped(phi, disclosure.max_visits)
-    found = aggregate(phi, region, names, bins)
-    return protected(found, phi, region, disclosure) if disclosure.asked else found
+        phi = clip_visits(phi, disclosure.max_visits)
+    aggregates = aggregate(phi, region, names, bins)
+    return (
+        apply_disclosure(aggregates, phi, region, disclosure) if disclosure.active else aggregates
+    )
 
 
 def read_aggregates(
     path: Path | str, known_bins: Collection[str] | None = None, notes: list[str] | None = None
 ) -> Aggregates:
-    """V from a published table: region, feature, value (or total visits), n; optionally suppressed, noise_sd.
+    """Read V from a published table: region, feature, value (or total visits), n.
 
-    Cells that are empty, flagged or written like `<5` are suppressed, NaN here. Without n only shares are known (`pooled`).
-    `notes` collects what was decided on the way, one sentence each.
+    Columns suppressed and noise_sd are optional. Cells that are empty, flagged or written like
+    `<5` are suppressed and become NaN. Without n only shares are known (`pooled`). `notes`
+    receives one sentence per decision.
     """
-    path, notes = Path(path), [] if notes is None else notes
+    path = Path(path)
     table = read_table(path)
     columns = list(table.columns)
     column = "visits" if "visits" in columns and "value" not in columns else "value"
     require_columns(str(path), columns, ("feature", column))
-    region, regions = keys(path, table, region_column(path, columns))
-    feature, features = keys(path, table, "feature")
+    region = keys(path, table, region_column(path, columns))
+    feature = keys(path, table, "feature")
+    regions = region[1]
+    features = feature[1]
     _check_features(path, features, known_bins)
-    cell = _cells(path, region, regions, feature, features)
-    hidden = _suppressed(table, column)
-    value = numbers(
-        path, table.assign(**{column: table[column].mask(hidden)}), column, missing=True
-    )
-    if (value < 0).any() and "noise_sd" not in columns:  # noise may take a count below zero
-        row = int(np.argmax(value < 0))
-        where = f"'{features[feature[row]]}' in region '{regions[region[row]]}'"
-        raise MobatlasError(
-            f"{path}: the {column} of {where} is negative ({value[row]:g}); mend it"
-        )
-    n = _region_sizes(path, table, region, regions)
-    per_person = n[region] if column == "visits" and n is not None else 1.0
+    cell = _cells(path, region, feature)
+    value = _values(path, table, column, region, feature)
+    n = _region_sizes(path, table, region)
+    per_person = n[region[0]] if column == "visits" and n is not None else 1.0
     value = value / per_person
-
     absent = np.nan if np.isnan(value).any() else 0.0
     values = np.full((len(regions), len(features)), absent)  # V (regions, features)
     values.flat[cell] = value
-    if values.size > len(cell):
-        meaning = "suppressed" if np.isnan(absent) else "zero"
-        notes.append(
-            f"{path.name}: {values.size - len(cell):,} cells are not in the table and count as {meaning}"
-        )
-    if np.isnan(values).any():
-        notes.append(
-            f"{path.name}: {int(np.isnan(values).sum()):,} of {values.size:,} cells are suppressed"
-        )
     _refuse_empty(path, regions, values)
-    kept = ~np.isnan(values).all(1)
-    if not kept.all():
-        notes.append(
-            f"{path.name}: {int((~kept).sum()):,} regions are left out, all their values are suppressed"
-        )
+    decisions = _suppression_notes(path.name, values, len(cell))
     pooled = n is None
     if n is None:
-        values, n = _shares(values, features), np.ones(len(regions))
-        notes.append(
-            f"{path.name}: has no column 'n', so only shares of visits are known: groups that go out more weigh more in them, "
-            "and all regions count alike"
+        values = _shares(values, features)
+        n = np.ones(len(regions))
+        decisions.append(
+            f"{path.name}: has no column 'n', so only shares of visits are known. Groups that go "
+            "out more have more weight in them, and all regions have equal weight"
         )
-    names = tuple(name for name, keep in zip(regions, kept, strict=True) if keep)
-    noise = _published_noise(path, table, per_person, cell, values.shape)
-    return Aggregates(
-        names,
-        features,
-        values[kept],
-        n[kept],
-        pooled=pooled,
-        noise=None if noise is None else noise[kept],
-    )
+    if notes is not None:
+        notes += decisions
+    noise = None
+    if "noise_sd" in columns:
+        noise = np.zeros(values.shape)
+        sd = np.nan_to_num(numbers(path, table, "noise_sd", missing=True))
+        noise.flat[cell] = (sd / per_person) ** 2
+    aggregates = Aggregates(regions, features, values, n, pooled=pooled, noise=noise)
+    return aggregates.select(np.flatnonzero(~np.isnan(values).all(1)))
 
 
-def write_aggregates(path: Path, v: Aggregates) -> None:
-    """Values and n as region, feature, value, n, and noise_sd where noise was added: all cells, region by region."""
-    names = ["value", "n", *(["noise_sd"] if v.noise is not None else [])]
-    texts = [(name, pa.dictionary(pa.int32(), pa.string())) for name in ("region", "feature")]
-    schema = pa.schema([*texts, *((name, pa.float64()) for name in names)])
-    features = pa.array(v.features, pa.string())
-    with pq.ParquetWriter(
-        path, schema, compression="zstd", store_schema=False, write_statistics=False
-    ) as writer:
-        for some in blocks(len(v.regions), len(v.features)):
-            values = v.values[some]
-            region, feature = np.indices(values.shape, dtype=np.int32)
-            columns = {
-                "region": pa.DictionaryArray.from_arrays(
-                    region.ravel(), pa.array(v.regions[some], pa.string())
-                ),
-                "feature": pa.DictionaryArray.from_arrays(feature.ravel(), features),
-                "value": values.ravel(),
-                "n": np.repeat(v.n[some], len(features)),
-            }
-            if v.noise is not None:
-                columns["noise_sd"] = np.sqrt(v.noise[some].ravel())
-            writer.write_table(pa.table(columns, schema))
+def same_level(published: float, ours: float) -> bool:
+    """Whether two numbers of visits per person may come from windows of one length."""
+    return 1 / SAME_LEVEL < published / max(ours, 1e-300) < SAME_LEVEL
 
 
-def load_aggregates(path: Path) -> Aggregates:
-    """What `write_aggregates` wrote; the door for tables of others is `read_aggregates`."""
-    file = pq.ParquetFile(path, read_dictionary=["region", "feature"])
-    if not file.metadata.num_rows:
-        return Aggregates((), (), np.zeros((0, 0)), np.zeros(0))
-    names: dict[str, dict[str, None]] = {
-        "region": {},
-        "feature": {},
-    }  # as sets that keep their order
-    for group in range(file.num_row_groups):
-        part = file.read_row_group(group, columns=list(names))
-        for column, seen in names.items():
-            seen.update(dict.fromkeys(part[column].unique().to_pylist()))
-    regions, features = (tuple(seen) for seen in names.values())
-    shape = len(regions), len(features)
-    found = {
-        name: np.empty(shape) for name in ("value", "noise_sd") if name in file.schema_arrow.names
-    }
-    n, done = [], 0
-    for group in range(file.num_row_groups):
-        part = file.read_row_group(group, columns=[*found, "n"])
-        for name, values in found.items():
-            values.ravel()[done : done + len(part)] = part[name].to_numpy()
-        n.append(part["n"].to_numpy()[-done % shape[1] :: shape[1]].copy())
-        done += len(part)
-    noise = found["noise_sd"] ** 2 if "noise_sd" in found else None
-    return Aggregates(regions, features, found["value"], np.concatenate(n), noise=noise)
+def compare_levels(published: float, ours: float) -> list[str]:
+    """A warning if the aggregates and the dataset differ in visits per person and window."""
+    if same_level(published, ours):
+        return []
+    return [
+        f"people make {published:.3g} visits per window in the aggregates, but {ours:.3g} in the "
+        "dataset: do both use windows of the same length?"
+    ]
+
+
+def compare_with_dataset(
+    aggregates: Aggregates, dataset: TrajectoryDataset, maps: Sequence[FeatureMap]
+) -> list[str]:
+    """Compare published aggregates with training people; shares have no level to compare."""
+    if aggregates.pooled or not len(dataset.split("train")):
+        return []
+    known = np.flatnonzero(~np.isnan(aggregates.values).all(0))
+    published = mean_over_regions(aggregates.values, aggregates.n / aggregates.n.sum())
+    everyone = np.zeros(dataset.people.num_rows, dtype=np.int64)
+    training = aggregates_from_dataset(dataset, maps, everyone, "train", ("everyone",))
+    mean = dict(zip(training.features, training.values[0].tolist(), strict=True))
+    ours = sum(mean[aggregates.features[number]] for number in known.tolist())
+    return compare_levels(float(published[known].sum()), ours)
 
 
 def _pooled_variance(
-    phi: sparse.csr_array, codes: npt.NDArray[np.int64], values: Floats, n: Floats
-) -> npt.NDArray[np.float64] | None:
-    """Variance between people of one region; None where every region has one person."""
-    freedom = n.sum() - len(n)  # each region's mean costs one
+    phi: sparse.csr_array, codes: Ints, values: Floats, n: Floats
+) -> Floats | None:
+    """Variance between people within regions (features,); None if every region has one person."""
+    freedom = n.sum() - len(n)  # each regional mean costs one degree
     if freedom <= 0:
         return None
     rows = phi[codes >= 0]
-    squares = np.asarray(rows.multiply(rows).sum(0)).ravel() - np.einsum(
-        "g,gj,gj->j", n, values, values
-    )  # (features,)
+    squares = np.asarray(rows.multiply(rows).sum(0)).ravel()
+    squares = squares - np.einsum("g,gj,gj->j", n, values, values)
     return np.maximum(squares, 0) / freedom
 
 
@@ -241,94 +202,99 @@ def _check_features(path: Path, features: Sequence[str], known: Collection[str] 
     for name in features:
         if known is not None and name not in known:
             raise MobatlasError(
-                f"{path}: feature '{name}' is not in the vocabulary of the dataset{suggestion(name, known)}"
+                f"{path}: feature '{name}' does not exist in the dataset{suggestion(name, known)}"
             )
 
 
-def _cells(
-    path: Path,
-    region: npt.NDArray[np.int64],
-    regions: Sequence[str],
-    feature: npt.NDArray[np.int64],
-    features: Sequence[str],
-) -> npt.NDArray[np.int64]:
-    flat = region * len(features) + feature
-    twice = pd.Series(flat).duplicated().to_numpy()
-    if twice.any():
-        row = int(np.argmax(twice))
+def _cells(path: Path, region: Keys, feature: Keys) -> Ints:
+    """The position of each row in the flattened table (regions, features)."""
+    flat = region[0] * len(feature[1]) + feature[0]
+    repeated = pd.Series(flat).duplicated().to_numpy()
+    if repeated.any():
+        row = int(np.argmax(repeated))
         raise MobatlasError(
-            f"{path}: region '{regions[region[row]]}' has feature '{features[feature[row]]}' twice; give it one row"
+            f"{path}: region '{region[1][region[0][row]]}' has two rows of feature "
+            f"'{feature[1][feature[0][row]]}'; keep one"
         )
     return flat
 
 
-def _suppressed(table: pd.DataFrame, column: str) -> npt.NDArray[np.bool_]:
-    hidden = np.zeros(len(table), dtype=np.bool_)
+def _values(path: Path, table: pd.DataFrame, column: str, region: Keys, feature: Keys) -> Floats:
+    """The published values by row; NaN where suppressed."""
+    visible = table.assign(**{column: table[column].mask(_suppressed(table, column))})
+    value = numbers(path, visible, column, missing=True)
+    # Added noise may take a count below zero.
+    if (value < 0).any() and "noise_sd" not in table.columns:
+        row = int(np.argmax(value < 0))
+        raise MobatlasError(
+            f"{path}: the {column} of '{feature[1][feature[0][row]]}' in region "
+            f"'{region[1][region[0][row]]}' is negative ({value[row]:g}); correct it"
+        )
+    return value
+
+
+def _suppressed(table: pd.DataFrame, column: str) -> Flags:
+    suppressed = np.zeros(len(table), dtype=np.bool_)
     if not pd.api.types.is_numeric_dtype(table[column]):
-        hidden = np.asarray(
-            table[column].astype(str).str.strip().str.startswith("<"), dtype=np.bool_
-        )
+        texts = table[column].astype(str).str.strip()
+        suppressed |= np.asarray(texts.str.startswith("<"), dtype=np.bool_)
     if "suppressed" in table.columns:
-        hidden = hidden | np.asarray(
-            table["suppressed"].astype(str).str.strip().str.lower().isin(TRUE_WORDS)
+        flags = table["suppressed"].astype(str).str.strip().str.lower()
+        suppressed |= np.asarray(flags.isin(TRUE_WORDS))
+    return suppressed
+
+
+def _suppression_notes(name: str, values: Floats, rows: int) -> list[str]:
+    unknown = np.isnan(values)
+    notes = []
+    if values.size > rows:
+        meaning = "suppressed" if unknown.any() else "zero"
+        notes.append(
+            f"{name}: {values.size - rows:,} cells are not in the table and count as {meaning}"
         )
-    return hidden
+    if unknown.any():
+        notes.append(f"{name}: {int(unknown.sum()):,} of {values.size:,} cells are suppressed")
+    if unknown.all(1).any():
+        empty = int(unknown.all(1).sum())
+        notes.append(f"{name}: {empty:,} regions are left out: all their values are suppressed")
+    return notes
 
 
-def _region_sizes(
-    path: Path, table: pd.DataFrame, region: npt.NDArray[np.int64], regions: Sequence[str]
-) -> Floats | None:
+def _region_sizes(path: Path, table: pd.DataFrame, region: Keys) -> Floats | None:
     if "n" not in table.columns:
         return None
+    codes, regions = region
     rows = numbers(path, table, "n")
     n = np.zeros(len(regions))
-    n[region] = rows
-    if (n[region] != rows).any():
-        row = int(np.argmax(n[region] != rows))
+    n[codes] = rows
+    if (n[codes] != rows).any():
+        row = int(np.argmax(n[codes] != rows))
         raise MobatlasError(
-            f"{path}: n of region '{regions[region[row]]}' is {rows[row]:g} and {n[region[row]]:g}; n counts the people of a "
-            "region, give it one number"
+            f"{path}: region '{regions[codes[row]]}' has two values of n, {rows[row]:g} and "
+            f"{n[codes[row]]:g}; n is the number of people of a region, so give one value"
         )
     if not (n > 0).all() or np.isinf(n).any():
         row = int(np.argmax(~(n > 0) | np.isinf(n)))
         raise MobatlasError(
-            f"{path}: region '{regions[row]}' has no people (n is {n[row]:g}); leave it out"
+            f"{path}: region '{regions[row]}' has no people (n is {n[row]:g}); remove it"
         )
     return n
 
 
-def _published_noise(
-    path: Path,
-    table: pd.DataFrame,
-    per_person: Floats | float,
-    cell: npt.NDArray[np.int64],
-    shape: tuple[int, ...],
-) -> Floats | None:
-    """Variance of the noise that the publisher added, (regions, features)."""
-    if "noise_sd" not in table.columns:
-        return None
-    variance = np.zeros(shape)
-    variance.flat[cell] = (
-        np.nan_to_num(numbers(path, table, "noise_sd", missing=True)) / per_person
-    ) ** 2
-    return variance
-
-
 def _refuse_empty(path: Path, regions: Sequence[str], values: Floats) -> None:
     if np.isnan(values).all():
-        raise MobatlasError(f"{path}: every value is suppressed; there is nothing to learn from")
-    nothing = (np.nansum(values, axis=1) == 0) & ~np.isnan(values).any(1)
-    if nothing.any():
+        raise MobatlasError(f"{path}: every value is suppressed; nothing can be estimated")
+    zero = (np.nansum(values, axis=1) == 0) & ~np.isnan(values).any(1)
+    if zero.any():
         raise MobatlasError(
-            f"{path}: region '{regions[int(np.argmax(nothing))]}' has zeros only; leave it out"
+            f"{path}: region '{regions[int(np.argmax(zero))]}' has only zeros; remove it"
         )
 
 
 def _shares(values: Floats, features: Sequence[str]) -> Floats:
-    """Each feature map of each region on its own scale: its known bins sum to 1."""
-    maps = np.array([name.partition(":")[0] for name in features])
+    """Normalise each feature map of each region: its known bins sum to 1."""
     shares = values.copy()
-    for name in np.unique(maps):
-        total = np.nansum(values[:, maps == name], axis=1, keepdims=True)
-        shares[:, maps == name] = values[:, maps == name] / np.where(total > 0, total, 1)
+    for bins in bins_by_map(features).values():
+        total = np.nansum(values[:, bins], axis=1, keepdims=True)
+        shares[:, bins] = values[:, bins] / np.where(total > 0, total, 1)
     return shares

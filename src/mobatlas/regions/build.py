@@ -1,323 +1,426 @@
-"""Regions made in one of three ways: a controlled partition, a column of people, two published tables."""
+"""Build regions from a controlled partition, a column of people, or two published tables."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mobatlas.data.arrays import Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import FEATURE_MAPS, FeatureMap, build_feature
 from mobatlas.groups import Groups
-from mobatlas.regions.aggregates import aggregates_from_dataset, read_aggregates
-from mobatlas.regions.assignment import (
-    first_half,
-    left_out,
-    matched,
-    only,
-    renumbered,
-    shuffled,
-    sizes,
-    stream,
-    unmatched,
+from mobatlas.regions.aggregates import (
+    aggregates_from_dataset,
+    compare_with_dataset,
+    read_aggregates,
 )
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
-from mobatlas.regions.disclosure import Disclosure
-from mobatlas.regions.geography import region_places
-from mobatlas.regions.partitions import assign, nominal_partition
-from mobatlas.regions.population import population_from_labels
-from mobatlas.regions.types import Aggregates, Composition, Floats, Population
-from mobatlas.regions.window_check import compared_with_dataset
+from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure
+from mobatlas.regions.geography import region_centroids
+from mobatlas.regions.partitions import (
+    assign,
+    derive_seed,
+    first_half,
+    nominal_partition,
+    region_sizes,
+    renumber,
+    restrict,
+    shuffle_people,
+)
+from mobatlas.regions.types import Aggregates, Composition, Population, Regions
 
-MOST_NOMINAL = 100_000  # shares
-OF_CATEGORIES = ("category", "transitions")  # feature maps
-MIN_PEOPLE = 2  # on either side: one person is no region, and has no spread
+MAX_NOMINAL_CELLS = 100_000  # a larger nominal P is not written to the manifest
+CATEGORY_MAPS = ("category", "transitions")
+MIN_PEOPLE = 2  # behind composition and aggregates: one person has no variance
+MAX_LISTED = 3  # regions that a warning names
 
 
 @dataclass(frozen=True)
-class Made:
+class RegionsOptions:
+    """Where composition and aggregates come from, and how they are counted.
+
+    Choose `partition`, `by`, or `composition` with `aggregates`.
+
+    Parameters
+    ----------
+    partition
+        A controlled partition: demogroups, fullrank, rankdef, messy, hot16, dirichlet:G:alpha, or
+        the path of a composition table.
+    by
+        A region column of people. The composition is counted on labelled people, or read from
+        `composition`.
+    composition, aggregates
+        Published tables.
+    features
+        Feature maps. Default: poi for a partition, category for `by` (because places lie near
+        homes), and all maps of a published table.
+    mask
+        HOME, WORK or OTHER, to leave out.
+    shuffle_regions
+        Exchange people or compositions between regions: a negative control.
+    same_people
+        With `by`: count composition and aggregates on the same people, not on disjoint halves.
+    straddle
+        "uniform" spreads a census age range that covers two groups evenly over its years.
+    disclosure
+        Disclosure control of aggregates that are counted here.
+
+    Examples
+    --------
+    >>> RegionsOptions(by="home_district", features=("category",)).partition is None
+    True
+    """
+
+    partition: str | None = None
+    by: str | None = None
+    composition: Path | str | None = None
+    aggregates: Path | str | None = None
+    features: Sequence[str] | None = None
+    mask: Sequence[str] = ()
+    shuffle_regions: bool = False
+    same_people: bool = False
+    straddle: str = "refuse"
+    disclosure: Disclosure = NO_DISCLOSURE
+
+    def __post_init__(self) -> None:
+        sources = (self.partition, self.by, self.composition, self.aggregates)
+        chosen = tuple(source is not None for source in sources)
+        by_column = chosen[:2] == (False, True) and not chosen[3]
+        if not by_column and chosen not in (
+            (True, False, False, False),
+            (False, False, True, True),
+        ):
+            raise MobatlasError(
+                "choose one of --partition NAME, --by COLUMN (with --composition FILE for a "
+                "census), or --composition FILE with --aggregates FILE"
+            )
+        if self.same_people and (not by_column or self.composition is not None):
+            raise MobatlasError("--same-people needs --by COLUMN without --composition; remove it")
+        if self.disclosure.active and self.aggregates is not None:
+            raise MobatlasError(
+                "--suppress, --round and --epsilon apply to aggregates counted from visits, not "
+                f"to the published table {self.aggregates}; remove them"
+            )
+
+
+@dataclass(frozen=True)
+class BuiltRegions:
     """Regions before they are written."""
 
-    composition: Composition
-    aggregates: Aggregates
-    randomised: bool
-    details: dict[str, Any]
-    population: Population | None = None
+    regions: Regions
     validation: Aggregates | None = None
-    region_of_person: npt.NDArray[np.int64] | None = (
-        None  # (people,) of train and val people, -1: none
-    )
-    places: Floats | None = None  # (regions, 2) where their people live
+    region_of_person: Ints | None = None  # (people,) of train and val people, -1: none
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
-def from_partition(
-    dataset: TrajectoryDataset,
-    name: str,
-    maps: list[FeatureMap],
-    shuffle: bool,
-    disclosure: Disclosure,
-    seed: int,
-) -> Made:
-    """Groups dealt to regions as a partition wants, from labels of training people; validation people likewise."""
+def from_partition(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) -> BuiltRegions:
+    """Assign labelled training and validation people to the regions of a partition."""
+    assert options.partition is not None
+    name = options.partition
     groups, labels = _labels(dataset, f"--partition {name}", "")
+    maps = _feature_maps(dataset, options, "poi")
     nominal = nominal_partition(name, groups, seed)
-    region = np.full(len(labels), -1, dtype=np.int64)
-    notes = []
-    of_split = {
+    splits = {
         split: np.intersect1d(dataset.split_people(split), dataset.person)
         for split in ("train", "val")
     }
-    for split, members in of_split.items():
+    region = np.full(len(labels), -1, dtype=np.int64)
+    notes = []
+    for split, members in splits.items():
         try:
-            region[members] = assign(labels[members], nominal, stream(seed, split))
+            region[members] = assign(labels[members], nominal, derive_seed(seed, split))
         except MobatlasError as error:
             if split == "train":
-                raise MobatlasError(
-                    str(error).replace("--partition", f"--partition {name}", 1)
-                ) from None
+                message = str(error).replace("--partition", f"--partition {name}", 1)
+                raise MobatlasError(message) from None
             notes.append(
-                f"no validation twin: of {len(members):,} validation people no such regions can be made"
+                f"no aggregates of validation people: these {len(members):,} people are too few "
+                "for this partition"
             )
-    dealt = only(region, dataset.split_people("train"))
-    if (
-        shuffle
-    ):  # only the aggregates: a composition counted on the shuffled people would be true of them
-        # Among those left over too: the population less the shuffled regions must be anybody, as the regions are.
-        labelled = [members[labels[members] >= 0] for members in of_split.values()]
-        region = shuffled(region, labelled, seed)
-    counted = only(region, dataset.split_people("train"))
+    train = dataset.split_people("train")
+    composition = composition_from_labels(labels, restrict(region, train), groups, nominal.regions)
+    if options.shuffle_regions:
+        # Only aggregates are shuffled: a composition of the shuffled people would be correct.
+        # Surplus people are included, so that the rest of the population is shuffled too.
+        labelled = [members[labels[members] >= 0] for members in splits.values()]
+        region = shuffle_people(region, labelled, seed)
+    counted = restrict(region, train)
     assigned = int(np.count_nonzero(counted >= 0))
-    population = population_from_labels(dataset, maps, labels, groups, of_split["train"])
-    return Made(
-        composition_from_labels(labels, dealt, groups, nominal.regions),
-        aggregates_from_dataset(dataset, maps, counted, "train", nominal.regions, disclosure),
-        randomised=True,
-        details={
-            "way": "partition",
-            "partition": name if Path(name).suffix == "" else Path(name).name,
-            "separation": "controlled partition",
-            "nominal": _nominal(nominal),
-            "people": {"assigned": assigned, "surplus": round(population.n) - assigned},
-        },
-        population=None
-        if disclosure.asked
-        else population,  # its exact totals would give away what is hidden
-        validation=_validation(dataset, maps, region, nominal.regions, disclosure),
+    population = _population(dataset, maps, labels, groups, splits["train"])
+    details = {
+        "source": "partition",
+        "partition": name if Path(name).suffix == "" else Path(name).name,
+        "separation": "controlled partition",
+        "nominal": _nominal_details(nominal),
+        "people": {"assigned": assigned, "surplus": round(population.n) - assigned},
+    }
+    aggregates = aggregates_from_dataset(
+        dataset, maps, counted, "train", nominal.regions, options.disclosure
+    )
+    # Exact totals of the population would reveal what disclosure control hides.
+    published = None if options.disclosure.active else population
+    return BuiltRegions(
+        Regions(composition, aggregates, True, details, published),
+        validation=_validation(dataset, maps, region, nominal.regions, options.disclosure),
         region_of_person=region,
         notes=notes,
-        warnings=without_categories(dataset, maps),
+        warnings=_missing_categories(dataset, maps),
     )
 
 
-def from_column(
-    dataset: TrajectoryDataset,
-    by: str,
-    census: Path | str | None,
-    maps: list[FeatureMap],
-    shuffle: bool,
-    same_people: bool,
-    straddle: str,
-    disclosure: Disclosure,
-    seed: int,
-) -> Made:
-    """Where people live; the composition is a census, or counted on other people than the aggregates."""
+def from_column(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) -> BuiltRegions:
+    """Regions where people live, with a census or labels of other people as composition."""
+    by = options.by
     if by not in dataset.region_columns:
         known = ", ".join(dataset.region_columns) or "none"
         raise MobatlasError(
-            f"--by {by}: is no region column of {dataset.path}{suggestion(by, dataset.region_columns)} (known: {known})"
+            f"--by {by}: {dataset.path} has no such region column"
+            f"{suggestion(str(by), dataset.region_columns)} (known: {known})"
         )
+    maps = _feature_maps(dataset, options, "category")
     region, names = region_codes(dataset.people[by].to_pylist())
-    region = only(region, dataset.person)
-    if shuffle:
+    region = restrict(region, dataset.person)
+    if options.shuffle_regions:
         placed = np.flatnonzero(region >= 0)
-        region = shuffled(
-            region,
-            [np.intersect1d(dataset.split_people(s), placed) for s in ("train", "val")],
-            seed,
-        )
-    train = only(region, dataset.split_people("train"))
+        splits = [np.intersect1d(dataset.split_people(s), placed) for s in ("train", "val")]
+        region = shuffle_people(region, splits, seed)
+    train = restrict(region, dataset.split_people("train"))
     notes: list[str] = []
-    warnings = without_categories(dataset, maps)
-    if census is not None:
-        separation, with_phi = "census file", train
-        published = read_composition(census, dataset.groups, straddle=straddle, notes=notes)
-        row = matched(names, published.regions)  # (regions,) of the census, -1: not in it
-        # A census may well be of more regions than anybody was seen in.
-        warnings += left_out(Path(census).name, (), by, unmatched(published.regions, names, row)[1])
-        warnings += absent_groups(Path(census).name, published)
-        counted = row >= 0
+    warnings = _missing_categories(dataset, maps)
+    counted = train
+    if options.composition is not None:
+        separation = "census file"
+        composition, usable = _census(dataset, options, names, notes, warnings)
     else:
-        groups, labels = _labels(
-            dataset, f"--by {by}", "; pass --composition FILE with a census instead"
-        )
-        separation = "same people" if same_people else "disjoint halves"
-        with_labels = with_phi = only(train, np.flatnonzero(labels >= 0))
-        if not same_people:
-            first = first_half(dataset, seed)
-            with_labels, with_phi = (
-                only(with_labels, np.flatnonzero(first)),
-                only(train, np.flatnonzero(~first)),
-            )
-        counted = sizes(with_labels, len(names)) >= MIN_PEOPLE
-    keep = np.flatnonzero(counted & (sizes(with_phi, len(names)) >= MIN_PEOPLE))
-    if not len(keep):
-        where = (
-            f"in common with {census}"
-            if census is not None
-            else f"with {MIN_PEOPLE} people on either side"
-        )
-        raise MobatlasError(
-            f"--by {by}: no region {where}; choose a coarser column or check its ids"
-        )
-    kept, number = renumbered(names, keep)
-    if census is not None:
-        composition = Composition(
-            published.groups, kept, published.shares[row[keep]], published.n[row[keep]]
-        )
-    else:
-        composition = composition_from_labels(labels, number[with_labels], groups, kept)
-    return Made(
-        composition,
-        aggregates_from_dataset(dataset, maps, number[with_phi], "train", kept, disclosure),
-        randomised=False,
-        details={
-            "way": "by",
-            "by": by,
-            "separation": separation,
-            "census": Path(census).name if census is not None else None,
-            "dropped_regions": len(names) - len(kept),
-        },
-        validation=_validation(dataset, maps, number[region], kept, disclosure),
+        separation = "same people" if options.same_people else "disjoint halves"
+        composition, usable, counted = _split_people(dataset, options, train, names, seed)
+    rows = np.flatnonzero(region_sizes(counted, len(names))[usable] >= MIN_PEOPLE)
+    if not len(rows):
+        raise _no_region(options)
+    kept, number = renumber(names, usable[rows])
+    details = {
+        "source": "by",
+        "by": by,
+        "separation": separation,
+        "census": Path(options.composition).name if options.composition is not None else None,
+        "dropped_regions": len(names) - len(kept),
+    }
+    aggregates = aggregates_from_dataset(
+        dataset, maps, number[counted], "train", kept, options.disclosure
+    )
+    centroids = region_centroids(dataset, number[train], len(kept))
+    return BuiltRegions(
+        Regions(composition.select(rows), aggregates, False, details, centroids=centroids),
+        validation=_validation(dataset, maps, number[region], kept, options.disclosure),
         region_of_person=number[region],
-        places=region_places(dataset, number[train], len(kept)),
         notes=notes,
         warnings=warnings,
     )
 
 
-def from_tables(
-    dataset: TrajectoryDataset,
-    composition: Path,
-    aggregates: Path,
-    features: Sequence[str] | None,
-    mask: Sequence[str],
-    shuffle: bool,
-    straddle: str,
-    seed: int,
-) -> Made:
+def from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) -> BuiltRegions:
     """The regions that two published tables have in common."""
+    assert options.composition is not None
+    assert options.aggregates is not None
+    census = Path(options.composition)
+    published = Path(options.aggregates)
     notes: list[str] = []
-    p = read_composition(composition, dataset.groups, straddle=straddle, notes=notes)
+    p = read_composition(census, dataset.groups, straddle=options.straddle, notes=notes)
     vocabulary = dataset.vocabulary
     known = {name for each in FEATURE_MAPS for name in build_feature(each, vocabulary).bins}
-    v = read_aggregates(aggregates, known, notes)
-    chosen = features or tuple(dict.fromkeys(name.partition(":")[0] for name in v.features))
-    maps = [build_feature(name, vocabulary, mask) for name in chosen]
-    wanted = {name for each in maps for name in each.bins}
-    columns = np.flatnonzero([name in wanted for name in v.features])
+    v = read_aggregates(published, known, notes)
+    in_table = tuple(dict.fromkeys(name.partition(":")[0] for name in v.features))
+    maps = _feature_maps(dataset, options, *in_table)
+    bins = {name for each in maps for name in each.bins}
+    columns = np.flatnonzero([name in bins for name in v.features])
     if not len(columns):
         raise MobatlasError(
-            f"{aggregates}: has no feature of {', '.join(chosen)}; choose another --feature"
+            f"{published}: has no feature of {', '.join(each.name for each in maps)}; "
+            "choose another --feature"
         )
-    row = matched(v.regions, p.regions)
+    row = _match_regions(v.regions, p.regions)
     keep = np.flatnonzero(row >= 0)
     if not len(keep):
         raise MobatlasError(
-            f"{composition} and {aggregates}: no region in common ('{p.regions[0]}' in one, '{v.regions[0]}' in the other); "
-            "give both the same ids"
+            f"{census} and {published}: no region in common ('{p.regions[0]}' in one, "
+            f"'{v.regions[0]}' in the other); use the same ids in both"
         )
-    regions, _ = renumbered(v.regions, keep)
     rows = row[keep]
-    if shuffle:
-        rows = np.random.default_rng(stream(seed, "shuffle")).permutation(rows)
-    kept = replace(
-        v,
-        regions=regions,
-        features=tuple(v.features[number] for number in columns.tolist()),
-        values=v.values[np.ix_(keep, columns)],
-        n=v.n[keep],
-        noise=None if v.noise is None else v.noise[np.ix_(keep, columns)],
-    )
-    only_p, only_v = unmatched(p.regions, v.regions, row)
-    return Made(
-        Composition(p.groups, regions, p.shares[rows], p.n[rows]),
-        kept,
-        randomised=False,
-        details={
-            "way": "tables",
-            "separation": "published tables",
-            "census": composition.name,
-            "aggregates": aggregates.name,
-            "only_in_composition": len(only_p),
-            "only_in_aggregates": len(only_v),
-        },
+    if options.shuffle_regions:
+        rows = np.random.default_rng(derive_seed(seed, "shuffle")).permutation(rows)
+    aggregates = v.select(keep).select_features(columns)
+    matched = set(row.tolist())
+    only_in_census = [name for number, name in enumerate(p.regions) if number not in matched]
+    only_in_aggregates = [v.regions[number] for number in np.flatnonzero(row < 0).tolist()]
+    details = {
+        "source": "tables",
+        "separation": "published tables",
+        "census": census.name,
+        "aggregates": published.name,
+        "only_in_composition": len(only_in_census),
+        "only_in_aggregates": len(only_in_aggregates),
+    }
+    composition = replace(p.select(rows), regions=aggregates.regions)
+    return BuiltRegions(
+        Regions(composition, aggregates, False, details),
         notes=notes,
         warnings=[
-            *left_out(composition.name, only_p, aggregates.name, only_v),
-            *absent_groups(composition.name, p),
-            *compared_with_dataset(kept, dataset, maps),
+            *_unmatched_warning(only_in_census, census.name, published.name),
+            *_unmatched_warning(only_in_aggregates, published.name, census.name),
+            *_absent_groups(census.name, p),
+            *compare_with_dataset(aggregates, dataset, maps),
         ],
     )
 
 
-def absent_groups(census: str, composition: Composition) -> list[str]:
-    """A group that a published table has in no region is rather a part of the table that is missing."""
-    absent = [
-        name
-        for name, some in zip(composition.groups.names, composition.shares.sum(0), strict=True)
-        if not some
-    ]
-    return (
-        [f"{census} counts nobody of {'; '.join(absent)}: is a part of the table missing?"]
-        if absent
-        else []
+def _census(
+    dataset: TrajectoryDataset,
+    options: RegionsOptions,
+    names: Sequence[str],
+    notes: list[str],
+    warnings: list[str],
+) -> tuple[Composition, Ints]:
+    """A census of the regions of people, and the numbers of these regions."""
+    assert options.composition is not None
+    census = Path(options.composition)
+    published = read_composition(census, dataset.groups, straddle=options.straddle, notes=notes)
+    row = _match_regions(names, published.regions)  # (regions,), -1: not in the census
+    usable = np.flatnonzero(row >= 0)
+    # A census may cover more regions than the data.
+    missing = [names[number] for number in np.flatnonzero(row < 0).tolist()]
+    warnings += _unmatched_warning(missing, str(options.by), census.name)
+    warnings += _absent_groups(census.name, published)
+    return published.select(row[usable]), usable
+
+
+def _split_people(
+    dataset: TrajectoryDataset,
+    options: RegionsOptions,
+    train: Ints,
+    names: Sequence[str],
+    seed: int,
+) -> tuple[Composition, Ints, Ints]:
+    """Composition of labelled people, its region numbers, and the people behind the aggregates."""
+    groups, labels = _labels(
+        dataset, f"--by {options.by}", "; pass a census with --composition FILE"
+    )
+    with_labels = restrict(train, np.flatnonzero(labels >= 0))
+    counted = with_labels
+    if not options.same_people:
+        first = first_half(dataset, seed)
+        with_labels = restrict(with_labels, np.flatnonzero(first))
+        counted = restrict(train, np.flatnonzero(~first))
+    usable = np.flatnonzero(region_sizes(with_labels, len(names)) >= MIN_PEOPLE)
+    if not len(usable):
+        raise _no_region(options)
+    kept, number = renumber(names, usable)
+    return composition_from_labels(labels, number[with_labels], groups, kept), usable, counted
+
+
+def _no_region(options: RegionsOptions) -> MobatlasError:
+    lack = f"has {MIN_PEOPLE} people for composition and {MIN_PEOPLE} for aggregates"
+    if options.composition is not None:
+        lack = f"is also in {options.composition}"
+    return MobatlasError(
+        f"--by {options.by}: no region {lack}; choose a coarser column or check its ids"
     )
 
 
-def without_categories(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> list[str]:
-    """Categories of places that have none tell home, work and other alone."""
-    asked = [each.name for each in maps if each.name in OF_CATEGORIES]
-    if not asked or any(dataset.vocabulary.categories[FIRST_POI:]):
-        return []
-    return [
-        f"no place has a category, so that {' and '.join(asked)} tell home, work and other alone; add a column category"
-    ]
-
-
-def _nominal(aimed: Composition) -> dict[str, Any] | None:
-    """For the manifest, unless that would be megabytes: the partition's name and the seed make it again."""
-    if aimed.shares.size > MOST_NOMINAL:
-        return None
-    return {"regions": list(aimed.regions), "shares": aimed.shares.tolist()}
-
-
-def _labels(
-    dataset: TrajectoryDataset, option: str, advice: str
-) -> tuple[Groups, npt.NDArray[np.int64]]:
-    if dataset.groups is None or dataset.labels() is None:
-        raise MobatlasError(f"{option}: {dataset.path} has no labels to count groups from{advice}")
-    return dataset.groups, dataset.person_groups()
+def _population(
+    dataset: TrajectoryDataset,
+    maps: Sequence[FeatureMap],
+    labels: Ints,
+    groups: Groups,
+    people: Ints,
+) -> Population:
+    """Composition and mean counts of the labelled ones of these training people."""
+    everyone = np.full(len(labels), -1, dtype=np.int64)
+    everyone[people[labels[people] >= 0]] = 0
+    composition = composition_from_labels(labels, everyone, groups, ("population",))
+    aggregates = aggregates_from_dataset(dataset, maps, everyone, "train", ("population",))
+    return Population(composition.shares[0], aggregates.values[0], float(aggregates.n[0]))
 
 
 def _validation(
     dataset: TrajectoryDataset,
     maps: list[FeatureMap],
-    region: npt.NDArray[np.int64],
+    region: Ints,
     regions: Sequence[str],
     disclosure: Disclosure,
 ) -> Aggregates | None:
-    """The twin of V from validation people, for the regions that have any."""
-    of_val = only(region, dataset.split_people("val"))
-    present = np.flatnonzero(sizes(of_val, len(regions)))
+    """V of validation people, for the regions that have any."""
+    val = restrict(region, dataset.split_people("val"))
+    present = np.flatnonzero(region_sizes(val, len(regions)))
     if not len(present):
         return None
-    names, number = renumbered(regions, present)
-    return aggregates_from_dataset(dataset, maps, number[of_val], "val", names, disclosure)
+    names, number = renumber(regions, present)
+    return aggregates_from_dataset(dataset, maps, number[val], "val", names, disclosure)
+
+
+def _feature_maps(
+    dataset: TrajectoryDataset, options: RegionsOptions, *default: str
+) -> list[FeatureMap]:
+    names = options.features or default
+    return [build_feature(name, dataset.vocabulary, options.mask) for name in names]
+
+
+def _labels(dataset: TrajectoryDataset, option: str, advice: str) -> tuple[Groups, Ints]:
+    if dataset.groups is None or dataset.labels() is None:
+        raise MobatlasError(f"{option}: {dataset.path} has no labels to count groups{advice}")
+    return dataset.groups, dataset.person_groups()
+
+
+def _match_regions(regions: Sequence[str], others: Sequence[str]) -> Ints:
+    """The row of each region among others, -1 for none; `1400000US01001020100` is `01001020100`."""
+    plain = [re.sub(r"^\d{7}US", "", name) for name in others]
+    row = {name: number for names in (plain, others) for number, name in enumerate(names)}
+    rows = [row.get(name, row.get(re.sub(r"^\d{7}US", "", name), -1)) for name in regions]
+    return np.array(rows, dtype=np.int64)
+
+
+def _unmatched_warning(regions: Sequence[str], present: str, absent: str) -> list[str]:
+    """A warning about regions that one table has and another has not."""
+    if not regions:
+        return []
+    listed = ", ".join(f"'{name}'" for name in regions[:MAX_LISTED])
+    more = ", ..." if len(regions) > MAX_LISTED else ""
+    count = f"{len(regions):,} region{'s' if len(regions) > 1 else ''}"
+    return [
+        f"{count} of {present} left out, because {absent} has no such region ({listed}{more}); "
+        "do both use the same ids?"
+    ]
+
+
+def _absent_groups(census: str, composition: Composition) -> list[str]:
+    """A warning about groups that no region has: part of the table may be missing."""
+    total = composition.shares.sum(0)
+    absent = [composition.groups.names[number] for number in np.flatnonzero(total == 0)]
+    if not absent:
+        return []
+    return [f"{census} has no people of {'; '.join(absent)}: is a part of the table missing?"]
+
+
+def _missing_categories(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> list[str]:
+    """A warning about category features of places without categories."""
+    names = [each.name for each in maps if each.name in CATEGORY_MAPS]
+    if not names or any(dataset.vocabulary.categories[FIRST_POI:]):
+        return []
+    return [
+        f"no place has a category, so {' and '.join(names)} can only distinguish home, work and "
+        "other; add a column category to the visits"
+    ]
+
+
+def _nominal_details(nominal: Composition) -> dict[str, Any] | None:
+    """The nominal P for the manifest, unless it is large: name and seed reproduce it."""
+    if nominal.shares.size > MAX_NOMINAL_CELLS:
+        return None
+    return {"regions": list(nominal.regions), "shares": nominal.shares.tolist()}

@@ -1,4 +1,4 @@
-"""Composition P: the share of each group among the people of each region, from census-like tables or from labels."""
+"""Composition P: the share of each group in each region, from census tables or from labels."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, region_column
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import DEFAULT_GROUPS, SEPARATOR, Groups, order_levels
 from mobatlas.io.tables import keys, numbers, read_table, require_columns
 from mobatlas.regions.ages import age_ranges, parse_age
-from mobatlas.regions.types import Composition, Floats
+from mobatlas.regions.types import Composition
 
 STRADDLE = ("refuse", "uniform")
-TOLERANCE = 1e-3  # of shares that should sum to 1: published ones are rounded
-OLDEST = 99  # the last year of an open-ended range, where its people must be spread over years
+TOLERANCE = 1e-3  # of the sum of shares: published shares are rounded
+OLDEST = 99  # the last year of an open-ended range whose people are spread over years
 GENDERS = {
     "M": ("m", "male", "males", "man", "men"),
     "F": ("f", "female", "females", "woman", "women"),
@@ -30,8 +31,9 @@ MEASURES = ("count", "share", "n")
 ACS_COLUMN = re.compile(r"B01001_?(\d{3})E?", re.IGNORECASE)
 # B01001_003 to _025 are men of these ages, _027 to _049 women; 001, 002 and 026 are totals.
 ACS_AGES = (
-    "<5", "5-9", "10-14", "15-17", "18-19", "20", "21", "22-24", "25-29", "30-34", "35-39", "40-44", "45-49", "50-54",
-    "55-59", "60-61", "62-64", "65-66", "67-69", "70-74", "75-79", "80-84", "85+",
+    "<5", "5-9", "10-14", "15-17", "18-19", "20", "21", "22-24", "25-29", "30-34", "35-39",
+    "40-44", "45-49", "50-54", "55-59", "60-61", "62-64", "65-66", "67-69", "70-74", "75-79",
+    "80-84", "85+",
 )  # fmt: skip
 
 
@@ -40,7 +42,7 @@ class _Cells:
     """A table of any layout, as people of each cell in each region."""
 
     regions: tuple[str, ...]
-    attributes: tuple[str, ...] | None  # None: parts of group names, which say no attribute
+    attributes: tuple[str, ...] | None  # None: levels are parts of group names
     levels: tuple[tuple[str, ...], ...]  # (cells, attributes)
     values: Floats  # (regions, cells)
     shares: bool = False
@@ -54,78 +56,95 @@ def read_composition(
     straddle: str = "refuse",
     notes: list[str] | None = None,
 ) -> Composition:
-    """P from a census-like table; `notes` collects what was decided on the way, one sentence each.
+    """Read the composition P from a census table.
 
-    Layouts: region, group and count or share; attribute columns instead of group; an age range with columns of men and women;
-    ACS B01001. `n` is the people per region behind shares (None: exact). `straddle="uniform"` spreads the people of an age
-    range that covers two groups evenly over its years.
+    Parameters
+    ----------
+    path
+        CSV or Parquet: region, group and count or share; attribute columns instead of group; an
+        age range with columns of men and women; or ACS B01001.
+    groups
+        The groups to read; default: the groups named in the table.
+    n
+        People per region behind shares; default: the shares are exact.
+    straddle
+        "uniform" spreads an age range that covers two groups evenly over its years; "refuse"
+        raises an error.
+    notes
+        A list that receives one sentence per decision.
+
+    Returns
+    -------
+    Composition
+        Shares of groups per region.
+
+    Examples
+    --------
+    >>> composition = read_composition("census.csv", straddle="uniform")  # doctest: +SKIP
     """
     if straddle not in STRADDLE:
         raise MobatlasError(f"straddle '{straddle}' does not exist (known: {', '.join(STRADDLE)})")
-    path, notes = Path(path), [] if notes is None else notes
+    path = Path(path)
     table = read_table(path)
     cells = _acs(path, table) or _men_and_women(path, table) or _long(path, table, groups)
     _check_values(path, cells)
     if groups is None:
-        # 23 age ranges x 2 are too many groups for anybody: a bare ACS table is read into the default ones
-        groups = (
-            DEFAULT_GROUPS
-            if any(map(ACS_COLUMN.fullmatch, table.columns))
-            else _inferred(path, cells)
-        )
-    people = cells.values @ _cell_weights(path, cells, groups, straddle, notes)  # (regions, groups)
+        # 46 groups are too many to estimate: an ACS table is read into the default groups.
+        is_acs = any(map(ACS_COLUMN.fullmatch, table.columns))
+        groups = DEFAULT_GROUPS if is_acs else _infer_groups(path, cells)
+    weights = _cell_weights(path, cells, groups, straddle, [] if notes is None else notes)
+    people = cells.values @ weights  # (regions, groups)
     total = people.sum(1)
     if not total.all():
-        nobody = np.flatnonzero(total == 0)
-        raise MobatlasError(
-            f"{path}: region '{cells.regions[nobody[0]]}' has no people; leave it out"
-        )
-    if cells.shares and n is not None and not n > 0:
-        raise MobatlasError(f"{path}: n is {n:g}, but people per region are more than none")
-    given = cells.n if n is None else np.full(len(total), float(n))
-    known = np.full(len(total), np.inf) if given is None else given
-    return Composition(
-        groups, cells.regions, people / total[:, None], known if cells.shares else total
-    )
+        raise _empty_region(path, cells.regions[int(np.argmin(total))])
+    if not cells.shares:
+        return Composition(groups, cells.regions, people / total[:, None], total)
+    if n is not None and not n > 0:
+        raise MobatlasError(f"{path}: n is {n:g}; give a number of people above 0")
+    size = np.full(len(total), np.inf if n is None else float(n))
+    if n is None and cells.n is not None:
+        size = cells.n
+    return Composition(groups, cells.regions, people / total[:, None], size)
 
 
 def composition_from_labels(
-    group_of_person: npt.NDArray[np.int64],
+    group_of_person: Ints,
     region_of_person: Sequence[str | None] | npt.NDArray[Any],
     groups: Groups,
     regions: Sequence[str] | None = None,
 ) -> Composition:
-    """P counted from people with known labels; who has no group (-1) or no region is not counted."""
+    """Count P from labelled people, ignoring people without a group (-1) or a region."""
     codes, names = region_codes(region_of_person, regions)
     counted = (group_of_person >= 0) & (codes >= 0)
     cell = codes[counted] * len(groups) + group_of_person[counted]
-    counts = (
-        np.bincount(cell, minlength=len(names) * len(groups))
-        .reshape(len(names), len(groups))
-        .astype(np.float64)
-    )
+    counts = np.bincount(cell, minlength=len(names) * len(groups)).astype(np.float64)
+    counts = counts.reshape(len(names), len(groups))
     n = counts.sum(1)
     if not len(n) or not n.all():
         which = f"region '{names[int(np.argmin(n))]}'" if len(n) else "every region"
-        raise MobatlasError(f"labels: {which} has no people with known labels; leave it out")
+        raise MobatlasError(f"labels: {which} has no people with known labels; remove it")
     return Composition(groups, names, counts / n[:, None], n)
 
 
 def region_codes(
     region_of_person: Sequence[str | None] | npt.NDArray[Any], regions: Sequence[str] | None = None
-) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Numbers of regions, -1 for none, from ids (None or a region not listed: none) or from such numbers."""
+) -> tuple[Ints, tuple[str, ...]]:
+    """Region numbers by person and region names.
+
+    The input holds ids (None or an unlisted region becomes -1) or such numbers already.
+    """
     values = np.asarray(region_of_person)
     if regions is not None and np.issubdtype(values.dtype, np.integer):
         return values.astype(np.int64), tuple(regions)
     ids = [None if value is None else str(value) for value in values.tolist()]
-    names = (
-        tuple(regions)
-        if regions is not None
-        else tuple(sorted({name for name in ids if name is not None}))
-    )
-    position: dict[str | None, int] = {name: code for code, name in enumerate(names)}
-    return np.array([position.get(name, -1) for name in ids], dtype=np.int64), names
+    if regions is None:
+        regions = sorted({name for name in ids if name is not None})
+    position: dict[str | None, int] = {name: code for code, name in enumerate(regions)}
+    return np.array([position.get(name, -1) for name in ids], dtype=np.int64), tuple(regions)
+
+
+def _empty_region(path: Path, region: str) -> MobatlasError:
+    return MobatlasError(f"{path}: region '{region}' has no people; remove it")
 
 
 def _acs(path: Path, table: pd.DataFrame) -> _Cells | None:
@@ -140,13 +159,13 @@ def _acs(path: Path, table: pd.DataFrame) -> _Cells | None:
                 f"{path}: column 'B01001_{code:03d}E' is missing; download the whole table B01001"
             )
     region = region_column(path, list(table.columns))
-    # data.census.gov writes long names under the header: "Geography", "Estimate!!Total:!!Male:!!Under 5 years"
+    # data.census.gov writes long names under the header: "Geography", "Estimate!!Total:!!Male:"
     if not any(str(table[column].iloc[0])[-1:].isdigit() for column in (region, number[3])):
         table = table.iloc[1:]
     codes, names = keys(path, table, region)
     if len(names) < len(codes):
         twice = names[int(np.argmax(np.bincount(codes) > 1))]
-        raise MobatlasError(f"{path}: region '{twice}' appears twice; give each region one row")
+        raise MobatlasError(f"{path}: region '{twice}' has two rows; keep one row per region")
     values = np.stack([numbers(path, table, number[code]) for code in ages], axis=1)
     levels = tuple((age, gender) for gender in GENDERS for age in ACS_AGES)
     return _Cells(names, ("age", "gender"), levels, values)
@@ -157,128 +176,120 @@ def _men_and_women(path: Path, table: pd.DataFrame) -> _Cells | None:
         gender: [c for c in table.columns if c.lower() in words]
         for gender, words in GENDERS.items()
     }
-    if any(len(found) != 1 for found in columns.values()):
+    if any(len(names) != 1 for names in columns.values()):
         return None
-    region, region_names = keys(path, table, region_column(path, list(table.columns)))
-    ages = [c for c in table.columns if "age" in c.lower().split("_")]
-    age, age_names = keys(path, table, ages[0]) if ages else (np.zeros_like(region), ("all",))
-    values = [
-        _pivot(path, region, region_names, age, age_names, numbers(path, table, columns[g][0]))
-        for g in GENDERS
-    ]
-    levels = tuple((name, gender) for gender in GENDERS for name in age_names)
-    cells = _Cells(region_names, ("age", "gender"), levels, np.concatenate(values, axis=1))
-    return (
-        cells
-        if ages
-        else _Cells(region_names, ("gender",), tuple((g,) for g in GENDERS), cells.values)
+    region = keys(path, table, region_column(path, list(table.columns)))
+    age_columns = [c for c in table.columns if "age" in c.lower().split("_")]
+    everyone = (np.zeros_like(region[0]), ("all",))
+    age = keys(path, table, age_columns[0]) if age_columns else everyone
+    values = np.concatenate(
+        [_pivot(path, region, age, numbers(path, table, columns[g][0])) for g in GENDERS], axis=1
     )
+    if not age_columns:
+        return _Cells(region[1], ("gender",), tuple((g,) for g in GENDERS), values)
+    levels = tuple((name, gender) for gender in GENDERS for name in age[1])
+    return _Cells(region[1], ("age", "gender"), levels, values)
 
 
 def _long(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells:
     columns = list(table.columns)
-    where = region_column(path, columns)
+    id_column = region_column(path, columns)
     if "count" not in columns and "share" not in columns:
         require_columns(str(path), columns, ("count",))
-    attributes = ["group"] if "group" in columns else _attribute_columns(columns, where, groups)
+    attributes = ["group"] if "group" in columns else _attribute_columns(columns, id_column, groups)
     if not attributes:
         require_columns(str(path), columns, ("group",))
-    region, region_names = keys(path, table, where)
+    region = keys(path, table, id_column)
     parts = [keys(path, table, name) for name in attributes]
-    cell = np.ravel_multi_index([codes for codes, _ in parts], [len(names) for _, names in parts])
+    sizes = [len(names) for _, names in parts]
+    cell = np.ravel_multi_index([codes for codes, _ in parts], sizes)
     present, cell = np.unique(cell, return_inverse=True)
-    places = np.unravel_index(present, [len(names) for _, names in parts])
     levels = [
-        tuple(n[p] for (_, n), p in zip(parts, place, strict=True))
-        for place in zip(*places, strict=True)
+        tuple(names[code] for (_, names), code in zip(parts, position, strict=True))
+        for position in zip(*np.unravel_index(present, sizes), strict=True)
     ]
-    if attributes == ["group"]:
+    named = attributes != ["group"]
+    if not named:
         levels = [tuple(name.split(SEPARATOR)) for (name,) in levels]
     shares = "count" not in columns
     values = numbers(path, table, "share" if shares else "count")
-    pivoted = _pivot(
-        path, region, region_names, cell, [SEPARATOR.join(level) for level in levels], values
-    )
-    people = None
+    pivoted = _pivot(path, region, (cell, [SEPARATOR.join(level) for level in levels]), values)
+    n = None
     if "n" in columns:
-        people = np.zeros(len(region_names))
-        people[region] = numbers(path, table, "n")
-    named = None if attributes == ["group"] else tuple(attributes)
-    return _Cells(region_names, named, tuple(levels), pivoted, shares, people)
+        n = np.zeros(len(region[1]))
+        n[region[0]] = numbers(path, table, "n")
+    return _Cells(
+        region[1], tuple(attributes) if named else None, tuple(levels), pivoted, shares, n
+    )
 
 
 def _attribute_columns(columns: list[str], region: str, groups: Groups | None) -> list[str]:
-    rest = [
+    candidates = [
         name for name in columns if name not in (region, *MEASURES) and not looks_like_region(name)
     ]
     if groups is None:
-        return [name for name in rest if name.lower() != "name"]
-    wanted = {name.lower() for name in (*groups.attribute_names, *ATTRIBUTE_NAMES)}
-    return [name for name in rest if name.lower() in wanted]
+        return [name for name in candidates if name.lower() != "name"]
+    attributes = {name.lower() for name in (*groups.attribute_names, *ATTRIBUTE_NAMES)}
+    return [name for name in candidates if name.lower() in attributes]
 
 
 def _pivot(
-    path: Path,
-    region: npt.NDArray[np.int64],
-    regions: Sequence[str],
-    cell: npt.NDArray[np.int64],
-    cells: Sequence[str],
-    values: Floats,
+    path: Path, region: tuple[Ints, Sequence[str]], cell: tuple[Ints, Sequence[str]], values: Floats
 ) -> Floats:
-    flat = region * len(cells) + cell
-    twice = pd.Series(flat).duplicated().to_numpy()
-    if twice.any():
-        row = int(np.argmax(twice))
+    """Values (regions, cells) from rows; regions and cells are numbers by row, and names."""
+    flat = region[0] * len(cell[1]) + cell[0]
+    repeated = pd.Series(flat).duplicated().to_numpy()
+    if repeated.any():
+        row = int(np.argmax(repeated))
         raise MobatlasError(
-            f"{path}: region '{regions[region[row]]}' has '{cells[cell[row]]}' twice; give each group of a region one row"
+            f"{path}: region '{region[1][region[0][row]]}' has two rows of "
+            f"'{cell[1][cell[0][row]]}'; keep one row per region and group"
         )
-    pivoted = np.zeros((len(regions), len(cells)))
+    pivoted = np.zeros((len(region[1]), len(cell[1])))
     pivoted.flat[flat] = values
     return pivoted
 
 
 def _check_values(path: Path, cells: _Cells) -> None:
-    what = "share" if cells.shares else "count"
     if (cells.values < 0).any():
         region, cell = np.argwhere(cells.values < 0)[0]
-        name, value = SEPARATOR.join(cells.levels[cell]), cells.values[region, cell]
         raise MobatlasError(
-            f"{path}: the {what} of '{name}' in region '{cells.regions[region]}' is negative ({value:g}); mend it"
+            f"{path}: the {'share' if cells.shares else 'count'} of "
+            f"'{SEPARATOR.join(cells.levels[cell])}' in region '{cells.regions[region]}' is "
+            f"negative ({cells.values[region, cell]:g}); correct it"
         )
     total = cells.values.sum(1)
     if (total == 0).any():
-        raise MobatlasError(
-            f"{path}: region '{cells.regions[int(np.argmin(total))]}' has no people; leave it out"
-        )
+        raise _empty_region(path, cells.regions[int(np.argmin(total))])
     wrong = np.abs(total - 1) > TOLERANCE
     if cells.shares and wrong.any():
         row = int(np.argmax(wrong))
         raise MobatlasError(
-            f"{path}: shares of region '{cells.regions[row]}' sum to {total[row]:.4g}, not 1; pass counts, or normalise them"
+            f"{path}: the shares of region '{cells.regions[row]}' sum to {total[row]:.4g}, not 1; "
+            "pass counts, or normalise the shares"
         )
     if cells.n is not None and not (cells.n > 0).all():
-        raise MobatlasError(
-            f"{path}: region '{cells.regions[int(np.argmin(cells.n))]}' has no people; leave it out"
-        )
+        raise _empty_region(path, cells.regions[int(np.argmin(cells.n))])
 
 
-def _inferred(path: Path, cells: _Cells) -> Groups:
+def _infer_groups(path: Path, cells: _Cells) -> Groups:
     """Groups from the names in the file."""
-    attributes = {}
     by_width = {len(level): SEPARATOR.join(level) for level in cells.levels}
     if len(by_width) > 1:
         one, two, *_ = by_width.values()
         raise MobatlasError(
-            f"{path}: group names '{one}' and '{two}' differ in their number of levels; mend them"
+            f"{path}: group names '{one}' and '{two}' have different numbers of levels; "
+            "write every group with the same attributes"
         )
+    attributes = {}
     for number in range(min(by_width)):
         levels = order_levels({level[number] for level in cells.levels})
-        known = [name for name, default in DEFAULT_GROUPS.attributes if default == levels]
-        name = (
-            cells.attributes[number]
-            if cells.attributes
-            else (known[0] if known else f"attribute{number + 1}")
-        )
+        name = f"attribute{number + 1}"
+        if cells.attributes:
+            name = cells.attributes[number]
+        else:
+            known = [default for default, own in DEFAULT_GROUPS.attributes if own == levels]
+            name = known[0] if known else name
         attributes[name] = levels
     return Groups.of(attributes)
 
@@ -286,107 +297,101 @@ def _inferred(path: Path, cells: _Cells) -> Groups:
 def _cell_weights(
     path: Path, cells: _Cells, groups: Groups, straddle: str, notes: list[str]
 ) -> Floats:
-    """Which part of the people of each cell is in each group: (cells, groups)."""
+    """The part of the people of each cell that belongs to each group: (cells, groups)."""
     weights = np.ones((len(cells.levels), len(groups)))
     for attribute, (name, levels) in enumerate(groups.attributes):
         own = _own_levels(path, cells, groups, attribute)
-        distinct = list(dict.fromkeys(own))
-        table = _level_weights(path, distinct, levels, straddle, notes)
-        unknown = [level for level, row in zip(distinct, table, strict=True) if row is None]
-        if unknown and cells.attributes is None:
-            raise _no_such_group(path, SEPARATOR.join(cells.levels[own.index(unknown[0])]), groups)
-        if unknown:
-            hint = f"{suggestion(unknown[0], levels)} (known: {', '.join(levels)})"
-            raise MobatlasError(f"{path}: level '{unknown[0]}' of '{name}' does not exist{hint}")
-        place = {level: row for level, row in zip(distinct, table, strict=True) if row is not None}
-        weights *= np.stack([place[level] for level in own])[:, groups.level_codes[:, attribute]]
+        parts = _level_weights(path, list(dict.fromkeys(own)), levels, straddle, notes)
+        unknown = next((level for level in own if level not in parts), None)
+        if unknown is not None and cells.attributes is None:
+            raise _unknown_group(path, SEPARATOR.join(cells.levels[own.index(unknown)]), groups)
+        if unknown is not None:
+            hint = f"{suggestion(unknown, levels)} (known: {', '.join(levels)})"
+            raise MobatlasError(f"{path}: level '{unknown}' of '{name}' does not exist{hint}")
+        weights *= np.stack([parts[level] for level in own])[:, groups.level_codes[:, attribute]]
     return weights
 
 
 def _own_levels(path: Path, cells: _Cells, groups: Groups, attribute: int) -> list[str]:
-    """The table's level of one attribute of the groups, cell by cell; matched by name, else by what the levels look like."""
+    """The table's level of one attribute by cell, matched by name, else by the levels' form."""
     name, levels = groups.attributes[attribute]
     if cells.attributes is None:
         wrong = [level for level in cells.levels if len(level) != len(groups.attributes)]
         if wrong:
-            raise _no_such_group(path, SEPARATOR.join(wrong[0]), groups)
+            raise _unknown_group(path, SEPARATOR.join(wrong[0]), groups)
         return [level[attribute] for level in cells.levels]
     columns = {
         own.lower(): [level[n] for level in cells.levels] for n, own in enumerate(cells.attributes)
     }
     if name.lower() in columns:
         return columns[name.lower()]
-    for kind in (_all_ages, _all_genders):
+    for parse in (parse_age, _gender):
         for own in columns.values():
-            if kind(levels) and kind(own):
+            if all(map(parse, levels)) and all(map(parse, own)):
                 return own
     raise MobatlasError(
-        f"{path}: nothing in it says '{name}' (it has: {', '.join(cells.attributes)}); add a column"
+        f"{path}: no column holds '{name}' (it has: {', '.join(cells.attributes)}); add one"
     )
 
 
 def _level_weights(
     path: Path, own: list[str], levels: tuple[str, ...], straddle: str, notes: list[str]
-) -> list[Floats | None]:
-    """For each level of a table, its parts in the levels of an attribute; None where it cannot be placed."""
+) -> dict[str, Floats]:
+    """For each known level of a table, its parts in the levels of an attribute."""
     exact = np.eye(len(levels))
     genders = [_gender(level) for level in levels]
-    theirs, ours = age_ranges(own), age_ranges(levels)
-    rows: list[Floats | None] = []
+    own_ages = age_ranges(own)
+    ages = age_ranges(levels)
+    parts: dict[str, Floats] = {}
     for number, level in enumerate(own):
         if level in levels:
-            rows.append(exact[levels.index(level)])
+            parts[level] = exact[levels.index(level)]
         elif _gender(level) and _gender(level) in genders:
-            rows.append(exact[genders.index(_gender(level))])
-        elif theirs is not None and ours is not None:
-            rows.append(_parts(path, level, theirs[number], levels, ours, straddle, notes))
-        else:
-            rows.append(None)
-    return rows
+            parts[level] = exact[genders.index(_gender(level))]
+        elif own_ages is not None and ages is not None:
+            part, note = _split_age_range(path, level, own_ages[number], levels, ages, straddle)
+            parts[level] = part
+            notes += note
+    return parts
 
 
-def _no_such_group(path: Path, group: str, groups: Groups) -> MobatlasError:
+def _unknown_group(path: Path, group: str, groups: Groups) -> MobatlasError:
     hint = f"{suggestion(group, groups.names)} (known: {'; '.join(groups.names)})"
     return MobatlasError(f"{path}: group '{group}' does not exist{hint}")
-
-
-def _all_ages(levels: Sequence[str]) -> bool:
-    return all(map(parse_age, levels))
-
-
-def _all_genders(levels: Sequence[str]) -> bool:
-    return all(map(_gender, levels))
 
 
 def _gender(level: str) -> str | None:
     return next((gender for gender, words in GENDERS.items() if level.lower() in words), None)
 
 
-def _parts(
+def _split_age_range(
     path: Path,
     own: str,
     years: tuple[int, float],
     levels: tuple[str, ...],
     ranges: list[tuple[int, float]],
     straddle: str,
-    notes: list[str],
-) -> Floats:
-    low, high = years[0], min(years[1], max(OLDEST, years[0]) + 1)
-    overlap = np.array([max(0.0, min(high, end) - max(low, start)) for start, end in ranges]) / (
-        high - low
-    )
+) -> tuple[Floats, list[str]]:
+    """The part of an age range in each level, and a note if its people are split or left out."""
+    low = years[0]
+    high = min(years[1], max(OLDEST, low) + 1)
+    overlap = np.array([max(0.0, min(high, end) - max(low, start)) for start, end in ranges])
+    overlap = overlap / (high - low)
     touched = [f"'{level}'" for level, part in zip(levels, overlap, strict=True) if part > 0]
     if not touched:
-        notes.append(f"{path.name}: people of age range '{own}' are in no group and are left out")
-    elif overlap.max() < 1 - 1e-9:
-        both = " and ".join(touched if len(touched) > 1 else [*touched, "no group"])
-        if straddle == "refuse":
-            raise MobatlasError(
-                f"{path}: age range '{own}' straddles {both}; give finer ranges, or spread its people evenly over its years "
-                "(--split-ages; straddle: uniform in a configuration)"
-            )
-        ending = f" (taken to end at {OLDEST})" if np.isinf(years[1]) else ""
-        notes.append(
-            f"{path.name}: people of age range '{own}'{ending} are spread evenly over its years to {both}"
+        return overlap, [
+            f"{path.name}: people of age range '{own}' belong to no group and are left out"
+        ]
+    if overlap.max() >= 1 - 1e-9:
+        return overlap, []
+    both = " and ".join(touched if len(touched) > 1 else [*touched, "no group"])
+    if straddle == "refuse":
+        raise MobatlasError(
+            f"{path}: age range '{own}' straddles {both}; give finer ranges, or spread its people "
+            "evenly over its years with --split-ages (straddle: uniform in a configuration)"
         )
-    return overlap
+    ending = f" (assumed to end at {OLDEST})" if np.isinf(years[1]) else ""
+    return overlap, [
+        f"{path.name}: people of age range '{own}'{ending} are spread evenly over its years, "
+        f"to {both}"
+    ]

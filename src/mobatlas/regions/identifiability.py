@@ -1,5 +1,8 @@
-"""What regions can tell: singular values, ranks, the paper's bounds, which contrasts between groups are identified, and what
-would help (Section "Theoretical Foundation" of the paper)."""
+"""Identifiability: which differences between groups the regions can distinguish.
+
+Singular values, ranks, the paper's bounds, contrasts and proposals for better regions (Section
+"Theoretical Foundation" of the paper).
+"""
 
 from __future__ import annotations
 
@@ -8,50 +11,53 @@ from typing import Any
 
 import numpy as np
 
+from mobatlas.data.arrays import Floats
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
-from mobatlas.regions.population import with_rest
-from mobatlas.regions.types import Aggregates, Composition, Floats, Population, Regions, blocks
+from mobatlas.regions.types import (
+    Aggregates,
+    Composition,
+    Population,
+    Regions,
+    blocks,
+    with_rest,
+)
 
 RANK_TOLERANCE = 1e-6  # of the largest singular value: published shares have six decimals
-IDENTIFIED, PARTLY = (
-    0.9,
-    0.5,
-)  # share of a contrast's square that lies where regions speak louder than noise
-TYPICAL_SHARE, TYPICAL_VISITS = (
-    0.05,
-    10.0,
-)  # a place with 5 % of ten visits a window, where no aggregates say better
-HOT = 0.85
-MERGED = 4_096  # regions among which the likest is looked for: the pairs of more would take minutes
+IDENTIFIED = 0.9  # share of a contrast's square in directions with signal above noise
+PARTLY = 0.5
+TYPICAL_SHARE = 0.05  # of visits: a typical place, where there are no aggregates
+TYPICAL_VISITS = 10.0  # per window
+HOT_SHARE = 0.85  # of one group in a proposed region
+MERGE_BLOCK = 4_096  # regions compared pairwise at once: more would take minutes
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A difference between groups, and how well these regions know it."""
+    """A difference between groups, and how well the regions identify it."""
 
     name: str
     kind: str  # attribute, level or group
     verdict: str  # identified, partly identified, not identified
     share_identified: float
-    standard_error: float  # in standard deviations between people; infinite where not identified
-    share_error: float  # the same on the share of visits that a bin takes
+    standard_error: float  # in standard deviations between people; infinite if not identified
+    share_error: float  # the same on the share of visits of a bin
 
     @property
     def identified(self) -> bool:
         return self.verdict == "identified"
 
     def sentence(self) -> str:
-        """In words and numbers."""
+        """The contrast in words and numbers."""
         if self.verdict == "not identified":
             return f"{self.name}: not identified by these regions"
-        hedge = "" if self.identified else ", in part"
+        hedge = "" if self.identified else ", partly identified"
         return f"{self.name}: ± {self.share_error:.3f} on shares of visits{hedge}"
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Something that would help."""
+    """A change of regions that would help."""
 
     action: str
     sigma_min: float
@@ -60,7 +66,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The paper's finite-sample bound on |M_hat - M|_F, for features that are shares (|phi| <= B)."""
+    """The paper's finite-sample bound on |M_hat - M|_F, for shares as features (|phi| <= B)."""
 
     delta: float
     feature_bound: float  # B
@@ -70,7 +76,7 @@ class Bounds:
     finite_sample: float  # Lemma "Finite Sample Error Bound"
 
     def overall(self, optimisation_error: float) -> float:
-        """Theorem "Overall bound": with |V_theta - V_hat|_F left by the fit."""
+        """Theorem "Overall bound", given the remaining |V_theta - V_hat|_F of the fit."""
         if not self.sampling_error:
             return float("inf")
         return self.finite_sample * (1 + optimisation_error / self.sampling_error)
@@ -78,7 +84,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything about P and n."""
+    """What P and n identify. `as_dict` returns it for JSON."""
 
     groups: tuple[str, ...]
     regions: int
@@ -92,12 +98,10 @@ class Diagnosis:
     bounds: Bounds
     proposals: tuple[Proposal, ...]
     warnings: tuple[str, ...]
-    effective_rank_with_rest: int | None = (
-        None  # with the people whom no region counts; None: there are no such
-    )
+    effective_rank_with_rest: int | None = None  # with people outside regions; None: no such people
 
     def as_dict(self) -> dict[str, Any]:
-        """For --json."""
+        """The diagnosis for JSON, with null for infinity."""
         values = asdict(self)
         values["contrasts"] = [
             asdict(contrast) | {"identified": contrast.identified} for contrast in self.contrasts
@@ -115,10 +119,34 @@ def diagnose(
     delta: float = 0.05,
     min_region: float = 50.0,
 ) -> Diagnosis:
-    """Diagnose a composition; `n` are the people behind the aggregates, where there are any yet.
+    """Diagnose which differences between groups a composition identifies.
 
-    `randomised`: people were assigned to regions, so that geography cannot pass for demography. Everything is about the regions
-    alone, but for `effective_rank_with_rest`, which is what recovery has where it also knows the `population`.
+    Parameters
+    ----------
+    composition
+        Shares of groups per region.
+    n
+        People behind the aggregates, if there are no aggregates yet.
+    aggregates
+        The aggregates of the same regions.
+    randomised
+        Whether people were assigned to regions at random: geography is then no confounder.
+    population
+        All people; only `effective_rank_with_rest` uses it.
+    delta
+        Probability that the bound fails.
+    min_region
+        People that a region should have; smaller ones are proposed for merging.
+
+    Returns
+    -------
+    Diagnosis
+        Ranks, bounds, contrasts, proposals and warnings.
+
+    Examples
+    --------
+    >>> diagnose(read_composition("census.csv"), n=500).effective_rank  # doctest: +SKIP
+    8
     """
     people = _people(composition, n, aggregates)
     shares = composition.shares
@@ -126,12 +154,13 @@ def diagnose(
     groups = len(composition.groups)
     sigma_min = float(singular[-1]) if len(shares) >= groups else 0.0
     rank = int((singular > RANK_TOLERANCE * singular[0]).sum())
-    bounds = _bounds(
-        sigma_min if rank == groups else 0.0,
-        people,
-        len(aggregates.features) if aggregates else 1,
-        delta,
-    )
+    features = len(aggregates.features) if aggregates else 1
+    with_population = None
+    if aggregates is not None and population is not None:
+        regions = Regions(composition, aggregates, randomised, population=population)
+        whole = with_rest(regions)
+        if whole is not regions:
+            with_population = effective_rank(whole.composition.shares, whole.aggregates.n)
     return Diagnosis(
         groups=composition.groups.names,
         regions=len(shares),
@@ -142,53 +171,47 @@ def diagnose(
         effective_rank=effective_rank(shares, people),
         condition_number=float(singular[0] / sigma_min) if sigma_min > 0 else float("inf"),
         contrasts=tuple(_contrasts(composition.groups, shares, people, _share_unit(aggregates))),
-        bounds=bounds,
+        bounds=_bounds(sigma_min if rank == groups else 0.0, people, features, delta),
         proposals=tuple(_proposals(composition, people, min_region)),
         warnings=(
-            *_assumed(composition, n, aggregates),
+            *_assumptions(composition, n, aggregates),
             *_warnings(composition, aggregates, rank, randomised),
         ),
-        effective_rank_with_rest=_rank_with_rest(composition, aggregates, randomised, population),
+        effective_rank_with_rest=with_population,
     )
 
 
 def effective_rank(shares: Floats, n: Floats) -> int:
-    """The number of singular values of diag(sqrt(n)) P above 1: directions in which regions speak louder than one person."""
+    """The number of singular values of diag(sqrt(n)) P above 1: directions above one person."""
     return int((np.linalg.svd(np.sqrt(n)[:, None] * shares, compute_uv=False) > 1).sum())
 
 
-def feature_ipm(one: Floats, other: Floats) -> Floats:
-    """d_phi: the largest difference of a linear functional of unit norm, that is the distance of the feature means."""
-    return np.asarray(np.linalg.norm(np.asarray(one) - np.asarray(other), axis=-1))
-
-
 def contrast_vectors(groups: Groups) -> list[tuple[str, str, Floats]]:
-    """(name, kind, weights): attributes and their levels averaged over the rest, and single groups against the others."""
-    found = []
+    """(name, kind, weights) of attributes, of their levels, and of single groups."""
+    vectors = []
     for number, (attribute, levels) in enumerate(groups.attributes):
         others = [name for name in groups.attribute_names if name != attribute]
         averaged = f", averaged over {' and '.join(others)}" if others else ""
         member = [groups.level_codes[:, number] == code for code in range(len(levels))]
         if len(levels) == 2:
-            found.append((f"{attribute}{averaged}", "attribute", _difference(member[0], member[1])))
+            vectors.append((f"{attribute}{averaged}", "attribute", _difference(*member)))
         elif len(levels) > 2:
             name = f"{attribute}: {levels[0]} against {levels[-1]}{averaged}"
-            found.append((name, "attribute", _difference(member[0], member[-1])))
-            found += [
+            vectors.append((name, "attribute", _difference(member[0], member[-1])))
+            vectors += [
                 (
                     f"{attribute}: {level} against the rest{averaged}",
                     "level",
-                    _difference(member[code], ~member[code]),
+                    _difference(own, ~own),
                 )
-                for code, level in enumerate(levels)
+                for level, own in zip(levels, member, strict=True)
             ]
     if len(groups) > 1:
-        one = np.eye(len(groups), dtype=bool)
-        found += [
-            (f"{name} against the others", "group", _difference(row, ~row))
-            for name, row in zip(groups.names, one, strict=True)
+        vectors += [
+            (f"{name} against the others", "group", _difference(own, ~own))
+            for name, own in zip(groups.names, np.eye(len(groups), dtype=bool), strict=True)
         ]
-    return found
+    return vectors
 
 
 def _difference(first: Any, second: Any) -> Floats:
@@ -197,90 +220,70 @@ def _difference(first: Any, second: Any) -> Floats:
 
 def _contrasts(groups: Groups, shares: Floats, n: Floats, unit: float) -> list[Contrast]:
     _, singular, right = np.linalg.svd(np.sqrt(n)[:, None] * shares, full_matrices=False)
-    heard = right[singular > 1]  # (effective rank, groups)
+    directions = right[singular > 1]  # (effective rank, groups)
     strength = singular[singular > 1]
     contrasts = []
     for name, kind, weights in contrast_vectors(groups):
-        along = heard @ weights
+        along = directions @ weights
         share = float((along**2).sum() / (weights**2).sum())
         error = float(np.sqrt(((along / strength) ** 2).sum()))
-        verdict = (
-            "identified"
-            if share >= IDENTIFIED
-            else "partly identified"
-            if share >= PARTLY
-            else "not identified"
-        )
-        if verdict == "not identified":
+        verdict = "identified" if share >= IDENTIFIED else "partly identified"
+        if share < PARTLY:
+            verdict = "not identified"
             error = float("inf")
         contrasts.append(Contrast(name, kind, verdict, share, error, error * unit))
     return contrasts
 
 
-def _rank_with_rest(
-    composition: Composition,
-    aggregates: Aggregates | None,
-    randomised: bool,
-    population: Population | None,
-) -> int | None:
-    if aggregates is None or population is None:
-        return None
-    regions = Regions(composition, aggregates, randomised, population=population)
-    whole = with_rest(regions)
-    return (
-        None if whole is regions else effective_rank(whole.composition.shares, whole.aggregates.n)
-    )
-
-
 def _share_unit(aggregates: Aggregates | None) -> float:
-    """One standard deviation between people, on the share of visits that a typical bin takes."""
+    """One standard deviation between people, on the share of visits of a typical bin."""
     if aggregates is None:
         return float(np.sqrt(TYPICAL_SHARE / TYPICAL_VISITS))
     values = aggregates.values
     total = sum(
-        (np.nan_to_num(values[some]).sum(0) for some in blocks(*values.shape)),
+        (np.nan_to_num(values[rows]).sum(0) for rows in blocks(*values.shape)),
         np.zeros(values.shape[1]),
     )
     mean = total / len(values)
-    spread = mean if aggregates.spread is None else aggregates.spread
+    variance = mean if aggregates.spread is None else aggregates.spread
     visits = max(float(mean.sum()), 1e-300)
-    return float((mean / visits) @ np.sqrt(np.maximum(spread, 0)) / visits)
+    return float((mean / visits) @ np.sqrt(np.maximum(variance, 0)) / visits)
 
 
 def _bounds(sigma_min: float, n: Floats, features: int, delta: float, bound: float = 1.0) -> Bounds:
-    regions, n_min = len(n), float(n.min())
-    spread = bound * (np.sqrt(features) + np.sqrt(2 * np.log(regions / delta))) / np.sqrt(n_min)
-    sampling = float(spread * np.sqrt(regions))
-    finite = sampling / sigma_min if sigma_min > 0 else float("inf")
-    return Bounds(delta, bound, features, n_min, sampling, finite)
+    n_min = float(n.min())
+    deviation = np.sqrt(features) + np.sqrt(2 * np.log(len(n) / delta))
+    sampling = float(bound * deviation / np.sqrt(n_min) * np.sqrt(len(n)))
+    finite_sample = sampling / sigma_min if sigma_min > 0 else float("inf")
+    return Bounds(delta, bound, features, n_min, sampling, finite_sample)
 
 
 def _proposals(composition: Composition, n: Floats, min_region: float) -> list[Proposal]:
-    """Which region to add, which to split, which to merge, with what it would give."""
-    shares, names = composition.shares, composition.groups.names
-    groups = len(names)
-    if groups == 1:
+    """The region to add, to split and to merge that helps most."""
+    shares = composition.shares
+    names = composition.groups.names
+    if len(names) == 1:
         return []
     typical = float(np.median(n))
-    known = _triangles(shares, n)
+    current = _triangles(shares, n)
     added = []
     for group, name in enumerate(names):
-        row = np.full((1, groups), (1 - HOT) / (groups - 1))
-        row[0, group] = HOT
-        action = f"add a region of {typical:,.0f} people, {HOT:.0%} of them {name}"
-        added.append(_gives(action, known, len(shares), row, np.array([typical])))
+        row = np.full((1, len(names)), (1 - HOT_SHARE) / (len(names) - 1))
+        row[0, group] = HOT_SHARE
+        action = f"add a region of {typical:,.0f} people, {HOT_SHARE:.0%} of them {name}"
+        added.append(_propose(action, current, len(shares), row, np.array([typical])))
     proposals = [max(added, key=lambda proposal: (proposal.effective_rank, proposal.sigma_min))]
     proposals += _split(composition, n, min_region)
-    small = np.flatnonzero(n < min_region)
-    if len(small) and len(shares) > 1:
-        rows, people = _merge(shares, n, min_region)
-        plural = "s" if len(small) > 1 else ""
-        action = f"join the {len(small):,} region{plural} below {min_region:g} people with those most like them in composition"
-        merged, now = (
-            _gives(action, _triangles(rows, people), len(rows)),
-            _gives("", known, len(shares)),
+    small = int((n < min_region).sum())
+    if small and len(shares) > 1:
+        action = (
+            f"merge the {small:,} region{'s' if small > 1 else ''} below {min_region:g} people "
+            "with regions of similar composition"
         )
-        # A mean of two regions tells no more than both: at best nothing is lost.
+        rows, people = _merge(shares, n, min_region)
+        merged = _propose(action, _triangles(rows, people), len(rows))
+        now = _propose("", current, len(shares))
+        # Merging never adds information: propose it only where nothing is lost.
         lost = now.sigma_min - merged.sigma_min > RANK_TOLERANCE
         if merged.effective_rank >= now.effective_rank and not lost:
             proposals.append(merged)
@@ -288,75 +291,80 @@ def _proposals(composition: Composition, n: Floats, min_region: float) -> list[P
 
 
 def _triangles(shares: Floats, n: Floats) -> tuple[Floats, Floats]:
-    """R of QR of P and of diag(sqrt(n)) P: as few rows as there are groups, with the same singular values."""
+    """R of QR of P and of diag(sqrt(n)) P: small matrices with the same singular values."""
     return np.linalg.qr(shares).R, np.linalg.qr(np.sqrt(n)[:, None] * shares).R
 
 
-def _gives(
+def _propose(
     action: str,
-    known: tuple[Floats, Floats],
+    triangles: tuple[Floats, Floats],
     regions: int,
     rows: Floats | None = None,
     n: Floats | None = None,
 ) -> Proposal:
-    """What these regions would give with a few more of them."""
-    plain, weighed = known
+    """The proposal of some regions plus new rows."""
+    plain, weighted = triangles
     if rows is not None and n is not None:
-        plain, weighed = np.vstack([plain, rows]), np.vstack([weighed, np.sqrt(n)[:, None] * rows])
+        plain = np.vstack([plain, rows])
+        weighted = np.vstack([weighted, np.sqrt(n)[:, None] * rows])
         regions += len(rows)
     sigma = float(np.linalg.svd(plain, compute_uv=False)[-1]) if regions >= plain.shape[1] else 0.0
-    return Proposal(action, sigma, int((np.linalg.svd(weighed, compute_uv=False) > 1).sum()))
+    return Proposal(action, sigma, int((np.linalg.svd(weighted, compute_uv=False) > 1).sum()))
 
 
 def _split(composition: Composition, n: Floats, min_region: float) -> list[Proposal]:
-    """Split the largest region along the direction that regions know least."""
+    """Split the largest region along the direction with least information."""
     largest = int(np.argmax(n))
     if n[largest] < 2 * min_region:
         return []
-    # Of the triangle, whose right singular vectors are those of the regions.
+    # The triangle has the same right singular vectors as the regions.
     _, _, right = np.linalg.svd(_triangles(composition.shares, n)[1], full_matrices=True)
     weakest = right[-1]
     halves = [composition.shares[largest] * mask for mask in (weakest > 0, weakest <= 0)]
-    if min(half.sum() for half in halves) <= 0:
-        return []
     sizes = np.array([n[largest] * half.sum() for half in halves])
-    if sizes.min() < min_region:
+    if min(half.sum() for half in halves) <= 0 or sizes.min() < min_region:
         return []
     others = _triangles(np.delete(composition.shares, largest, 0), np.delete(n, largest))
-    apart = [name for name, sign in zip(composition.groups.names, weakest > 0, strict=True) if sign]
-    action = f"split region '{composition.regions[largest]}' so that {'; '.join(apart)} live apart from the others"
-    return [
-        _gives(action, others, len(n) - 1, np.vstack([half / half.sum() for half in halves]), sizes)
-    ]
+    apart = [composition.groups.names[group] for group in np.flatnonzero(weakest > 0)]
+    action = (
+        f"split region '{composition.regions[largest]}' to separate {'; '.join(apart)} "
+        "from the other groups"
+    )
+    rows = np.vstack([half / half.sum() for half in halves])
+    return [_propose(action, others, len(n) - 1, rows, sizes)]
 
 
 def _merge(shares: Floats, n: Floats, min_region: float) -> tuple[Floats, Floats]:
-    """The smallest with its likest, again and again; of more than `MERGED` regions, among neighbours in what differs most."""
+    """Merge small regions, block by block along the leading direction if there are many."""
     order = np.arange(len(n))
-    if len(n) > MERGED:
+    if len(n) > MERGE_BLOCK:
         leading = np.linalg.svd(np.linalg.qr(shares - shares.mean(0)).R)[2][0]  # (groups,)
         order = np.argsort(shares @ leading, kind="stable")
     parts = [
-        _merge_all(shares[some], n[some], min_region)
-        for some in np.array_split(order, -(-len(n) // MERGED))
+        _merge_block(shares[rows], n[rows], min_region)
+        for rows in np.array_split(order, -(-len(n) // MERGE_BLOCK))
     ]
-    return np.concatenate([rows for rows, _ in parts]), np.concatenate(
-        [people for _, people in parts]
-    )
+    merged_shares, merged_n = zip(*parts, strict=True)
+    return np.concatenate(merged_shares), np.concatenate(merged_n)
 
 
-def _merge_all(shares: Floats, n: Floats, min_region: float) -> tuple[Floats, Floats]:
-    rows, people = shares.copy(), n.astype(np.float64)
-    squares, left = (rows**2).sum(1), np.ones(len(n), dtype=bool)
+def _merge_block(shares: Floats, n: Floats, min_region: float) -> tuple[Floats, Floats]:
+    """Merge the smallest region with the one of nearest composition until none is too small."""
+    rows = shares.copy()
+    people = n.astype(np.float64)
+    squares = (rows**2).sum(1)
+    left = np.ones(len(n), dtype=bool)
     while left.sum() > 1 and people.min() < min_region:
         smallest = int(np.argmin(people))
-        gap = squares - 2 * rows @ rows[smallest]  # the distance, less what is the same for all
-        gap[smallest] = np.inf
-        other = int(np.argmin(np.where(left, gap, np.inf)))
+        distance = squares - 2 * rows @ rows[smallest]  # squared, up to a constant
+        distance[smallest] = np.inf
+        other = int(np.argmin(np.where(left, distance, np.inf)))
         total = people[smallest] + people[other]
         rows[other] = (people[smallest] * rows[smallest] + people[other] * rows[other]) / total
-        people[other], squares[other] = total, (rows[other] ** 2).sum()
-        people[smallest], left[smallest] = np.inf, False
+        squares[other] = (rows[other] ** 2).sum()
+        people[other] = total
+        people[smallest] = np.inf
+        left[smallest] = False
     return rows[left], people[left]
 
 
@@ -365,64 +373,65 @@ def _people(
 ) -> Floats:
     if aggregates is not None:
         return aggregates.n
-    people = np.broadcast_to(
-        np.asarray(composition.n if n is None else n, dtype=np.float64), (len(composition.regions),)
-    )
+    size = np.asarray(composition.n if n is None else n, dtype=np.float64)
+    people = np.broadcast_to(size, (len(composition.regions),))
     if not (people > 0).all():
         raise MobatlasError("--n: give a positive number of people per region")
     return np.where(np.isfinite(people), people, 1e9)
 
 
-def _assumed(
+def _assumptions(
     composition: Composition, n: Floats | float | None, aggregates: Aggregates | None
 ) -> list[str]:
-    """What stands in for the people observed where nobody said how many they are."""
+    """What replaces the number of people observed where it is unknown."""
     if n is not None or aggregates is not None:
         return []
     if np.isfinite(composition.n).all():
-        return ["without --n the census population counts as people observed"]
-    return ["without --n shares count as if everybody had been observed"]
+        return ["without --n, all people of the census count as observed"]
+    return ["without --n, everyone counts as observed"]
 
 
 def _warnings(
     composition: Composition, aggregates: Aggregates | None, rank: int, randomised: bool
 ) -> list[str]:
     regions, groups = composition.shares.shape
-    said = []
+    warnings = []
     if groups == 1:
-        said.append("there is one group: nothing to tell apart")
+        warnings.append("there is only one group: nothing to distinguish")
     if regions < groups:
-        said.append(
-            f"{regions} regions for {groups} groups: at most {rank} combinations of groups can be known"
+        warnings.append(
+            f"{regions} regions for {groups} groups: at most {rank} combinations of groups can be "
+            "estimated"
         )
-    never = [
-        name
-        for name, total in zip(composition.groups.names, composition.shares.sum(0), strict=True)
-        if total == 0
+    absent = [
+        composition.groups.names[group] for group in np.flatnonzero(composition.shares.sum(0) == 0)
     ]
-    if never:
-        said.append(
-            f"no region has anybody of {'; '.join(never)}: these groups stay at the population mean"
+    if absent:
+        warnings.append(
+            f"no region has people of {'; '.join(absent)}: their estimates stay at the city average"
         )
-    twins = regions - len(np.unique(composition.shares, axis=0))
-    if twins and regions > 1:
-        said.append(
-            f"{twins} regions repeat the composition of another: they add people, not directions"
+    repeated = regions - len(np.unique(composition.shares, axis=0))
+    if repeated and regions > 1:
+        warnings.append(
+            f"{repeated} regions repeat the composition of another: they add people, but do not "
+            "help to distinguish groups"
         )
     if aggregates is not None and aggregates.pooled:
-        said.append(
-            "the aggregates are shares without device counts: groups that go out more weigh more in them"
+        warnings.append(
+            "the aggregates are shares without numbers of people: groups that go out more have "
+            "more weight in them"
         )
     features = () if aggregates is None or randomised else aggregates.features
     if any(name.startswith(("poi:", "distance:")) for name in features):
-        said.append(
-            "with real home regions, places and distances are confounded with geography; prefer category or transitions"
+        warnings.append(
+            "in real home regions, places and distances are confounded with geography; prefer "
+            "--feature category or transitions"
         )
-    return said
+    return warnings
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no infinity: null."""
+    """JSON has no infinity: use null."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,20 +1,28 @@
-"""Controlled partitions: the paper's four matrices, hot16 and others as nominal P, and people assigned at random to match."""
+"""Controlled partitions, and the assignment of people to regions.
+
+A partition is a nominal P: the paper's matrices (appendix, "Partition construction matrices"),
+hot16, random ones or a table. People are assigned at random to match it. Functions on people take
+region numbers by person, -1 for none.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, sparse
 
+from mobatlas.data.arrays import Flags, Floats, Ints
+from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import Groups
 from mobatlas.regions.composition import read_composition
-from mobatlas.regions.types import Composition, Floats
+from mobatlas.regions.types import Composition
 
-# As printed in the paper (appendix, "Partition construction matrices"), six decimals; columns are the default groups in order.
+# As printed in the paper, six decimals; columns are the default groups in order.
 PAPER = {
     "fullrank": (
         (0.000000, 0.000000, 0.000000, 0.500101, 0.499899, 0.000000, 0.000000, 0.000000),
@@ -49,7 +57,8 @@ PAPER = {
 }
 PARTITIONS = ("demogroups", *PAPER, "hot16", "dirichlet:G:alpha")
 HOT_SHARE = 0.85  # of one group in each of the first regions of hot16
-ROUNDING = 1e-6  # of the linear programme
+ROUNDING = 1e-6  # of the linear program
+STREAMS = {"halves": 1, "shuffle": 2, "train": 3, "val": 4}  # random streams by use
 
 
 def nominal_partition(name: str, groups: Groups, seed: int = 0) -> Composition:
@@ -59,8 +68,8 @@ def nominal_partition(name: str, groups: Groups, seed: int = 0) -> Composition:
     elif name in PAPER:
         if len(groups) != len(PAPER[name]):
             raise MobatlasError(
-                f"--partition {name}: the paper's matrix is for 8 groups, these are {len(groups)}; choose demogroups, hot16, "
-                "dirichlet:G:alpha or a table of your own"
+                f"--partition {name}: the paper's matrix has 8 groups, your data has "
+                f"{len(groups)}; choose demogroups, hot16, dirichlet:G:alpha or your own table"
             )
         shares = np.array(PAPER[name])
         shares /= shares.sum(1, keepdims=True)
@@ -71,21 +80,20 @@ def nominal_partition(name: str, groups: Groups, seed: int = 0) -> Composition:
     elif Path(name).suffix or Path(name).exists():
         return read_composition(Path(name), groups)
     else:
-        known = ", ".join(PARTITIONS)
         raise MobatlasError(
-            f"--partition {name} does not exist{suggestion(name, PARTITIONS)} (known: {known}, or the path of a table)"
+            f"--partition {name} does not exist{suggestion(name, PARTITIONS)} "
+            f"(known: {', '.join(PARTITIONS)}, or the path of a table)"
         )
     regions = tuple(f"R{number + 1}" for number in range(len(shares)))
     return Composition(groups, regions, shares, np.full(len(shares), np.inf))
 
 
-def assign(
-    groups_of_people: npt.NDArray[np.int64], nominal: Composition, seed: int
-) -> npt.NDArray[np.int64]:
-    """A region for each person, at random within the group; -1 for surplus people and those without a group (-1).
+def assign(groups_of_people: Ints, nominal: Composition, seed: int) -> Ints:
+    """A region (people,) for each person at random within the group.
 
-    The composition comes as near to the nominal one as whole people allow, less than one person off in every cell. Sizes
-    make the smallest region as large as possible, then use as many people as possible.
+    Surplus people and people without a group (-1) get -1. Every cell is less than one person off
+    the nominal composition. Sizes make the smallest region as large as possible, then use as many
+    people as possible.
     """
     members = [np.flatnonzero(groups_of_people == group) for group in range(len(nominal.groups))]
     available = np.array([len(people) for people in members])  # (groups,)
@@ -93,9 +101,52 @@ def assign(
     region = np.full(len(groups_of_people), -1, dtype=np.int64)
     rng = np.random.default_rng([seed, len(nominal.regions)])
     for group, people in enumerate(members):
-        dealt = np.repeat(np.arange(len(counts)), counts[:, group])
-        region[rng.permutation(people)[: len(dealt)]] = dealt
-    return region  # (people,)
+        regions = np.repeat(np.arange(len(counts)), counts[:, group])
+        region[rng.permutation(people)[: len(regions)]] = regions
+    return region
+
+
+def derive_seed(seed: int, use: str) -> int:
+    """An independent seed for each use."""
+    return int(np.random.SeedSequence([seed, STREAMS[use]]).generate_state(1)[0])
+
+
+def first_half(dataset: TrajectoryDataset, seed: int) -> Flags:
+    """A random half of the people (people,), which depends only on each user id."""
+    salt = f"{derive_seed(seed, 'halves')}:"
+    digests = (
+        hashlib.md5(f"{salt}{user}".encode(), usedforsecurity=False)
+        for user in dataset.people["user_id"].to_pylist()
+    )
+    return np.array([digest.digest()[0] < 128 for digest in digests])
+
+
+def shuffle_people(region: Ints, splits: Sequence[Ints], seed: int) -> Ints:
+    """Exchange people between regions within each split; region sizes stay."""
+    rng = np.random.default_rng(derive_seed(seed, "shuffle"))
+    shuffled = region.copy()
+    for members in splits:
+        shuffled[members] = rng.permutation(region[members])
+    return shuffled
+
+
+def restrict(region: Ints, people: Any) -> Ints:
+    """The regions of some people, -1 for all others."""
+    restricted = np.full(len(region), -1, dtype=np.int64)
+    restricted[people] = region[people]
+    return restricted
+
+
+def renumber(names: Sequence[str], keep: Ints) -> tuple[tuple[str, ...], Ints]:
+    """The names of some regions, and the new number of each old one; the last is for -1."""
+    number = np.full(len(names) + 1, -1, dtype=np.int64)
+    number[keep] = np.arange(len(keep))
+    return tuple(names[code] for code in keep.tolist()), number
+
+
+def region_sizes(region: Ints, regions: int) -> Ints:
+    """The number of people of each region."""
+    return np.bincount(region[region >= 0], minlength=regions)
 
 
 def _hot(groups: int) -> Floats:
@@ -114,67 +165,70 @@ def _dirichlet(name: str, groups: int, seed: int) -> Floats:
             raise ValueError
     except ValueError:
         raise MobatlasError(
-            f"--partition {name}: write it as dirichlet:G:alpha, G regions and a positive alpha (dirichlet:40:0.5)"
+            f"--partition {name}: write dirichlet:G:alpha with G regions and a positive alpha, "
+            "for example dirichlet:40:0.5"
         ) from None
-    draws = np.random.default_rng(seed).dirichlet(np.full(groups, float(alpha)), size=int(regions))
-    return np.asarray(draws)
+    rng = np.random.default_rng(seed)
+    return np.asarray(rng.dirichlet(np.full(groups, float(alpha)), size=int(regions)))
 
 
-def _whole_people(nominal: Composition, available: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _whole_people(nominal: Composition, available: Ints) -> Ints:
+    """Numbers of people (regions, groups) that realise a nominal composition."""
     shares = nominal.shares
     lacking = (shares > 0) & (available == 0)
     if lacking.any():
         region, group = np.argwhere(lacking)[0]
         raise MobatlasError(
-            f"--partition: region '{nominal.regions[region]}' needs people of '{nominal.groups.names[group]}', and there are "
-            "none; choose another partition or larger data"
+            f"--partition: region '{nominal.regions[region]}' needs people of "
+            f"'{nominal.groups.names[group]}', but the data has none; choose another partition "
+            "or use more data"
         )
-    ideal = np.floor(_region_sizes(shares, available) + ROUNDING)
-    for fewer in range(3):  # the programme's own rounding may have promised one person too many
+    ideal = np.floor(_nominal_sizes(shares, available) + ROUNDING)
+    for fewer in range(3):  # rounding in the linear program may yield one person too many
         sizes = ideal - fewer
         if sizes.min() < 1:
             break
-        counts = _rounded(sizes[:, None] * shares, sizes, available)
+        counts = _round_counts(sizes[:, None] * shares, sizes, available)
         if counts is not None:
             return counts
     smallest = nominal.regions[int(np.argmin(ideal))]
     raise MobatlasError(
-        f"--partition: {available.sum():,} people with known groups are too few, region '{smallest}' would be empty; choose a "
-        "partition with fewer regions or larger data"
+        f"--partition: {available.sum():,} people with known groups are too few, region "
+        f"'{smallest}' would be empty; choose a partition with fewer regions or use more data"
     )
 
 
-def _region_sizes(shares: Floats, available: npt.NDArray[np.int64]) -> Floats:
-    """Sizes N_g with sum_g N_g P_gd <= available_d: the smallest as large as possible, then the total."""
-    asked = shares.sum(0)  # (groups,) by regions of one person each
-    # Where some sizes will do, all as large as the smallest of them will.
-    smallest = float((available[asked > 0] / asked[asked > 0]).min())
-    demand: Any = sparse.csr_array(shares.T)  # (groups, regions)
-    regions, least = len(shares), smallest * (1 - 1e-9)
-    total = optimize.linprog(-np.ones(regions), A_ub=demand, b_ub=available, bounds=(least, None))
-    return np.asarray(
-        total.x if total.success else np.full(regions, smallest), dtype=np.float64
-    )  # (regions,)
+def _nominal_sizes(shares: Floats, available: Ints) -> Floats:
+    """Sizes N_g with sum_g N_g P_gd <= available_d: the smallest as large as possible, then all."""
+    demand = shares.sum(0)  # (groups,) by regions of one person each
+    # If any sizes are feasible, equal sizes as large as their smallest are feasible too.
+    smallest = float((available[demand > 0] / demand[demand > 0]).min())
+    constraints: Any = sparse.csr_array(shares.T)  # (groups, regions)
+    solution = optimize.linprog(
+        -np.ones(len(shares)),
+        A_ub=constraints,
+        b_ub=available,
+        bounds=(smallest * (1 - 1e-9), None),
+    )
+    if not solution.success:
+        return np.full(len(shares), smallest)
+    return np.asarray(solution.x, dtype=np.float64)  # (regions,)
 
 
-def _rounded(
-    quota: Floats, sizes: Floats, available: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64] | None:
-    """Whole people beside fractional ones: each cell rounded down or up, rows sum to `sizes`, columns stay available.
+def _round_counts(quota: Floats, sizes: Floats, available: Ints) -> Ints | None:
+    """Round each cell down or up; rows sum to `sizes`, columns stay within `available`.
 
-    Rows and columns make a flow, whose programme has whole solutions: among them the one that rounds up the largest remainders.
+    Rows and columns form a flow, whose linear program has integer solutions. The chosen one rounds
+    up the largest remainders.
     """
     down = np.floor(quota + 1e-9)
     row, column = np.nonzero(quota - down > 1e-9)  # the cells to round
     counts = down.astype(np.int64)
     if len(row):
-        each = np.arange(len(row))
-        in_row: Any = sparse.csr_array(
-            (np.ones(len(row)), (row, each)), shape=(len(quota), len(row))
-        )
-        in_column: Any = sparse.csr_array(
-            (np.ones(len(row)), (column, each)), shape=(len(available), len(row))
-        )
+        cell = np.arange(len(row))
+        ones = np.ones(len(row))
+        in_row: Any = sparse.csr_array((ones, (row, cell)), shape=(len(quota), len(row)))
+        in_column: Any = sparse.csr_array((ones, (column, cell)), shape=(len(available), len(row)))
         solution = optimize.linprog(
             -(quota - down)[row, column],
             A_ub=in_column,
@@ -182,7 +236,7 @@ def _rounded(
             A_eq=in_row,
             b_eq=sizes - down.sum(1),
             bounds=(0, 1),
-            method="highs-ds",  # the simplex method ends in a corner, that is in whole people
+            method="highs-ds",  # the simplex method ends in a vertex, that is in whole people
         )
         if not solution.success:
             return None

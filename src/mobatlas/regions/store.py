@@ -1,10 +1,9 @@
-"""The REGIONS folder: composition and aggregates of the same regions, written and read back."""
+"""The REGIONS folder: composition, aggregates and population of regions, written and read."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,90 +14,78 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import build_feature
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import Manifest, as_written, read_manifest, read_parquet
 from mobatlas.io.output import new_folder
-from mobatlas.regions.aggregates import load_aggregates, write_aggregates
-from mobatlas.regions.build import Made, from_column, from_partition, from_tables
-from mobatlas.regions.disclosure import AS_COUNTED, Disclosure
-from mobatlas.regions.geography import load_places, write_places
+from mobatlas.regions.build import (
+    BuiltRegions,
+    RegionsOptions,
+    from_column,
+    from_partition,
+    from_tables,
+)
 from mobatlas.regions.identifiability import Diagnosis, diagnose
-from mobatlas.regions.population import load_population, write_population
-from mobatlas.regions.types import Aggregates, Composition, Regions
+from mobatlas.regions.types import Aggregates, Composition, Population, Regions, blocks
 
 log = logging.getLogger("mobatlas")
 KIND = "regions"
+COMPOSITION = "composition.parquet"
+AGGREGATES = "aggregates.parquet"
+VALIDATION = "validation.parquet"
+POPULATION = "population.parquet"
+CENTROIDS = "centroids.parquet"
+SPREAD = "spread.parquet"
+ASSIGNMENT = "assignment.parquet"
 
 
 def build_regions(
     dataset_path: Path | str,
     out: Path | str,
+    options: RegionsOptions,
     *,
-    partition: str | None = None,
-    by: str | None = None,
-    composition: Path | str | None = None,
-    aggregates: Path | str | None = None,
-    features: Sequence[str] | None = None,
-    mask: Sequence[str] = (),
-    shuffle_regions: bool = False,
-    same_people: bool = False,
-    straddle: str = "refuse",
-    disclosure: Disclosure = AS_COUNTED,
     seed: int = 0,
     overwrite: bool = False,
 ) -> Regions:
-    """Write (P, V) of a dataset: a controlled `partition`, real regions `by` a column of people, or two published tables.
+    """Build composition P and aggregates V of a dataset, and write them as a REGIONS folder.
 
-    `features` default to `poi` for a partition, and to `category` for real regions, where places lie near homes. A partition
-    leaves people over, so it also writes the population; real regions cover theirs, and an intercept takes up where a census
-    and a panel differ. `disclosure` says what may be seen of aggregates that are counted here.
+    A partition leaves people over, so its folder also holds the population. Real regions cover
+    their population; an intercept absorbs differences between a census and a panel.
+
+    Parameters
+    ----------
+    dataset_path
+        A dataset folder, as `prepare` writes it.
+    out
+        The new folder.
+    options
+        Where the regions come from; see `RegionsOptions`.
+    seed
+        Random seed of assignment, halves and shuffling.
+    overwrite
+        Replace an existing folder.
+
+    Returns
+    -------
+    Regions
+        Composition and aggregates, as `load_regions` reads them.
+
+    Examples
+    --------
+    >>> build_regions("dataset", "regions", RegionsOptions(partition="hot16"))  # doctest: +SKIP
     """
-    _choose_one(partition, by, composition, aggregates, same_people)
-    if disclosure.asked and aggregates is not None:
-        raise MobatlasError(
-            f"--suppress, --round and --epsilon are for aggregates counted from visits; {aggregates} is as it was published"
-        )
     dataset = TrajectoryDataset.open(dataset_path)
     with new_folder(Path(out), KIND, seed=seed, overwrite=overwrite) as folder:
-        if partition is not None:
-            maps = [build_feature(name, dataset.vocabulary, mask) for name in features or ("poi",)]
-            made = from_partition(dataset, partition, maps, shuffle_regions, disclosure, seed)
-        elif by is not None:
-            maps = [
-                build_feature(name, dataset.vocabulary, mask) for name in features or ("category",)
-            ]
-            made = from_column(
-                dataset,
-                by,
-                composition,
-                maps,
-                shuffle_regions,
-                same_people,
-                straddle,
-                disclosure,
-                seed,
-            )
-        else:
-            assert composition is not None
-            assert aggregates is not None
-            made = from_tables(
-                dataset,
-                Path(composition),
-                Path(aggregates),
-                features,
-                mask,
-                shuffle_regions,
-                straddle,
-                seed,
-            )
-        folder.details |= _details(dataset, Path(out), made, mask, shuffle_regions)
-        folder.details["disclosure"] = disclosure.details() if disclosure.asked else None
-        _write(folder.path, dataset, made)
-    for sentence in made.warnings:
-        log.warning("%s: %s", out, sentence)
-    del made  # what is read back is as large
+        build = from_tables
+        if options.partition is not None:
+            build = from_partition
+        elif options.by is not None:
+            build = from_column
+        built = build(dataset, options, seed)
+        folder.details |= _details(dataset, Path(out), built, options)
+        _write(folder.path, dataset, built)
+    for warning in built.warnings:
+        log.warning("%s: %s", out, warning)
+    del built  # free the memory before as much is read back
     return load_regions(out)
 
 
@@ -118,7 +105,7 @@ class RegionsFolder:
 
     @classmethod
     def open(cls, folder: RegionsFolder | Path | str) -> RegionsFolder:
-        """Check the files of a folder against its manifest; an open folder is returned as it is."""
+        """Check the files of a folder against its manifest; return an open folder as it is."""
         if isinstance(folder, RegionsFolder):
             return folder
         return cls(Path(folder), read_manifest(Path(folder), KIND))
@@ -136,14 +123,14 @@ class RegionsFolder:
     @cached_property
     def validation(self) -> Aggregates | None:
         """V of validation people, for the regions that have any; None for published tables."""
-        file = self.path / "validation.parquet"
+        file = self.path / VALIDATION
         with as_written(self.path):
             return load_aggregates(file) if file.exists() else None
 
     @cached_property
     def assignment(self) -> dict[str, str] | None:
         """Region of each training and validation person by user id; None for published tables."""
-        file = self.path / "assignment.parquet"
+        file = self.path / ASSIGNMENT
         if not file.exists():
             return None
         with as_written(self.path):
@@ -162,92 +149,168 @@ class RegionsFolder:
 
 
 def load_regions(path: Path | str) -> Regions:
-    """Composition and aggregates of a REGIONS folder."""
+    """Read composition and aggregates from a REGIONS folder.
+
+    Parameters
+    ----------
+    path
+        A folder that `build_regions` or `mobatlas regions` wrote.
+
+    Returns
+    -------
+    Regions
+        Composition, aggregates and, where known, population and centroids.
+
+    Examples
+    --------
+    >>> load_regions("regions").groups.names  # doctest: +SKIP
+    """
     return RegionsFolder.open(path).regions
 
 
-def _read(folder: Path, details: dict[str, Any]) -> Regions:
-    groups = Groups.of(details["groups"])
-    table = read_parquet(folder / "composition.parquet")
-    regions = tuple(table["region"].unique().to_pylist())
-    shares = table["share"].to_numpy().reshape(len(regions), len(groups))
-    composition = Composition(groups, regions, shares, table["n"].to_numpy()[:: len(groups)])
-    values = load_aggregates(folder / "aggregates.parquet")
-    spread = read_parquet(folder / "spread.parquet")
-    variance = (
-        None if spread["variance"].null_count else spread["variance"].cast(pa.float64()).to_numpy()
-    )
-    if (values.regions, list(values.features)) != (regions, spread["feature"].to_pylist()):
-        raise LookupError("tables of other regions or features")
-    aggregates = replace(values, spread=variance, pooled=details["pooled"])
-    population = load_population(folder / "population.parquet")
-    places = load_places(folder / "places.parquet")
-    return Regions(composition, aggregates, details["randomised"], details, population, places)
+def write_aggregates(path: Path, v: Aggregates) -> None:
+    """Write region, feature, value, n, and noise_sd where noise was added, region by region."""
+    columns = ["value", "n", *(["noise_sd"] if v.noise is not None else [])]
+    texts = [(name, pa.dictionary(pa.int32(), pa.string())) for name in ("region", "feature")]
+    schema = pa.schema([*texts, *((name, pa.float64()) for name in columns)])
+    features = pa.array(v.features, pa.string())
+    with pq.ParquetWriter(
+        path, schema, compression="zstd", store_schema=False, write_statistics=False
+    ) as writer:
+        for rows in blocks(len(v.regions), len(v.features)):
+            values = v.values[rows]
+            region, feature = np.indices(values.shape, dtype=np.int32)
+            names = pa.array(v.regions[rows], pa.string())
+            block = {
+                "region": pa.DictionaryArray.from_arrays(region.ravel(), names),
+                "feature": pa.DictionaryArray.from_arrays(feature.ravel(), features),
+                "value": values.ravel(),
+                "n": np.repeat(v.n[rows], len(features)),
+            }
+            if v.noise is not None:
+                block["noise_sd"] = np.sqrt(v.noise[rows].ravel())
+            writer.write_table(pa.table(block, schema))
 
 
-def _choose_one(
-    partition: Any, by: Any, composition: Any, aggregates: Any, same_people: bool
-) -> None:
-    published = (
-        composition is not None and aggregates is not None and by is None and partition is None
-    )
-    controlled = partition is not None and by is None and composition is None and aggregates is None
-    real = by is not None and partition is None and aggregates is None
-    if not (published or controlled or real):
-        raise MobatlasError(
-            "choose one of --partition NAME, --by COLUMN (with --composition FILE for a census), or --composition FILE with "
-            "--aggregates FILE"
-        )
-    if same_people and (not real or composition is not None):
-        raise MobatlasError("--same-people goes with --by COLUMN alone; leave it out")
+def load_aggregates(path: Path) -> Aggregates:
+    """Read what `write_aggregates` wrote; `read_aggregates` reads published tables."""
+    file = pq.ParquetFile(path, read_dictionary=["region", "feature"])
+    if not file.metadata.num_rows:
+        return Aggregates((), (), np.zeros((0, 0)), np.zeros(0))
+    names: dict[str, dict[str, None]] = {"region": {}, "feature": {}}  # dicts as ordered sets
+    for group in range(file.num_row_groups):
+        part = file.read_row_group(group, columns=list(names))
+        for column, distinct in names.items():
+            distinct.update(dict.fromkeys(part[column].unique().to_pylist()))
+    regions, features = (tuple(distinct) for distinct in names.values())
+    tables = {
+        name: np.empty((len(regions), len(features)))
+        for name in ("value", "noise_sd")
+        if name in file.schema_arrow.names
+    }
+    n = []
+    done = 0
+    for group in range(file.num_row_groups):
+        part = file.read_row_group(group, columns=[*tables, "n"])
+        for name, values in tables.items():
+            values.ravel()[done : done + len(part)] = part[name].to_numpy()
+        n.append(part["n"].to_numpy()[-done % len(features) :: len(features)].copy())
+        done += len(part)
+    noise = tables["noise_sd"] ** 2 if "noise_sd" in tables else None
+    return Aggregates(regions, features, tables["value"], np.concatenate(n), noise=noise)
 
 
 def _details(
-    dataset: TrajectoryDataset, out: Path, made: Made, mask: Sequence[str], shuffled: bool
+    dataset: TrajectoryDataset, out: Path, built: BuiltRegions, options: RegionsOptions
 ) -> dict[str, Any]:
-    maps = dict.fromkeys(name.partition(":")[0] for name in made.aggregates.features)
+    regions = built.regions
+    disclosure = options.disclosure
     return {
         "dataset": {
             "name": dataset.path.absolute().name,
             "path": os.path.relpath(dataset.path, out),
             "content_hash": dataset.manifest.content_hash,
         },
-        "groups": made.composition.groups.as_dict(),
-        "features": list(maps),
-        "mask": list(mask),
-        "randomised": made.randomised,
-        "shuffled": shuffled,
-        "pooled": made.aggregates.pooled,
-        **made.details,
-        "notes": made.notes,
+        "groups": regions.groups.as_dict(),
+        "features": list(
+            dict.fromkeys(name.partition(":")[0] for name in regions.aggregates.features)
+        ),
+        "mask": list(options.mask),
+        "randomised": regions.randomised,
+        "shuffled": options.shuffle_regions,
+        "pooled": regions.aggregates.pooled,
+        **regions.details,
+        "notes": built.notes,
+        "disclosure": disclosure.details() if disclosure.active else None,
     }
 
 
-def _write(folder: Path, dataset: TrajectoryDataset, made: Made) -> None:
-    p, v = made.composition, made.aggregates
-    rows = {
+def _write(folder: Path, dataset: TrajectoryDataset, built: BuiltRegions) -> None:
+    p = built.regions.composition
+    v = built.regions.aggregates
+    composition = {
         "region": [name for name in p.regions for _ in p.groups.names],
         "group": list(p.groups.names) * len(p.regions),
         "share": p.shares.ravel(),
         "n": np.repeat(p.n, len(p.groups)),
     }
-    pq.write_table(pa.table(rows), folder / "composition.parquet")
-    write_aggregates(folder / "aggregates.parquet", v)
-    if made.population is not None:
-        write_population(folder / "population.parquet", made.population, p.groups, v.features)
-    if made.places is not None:
-        write_places(folder / "places.parquet", p.regions, made.places)
-    if made.validation is not None:
-        write_aggregates(folder / "validation.parquet", made.validation)
+    pq.write_table(pa.table(composition), folder / COMPOSITION)
+    write_aggregates(folder / AGGREGATES, v)
+    if built.validation is not None:
+        write_aggregates(folder / VALIDATION, built.validation)
     unknown = pa.nulls(len(v.features), pa.float64())
-    spread = {
-        "feature": list(v.features),
-        "variance": unknown if v.spread is None else v.spread,
-    }
-    pq.write_table(pa.table(spread), folder / "spread.parquet")
-    if made.region_of_person is not None:
+    spread = {"feature": list(v.features), "variance": unknown if v.spread is None else v.spread}
+    pq.write_table(pa.table(spread), folder / SPREAD)
+    population = built.regions.population
+    if population is not None:
+        rows = {
+            "table": ["composition"] * len(p.groups) + ["aggregates"] * len(v.features),
+            "name": [*p.groups.names, *v.features],
+            "value": np.concatenate([population.shares, population.values]),
+            "n": np.full(len(p.groups) + len(v.features), population.n),
+        }
+        pq.write_table(pa.table(rows), folder / POPULATION)
+    centroids = built.regions.centroids
+    if centroids is not None:
+        homes = {"region": list(p.regions), "lat": centroids[:, 0], "lon": centroids[:, 1]}
+        pq.write_table(pa.table(homes), folder / CENTROIDS)
+    if built.region_of_person is not None:
         in_use = np.union1d(dataset.split_people("train"), dataset.split_people("val"))
-        people = in_use[made.region_of_person[in_use] >= 0]
+        people = in_use[built.region_of_person[in_use] >= 0]
         ids = dataset.people["user_id"].take(pa.array(people))
-        names = pa.array([p.regions[code] for code in made.region_of_person[people]], pa.string())
-        pq.write_table(pa.table({"user_id": ids, "region": names}), folder / "assignment.parquet")
+        names = pa.array([p.regions[code] for code in built.region_of_person[people]], pa.string())
+        pq.write_table(pa.table({"user_id": ids, "region": names}), folder / ASSIGNMENT)
+
+
+def _read(folder: Path, details: dict[str, Any]) -> Regions:
+    groups = Groups.of(details["groups"])
+    table = read_parquet(folder / COMPOSITION)
+    regions = tuple(table["region"].unique().to_pylist())
+    shares = table["share"].to_numpy().reshape(len(regions), len(groups))
+    composition = Composition(groups, regions, shares, table["n"].to_numpy()[:: len(groups)])
+    aggregates = load_aggregates(folder / AGGREGATES)
+    spread = read_parquet(folder / SPREAD)
+    variance = None
+    if not spread["variance"].null_count:
+        variance = spread["variance"].cast(pa.float64()).to_numpy()
+    if (aggregates.regions, list(aggregates.features)) != (regions, spread["feature"].to_pylist()):
+        raise LookupError("its tables list different regions or features")
+    population = None
+    if (folder / POPULATION).exists():
+        rows = read_parquet(folder / POPULATION)
+        values = rows["value"].to_numpy()
+        in_composition = np.array(rows["table"].to_pylist()) == "composition"
+        n = float(rows["n"][0].as_py())
+        population = Population(values[in_composition], values[~in_composition], n)
+    centroids = None
+    if (folder / CENTROIDS).exists():
+        homes = read_parquet(folder / CENTROIDS)
+        centroids = np.stack([homes[name].to_numpy() for name in ("lat", "lon")], axis=1)
+    return Regions(
+        composition,
+        replace(aggregates, spread=variance, pooled=details["pooled"]),
+        details["randomised"],
+        details,
+        population,
+        centroids,
+    )

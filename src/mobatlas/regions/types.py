@@ -1,19 +1,25 @@
-"""Regions: the composition P and the aggregates V of the same regions, in the units of people and counts per window."""
+"""Composition P, aggregates V and population of the same regions, and group means M from them.
+
+Composition counts people. Aggregates are mean counts per person and window.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+from scipy import special
 
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 
-Floats = npt.NDArray[np.float64]
-CELLS = 4_000_000  # of regions x features that are held a second time while one thing is made of another
+BLOCK_CELLS = 4_000_000  # regions x features that a computation copies at once
+REST = "rest"
+MIN_REST = 30  # people
+MIN_REST_SHARE = 0.01  # of the population: rounding errors dominate a smaller rest
 
 
 @dataclass(frozen=True)
@@ -23,103 +29,187 @@ class Composition:
     groups: Groups
     regions: tuple[str, ...]
     shares: Floats  # P (regions, groups), rows sum to 1
-    n: Floats  # (regions,) people counted; infinite where the shares are known exactly
+    n: Floats  # (regions,) people counted; infinite where the shares are exact
+
+    def select(self, rows: Ints) -> Composition:
+        """Return the composition of some regions."""
+        names = tuple(self.regions[row] for row in rows.tolist())
+        return replace(self, regions=names, shares=self.shares[rows], n=self.n[rows])
 
 
 @dataclass(frozen=True)
 class Aggregates:
-    """nu(g): the mean over people of each region of the counts in a window."""
+    """nu(g): the mean counts per window over the people of each region."""
 
     regions: tuple[str, ...]
     features: tuple[str, ...]  # `map:bin`
     values: Floats  # V (regions, features); NaN where suppressed
     n: Floats  # (regions,) people behind the values
-    spread: Floats | None = (
-        None  # (features,) variance between people of one region; None where unknown
-    )
-    pooled: bool = False  # shares only: no device counts were published
-    noise: Floats | None = (
-        None  # (regions, features) variance of published noise, on top of sampling
-    )
+    spread: Floats | None = None  # (features,) variance between people of a region; None: unknown
+    pooled: bool = False  # only shares of visits are known, because n was not published
+    noise: Floats | None = None  # (regions, features) variance of added noise, beside sampling
 
-    def of_features(self, bins: npt.NDArray[np.int64]) -> Aggregates:
-        """Some of the features alone."""
-        spread, noise = (
-            None if each is None else each[..., bins] for each in (self.spread, self.noise)
-        )
-        names = tuple(self.features[number] for number in bins.tolist())
+    def select(self, rows: Ints) -> Aggregates:
+        """Return the aggregates of some regions."""
         return replace(
-            self, features=names, values=self.values[:, bins], spread=spread, noise=noise
+            self,
+            regions=tuple(self.regions[row] for row in rows.tolist()),
+            values=self.values[rows],
+            n=self.n[rows],
+            noise=None if self.noise is None else self.noise[rows],
+        )
+
+    def select_features(self, bins: Ints) -> Aggregates:
+        """Return the aggregates of some features."""
+        return replace(
+            self,
+            features=tuple(self.features[number] for number in bins.tolist()),
+            values=self.values[:, bins],
+            spread=None if self.spread is None else self.spread[bins],
+            noise=None if self.noise is None else self.noise[:, bins],
         )
 
 
 @dataclass(frozen=True)
 class Population:
-    """Everybody whom the regions were drawn from, whether a region counts them or not."""
+    """All people that the regions were drawn from, including people outside every region."""
 
     shares: Floats  # w (groups,), sum to 1
-    values: Floats  # mu0 (features,): the mean over people of the counts in a window
+    values: Floats  # mu0 (features,) mean counts per window over people
     n: float  # people
 
 
 @dataclass(frozen=True)
 class Regions:
-    """Both, aligned region by region."""
+    """Composition and aggregates of the same regions, in the same order."""
 
     composition: Composition
     aggregates: Aggregates
-    randomised: bool  # people were assigned to regions at random given their group: no region effect of its own
-    details: dict[str, Any] = field(
-        default_factory=dict
-    )  # how they were made, for manifests and reports
-    population: Population | None = None  # None: not known, or the regions are all of it
-    places: Floats | None = (
-        None  # (regions, 2) latitude and longitude of where their people live; None: not known
-    )
+    randomised: bool  # people were assigned to regions at random within groups: no region effects
+    details: dict[str, Any] = field(default_factory=dict)  # provenance, for manifests and reports
+    population: Population | None = None  # None: unknown, or the regions cover all of it
+    centroids: Floats | None = None  # (regions, 2) mean home latitude and longitude; None: unknown
 
     def __post_init__(self) -> None:
         if self.composition.regions != self.aggregates.regions:
             raise MobatlasError(
-                "composition and aggregates list different regions, or in another order"
+                "composition and aggregates must list the same regions in the same order"
             )
         if self.population is not None:
-            theirs = len(self.population.shares), len(self.population.values)
-            ours = len(self.groups), len(self.aggregates.features)
-            if theirs != ours:
+            population_size = (len(self.population.shares), len(self.population.values))
+            size = (len(self.groups), len(self.aggregates.features))
+            if population_size != size:
                 raise MobatlasError(
-                    f"population: has (groups, features) {theirs}, but the regions have {ours}"
+                    f"the population has (groups, features) {population_size}, "
+                    f"but the regions have {size}"
                 )
 
     @property
     def groups(self) -> Groups:
         return self.composition.groups
 
-    def some(self, rows: npt.NDArray[np.int64]) -> Regions:
-        """Some of the regions, without what is known of all people together: it would tell of those that are left out."""
-        names = tuple(self.composition.regions[row] for row in rows.tolist())
-        composition, v = self.composition, self.aggregates
-        noise, places = (None if each is None else each[rows] for each in (v.noise, self.places))
+    def select(self, rows: Ints) -> Regions:
+        """Return some of the regions, without the population: it reveals the regions left out."""
         return replace(
             self,
-            composition=replace(
-                composition, regions=names, shares=composition.shares[rows], n=composition.n[rows]
-            ),
-            aggregates=replace(v, regions=names, values=v.values[rows], n=v.n[rows], noise=noise),
+            composition=self.composition.select(rows),
+            aggregates=self.aggregates.select(rows),
             population=None,
-            places=places,
+            centroids=None if self.centroids is None else self.centroids[rows],
         )
 
 
+@dataclass(frozen=True)
+class Recovery:
+    """Estimated group means, with their uncertainty.
+
+    Examples
+    --------
+    >>> recovery = recover(load_regions("regions"))  # doctest: +SKIP
+    >>> low, high = recovery.interval(0.9)  # doctest: +SKIP
+    """
+
+    groups: Groups
+    features: tuple[str, ...]
+    means: Floats  # M (groups, features)
+    covariance: Floats  # (features, groups, groups) posterior; zero for least squares
+    prior_variance: Floats  # (groups, features) of a group's deviation from the population
+    baseline: Floats  # mu0 (features,) population mean
+    shares: Floats  # w (groups,)
+    variances: dict[str, float]  # fitted variance components
+    group_share: Floats | None = None  # (features,) share of slopes attributed to groups; None: all
+    transfer: Mapping[str, float] = field(default_factory=dict)  # feature map -> transfer, 0 to 1
+
+    @property
+    def sd(self) -> Floats:
+        """Posterior standard deviations (groups, features)."""
+        return np.sqrt(np.diagonal(self.covariance, axis1=1, axis2=2).T)
+
+    def interval(self, level: float = 0.9) -> tuple[Floats, Floats]:
+        """Lower and upper ends of posterior intervals, cut at zero."""
+        z = special.ndtri(0.5 + level / 2)
+        return np.maximum(self.means - z * self.sd, 0), np.maximum(self.means + z * self.sd, 0)
+
+    def information(self) -> Floats:
+        """Share of each group's prior variance that the regions removed: 0 is prior, 1 is data."""
+        removed = 1 - np.minimum(self.sd**2 / np.maximum(self.prior_variance, 1e-300), 1)
+        return np.asarray(removed @ self.baseline / max(self.baseline.sum(), 1e-300))
+
+
+def with_rest(regions: Regions) -> Regions:
+    """Add the people outside every region as one more region, if they can be computed.
+
+    Composition and mean of the rest are the population's minus the regions'. This needs people
+    assigned at random: then the rest is a random part of each group and has no region effect.
+    Cells that one region suppresses are unknown for the rest too. Nothing is added where the
+    aggregates are noisy or are shares.
+    """
+    p = regions.composition
+    v = regions.aggregates
+    population = regions.population
+    if population is None or not regions.randomised or v.pooled or v.noise is not None:
+        return regions
+    n = population.n - float(v.n.sum())
+    if n < max(MIN_REST, MIN_REST_SHARE * population.n):
+        return regions
+    # Rounding may leave slightly less than zero people.
+    people = np.maximum(population.n * population.shares - v.n @ p.shares, 0)  # (groups,)
+    values = np.maximum(population.n * population.values - v.n @ v.values, 0) / n  # (features,)
+    names = (*p.regions, REST)
+    shares = np.vstack([p.shares, people / people.sum()])
+    return replace(
+        regions,
+        composition=Composition(p.groups, names, shares, np.append(p.n, n)),
+        aggregates=replace(
+            v, regions=names, values=np.vstack([v.values, values]), n=np.append(v.n, n)
+        ),
+        population=None,
+    )
+
+
 def blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Rows by as many as `CELLS` allows."""
-    step = max(1, CELLS // max(columns, 1))
+    """Slices of rows with at most `BLOCK_CELLS` cells each."""
+    step = max(1, BLOCK_CELLS // max(columns, 1))
     return (slice(start, start + step) for start in range(0, rows, step))
 
 
+def bins_by_map(features: Sequence[str]) -> dict[str, Ints]:
+    """The numbers of the bins of each feature map."""
+    names = np.array([name.partition(":")[0] for name in features])
+    return {name: np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())}
+
+
 def mean_over_regions(values: Floats, weight: Floats) -> Floats:
-    """The weighted mean (features,) of values (regions, features), over those regions that tell them."""
-    total, heard = np.zeros((2, values.shape[1]))
-    for some in blocks(*values.shape):
-        total += weight[some] @ np.nan_to_num(values[some])
-        heard += weight[some] @ ~np.isnan(values[some])
-    return total / np.maximum(heard, 1e-300)
+    """The weighted mean (features,) of values (regions, features), ignoring suppressed cells."""
+    total = np.zeros(values.shape[1])
+    known_weight = np.zeros(values.shape[1])
+    for rows in blocks(*values.shape):
+        total += weight[rows] @ np.nan_to_num(values[rows])
+        known_weight += weight[rows] @ ~np.isnan(values[rows])
+    return total / np.maximum(known_weight, 1e-300)
+
+
+def population_mean(shares: Floats, aggregates: Aggregates) -> tuple[Floats, Floats]:
+    """Composition w (groups,) and mean mu0 (features,) of all regions, weighted by people."""
+    weight = aggregates.n / aggregates.n.sum()
+    return weight @ shares, mean_over_regions(aggregates.values, weight)

@@ -21,12 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
+from mobatlas.data.arrays import Floats
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import Generator, has_times
 from mobatlas.generators.rng import draw_rows
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import Evidence
 from mobatlas.supervision.fixed_anchor_calibration import fit_given_tilt, given_weights
 from mobatlas.supervision.moments import TIMES, Ints, Moments

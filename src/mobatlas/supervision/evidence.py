@@ -11,20 +11,20 @@ from pathlib import Path
 import numpy as np
 from scipy import optimize
 
+from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import VisitsFeature, build_feature
 from mobatlas.groups import Groups
-from mobatlas.regions.aggregates import person_means
-from mobatlas.regions.composition_error import calibrate_composition
+from mobatlas.regions.aggregates import compare_levels, person_means, same_level
 from mobatlas.regions.identifiability import Diagnosis
-from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, Recovery, recover
+from mobatlas.regions.recovery.posterior import calibrate_composition
+from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, RecoveryOptions, recover
 from mobatlas.regions.recovery.transfer import confounding
 from mobatlas.regions.store import RegionsFolder
-from mobatlas.regions.types import Aggregates, Floats, Population, Regions, blocks
-from mobatlas.regions.window_check import same_level, unlike_windows
+from mobatlas.regions.types import Aggregates, Population, Recovery, Regions, blocks
 from mobatlas.supervision.moments import VISITS, Ints, Moments, Phi
 
 log = logging.getLogger("mobatlas")
@@ -189,7 +189,10 @@ def gather_evidence(
     regions = _with_known_mean(regions, training_mean, len(people))
     # What recovery has to say is among the warnings.
     recovery = recover(
-        regions, groups_explain=groups_explain, parents=dataset.vocabulary.parents, quiet=True
+        regions,
+        options=RecoveryOptions(groups_explain=groups_explain),
+        parents=dataset.vocabulary.parents,
+        quiet=True,
     )
     if regions.aggregates.pooled:
         recovery = _as_counts(recovery, training_mean)
@@ -204,7 +207,7 @@ def gather_evidence(
         phi=phi,
         recovery=recovery,
         # Of shares without device counts there is no validation twin: they come with published tables.
-        validation=None if validation is None else validation.of_features(known),
+        validation=None if validation is None else validation.select_features(known),
         training_mean=training_mean,
         visits=_visits(phi, recovery, trajectories, 1 / np.bincount(row)[row], dataset.vocabulary)
         if visits
@@ -251,7 +254,7 @@ def _matched_phi(
     if details.get("dataset", {}).get("content_hash") == dataset.manifest.content_hash:
         return phi, []
     all_bins = {name for each in phi.maps for name in each.bins}
-    if details.get("way") != "tables" and all_bins != set(folder.regions.aggregates.features):
+    if details.get("source") != "tables" and all_bins != set(folder.regions.aggregates.features):
         raise MobatlasError(
             f"{folder.path}: was made of another dataset than {dataset.path}, whose places are others; make the regions of this one"
         )
@@ -315,7 +318,7 @@ def _as_counts(recovery: Recovery, training_mean: Floats) -> Recovery:
         recovery,
         means=recovery.means * level,
         covariance=recovery.covariance * (level**2)[:, None, None],
-        prior=recovery.prior * level**2,
+        prior_variance=recovery.prior_variance * level**2,
         baseline=recovery.baseline * level,
     )
 
@@ -351,7 +354,7 @@ def _warnings(diagnosis: Diagnosis, recovery: Recovery, training_mean: Floats) -
             f"mostly prior, and so near the population, is what the regions tell of {'; '.join(named)}"
         )
     said += confounding(recovery)
-    return said + unlike_windows(float(recovery.baseline.sum()), float(training_mean.sum()))
+    return said + compare_levels(float(recovery.baseline.sum()), float(training_mean.sum()))
 
 
 def region_of(
@@ -375,7 +378,7 @@ def _columns(regions: Regions, keep: Ints) -> Regions:
     population = regions.population
     return replace(
         regions,
-        aggregates=regions.aggregates.of_features(keep),
+        aggregates=regions.aggregates.select_features(keep),
         population=None
         if population is None
         else replace(population, values=population.values[keep]),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse, special
 
-from mobatlas.regions.types import Floats
+from mobatlas.data.arrays import Floats
 from mobatlas.supervision.tilt import Product, minimise_dual, refuse_unusable, scaled_features
 
 ROUNDS = 100  # of Newton's steps, at most

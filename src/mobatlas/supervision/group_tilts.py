@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse, special
 
+from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI
@@ -19,7 +20,6 @@ from mobatlas.generators.layers import has_group_bias, set_group_bias
 from mobatlas.generators.protocol import Draw, Examples, Generator
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import person_means
-from mobatlas.regions.types import Floats
 from mobatlas.supervision.evidence import Evidence
 from mobatlas.supervision.moments import Ints
 from mobatlas.supervision.tilt import Scaled, Tilt, fit_tilt, scaled_features

@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from mobatlas.data.arrays import Floats
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import js, normalise
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.groups import Groups
-from mobatlas.regions.recovery.strata import maps_of
-from mobatlas.regions.types import Floats
+from mobatlas.regions.types import bins_by_map
 
 TIMES = "hour"  # the one map that counts when, which few generators tell
 VISITS = "visits"
@@ -37,7 +37,7 @@ class Phi:
     @classmethod
     def of(cls, features: Sequence[str], vocabulary: Vocabulary, mask: Sequence[str] = ()) -> Phi:
         """Built from the names of the bins; refuses bins that the vocabulary does not have."""
-        maps = tuple(build_feature(name, vocabulary, mask) for name in maps_of(features))
+        maps = tuple(build_feature(name, vocabulary, mask) for name in bins_by_map(features))
         position = {
             name: number for number, name in enumerate(name for each in maps for name in each.bins)
         }
@@ -79,7 +79,7 @@ class Phi:
     def chosen(self, keep: Ints) -> Phi:
         """Some of the bins, and the maps that they are of."""
         features = tuple(self.features[k] for k in keep.tolist())
-        maps = tuple(each for each in self.maps if each.name in maps_of(features))
+        maps = tuple(each for each in self.maps if each.name in bins_by_map(features))
         position = {
             name: number for number, name in enumerate(name for each in maps for name in each.bins)
         }
@@ -124,7 +124,7 @@ class Moments:
 
     @cached_property
     def _columns(self) -> list[Ints]:
-        return list(maps_of(self.phi.features).values())
+        return list(bins_by_map(self.phi.features).values())
 
     def without(self, name: str) -> Moments:
         """The same without one feature map."""

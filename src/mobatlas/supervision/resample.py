@@ -15,6 +15,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
+from mobatlas.data.arrays import Floats
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import Generator
@@ -22,7 +23,6 @@ from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import write_json
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.regions.types import Floats
 from mobatlas.supervision.calibration import CANDIDATES, POOL, RIDGE, Calibration, fit_calibration
 from mobatlas.supervision.evidence import Evidence, of_group
 from mobatlas.supervision.fixed_anchor_calibration import given_weights

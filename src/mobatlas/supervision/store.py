@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.config import build
+from mobatlas.data.arrays import Floats
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
 from mobatlas.io.manifest import read_parquet
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.regions.types import Floats
 from mobatlas.supervision.calibration import fit_calibration
 from mobatlas.supervision.evidence import Evidence, lives_by
 from mobatlas.supervision.moments import Moments, Phi

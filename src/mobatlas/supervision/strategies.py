@@ -14,12 +14,12 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from mobatlas.config import Section, build, merge
+from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.protocol import Family, Generator, has_times
 from mobatlas.progress import track
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
-from mobatlas.regions.types import Floats
 from mobatlas.supervision import calibration, finetune
 from mobatlas.supervision import group_tilts as teach
 from mobatlas.supervision.calibration import Calibration, fit_calibration

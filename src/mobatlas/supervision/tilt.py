@@ -10,8 +10,8 @@ import numpy as np
 from scipy import optimize, sparse
 from scipy.sparse import linalg
 
+from mobatlas.data.arrays import Floats
 from mobatlas.errors import MobatlasError
-from mobatlas.regions.types import Floats
 
 TOLERANCE = 1e-10  # of the gradient of the dual, in scaled coordinates
 STEPS, NEWTON_STEPS = 2_000, 5

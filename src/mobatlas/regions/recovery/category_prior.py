@@ -1,79 +1,80 @@
-"""Bins within bins: a rare place borrows from its category what its own counts do not tell.
+"""Prior means of rare places from their category.
 
-Of a category c all regions together tell much, of one of its places j little. So each group's mean of a place begins at
-mu0_j m_dc / mu0_c, as if the group went to all places of a category in the population's proportions, and what is recovered of
-the place itself are deviations from that.
+Regions inform much about a category c and little about one of its places j. Each group's prior
+mean of a place is mu0_j m_dc / mu0_c: the group visits the places of a category in the
+population's proportions. Recovery then estimates deviations from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
-from mobatlas.regions.types import Floats
+from mobatlas.data.arrays import Floats, Ints
+from mobatlas.regions.types import Recovery
 
-if TYPE_CHECKING:
-    from mobatlas.regions.recovery.recover import Recovery
-
-
-LEAST = 0.02  # of what a parent follows composition that is ascribed to groups; of less nothing can be told
+MIN_GROUP_SHARE = 0.02  # of a parent's slopes: a parent with less carries no information
 
 
 @dataclass(frozen=True)
-class Nesting:
-    """Where each nested bin of a recovery begins."""
+class CategoryPrior:
+    """Prior means of bins that are part of another bin."""
 
-    children: npt.NDArray[np.int64]  # (nested,) bins
-    parents: npt.NDArray[np.int64]  # (nested,) the bin that each of them is part of
+    children: Ints  # (nested,) bins
+    parents: Ints  # (nested,) the parent bin of each
     share: Floats  # (nested,) mu0_j / mu0_c
-    shift: Floats  # (groups, features) where groups begin less mu0; w of it is zero
-    whole: Floats  # the same, of all that follows composition: what is not ascribed to groups is no child's own either
+    shift: Floats  # (groups, features) prior mean less mu0; w' shift = 0
+    full_shift: Floats  # (groups, features) the same before slopes were attributed to groups
 
     @classmethod
-    def of(cls, found: Recovery, parents: Mapping[str, str]) -> Nesting | None:
-        """Of bins whose parents were recovered as well, None where there are none."""
-        children, whole = _pairs(found.features, parents).T
-        believed = np.ones(len(found.baseline)) if found.believed is None else found.believed
-        share = found.baseline[children] / np.maximum(found.baseline[whole], 1e-300)
-        keep = (
-            (found.baseline[whole] > 0) & (share <= 1) & (believed[whole] >= LEAST)
-        )  # noise may make a part the larger
-        if not keep.any():
+    def of(cls, recovery: Recovery, parents: Mapping[str, str]) -> CategoryPrior | None:
+        """From recovered parents; None if no bin has a usable parent."""
+        children, parent = _pairs(recovery.features, parents).T
+        group_share = recovery.group_share
+        if group_share is None:
+            group_share = np.ones(len(recovery.baseline))
+        share = recovery.baseline[children] / np.maximum(recovery.baseline[parent], 1e-300)
+        # Noise may make a part larger than the whole.
+        usable = (recovery.baseline[parent] > 0) & (share <= 1)
+        usable &= group_share[parent] >= MIN_GROUP_SHARE
+        if not usable.any():
             return None
-        children, whole, share = children[keep], whole[keep], share[keep]
-        shift = np.zeros_like(found.means)
-        shift[:, children] = share * (found.means - found.baseline)[:, whole]
-        shift -= found.shares @ shift
-        full = shift.copy()
-        full[:, children] /= believed[whole]
-        return cls(children, whole, share, shift, full)
+        children = children[usable]
+        parent = parent[usable]
+        share = share[usable]
+        shift = np.zeros_like(recovery.means)
+        shift[:, children] = share * (recovery.means - recovery.baseline)[:, parent]
+        shift -= recovery.shares @ shift
+        full_shift = shift.copy()
+        full_shift[:, children] /= group_share[parent]
+        return cls(children, parent, share, shift, full_shift)
 
-    def joined(self, parents: Recovery, children: Recovery) -> Recovery:
-        """Nested bins as recovered from where they begin, with the doubt about their parents; all others as they were."""
-        means, covariance, prior = (
-            parents.means.copy(),
-            parents.covariance.copy(),
-            parents.prior.copy(),
+    def combine(self, parents: Recovery, children: Recovery) -> Recovery:
+        """Replace nested bins by their own estimates, adding the uncertainty of the parents."""
+        nested = self.children
+        scale = self.share**2
+        means = parents.means.copy()
+        means[:, nested] = children.means[:, nested]
+        # The category's variance ignores what its places say about it: slightly conservative.
+        covariance = parents.covariance.copy()
+        covariance[nested] = (
+            children.covariance[nested] + scale[:, None, None] * parents.covariance[self.parents]
         )
-        own, scale = self.children, self.share**2
-        means[:, own] = children.means[:, own]
-        # that of the category is counted as if the places told nothing of it, so a little twice
-        covariance[own] = (
-            children.covariance[own] + scale[:, None, None] * parents.covariance[self.parents]
+        prior_variance = parents.prior_variance.copy()
+        prior_variance[:, nested] = (
+            children.prior_variance[:, nested] + scale * parents.prior_variance[:, self.parents]
         )
-        prior[:, own] = children.prior[:, own] + scale * parents.prior[:, self.parents]
-        return replace(parents, means=means, covariance=covariance, prior=prior)
+        return replace(parents, means=means, covariance=covariance, prior_variance=prior_variance)
 
 
-def _pairs(features: Sequence[str], parents: Mapping[str, str]) -> npt.NDArray[np.int64]:
-    place = {name: number for number, name in enumerate(features)}
-    found = [
-        (number, place[parents[name]])
-        for name, number in place.items()
-        if parents.get(name) in place
+def _pairs(features: Sequence[str], parents: Mapping[str, str]) -> Ints:
+    """(nested, 2): numbers of child and parent bins."""
+    position = {name: number for number, name in enumerate(features)}
+    pairs = [
+        (number, position[parents[name]])
+        for name, number in position.items()
+        if parents.get(name) in position
     ]
-    return np.array(found, dtype=np.int64).reshape(-1, 2)
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)

@@ -1,32 +1,59 @@
-"""Group means by least squares: the paper's pseudo-inverse, and the same with every group's shares on the simplex."""
+"""Group means by least squares: the paper's pseudo-inverse, and the same on the simplex."""
 
 from __future__ import annotations
 
 import numpy as np
 from scipy import linalg
 
-from mobatlas.regions.types import Floats
+from mobatlas.data.arrays import Floats
+from mobatlas.regions.types import Aggregates, Composition, Recovery, population_mean
+
+
+def fit_least_squares(
+    composition: Composition, aggregates: Aggregates, on_simplex: bool
+) -> Recovery:
+    """Least squares, with the population mean in suppressed cells; no uncertainty."""
+    w, mu0 = population_mean(composition.shares, aggregates)
+    values = np.where(np.isnan(aggregates.values), mu0, aggregates.values)
+    estimator = simplex_least_squares if on_simplex else pseudo_inverse
+    means = estimator(composition.shares, values)
+    groups = len(composition.groups)
+    return Recovery(
+        groups=composition.groups,
+        features=aggregates.features,
+        means=means,
+        covariance=np.zeros((len(mu0), groups, groups)),
+        prior_variance=np.zeros_like(means),
+        baseline=mu0,
+        shares=w,
+        variances={},
+    )
 
 
 def pseudo_inverse(shares: Floats, values: Floats) -> Floats:
-    """M with P M = V as nearly as can be, and of least norm (Lemma "Stability under aggregate perturbations")."""
+    """The M of least norm that minimises |P M - V| (Lemma "Stability under aggregate ...")."""
     return np.asarray(linalg.pinv(shares) @ values, dtype=np.float64)
 
 
-def simplex_least_squares(shares: Floats, values: Floats, rounds: int = 2_000) -> Floats:
-    """min |P M - V| over M whose rows are shares times the mean total, by accelerated projected gradient."""
+def simplex_least_squares(shares: Floats, values: Floats, iterations: int = 2_000) -> Floats:
+    """Minimise |P M - V| where rows of M are shares times the mean total.
+
+    The method is accelerated projected gradient.
+    """
     total = values.sum(1).mean()
     target = values / np.maximum(values.sum(1, keepdims=True), 1e-300)
     step = 1 / max(float(np.linalg.norm(shares, 2)) ** 2, 1e-12)
     means = np.tile(target.mean(0), (shares.shape[1], 1))
-    ahead, momentum = means, 1.0
-    for _ in range(rounds):
-        moved = _project_to_simplex(ahead - step * shares.T @ (shares @ ahead - target))
-        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        ahead = moved + (momentum - 1) / following * (moved - means)
-        if np.abs(moved - means).max() < 1e-12:
+    point = means
+    momentum = 1.0
+    for _ in range(iterations):
+        updated = _project_to_simplex(point - step * shares.T @ (shares @ point - target))
+        next_momentum = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        point = updated + (momentum - 1) / next_momentum * (updated - means)
+        if np.abs(updated - means).max() < 1e-12:
             break
-        means, momentum = moved, following
+        means = updated
+        momentum = next_momentum
     return np.asarray(means * total)
 
 

@@ -1,65 +1,118 @@
-"""The Gaussian model behind recovery: its likelihood and posterior in groups x groups (Woodbury), and positivity."""
+"""The Gaussian model of recovery: error in P, likelihood, posterior and nonnegative means.
+
+All algebra is groups x groups (Woodbury), whatever the number of regions.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import linalg
 
-from mobatlas.regions.types import Floats
+from mobatlas.data.arrays import Floats, Ints
+from mobatlas.regions.types import Composition
 
-SWEEPS = 1_000  # of Hildreth's method; a few dozen are enough unless groups are all but confounded
-HALF_NORMAL = 2 / np.pi  # of its variance a Gaussian loses when it is cut at its mean
+SWEEPS = 1_000  # of Hildreth's method; a few dozen suffice unless groups are nearly confounded
+HALF_NORMAL = 2 / np.pi  # share of its variance that a Gaussian loses when cut at its mean
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """What is not known of a composition: its covariance in region g is axes diag(variance_g) axes'."""
+class CompositionError:
+    """Uncertainty of a composition: its covariance in region g is axes diag(variance_g) axes'."""
 
     axes: Floats  # (groups, directions)
     variance: Floats  # (regions, directions)
 
 
+def calibrate_composition(composition: Composition) -> tuple[Floats, CompositionError | None]:
+    """Regression calibration of a composition counted on n people: E[p | counts] and its error.
+
+    True shares vary between regions. Their covariance is the observed one beyond what n explains,
+    direction by direction: ages may differ between regions where sexes do not. Using the counted
+    shares directly would attenuate every difference between groups.
+    """
+    shares = composition.shares
+    n = composition.n
+    # (regions,) in units of one person's variance
+    sampling = np.where(np.isfinite(n), 1 / np.maximum(n, 1), 0.0)
+    if not sampling.any():
+        return shares, None
+    weight = 1 / (sampling + 1 / len(n))
+    weight = weight / weight.sum()
+    centre = weight @ shares  # (groups,)
+    # The covariance of one person's group.
+    values, vectors = np.linalg.eigh(np.diag(centre) - np.outer(centre, centre))
+    spans = values > 1e-9
+    axes = vectors[:, spans] * np.sqrt(values[spans])  # (groups, directions)
+    whitening = vectors[:, spans] / np.sqrt(values[spans])
+    whitened = (shares - centre) @ whitening  # (regions, directions)
+    observed = (whitened * weight[:, None]).T @ whitened / max(1 - float(weight @ weight), 1e-12)
+    identity = np.eye(len(axes.T))
+    expected = float(weight @ sampling)
+    # With few regions the directions cannot be distinguished: shrink towards a common variance.
+    trust = len(n) / (len(n) + len(identity))
+    common = (1 - trust) * np.trace(observed) / max(len(identity), 1)
+    observed = trust * observed + common * identity
+    # The more regions differ, the less people vary within: observed = between + (1 - between) / n.
+    variance, turn = np.linalg.eigh((observed - expected * identity) / max(1 - expected, 1e-12))
+    variance = np.clip(variance, 0, 1)  # (directions,) between regions
+    counting = (1 - variance) * sampling[:, None]  # (regions, directions)
+    reliability = variance / np.maximum(variance + counting, 1e-300)
+    calibrated = centre + ((whitened @ turn) * reliability) @ (axes @ turn).T
+    return calibrated, CompositionError(axes @ turn, variance * (1 - reliability))
+
+
+class Variances(NamedTuple):
+    """Variance components of a stratum of bins."""
+
+    root: Floats  # F (groups, groups) with S = F F'
+    scale: float  # lambda
+    region_effect: float  # omega
+    added_noise: Floats  # (regions,) variance of published noise
+
+
 @dataclass(frozen=True)
-class Problem:
-    """Everything about the regions that does not depend on the bin."""
+class Design:
+    """The part of the model that is the same for every bin."""
 
     shares: Floats  # P (regions, groups)
     n: Floats  # (regions,)
-    doubt: Doubt | None  # of the composition; None: exact
-    factors: tuple[Floats, ...]  # one (groups, groups) matrix an attribute, then the identity
+    composition_error: CompositionError | None  # None: the composition is exact
+    factors: tuple[Floats, ...]  # one (groups, groups) matrix per attribute, then the identity
     centring: Floats  # C (groups, groups)
-    covariates: Floats  # X (regions, covariates): what regions have in common, ones, and what else explains them
+    covariates: Floats  # X (regions, covariates): ones, then the surface over the map
 
-    def of_regions(self, rows: npt.NDArray[np.int64]) -> Problem:
-        """The same with these regions alone."""
-        doubt = None if self.doubt is None else Doubt(self.doubt.axes, self.doubt.variance[rows])
-        covariates = independent(self.covariates[rows])
-        return Problem(
-            self.shares[rows], self.n[rows], doubt, self.factors, self.centring, covariates
+    def select(self, rows: Ints) -> Design:
+        """The design of some regions."""
+        error = self.composition_error
+        if error is not None:
+            error = CompositionError(error.axes, error.variance[rows])
+        covariates = independent_columns(self.covariates[rows])
+        return Design(
+            self.shares[rows], self.n[rows], error, self.factors, self.centring, covariates
         )
 
-    def prior(self, rho: Floats) -> Floats:
-        """F with S = F F', trace of S equal to the number of groups."""
+    def prior_root(self, rho: Floats) -> Floats:
+        """F with S = F F', where the trace of S is the number of groups."""
         inner = sum(weight * factor for weight, factor in zip(rho, self.factors, strict=True))
         root = self.centring @ linalg.cholesky(inner, lower=True)
         size = np.sqrt(max((root**2).sum() / len(root), 1e-12))
         return np.asarray(root / size)
 
-    def noise(self, root: Floats, scale: float, effect: float, published: Floats) -> Floats:
-        """d (regions,): the variance of a regional mean that group means do not explain; `published` (regions,) is of noise."""
-        noise = 1 / self.n + scale * effect + published
-        if self.doubt is not None:
-            noise = noise + scale * self.doubt.variance @ ((root.T @ self.doubt.axes) ** 2).sum(0)
-        return noise
+    def residual_variance(self, variances: Variances) -> Floats:
+        """d (regions,): the variance of a regional mean that group means do not explain."""
+        residual = 1 / self.n + variances.scale * variances.region_effect + variances.added_noise
+        error = self.composition_error
+        if error is not None:
+            along = ((variances.root.T @ error.axes) ** 2).sum(0)
+            residual = residual + variances.scale * error.variance @ along
+        return residual
 
 
-@dataclass(frozen=True)
-class Sums:
-    """What regions add up to, whatever the bin: parts of them are summed on their own, and added or taken off."""
+class Sums(NamedTuple):
+    """Sums over regions that do not depend on the bin. Sums of some regions can be subtracted."""
 
     groups: Floats  # P' D^-1 P (groups, groups)
     common: Floats  # P' D^-1 X (groups, covariates)
@@ -69,15 +122,14 @@ class Sums:
     @classmethod
     def of(cls, shares: Floats, covariates: Floats, noise: Floats) -> Sums:
         weighted = shares / noise[:, None]
-        known = covariates / noise[:, None]
         return cls(
             shares.T @ weighted,
             weighted.T @ covariates,
-            covariates.T @ known,
+            covariates.T @ (covariates / noise[:, None]),
             float(np.log(noise).sum()),
         )
 
-    def __sub__(self, other: Sums) -> Sums:
+    def minus(self, other: Sums) -> Sums:
         return Sums(
             self.groups - other.groups,
             self.common - other.common,
@@ -88,9 +140,9 @@ class Sums:
 
 @dataclass(frozen=True)
 class Fit:
-    """The algebra of one set of variances, all of it groups x groups (Woodbury)."""
+    """Matrix factors for one set of variances, all groups x groups."""
 
-    weight: Floats  # 1/d (regions,); 0: of a region that does not tell
+    weight: Floats  # 1/d (regions,); 0 for regions without a value
     sums: Sums
     lift: Floats  # sqrt(lambda) F (groups, groups)
     inner: Any  # Cholesky factor of A = I + B' D^-1 B, B = P sqrt(lambda) F
@@ -99,13 +151,10 @@ class Fit:
     log_determinant: float  # of Sigma and of X' Sigma^-1 X
 
     @classmethod
-    def of(
-        cls, problem: Problem, root: Floats, scale: float, effect: float, published: Floats
-    ) -> Fit:
-        noise = problem.noise(root, scale, effect, published)
-        return cls._of(
-            1 / noise, Sums.of(problem.shares, problem.covariates, noise), np.sqrt(scale) * root
-        )
+    def of(cls, design: Design, variances: Variances) -> Fit:
+        noise = design.residual_variance(variances)
+        sums = Sums.of(design.shares, design.covariates, noise)
+        return cls._of(1 / noise, sums, np.sqrt(variances.scale) * variances.root)
 
     @classmethod
     def _of(cls, weight: Floats, sums: Sums, lift: Floats) -> Fit:
@@ -114,37 +163,36 @@ class Fit:
         precision = sums.covariates - common.T @ linalg.cho_solve(inner, common)
         flat = linalg.cho_factor(precision + 1e-10 * np.diag(np.diag(precision)), lower=True)
         determinants = sums.log_noise + 2 * sum(
-            np.log(np.diag(each[0])).sum() for each in (inner, flat)
+            np.log(np.diag(factor[0])).sum() for factor in (inner, flat)
         )
         return cls(weight, sums, lift, inner, common, flat, float(determinants))
 
-    def without(self, problem: Problem, regions: npt.NDArray[np.int64]) -> Fit:
-        """The same where these regions do not tell: what they add up to is taken off, which costs no more than they are."""
-        lost = Sums.of(
-            problem.shares[regions], problem.covariates[regions], 1 / self.weight[regions]
+    def without(self, design: Design, regions: Ints) -> Fit:
+        """The fit without some regions; the cost depends only on their number."""
+        removed = Sums.of(
+            design.shares[regions], design.covariates[regions], 1 / self.weight[regions]
         )
         weight = self.weight.copy()
         weight[regions] = 0
-        return self._of(weight, self.sums - lost, self.lift)
+        return self._of(weight, self.sums.minus(removed), self.lift)
 
-    def project(self, problem: Problem, y: Floats) -> tuple[Floats, Floats, Floats]:
+    def project(self, design: Design, y: Floats) -> tuple[Floats, Floats, Floats]:
         """B' D^-1 y (groups, bins), X' Sigma^-1 y (covariates, bins), y' D^-1 y (bins,)."""
         weighted = y * self.weight[:, None]
-        z = self.lift.T @ (problem.shares.T @ weighted)
-        total = problem.covariates.T @ weighted - self.common.T @ linalg.cho_solve(self.inner, z)
+        z = self.lift.T @ (design.shares.T @ weighted)
+        total = design.covariates.T @ weighted - self.common.T @ linalg.cho_solve(self.inner, z)
         return z, total, np.einsum("gj,gj->j", weighted, y)
 
-    def deviance(self, problem: Problem, y: Floats) -> Floats:
+    def deviance(self, design: Design, y: Floats) -> Floats:
         """-2 log restricted likelihood of each bin (bins,)."""
-        z, total, squares = self.project(problem, y)
-        explained = (z * linalg.cho_solve(self.inner, z)).sum(0) + (
-            total * linalg.cho_solve(self.flat, total)
-        ).sum(0)
-        return np.asarray(self.log_determinant + squares - explained)
+        z, total, squares = self.project(design, y)
+        by_groups = (z * linalg.cho_solve(self.inner, z)).sum(0)
+        by_covariates = (total * linalg.cho_solve(self.flat, total)).sum(0)
+        return np.asarray(self.log_determinant + squares - (by_groups + by_covariates))
 
-    def means(self, problem: Problem, y: Floats) -> Floats:
+    def means(self, design: Design, y: Floats) -> Floats:
         """Posterior means of b (groups, bins): deviations from the population mean."""
-        z, total, _ = self.project(problem, y)
+        z, total, _ = self.project(design, y)
         alpha = linalg.cho_solve(self.flat, total)  # (covariates, bins)
         return np.asarray(self.lift @ linalg.cho_solve(self.inner, z - self.common @ alpha))
 
@@ -154,11 +202,10 @@ class Fit:
         return np.asarray(own + self._shift @ linalg.cho_solve(self.flat, self._shift.T))
 
     def sampling_variance(self) -> Floats:
-        """The part of each group's posterior variance that is the noise of the regional means (groups,)."""
+        """The part of each group's posterior variance due to noise in regional means (groups,)."""
         slopes = self.covariance()
-        surface = self._shift @ linalg.cho_solve(
-            self.flat, np.eye(len(self.flat[0]))
-        )  # (groups, covariates)
+        identity = np.eye(len(self.flat[0]))
+        surface = self._shift @ linalg.cho_solve(self.flat, identity)  # (groups, covariates)
         # The means are (slopes P' - surface X') D^-1 y, and the variance of y is D.
         total = slopes @ self.sums.groups @ slopes + surface @ self.sums.covariates @ surface.T
         both = slopes @ self.sums.common @ surface.T
@@ -170,47 +217,45 @@ class Fit:
         return np.asarray(self.lift @ linalg.cho_solve(self.inner, self.common))
 
 
-def independent(columns: Floats) -> Floats:
-    """Those columns that the ones before them do not make up; the first are ones."""
-    kept = np.ones((len(columns), 1))
+def independent_columns(columns: Floats) -> Floats:
+    """Drop columns that depend linearly on earlier ones; the first column is ones."""
+    basis = np.ones((len(columns), 1))
     for column in columns.T[1:]:
-        rest = column - kept @ np.linalg.lstsq(kept, column, rcond=None)[0]
-        left, whole = (float(np.linalg.norm(each)) for each in (rest, column))
-        if left > 1e-6 * whole and kept.shape[1] + 1 < len(columns):
-            kept = np.column_stack([kept, rest * np.sqrt(len(rest)) / left])
-    return kept
+        residual = column - basis @ np.linalg.lstsq(basis, column, rcond=None)[0]
+        size = float(np.linalg.norm(residual))
+        if size > 1e-6 * float(np.linalg.norm(column)) and basis.shape[1] + 1 < len(columns):
+            basis = np.column_stack([basis, residual * np.sqrt(len(residual)) / size])
+    return basis
 
 
 def nonnegative(means: Floats, covariance: Floats) -> tuple[Floats, Floats]:
-    """The likeliest points without negative entries of Gaussians with these means (bins, groups) and one covariance.
+    """Posterior modes under the constraint M >= 0, for means (bins, groups) with one covariance.
 
-    Nobody visits a place less than never, which also tells about the groups that one is confounded with: min |M - means| in
-    the metric of the covariance, M >= 0, by coordinate ascent on its multipliers (Hildreth 1957). The covariances
-    (bins, groups, groups) lose what half a Gaussian has less than a whole one, along the groups that are held at zero.
+    Counts are not negative, which also informs about groups that are confounded. The mode
+    minimises |M - means| in the metric of the covariance, by coordinate ascent on the multipliers
+    (Hildreth 1957). Along groups at the constraint, the covariances (bins, groups, groups) lose
+    the share of variance that a half-normal distribution lacks.
     """
-    likeliest = means.copy()
+    mode = means.copy()
     multipliers = np.zeros_like(means)
     variance = np.diag(covariance)
-    moving = np.flatnonzero((means < 0).any(1))
+    active = np.flatnonzero((means < 0).any(1))
     for _ in range(SWEEPS):
-        if not len(moving):
+        if not len(active):
             break
-        largest = np.zeros(len(moving))
+        largest = np.zeros(len(active))
         for group in np.flatnonzero(variance > 1e-12 * variance.max(initial=0)):
-            old = multipliers[moving, group]
-            new = np.maximum(old - likeliest[moving, group] / variance[group], 0)
-            likeliest[moving] += np.outer(new - old, covariance[group])
-            multipliers[moving, group] = new
+            old = multipliers[active, group]
+            new = np.maximum(old - mode[active, group] / variance[group], 0)
+            mode[active] += np.outer(new - old, covariance[group])
+            multipliers[active, group] = new
             largest = np.maximum(largest, np.abs(new - old) * np.sqrt(variance[group]))
-        moving = moving[largest > 1e-9]
-    each = np.repeat(covariance[None], len(means), axis=0)
-    patterns, which = np.unique(multipliers > 0, axis=0, return_inverse=True)
-    for number, held in enumerate(map(np.flatnonzero, patterns)):
-        if len(held):
-            known = (
-                covariance[:, held]
-                @ linalg.pinvh(covariance[np.ix_(held, held)])
-                @ covariance[held]
-            )
-            each[which.ravel() == number] -= HALF_NORMAL * known
-    return np.maximum(likeliest, 0), each
+        active = active[largest > 1e-9]
+    covariances = np.repeat(covariance[None], len(means), axis=0)
+    patterns, pattern_of_bin = np.unique(multipliers > 0, axis=0, return_inverse=True)
+    for number, bound in enumerate(map(np.flatnonzero, patterns)):
+        if len(bound):
+            inverse = linalg.pinvh(covariance[np.ix_(bound, bound)])
+            explained = covariance[:, bound] @ inverse @ covariance[bound]
+            covariances[pattern_of_bin.ravel() == number] -= HALF_NORMAL * explained
+    return np.maximum(mode, 0), covariances
