@@ -451,8 +451,8 @@ def test_bad_input_is_said_in_a_sentence() -> None:
         recover(regions_of(np.where(shares > 0.9, np.nan, shares) * np.nan, values))
     with pytest.raises(
         MobatlasError,
-        match=r"population: has \(groups, features\) \(2, 30\), but the regions have \(8, 30\)",
+        match=r"the population has \(groups, features\) \(2, 30\), but the regions have \(8, 30\)",
     ):
         replace(made, population=Population(np.full(2, 0.5), np.ones(30), 500.0))
-    with pytest.raises(MobatlasError, match="different regions"):
+    with pytest.raises(MobatlasError, match="must list the same regions"):
         Regions(made.composition, simulate(dirichlet(5, 8), 9.0, 0)[0].aggregates, True)
