@@ -254,7 +254,7 @@ def test_a_folder_of_something_else_is_left_alone(
         before = sorted(path.name for path in folder.iterdir())
         with pytest.raises(
             MobatlasError,
-            match=f"{folder}: holds something that is not a run; choose another --out",
+            match=f"{folder}: holds files that are not from a run of this version; choose another --out",
         ):
             run(build_run(VALUES), folder, overwrite=overwrite, quiet=True)
         assert sorted(path.name for path in folder.iterdir()) == before
@@ -264,7 +264,7 @@ def test_a_run_that_was_killed_at_its_very_beginning_is_begun_again(tmp_path: Pa
     (tmp_path / ".steps.json.partial").write_text("{")
     refuse_foreign_folder(tmp_path)
     (tmp_path / "city").mkdir()
-    with pytest.raises(MobatlasError, match="holds something that is not a run"):
+    with pytest.raises(MobatlasError, match="holds files that are not from a run of this version"):
         refuse_foreign_folder(tmp_path)
     (tmp_path / "steps.json").write_text("{}")
     refuse_foreign_folder(tmp_path)

@@ -231,7 +231,7 @@ class _Steps:
             for key, path in self._tables(source).items():
                 if not path.exists():
                     raise MobatlasError(
-                        f"{path}: no such file; "
+                        f"{path}: does not exist; "
                         f"`regions.{name}.{key}` is relative to the configuration file"
                     )
         return dict(self.config.regions)
