@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest
 from mobatlas.progress import track
 from mobatlas.regions.composition import composition_from_labels, region_codes
-from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, recover
+from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, RecoveryOptions, recover
 from mobatlas.regions.recovery.transfer import confounding
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import RegionsFolder
@@ -143,8 +142,12 @@ def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
     dataset, folder = place.dataset, RegionsFolder.open(place.regions(job))
     regions = folder.regions
     phi, parents = person_features(dataset, regions), dataset.vocabulary.parents
-    believe = partial(recover, regions, parents=parents, quiet=True)
-    recovery = believe(**_asked(place))
+
+    def believe(**assumptions: Any) -> Recovery:
+        options = RecoveryOptions(**{**_asked(place), **assumptions})
+        return recover(regions, parents=parents, options=options, quiet=True)
+
+    recovery = believe()
     told, tested = (Sample.of(dataset, phi, split) for split in ("train", "test"))
     known = told.means
     found: dict[str, Any] = {
@@ -169,7 +172,7 @@ def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
             }
             found["people"] |= {stage: crowd.closed(lives) for stage, lives in homes.items()}
         truth = Sample.of(dataset, phi, "val").means
-        ways = {name: believe(**{**_asked(place), **way}) for name, way in PRECAUTIONS.items()}
+        ways = {name: believe(**way) for name, way in PRECAUTIONS.items()}
         found["precautions"] = {name: error_left(way, truth) for name, way in ways.items()}
     return found
 

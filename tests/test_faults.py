@@ -234,7 +234,7 @@ def test_ctrl_c_within_what_is_executed_ends_with_its_exit_code(tmp_path: Path) 
     """Python ends a module by the signal, whatever code it was told, once an interrupt crossed an exec()."""
     (tmp_path / "interrupted.py").write_text(
         "import mobatlas.cli as cli\n"
-        "stopped = cli._watch_signals()\n"
+        "stopped = cli._catch_signals()\n"
         "try:\n"
         "    exec('import os, signal; os.kill(os.getpid(), signal.SIGINT)')\n"
         "except BaseException:\n"

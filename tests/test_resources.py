@@ -70,7 +70,7 @@ def test_commands_and_processes_that_sample_keep_their_memory(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(cli, "keep_memory", lambda: asked.append("command"))
-    monkeypatch.setattr(cli, "_watch_signals", list)
+    monkeypatch.setattr(cli, "_catch_signals", list)
     monkeypatch.setattr(sys, "argv", ["mobatlas", "--help"])
     with pytest.raises(SystemExit):
         cli.main()

@@ -60,11 +60,11 @@ PREFIXES = (
 )
 IMPORTS = ("import_module", "importlib.import_module", "spec_from_file_location")
 # Who may import by a name that is no constant: names of ours, and code that the user asks for by an option of its own.
-MAY_IMPORT = {"__init__.py", "generators/base.py", "generators/external/code.py"}
+MAY_IMPORT = {"__init__.py", "generators/protocol.py", "generators/external/code.py"}
 # Who may start a process: of mobatlas itself, with arguments of its own.
 MAY_START: set[str] = set()
 # Who may tell the C library of this very process something; no other library is loaded.
-MAY_TELL = {"resources.py"}
+MAY_TELL = {"training/resources.py"}
 
 
 def faults(text: str, where: str) -> Iterator[str]:
@@ -143,7 +143,10 @@ def test_each_way_to_run_code_would_be_seen(text: str) -> None:
 
 
 def test_who_may_tell_the_c_library_something_loads_no_other() -> None:
-    assert list(faults("import ctypes\nctypes.CDLL(None).mallopt(1, 2)", "resources.py")) == []
-    assert list(faults("ctypes.CDLL('theirs.so')", "resources.py")) and list(
-        faults("import pickle", "resources.py")
+    assert (
+        list(faults("import ctypes\nctypes.CDLL(None).mallopt(1, 2)", "training/resources.py"))
+        == []
+    )
+    assert list(faults("ctypes.CDLL('theirs.so')", "training/resources.py")) and list(
+        faults("import pickle", "training/resources.py")
     )

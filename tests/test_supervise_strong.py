@@ -26,9 +26,9 @@ from tests.tiny import small_city
 
 KEPT = (
     "autoencoder.",
-    "denoiser.centre",
-    "denoiser.extent",
-    "denoiser.prototypes",
+    "denoiser.conditioning.centre",
+    "denoiser.conditioning.extent",
+    "denoiser.conditioning.prototypes",
 )  # by supervision
 
 
@@ -64,7 +64,7 @@ def test_supervise_gives_a_model_the_groups_of_the_labels(world: World, taught: 
     before, after = (load_file(path / "weights.safetensors") for path in (world.model, taught))
     for name, tensor in before.items():
         assert torch.equal(tensor, after[name]) == name.startswith(KEPT), name
-    assert {name.split(".")[1] for name in after.keys() - before.keys()} == {"group"}
+    assert {name.split(".")[1] for name in after.keys() - before.keys()} == {"conditioning"}
 
 
 def test_supervision_killed_at_three_random_moments_ends_in_the_same_bytes(

@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(
         *world.train(tmp_path / "other", "--seed", 1, "--set", "denoiser.steps=1")
     )
     assert other.code == 0
-    assert "reconstruction" in other.out and "GB at most" in other.out
+    assert "autoencoder" in other.out and "peak memory" in other.out
     assert (tmp_path / "other" / SAME[-1]).read_bytes() != (world.model / SAME[-1]).read_bytes()
 
 
@@ -106,7 +106,7 @@ def test_a_finished_model_is_not_the_model_of_another_configuration(world: World
     for change in (("--set", "denoiser.depth=3"), ("--seed", "7")):
         refused = world.warm.run(*world.train(world.model, "--resume", *change))
         assert refused.code == 2
-        assert "is finished, with another configuration or seed" in refused.said
+        assert "training finished with another configuration or seed" in refused.said
     assert snapshot(world.root) == before
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from pathlib import Path
 
 import duckdb
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, looks_like_region
 from mobatlas.errors import MobatlasError, suggestion
@@ -97,13 +96,17 @@ def write_configuration(out: Path, files: InputFiles, *, overwrite: bool = False
 
 
 def _render(files: InputFiles, visits: _Visits | None, people: _People, base: Path) -> str:
-    engine = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    engine = Environment(
+        loader=PackageLoader("mobatlas.pipeline", "."),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
     engine.filters["path"] = partial(_quote_path, base=base)
     engine.filters["word"] = _quote
-    text = resources.files("mobatlas.pipeline").joinpath(TEMPLATE).read_text(encoding="utf-8")
     # A region column is found by its name; another one must be listed.
     listed = files.by is not None and not looks_like_region(files.by)
-    page = engine.from_string(text).render(
+    page = engine.get_template(TEMPLATE).render(
         files=files,
         visits=visits,
         window=visits.window if visits is not None else None,
