@@ -1,4 +1,4 @@
-"""The paper's generator in a small size, as it begins and with its weights stirred, for tests that look inside it."""
+"""Small latent diffusion models, untrained or with perturbed weights, for tests."""
 
 from __future__ import annotations
 

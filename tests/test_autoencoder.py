@@ -17,7 +17,7 @@ from tests.networks import LATENT, LENGTH, VOCABULARY, chance
 
 
 def some_tokens(rows: int, length: int, seed: int = 0) -> Tensor:
-    """Trajectories of 1 to `length` tokens, padded; the first has one token and the last has all."""
+    """Padded trajectories of 1 to `length` tokens; the first has one token, the last all."""
     lengths = torch.randint(1, length + 1, (rows,), generator=chance(seed))
     lengths[0], lengths[-1] = 1, length
     tokens = torch.randint(HOME, VOCABULARY, (rows, length), generator=chance(seed + 1))
@@ -142,7 +142,7 @@ def test_decoding_takes_what_teacher_forcing_finds_likeliest(
 def test_drawn_tokens_are_as_frequent_as_the_decoder_finds_them_likely(
     autoencoder: Autoencoder,
 ) -> None:
-    """The first of them, of many trajectories from the same latents; banned tokens share what they would have had."""
+    """Compare first tokens from equal latents; forbidden tokens are left out."""
     rows, latent = 4_000, torch.randn(1, LENGTH, LATENT, generator=chance(5))
     drawn = autoencoder.decode(latent.expand(rows, -1, -1), noise=chance(6))
     check_trajectories(drawn)

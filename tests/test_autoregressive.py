@@ -1,4 +1,4 @@
-"""The autoregressive generator: its cache, its exact likelihood, its gradient, and its losses, each counted another way."""
+"""The autoregressive generator: cache, likelihood, gradient and losses, computed twice."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_the_gradient_of_a_first_token_is_that_of_its_probability(
 def test_expected_transitions_are_those_of_samples(
     grouped: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
-    """What could have been drawn at one place says nothing of the next, which was drawn after another token."""
+    """The next token follows the sampled token, not the distribution it was drawn from."""
     n = 1_000
     rng = np.random.default_rng(0)
     groups, homes = rng.integers(len(DEFAULT_GROUPS), size=n), rng.choice(anchors(dataset, 500), n)

@@ -1,4 +1,4 @@
-"""Families that write token after token, as a user meets them: trained, supervised by every strategy, and sampled."""
+"""Sequence generators from the command line: trained, supervised by every strategy, sampled."""
 
 from __future__ import annotations
 

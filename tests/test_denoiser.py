@@ -1,4 +1,4 @@
-"""The denoiser of the paper's generator, the noise that it takes away, and the way back from noise."""
+"""The denoiser of latent diffusion, the noise schedule and the solvers."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def gaussian_denoiser(mean: float, deviation: float) -> Callable[[Tensor, Tensor
 def test_samples_of_a_gaussian_have_its_mean_and_deviation(
     diffusion: DiffusionConfig, within: float, mean: float, deviation: float
 ) -> None:
-    """With the exact denoiser what comes out is Gaussian again, and the more steps there are the more it is the same one."""
+    """With the exact denoiser samples are Gaussian, and closer to the target with more steps."""
     noise = torch.randn(4_000, 1, generator=chance(), dtype=torch.float64)
     noise = (noise - noise.mean()) / noise.std()  # what is left is the solver's own error
     made = rollout(gaussian_denoiser(mean, deviation), noise, diffusion)

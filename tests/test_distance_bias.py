@@ -135,7 +135,7 @@ def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None
 
 
 def held_out_nats(curves: int) -> float:
-    """People go to the place nearest to home and back; what that costs to foretell of others after some training."""
+    """Return held-out nats after training on people who visit the place nearest to home."""
     net = network(curves)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
 
@@ -181,7 +181,7 @@ def test_a_denoiser_with_a_map_begins_as_one_without() -> None:
 
 
 def guessed_nats(curves: int) -> float:
-    """What the place nearest to home costs to foretell from noise alone, of people who were not trained on."""
+    """Return held-out nats of the place nearest to home, predicted from noise alone."""
     net = denoiser(curves)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
 

@@ -1,4 +1,4 @@
-"""Bring your own generator: a pool of samples becomes a model that regions give groups; nothing of it is trained."""
+"""An external generator: a pool of samples becomes a model without training."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def written(path: Path, **columns: Any) -> Path:
 
 BAD_POOLS: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda path: None, "no such file"),
-    "folder": (lambda path: path.mkdir(), "is a folder; give one Parquet file"),
+    "folder": (lambda path: path.mkdir(), "is a folder; pass one Parquet file"),
     "text": (lambda path: path.write_text("a,b\n"), "not a readable Parquet file"),
     "no rows": (
         lambda path: written(
@@ -320,7 +320,8 @@ def test_samples_that_tell_when_still_do(world: World, tmp_path: Path) -> None:
     assert run(*world.train(tmp_path / "model", f"pool={path}")).code == 0
     assert run("generate", tmp_path / "model", "--n", 20, "--out", tmp_path / "samples").code == 0
     made = pd.read_parquet(tmp_path / "samples")
-    assert set(zip(made["poi_id"], made["arrival"].dt.day_name(), made["arrival"].dt.hour, strict=True)) == {
+    arrival = made["arrival"].dt
+    assert set(zip(made["poi_id"], arrival.day_name(), arrival.hour, strict=True)) == {
         ("HOME", "Tuesday", 1), (place, "Tuesday", 3), ("HOME", "Tuesday", 8), (place, "Tuesday", 9)
     }  # fmt: skip
     assert ((made["departure"] - made["arrival"]).dt.seconds == 1_200).all()

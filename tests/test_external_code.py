@@ -1,4 +1,4 @@
-"""Bring your own generator: a function of the user's makes the samples, and is imported only where the user wants it."""
+"""An external generator: a function returns the samples, and is imported only if trusted."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder a user is in, who trusts no code yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(code, "_asked_for", set())
+    monkeypatch.setattr(code, "_trusted", set())
     monkeypatch.setenv(code.TRUST, "")
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     return tmp_path
@@ -105,7 +105,7 @@ def test_code_that_a_model_names_is_imported_only_where_the_user_trusts_it(
 ) -> None:
     write_code(here, GOOD.format(places=world.dataset.vocabulary.poi_ids[FIRST_POI:]))
     assert run(*world.train(here / "model", "mine:sample")).code == 0
-    monkeypatch.setattr(code, "_asked_for", set())  # another day
+    monkeypatch.setattr(code, "_trusted", set())  # another day
     monkeypatch.delitem(sys.modules, "mine")
     (here / "imported").unlink()
     assert load_model(here / "model").generator.max_length > 0, "to look at it is harmless"
@@ -152,7 +152,7 @@ BAD_CODE = {
     "empty": ("def sample(a, s): return [[]] * len(s)", "returned an empty trajectory"),
     "elsewhere": (
         "def sample(a, s): return [['x']] * len(s)",
-        "none of 16 trajectories is to a place that the dataset knows",
+        "none of 16 trajectories visits a place of the dataset",
     ),
 }
 
@@ -181,7 +181,8 @@ def test_code_that_does_not_keep_to_its_seed_is_warned_of(
     place = world.dataset.vocabulary.poi_ids[FIRST_POI]
     write_code(
         here,
-        f"calls = []\ndef sample(a, s): calls.append(0); return [[{place!r}] * len(calls)] * len(s)",
+        "calls = []\ndef sample(a, s): "
+        f"calls.append(0); return [[{place!r}] * len(calls)] * len(s)",
     )
     assert run(*world.train(here / "model", "mine:sample")).code == 0
     assert "depends on more than its row and its seed" in caplog.text

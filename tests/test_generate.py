@@ -166,7 +166,7 @@ def test_a_model_supervised_with_regions_needs_nothing_else(
     assert "--regions" in caplog.text and "is not read" in caplog.text
     with pytest.raises(
         MobatlasError,
-        match=r"--region R2: .* knows no training person who lives there; pass --anchors",
+        match=r"--region R2: .* has no training person who lives there; pass --anchors",
     ):
         generate(model, tmp_path / "out2", 20, region="R2")
 

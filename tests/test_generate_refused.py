@@ -45,9 +45,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "--coarsen 1 mile: give a radius of 0 km or more, such as 1km, or a grid",
     ),
     "a grid without squares": ({"coarsen": "grid:0m"}, "--coarsen grid:0m: give"),
-    "a region of nowhere": ({"region": "R1"}, "knows no regions; pass --regions"),
+    "a region of nowhere": ({"region": "R1"}, "has no regions; pass --regions"),
     "regions without a region": ({"regions": "REGIONS"}, "--regions goes with --region"),
-    "an unknown region": ({"region": "R33", "regions": "REGIONS"}, "--region R33: is no region of"),
+    "an unknown region": (
+        {"region": "R33", "regions": "REGIONS"},
+        "--region R33: is not a region of",
+    ),
     "two places": (
         {"region": "R1", "anchors": "x.csv"},
         "--anchors and --region each say where people live",
@@ -167,7 +170,7 @@ def test_published_regions_know_no_people(world: World, tmp_path: Path) -> None:
         world.regions, tmp_path / "regions", lambda folder: (folder / "assignment.parquet").unlink()
     )
     with pytest.raises(
-        MobatlasError, match="knows no training person who lives there; pass --anchors"
+        MobatlasError, match="has no training person who lives there; pass --anchors"
     ):
         generate(world.grouped, tmp_path / "out", 10, region="R1", regions=regions)
 

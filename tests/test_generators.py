@@ -6,26 +6,33 @@ import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
+from mobatlas import generate, load_model, train
+from mobatlas.config import Section
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import HOME
+from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import build_feature
 from mobatlas.generators.protocol import (
+    GENERATORS,
     UNKNOWN,
+    Family,
     Generator,
     family_of,
     generator_names,
     register_generator,
     unlabelled,
 )
+from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.pipeline.train import Execution
 from mobatlas.supervision.strong import labelled, teach_labels
 from mobatlas.training.loop import Trainer
 from mobatlas.training.weights import WEIGHTS
@@ -113,10 +120,10 @@ def test_a_model_of_phase_1_refuses_groups(model: Generator) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in generator_names() if name not in TRAINABLE])
-def test_a_family_that_cannot_be_taught_says_what_to_do(
+def test_a_family_without_a_network_says_what_to_do(
     name: str, models: Callable[[str], Generator]
 ) -> None:
-    with pytest.raises(MobatlasError, match=r"cannot be taught.*--strategy"):
+    with pytest.raises(MobatlasError, match=r"cannot be trained.*--strategy"):
         models(name).with_groups(DEFAULT_GROUPS, seed=1)
 
 
@@ -150,7 +157,7 @@ def test_groups_change_what_is_sampled(taught: Generator, dataset: TrajectoryDat
 
 
 def test_soft_samples_say_what_samples_do(taught: Generator, dataset: TrajectoryDataset) -> None:
-    """Tokens have the probability that the soft sample gives them: counts and expected counts agree."""
+    """Counts of tokens agree with the counts that the soft sample expects."""
     n = 200
     groups, anchors = np.arange(n) % len(DEFAULT_GROUPS), _anchors(dataset, n)
     feature = build_feature("category", dataset.vocabulary)
@@ -164,7 +171,7 @@ def test_soft_samples_say_what_samples_do(taught: Generator, dataset: Trajectory
 def test_what_is_expected_early_is_what_is_sampled(
     taught: Generator, dataset: TrajectoryDataset
 ) -> None:
-    """Wherever it ends, a soft sample has a mean near that of samples; the same seed ends it at the same step."""
+    """A soft sample has the mean of samples at any step; the seed determines the step."""
     n = 256
     groups, anchors = np.arange(n) % len(DEFAULT_GROUPS), _anchors(dataset, n)
     feature = build_feature("category", dataset.vocabulary)
@@ -289,3 +296,67 @@ def test_a_family_that_does_not_exist_is_refused_with_the_nearest() -> None:
         family_of("latent-difusion")
     with pytest.raises(MobatlasError, match="exists already"):
         register_generator("latent-diffusion", lambda: family_of("latent-diffusion"))
+
+
+class UniformConfig(Section):
+    """Options of a generator that is not part of the package."""
+
+    max_length: int = 1
+
+
+class UniformPlaces:
+    """Visits one place, all equally likely; the members that a family without network needs."""
+
+    groups = None
+    tile = 64
+    max_length = 1
+
+    def __init__(self, config: UniformConfig, vocabulary: Vocabulary) -> None:
+        self.config = config
+        self.vocabulary = vocabulary
+
+    def fit(self, dataset: TrajectoryDataset, trainer: Trainer) -> dict[str, Any]:
+        return {"places": len(self.vocabulary) - FIRST_POI}
+
+    def sample(
+        self,
+        n: int,
+        groups: Any = None,
+        anchors: Any = None,
+        seed: int = 0,
+        *,
+        first: int = 0,
+        lengths: Any = None,
+    ) -> Trajectories:
+        places = len(self.vocabulary) - FIRST_POI
+        rows = draw_rows(uniforms(seed, first, first + n)[:, 0], places)
+        anchors = np.full((n, 4), np.nan) if anchors is None else anchors
+        return Trajectories((rows + FIRST_POI).astype(np.int32), np.arange(n + 1), anchors)
+
+    def to(self, device: str) -> None:
+        """There is nothing to move."""
+
+    def save(self, folder: Path) -> None:
+        """There is nothing to write."""
+
+
+def test_a_generator_from_outside_the_package_is_trained_loaded_and_sampled(
+    dataset: TrajectoryDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(GENERATORS, "_entries", dict(GENERATORS))
+
+    def create(config: UniformConfig, dataset: TrajectoryDataset, seed: int) -> Any:
+        return UniformPlaces(config, dataset.vocabulary)
+
+    def load(folder: Path, config: UniformConfig, vocabulary: Vocabulary, groups: Any) -> Any:
+        return UniformPlaces(config, vocabulary)
+
+    family = Family("uniform", UniformConfig, {"small": {}}, create, load, trainable=False)
+    register_generator("uniform", lambda: family)
+    assert "uniform" in generator_names()
+    quiet = Execution(quiet=True)
+    train(dataset.path, tmp_path / "model", generator="uniform", execution=quiet)
+    model = load_model(tmp_path / "model")
+    assert model.name == "uniform" and len(set(model.generator.sample(500).tokens.tolist())) > 10
+    generate(tmp_path / "model", tmp_path / "samples.parquet", 30, seed=1)
+    assert pq.read_table(tmp_path / "samples.parquet").num_rows == 30

@@ -1,4 +1,4 @@
-"""The paper's generator as a whole: the latents of a dataset, its configuration, its losses and what it reports."""
+"""Latent diffusion as a whole: latents of a dataset, configuration, losses and report."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_the_latent_of_a_token_is_the_mean_over_training_trajectories(
 def test_the_denoiser_learns_which_tokens_the_latents_stand_for(
     dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
-    """A new denoiser thinks all tokens equally likely: the cross-entropy's part of the loss is the log of their number."""
+    """For a new denoiser all tokens are equally likely: its cross-entropy is log(vocabulary)."""
     found = {}
     for share in (0.25, 0.5, 1.0):
         options = OPTIONS["latent-diffusion"]["denoiser"] | {
@@ -133,7 +133,7 @@ def test_the_denoiser_learns_which_tokens_the_latents_stand_for(
 def test_a_latents_file_that_is_not_whole_is_made_again(
     model: LatentDiffusion, dataset: TrajectoryDataset, tmp_path: Path, what: str
 ) -> None:
-    """A disk can lose the end of a file that was not synced; what can be computed again should not stop a run."""
+    """A disk can lose the end of a file that was not synced; the latents are computed again."""
     path = tmp_path / "latents.npy"
     whole = np.array(encode_split(model.autoencoder, dataset, "train", path).values)
     content = path.read_bytes()

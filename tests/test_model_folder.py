@@ -1,4 +1,4 @@
-"""A model folder that is unfinished, cut short, changed or malicious is refused, and nothing in it is run."""
+"""An unfinished, truncated, changed or malicious model folder is refused and runs nothing."""
 
 from __future__ import annotations
 

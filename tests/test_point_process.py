@@ -1,4 +1,4 @@
-"""The point process: durations are probabilities, what it writes is ordered in time, and training makes its hours true."""
+"""The point process: probabilities of durations, order of visits in time, hours after training."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def durations(*, until: bool, days: int = DAYS) -> Durations:
 
 
 def spans(begins: int, *, until: bool, n: int = 1, barred: bool = False) -> Spans:
-    """n times the same, of durations that begin so many seconds after the window does, on a Wednesday."""
+    """n equal spans that start `begins` seconds after the window, on a Wednesday."""
     hidden, start, shut = (
         torch.randn(1, 8, generator=chance(3)),
         torch.tensor([2 * DAY]),

@@ -1,4 +1,4 @@
-"""The variational family: its bound, its KL with weights and free bits, and that the latent is what it writes from."""
+"""The variational autoencoder: its bound, its KL with weights and free bits, its latent."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_padding_does_not_change_what_is_encoded() -> None:
 
 
 def test_the_terms_bound_the_likelihood() -> None:
-    """Of one trajectory, averaged over draws of the encoder, against the likelihood averaged over draws of the prior."""
+    """Compare the bound, averaged over the encoder, with the likelihood over the prior."""
     net, n = network(), 20_000
     tokens, anchors, levels, _ = (part[:1].expand(n, -1) for part in batch(net))
     noise = torch.randn(n, net.latent, generator=chance(5))

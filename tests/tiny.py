@@ -1,4 +1,4 @@
-"""A small city and generators so small that they train in seconds, for tests of everything but quality."""
+"""A small city, and generators that train in seconds, for tests of everything but quality."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def fitted(name: str, dataset: TrajectoryDataset, seed: int = 0, **options: Any)
 
 
 def with_other_labels(dataset: TrajectoryDataset, copy: Path, change: str) -> Path:
-    """A copy of a dataset whose labels are "shuffled" among people or "deleted"; nothing else of it changes."""
+    """Copy a dataset with its labels "shuffled" among people or "deleted"."""
     shutil.copytree(dataset.path, copy)
     labels = pq.read_table(copy / "labels.parquet")
     (copy / "labels.parquet").unlink()

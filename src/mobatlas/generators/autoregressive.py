@@ -13,7 +13,7 @@ from mobatlas.groups import Groups
 
 
 class MappedConfig(TransformerConfig):
-    """A transformer with distance and group biases, that few visits suffice to train."""
+    """A transformer with distance and group biases, which learns places from few visits."""
 
     distance_curves: int = Field(4, ge=0, le=64)
     group_bias: bool = True

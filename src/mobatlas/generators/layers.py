@@ -166,7 +166,7 @@ class DistanceBias(nn.Module):
         return (torch.cat(curves, 1) * self.place_scale).flatten(1)
 
     def logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
-        """Mix a bias by the gates of hidden states (batch, any, width): (batch, any, vocabulary)."""
+        """Mix a bias by gates of hidden (batch, any, width), to (batch, any, vocabulary)."""
         return self.gates(hidden).float() @ bias.view(len(bias), self.total, -1)
 
     def _distances(self, anchors: Tensor) -> list[Tensor]:

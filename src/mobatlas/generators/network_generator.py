@@ -48,15 +48,11 @@ class NetworkGenerator(ABC):
     groups: Groups | None
     codec: TokenCodec
     network: Any
+    tile = TILE
 
     @property
     def max_length(self) -> int:
-        length: int = self.config.length
-        return length
-
-    @property
-    def tile(self) -> int:
-        return TILE
+        return int(self.config.length)
 
     @property
     def has_times(self) -> bool:

@@ -63,22 +63,18 @@ class Generator(Protocol):
     @property
     def config(self) -> Section:
         """The options of the family, complete."""
-        ...
 
     @property
     def vocabulary(self) -> Vocabulary:
         """The tokens of its trajectories."""
-        ...
 
     @property
     def groups(self) -> Groups | None:
         """The groups it is conditioned on; None after phase 1."""
-        ...
 
     @property
     def max_length(self) -> int:
         """The number of tokens in its longest possible trajectory."""
-        ...
 
     @property
     def tile(self) -> int:
@@ -86,12 +82,10 @@ class Generator(Protocol):
 
         Sample number i depends on the seed and on i alone, never on how many samples are drawn.
         """
-        ...
 
     @property
     def network(self) -> nn.Module:
         """The network that phase 2 trains."""
-        ...
 
     def fit(self, dataset: TrajectoryDataset, trainer: Trainer) -> dict[str, Any]:
         """Fit phase 1, without groups.
@@ -101,7 +95,6 @@ class Generator(Protocol):
         dict
             Numbers for the report: losses, reconstruction, truncated trajectories.
         """
-        ...
 
     def with_groups(
         self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
@@ -121,7 +114,6 @@ class Generator(Protocol):
             Start every group with the distribution of the unknown group. Weighted examples train
             faster from groups that differ at the start.
         """
-        ...
 
     def weighted_fit_stage(
         self,
@@ -137,7 +129,6 @@ class Generator(Protocol):
         The stage continues from phase 1, or with `fresh` takes the steps and the learning rate
         of phase 1. Its random numbers depend on `name`.
         """
-        ...
 
     def sample(
         self,
@@ -166,7 +157,6 @@ class Generator(Protocol):
         lengths
             (n,) forces the number of tokens in each sample.
         """
-        ...
 
     def soft_sample(
         self,
@@ -194,19 +184,12 @@ class Generator(Protocol):
         early
             Stop at a random step that the seed determines. The expected tokens have the same mean.
         """
-        ...
 
     def to(self, device: str) -> None:
         """Move the networks to "cpu", "cuda" or "mps"."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Write the weights into an existing folder."""
-        ...
-
-
-def _unchanged(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    return dict(values)
 
 
 def has_times(generator: Generator) -> bool:
@@ -243,7 +226,7 @@ class Family:
     create: Callable[[Any, TrajectoryDataset, int], Generator]
     load: Callable[[Path, Any, Vocabulary, Groups | None], Generator]
     trainable: bool = True
-    resolve: Callable[[Mapping[str, Any], Path], dict[str, Any]] = _unchanged
+    resolve: Callable[[Mapping[str, Any], Path], dict[str, Any]] = lambda values, _: dict(values)
 
 
 GENERATORS: Registry[Callable[[], Family]] = Registry("generator", "--generator")

@@ -1,4 +1,4 @@
-"""The MODEL folder: which generator, its weights, the vocabulary it writes in, and the lengths of what it was trained on."""
+"""The MODEL folder: a generator, its weights, its vocabulary and its training lengths."""
 
 from __future__ import annotations
 
@@ -38,17 +38,10 @@ KIND = "model"
 CONFIG = "config.json"
 VOCABULARY = "vocabulary.parquet"
 LENGTHS = "lengths.json"
-COMPOSITION, REGION_ANCHORS = (
-    "composition.parquet",
-    "anchors.parquet",
-)  # of a model that was supervised with regions
-SUPERVISION = "supervision"  # what the manifest of a supervised model says of it
-MEANING = (
-    "poi_id",
-    "lat",
-    "lon",
-    "category",
-)  # what a token stands for; how often it was visited is not part of it
+COMPOSITION = "composition.parquet"  # of a model that was supervised with regions
+REGION_ANCHORS = "anchors.parquet"  # likewise
+SUPERVISION = "supervision"  # key of the manifest of a supervised model
+MEANING = ("poi_id", "lat", "lon", "category")  # what a token stands for; visits may differ
 
 
 Values = TypeVar("Values", bound=BaseModel)
@@ -73,7 +66,7 @@ class _Lengths(_File):
 
 
 class _Trained(_File):
-    """What the manifest says of the dataset."""
+    """The dataset in the manifest."""
 
     path: str
     hash: str
@@ -81,54 +74,74 @@ class _Trained(_File):
 
 @dataclass(frozen=True)
 class Model:
-    """A trained generator with what is known of its training."""
+    """A trained generator, and facts about its training.
+
+    Attributes
+    ----------
+    path
+        The MODEL folder.
+    name
+        The family of the generator.
+    manifest
+        The manifest of the folder.
+    generator
+        The generator.
+    lengths
+        (max_length + 1,) training trajectories by number of tokens. Longer ones count as the
+        longest.
+    dataset
+        The folder of its dataset.
+    dataset_hash
+        The content hash of the dataset that it was trained on.
+
+    Examples
+    --------
+    >>> from mobatlas import load_model
+    >>> model = load_model("model")  # doctest: +SKIP
+    >>> model.generator.sample(100, seed=1)  # doctest: +SKIP
+    """
 
     path: Path
-    name: str  # of the family
+    name: str
     manifest: Manifest
     generator: Generator
-    lengths: Ints  # (max_length + 1,) training trajectories by number of tokens; longer ones count as the longest
-    dataset: Path  # where its dataset should be
-    dataset_hash: str  # of the content that it was trained on
+    lengths: Ints
+    dataset: Path
+    dataset_hash: str
 
     @property
     def groups(self) -> Groups | None:
-        """The groups it can be asked for: those of its generator, or those by which its samples are chosen (`resample`)."""
-        chosen = self.manifest.details.get(SUPERVISION, {}).get("groups")
-        return self.generator.groups or (Groups.of(chosen) if chosen else None)
+        """The groups of its generator, or those that `resample` chooses samples for."""
+        groups = self.manifest.details.get(SUPERVISION, {}).get("groups")
+        return self.generator.groups or (Groups.of(groups) if groups else None)
 
     @property
     def strategy(self) -> str | None:
-        """By which it was supervised; None after phase 1."""
-        found: str | None = self.manifest.details.get(SUPERVISION, {}).get("strategy")
-        return found
+        """The strategy that supervised it; None after phase 1."""
+        strategy: str | None = self.manifest.details.get(SUPERVISION, {}).get("strategy")
+        return strategy
 
     def open_dataset(self) -> TrajectoryDataset:
-        """The dataset that it was trained on, or another one with the same vocabulary."""
+        """Open its dataset, or another one with the same vocabulary."""
         if not self.dataset.exists():
             raise MobatlasError(
-                f"{self.path}: there is no dataset at {self.dataset}; pass --dataset with the folder that it is in now"
+                f"{self.path}: there is no dataset at {self.dataset}; pass --dataset with the "
+                "folder that it is in now"
             )
         dataset = TrajectoryDataset.open(self.dataset)
         if dataset.manifest.content_hash != self.dataset_hash:
-            ours, theirs = (
-                tokens.table.select(MEANING)
-                for tokens in (self.generator.vocabulary, dataset.vocabulary)
-            )
-            if not ours.equals(theirs):
+            expected = self.generator.vocabulary.table.select(MEANING)
+            if not expected.equals(dataset.vocabulary.table.select(MEANING)):
                 raise MobatlasError(
-                    f"{self.dataset}: its vocabulary is not the one that {self.path} was trained on; pass --dataset with the "
-                    "one that it was"
+                    f"{self.dataset}: its vocabulary is not the one that {self.path} was trained "
+                    "on; pass --dataset with the dataset of the model"
                 )
-            log.warning(
-                "%s: is not the dataset that %s was trained on, though its places are",
-                self.dataset,
-                self.path,
-            )
+            message = "%s: is not the dataset that %s was trained on, but has the same places"
+            log.warning(message, self.dataset, self.path)
         return dataset
 
     def population(self) -> Floats:
-        """Where training people live and work (people, 4): as a model supervised with regions keeps it, or of the dataset."""
+        """Return the anchors (people, 4) of training people, from the folder or the dataset."""
         if not (self.path / REGION_ANCHORS).exists():
             dataset = self.open_dataset()
             return dataset.anchors[dataset.split_people("train")]
@@ -137,38 +150,39 @@ class Model:
             return anchors[np.lexsort(anchors.T)]
 
     def region(self, name: str, regions: Path | None = None) -> tuple[Floats, Floats | None]:
-        """Where people of a region live and work (people, 4), and p(d|g) (groups,), None if the model knows no groups.
+        """Return the anchors (people, 4) of a region, and p(d|g) (groups,) if the model has groups.
 
-        A model that was supervised with regions keeps both; for another one a REGIONS folder says who of the training people
-        lives there.
+        A model that was supervised with regions contains both. For another model they come from a
+        REGIONS folder and the training people who live in the region.
         """
         own = (self.path / COMPOSITION).exists() and (self.path / REGION_ANCHORS).exists()
         folder = self.path if own else regions
         if folder is None:
             raise MobatlasError(
-                f"--region {name}: {self.path} knows no regions; pass --regions with the folder that `mobatlas regions` wrote"
+                f"--region {name}: {self.path} has no regions; pass --regions with the folder that "
+                "`mobatlas regions` wrote"
             )
         if own and regions is not None:
-            log.warning(
-                "%s: holds its own regions, so --regions %s is not read", self.path, regions
-            )
+            message = "%s: contains its own regions, so --regions %s is not read"
+            log.warning(message, self.path, regions)
         opened = None if own else RegionsFolder.open(folder)  # checks the folder before reading
         shares = self._shares(name, folder)
-        anchors = self._kept_anchors(name) if opened is None else self._anchors_of(name, opened)
+        anchors = self._stored_anchors(name) if opened is None else self._anchors_in(name, opened)
         if not len(anchors):
             raise MobatlasError(
-                f"--region {name}: {folder} knows no training person who lives there; pass --anchors with a table of homes "
-                "and groups instead"
+                f"--region {name}: {folder} has no training person who lives there; pass --anchors "
+                "with a table of homes and groups instead"
             )
         return anchors, shares
 
     def _shares(self, region: str, folder: Path) -> Floats | None:
         with as_written(folder):
             table = read_parquet(folder / COMPOSITION, columns=["region", "group", "share"])
-        known, groups = table["region"].unique().to_pylist(), self.groups
+        known = table["region"].unique().to_pylist()
+        groups = self.groups
         if region not in known:
             raise MobatlasError(
-                f"--region {region}: is no region of {folder}{suggestion(region, known)}"
+                f"--region {region}: is not a region of {folder}{suggestion(region, known)}"
             )
         if groups is None:
             return None
@@ -176,41 +190,38 @@ class Model:
         shares = {row["group"]: row["share"] for row in rows}
         if set(shares) != set(groups.names):
             raise MobatlasError(
-                f"{folder}: its groups ({'; '.join(shares)}) are not those of {self.path} ({'; '.join(groups.names)})"
+                f"{folder}: its groups ({'; '.join(shares)}) are not those of {self.path} "
+                f"({'; '.join(groups.names)})"
             )
         return np.array([shares[name] for name in groups.names])
 
-    def _kept_anchors(self, region: str) -> Floats:
+    def _stored_anchors(self, region: str) -> Floats:
         with as_written(self.path):
             table = read_parquet(self.path / REGION_ANCHORS)
             return _columns(table.filter(pc.equal(table["region"], region)))
 
-    def _anchors_of(self, region: str, regions: RegionsFolder) -> Floats:
+    def _anchors_in(self, region: str, regions: RegionsFolder) -> Floats:
         dataset = self.open_dataset()
         assignment = regions.assignment or {}
         origin = regions.manifest.details["dataset"]
         if origin["content_hash"] != dataset.manifest.content_hash:
-            log.warning(
-                "%s: was made of another dataset than %s; people are matched by user_id",
-                regions.path,
-                dataset.path,
-            )
-        train, users = dataset.split_people("train"), dataset.people["user_id"].to_pylist()
-        lives = np.array(
-            [assignment.get(users[person]) == region for person in train.tolist()], dtype=bool
-        )
-        return dataset.anchors[train[lives]]
+            message = "%s: was made of another dataset than %s; people are matched by user_id"
+            log.warning(message, regions.path, dataset.path)
+        train = dataset.split_people("train")
+        users = dataset.people["user_id"].to_pylist()
+        residents = [person for person in train.tolist() if assignment.get(users[person]) == region]
+        return dataset.anchors[np.array(residents, dtype=np.int64)]
 
 
 def _columns(table: pa.Table) -> Floats:
-    """Anchors of a table, (rows, 4)."""
+    """Return the anchors of a table, (rows, 4)."""
     return np.stack(
         [table[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS], axis=1
     )
 
 
 def save_model(folder: Path, generator: Generator, name: str, dataset: TrajectoryDataset) -> None:
-    """Write a generator of the family of that name, trained on the dataset, into a folder that exists."""
+    """Write a trained generator of the family `name` into an existing folder."""
     groups = generator.groups.as_dict() if generator.groups is not None else None
     config = generator.config.model_dump(mode="json")
     write_json(folder / CONFIG, {"generator": name, "config": config, "groups": groups})
@@ -220,27 +231,45 @@ def save_model(folder: Path, generator: Generator, name: str, dataset: Trajector
 
 
 def length_counts(dataset: TrajectoryDataset, longest: int) -> Ints:
-    """How many training trajectories have each number of tokens, those past the longest truncated: (longest + 1,)."""
+    """Count training trajectories by number of tokens, truncated to the longest: (longest + 1,)."""
     lengths = np.minimum(dataset.lengths[dataset.split("train")], longest)
     return np.bincount(lengths, minlength=longest + 1)
 
 
 def load_model(path: Path | str, dataset: Path | None = None) -> Model:
-    """Read a MODEL folder, every file checked; `dataset` says where its dataset is if that is not where it was."""
+    """Read a MODEL folder and check every file.
+
+    Parameters
+    ----------
+    path
+        The folder that `mobatlas train` or `mobatlas supervise` wrote.
+    dataset
+        The folder of its dataset, if that has moved.
+
+    Returns
+    -------
+    Model
+        The generator, and facts about its training.
+
+    Examples
+    --------
+    >>> from mobatlas import load_model
+    >>> load_model("model").generator.sample(100, seed=1)  # doctest: +SKIP
+    """
     folder = Path(path)
     if not (folder / MANIFEST).exists() and unfinished(folder).is_dir():
         raise MobatlasError(
-            f"{folder}: is not trained to the end; continue it with the command that began it and --resume "
+            f"{folder}: is not trained to the end; continue it with the same command and --resume "
             f"(mobatlas train ... --out {folder} --resume)"
         )
     manifest = read_manifest(folder, KIND)
     with as_written(folder):
-        return _loaded(folder, manifest, dataset)
+        return _load_checked(folder, manifest, dataset)
 
 
-def _loaded(folder: Path, manifest: Manifest, dataset: Path | None) -> Model:
-    trained = _built(_Trained, manifest.details.get("dataset"), folder / MANIFEST)
-    described = _built(_Description, _json(folder / CONFIG), folder / CONFIG)
+def _load_checked(folder: Path, manifest: Manifest, dataset: Path | None) -> Model:
+    trained = _parse(_Trained, manifest.details.get("dataset"), folder / MANIFEST)
+    described = _parse(_Description, _json(folder / CONFIG), folder / CONFIG)
     generator = _generator(folder, described)
     return Model(
         path=folder,
@@ -254,11 +283,13 @@ def _loaded(folder: Path, manifest: Manifest, dataset: Path | None) -> Model:
 
 
 def _generator(folder: Path, described: _Description) -> Generator:
-    name, where = described.generator, folder / CONFIG
-    if name not in generator_names():
-        known = generator_names()
+    name = described.generator
+    where = folder / CONFIG
+    known = generator_names()
+    if name not in known:
         raise MobatlasError(
-            f"{where}: the generator '{name}' does not exist{suggestion(name, known)} (known: {', '.join(known)})"
+            f"{where}: the generator '{name}' does not exist{suggestion(name, known)} "
+            f"(known: {', '.join(known)})"
         )
     family = family_of(name)
     try:
@@ -286,7 +317,7 @@ def _vocabulary(path: Path) -> Vocabulary:
 
 
 def _lengths(path: Path, longest: int) -> Ints:
-    counts = np.array(_built(_Lengths, _json(path), path).counts, dtype=np.int64)
+    counts = np.array(_parse(_Lengths, _json(path), path).counts, dtype=np.int64)
     if len(counts) != longest + 1 or counts[0] != 0 or counts.min() < 0 or not counts.any():
         raise MobatlasError(
             f"{path}: does not count trajectories of 1 to {longest} tokens; train the model again"
@@ -303,7 +334,7 @@ def _json(path: Path) -> Any:
         ) from None
 
 
-def _built(model: type[Values], values: Any, where: Path) -> Values:
+def _parse(model: type[Values], values: Any, where: Path) -> Values:
     if not isinstance(values, dict):
         raise MobatlasError(
             f"{where}: does not hold what mobatlas writes there; train the model again"

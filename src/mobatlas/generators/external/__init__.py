@@ -1,1 +1,1 @@
-"""The external family: bring your own generator."""
+"""The external family: samples of another program, or of a function of the user's."""

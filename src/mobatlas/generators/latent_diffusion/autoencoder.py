@@ -256,7 +256,7 @@ def set_statistics(autoencoder: Autoencoder, dataset: TrajectoryDataset) -> Tens
 def encode_split(
     autoencoder: Autoencoder, dataset: TrajectoryDataset, split: str, path: Path | None
 ) -> Latents:
-    """Encode the trajectories of a split, into a file if there is a path; a whole file is reused."""
+    """Encode the trajectories of a split, to `path` if any; an intact file is reused."""
     members = dataset.split(split)
     lengths = np.zeros(len(dataset), dtype=np.int64)
     lengths[members] = np.minimum(dataset.lengths[members] + 1, autoencoder.length)

@@ -1,4 +1,4 @@
-"""The diffusion transformer: adaLN-zero blocks over latents (Peebles and Xie 2023; appendix, "DiT").
+"""The diffusion transformer with adaLN-zero blocks (Peebles and Xie 2023; appendix, "DiT").
 
 Home and work are added to the timestep embedding. A group is added there and to every token,
 because adaLN alone conditions weakly on it. An unknown group initially adds zero to both.

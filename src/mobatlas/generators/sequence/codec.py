@@ -27,23 +27,18 @@ class TokenCodec(Protocol):
     @property
     def has_times(self) -> bool:
         """Whether rows carry arrival and departure times."""
-        ...
 
     def row_shape(self, length: int) -> tuple[int, ...]:
         """Return the shape of a sampled trajectory of at most `length` tokens."""
-        ...
 
     def read_dataset(self, dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
         """Return rows of trajectories of a dataset, truncated to `length` tokens."""
-        ...
 
     def read_trajectories(self, trajectories: Trajectories, length: int) -> Tensor:
         """Return rows of trajectories, truncated to `length` tokens."""
-        ...
 
     def target_tokens(self, visits: Tensor) -> Tensor:
         """Return the tokens (batch, any) that the network predicts."""
-        ...
 
     def sample(
         self, decoder: Any, condition: Tensor, uniform: Uniform, length: int, ends: Tensor | None
@@ -52,17 +47,14 @@ class TokenCodec(Protocol):
 
         `ends` (TILE,) forces the number of tokens.
         """
-        ...
 
     def to_trajectories(self, rows: Tensor, anchors: Floats) -> Trajectories:
         """Return sampled rows as the trajectories of people with these anchors."""
-        ...
 
     def soft_trajectories(
         self, decoder: Any, rows: Tensor, condition: Tensor, anchors: Floats
     ) -> SoftTrajectories:
         """Return the distribution behind each visit of sampled rows, given the visits before."""
-        ...
 
 
 class PlainTokenCodec:
@@ -113,7 +105,7 @@ PLAIN_TOKENS = PlainTokenCodec()
 def sample_tokens(
     network: CausalTransformer, condition: Tensor, uniform: Tensor, lengths: Tensor | None = None
 ) -> Tensor:
-    """Draw tokens (batch, length) by numbers `uniform` (batch, length) in [0, 1), PAD after the end.
+    """Draw tokens (batch, length) by `uniform` (batch, length) in [0, 1), PAD after the end.
 
     `lengths` (batch,) forces the number of tokens. Sampling stops when all trajectories have ended.
     """

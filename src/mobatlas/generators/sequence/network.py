@@ -1,8 +1,8 @@
-"""The causal transformer over POI tokens (Radford et al. 2019): p(next token | person, tokens before).
+"""The causal transformer over tokens (Radford et al. 2019): p(token | person, tokens before).
 
 The first place holds the start token, and every place carries the condition. A trajectory ends with
-an end token unless it fills all places. Tokens that no trajectory contains have probability zero, as
-has an end before the first token, so the probabilities of all trajectories sum to 1.
+an end token unless it fills all places. Tokens that no trajectory contains have probability zero,
+as has an end before the first token, so the probabilities of all trajectories sum to 1.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class CausalTransformer(nn.Module):
         return self.token_logits(self.hidden(self.words(previous), condition), condition)
 
     def hidden(self, previous: Tensor, condition: Tensor) -> Tensor:
-        """Return the hidden state of each place from the embeddings before, both (batch, any, width)."""
+        """Return hidden states (batch, any, width) from the embeddings before each place."""
         places = self.places[: previous.shape[1]]  # (any, width)
         hidden = self.dropout(previous + places + condition[:, None, : self.width])
         for block in self.blocks:
@@ -145,7 +145,7 @@ class CausalTransformer(nn.Module):
         return token_nats(self.logits(previous_tokens(tokens), condition), tokens).sum(1)
 
     def step(self, last: Tensor, condition: Tensor, place: int, cache: Tensor) -> Tensor:
-        """Return logits (batch, vocabulary) of a place, given the last token (batch,) and a cache."""
+        """Return logits (batch, vocabulary) of a place, given the last token and a cache."""
         hidden = self.hidden_at(place, self.words(last), condition, cache)
         return self.token_logits_at(place, hidden, condition)
 

@@ -82,12 +82,10 @@ class Network(Protocol):
     @property
     def decoder(self) -> Any:
         """What the codec samples with. Its `measure(dataset)` is called before training."""
-        ...
 
     @property
     def latent(self) -> int:
         """The number of normal random numbers (the noise) that a trajectory starts from."""
-        ...
 
     def forward(
         self,
@@ -98,17 +96,14 @@ class Network(Protocol):
         step: int | None = None,
     ) -> Tensor:
         """Return the loss (batch,); `step` is None after phase 1."""
-        ...
 
     def terms(
         self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor
     ) -> dict[str, Tensor]:
         """Return terms (batch,) whose sum is, or bounds, minus the log-likelihood."""
-        ...
 
     def condition(self, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> Tensor:
         """Return the condition (batch, width) of the decoder."""
-        ...
 
 
 # (config, size of the vocabulary, groups) -> a `Network`
