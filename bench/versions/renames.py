@@ -49,8 +49,10 @@ RENAMES = Renames(
         "groups.gap_closed": "groups.gap_closed_strong",
         "everybody.floor_closed": "everybody.gap_closed_floor",
         "everybody.gap_closed": "everybody.gap_closed_strong",
+        "about": "subject",
+        "yardstick": "metric_spec",
     },
-    columns={},
+    columns={"closed": "gap closed, floor", "gap closed": "gap closed, strong"},
     tensors={
         "nearness": "distance_bias",
         "nearness.bend": "distance_bias.knot_values",
@@ -68,7 +70,19 @@ RENAMES = Renames(
         "stay.given": "stay.tokens",
     },
     files={"stages.json": "steps.json"},
-    values={},
+    values={
+        "Trajectories of one": "Trajectories, unique",
+        "5-grams of one": "5-grams, unique",
+        "Member AUC": "Membership AUC",
+        "Member TPR": "Membership TPR",
+        "Home and work of one": "Home and work, unique",
+        "Member AUC, anchors": "Anchors AUC",
+        "Member TPR, anchors": "Anchors TPR",
+        "samples near by": "nearby samples",
+        "closest sample, beside reference": "closest sample, against reference",
+        "likelihood, beside reference": "likelihood, against reference",
+        "5-grams that reference lacks": "5-grams not in reference",
+    },
     ignored_keys=frozenset(
         {"versions", "files", "hash", "content_hash", "sha256", "dataset_hash", "made_of"}
         | {"path", "seconds", "examples_per_second", "trajectories_per_second", "peak_gb"}

@@ -144,10 +144,9 @@ def evaluate(
     opened = TrajectoryDataset.open(dataset)
     _check_split(opened, split)
     labelled = opened.groups is not None and opened.labels() is not None
-    paths = {BASELINE: baseline, OURS: samples, STRONG: strong}
     files = {
         label: read_samples(path, opened.vocabulary, opened.groups if labelled else None)
-        for label, path in paths.items()
+        for label, path in ((BASELINE, baseline), (OURS, samples), (STRONG, strong))
         if path is not None
     }
     scorer = _Scorer(opened, split, files, MetricSpec.of(opened), seed, resamples)
