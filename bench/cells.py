@@ -40,9 +40,9 @@ from mobatlas.progress import track
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import build_regions
-from mobatlas.supervision.resample import PlainSampler, Sampler
+from mobatlas.supervision.samplers import PlainSampler, Sampler
 from mobatlas.supervision.store import CURVE, load_sampler
-from mobatlas.supervision.strategies import strategy_named
+from mobatlas.supervision.strategies import get_strategy
 from mobatlas.training.checkpoints import START_ANEW
 
 log = logging.getLogger("mobatlas")
@@ -191,7 +191,7 @@ class Place:
     def supervised(self, job: Job) -> tuple[Path, dict[str, Any]]:
         """The model of a job, made if it is not there, and what was reported of it."""
         baseline, regions = self.baseline(), self.regions(job)
-        out, strategy = self.path / job.name, strategy_named(job.strategy)
+        out, strategy = self.path / job.name, get_strategy(job.strategy)
         own, _ = split_options(self.bench.values)
         values = {
             section: value
@@ -217,7 +217,7 @@ class Place:
             return {"resample": load_sampler(model)}
         calibrated = load_sampler(model)
         plain = (
-            PlainSampler(model.generator, calibrated.anchors, calibrated.lives)
+            PlainSampler(model.generator, calibrated.anchors, calibrated.residence)
             if job.membership
             else model.generator
         )

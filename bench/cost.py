@@ -25,7 +25,7 @@ from mobatlas.progress import SILENT, Tracker
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 from mobatlas.supervision.group_tilts import fit_group_tilts
-from mobatlas.supervision.resample import PlainSampler, Sampler
+from mobatlas.supervision.samplers import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler
 
 # The rollout and the batch of the paper; the learning rate is ours, larger than the paper's, so that few steps get further.

@@ -29,7 +29,7 @@ from mobatlas.regions.recovery.transfer import confounding
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Recovery
-from mobatlas.supervision.evidence import believed_shares, lives_by, region_of
+from mobatlas.supervision.evidence import region_of, residence_shares, shrunk_shares
 from mobatlas.supervision.tilt import fit_tilt
 
 # By which training people are weighed: what labels know of means, what regions tell of them; what the composition says of who
@@ -167,7 +167,7 @@ def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
                 regions.composition.regions, region, crowd.group, regions.groups
             )
             homes = {
-                RESIDENCE: lives_by(believed_shares(regions), region),
+                RESIDENCE: residence_shares(shrunk_shares(regions), region),
                 KNOWN_RESIDENCE: known_there,
             }
             found["people"] |= {stage: crowd.closed(lives) for stage, lives in homes.items()}
@@ -181,7 +181,9 @@ def known_residence(regions: Sequence[str], region: Ints, group: Ints, groups: G
     """What labels of all people say of who lives where they do (people, groups); without a region or label: of all of them."""
     names = np.array([*regions, None], dtype=object)[region]
     names[group < 0] = None
-    return lives_by(composition_from_labels(group, names, groups).shares, region_codes(names)[0])
+    return residence_shares(
+        composition_from_labels(group, names, groups).shares, region_codes(names)[0]
+    )
 
 
 def _asked(place: Place) -> dict[str, Any]:

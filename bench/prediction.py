@@ -39,7 +39,7 @@ from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions
 from mobatlas.pipeline.supervise import check_options
 from mobatlas.progress import track
-from mobatlas.supervision.resample import PlainSampler, Sampler
+from mobatlas.supervision.samplers import PlainSampler, Sampler
 
 PARTITION, REAL, FAMILY = "fullrank", "real", "latent-diffusion"
 POI, TUNED = (
@@ -116,7 +116,7 @@ def sampled(place: Place, model: Generator | Sampler, n: int) -> ByGroup:
         groups, seed = np.full(n, group, dtype=np.int64), place.seed + STREAM + number
         blocks = [slice(start, start + BLOCK) for start in range(0, n, BLOCK)]
         parts = [
-            sampler.sample_given(groups[some], homes[some], seed, first=some.start)
+            sampler.sample_at_anchors(groups[some], homes[some], seed, first=some.start)
             for some in blocks
         ]
         made[name] = Trajectories.joined(parts)

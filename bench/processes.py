@@ -25,6 +25,7 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.errors import MobatlasError
 from mobatlas.progress import SILENT, Tracker
+from mobatlas.sampling.request import SampleRequest
 
 UNTIL = (1, 10, 50, 100)  # steps, up to which losses are compared
 TIMING = (
@@ -200,8 +201,8 @@ def _generate(
     from mobatlas.sampling.generate import generate  # torch only in the process that needs it
 
     clock = _Clock()
-    how: dict[str, Any] = {"seed": seed, "accelerator": "cpu", "devices": devices, "shard": shard}
-    made = generate(model, out, n, tracker=clock, **how)
+    request = SampleRequest(seed=seed, accelerator="cpu", devices=devices, shard=shard)
+    made = generate(model, out, n, request, tracker=clock)
     return made.as_dict() | {"rate": clock.rate(devices)}
 
 

@@ -28,7 +28,7 @@ from mobatlas.evaluation.comparison import (
 from mobatlas.evaluation.metrics import MetricSpec, metrics
 from mobatlas.features.divergences import jsd
 from mobatlas.generators.protocol import Generator
-from mobatlas.supervision.resample import PlainSampler, Sampler
+from mobatlas.supervision.samplers import PlainSampler, Sampler
 
 FLOOR = "floor"
 ANCHORS_OF = ("group", "population")
@@ -121,7 +121,7 @@ def draw_groups(
                     np.full(n, group, dtype=np.int64),
                     _anchors(dataset, training[name], n, seed),
                 )
-                made = sampler.sample_given(told, homes, seed + number + 1, draws=draws)
+                made = sampler.sample_at_anchors(told, homes, seed + number + 1, draws=draws)
             for draw, of in enumerate(samples):
                 of[label][name] = made.take(np.arange(draw * n, (draw + 1) * n))
     return samples

@@ -19,6 +19,7 @@ from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
 from mobatlas.pipeline.train import Execution, train
 from mobatlas.regions.build import RegionsOptions
+from mobatlas.sampling.request import SampleRequest
 from tests.outcomes import run
 from tests.tiny import OPTIONS, small_city
 
@@ -89,7 +90,9 @@ class World:
         """Calibrated ones of that model."""
         out = self.root / f"{strategy}.parquet"
         if not out.exists():
-            made = generate(self.supervised(strategy), out, 20, group=GROUP, calibrate=True)
+            made = generate(
+                self.supervised(strategy), out, 20, SampleRequest(group=GROUP, calibrate=True)
+            )
             assert made.acceptance_rate is not None, "of finetune too, which keeps no calibration"
         return out
 

@@ -32,7 +32,7 @@ from mobatlas.generators.sequence.network import (
 from mobatlas.generators.sequence.sequence_generator import SequenceGenerator
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.train import Execution, train
-from mobatlas.supervision.strong import labelled
+from mobatlas.supervision.strategies import labelled_draw
 from mobatlas.training.loop import Share, Trainer
 from tests.networks import chance, stirred
 from tests.tiny import OPTIONS, fitted, fresh, small_city
@@ -337,7 +337,9 @@ def test_the_losses_of_two_processes_have_the_loss_of_one_as_their_mean(
     made.fit(dataset, cast(Trainer, watcher))
     taught = made.with_groups(DEFAULT_GROUPS, 0)
     watcher.run(
-        taught.weighted_fit_stage(dataset, labelled(dataset, 0), "strong", cast(Trainer, watcher))
+        taught.weighted_fit_stage(
+            dataset, labelled_draw(dataset, 0), "strong", cast(Trainer, watcher)
+        )
     )
     for stage in watcher.stages:
         stirred(stage.network)

@@ -15,6 +15,7 @@ from mobatlas.cli import main
 from mobatlas.pipeline.supervise import SuperviseOptions
 from mobatlas.pipeline.train import Execution
 from mobatlas.regions.build import RegionsOptions
+from mobatlas.sampling.request import SampleRequest
 from tests.tiny import OPTIONS, small_city
 
 FAMILIES, GROUP = ("autoregressive", "vae"), "30-40, F"
@@ -97,8 +98,8 @@ def test_every_strategy_makes_a_model_that_samples_groups(
     assert report["strategy"] == strategy
     made = load_model(tmp_path / "model")
     assert (made.name, made.strategy) == (name, strategy)
-    generate(tmp_path / "model", tmp_path / "some.parquet", 20, group=GROUP, seed=3)
-    generate(tmp_path / "model", tmp_path / "more.parquet", 30, group=GROUP, seed=3)
+    generate(tmp_path / "model", tmp_path / "some.parquet", 20, SampleRequest(group=GROUP, seed=3))
+    generate(tmp_path / "model", tmp_path / "more.parquet", 30, SampleRequest(group=GROUP, seed=3))
     some, more = (pd.read_parquet(tmp_path / f"{each}.parquet") for each in ("some", "more"))
     assert set(some["group"]) == {GROUP} and some["trajectory"].nunique() == 20
     pd.testing.assert_frame_equal(more[more["trajectory"] < 20], some)

@@ -21,18 +21,18 @@ from mobatlas.generators.protocol import UNKNOWN, Generator
 from mobatlas.generators.rng import uniforms
 from mobatlas.groups import Groups
 from mobatlas.regions.build import RegionsOptions
-from mobatlas.supervision.calibration import Calibration, fit_calibration, fit_capped_tilt
+from mobatlas.supervision.calibration import Calibration, CalibrationConfig, fit_calibration
 from mobatlas.supervision.evidence import Evidence, gather_evidence
-from mobatlas.supervision.fixed_anchor_calibration import fit_given_tilt, given_weights
-from mobatlas.supervision.resample import (
-    CalibratedSampler,
-    PlainSampler,
-    Sampler,
-    load_calibration,
-    resample,
-    save_calibration,
+from mobatlas.supervision.samplers import CalibratedSampler, PlainSampler, Sampler
+from mobatlas.supervision.store import load_calibration, save_calibration
+from mobatlas.supervision.strategies import STRATEGIES, StrategyOptions
+from mobatlas.supervision.tilt import (
+    fit_capped_tilt,
+    fit_fixed_anchor_tilt,
+    fit_tilt,
+    fixed_anchor_weights,
 )
-from mobatlas.supervision.tilt import fit_tilt
+from mobatlas.training.loop import Trainer
 from tests.tiny import OPTIONS, fitted, small_city, with_other_labels
 
 SIX = 5  # a group, "40-50, F"
@@ -70,14 +70,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     )
     evidence = gather_evidence(dataset, root / "regions")
     model = fitted("latent-diffusion", dataset, **BRIEF)
-    return World(dataset, root / "regions", evidence, model, resample(model, evidence, pool=POOL))
+    return World(dataset, root / "regions", evidence, model, calibrate(model, evidence, pool=POOL))
 
 
 @pytest.fixture(scope="module")
 def grouped(world: World) -> tuple[Generator, Calibration]:
     """A model that is told groups, and its calibration."""
     model = world.model.with_groups(world.evidence.groups, seed=1)
-    return model, fit_calibration(model, world.evidence, pool=256, candidates=4)
+    return model, calibrate(model, world.evidence, pool=256, candidates=4)
+
+
+def calibrate(model: Generator, evidence: Evidence, **options: Any) -> Calibration:
+    return fit_calibration(model, evidence.moments, CalibrationConfig(**options))
 
 
 def counts(seed: int, rows: int = 60, features: int = 3) -> tuple[sparse.csr_array, Floats]:
@@ -96,7 +100,7 @@ def same(a: Trajectories, b: Trajectories) -> bool:
 
 def distance(world: World, made: Trajectories, group: int) -> float:
     means = np.asarray(world.evidence.phi.counts(made).mean(0)).ravel()
-    return world.evidence.told.distance(means, world.evidence.means[group])["scaled"]
+    return world.evidence.aggregate_moments.distance(means, world.evidence.means[group])["scaled"]
 
 
 @settings(max_examples=25, deadline=None)
@@ -150,7 +154,7 @@ def test_a_cap_that_nothing_reaches_leaves_the_plain_tilt_and_a_cap_of_one_none(
 def test_the_dual_with_a_partition_for_each_anchor_agrees_with_brute_force(seed: int) -> None:
     phi, target = counts(seed, rows=40)
     k, ridge = 4, 0.05
-    coefficients, converged = fit_given_tilt(phi, target, k, ridge)
+    coefficients, converged = fit_fixed_anchor_tilt(phi, target, k, ridge)
     dense = phi.toarray().reshape(-1, k, 3)  # (anchors, K, features)
     scale = np.sqrt(phi.toarray().mean(0))
 
@@ -182,10 +186,12 @@ def test_where_anchors_are_given_everybody_goes_out_as_much_as_before_times_a_ra
     phi, target = counts(seed, rows=160)
     k, ridge = 8, 0.05
     visits = np.random.default_rng(seed).integers(1, 9, 160).astype(float)
-    coefficients, converged = fit_given_tilt(phi, target, k, ridge, visits, ratio)
+    coefficients, converged = fit_fixed_anchor_tilt(phi, target, k, ridge, visits, ratio)
     assert converged
     numbers = visits.reshape(-1, k)
-    weights = given_weights((phi @ coefficients).reshape(-1, k), numbers, ratio)  # (anchors, K)
+    weights = fixed_anchor_weights(
+        (phi @ coefficients).reshape(-1, k), numbers, ratio
+    )  # (anchors, K)
     least, most = numbers.min(1), numbers.max(1)
     goal = np.clip(ratio * numbers.mean(1), least + (most - least) / 16, most - (most - least) / 16)
     assert (weights * numbers).sum(1) == pytest.approx(goal, abs=1e-8)
@@ -194,7 +200,7 @@ def test_where_anchors_are_given_everybody_goes_out_as_much_as_before_times_a_ra
     scale = np.sqrt(phi.toarray().mean(0))
     assert target - reached == pytest.approx(ridge * scale**2 * coefficients, abs=1e-6)
     # untold, all candidates are alike
-    assert given_weights(np.zeros((20, k)), numbers, 1.0) == pytest.approx(1 / k)
+    assert fixed_anchor_weights(np.zeros((20, k)), numbers, 1.0) == pytest.approx(1 / k)
 
 
 def test_accepted_samples_are_nearer_to_their_group_than_the_models_own(world: World) -> None:
@@ -210,11 +216,11 @@ def test_accepted_samples_are_nearer_to_their_group_than_the_models_own(world: W
         assert len(made.trajectories) == len(made.numbers) == len(set(made.numbers.tolist())) == 256
 
 
-def test_of_given_anchors_too_the_chosen_samples_are_nearer(world: World) -> None:
+def test_calibrated_samples_at_fixed_anchors_are_nearer_too(world: World) -> None:
     anchors = world.evidence.anchors[np.arange(256) % len(world.evidence.anchors)]
     own = world.model.sample(256, anchors=anchors, seed=77)
     for group in (0, SIX):
-        made = world.sampler.sample_given(np.full(256, group), anchors, seed=1)
+        made = world.sampler.sample_at_anchors(np.full(256, group), anchors, seed=1)
         assert np.array_equal(made.anchors, anchors, equal_nan=True)
         assert distance(world, made, group) < 0.5 * distance(world, own, group)
 
@@ -224,7 +230,7 @@ def test_a_model_that_is_told_groups_is_calibrated_group_by_group(
 ) -> None:
     model, calibration = grouped
     sampler: Sampler = CalibratedSampler.of(model, calibration, world.evidence.anchors)
-    assert calibration.told and not world.resampled.told
+    assert calibration.conditioned and not world.resampled.conditioned
     assert (
         len({each.before["js"] for each in calibration.population}) == 8
     )  # each has a pool of its own
@@ -245,9 +251,9 @@ def test_the_output_does_not_depend_on_chunks(world: World) -> None:
     )
     assert (first.following, first.drawn + rest.drawn) == (first.numbers[-1] + 1, whole.drawn)
     groups, anchors = np.arange(60) % 8, world.evidence.anchors[:60]
-    given = sampler.sample_given(groups, anchors, seed=4)
+    given = sampler.sample_at_anchors(groups, anchors, seed=4)
     parts = [
-        sampler.sample_given(groups[a:b], anchors[a:b], seed=4, first=a)
+        sampler.sample_at_anchors(groups[a:b], anchors[a:b], seed=4, first=a)
         for a, b in ((0, 17), (17, 60))
     ]
     assert np.array_equal(given.tokens, np.concatenate([part.tokens for part in parts]))
@@ -261,13 +267,13 @@ def test_several_draws_begin_with_the_one_that_is_drawn_alone(world: World) -> N
     ]
     for sampler in samplers:
         one, three = (
-            sampler.sample_given(groups, anchors, seed=4, draws=draws) for draws in (1, 3)
+            sampler.sample_at_anchors(groups, anchors, seed=4, draws=draws) for draws in (1, 3)
         )
         draws = [three.take(np.arange(60 * draw, 60 * (draw + 1))) for draw in range(3)]
         assert len(three) == 180 and same(draws[0], one)
         assert not same(draws[1], one) and not same(draws[1], draws[2])
         assert all(np.array_equal(draw.anchors, anchors) for draw in draws)
-    made = world.sampler.sample_given(groups, anchors, seed=4, draws=40)
+    made = world.sampler.sample_at_anchors(groups, anchors, seed=4, draws=40)
     days = {tuple(made.take(np.array([60 * draw])).tokens) for draw in range(40)}
     assert 1 < len(days) <= world.sampler.calibration.candidates, (
         "all draws choose among the same candidates"
@@ -295,14 +301,14 @@ def test_without_a_tilt_everything_is_accepted_and_any_candidate_will_do(world: 
     ]
     sampler = replace(world.sampler, calibration=replace(world.resampled, population=tuple(none)))
     assert sampler.sample(30, 0).numbers.tolist() == list(range(30))
-    unknown = world.sampler.sample_given(np.full(30, UNKNOWN), world.evidence.anchors[:30])
+    unknown = world.sampler.sample_at_anchors(np.full(30, UNKNOWN), world.evidence.anchors[:30])
     assert len(unknown) == 30
 
 
 def test_a_pool_too_small_for_its_features_does_no_harm(world: World) -> None:
     """Means of 32 samples are noise, and a tilt to noise is chosen only if it helps samples it was not fitted on."""
-    found = fit_calibration(world.model, world.evidence, pool=32, candidates=2)
-    for each in (*found.population, *found.given):
+    found = calibrate(world.model, world.evidence, pool=32, candidates=2)
+    for each in (*found.population, *found.fixed_anchors):
         assert each.after["scaled"] <= each.before["scaled"] + 1e-9
 
 
@@ -324,14 +330,14 @@ def test_what_is_written_is_what_is_read(world: World, tmp_path: Path) -> None:
     report = json.loads(json.dumps(read.report(), allow_nan=False))
     assert report["groups"]["40-50, F"]["population"]["cap"] == read.population[SIX].cap
     (tmp_path / "calibration.safetensors").write_bytes(b"cut")
-    with pytest.raises(MobatlasError, match=r"calibration\.json: is not a calibration"):
+    with pytest.raises(MobatlasError, match=r"calibration\.json: this is not a calibration"):
         load_calibration(tmp_path)
     save_calibration(tmp_path, world.resampled)
     values = json.loads((tmp_path / "calibration.json").read_text()) | {
         "features": ["category:home"]
     }
     (tmp_path / "calibration.json").write_text(json.dumps(values))
-    with pytest.raises(MobatlasError, match="its tensors are of another"):
+    with pytest.raises(MobatlasError, match="belongs to another one"):
         load_calibration(tmp_path)
 
 
@@ -341,7 +347,7 @@ def test_labels_change_nothing_after_the_regions_were_built(
 ) -> None:
     copy = with_other_labels(world.dataset, tmp_path / "copy", change)
     evidence = gather_evidence(TrajectoryDataset.open(copy), world.regions)
-    again = resample(world.model, evidence, pool=POOL)
+    again = calibrate(world.model, evidence, pool=POOL)
     assert json.dumps(again.as_dict()) == json.dumps(world.resampled.as_dict())
     assert all(
         again.tensors()[name].tobytes() == t.tobytes()
@@ -350,7 +356,9 @@ def test_labels_change_nothing_after_the_regions_were_built(
     sampler = CalibratedSampler.of(world.model, again, evidence.anchors)
     assert same(sampler.sample(50, 2).trajectories, world.sampler.sample(50, 2).trajectories)
     groups, anchors = np.arange(20) % 8, evidence.anchors[:20]
-    assert same(sampler.sample_given(groups, anchors), world.sampler.sample_given(groups, anchors))
+    assert same(
+        sampler.sample_at_anchors(groups, anchors), world.sampler.sample_at_anchors(groups, anchors)
+    )
 
 
 def test_what_samples_do_not_show_is_left_out_and_said(
@@ -361,11 +369,11 @@ def test_what_samples_do_not_show_is_left_out_and_said(
         tmp_path / "r",
         RegionsOptions(partition="demogroups", features=("category", "hour")),
     )
-    found = resample(
+    found = calibrate(
         world.model, gather_evidence(world.dataset, tmp_path / "r"), pool=64, candidates=2
     )
     assert not any(name.startswith("hour:") for name in found.features)
-    assert "samples do not tell when" in caplog.text
+    assert "samples of this model have no times" in caplog.text
 
 
 def test_giving_up_is_said_in_a_sentence(world: World) -> None:
@@ -383,18 +391,17 @@ def test_bad_input_is_refused_in_a_sentence(
     world: World, grouped: tuple[Generator, Calibration]
 ) -> None:
     model, evidence = world.model, world.evidence
-    with pytest.raises(
-        MobatlasError, match="a pool of 10 samples, 8 for each anchor, is too small"
-    ):
-        fit_calibration(model, evidence, pool=10)
+    with pytest.raises(ValueError, match="a pool of 10 is too small for 8 candidates"):
+        CalibrationConfig(pool=10)
     with pytest.raises(MobatlasError, match="no anchors"):
-        fit_calibration(model, evidence, np.zeros((0, 4)))
+        fit_calibration(model, replace(evidence.moments, anchors=np.zeros((0, 4))))
     others = world.model.with_groups(Groups.of({"sex": ("M", "F")}), seed=0)
-    with pytest.raises(MobatlasError, match=r"the model's groups \(M; F\) are not those of"):
-        fit_calibration(others, evidence, pool=64)
-    with pytest.raises(MobatlasError, match="conditioned on groups already"):
-        resample(grouped[0], evidence)
-    with pytest.raises(MobatlasError, match="another model than this one, which knows no groups"):
+    with pytest.raises(MobatlasError, match=r"the groups of the model \(M; F\) are not those of"):
+        calibrate(others, evidence, pool=64)
+    run = STRATEGIES["resample"].run
+    with pytest.raises(MobatlasError, match="this model knows groups already"):
+        run(grouped[0], world.dataset, evidence, Trainer(None, quiet=True), StrategyOptions())
+    with pytest.raises(MobatlasError, match="another model than this one, which has no groups"):
         CalibratedSampler.of(model, grouped[1], evidence.anchors)
     with pytest.raises(MobatlasError, match="its groups are not those of the model"):
         CalibratedSampler.of(others, grouped[1], evidence.anchors)
@@ -424,13 +431,13 @@ def test_diversity_counts_distinct_trajectories_and_copies(world: World) -> None
     assert 0 < diversity(samples, *real)["distinct"] <= 1
 
 
-def test_a_pool_lives_where_the_group_does(world: World) -> None:
+def test_a_pool_has_the_homes_of_its_group(world: World) -> None:
     """Homes of the first row alone: every sample of the pool, and of the sampler, has them."""
-    lives = np.zeros((len(world.evidence.anchors), len(world.evidence.groups)))
-    lives[0, SIX], lives[1, :SIX], lives[1, SIX + 1 :] = 1, 1, 1
-    moments = replace(world.evidence.moments, lives=lives)
-    calibration = fit_calibration(world.model, moments, pool=64)
-    sampler = CalibratedSampler.of(world.model, calibration, moments.anchors, lives)
+    residence = np.zeros((len(world.evidence.anchors), len(world.evidence.groups)))
+    residence[0, SIX], residence[1, :SIX], residence[1, SIX + 1 :] = 1, 1, 1
+    moments = replace(world.evidence.moments, residence=residence)
+    calibration = fit_calibration(world.model, moments, CalibrationConfig(pool=64))
+    sampler = CalibratedSampler.of(world.model, calibration, moments.anchors, residence)
     for group, row in ((SIX, 0), (0, 1)):
         made = sampler.sample(5, group).trajectories.anchors
         assert np.array_equal(made, np.tile(moments.anchors[row], (5, 1)), equal_nan=True)

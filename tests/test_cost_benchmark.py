@@ -10,13 +10,12 @@ import pytest
 
 from bench import cost
 from mobatlas import MobatlasError, TrajectoryDataset
-from mobatlas.data.arrays import Floats
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.evaluation.comparison import group_members
 from mobatlas.generators.store import load_model
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
-from mobatlas.supervision.moments import Ints
-from mobatlas.supervision.resample import Accepted, PlainSampler
+from mobatlas.supervision.samplers import Accepted, PlainSampler
 from tests.test_phase2_benchmark import CITY, VALUES
 
 
@@ -60,10 +59,10 @@ class _People:
         self.members = list(group_members(dataset, "train").values())
 
     def sample(self, n: int, group: int, seed: int = 0, *, first: int = 0) -> Accepted:
-        made = self.sample_given(np.full(n, group), np.full((n, 4), np.nan), seed)
+        made = self.sample_at_anchors(np.full(n, group), np.full((n, 4), np.nan), seed)
         return Accepted(made, first + np.arange(n), first + n, n)
 
-    def sample_given(
+    def sample_at_anchors(
         self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0, draws: int = 1
     ) -> Trajectories:
         rng = np.random.default_rng(seed)

@@ -34,6 +34,7 @@ from mobatlas import (
 from mobatlas.cli.commands import app
 from mobatlas.evaluation.comparison import EVERYBODY, group_members, sampling_floor
 from mobatlas.groups import DEFAULT_GROUPS
+from mobatlas.sampling.request import SampleRequest
 from tests.small_town import NAMES
 from tests.tiny import fresh, small_city
 from tests.written import write
@@ -337,7 +338,7 @@ def test_a_file_of_generate_is_read_as_it_was_written(
     groups = dataset.groups
     assert groups is not None
     model = keep(tmp_path / "model", fresh(FAMILY, dataset).with_groups(groups, 1), dataset)
-    generate(model, tmp_path / "made.parquet", 40, group="30-40, F")
+    generate(model, tmp_path / "made.parquet", 40, SampleRequest(group="30-40, F"))
     read = read_samples(tmp_path / "made.parquet", dataset.vocabulary, groups)
     trajectories, names, _ = read_synthetic(tmp_path / "made.parquet", dataset.vocabulary)
     assert np.array_equal(read.trajectories.tokens, trajectories.tokens)

@@ -27,8 +27,9 @@ from mobatlas.generators.protocol import family_of
 from mobatlas.io.manifest import read_manifest
 from mobatlas.pipeline.train import Execution
 from mobatlas.regions.build import RegionsOptions
+from mobatlas.sampling.request import SampleRequest
 from mobatlas.supervision import strategies
-from mobatlas.supervision.resample import resample
+from mobatlas.supervision.calibration import CalibrationConfig
 from tests.outcomes import refused, run
 from tests.tiny import OPTIONS, small_city
 from tests.written import sequences
@@ -171,7 +172,7 @@ def test_groups_are_chosen_among_its_samples(world: World, tmp_path: Path, strat
     everybody, before, after = shares(sequences(world.pool), dataset), [], []
     for number, name in enumerate(dataset.groups.names):
         out = tmp_path / f"{number}.parquet"
-        generate(model, out, 150, group=name, seed=1)
+        generate(model, out, 150, SampleRequest(group=name, seed=1))
         real = Trajectories.of(dataset, train_rows[group_of[dataset.person[train_rows]] == number])
         names = [tuple(dataset.vocabulary.poi_ids[token] for token in real.tokens)]
         before.append(js(everybody, shares(names, dataset)))
@@ -185,7 +186,7 @@ def test_auto_takes_what_works_and_says_why(world: World, tmp_path: Path) -> Non
     done = run(
         "supervise", world.model, world.regions, *LEAST, "--out", tmp_path / "new", "--quiet"
     )
-    assert "supervised by resample (the generator external cannot be taught" in " ".join(
+    assert "supervised by resample (the generator external cannot be trained" in " ".join(
         done.out.split()
     ), done.err
     assert load_model(tmp_path / "new").strategy == "resample"
@@ -196,21 +197,24 @@ def test_auto_takes_what_works_and_says_why(world: World, tmp_path: Path) -> Non
     [
         (
             ["--strategy", "finetune"],
-            "--strategy finetune teaches the generator, and external cannot be taught; take",
+            "--strategy finetune trains the generator, and external cannot be trained; pass",
         ),
         (
             ["--strategy", "strong"],
-            "--strategy strong teaches the generator, and external cannot be taught; take",
+            "--strategy strong trains the generator, and external cannot be trained; pass",
         ),
         (
             ["--strategy", "tilt", "--from-scratch"],
-            "--from-scratch: the generator external is not trained here",
+            "--from-scratch: the generator external cannot be trained, so this has no effect",
         ),
         (
             ["--set", "weighted_fit.steps=5"],
-            "--set weighted_fit: the generator external is not trained here",
+            "--set weighted_fit: the generator external cannot be trained, so this has no effect",
         ),
-        (["--set", "pool=other.parquet"], "--set pool: the generator external is not trained here"),
+        (
+            ["--set", "pool=other.parquet"],
+            "--set pool: the generator external cannot be trained, so this has no effect",
+        ),
     ],
 )
 def test_what_would_train_it_is_refused(
@@ -463,7 +467,8 @@ def test_the_how_to_runs(world: World, tmp_path: Path, monkeypatch: pytest.Monke
     shutil.copytree(world.dataset.path, tmp_path / "dataset")
     shutil.copytree(world.regions, tmp_path / "regions")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(strategies, "resample", functools.partial(resample, pool=64, ridge=1.0))
+    brief = functools.partial(CalibrationConfig, pool=64, ridge=1.0)
+    monkeypatch.setattr(strategies.SuperviseConfig.model_fields["calibration"], "default", brief())
     scope: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "how-to.md", "exec"), scope)

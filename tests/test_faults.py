@@ -238,7 +238,7 @@ def test_ctrl_c_within_what_is_executed_ends_with_its_exit_code(tmp_path: Path) 
         "try:\n"
         "    exec('import os, signal; os.kill(os.getpid(), signal.SIGINT)')\n"
         "except BaseException:\n"
-        "    cli._fail('stopped', 128 + stopped[0])\n"
+        "    cli._fail('mobatlas', 'stopped', 128 + stopped[0])\n"
     )
     command = [sys.executable, "-m", "interrupted"]
     assert subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode == 130

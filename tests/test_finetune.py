@@ -34,7 +34,7 @@ from mobatlas.supervision.finetune import (
     finetune,
     soft_gap,
 )
-from mobatlas.supervision.resample import PlainSampler
+from mobatlas.supervision.samplers import PlainSampler
 from mobatlas.training.loop import Share, Trainer
 from tests.tiny import OPTIONS, fitted, small_city
 
@@ -85,13 +85,9 @@ def tuned(
     trainer: Trainer | None = None,
     **changes: Any,
 ) -> tuple[Generator, dict[str, Any]]:
-    hook: Any = {
-        name: changes.pop(name)
-        for name in ("on_validation", "start_from_tilted")
-        if name in changes
-    }
+    on_validation = changes.pop("on_validation", None)
     config = build(FinetuneConfig, BRIEF | changes, "finetune")
-    return finetune(model, dataset, regions, trainer or quiet(), config, **hook)
+    return finetune(model, dataset, regions, trainer or quiet(), config, on_validation)
 
 
 def quiet(folder: Path | None = None, **options: Any) -> Trainer:
@@ -268,7 +264,9 @@ def test_gradients_agree_where_nothing_is_drawn_and_less_where_few_people_are(
         by_group(dataset, tmp_path / "groups"),
         model.with_groups(DEFAULT_GROUPS, seed=5, alike=True),
     )
-    few, many = (target.agreement(student, FinetuneConfig(batch=size), seed=0) for size in (2, 256))
+    few, many = (
+        target.gradient_agreement(student, FinetuneConfig(batch=size), seed=0) for size in (2, 256)
+    )
     assert -1 <= few < many <= 1
     assert many > 0.5
 
@@ -313,24 +311,16 @@ def test_weights_that_got_worse_are_not_kept(
     assert same(weights(found), weights(model.with_groups(DEFAULT_GROUPS, seed=5, alike=True)))
 
 
-def test_a_tilted_model_is_gone_on_from_and_left_as_it_was(
+def test_finetuning_continues_from_a_tilted_model_and_leaves_it_unchanged(
     model: Generator, dataset: TrajectoryDataset, regions: Path
 ) -> None:
     tilted = model.with_groups(DEFAULT_GROUPS, seed=9)
     before = weights(tilted)
-    found, _ = tuned(tilted, dataset, regions, start_from_tilted=True, learning_rate=1e-9, steps=1)
+    found, _ = tuned(tilted, dataset, regions, learning_rate=1e-9, steps=1)
     assert same(before, weights(tilted))
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(before, weights(found), strict=True))
-    for start, said in ((tilted, False), (model, True)):
-        with pytest.raises(MobatlasError, match="a tilted one and say so"):
-            tuned(start, dataset, regions, start_from_tilted=said)
-    with pytest.raises(MobatlasError, match="knows the groups"):
-        tuned(
-            model.with_groups(Groups.of({"sex": ("M", "F")}), 0),
-            dataset,
-            regions,
-            start_from_tilted=True,
-        )
+    with pytest.raises(MobatlasError, match="the model has the groups"):
+        tuned(model.with_groups(Groups.of({"sex": ("M", "F")}), 0), dataset, regions)
 
 
 def test_a_masked_word_is_left_out_on_both_sides(
@@ -422,7 +412,7 @@ def test_a_divergence_that_does_not_exist_is_refused_with_the_nearest() -> None:
 def test_a_batch_smaller_than_the_groups_is_refused(
     model: Generator, dataset: TrajectoryDataset, regions: Path
 ) -> None:
-    with pytest.raises(MobatlasError, match=r"a region has \d groups; raise batch"):
+    with pytest.raises(MobatlasError, match=r"a region has \d groups; set finetune.batch"):
         tuned(model, dataset, regions, batch=1)
 
 

@@ -28,8 +28,9 @@ from mobatlas.generators.rng import uniforms
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.regions.store import RegionsFolder
-from mobatlas.sampling.coarsen import coarsened
+from mobatlas.sampling.coarsen import coarsen_anchors
 from mobatlas.sampling.generate import generate
+from mobatlas.sampling.request import SampleRequest
 from tests.worlds import GROUP, World, firsts, remade, rows, small_world, write_homes
 
 
@@ -53,7 +54,9 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_chunks(
         "lengths": "empirical",
     }
     for chunk in (1, 2, None):
-        generate(world.grouped, tmp_path / f"{chunk}", 600, seed=4, chunk=chunk, **options)
+        generate(
+            world.grouped, tmp_path / f"{chunk}", 600, SampleRequest(seed=4, chunk=chunk, **options)
+        )
     assert (
         (tmp_path / "1").read_bytes()
         == (tmp_path / "2").read_bytes()
@@ -74,7 +77,7 @@ def test_a_sample_does_not_depend_on_how_many_there_are(world: World, tmp_path: 
 
 def test_another_seed_gives_other_people_and_trajectories(world: World, tmp_path: Path) -> None:
     for seed in (0, 1):
-        generate(world.model, tmp_path / f"{seed}", 50, seed=seed)
+        generate(world.model, tmp_path / f"{seed}", 50, SampleRequest(seed=seed))
     one, two = (pq.read_table(tmp_path / f"{seed}") for seed in (0, 1))
     assert one["poi_id"].to_pylist() != two["poi_id"].to_pylist()
     assert not rows(firsts(tmp_path / "0")) <= rows(firsts(tmp_path / "1"))
@@ -113,7 +116,7 @@ def test_home_and_work_are_at_the_anchors_and_places_where_they_are(
 
 def test_a_group_can_be_asked_for(world: World, tmp_path: Path) -> None:
     for name, group in (("women", GROUP), ("men", "30-40,M"), ("all", None)):
-        generate(world.grouped, tmp_path / name, 60, group=group)
+        generate(world.grouped, tmp_path / name, 60, SampleRequest(group=group))
     women, men, everybody = (pd.read_parquet(tmp_path / name) for name in ("women", "men", "all"))
     assert set(women.group) == {GROUP} and everybody.group.isna().all()
     assert women.poi_id.tolist() != men.poi_id.tolist()
@@ -121,7 +124,9 @@ def test_a_group_can_be_asked_for(world: World, tmp_path: Path) -> None:
 
 
 def test_a_region_gives_its_people_and_its_composition(world: World, tmp_path: Path) -> None:
-    generate(world.grouped, tmp_path / "out", 2_000, region="R12", regions=world.regions)
+    generate(
+        world.grouped, tmp_path / "out", 2_000, SampleRequest(region="R12", regions=world.regions)
+    )
     made, composition = firsts(tmp_path / "out"), load_regions(world.regions).composition
     shares = made.group.value_counts(normalize=True).reindex(composition.groups.names, fill_value=0)
     expected = composition.shares[composition.regions.index("R12")]
@@ -134,8 +139,15 @@ def test_a_region_gives_its_people_and_its_composition(world: World, tmp_path: P
 
 
 def test_a_group_of_a_region_and_a_baseline_of_a_region(world: World, tmp_path: Path) -> None:
-    generate(world.grouped, tmp_path / "group", 20, region="R2", regions=world.regions, group=GROUP)
-    generate(world.model, tmp_path / "baseline", 20, region="R2", regions=world.regions)
+    generate(
+        world.grouped,
+        tmp_path / "group",
+        20,
+        SampleRequest(region="R2", regions=world.regions, group=GROUP),
+    )
+    generate(
+        world.model, tmp_path / "baseline", 20, SampleRequest(region="R2", regions=world.regions)
+    )
     assert set(firsts(tmp_path / "group").group) == {GROUP}
     assert firsts(tmp_path / "baseline").group.isna().all()
     assert rows(firsts(tmp_path / "group")) == rows(firsts(tmp_path / "baseline"))
@@ -158,9 +170,8 @@ def test_a_model_supervised_with_regions_needs_nothing_else(
         model,
         tmp_path / "out",
         20,
-        region="R1",
+        SampleRequest(region="R1", regions=world.regions),
         dataset=tmp_path / "nowhere",
-        regions=world.regions,
     )
     assert rows(firsts(tmp_path / "out")) == {tuple(home)}
     assert "--regions" in caplog.text and "is not read" in caplog.text
@@ -168,14 +179,19 @@ def test_a_model_supervised_with_regions_needs_nothing_else(
         MobatlasError,
         match=r"--region R2: .* has no training person who lives there; pass --anchors",
     ):
-        generate(model, tmp_path / "out2", 20, region="R2")
+        generate(model, tmp_path / "out2", 20, SampleRequest(region="R2"))
 
 
 def test_a_table_of_anchors_is_used_in_order_and_again_from_the_top(
     world: World, homes: Path, tmp_path: Path
 ) -> None:
-    generate(world.model, tmp_path / "rows", anchors=homes, dataset=tmp_path / "needs no dataset")
-    generate(world.model, tmp_path / "twice", 12, anchors=homes)
+    generate(
+        world.model,
+        tmp_path / "rows",
+        request=SampleRequest(anchors=homes),
+        dataset=tmp_path / "needs no dataset",
+    )
+    generate(world.model, tmp_path / "twice", 12, SampleRequest(anchors=homes))
     table = pd.read_csv(homes)
     pd.testing.assert_frame_equal(
         firsts(tmp_path / "rows")[list(ANCHORS)].reset_index(drop=True), table
@@ -192,7 +208,7 @@ def test_a_table_may_say_the_group_of_each_row(
     groups = ["<30, M", ">50, F", GROUP, "<30,M", GROUP]
     pd.read_csv(homes).assign(group=groups).to_parquet(tmp_path / "homes.parquet")
     for name, model in (("told", world.grouped), ("not", world.model)):
-        generate(model, tmp_path / name, anchors=tmp_path / "homes.parquet")
+        generate(model, tmp_path / name, request=SampleRequest(anchors=tmp_path / "homes.parquet"))
     expected = ["<30, M", ">50, F", GROUP, "<30, M", GROUP]
     assert (
         firsts(tmp_path / "told").group.tolist()
@@ -208,7 +224,7 @@ def test_coarsening_moves_each_person_once_and_no_farther_than_asked(
     world: World, tmp_path: Path
 ) -> None:
     for name, coarsen in (("exact", None), ("coarse", "1km")):
-        generate(world.model, tmp_path / name, 2_000, coarsen=coarsen)
+        generate(world.model, tmp_path / name, 2_000, SampleRequest(coarsen=coarsen))
     exact, coarse = (
         firsts(tmp_path / name)[list(ANCHORS)].to_numpy() for name in ("exact", "coarse")
     )
@@ -223,20 +239,23 @@ def test_a_place_moves_alike_in_every_file_and_by_what_no_file_tells(
 ) -> None:
     model = load_model(world.model)
     people = model.population()
-    moved = coarsened(people, Coarsening.of("1km"), people)
+    moved = coarsen_anchors(people, Coarsening.of("1km"), people)
     for seed in (0, 1):
-        generate(world.model, tmp_path / f"{seed}", 600, coarsen="1km", seed=seed)
+        generate(world.model, tmp_path / f"{seed}", 600, SampleRequest(coarsen="1km", seed=seed))
         assert rows(firsts(tmp_path / f"{seed}")) <= set(map(tuple, moved.tolist()))
     generate(
-        world.model, tmp_path / "region", 100, coarsen="1000 m", region="R3", regions=world.regions
+        world.model,
+        tmp_path / "region",
+        100,
+        SampleRequest(coarsen="1000 m", region="R3", regions=world.regions),
     )
     assert rows(firsts(tmp_path / "region")) <= set(map(tuple, moved.tolist()))
     others = people.copy()
     others[-1] += 1e-6  # one other neighbour, and nobody moves as before
-    assert (np.abs(coarsened(people, Coarsening.of("1km"), others) - moved) > 1e-9).any(
+    assert (np.abs(coarsen_anchors(people, Coarsening.of("1km"), others) - moved) > 1e-9).any(
         1
     ).mean() > 0.99
-    wider = coarsened(people, Coarsening.of("2km"), people)
+    wider = coarsen_anchors(people, Coarsening.of("2km"), people)
     assert (
         np.abs(wider - people - 2 * (moved - people)).max() > 1e-3
     )  # or two files would point back at the place
@@ -251,8 +270,8 @@ def test_homes_that_would_move_out_of_the_country_are_refused_and_those_that_sta
         with pytest.raises(
             MobatlasError, match=f"--coarsen {far}: give at most 100 km, such as 3km"
         ):
-            coarsened(place, far, place)
-    assert np.array_equal(coarsened(place, Coarsening(form, 0.0), place), place)
+            coarsen_anchors(place, far, place)
+    assert np.array_equal(coarsen_anchors(place, Coarsening(form, 0.0), place), place)
     assert "homes and workplaces stay where they are" in caplog.text
 
 
@@ -260,11 +279,11 @@ def test_homes_move_to_the_middle_of_a_square_of_the_size_asked_for(
     world: World, tmp_path: Path
 ) -> None:
     for name, coarsen in (("exact", None), ("grid", "grid:500m")):
-        generate(world.model, tmp_path / name, 600, coarsen=coarsen)
+        generate(world.model, tmp_path / name, 600, SampleRequest(coarsen=coarsen))
     exact, grid = (firsts(tmp_path / name)[list(ANCHORS)].to_numpy() for name in ("exact", "grid"))
     for two in (slice(0, 2), slice(2, 4)):
         assert 0.2 < haversine_km(exact[:, two], grid[:, two]).max() <= 0.5 / np.sqrt(2) * 1.01
-    assert np.array_equal(coarsened(grid, Coarsening.of("grid:500m"), grid), grid)
+    assert np.array_equal(coarsen_anchors(grid, Coarsening.of("grid:500m"), grid), grid)
     metadata = json.loads(pq.read_schema(tmp_path / "grid").metadata[METADATA])
     assert metadata["coarsen"] == "grid:0.5km"
 
@@ -274,7 +293,7 @@ def test_every_place_of_the_earth_is_near_the_middle_of_its_square(
     lat: float, lon: float, km: float
 ) -> None:
     place = np.array([[lat, lon, np.nan, np.nan]])
-    moved = coarsened(place, Coarsening("grid", km), place)
+    moved = coarsen_anchors(place, Coarsening("grid", km), place)
     assert np.isnan(moved[:, 2:]).all() and (np.abs(moved[:, :2]) <= (90, 180)).all()
     assert haversine_km(place[:, :2], moved[:, :2])[0] <= 0.8 * km
 
@@ -282,7 +301,7 @@ def test_every_place_of_the_earth_is_near_the_middle_of_its_square(
 def test_empirical_lengths_are_those_of_all_training_trajectories(
     world: World, tmp_path: Path
 ) -> None:
-    generate(world.model, tmp_path / "out", 4_000, lengths="empirical")
+    generate(world.model, tmp_path / "out", 4_000, SampleRequest(lengths="empirical"))
     lengths = np.bincount(
         pd.read_parquet(tmp_path / "out").groupby("trajectory").size(), minlength=17
     )
@@ -294,7 +313,9 @@ def test_empirical_lengths_are_those_of_all_training_trajectories(
 
 def test_what_is_read_back_is_what_was_sampled(world: World, homes: Path, tmp_path: Path) -> None:
     model = load_model(world.grouped)
-    generate(world.grouped, tmp_path / "out", 300, anchors=homes, group=GROUP, seed=8)
+    generate(
+        world.grouped, tmp_path / "out", 300, SampleRequest(anchors=homes, group=GROUP, seed=8)
+    )
     anchors = pd.read_csv(homes).to_numpy()[np.arange(300) % 5]
     assert model.generator.groups is not None
     sampled = model.generator.sample(
@@ -316,7 +337,11 @@ def test_labels_are_never_read(world: World, tmp_path: Path) -> None:
     shutil.copytree(world.dataset.path, bare, ignore=shutil.ignore_patterns("labels.parquet"))
     for name, dataset in (("with", world.dataset.path), ("without", bare)):
         generate(
-            world.grouped, tmp_path / name, 300, dataset=dataset, region="R5", regions=world.regions
+            world.grouped,
+            tmp_path / name,
+            300,
+            SampleRequest(region="R5", regions=world.regions),
+            dataset=dataset,
         )
     assert (tmp_path / "with").read_bytes() == (tmp_path / "without").read_bytes()
 
@@ -329,7 +354,11 @@ def test_the_file_says_what_made_it_and_not_where(world: World, tmp_path: Path) 
             done.append(now)
 
     made = generate(
-        world.model, tmp_path / "a" / "b" / "out.parquet", 600, seed=5, chunk=1, tracker=Counting()
+        world.model,
+        tmp_path / "a" / "b" / "out.parquet",
+        600,
+        SampleRequest(seed=5, chunk=1),
+        tracker=Counting(),
     )
     facts = json.loads(pq.read_schema(made.path).metadata[b"mobatlas"])
     assert facts["model"] == load_model(world.model).manifest.content_hash
@@ -361,7 +390,7 @@ def test_a_file_that_is_there_is_replaced_only_if_asked_to_and_only_ours(
     with pytest.raises(MobatlasError, match="lies over the source"):
         generate(world.model, world.model / "out.parquet", 10)
     assert out.read_bytes() == before and thesis.read_text() == "years of work"
-    generate(world.model, out, 10, seed=1, overwrite=True)
+    generate(world.model, out, 10, SampleRequest(seed=1), overwrite=True)
     assert out.read_bytes() != before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet", "thesis.tex"]
 

@@ -12,8 +12,10 @@ import pytest
 from mobatlas import MobatlasError
 from mobatlas.data.synthetic import SCHEMA, read_synthetic
 from mobatlas.sampling.generate import generate
+from mobatlas.sampling.request import SampleRequest
 from tests.tiny import small_city
 from tests.worlds import GROUP, World, cut, remade, small_world, write_homes
+from tests.written import generate_with
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +48,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a grid without squares": ({"coarsen": "grid:0m"}, "--coarsen grid:0m: give"),
     "a region of nowhere": ({"region": "R1"}, "has no regions; pass --regions"),
-    "regions without a region": ({"regions": "REGIONS"}, "--regions goes with --region"),
+    "regions without a region": ({"regions": "REGIONS"}, "--regions needs --region"),
     "an unknown region": (
         {"region": "R33", "regions": "REGIONS"},
         "--region R33: is not a region of",
     ),
     "two places": (
         {"region": "R1", "anchors": "x.csv"},
-        "--anchors and --region each say where people live",
+        "--anchors and --region both say where people live",
     ),
     "no such table": ({"anchors": "nowhere.csv"}, "nowhere.csv: no such file"),
     "no such model": ({"model": "nowhere"}, "nowhere: no such model folder"),
@@ -79,11 +81,8 @@ def test_bad_input_is_refused_in_one_sentence_and_writes_nothing(
         key: named.get(str(value), value) for key, value in ({"n": 10} | changes).items()
     }
     with pytest.raises(MobatlasError) as caught:
-        generate(
-            options.pop("model", world.grouped),
-            tmp_path / "new" / options.pop("out", "out"),
-            **options,
-        )
+        model = options.pop("model", world.grouped)
+        generate_with(model, tmp_path / "new" / options.pop("out", "out"), **options)
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -98,7 +97,7 @@ def test_bad_input_is_refused_in_one_sentence_and_writes_nothing(
         ({"work_lon": "west"}, "column 'work_lon' is empty or not a number in row 1 ('west')"),
         (
             {"work_lon": ""},
-            "in row 1 (37.5, nan) only one of 'work_lat' and 'work_lon' is given; give both or none",
+            "in row 1 (37.5, nan) only one of 'work_lat' and 'work_lon' is filled; give both or none",
         ),
         (
             {"home_lat": "-77.4", "home_lon": "37.5"},
@@ -117,7 +116,7 @@ def test_a_bad_table_of_anchors_is_refused(
     path = tmp_path / "homes.csv"
     path.write_text(",".join(table) + "\n" + (",".join(table.values()) + "\n" if columns else ""))
     with pytest.raises(MobatlasError) as caught:
-        generate(world.grouped, tmp_path / "out", anchors=path)
+        generate(world.grouped, tmp_path / "out", request=SampleRequest(anchors=path))
     assert str(caught.value).startswith(f"{path}: ") and sentence in str(caught.value)
 
 
@@ -125,12 +124,13 @@ def test_groups_are_refused_where_they_have_no_place(
     world: World, homes: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(
-        MobatlasError, match="model: knows no groups, it is of phase 1; supervise it first"
+        MobatlasError,
+        match="model: this model of phase 1 has no groups; run `mobatlas supervise` first",
     ):
-        generate(world.model, tmp_path / "out", 10, group=GROUP)
+        generate(world.model, tmp_path / "out", 10, SampleRequest(group=GROUP))
     pd.read_csv(homes).assign(group=GROUP).to_csv(homes, index=False)
     with pytest.raises(MobatlasError, match=r"--group: .* has a column 'group' already"):
-        generate(world.grouped, tmp_path / "out", 10, group=GROUP, anchors=homes)
+        generate(world.grouped, tmp_path / "out", 10, SampleRequest(group=GROUP, anchors=homes))
 
 
 def test_another_dataset_is_refused_for_its_places_and_warned_of_for_its_people(
@@ -146,7 +146,13 @@ def test_another_dataset_is_refused_for_its_places_and_warned_of_for_its_people(
         tmp_path / "moved",
         lambda folder: (folder / "summary.json").write_text("{}"),
     )
-    generate(world.model, tmp_path / "out", 10, dataset=moved, region="R1", regions=world.regions)
+    generate(
+        world.model,
+        tmp_path / "out",
+        10,
+        SampleRequest(region="R1", regions=world.regions),
+        dataset=moved,
+    )
     assert "moved: is not the dataset that" in caplog.text
     assert "regions: was made of another dataset than" in caplog.text
 
@@ -162,7 +168,7 @@ def test_the_groups_of_regions_must_be_those_of_the_model(world: World, tmp_path
     with pytest.raises(
         MobatlasError, match=r"regions: its groups \(<30, M; <30, W; .* are not those of .*grouped"
     ):
-        generate(world.grouped, tmp_path / "out", 10, region="R1", regions=regions)
+        generate(world.grouped, tmp_path / "out", 10, SampleRequest(region="R1", regions=regions))
 
 
 def test_published_regions_know_no_people(world: World, tmp_path: Path) -> None:
@@ -172,7 +178,7 @@ def test_published_regions_know_no_people(world: World, tmp_path: Path) -> None:
     with pytest.raises(
         MobatlasError, match="has no training person who lives there; pass --anchors"
     ):
-        generate(world.grouped, tmp_path / "out", 10, region="R1", regions=regions)
+        generate(world.grouped, tmp_path / "out", 10, SampleRequest(region="R1", regions=regions))
 
 
 def changed(source: Path, out: Path, **columns: Any) -> Path:

@@ -33,7 +33,8 @@ from mobatlas.generators.protocol import (
 from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.train import Execution
-from mobatlas.supervision.strong import labelled, teach_labels
+from mobatlas.sampling.request import SampleRequest
+from mobatlas.supervision.strategies import fit_labels, labelled_draw
 from mobatlas.training.loop import Trainer
 from mobatlas.training.weights import WEIGHTS
 from tests.tiny import fitted, fresh, small_city
@@ -63,7 +64,7 @@ def trainable(request: pytest.FixtureRequest, models: Callable[[str], Generator]
 
 @pytest.fixture(scope="module")
 def taught(trainable: Generator, dataset: TrajectoryDataset) -> Generator:
-    return teach_labels(trainable, dataset, Trainer(None, quiet=True))[0]
+    return fit_labels(trainable, dataset, Trainer(None, quiet=True))[0]
 
 
 def _anchors(dataset: TrajectoryDataset, n: int) -> np.ndarray:
@@ -268,7 +269,7 @@ def test_the_seed_decides_the_weights(name: str, dataset: TrajectoryDataset) -> 
 
 
 def test_strong_draws_pairs_of_a_trajectory_and_its_group(dataset: TrajectoryDataset) -> None:
-    draw = labelled(dataset, seed=5)
+    draw = labelled_draw(dataset, seed=5)
     examples = draw(64, 7)
     assert np.array_equal(
         examples.groups, dataset.person_groups()[dataset.person[examples.indices]]
@@ -278,7 +279,7 @@ def test_strong_draws_pairs_of_a_trajectory_and_its_group(dataset: TrajectoryDat
 
 
 def test_strong_can_begin_anew(trainable: Generator, dataset: TrajectoryDataset) -> None:
-    anew, _ = teach_labels(trainable, dataset, Trainer(None, quiet=True), from_scratch=True)
+    anew, _ = fit_labels(trainable, dataset, Trainer(None, quiet=True), from_scratch=True)
     assert not _same(anew.sample(20), trainable.sample(20))
 
 
@@ -288,7 +289,7 @@ def test_strong_without_labels_says_so(
     shutil.copytree(dataset.path, tmp_path / "bare")
     (tmp_path / "bare" / "labels.parquet").unlink()
     with pytest.raises(MobatlasError, match="no labels"):
-        teach_labels(model, TrajectoryDataset.open(tmp_path / "bare"), Trainer(None, quiet=True))
+        fit_labels(model, TrajectoryDataset.open(tmp_path / "bare"), Trainer(None, quiet=True))
 
 
 def test_a_family_that_does_not_exist_is_refused_with_the_nearest() -> None:
@@ -358,5 +359,5 @@ def test_a_generator_from_outside_the_package_is_trained_loaded_and_sampled(
     train(dataset.path, tmp_path / "model", generator="uniform", execution=quiet)
     model = load_model(tmp_path / "model")
     assert model.name == "uniform" and len(set(model.generator.sample(500).tokens.tolist())) > 10
-    generate(tmp_path / "model", tmp_path / "samples.parquet", 30, seed=1)
+    generate(tmp_path / "model", tmp_path / "samples.parquet", 30, SampleRequest(seed=1))
     assert pq.read_table(tmp_path / "samples.parquet").num_rows == 30

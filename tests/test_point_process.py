@@ -33,6 +33,7 @@ from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.supervise import SuperviseOptions
 from mobatlas.pipeline.train import Execution
 from mobatlas.regions.build import RegionsOptions
+from mobatlas.sampling.request import SampleRequest
 from tests.networks import chance, stirred
 from tests.test_autoregressive_supervised import VALUES
 from tests.tiny import OPTIONS, fitted, fresh, small_city
@@ -341,7 +342,7 @@ def test_generate_fills_arrival_and_departure_and_evaluate_compares_them(
     trained: Path, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     for name in ("made", "again"):
-        generate(trained, tmp_path / f"{name}.parquet", 60, seed=2)
+        generate(trained, tmp_path / f"{name}.parquet", 60, SampleRequest(seed=2))
     assert (tmp_path / "made.parquet").read_bytes() == (tmp_path / "again.parquet").read_bytes()
     table = pd.read_parquet(tmp_path / "made.parquet")
     assert list(table.columns[-2:]) == ["arrival", "departure"]
@@ -381,7 +382,7 @@ def test_every_strategy_teaches_it_groups_by_their_hours(
     options = SuperviseOptions(strategy, values=values)
     quiet = Execution(quiet=True)
     report = supervise(trained, tmp_path / "model", evidence, options, execution=quiet)
-    generate(tmp_path / "model", tmp_path / "some.parquet", 20, group=GROUP, seed=3)
+    generate(tmp_path / "model", tmp_path / "some.parquet", 20, SampleRequest(group=GROUP, seed=3))
     some = pd.read_parquet(tmp_path / "some.parquet")
     assert set(some["group"]) == {GROUP} and some["arrival"].notna().all()
     if strategy == "finetune":

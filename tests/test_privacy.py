@@ -52,8 +52,9 @@ from mobatlas.evaluation.privacy.cohort import distances, log_likelihood, number
 from mobatlas.evaluation.privacy.membership import area, attacks, hit_rate, infer
 from mobatlas.evaluation.privacy.memorisation import rare_places
 from mobatlas.report.console import audit_table
-from mobatlas.sampling.coarsen import coarsened
+from mobatlas.sampling.coarsen import coarsen_anchors
 from mobatlas.sampling.generate import generate
+from mobatlas.sampling.request import SampleRequest
 from tests.small_town import walks
 from tests.tiny import fitted
 from tests.worlds import FAMILY, keep
@@ -122,7 +123,7 @@ class Town:
         tokens = np.where(
             rng.random(len(real.tokens)) < noise, rng.permutation(real.tokens), real.tokens
         )
-        homes = real.anchors if exact_homes else coarsened(real.anchors, FAR, real.anchors)
+        homes = real.anchors if exact_homes else coarsen_anchors(real.anchors, FAR, real.anchors)
         copies_with_noise = Trajectories(tokens, real.offsets, homes)
         return write(self.folder / f"{name}.parquet", self.dataset, copies_with_noise)
 
@@ -168,7 +169,7 @@ def test_real_homes_fail_whatever_is_done_there(town: Town) -> None:
     chosen = real[rng.integers(len(real), size=table["trajectory"].to_numpy().max() + 1)][
         table["trajectory"].to_numpy()
     ]
-    for homes, verdict in ((chosen, RED), (coarsened(chosen, FAR, real), GREEN)):
+    for homes, verdict in ((chosen, RED), (coarsen_anchors(chosen, FAR, real), GREEN)):
         for k, name in enumerate(names):
             table = table.set_column(
                 table.schema.get_field_index(name), name, pa.array(homes[:, k])
@@ -216,7 +217,9 @@ def test_a_model_that_learnt_few_people_by_heart_fails_and_one_of_many_passes(
     )
     name = f"{people} {steps}"
     keep(town.folder / name, model, dataset)
-    generate(town.folder / name, town.folder / f"{name}.parquet", 1_000, coarsen="5km")
+    generate(
+        town.folder / name, town.folder / f"{name}.parquet", 1_000, SampleRequest(coarsen="5km")
+    )
     result = audit(town.folder / f"{name}.parquet", dataset.path).subjects
     assert {result[MEMORISATION], result[MEMBERSHIP]} == {verdict}
     assert (

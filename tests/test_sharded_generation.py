@@ -35,11 +35,12 @@ from mobatlas.io.output import new_folder
 from mobatlas.pipeline.supervise import SuperviseOptions
 from mobatlas.pipeline.train import Execution
 from mobatlas.regions.build import RegionsOptions
-from mobatlas.sampling.request import Shard
-from mobatlas.supervision.resample import PIECE
+from mobatlas.sampling.request import SampleRequest, Shard
+from mobatlas.supervision.samplers import PIECE
 from tests.commands import finish_cold, names, start_cold, wait_until
 from tests.outcomes import refused, run
 from tests.tiny import OPTIONS, fitted, small_city
+from tests.written import generate_with
 
 GROUP, REGION = "30-40, F", "R3"
 CALIBRATION = {"calibration": {"pool": 64, "candidates": 2}}
@@ -106,14 +107,14 @@ def homes(world: World, tmp_path: Path) -> Path:
 def union(model: Path, folder: Path, shards: int, **options: Any) -> pa.Table:
     """Each shard by itself, one behind the other."""
     for number in range(1, shards + 1):
-        generate(model, folder / f"{number}", shard=f"{number}/{shards}", **options)
+        generate_with(model, folder / f"{number}", shard=f"{number}/{shards}", **options)
     return pa.concat_tables(
         [pq.read_table(folder / f"{number}") for number in range(1, shards + 1)]
     )
 
 
 def check_shards(model: Path, folder: Path, shards: int = 2, **options: Any) -> pa.Table:
-    generate(model, folder / "whole", **options)
+    generate_with(model, folder / "whole", **options)
     whole = pq.read_table(folder / "whole")
     made = union(model, folder, shards, **options)
     assert made.schema.equals(whole.schema) and made.equals(whole)
@@ -167,8 +168,8 @@ def test_pieces_of_calibrated_samples_have_candidates_of_their_own(
 ) -> None:
     options: dict[str, Any] = {"group": GROUP, "calibrate": True, "seed": 5}
     model = world.supervised("tilt")
-    generate(model, tmp_path / "many", 2 * PIECE, **options)
-    made = generate(model, tmp_path / "few", 100, **options)
+    generate(model, tmp_path / "many", 2 * PIECE, SampleRequest(**options))
+    made = generate(model, tmp_path / "few", 100, SampleRequest(**options))
     assert made.acceptance_rate is not None and 0 < made.acceptance_rate <= 1
     many, few = (pd.read_parquet(tmp_path / name) for name in ("many", "few"))
     pd.testing.assert_frame_equal(
@@ -190,7 +191,9 @@ def test_shards_lie_end_to_end_and_are_alike_to_within_a_unit(n: int, unit: int,
 
 def test_a_shard_says_which_it_is_and_may_be_empty(world: World, tmp_path: Path) -> None:
     model = world.model("point-process")
-    made = [generate(model, tmp_path / f"{k}", 10, shard=f"{k}/3") for k in (1, 2, 3)]
+    made = [
+        generate(model, tmp_path / f"{k}", 10, SampleRequest(shard=f"{k}/3")) for k in (1, 2, 3)
+    ]
     assert [each.n for each in made] == [0, 0, 10] and [each.shard for each in made] == [
         "1/3",
         "2/3",
@@ -225,7 +228,7 @@ def test_a_shard_that_is_none_is_refused(world: World, tmp_path: Path, told: str
         tmp_path / "a",
         f"--shard={told}",
     )
-    assert f"--shard {told}: give I/K, the I-th of K pieces" in refused(*command)
+    assert f"--shard {told}: give I/K, the I-th of K parts" in refused(*command)
     assert not list(tmp_path.iterdir())
 
 
@@ -254,7 +257,7 @@ def test_two_processes_write_the_bytes_of_one(
     world: World, tmp_path: Path, orphans: None, model: str, options: dict[str, Any]
 ) -> None:
     folder = world.supervised("tilt") if model.endswith("tilt") else world.model(model)
-    one, two = (generate(folder, tmp_path / f"{k}", devices=k, **options) for k in (1, 2))
+    one, two = (generate_with(folder, tmp_path / f"{k}", devices=k, **options) for k in (1, 2))
     assert (tmp_path / "1").read_bytes() == (tmp_path / "2").read_bytes()
     assert (one.devices, two.devices) == (1, 2) and one.acceptance_rate == two.acceptance_rate
     assert (one.n, one.tokens, one.calibration) == (two.n, two.tokens, two.calibration)
@@ -272,14 +275,13 @@ def test_a_process_that_dies_is_one_sentence_and_nothing_is_left(
 
     with pytest.raises(
         MobatlasError,
-        match=r"^process 2 of 2 died \(exit code -9\) and nothing was left half-written; .*",
+        match=r"^process 2 of 2 died \(exit code -9\), and nothing was written; .*",
     ):
         generate(
             world.model("external"),
             tmp_path / "a" / "out",
             10_000,
-            devices=2,
-            chunk=1,
+            SampleRequest(devices=2, chunk=1),
             tracker=Killing(),
         )
     assert not list(tmp_path.iterdir())
@@ -293,8 +295,8 @@ def test_what_goes_wrong_in_a_process_is_said_as_if_in_one(
     model = world.model("external")
     manifest = load_model(model).manifest
     monkeypatch.setattr(type(manifest), "content_hash", "of another")
-    with pytest.raises(MobatlasError, match="was replaced meanwhile; run it again"):
-        generate(model, tmp_path / "a" / "out", 1_000, devices=2, chunk=1)
+    with pytest.raises(MobatlasError, match="the model was replaced; run the command again"):
+        generate(model, tmp_path / "a" / "out", 1_000, SampleRequest(devices=2, chunk=1))
     assert not list(tmp_path.iterdir())
 
 

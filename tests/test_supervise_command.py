@@ -27,11 +27,13 @@ from mobatlas.generators.protocol import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
 from mobatlas.pipeline.supervise import SuperviseOptions
 from mobatlas.pipeline.train import Execution, train
-from mobatlas.supervision.resample import Sampler
+from mobatlas.sampling.request import SampleRequest
+from mobatlas.supervision.samplers import Sampler
 from tests.commands import Warm, wait_until
 from tests.outcomes import refused, run
 from tests.supervised import BRIEF, GROUP, HOW, SMALL, World, made_world, remade
 from tests.tiny import with_other_labels
+from tests.written import generate_with
 
 BESIDES = ("anchors.parquet", "composition.parquet", "group_means.parquet")
 CALIBRATION = ("calibration.json", "calibration.safetensors")
@@ -85,7 +87,7 @@ def test_every_strategy_makes_a_model_that_samples_groups_and_regions(
 def test_the_command_says_what_it_chose_and_why(world: World, tmp_path: Path) -> None:
     done = run("supervise", world.model, world.groups, *SMALL, "--out", tmp_path / "new", "--quiet")
     assert done.code == 0, done.err
-    assert "supervised by tilt (unlike finetune it need not simulate" in " ".join(done.out.split())
+    assert "supervised by tilt (the default for generators" in " ".join(done.out.split())
     again = run(
         "supervise",
         world.model,
@@ -247,12 +249,12 @@ def test_strong_notes_that_it_does_not_read_regions_and_nothing_goes_on_from_it(
         run("supervise", world.model, world.groups, "--strategy", "strong", "--out", strong).code
         == 0
     )
-    assert "strong learns from labels" in caplog.text
+    assert "needs no regions" in caplog.text
     assert not set(BESIDES) & set(bytes_of(strong))
     tuning = ("--strategy", "finetune", *HOW["finetune"], "--out", tmp_path / "new")
     assert "learnt groups from labels" in refused("supervise", strong, world.groups, *tuning)
     calibrated = ("--n", 5, "--group", GROUP, "--calibrate", "--out", tmp_path / "a")
-    assert "keeps nothing of regions" in refused("generate", strong, *calibrated)
+    assert "was not supervised with regions" in refused("generate", strong, *calibrated)
 
 
 def test_membership_is_said_wherever_it_is_on(
@@ -271,7 +273,7 @@ def test_membership_is_said_wherever_it_is_on(
         out,
     )
     assert done.code == 0 and "membership: weights start from" in done.out
-    assert "--membership under a controlled partition can be the label itself" in caplog.text
+    assert "with a controlled partition, --membership can reveal the label itself" in caplog.text
     assert supervision(out)["membership"] is True
     caplog.clear()
     tuned = (
@@ -321,7 +323,7 @@ def test_fewer_regions_than_groups_go_on_and_say_what_is_not_identified(
     )
     assert done.code == 0, done.err
     said = " ".join(json.loads(done.out)["warnings"])
-    assert "not identified" in said and "mostly prior" in said
+    assert "not identified" in said and "your regions say little about" in said
 
 
 @pytest.mark.parametrize("strategy", ["tilt", "finetune"])
@@ -363,17 +365,19 @@ def test_calibrated_samples_are_the_same_bytes_whatever_the_chunk(
     model = world.supervised(strategy)
     forms: dict[str, dict[str, Any]] = {
         "population": {"n": 300, "group": GROUP, "coarsen": 0.5},
-        "given": {"n": 300, "anchors": homes},
+        "fixed_anchors": {"n": 300, "anchors": homes},
     }
     for form, options in forms.items():
         made = [
-            generate(model, tmp_path / f"{form}{k}", calibrate=True, chunk=k, seed=3, **options)
+            generate_with(
+                model, tmp_path / f"{form}{k}", calibrate=True, chunk=k, seed=3, **options
+            )
             for k in (1, 2)
         ]
         assert (tmp_path / f"{form}1").read_bytes() == (tmp_path / f"{form}2").read_bytes()
         rate, found = made[0].acceptance_rate, made[0].calibration
         assert found is not None and found["form"] == form and rate == made[1].acceptance_rate
-        assert rate == 0.5 if form == "given" else 0 < (rate or 0) <= 1
+        assert rate == 0.5 if form == "fixed_anchors" else 0 < (rate or 0) <= 1
         assert set(found["groups"]) == ({GROUP} if form == "population" else {GROUP, "<30, M"})
         assert all({"before", "after"} == set(each) for each in found["groups"].values())
 
@@ -389,7 +393,7 @@ def test_given_anchors_stay_as_they_are(world: World, homes: Path, tmp_path: Pat
         tmp_path / "a",
         "--json",
     )
-    assert done.code == 0 and json.loads(done.out)["calibration"]["form"] == "given"
+    assert done.code == 0 and json.loads(done.out)["calibration"]["form"] == "fixed_anchors"
     made = firsts(tmp_path / "a")
     assert made[list(ANCHORS)].to_numpy() == pytest.approx(world.dataset.anchors[:40])
     assert made["group"].tolist() == [GROUP, "<30, M"] * 20
@@ -409,7 +413,7 @@ def test_the_command_prints_the_acceptance_rate_and_both_distances(
         tmp_path / "a",
     )
     said = " ".join(done.out.split())
-    assert "calibrated, anchors population:" in said and "of the candidates were accepted" in said
+    assert "calibrated, population:" in said and "of the candidates were accepted" in said
     assert f"{GROUP}: JSD to the estimated means" in said, "for resample it is implied"
 
 
@@ -434,7 +438,9 @@ def test_labels_change_no_weight_and_no_sample_once_the_regions_are_there(
         command = ("--strategy", strategy, *HOW[strategy], "--out", out)
         assert run("supervise", tmp_path / "model", world.groups, *command).code == 0
         assert bytes_of(out) == bytes_of(whole)
-        generate(out, tmp_path / f"{strategy}.parquet", 20, group=GROUP, calibrate=True)
+        generate(
+            out, tmp_path / f"{strategy}.parquet", 20, SampleRequest(group=GROUP, calibrate=True)
+        )
         assert (tmp_path / f"{strategy}.parquet").read_bytes() == world.samples(
             strategy
         ).read_bytes()
@@ -521,6 +527,6 @@ def test_calibrated_models_are_scored_beside_the_others_in_both_forms(world: Wor
 def test_a_sampler_makes_what_generate_writes(world: World, tmp_path: Path) -> None:
     loaded = load_model(world.supervised("tilt"))
     made: Trajectories = load_sampler(loaded).sample(25, 3, seed=4).trajectories
-    generate(loaded.path, tmp_path / "a", 25, group=GROUP, calibrate=True, seed=4)
+    generate(loaded.path, tmp_path / "a", 25, SampleRequest(group=GROUP, calibrate=True, seed=4))
     written = pd.read_parquet(tmp_path / "a")["poi_id"].tolist()
     assert written == [loaded.generator.vocabulary.poi_ids[token] for token in made.tokens]

@@ -29,14 +29,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.mark.parametrize(
     ("strategy", "options", "sentence"),
     [
-        ("tilt", ["--n", 5], "--calibrate chooses samples by their group"),
+        ("tilt", ["--n", 5], "--calibrate selects samples by their group"),
         (
             "tilt",
             ["--n", 5, "--group", GROUP, "--lengths", "empirical"],
-            "as long as the model makes them",
+            "have the lengths of the model",
         ),
         ("tilt", ["--n", 5, "--group", "30-40, X"], "did you mean"),
-        ("model", ["--n", 5, "--group", GROUP], "knows no groups"),
+        ("model", ["--n", 5, "--group", GROUP], "has no groups"),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused(
@@ -57,9 +57,7 @@ def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path)
         folder.details |= manifest["details"]
         (folder.path / "calibration.json").write_text("{}")
     asked = ("--n", 5, "--group", GROUP, "--calibrate", "--out", tmp_path / "a")
-    assert "is not a calibration as mobatlas writes it" in refused(
-        "generate", tmp_path / "broken", *asked
-    )
+    assert "this is not a calibration" in refused("generate", tmp_path / "broken", *asked)
 
 
 # ---- bad input
@@ -160,7 +158,7 @@ def test_regions_that_tell_nothing_are_refused(world: World, tmp_path: Path, str
         "share",
         lambda rows: np.where(rows["group"] == GROUP, 0, rows["share"]),
     )
-    assert f"no region has anybody of group '{GROUP}'" in nobody
+    assert f"no region has people of group '{GROUP}'" in nobody
     assert not (tmp_path / "new").exists()
 
 
@@ -171,6 +169,6 @@ def test_regions_of_another_dataset_are_refused(world: World, tmp_path: Path) ->
     )
     for strategy in ("tilt", "resample", "finetune"):
         command = ("--strategy", strategy, "--out", tmp_path / "new")
-        assert "was made of another dataset" in refused(
+        assert "belongs to another dataset" in refused(
             "supervise", world.model, tmp_path / "regions", *command
         )

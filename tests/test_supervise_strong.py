@@ -28,7 +28,7 @@ KEPT = (
     "autoencoder.",
     "denoiser.conditioning.centre",
     "denoiser.conditioning.extent",
-    "denoiser.conditioning.prototypes",
+    "denoiser.prototypes",
 )  # by supervision
 
 

@@ -116,13 +116,13 @@ def test_large_counts_do_not_overflow() -> None:
 
 def test_bad_input_is_said_in_a_sentence() -> None:
     phi, target = counts(1)
-    with pytest.raises(MobatlasError, match="3 features but a target of 2"):
+    with pytest.raises(MobatlasError, match="3 features but 2 targets"):
         fit_tilt(phi, target[:2])
-    with pytest.raises(MobatlasError, match="the target holds NaN"):
+    with pytest.raises(MobatlasError, match="the target contains NaN"):
         fit_tilt(phi, np.array([1, np.nan, 1.0]))
     with pytest.raises(MobatlasError, match="the ridge is -1"):
         fit_tilt(phi, target, ridge=-1)
-    with pytest.raises(MobatlasError, match="prior weights must be 40 numbers"):
+    with pytest.raises(MobatlasError, match="prior must be 40 weights"):
         fit_tilt(phi, target, prior=np.zeros(40))
     with pytest.raises(MobatlasError, match="no rows"):
         fit_tilt(sparse.csr_array((0, 3)), target)

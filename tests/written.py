@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas import Trajectories, TrajectoryDataset
+from mobatlas import SampleRequest, Trajectories, TrajectoryDataset, generate
 from mobatlas.data.schema import ANCHORS
+from mobatlas.sampling.generate import Generated
 
 
 def table_of(
@@ -55,3 +57,9 @@ def sequences(path: Path) -> list[tuple[str, ...]]:
     """The places of each trajectory."""
     visits = pd.read_parquet(path).groupby("trajectory", sort=False)["poi_id"]
     return [tuple(places) for _, places in visits]
+
+
+def generate_with(model: Path, out: Path, **options: Any) -> Generated:
+    """Call `generate` with its own arguments and those of the request in one mapping."""
+    own = {name: options.pop(name) for name in ("dataset", "overwrite") if name in options}
+    return generate(model, out, options.pop("n", None), SampleRequest(**options), **own)

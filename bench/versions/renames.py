@@ -51,6 +51,8 @@ RENAMES = Renames(
         "everybody.gap_closed": "everybody.gap_closed_strong",
         "about": "subject",
         "yardstick": "metric_spec",
+        "told": "conditioned",
+        "given": "fixed_anchors",
     },
     columns={"closed": "gap closed, floor", "gap closed": "gap closed, strong"},
     tensors={
@@ -68,9 +70,11 @@ RENAMES = Renames(
         "decoder.writer": "decoder.transformer",
         "gap.given": "gap.tokens",
         "stay.given": "stay.tokens",
+        "given": "fixed_anchors",
     },
     files={"stages.json": "steps.json"},
     values={
+        "given": "fixed_anchors",
         "Trajectories of one": "Trajectories, unique",
         "5-grams of one": "5-grams, unique",
         "Member AUC": "Membership AUC",

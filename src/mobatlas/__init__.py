@@ -42,7 +42,9 @@ _NAMES = {
     "mobatlas.report.html": "write_report",
     "mobatlas.report.tables": "Table audit_tables evaluation_tables write_audit write_evaluation write_tables",
     "mobatlas.sampling.generate": "generate",
+    "mobatlas.sampling.request": "SampleRequest",
     "mobatlas.supervision.store": "load_sampler",
+    "mobatlas.supervision.strategies": "Strategy StrategyOptions Supervised register_strategy",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *sorted(_MODULES)]

@@ -112,7 +112,12 @@ from mobatlas.report.tables import (
     write_tables as write_tables,
 )
 from mobatlas.sampling.generate import generate as generate
+from mobatlas.sampling.request import SampleRequest as SampleRequest
 from mobatlas.supervision.store import load_sampler as load_sampler
+from mobatlas.supervision.strategies import Strategy as Strategy
+from mobatlas.supervision.strategies import StrategyOptions as StrategyOptions
+from mobatlas.supervision.strategies import Supervised as Supervised
+from mobatlas.supervision.strategies import register_strategy as register_strategy
 
 __version__: str
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from mobatlas.io.output import new_folder
 from mobatlas.pipeline.supervise import DEFAULT_OPTIONS, SuperviseOptions, supervise
 from mobatlas.pipeline.train import DEFAULT_EXECUTION, Execution, train
 from mobatlas.sampling.generate import generate
-from mobatlas.supervision.resample import FILES
+from mobatlas.sampling.request import SampleRequest
+from mobatlas.supervision.store import CALIBRATION_FILES
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class AtlasModel:
     def sample(
         self,
         n: int | None = None,
-        group: str | None = None,
+        group: str | Sequence[str] | None = None,
         *,
         region: str | None = None,
         anchors: np.ndarray[Any, Any] | Path | str | None = None,
@@ -149,9 +150,9 @@ class AtlasModel:
         Parameters
         ----------
         n
-            Number of trajectories; with `anchors`, one per row if None.
+            Number of trajectories of each group; with `anchors`, one per row if None.
         group
-            A group, such as "30-40, F".
+            A group such as "30-40, F", several groups, or "all"; each gets n trajectories.
         region
             Sample groups and homes as the people of this region have them.
         anchors
@@ -162,7 +163,7 @@ class AtlasModel:
         seed
             Random seed.
         """
-        has_calibration = (self.path / FILES[0]).exists()
+        has_calibration = (self.path / CALIBRATION_FILES[0]).exists()
         if calibrate is None:
             calibrate = has_calibration and (group is not None or region is not None)
         with tempfile.TemporaryDirectory(prefix="mobatlas-") as scratch:
@@ -173,12 +174,10 @@ class AtlasModel:
                 self.path,
                 out,
                 n,
-                group=group,
-                region=region,
-                anchors=anchors,
+                SampleRequest(
+                    group=group, region=region, anchors=anchors, calibrate=calibrate, seed=seed
+                ),
                 dataset=self.dataset,
-                calibrate=calibrate,
-                seed=seed,
             )
             return pq.read_table(out, memory_map=False)
 

@@ -153,10 +153,12 @@ def supervise(
     from mobatlas.pipeline.supervise import SuperviseOptions
     from mobatlas.pipeline.supervise import supervise as run_supervision
     from mobatlas.pipeline.train import Execution
+    from mobatlas.supervision.strategies import STRATEGIES
 
     _trust(trust_code)
     run = load_run(config)
     chosen = strategy or run.supervise.strategy
+    has_presets = chosen in STRATEGIES and bool(STRATEGIES[chosen].presets)
     report = run_supervision(
         model,
         out,
@@ -166,7 +168,7 @@ def supervise(
             divergence=divergence or run.supervise.divergence,
             membership=membership or run.supervise.membership,
             from_scratch=from_scratch,
-            preset=preset or (run.preset if chosen == "finetune" else None),
+            preset=preset or (run.preset if has_presets else None),
             values=merge(run.supervise.options, parse_assignments(assignments or [])),
         ),
         dataset=dataset,
@@ -195,10 +197,13 @@ def generate(
     n: Annotated[
         int | None,
         typer.Option(
-            "--n", help="Number of trajectories; with --anchors the number of its rows by default."
+            "--n", help="Trajectories of each group; with --anchors one for each row by default."
         ),
     ] = None,
-    group: Annotated[str | None, typer.Option(help='A group, e.g. "30-40, F".')] = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(help='A group, e.g. "30-40, F"; repeat it for several, or pass "all".'),
+    ] = None,
     region: Annotated[
         str | None, typer.Option(help="Draw groups and homes from the people of this region.")
     ] = None,
@@ -245,31 +250,29 @@ def generate(
 ) -> None:
     """Sample trajectories into a Parquet file."""
     from mobatlas.sampling.generate import generate as run_generation
-    from mobatlas.sampling.request import Shard as Piece
+    from mobatlas.sampling.request import SampleRequest
+    from mobatlas.sampling.request import Shard as Part
 
     _trust(trust_code)
-    about = max(1, (n or 1) // Piece.parse(shard).of) if shard is not None else n or 1
-    with track("generating", about, quiet) as tracker:
-        made = run_generation(
-            model,
-            out,
-            n,
-            group=group,
-            region=region,
-            regions=regions,
-            anchors=anchors,
-            dataset=dataset,
-            lengths=lengths,
-            coarsen=coarsen,
-            calibrate=calibrate,
-            seed=seed,
-            accelerator=accelerator,
-            devices=devices,
-            shard=shard,
-            overwrite=overwrite,
-            tracker=tracker,
+    total = max(1, (n or 1) // Part.parse(shard).of) if shard is not None else n or 1
+    request = SampleRequest(
+        group=group or None,
+        region=region,
+        regions=regions,
+        anchors=anchors,
+        lengths=lengths,
+        coarsen=coarsen,
+        calibrate=calibrate,
+        seed=seed,
+        accelerator=accelerator,
+        devices=devices,
+        shard=shard,
+    )
+    with track("generating", total, quiet) as tracker:
+        result = run_generation(
+            model, out, n, request, dataset=dataset, overwrite=overwrite, tracker=tracker
         )
-    show(made.as_dict(), json, generated_table(made.as_dict()))
+    show(result.as_dict(), json, generated_table(result.as_dict()))
 
 
 def _trust(code: bool) -> None:

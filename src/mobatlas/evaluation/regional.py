@@ -15,7 +15,7 @@ from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Regions
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
-from mobatlas.supervision.resample import Sampler
+from mobatlas.supervision.samplers import Sampler
 
 FOLDS = 5
 

@@ -6,19 +6,13 @@ interrupted run resumes.
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from mobatlas.config import RegionsConfig, RunConfig, load_run
 from mobatlas.data.city import write_city_folder
@@ -35,14 +29,11 @@ from mobatlas.generators.store import KIND as MODEL
 from mobatlas.generators.store import load_model
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import (
-    METADATA,
-    beside,
     library_versions,
     read_manifest,
     write_json,
-    write_parquet,
 )
-from mobatlas.io.output import new_file, only_writer
+from mobatlas.io.output import only_writer
 from mobatlas.pipeline.cache import StepCache, manifest_hash, path_hash, refuse_foreign_folder
 from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
 from mobatlas.pipeline.train import Execution, train
@@ -52,7 +43,8 @@ from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import RegionsFolder, build_regions
 from mobatlas.report.html import RUN, write_report
 from mobatlas.sampling.generate import generate
-from mobatlas.supervision.resample import PlainSampler, Sampler
+from mobatlas.sampling.request import SampleRequest
+from mobatlas.supervision.samplers import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler
 
 REPORT = "report.html"
@@ -365,50 +357,29 @@ class _Steps:
     def sample_population(self, model: Path, dataset: TrajectoryDataset) -> Path:
         """Samples of a model without groups, as many as all groups have together."""
         groups = len(dataset.groups) if dataset.groups is not None else 1
-        counts: dict[str | None, int] = {None: groups * self.config.samples.each}
-        return self._samples(BASELINE, model, counts, calibrate=False)
+        n = groups * self.config.samples.each
+        return self._samples(BASELINE, model, n, SampleRequest())
 
     def sample_groups(self, name: str, model: Path, groups: Groups, *, calibrate: bool) -> Path:
         """Equally many samples of each group, in one file."""
-        counts: dict[str | None, int] = dict.fromkeys(groups.names, self.config.samples.each)
-        return self._samples(name, model, counts, calibrate=calibrate)
+        request = SampleRequest(group=groups.names, calibrate=calibrate)
+        return self._samples(name, model, self.config.samples.each, request)
 
-    def _samples(
-        self, name: str, model: Path, counts: Mapping[str | None, int], *, calibrate: bool
-    ) -> Path:
+    def _samples(self, name: str, model: Path, n: int, request: SampleRequest) -> Path:
         out = self.out / "samples" / f"{name}.parquet"
-        coarsen = self.config.samples.coarsen
-        seed = self.config.seed
+        request = replace(request, coarsen=self.config.samples.coarsen, seed=self.config.seed)
 
         def compute(_: bool) -> None:
             out.parent.mkdir(parents=True, exist_ok=True)
-            done = 0
-            total = sum(counts.values())
-            with track(f"sampling {name}", total, self.quiet) as tracker, _scratch(out) as folder:
-                parts: dict[Path, int] = {}
-                for number, (group, n) in enumerate(counts.items()):
-                    part = folder / f"{number}.parquet"
-                    generate(
-                        model,
-                        part,
-                        n,
-                        group=group,
-                        calibrate=calibrate and group is not None,
-                        coarsen=coarsen,
-                        seed=seed + number,
-                    )
-                    parts[part] = n
-                    done += n
-                    tracker.step(done, group or "everybody")
-                with new_file(out, overwrite=True) as partial:
-                    _join(parts, partial)
+            with track(f"sampling {name}", n, self.quiet) as tracker:
+                generate(model, out, n, request, overwrite=True, tracker=tracker)
 
         inputs = {
             "model": manifest_hash(model, MODEL),
-            "wanted": {str(group): n for group, n in counts.items()},
-            "calibrate": calibrate,
-            "coarsen": coarsen,
-            "seed": seed,
+            "wanted": {str(group): n for group in request.group or (None,)},
+            "calibrate": request.calibrate,
+            "coarsen": request.coarsen,
+            "seed": request.seed,
         }
         return self.cache.run(f"samples {name}", out, inputs, compute)
 
@@ -478,32 +449,3 @@ def _regional_scores(
         "held_out_people": held_out_people(samplers, dataset, regions, seed),
         "held_out_regions": held_out_regions(regions.regions, seed, parents=parents),
     }
-
-
-@contextmanager
-def _scratch(out: Path) -> Iterator[Path]:
-    """A hidden folder next to a file, emptied of what a killed process left."""
-    folder = beside(out, "parts")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _join(parts: Mapping[Path, int], out: Path) -> None:
-    """Concatenate sample files and number their trajectories consecutively."""
-    schemas = [pq.read_schema(part) for part in parts]
-    metadata = [json.loads(each.metadata[METADATA]) for each in schemas]
-    schema = schemas[0].with_metadata({METADATA: json.dumps(metadata, sort_keys=True)})
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        first = 0
-        for part, n in parts.items():
-            for batch in pq.ParquetFile(part).iter_batches():
-                numbers = pc.add(batch["trajectory"], first)
-                yield batch.set_column(0, "trajectory", numbers).cast(schema)
-            first += n
-
-    write_parquet(out, schema, batches())

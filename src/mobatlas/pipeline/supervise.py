@@ -24,17 +24,19 @@ from mobatlas.pipeline.train import (
 )
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.supervision.evidence import Evidence, gather_evidence
-from mobatlas.supervision.resample import save_calibration
-from mobatlas.supervision.store import keep_curve, keep_evidence
+from mobatlas.supervision.store import save_calibration, save_curve, save_evidence
 from mobatlas.supervision.strategies import (
     AUTO,
-    SuperviseConfig,
+    STRATEGIES,
+    RunStrategy,
+    Strategy,
+    StrategyOptions,
     Supervised,
     build_options,
     choose_strategy,
-    sections_of,
-    strategy_named,
-    way_of,
+    config_class,
+    get_strategy,
+    runner_for,
 )
 
 log = logging.getLogger("mobatlas")
@@ -57,8 +59,8 @@ class SuperviseOptions:
     preset
         For "finetune": "small" or "paper".
     values
-        Options of the generator (`{"weighted_fit": {"steps": 500}}`) and of `SuperviseConfig`
-        (`tilt`, `calibration`, `finetune`, `visits`, `groups_explain`).
+        Options of the generator (`{"weighted_fit": {"steps": 500}}`) and of phase 2 (`visits`,
+        `groups_explain`, `calibration`, and a section named like the strategy).
     """
 
     strategy: str = AUTO
@@ -114,7 +116,7 @@ def supervise(
     source = Path(model)
     target = Path(out)
     if options.strategy != AUTO:
-        strategy_named(options.strategy)
+        get_strategy(options.strategy)
     refuse_overlap(source, target)
     loaded = load_model(source, Path(dataset) if dataset else None)
     plan = _plan(loaded, options, regions, target, execution.quiet)
@@ -132,11 +134,11 @@ def supervise(
         return finished_report(target, identity)
     evidence = plan.evidence(opened)
     if options.strategy == AUTO:
-        log.info("Strategy %s: %s.", plan.strategy, plan.reason)
+        log.info("Strategy %s: %s.", plan.strategy.name, plan.reason)
     with model_folder(target, identity, execution) as (folder, trainer):
         base = plan.family.load(source, plan.config, opened.vocabulary, loaded.generator.groups)
         result = plan.run(base, opened, evidence, trainer, plan.options)
-        facts = {"strategy": plan.strategy, "reason": plan.reason, **plan.describe(evidence)}
+        facts = {"strategy": plan.strategy.name, "reason": plan.reason, **plan.describe(evidence)}
         if folder is not None:
             _save_supervision(folder, result, evidence, facts)
         return save_training(folder, result.generator, loaded.name, opened, facts | result.report)
@@ -146,10 +148,10 @@ def supervise(
 class _Plan:
     """One supervision with all choices made and checked."""
 
-    strategy: str
+    strategy: Strategy
     reason: str
-    run: Any
-    options: Any
+    run: RunStrategy
+    options: StrategyOptions
     config: Any  # of the generator
     regions: Path | None
     family: Family
@@ -159,11 +161,11 @@ class _Plan:
         """What identifies this supervision besides the model and the dataset."""
         options = self.options
         return {
-            "strategy": self.strategy,
+            "strategy": self.strategy.name,
             "regions": self.regions and read_manifest(self.regions, REGIONS).content_hash,
             "membership": options.membership,
             "from_scratch": options.from_scratch,
-            "supervise": options.config.model_dump(mode="json", include=sections_of(self.strategy)),
+            "supervise": options.config.model_dump(mode="json", include=self.strategy.sections),
             **self.config.model_dump(mode="json"),
         }
 
@@ -200,23 +202,24 @@ def _plan(
     else:
         name = options.strategy
         reason = "chosen by the user"
+    strategy = get_strategy(name)
     supervision_values, generator_values = split_options(options.values)
-    run = way_of(name, family, generator_values, from_scratch=options.from_scratch)
+    run = runner_for(strategy, family, generator_values, from_scratch=options.from_scratch)
     checked = build_options(
-        name,
+        strategy,
         supervision_values,
+        StrategyOptions(
+            membership=options.membership, from_scratch=options.from_scratch, quiet=quiet
+        ),
         preset=options.preset,
         divergence=options.divergence,
-        membership=options.membership,
-        from_scratch=options.from_scratch,
-        quiet=quiet,
     )
-    folder = _regions_folder(name, options.strategy, regions, out)
-    _refuse_labelled(loaded, name)
+    folder = _regions_folder(strategy, options.strategy, regions, out)
+    _refuse_labelled(loaded, strategy)
     config = loaded.generator.config.model_dump()
     earlier = loaded.manifest.details.get(SUPERVISION, {})
     return _Plan(
-        strategy=name,
+        strategy=strategy,
         reason=reason,
         run=run,
         options=checked,
@@ -233,25 +236,25 @@ def check_options(generator: str, preset: str, values: Mapping[str, Any]) -> Non
     supervision_values, generator_values = split_options(values)
     resolved = family.resolve(generator_values, Path())
     build(family.config, merge(family.presets[preset], resolved), "--set")
-    build(SuperviseConfig, supervision_values, "--set")
+    build(config_class(), supervision_values, "--set")
 
 
 def split_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split options into those of `SuperviseConfig` and those of the generator."""
-    known = SuperviseConfig.model_fields
+    """Split options into those of phase 2 and those of the generator."""
+    known = config_class().model_fields
     supervision = {key: value for key, value in values.items() if key in known}
     generator = {key: value for key, value in values.items() if key not in known}
     return supervision, generator
 
 
 def _regions_folder(
-    name: str, requested: str, regions: Path | str | None, out: Path
+    strategy: Strategy, requested: str, regions: Path | str | None, out: Path
 ) -> Path | None:
     """The REGIONS folder to learn from; None for a strategy that needs none."""
-    if not strategy_named(name).needs_regions:
+    if not strategy.needs_regions:
         if regions is not None:
             log.warning(
-                "--strategy %s learns from labels. The regions in %s are not used.",
+                "--strategy %s needs no regions. Those in %s are not used.",
                 requested,
                 regions,
             )
@@ -265,15 +268,14 @@ def _regions_folder(
     return Path(regions)
 
 
-def _refuse_labelled(model: Model, strategy: str) -> None:
-    """Refuse to finetune a model that learnt groups from individual labels."""
-    if (
-        strategy == "finetune"
-        and model.generator.groups is not None
-        and model.strategy not in ("tilt", "finetune")
-    ):
+def _refuse_labelled(model: Model, strategy: Strategy) -> None:
+    """Refuse to continue from a model that learnt groups from individual labels."""
+    if not strategy.continues or model.generator.groups is None:
+        return
+    earlier = STRATEGIES.get(model.strategy or "")
+    if earlier is None or earlier.reads_labels:
         raise MobatlasError(
-            f"{model.path}: this model learnt groups from labels, and finetune must not; "
+            f"{model.path}: this model learnt groups from labels, and {strategy.name} must not; "
             "give a model of phase 1 or a tilted one"
         )
 
@@ -284,7 +286,7 @@ def _save_supervision(
     """Write what a MODEL folder of phase 2 holds besides the generator."""
     folder.details[SUPERVISION] = facts | result.facts
     if evidence is not None:
-        keep_evidence(folder.path, evidence, result.tilt)
+        save_evidence(folder.path, evidence, result.tilt)
         folder.details[SUPERVISION] |= {
             "groups": evidence.groups.as_dict(),
             "mask": list(evidence.phi.mask),
@@ -292,4 +294,4 @@ def _save_supervision(
     if result.calibration is not None:
         save_calibration(folder.path, result.calibration)
     if result.curve is not None:
-        keep_curve(folder.path, result.curve)
+        save_curve(folder.path, result.curve)

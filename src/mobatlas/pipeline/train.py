@@ -27,8 +27,7 @@ from mobatlas.generators.store import (
 )
 from mobatlas.io.manifest import read_manifest
 from mobatlas.io.output import is_complete, refuse_overlap, resumable_folder, unfinished
-from mobatlas.supervision.resample import FILES as CALIBRATION
-from mobatlas.supervision.store import CURVE, MEANS
+from mobatlas.supervision.store import CALIBRATION_FILES, CURVE, MEANS
 from mobatlas.training.loop import METRICS, Trainer
 from mobatlas.training.resources import peak_gb
 from mobatlas.training.weights import WEIGHTS
@@ -37,7 +36,7 @@ log = logging.getLogger("mobatlas")
 
 # The files that a MODEL folder may hold: after phase 1, and those that phase 2 adds.
 PHASE1_FILES = (CONFIG, LENGTHS, VOCABULARY, WEIGHTS, METRICS, "tensorboard")
-PHASE2_FILES = (COMPOSITION, REGION_ANCHORS, MEANS, CURVE, *CALIBRATION)
+PHASE2_FILES = (COMPOSITION, REGION_ANCHORS, MEANS, CURVE, *CALIBRATION_FILES)
 MAX_TRUNCATED = 0.05  # share of training trajectories that may exceed the model without a warning
 
 

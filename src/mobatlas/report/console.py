@@ -181,7 +181,7 @@ def supervised_table(report: Mapping[str, Any], out: Path) -> RenderableType:
     ]
     if "loss" in stage:
         lines.append(f"loss {stage['loss']:.4g}")
-    if strategy == "finetune":
+    if "best" in stage:
         best = stage["best"]
         lines.append(
             f"best at step {best['step']}: validation {best['validation']:.4g} "
@@ -224,7 +224,7 @@ def generated_table(facts: Mapping[str, Any]) -> RenderableType:
     calibration = facts.get("calibration")
     if calibration:
         lines.append(
-            f"calibrated, anchors {calibration['form']}: "
+            f"calibrated, {calibration['form'].replace('_', ' ')}: "
             f"{facts['acceptance_rate']:.0%} of the candidates were accepted"
         )
         lines += [

@@ -1,1 +1,1 @@
-"""sampling."""
+"""Sampling: requests, parallel generation, coarsening of homes and workplaces."""

@@ -1,6 +1,6 @@
-"""Samples on disk: trajectories of people of a group, of a region or of a table, streamed to one Parquet file.
+"""Samples on disk: trajectories of groups, a region or a table, streamed to one Parquet file.
 
-What is in it does not depend on how many processes made it; `sampling` says why. No label is read here.
+The content does not depend on the number of processes, see `sampling.request`. Labels are not read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from mobatlas.config import Coarsening
-from mobatlas.data.arrays import Floats
+from mobatlas.data.arrays import Flags, Floats
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.synthetic import SCHEMA, TIMED
 from mobatlas.errors import MobatlasError, suggestion
@@ -27,16 +27,26 @@ from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_pa
 from mobatlas.io.output import new_file, refuse_overlap
 from mobatlas.io.tables import keys, numbers, read_table, require_columns
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.sampling.coarsen import coarsened
-from mobatlas.sampling.processes import made_by
-from mobatlas.sampling.request import Chunk, Maker, People, Plan, Shard
-from mobatlas.supervision.store import load_lives, load_sampler
+from mobatlas.sampling.coarsen import coarsen_anchors
+from mobatlas.sampling.processes import sample_chunks
+from mobatlas.sampling.request import (
+    POPULATION,
+    Chunk,
+    ChunkSampler,
+    Part,
+    People,
+    Plan,
+    SampleRequest,
+    Shard,
+)
+from mobatlas.supervision.store import load_residence, load_sampler
 from mobatlas.training.devices import find_devices
 from mobatlas.training.resources import peak_gb
 
 log = logging.getLogger("mobatlas")
+ALL = "all"  # every group of the model
 LENGTHS = ("model", "empirical")
-OTHER_FORMS = {
+OTHER_FORMATS = {
     ".csv",
     ".tsv",
     ".txt",
@@ -48,28 +58,25 @@ OTHER_FORMS = {
     ".feather",
     ".arrow",
 }
-MARGIN, MARGIN_DEGREES = (
-    0.5,
-    0.5,
-)  # homes lie outside the box of places: by half its size, or about 50 km
+MARGIN = 0.5  # homes may lie outside the box of places by half its size
+MARGIN_DEGREES = 0.5  # or by about 50 km
+DEFAULT_REQUEST = SampleRequest()
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written, and how fast."""
+    """A file of samples: its size, speed and calibration."""
 
     path: str
     n: int
     tokens: int
-    seconds: float  # of sampling and writing; loading comes on top
+    seconds: float  # of sampling and writing, without loading
     trajectories_per_second: float
     peak_gb: float  # of the largest process
     devices: int = 1
     shard: str | None = None
-    acceptance_rate: float | None = None  # of candidates, if samples were chosen by a calibration
-    calibration: dict[str, Any] | None = (
-        None  # its form, and how far each group's means were from the recovered ones
-    )
+    acceptance_rate: float | None = None  # of candidates, if samples were calibrated
+    calibration: dict[str, Any] | None = None  # its form, and distances to the estimated means
 
     def as_dict(self) -> dict[str, Any]:
         """For reports."""
@@ -80,210 +87,290 @@ def generate(
     model: Path | str,
     out: Path | str,
     n: int | None = None,
+    request: SampleRequest = DEFAULT_REQUEST,
     *,
-    group: str | None = None,
-    region: str | None = None,
-    regions: Path | str | None = None,
-    anchors: Path | str | None = None,
     dataset: Path | str | None = None,
-    lengths: str = "model",
-    coarsen: float | str | None = None,
-    calibrate: bool = False,
-    seed: int = 0,
-    accelerator: str = "auto",
-    devices: int = 1,
-    shard: str | None = None,
     overwrite: bool = False,
-    chunk: int | None = None,
     tracker: Tracker = SILENT,
 ) -> Generated:
-    """Sample n trajectories into `out`; `chunk` is how many tiles of the generator are made at a time.
+    """Sample trajectories from a MODEL folder into a Parquet file.
 
-    People are those of the table `anchors` in their order (all of them for n = None), or drawn from the training people of a
-    `region`, or from all training people; `coarsen` moves where they live and work, at random within a radius ("1km") or to the
-    middle of a square ("grid:500m"). With `calibrate` samples of groups are chosen among candidates so that their means are the
-    recovered ones, in one of two forms: anchors that are drawn from everybody are chosen together with the trajectory, those of
-    a table or a region stay as they are. Several `devices` have a process each and write the same bytes as one; `shard` "3/8"
-    writes the third of eight parts of the rows, those of the whole, numbered as they are there.
+    Parameters
+    ----------
+    model
+        A MODEL folder.
+    out
+        The Parquet file to write.
+    n
+        Number of trajectories, of each group if the request names several. If None, one for each
+        row of the request's table of anchors.
+    request
+        Groups, region, anchors, seed and other options.
+    dataset
+        The folder of the model's dataset, if it has moved.
+    overwrite
+        Replace a file that mobatlas wrote.
+    tracker
+        Receives the progress, as a number of trajectories up to n.
+
+    Returns
+    -------
+    Generated
+        The size of the file, the speed, and distances of calibrated groups to their means.
+
+    Examples
+    --------
+    >>> request = SampleRequest(group="all", calibrate=True)
+    >>> generate("model-by-group", "samples.parquet", 500, request)  # doctest: +SKIP
     """
-    _check_options(n, region, regions, anchors, lengths, seed)
-    if Path(out).suffix.lower() in OTHER_FORMS:
+    _check_request(n, request)
+    target = Path(out)
+    if target.suffix.lower() in OTHER_FORMATS:
         raise MobatlasError(
             f"--out {out}: samples are written as Parquet; name a file that ends in .parquet"
         )
-    coarsening = None if coarsen is None else _coarsening(coarsen)
-    piece = Shard() if shard is None else Shard.parse(shard)
-    kind = find_devices(accelerator, devices)
-    table, folder, override = (
-        Path(path) if path is not None else None for path in (anchors, regions, dataset)
-    )
-    with new_file(Path(out), overwrite) as partial:
-        loaded = load_model(model, override)
+    coarsening = _parse_coarsening(request.coarsen)
+    shard = Shard() if request.shard is None else Shard.parse(request.shard)
+    kind = find_devices(request.accelerator, request.devices)
+    with new_file(target, overwrite) as partial:
+        loaded = load_model(model, Path(dataset) if dataset is not None else None)
         loaded.generator.to(kind)
-        for source in filter(None, (loaded.path, loaded.dataset, folder, table)):
-            refuse_overlap(source, Path(out))
-        people = _people(loaded, group, region, folder, table)
-        if coarsening is not None:
-            secret = people.anchors if table is not None else loaded.population()
-            people = replace(people, anchors=coarsened(people.anchors, coarsening, secret))
-        if loaded.manifest.details.get(SUPERVISION, {}).get("membership"):
-            log.warning(
-                "%s: was supervised with --membership, the region that each person lives in",
-                loaded.path,
-            )
-        form = _form(
-            loaded, people, calibrate, lengths, given=region is not None or table is not None
-        )
-        calibration = load_sampler(loaded, _Calibrating(tracker)).calibration if form else None
-        n = len(people.anchors) if n is None else n
-        facts = {
-            "model": loaded.manifest.content_hash,
-            "seed": seed,
-            "n": n,
-            "group": group,
-            "region": region,
-        }
-        facts |= {
-            "lengths": lengths,
-            "coarsen": coarsening and str(coarsening),
-            "calibrated": form,
-            "shard": shard,
-        }
-        facts |= {
-            "anchors": file_hash(table) if table is not None else None,
-            "versions": library_versions(),
-        }
-        schema = (TIMED if has_times(loaded.generator) else SCHEMA).with_metadata(
-            {METADATA: json.dumps(facts, sort_keys=True)}
-        )
+        for source in (loaded.path, loaded.dataset, request.regions, request.anchors):
+            if source is not None:
+                refuse_overlap(Path(source), target)
+        plan = _plan(loaded, n, request, coarsening, tracker)
+        facts = _facts(loaded, plan, request, coarsening)
+        metadata = json.dumps(facts if len(facts) > 1 else facts[0], sort_keys=True)
+        columns = TIMED if has_times(loaded.generator) else SCHEMA
+        schema = columns.with_metadata({METADATA: metadata})
         start = time.perf_counter()
-        maker = Maker(Plan(people, n, seed, lengths, region, form, calibration, chunk), loaded)
-        chunks = maker.chunks(piece)
-        tally = _Tally(tracker, n / piece.of / max(1, sum(stop - first for first, stop in chunks)))
-        with made_by(maker, chunks, kind, devices) as made_chunks:
-            tokens = write_parquet(partial, schema, tally.rows(made_chunks))
+        sampler = ChunkSampler(plan, loaded)
+        tasks = sampler.tasks(shard)
+        total = sum(task.stop - task.start for task in tasks)
+        tally = _Tally(tracker, plan.n / shard.of / max(1, total))
+        with sample_chunks(sampler, tasks, kind, request.devices) as chunks:
+            tokens = write_parquet(partial, schema, tally.rows(chunks))
         seconds = time.perf_counter() - start
-    peak = max(peak_gb(), tally.peak_gb)
-    made = Generated(str(out), tally.n, tokens, seconds, tally.n / seconds, peak, devices, shard)
-    if calibration is None or not tally.candidates:  # an empty shard refuses nothing
-        return made
-    return replace(made, acceptance_rate=tally.n / tally.candidates, calibration=maker.calibrated())
+    has_calibration = plan.calibration is not None and tally.candidates > 0  # not an empty shard
+    return Generated(
+        path=str(out),
+        n=tally.n,
+        tokens=tokens,
+        seconds=seconds,
+        trajectories_per_second=tally.n / seconds,
+        peak_gb=max(peak_gb(), tally.peak_gb),
+        devices=request.devices,
+        shard=request.shard,
+        acceptance_rate=tally.n / tally.candidates if has_calibration else None,
+        calibration=sampler.calibration_report() if has_calibration else None,
+    )
 
 
-def _form(model: Model, people: People, calibrate: bool, lengths: str, given: bool) -> str | None:
-    """Which form of the calibration applies, None if none does."""
-    of_groups = people.groups is not None or people.shares is not None
-    if calibrate and not of_groups:
-        raise MobatlasError(
-            "--calibrate chooses samples by their group; give --group, --region, or --anchors with a column 'group'"
-        )
-    only_way = model.groups is not None and model.generator.groups is None  # `resample`
-    if not of_groups or not (calibrate or only_way):
-        return None
-    if lengths == "empirical":
-        raise MobatlasError(
-            "--lengths empirical: calibrated samples are as long as the model makes them; leave it out"
-        )
-    return "given" if given else "population"
-
-
-def _coarsening(told: float | str) -> Coarsening:
-    try:
-        return Coarsening.of(told)
-    except ValueError as error:
-        raise MobatlasError(f"--coarsen {told}: {error}") from None
-
-
-def _check_options(
-    n: int | None, region: Any, regions: Any, anchors: Any, lengths: str, seed: int
-) -> None:
-    missing = n is None and anchors is None
-    word = f"--lengths {lengths} does not exist{suggestion(lengths, LENGTHS)} (known: {', '.join(LENGTHS)})"
-    for wrong, sentence in (
+def _check_request(n: int | None, request: SampleRequest) -> None:
+    seed = request.seed
+    lengths = request.lengths
+    for is_wrong, sentence in (
         (
-            missing,
-            "--n is missing: say how many trajectories, or give --anchors to have one for each of its rows",
+            n is None and request.anchors is None,
+            "--n is missing: give the number of trajectories, "
+            "or --anchors to sample one for each of its rows",
         ),
         (n is not None and n <= 0, f"--n {n}: ask for at least 1 trajectory"),
         (not 0 <= seed < 2**63, f"--seed {seed}: give a whole number from 0 to 2^63 - 1"),
-        (region and anchors, "--anchors and --region each say where people live; give one of them"),
-        (regions and region is None, "--regions goes with --region ID; say which of its regions"),
-        (lengths not in LENGTHS, word),
+        (
+            request.region is not None and request.anchors is not None,
+            "--anchors and --region both say where people live; give one of them",
+        ),
+        (
+            request.regions is not None and request.region is None,
+            "--regions needs --region ID; name one of its regions",
+        ),
+        (
+            lengths not in LENGTHS,
+            f"--lengths {lengths} does not exist{suggestion(lengths, LENGTHS)} "
+            f"(known: {', '.join(LENGTHS)})",
+        ),
     ):
-        if wrong:
+        if is_wrong:
             raise MobatlasError(sentence)
 
 
-def _people(
-    model: Model, group: str | None, region: str | None, regions: Path | None, anchors: Path | None
-) -> People:
+def _parse_coarsening(value: float | str | None) -> Coarsening | None:
+    try:
+        return None if value is None else Coarsening.of(value)
+    except ValueError as error:
+        raise MobatlasError(f"--coarsen {value}: {error}") from None
+
+
+def _plan(
+    model: Model,
+    n: int | None,
+    request: SampleRequest,
+    coarsening: Coarsening | None,
+    tracker: Tracker,
+) -> Plan:
+    """Resolve a request with a model."""
+    groups = _group_shares(model, request.group)
+    people, region_shares = _people(model, request, bool(groups))
+    if coarsening is not None:
+        secret = people.anchors if request.anchors is not None else model.population()
+        people = replace(people, anchors=coarsen_anchors(people.anchors, coarsening, secret))
+    if model.manifest.details.get(SUPERVISION, {}).get("membership"):
+        log.warning(
+            "%s: this model was supervised with --membership, which uses each person's region",
+            model.path,
+        )
+    size = len(people.anchors) if n is None else n
+    parts = tuple(
+        Part(shares, request.seed + number, number * size)
+        for number, shares in enumerate(groups or [region_shares])
+    )
+    has_groups = people.groups is not None or parts[0].shares is not None
+    form = _calibration_form(model, request, has_groups)
+    return Plan(
+        people=people,
+        parts=parts,
+        n=size,
+        lengths=request.lengths,
+        region=request.region,
+        form=form,
+        calibration=load_sampler(model, _Calibrating(tracker)).calibration if form else None,
+        tiles=request.chunk,
+    )
+
+
+def _group_shares(model: Model, group: Any) -> list[Floats]:
+    """Shares (groups,) of each requested group: one for itself; empty if none is requested."""
+    if group is None:
+        return []
     groups = model.groups
-    if group is not None and groups is None:
-        raise MobatlasError(f"{model.path}: knows no groups, it is of phase 1; supervise it first")
-    one = (
-        None if group is None or groups is None else np.eye(len(groups))[groups.index(group)]
-    )  # (groups,)
-    if anchors is not None:
-        return _people_of_table(anchors, model, one)
-    names = groups.names if groups is not None else ()
-    if region is not None:
-        homes, shares = model.region(region, regions)
-        return People(homes, names, shares if one is None else one)
-    return People(model.population(), names, one, lives=None if one is None else load_lives(model))
+    if groups is None:
+        raise MobatlasError(
+            f"{model.path}: this model of phase 1 has no groups; "
+            "run `mobatlas supervise` first, or leave out --group"
+        )
+    names = [group] if isinstance(group, str) else list(group)
+    if names == [ALL] and ALL not in groups.names:
+        names = list(groups.names)
+    return [np.eye(len(groups))[groups.index(name)] for name in names]
 
 
-def _people_of_table(path: Path, model: Model, one: Floats | None) -> People:
-    groups, table = model.groups, read_table(path)
+def _people(model: Model, request: SampleRequest, has_group: bool) -> tuple[People, Floats | None]:
+    """The people to sample, and the shares of groups in their region (groups,)."""
+    names = model.groups.names if model.groups is not None else ()
+    if request.anchors is not None:
+        return _people_of_table(Path(request.anchors), model, has_group), None
+    if request.region is not None:
+        folder = Path(request.regions) if request.regions is not None else None
+        homes, shares = model.region(request.region, folder)
+        return People(homes, names), shares
+    residence = load_residence(model) if has_group else None
+    return People(model.population(), names, residence=residence), None
+
+
+def _people_of_table(path: Path, model: Model, has_group: bool) -> People:
+    groups = model.groups
+    table = read_table(path)
     require_columns(str(path), table.columns, ANCHORS)
-    anchors = np.stack(
-        [numbers(path, table, name, missing=True) for name in ANCHORS], axis=1
-    )  # (rows, 4)
+    columns = [numbers(path, table, name, missing=True) for name in ANCHORS]
+    anchors = np.stack(columns, axis=1)  # (rows, 4)
     _check_anchors(path, anchors, model)
     if "group" not in table.columns:
-        return People(anchors, groups.names if groups is not None else (), one, in_order=True)
-    if one is not None:
+        return People(anchors, groups.names if groups is not None else (), in_order=True)
+    if has_group:
         raise MobatlasError(f"--group: {path} has a column 'group' already; leave one of them out")
     codes, names = keys(path, table, "group")
-    if groups is None:  # a baseline, on the same people as the models that it is compared with
+    if groups is None:  # a baseline, on the people of the models that it is compared with
         log.warning(
-            "%s: knows no groups, so column 'group' of %s is copied but changes no sample",
+            "%s: this model has no groups, so the column 'group' of %s is copied "
+            "but does not change the samples",
             model.path,
             path,
         )
-        return People(anchors, names, groups=codes, in_order=True)
+        return People(anchors, names, codes, in_order=True)
     try:
         number = np.array([groups.index(name) for name in names])
     except MobatlasError as error:
         raise MobatlasError(f"{path}: column 'group': {error}") from None
-    return People(anchors, groups.names, groups=number[codes], in_order=True)
+    return People(anchors, groups.names, number[codes], in_order=True)
 
 
 def _check_anchors(path: Path, anchors: Floats, model: Model) -> None:
-    """Refuse what is no place on the globe, half a place, or far from every place that the model knows."""
+    """Refuse coordinates that are invalid, incomplete or far from all places of the model."""
     known = model.generator.vocabulary.coordinates
-    low, high = np.nanmin(known, axis=0), np.nanmax(known, axis=0)  # (2,) each
+    low = np.nanmin(known, axis=0)  # (2,)
+    high = np.nanmax(known, axis=0)
     margin = np.maximum(MARGIN * (high - low), MARGIN_DEGREES)
     box = f"lat {low[0]:.3f} to {high[0]:.3f}, lon {low[1]:.3f} to {high[1]:.3f}"
-    for place, two in (("home", anchors[:, :2]), ("work", anchors[:, 2:])):
+    for place, pair in (("home", anchors[:, :2]), ("work", anchors[:, 2:])):
         both = f"'{place}_lat' and '{place}_lon'"
-        far = f"{both} are far from all places of {model.path} ({box}); give anchors of that area"
-        for wrong, what in (
-            (np.abs(two) > (90, 180), f"{both} are outside -90..90 and -180..180"),
+        far: Flags = (pair < low - margin) | (pair > high + margin)
+        for wrong, problem in (
+            (np.abs(pair) > (90, 180), f"{both} are outside -90..90 and -180..180"),
             (
-                np.isnan(two) != np.isnan(two[:, ::-1]),
-                f"only one of {both} is given; give both or none",
+                np.isnan(pair) != np.isnan(pair[:, ::-1]),
+                f"only one of {both} is filled; give both or none",
             ),
-            ((two < low - margin) | (two > high + margin), far),
+            (
+                far,
+                f"{both} are far from all places of {model.path} ({box}); use homes of that area",
+            ),
         ):
-            row = _first(wrong.any(1))
-            if row is not None:
-                raise MobatlasError(
-                    f"{path}: in row {row + 1} ({two[row, 0]:g}, {two[row, 1]:g}) {what}"
-                )
+            if wrong.any():
+                row = int(np.argmax(wrong.any(1)))
+                values = f"({pair[row, 0]:g}, {pair[row, 1]:g})"
+                raise MobatlasError(f"{path}: in row {row + 1} {values} {problem}")
+
+
+def _calibration_form(model: Model, request: SampleRequest, has_groups: bool) -> str | None:
+    """The form of calibration to apply; None for none."""
+    if request.calibrate and not has_groups:
+        raise MobatlasError(
+            "--calibrate selects samples by their group; "
+            "give --group, --region, or --anchors with a column 'group'"
+        )
+    # Without groups in the generator, only a calibration can sample them (`resample`).
+    needs_calibration = model.groups is not None and model.generator.groups is None
+    if not has_groups or not (request.calibrate or needs_calibration):
+        return None
+    if request.lengths == "empirical":
+        raise MobatlasError(
+            "--lengths empirical: calibrated samples have the lengths of the model; leave it out"
+        )
+    fixed = request.region is not None or request.anchors is not None
+    return "fixed_anchors" if fixed else POPULATION
+
+
+def _facts(
+    model: Model, plan: Plan, request: SampleRequest, coarsening: Coarsening | None
+) -> list[dict[str, Any]]:
+    """What the file says about itself, for each part."""
+    common = {
+        "model": model.manifest.content_hash,
+        "n": plan.n,
+        "region": request.region,
+        "lengths": request.lengths,
+        "coarsen": coarsening and str(coarsening),
+        "calibrated": plan.form,
+        "shard": request.shard,
+        "anchors": file_hash(Path(request.anchors)) if request.anchors is not None else None,
+        "versions": library_versions(),
+    }
+    names = plan.people.names
+    return [
+        common
+        | {
+            "seed": part.seed,
+            "group": None
+            if request.group is None or part.shares is None
+            else names[int(part.shares.argmax())],
+        }
+        for part in plan.parts
+    ]
 
 
 class _Calibrating:
-    """Tells of a calibration before the samples begin."""
+    """Reports the progress of a calibration before sampling starts."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
@@ -294,10 +381,10 @@ class _Calibrating:
 
 @dataclass
 class _Tally:
-    """What has been written so far."""
+    """Counts what has been written."""
 
     tracker: Tracker
-    weight: float  # of a sample for the tracker, to whom every shard is n / K samples, a tile more or less
+    weight: float  # of a sample in the progress, which ends at n / K for every shard
     n: int = 0
     candidates: int = 0
     peak_gb: float = 0.0
@@ -305,11 +392,7 @@ class _Tally:
     def rows(self, chunks: Iterator[Chunk]) -> Iterator[pa.RecordBatch]:
         for chunk in chunks:
             yield chunk.rows
-            self.n, self.candidates = self.n + chunk.n, self.candidates + chunk.candidates
+            self.n += chunk.n
+            self.candidates += chunk.candidates
             self.peak_gb = max(self.peak_gb, chunk.peak_gb)
             self.tracker.step(self.n * self.weight)
-
-
-def _first(wrong: Any) -> int | None:
-    """The first row that is, None if there is none."""
-    return int(np.argmax(wrong)) if wrong.any() else None

@@ -1,7 +1,7 @@
-"""Samples made by several processes on one machine, in the order that one would make them in.
+"""Chunks sampled by several processes of one machine, in the order of a single process.
 
-They tell each other nothing, so there is no group of processes to set up: each makes the chunks that are its turn, and waits
-until they are read, which bounds the memory. One that dies ends the others, and they end if the first one does.
+The processes do not communicate with each other. Each samples every k-th chunk and waits until it
+is read, which bounds the memory. If one dies the others end, and all end with the main process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.store import load_model
-from mobatlas.sampling.request import Chunk, Maker, Plan, Range
+from mobatlas.sampling.request import Chunk, ChunkSampler, Plan, Task
 from mobatlas.training.resources import keep_memory
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -31,50 +31,48 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True)
 class _Work:
-    """What one process is told."""
+    """The work of one process."""
 
     plan: Plan
     model: Path
     dataset: Path
     content_hash: str  # of the model
-    chunks: list[Range]
+    tasks: list[Task]
     device: str
     threads: int
 
 
 @contextmanager
-def made_by(
-    maker: Maker, chunks: list[Range], kind: str, devices: int
+def sample_chunks(
+    sampler: ChunkSampler, tasks: list[Task], kind: str, devices: int
 ) -> Iterator[Iterator[Chunk]]:
-    """The chunks as they come, from this process or from as many others as there are devices to use."""
-    count = min(devices, len(chunks))
+    """Yield the chunks in order, from this process or from one process per device."""
+    count = min(devices, len(tasks))
     if devices == 1 or not count:
-        yield map(maker.make, chunks)
+        yield map(sampler.sample, tasks)
         return
-    model, threads = maker.model, max(1, torch.get_num_threads() // count)
-    started: list[tuple[BaseProcess, Connection]] = []
+    model = sampler.model
+    threads = max(1, torch.get_num_threads() // count)
+    workers: list[tuple[BaseProcess, Connection]] = []
     try:
         for _ in range(count):
-            with _signals_held():
-                started.append(_start())
-        for rank, (_, connection) in enumerate(
-            started
-        ):  # all are on their way before one is waited for
-            device, mine = f"{kind}:{rank}" if kind == "cuda" else kind, chunks[rank::count]
-            told = _Work(
-                maker.plan,
+            with _blocked_signals():
+                workers.append(_start())
+        for rank, (_, connection) in enumerate(workers):  # all start before any gets its work
+            work = _Work(
+                sampler.plan,
                 model.path,
                 model.dataset,
                 model.manifest.content_hash,
-                mine,
-                device,
+                tasks[rank::count],
+                f"{kind}:{rank}" if kind == "cuda" else kind,
                 threads,
             )
-            with suppress(ConnectionError):  # it died, and is missed when its chunks are
-                connection.send(told)
-        yield _in_order(started, len(chunks))
+            with suppress(ConnectionError):  # it died, which shows when its chunks are missing
+                connection.send(work)
+        yield _in_order(workers, len(tasks))
     finally:
-        for process, connection in started:
+        for process, connection in workers:
             connection.close()
             process.kill()
             process.join()
@@ -94,51 +92,51 @@ def _in_order(workers: list[tuple[BaseProcess, Connection]], chunks: int) -> Ite
         rank = number % len(workers)
         process, connection = workers[rank]
         try:
-            found = connection.recv()
+            result = connection.recv()
         except (EOFError, OSError):
             process.join()
             raise MobatlasError(
-                f"process {rank + 1} of {len(workers)} died (exit code {process.exitcode}) and nothing was left half-written; "
-                "if memory is short, ask for fewer --devices"
+                f"process {rank + 1} of {len(workers)} died (exit code {process.exitcode}), and "
+                "nothing was written; if memory is short, pass fewer --devices"
             ) from None
-        if isinstance(found, Exception):
-            raise found
-        yield found
+        if isinstance(result, Exception):
+            raise result
+        yield result
 
 
 def _run(connection: Connection) -> None:
-    """What another process does."""
-    logging.disable(logging.WARNING)  # the first one has said it
+    """The main function of a worker process."""
+    logging.disable(logging.WARNING)  # the main process has logged it
     keep_memory()
-    threading.Thread(target=_end_with_the_first, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     try:
         work: _Work = connection.recv()
         torch.set_num_threads(work.threads)
         model = load_model(work.model, work.dataset)
         if model.manifest.content_hash != work.content_hash:
-            raise MobatlasError(f"{work.model}: was replaced meanwhile; run it again")
+            raise MobatlasError(f"{work.model}: the model was replaced; run the command again")
         model.generator.to(work.device)
-        maker = Maker(work.plan, model)
-        for chunk in work.chunks:
-            connection.send(maker.make(chunk))
-    except (EOFError, ConnectionError):  # the first process is gone
+        sampler = ChunkSampler(work.plan, model)
+        for task in work.tasks:
+            connection.send(sampler.sample(task))
+    except (EOFError, ConnectionError):  # the main process is gone
         pass
     except Exception as error:
         connection.send(error)
 
 
-def _end_with_the_first() -> None:
-    """Killed, it cannot say so."""
-    first = multiprocessing.parent_process()
-    assert first is not None
-    first.join()
+def _exit_with_parent() -> None:
+    """End this process when the main process ends, even if that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """What is started here never hears Ctrl-C or a polite kill: the first process does, and ends the others."""
-    resource_tracker.ensure_running()  # started later, it would let signals through again
+def _blocked_signals() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C and SIGTERM: the main process ends them."""
+    resource_tracker.ensure_running()  # started later, it would unblock the signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

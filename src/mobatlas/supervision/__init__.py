@@ -1,1 +1,1 @@
-"""Supervision, phase 2: group behaviour taught to a generator from recovered means; each strategy fits every generator."""
+"""Supervision, phase 2: strategies that condition a generator on groups from regional evidence."""

@@ -1,59 +1,79 @@
-"""Calibration: tilts fitted on a model's own samples, by which candidates are chosen when it samples (step 4 of the tilt).
+"""Calibration: tilts fitted on a model's own samples; sampling selects candidates by them.
 
-Two exact forms, which are not mixed, of the distribution nearest to the model's (in Kullback-Leibler) with the group's means:
+This is step 4 of the strategy `tilt`. For each group there are two forms of the distribution that
+is nearest to the model's in Kullback-Leibler divergence and has the group's means:
 
-population: the joint of anchors and trajectory is tilted, by at most a factor cap, or nearly all candidates would be refused.
-    w(x) = min(exp(<lambda, phi(x)> - nu), cap) has mean 1; a fresh candidate is accepted with probability w(x) / cap, so one in
-    cap is. (lambda, nu) minimise mean f*(<lambda, phi(x)> - nu) + nu - <lambda, target> + ridge/2 |lambda|^2, where
-    f*(s) = exp(s) up to log cap and goes on straight.
-given: anchors stay as they are. Of K candidates with the same anchors one is taken, see `given`.
+population
+    Anchors and trajectory are tilted together, by a factor of at most `cap`. A candidate is
+    accepted with probability w(x) / cap, so one in `cap` is. See `fit_capped_tilt`.
+fixed_anchors
+    Anchors stay as they are, and one of K candidates is chosen. See `fit_fixed_anchor_tilt`.
 
-Both are fitted on anchors drawn from all training people, or where regions say that the group lives; no label is read here.
+Both are fitted on anchors of all training people, or of the regions where a group lives. Labels are
+not read.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import Field, model_validator
 from scipy import sparse
 
-from mobatlas.data.arrays import Floats
+from mobatlas.config import Section
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import Generator, has_times
 from mobatlas.generators.rng import draw_rows
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.supervision.evidence import Evidence
-from mobatlas.supervision.fixed_anchor_calibration import fit_given_tilt, given_weights
-from mobatlas.supervision.moments import TIMES, Ints, Moments
-from mobatlas.supervision.tilt import Product, minimise_dual, refuse_unusable, scaled_features
+from mobatlas.supervision.moments import TIMES, Moments
+from mobatlas.supervision.tilt import (
+    CALIBRATION_RIDGE,
+    fit_capped_tilt,
+    fit_fixed_anchor_tilt,
+    fixed_anchor_weights,
+)
 
 log = logging.getLogger("mobatlas")
-POOL = 4_096  # samples of each group: the distance that is left falls with the root of their number
-CANDIDATES = 8  # K: with 4 the means were twice as far off (JSD), with 16 not nearer
-RIDGE = 3e-2  # ten times that of training people: fewer rows, and lambda must hold for others
-GENTLER = (
-    30.0,
-    10.0,
-    3.0,
-)  # times that, in the form `given`, where a pool has fewer anchors than features
-CAPS = (1.0, 2.0, 3.0, 5.0, 8.0, 12.0)  # the first is no tilt at all
-ENOUGH = 0.95  # of the way that the best of them comes: the cheapest that does is taken
-BLOCK = 1_024  # samples made at a time
+POOL = 4_096  # samples per group: the remaining distance falls with the root of their number
+RIDGE_FACTORS = (30.0, 10.0, 3.0)  # for fixed anchors: a pool has fewer anchors than features
+CAPS = (2.0, 3.0, 5.0, 8.0, 12.0)
+ENOUGH = 0.95  # of the largest improvement: the cheapest tilt that reaches it is used
+BLOCK = 1_024  # samples drawn at a time
 STREAM = 11  # of random numbers
-FORMS = ("population", "given")
-PLAIN = ("told", "candidates", "pool", "ridge")
-Fitted = tuple[
-    Floats, float, bool
-]  # lambda (features,), nu (in the form `given` the ratio of visits), whether they converged
+FORMS = ("population", "fixed_anchors")
+SETTINGS = ("conditioned", "candidates", "pool", "ridge")
+WEIGHTING_NUMBERS = ("offset", "visits", "cap", "ridge", "effective_sample_size")
+Fit = tuple[Floats, float, bool]  # lambda (features,), nu or the ratio of visits, converged
+
+
+class CalibrationConfig(Section):
+    """How a calibration is fitted."""
+
+    # Samples of each group, by default 4,096; 8,192 in one pool if the model has no groups.
+    pool: int | None = Field(None, ge=1)
+    # K, for each anchor: with 4 the means were twice as far off (JSD), with 16 not nearer.
+    candidates: int = Field(8, ge=2)
+    ridge: float = Field(CALIBRATION_RIDGE, ge=0)
+
+    @model_validator(mode="after")
+    def _pool_is_large_enough(self) -> CalibrationConfig:
+        pool = self.pool or POOL
+        if pool < 4 * self.candidates:
+            raise ValueError(
+                f"a pool of {pool} is too small for {self.candidates} candidates; "
+                "give at least four times as many"
+            )
+        return self
 
 
 class Choice(NamedTuple):
-    """One way to tilt a pool; a cap of 1 is no tilt."""
+    """One possible tilt of a pool; a cap of 1 is no tilt."""
 
     cap: float
     ridge: float
@@ -61,17 +81,17 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Weighting:
-    """The tilt of one group in one form: what it costs, and how near the group comes to its recovered means."""
+    """The tilt of one group in one form: its cost, and the distance to the estimated means."""
 
     coefficients: Floats  # lambda (features,)
     offset: float  # nu
-    visits: float  # how many more the group has than the model's samples, which the form `given` holds at every anchor
-    cap: float  # candidates for one sample, on average; K in the form `given`
+    visits: float  # visits of the group relative to the model's samples, with fixed anchors
+    cap: float  # candidates per sample on average; K with fixed anchors
     ridge: float
-    effective_sample_size: float  # of a pool that is weighed, as a share of it
+    effective_sample_size: float  # of the weighted pool, as a share of it
     converged: bool
     before: dict[str, float]  # distance of the model's own means, see Moments.distance
-    after: dict[str, float]  # of means of samples that the tilt was not fitted on
+    after: dict[str, float]  # distance of reweighted samples that the tilt was not fitted on
 
     @property
     def acceptance(self) -> float:
@@ -86,12 +106,12 @@ class Calibration:
     groups: Groups
     features: tuple[str, ...]
     mask: tuple[str, ...]
-    told: bool  # candidates are samples of the group, not of everybody
-    candidates: int  # K of the form `given`
+    conditioned: bool  # candidates are samples of the group, not of the whole population
+    candidates: int  # K
     pool: int  # samples behind each fit
     ridge: float
-    population: tuple[Weighting, ...]  # one a group
-    given: tuple[Weighting, ...]
+    population: tuple[Weighting, ...]  # one per group
+    fixed_anchors: tuple[Weighting, ...]
 
     def tensors(self) -> dict[str, Floats]:
         """lambda of both forms, (groups, features) each."""
@@ -100,263 +120,232 @@ class Calibration:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything else, for JSON; `of` puts the two together again."""
-        values = {
-            "groups": self.groups.as_dict(),
-            "features": list(self.features),
-            "mask": list(self.mask),
-        }
+        """Everything but the tensors, for JSON; `of` reads both."""
         forms = {form: [asdict(each) for each in getattr(self, form)] for form in FORMS}
         for row in (row for form in forms.values() for row in form):
             del row["coefficients"]
-        return values | {name: getattr(self, name) for name in PLAIN} | forms
+        names = {"features": list(self.features), "mask": list(self.mask)}
+        settings = {name: getattr(self, name) for name in SETTINGS}
+        return {"groups": self.groups.as_dict()} | names | settings | forms
 
     @classmethod
     def of(cls, values: Mapping[str, Any], tensors: Mapping[str, Floats]) -> Calibration:
-        """The inverse of `as_dict` and `tensors`; the two must be of one calibration."""
+        """The inverse of `as_dict` and `tensors`.
+
+        Raises ValueError, KeyError or TypeError if they do not describe one calibration.
+        """
         groups = Groups.of(values["groups"])
-        names, plainly = (*values["features"], *values["mask"]), [values[name] for name in PLAIN]
-        if not all(isinstance(name, str) for name in names) or not all(
-            isinstance(v, int | float) for v in plainly
-        ):
-            raise MobatlasError(
-                "calibration: its features are no names, or what is a number there is none"
-            )
+        names = [*values["features"], *values["mask"]]
+        rows = [row for form in FORMS for row in values[form]]
+        numbers = [values[name] for name in SETTINGS]
+        numbers += [row[name] for row in rows for name in WEIGHTING_NUMBERS]
+        numbers += [row[when]["js"] for row in rows for when in ("before", "after")]
         shape = (len(groups), len(values["features"]))
-        if any(tensors[form].shape != shape or len(values[form]) != len(groups) for form in FORMS):
-            raise MobatlasError(
-                f"calibration: its tensors are not those of {shape[0]} groups and {shape[1]} features"
-            )
-        if not all(_is_weighting(facts) for form in FORMS for facts in values[form]):
-            raise MobatlasError(
-                "calibration: it does not say of each group how far its means were and are"
-            )
-        forms = (
-            tuple(
-                Weighting(row, **facts)
-                for row, facts in zip(tensors[form], values[form], strict=True)
-            )
-            for form in FORMS
+        if (
+            not all(isinstance(name, str) for name in names)
+            or not all(isinstance(number, int | float) for number in numbers)
+            or any(tensors[form].shape != shape or len(values[form]) != shape[0] for form in FORMS)
+        ):
+            raise ValueError("these values and tensors are not those of one calibration")
+        population, fixed_anchors = (
+            tuple(Weighting(row, **facts) for row, facts in zip(tensors[f], values[f], strict=True))
+            for f in FORMS
         )
-        plain: dict[str, Any] = {name: values[name] for name in PLAIN} | dict(
-            zip(FORMS, forms, strict=True)
+        settings: dict[str, Any] = {name: values[name] for name in SETTINGS}
+        return cls(
+            groups=groups,
+            features=tuple(values["features"]),
+            mask=tuple(values["mask"]),
+            population=population,
+            fixed_anchors=fixed_anchors,
+            **settings,
         )
-        return cls(groups, tuple(values["features"]), tuple(values["mask"]), **plain)
 
     def report(self) -> dict[str, Any]:
-        """What to say of it, for JSON: by group and form, one candidate in `cap` being accepted."""
+        """The settings, and both forms by group, for JSON."""
         values = self.as_dict()
         groups = {
             name: {form: values[form][k] for form in FORMS}
             for k, name in enumerate(self.groups.names)
         }
-        return {name: values[name] for name in PLAIN} | {"groups": groups}
-
-
-def _is_weighting(facts: Any) -> bool:
-    """Whether it holds numbers where a `Weighting` does."""
-    if not isinstance(facts, dict) or not all(
-        isinstance(facts.get(name), dict) for name in ("before", "after")
-    ):
-        return False
-    distances = (facts[name].get("js") for name in ("before", "after"))
-    told = (
-        facts.get(name) for name in ("offset", "visits", "cap", "ridge", "effective_sample_size")
-    )
-    return all(isinstance(value, int | float) for value in (*distances, *told))
+        return {name: values[name] for name in SETTINGS} | {"groups": groups}
 
 
 def fit_calibration(
     model: Generator,
-    evidence: Evidence | Moments,
-    anchors: Floats | None = None,
+    moments: Moments,
+    config: CalibrationConfig = CalibrationConfig(),  # noqa: B008
     seed: int = 0,
-    *,
-    pool: int = POOL,
-    candidates: int = CANDIDATES,
-    ridge: float = RIDGE,
     tracker: Tracker = SILENT,
 ) -> Calibration:
-    """Fit both forms for every group, on `pool` samples of each; a model that knows no groups has one pool for all of them.
+    """Fit both forms for every group on the model's own samples.
 
-    A pool is `candidates` samples for each of some anchors of the population (training people). The tracker is told per cent.
+    A pool is `config.candidates` samples for each of some anchors of the population. A model
+    without groups has one pool for all groups. The tracker counts per cent.
     """
-    known = evidence.moments if isinstance(evidence, Evidence) else evidence
-    known = known if anchors is None else replace(known, lives=None)  # these are of other homes
-    homes = known.anchors if anchors is None else anchors
-    moments = _comparable(model, known, homes, pool, candidates)
+    candidates = config.candidates
+    conditioned = model.groups is not None
+    pool = config.pool or (POOL if conditioned else 2 * POOL)
+    moments = _comparable_moments(model, moments)
     rng = np.random.default_rng([seed, STREAM])
-    people = _people(moments, len(homes), pool // candidates, rng)
-    found: dict[str, list[Weighting]] = {form: [] for form in FORMS}
+    people = _draw_people(moments, pool // candidates, rng)
     seeds = rng.integers(2**62, size=len(moments.groups)).tolist()
-    pools = _pools(
-        model, moments, [homes[rows].repeat(candidates, axis=0) for rows in people], seeds, tracker
-    )
+    anchors = [moments.anchors[rows].repeat(candidates, axis=0) for rows in people]
+    pools = _sample_pools(model, moments, anchors, seeds, tracker)
+    population: list[Weighting] = []
+    fixed_anchors: list[Weighting] = []
     for name, target, phi in zip(moments.groups.names, moments.means, pools, strict=True):
-        found["population"].append(_weighting(moments, phi, target, ridge, None))
-        found["given"].append(_weighting(moments, phi, target, ridge, candidates))
-        last = found["population"][-1]
-        said = (name, last.before["js"], last.after["js"], last.cap)
+        fit = _PoolFit(moments, phi, target, config.ridge)
+        population.append(fit.best_weighting(None))
+        fixed_anchors.append(fit.best_weighting(candidates))
         log.info(
-            "group '%s': JSD to its recovered means %.4f, calibrated %.4f, accepting 1 in %g", *said
+            "Group '%s': JSD to its estimated means %.4f, calibrated %.4f, accepting 1 in %g.",
+            name,
+            population[-1].before["js"],
+            population[-1].after["js"],
+            population[-1].cap,
         )
-    plain = (model.groups is not None, candidates, candidates * (pool // candidates), ridge)
-    forms = (tuple(found[form]) for form in FORMS)
-    return Calibration(moments.groups, moments.phi.features, moments.phi.mask, *plain, *forms)
+    return Calibration(
+        groups=moments.groups,
+        features=moments.phi.features,
+        mask=moments.phi.mask,
+        conditioned=conditioned,
+        candidates=candidates,
+        pool=candidates * (pool // candidates),
+        ridge=config.ridge,
+        population=tuple(population),
+        fixed_anchors=tuple(fixed_anchors),
+    )
 
 
-def fit_capped_tilt(
-    phi: sparse.csr_array, target: Floats, cap: float, ridge: float = RIDGE
-) -> Fitted:
-    """lambda and nu of the form `population`; features are scaled as in `fit_tilt`."""
-    refuse_unusable(phi, target, ridge, None)
-    if cap <= 1:  # weights of mean 1 are all 1
-        return np.zeros(phi.shape[1]), 0.0, True
-    scale, scaled, transposed = scaled_features(phi)
-    wanted, top, rows = target / scale, np.log(cap), phi.shape[0]
+@dataclass(frozen=True)
+class _PoolFit:
+    """Fits tilts of one pool to the means of one group.
 
-    def dual(x: Floats) -> tuple[float, Floats]:
-        coefficients, offset = x[:-1], x[-1]
-        s = scaled @ coefficients - offset
-        weights = np.exp(np.minimum(s, top))  # (rows,)
-        conjugate = np.mean(weights + cap * np.maximum(s - top, 0))  # f*
-        value = (
-            conjugate + offset - coefficients @ wanted + ridge / 2 * (coefficients @ coefficients)
-        )
-        return float(value), np.append(
-            transposed @ weights / rows - wanted + ridge * coefficients, 1 - weights.mean()
-        )
-
-    def curvature(x: Floats) -> Product:
-        s = scaled @ x[:-1] - x[-1]
-        weights = np.where(s < top, np.exp(np.minimum(s, top)), 0) / rows
-
-        def product(v: Floats) -> Floats:
-            along = weights * (scaled @ v[:-1] - v[-1])
-            return np.append(transposed @ along + ridge * v[:-1], -along.sum())
-
-        return product
-
-    x, converged = minimise_dual(dual, curvature, np.zeros(phi.shape[1] + 1))
-    return x[:-1] / scale, float(x[-1]), converged
-
-
-def _weighting(
-    moments: Moments, phi: sparse.csr_array, target: Floats, ridge: float, candidates: int | None
-) -> Weighting:
-    """The cheapest or gentlest tilt that comes about as near as the best.
-
-    Each half of the pool is weighed by a fit on the other. No tilt is among the choices, so that a pool too small for its
-    features does no harm.
+    `candidates` below is K with fixed anchors, and None in the form `population`.
     """
-    k = candidates or 1
-    middle = phi.shape[0] // 2 // k * k
-    halves = phi[:middle], phi[middle:]
-    number = moments.phi.visits  # (features,)
 
-    def fit(rows: sparse.csr_array, choice: Choice) -> Fitted:
+    moments: Moments
+    phi: sparse.csr_array  # (rows, features)
+    target: Floats  # (features,)
+    ridge: float
+
+    def best_weighting(self, candidates: int | None) -> Weighting:
+        """The cheapest or gentlest tilt that comes about as near as the best.
+
+        Each half of the pool is weighted by a fit on the other half. No tilt is among the choices,
+        so that a pool too small for its features does no harm.
+        """
+        if candidates is None:
+            choices = [Choice(cap, self.ridge) for cap in CAPS]
+        else:
+            choices = [Choice(candidates, factor * self.ridge) for factor in RIDGE_FACTORS]
+        choices = [Choice(1.0, self.ridge), *choices]
+        distances = {each: self._held_out_distance(each, candidates) for each in choices}
+        start = distances[choices[0]]["scaled"]
+        least = min(each["scaled"] for each in distances.values())
+        bound = start - ENOUGH * (start - least)
+        chosen = next(each for each in choices if distances[each]["scaled"] <= bound)
+        coefficients, level, converged = self._fit(self.phi, chosen, candidates)
+        w = self._weights(self.phi, (coefficients, level, converged), chosen, candidates)
+        mean = np.asarray(self.phi.mean(0)).ravel()
+        return Weighting(
+            coefficients=coefficients,
+            offset=level if candidates is None else 0.0,
+            visits=level if candidates is not None and chosen.cap > 1 else 1.0,
+            cap=chosen.cap if candidates is None else float(candidates),
+            ridge=chosen.ridge,
+            effective_sample_size=float(w.sum() ** 2 / (w**2).sum() / len(w)),
+            converged=converged,
+            before=self.moments.distance(mean, self.target),
+            after=distances[chosen],
+        )
+
+    def _fit(self, rows: sparse.csr_array, choice: Choice, candidates: int | None) -> Fit:
         if candidates is None or choice.cap <= 1:
-            return fit_capped_tilt(rows, target, choice.cap, choice.ridge)
-        visits = rows @ number
-        ratio = float(target @ number / visits.mean()) if visits.any() else 1.0
-        coefficients, converged = fit_given_tilt(rows, target, k, choice.ridge, visits, ratio)
+            return fit_capped_tilt(rows, self.target, choice.cap, choice.ridge)
+        visits = rows @ self.moments.phi.visits
+        wanted = self.target @ self.moments.phi.visits
+        ratio = float(wanted / visits.mean()) if visits.any() else 1.0
+        coefficients, converged = fit_fixed_anchor_tilt(
+            rows, self.target, candidates, choice.ridge, visits, ratio
+        )
         return coefficients, ratio, converged
 
-    def weights(rows: sparse.csr_array, fitted: Fitted, choice: Choice) -> Floats:
+    def _weights(
+        self, rows: sparse.csr_array, fit: Fit, choice: Choice, candidates: int | None
+    ) -> Floats:
+        coefficients, level, _ = fit
+        logits = rows @ coefficients
         if candidates is None or choice.cap <= 1:
-            return np.exp(np.minimum(rows @ fitted[0] - fitted[1], np.log(choice.cap)))
-        return given_weights(
-            (rows @ fitted[0]).reshape(-1, k), (rows @ number).reshape(-1, k), fitted[1]
-        ).ravel()
+            return np.asarray(np.exp(np.minimum(logits - level, np.log(choice.cap))))
+        visits = (rows @ self.moments.phi.visits).reshape(-1, candidates)
+        return fixed_anchor_weights(logits.reshape(-1, candidates), visits, level).ravel()
 
-    def crossed(choice: Choice) -> dict[str, float]:
-        both = [
-            (mine, weights(mine, fit(other, choice), choice))
-            for mine, other in (halves, halves[::-1])
-        ]
-        return moments.distance(np.mean([mine.T @ w / w.sum() for mine, w in both], axis=0), target)
-
-    tilted = (
-        [Choice(cap, ridge) for cap in CAPS[1:]]
-        if candidates is None
-        else [Choice(k, times * ridge) for times in GENTLER]
-    )
-    choices = [Choice(1.0, ridge), *tilted]
-    distances = {choice: crossed(choice) for choice in choices}
-    start, least = (
-        distances[choices[0]]["scaled"],
-        min(each["scaled"] for each in distances.values()),
-    )
-    chosen = next(
-        each for each in choices if distances[each]["scaled"] <= start - ENOUGH * (start - least)
-    )
-    whole = fit(phi, chosen)
-    w = weights(phi, whole, chosen)
-    return Weighting(
-        coefficients=whole[0],
-        offset=whole[1] if candidates is None else 0.0,
-        visits=whole[1] if candidates is not None and chosen.cap > 1 else 1.0,
-        cap=chosen.cap if candidates is None else float(candidates),
-        ridge=chosen.ridge,
-        effective_sample_size=float(w.sum() ** 2 / (w**2).sum() / len(w)),
-        converged=whole[2],
-        before=moments.distance(np.asarray(phi.mean(0)).ravel(), target),
-        after=distances[chosen],
-    )
+    def _held_out_distance(self, choice: Choice, candidates: int | None) -> dict[str, float]:
+        k = candidates or 1
+        middle = self.phi.shape[0] // 2 // k * k
+        halves = self.phi[:middle], self.phi[middle:]
+        means = []
+        for rows, others in (halves, halves[::-1]):
+            fit = self._fit(others, choice, candidates)
+            w = self._weights(rows, fit, choice, candidates)
+            means.append(rows.T @ w / w.sum())
+        return self.moments.distance(np.mean(means, axis=0), self.target)
 
 
-def _people(moments: Moments, people: int, n: int, rng: np.random.Generator) -> list[Ints]:
-    """Rows of n people for the pool of each group, or of all groups where they may live anywhere."""
-    if moments.lives is None:
-        times = -(-n // people)  # everybody as often as the others, to within one
-        return [np.concatenate([rng.permutation(people) for _ in range(times)])[:n]]
-    # one number in each of n equal parts of 0 to 1
+def _draw_people(moments: Moments, n: int, rng: np.random.Generator) -> list[Ints]:
+    """Rows of n people for the pool of each group; one pool if groups may live anywhere."""
+    people = len(moments.anchors)
+    if moments.residence is None:
+        rounds = -(-n // people)  # each person equally often, to within one
+        return [np.concatenate([rng.permutation(people) for _ in range(rounds)])[:n]]
+    # one number in each of n equal parts of [0, 1)
     strata = np.minimum((rng.permutation(n) + rng.random(n)) / n, np.nextafter(1, 0))
-    return [draw_rows(strata, people, weights) for weights in moments.lives.T]
+    return [draw_rows(strata, people, weights) for weights in moments.residence.T]
 
 
-def _pools(
+def _sample_pools(
     model: Generator,
     moments: Moments,
     anchors: Sequence[Floats],
     seeds: Sequence[int],
     tracker: Tracker,
 ) -> Iterator[sparse.csr_array]:
-    """phi of the pool of each group, (rows, features): samples of the group, or of everybody, made once if they may be.
+    """phi of the pool of each group, (rows, features); a shared pool is sampled once.
 
-    `anchors` are those of the pool of each group, or one for all.
+    `anchors` holds the anchors of each group's pool, or those of one pool for all groups.
     """
-    told, n, phi = model.groups is not None, len(anchors[0]), moments.phi
-    apart = told or len(anchors) > 1
-    for group, seed in enumerate(seeds if apart else seeds[:1]):
+    conditioned = model.groups is not None
+    separate = conditioned or len(anchors) > 1
+    n = len(anchors[0])
+    for group, seed in enumerate(seeds if separate else seeds[:1]):
         parts: list[sparse.csr_array] = []
         for start in range(0, n, BLOCK):
-            some = anchors[group % len(anchors)][start : start + BLOCK]
-            groups = np.full(len(some), group, dtype=np.int64) if told else None
-            parts.append(phi.counts(model.sample(len(some), groups, some, seed, first=start)))
-            tracker.step(100 * (group + (start + len(some)) / n) / (len(seeds) if apart else 1))
-        whole = sparse.csr_array(sparse.vstack(parts, format="csr"))
-        yield from [whole] if apart else [whole] * len(seeds)
+            block = anchors[group % len(anchors)][start : start + BLOCK]
+            groups = np.full(len(block), group, dtype=np.int64) if conditioned else None
+            samples = model.sample(len(block), groups, block, seed, first=start)
+            parts.append(moments.phi.counts(samples))
+            done = group + (start + len(block)) / n
+            tracker.step(100 * done / (len(seeds) if separate else 1))
+        phi = sparse.csr_array(sparse.vstack(parts, format="csr"))
+        yield from [phi] if separate else [phi] * len(seeds)
 
 
-def _comparable(
-    model: Generator, moments: Moments, anchors: Floats, pool: int, candidates: int
-) -> Moments:
-    """The moments that samples of the model can be held against."""
+def _comparable_moments(model: Generator, moments: Moments) -> Moments:
+    """The moments that samples of the model can be compared with."""
     if model.groups is not None and model.groups.names != moments.groups.names:
-        ours, theirs = "; ".join(model.groups.names), "; ".join(moments.groups.names)
         raise MobatlasError(
-            f"calibration: the model's groups ({ours}) are not those of {moments.source} ({theirs})"
+            f"calibration: the groups of the model ({'; '.join(model.groups.names)}) are not those "
+            f"of {moments.source} ({'; '.join(moments.groups.names)})"
         )
-    if candidates < 2 or pool < 4 * candidates:
-        raise MobatlasError(
-            f"calibration: a pool of {pool} samples, {candidates} for each anchor, is too small; give 2 for each of 4 at least"
-        )
-    if not len(anchors):
-        raise MobatlasError("calibration: there are no anchors to draw samples for")
+    if not len(moments.anchors):
+        raise MobatlasError("calibration: there are no anchors to sample for")
     if has_times(model) or not any(each.name == TIMES for each in moments.phi.maps):
         return moments
     log.warning(
-        "%s: samples do not tell when, so the feature '%s' is not calibrated", moments.source, TIMES
+        "%s: samples of this model have no times, so the feature '%s' is not calibrated",
+        moments.source,
+        TIMES,
     )
     return moments.without(TIMES)

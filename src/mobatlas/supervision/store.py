@@ -1,4 +1,7 @@
-"""What a supervised MODEL folder keeps of its regions: enough to sample a region and to calibrate, nobody's id, no label."""
+"""The evidence in a supervised MODEL folder: enough to sample a region and to calibrate.
+
+It holds no ids and no labels.
+"""
 
 from __future__ import annotations
 
@@ -10,45 +13,49 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 
 from mobatlas.config import build
 from mobatlas.data.arrays import Floats
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
-from mobatlas.io.manifest import read_parquet
+from mobatlas.io.manifest import read_parquet, write_json
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.supervision.calibration import fit_calibration
-from mobatlas.supervision.evidence import Evidence, lives_by
+from mobatlas.supervision.calibration import Calibration, CalibrationConfig, fit_calibration
+from mobatlas.supervision.evidence import Evidence, residence_shares
 from mobatlas.supervision.moments import Moments, Phi
-from mobatlas.supervision.resample import CalibratedSampler, load_calibration
-from mobatlas.supervision.strategies import CalibrationConfig
+from mobatlas.supervision.samplers import CalibratedSampler
 from mobatlas.training.checkpoints import write_whole
 
-MEANS, CURVE = "group_means.parquet", "curve.jsonl"
-MOST_COVARIANCES = 2**25  # numbers: a quarter of a gigabyte
-COLUMNS = ("group", "feature", "mean", "population")  # of MEANS, that calibration reads
+MEANS = "group_means.parquet"
+CURVE = "curve.jsonl"
+CALIBRATION_FILES = ("calibration.json", "calibration.safetensors")
+MAX_COVARIANCES = 2**25  # numbers: a quarter of a gigabyte
+UNREADABLE = (OSError, ValueError, KeyError, pa.ArrowException)
 
 
-def keep_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) -> None:
-    """Write composition, anchors and recovered means; beside the means the tilt (groups, features), where there is one.
+def save_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) -> None:
+    """Write composition, anchors and estimated means, with the tilt (groups, features) if any.
 
-    A mean has its posterior covariance with the same mean of every group, in their order; where these are more than
-    `MOST_COVARIANCES` its standard deviation alone is kept, and recovery tells the rest again.
+    Each mean has its posterior covariance with the same mean of every group. Above
+    `MAX_COVARIANCES` numbers only the standard deviation is saved; `recover` computes the rest.
     """
-    composition, regions = evidence.regions.composition, evidence.regions.composition.regions
-    groups, moments, told = evidence.groups.names, evidence.moments, evidence.means.shape[1]
+    regions = evidence.regions.composition.regions
+    groups = evidence.groups.names
+    moments = evidence.moments
     features = moments.phi.features
-    sd = np.full(moments.means.shape, np.nan)  # of what the regions do not tell there is none
-    sd[:, :told] = evidence.recovery.sd
+    sd = np.full(moments.means.shape, np.nan)  # NaN for features that regions do not have
+    sd[:, : evidence.means.shape[1]] = evidence.recovery.sd
     shares = {
         "region": np.repeat(regions, len(groups)).tolist(),
         "group": list(groups) * len(regions),
-        "share": composition.shares.ravel(),
-        "believed": evidence.believed_shares.ravel(),
+        "share": evidence.regions.composition.shares.ravel(),
+        "believed": evidence.shrunk_shares.ravel(),
     }
     pq.write_table(pa.table(shares), folder / COMPOSITION)
-    pq.write_table(_anchors(evidence), folder / REGION_ANCHORS)
+    pq.write_table(_anchor_table(evidence), folder / REGION_ANCHORS)
     means = {
         "group": np.repeat(groups, len(features)).tolist(),
         "feature": list(features) * len(groups),
@@ -61,97 +68,134 @@ def keep_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) 
     pq.write_table(pa.table(means), folder / MEANS)
 
 
-def keep_curve(folder: Path, curve: Iterable[Mapping[str, Any]]) -> None:
-    """Write the learning curve, a line for each validation."""
-    write_whole(
-        folder / CURVE, "".join(json.dumps(row, allow_nan=False) + "\n" for row in curve).encode()
-    )
+def _covariances(evidence: Evidence, features: int) -> pa.FixedSizeListArray:
+    """One list per mean, group by group."""
+    groups = len(evidence.groups)
+    covariance = evidence.recovery.covariance  # (aggregate features, groups, groups)
+    if covariance.size > MAX_COVARIANCES:
+        return pa.nulls(groups * features, pa.list_(pa.float64(), groups))
+    rows = np.full((groups, features, groups), np.nan)
+    rows[:, : len(covariance)] = covariance.transpose(1, 0, 2)
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel(), from_pandas=True), groups)
+
+
+def _anchor_table(evidence: Evidence) -> pa.Table:
+    """Anchors by region, sorted so that their order identifies nobody; null: no known region."""
+    names = np.array([*evidence.regions.composition.regions, None], dtype=object)
+    anchors = evidence.anchors
+    region = np.full(len(anchors), -1) if evidence.region is None else evidence.region
+    order = np.lexsort((*anchors.T, region))
+    columns = {name: anchors[order, k] for k, name in enumerate(ANCHORS)}
+    return pa.table({"region": pa.array(names[region[order]], pa.string()), **columns})
+
+
+def save_curve(folder: Path, curve: Iterable[Mapping[str, Any]]) -> None:
+    """Write the learning curve, one line per validation."""
+    lines = [json.dumps(row, allow_nan=False) + "\n" for row in curve]
+    write_whole(folder / CURVE, "".join(lines).encode())
+
+
+def save_calibration(folder: Path, calibration: Calibration) -> None:
+    """Write a calibration into a folder that exists."""
+    write_json(folder / CALIBRATION_FILES[0], calibration.as_dict())
+    write_whole(folder / CALIBRATION_FILES[1], save(calibration.tensors()))
+
+
+def load_calibration(folder: Path) -> Calibration | None:
+    """Read what `save_calibration` wrote; None if there is no calibration."""
+    path = folder / CALIBRATION_FILES[0]
+    if not path.exists():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return Calibration.of(values, load_file(folder / CALIBRATION_FILES[1]))
+    except (OSError, ValueError, TypeError, KeyError, SafetensorError, MobatlasError):
+        raise MobatlasError(
+            f"{path}: this is not a calibration, or {CALIBRATION_FILES[1]} belongs to another one; "
+            "supervise the model again"
+        ) from None
 
 
 def load_moments(model: Model) -> Moments | None:
-    """What `keep_evidence` wrote, as far as calibration needs it; None where nothing was."""
-    path, groups, vocabulary = model.path / MEANS, model.groups, model.generator.vocabulary
+    """The moments that `save_evidence` wrote; None if there are none."""
+    path = model.path / MEANS
+    groups = model.groups
     if not path.exists() or groups is None:
         return None
     try:
-        table = read_parquet(path, columns=list(COLUMNS))
+        table = read_parquet(path, columns=["group", "feature", "mean", "population"])
         features = table["feature"].unique().to_pylist()
         shape = len(groups), len(features)
-        means, population = (
-            table[name].to_numpy().reshape(shape) for name in ("mean", "population")
-        )
+        means = table["mean"].to_numpy().reshape(shape)
+        population = table["population"].to_numpy().reshape(shape)
         if table["group"].to_pylist() != [name for name in groups.names for _ in features]:
             raise ValueError("groups of another model")
-    except (OSError, ValueError, KeyError, pa.ArrowException):
+    except UNREADABLE:
         raise MobatlasError(
-            f"{path}: does not hold the means of the model's groups; supervise it again"
+            f"{path}: it does not hold the means of the model's groups; supervise the model again"
         ) from None
-    phi = Phi.of(features, vocabulary, model.manifest.details.get(SUPERVISION, {}).get("mask", ()))
-    return Moments(path, groups, phi, means, population[0], model.population(), load_lives(model))
+    mask = model.manifest.details.get(SUPERVISION, {}).get("mask", ())
+    phi = Phi.of(features, model.generator.vocabulary, mask)
+    residence = load_residence(model)
+    return Moments(path, groups, phi, means, population[0], model.population(), residence)
 
 
-def load_lives(model: Model) -> Floats | None:
-    """How likely it is that who lives at a row of the model's population is of each group (rows, groups).
+def load_residence(model: Model) -> Floats | None:
+    """p(d | home region) of each row of the model's population (rows, groups).
 
-    None where it was not told to ask where people live.
+    None if the model was supervised without membership.
     """
     if not model.manifest.details.get(SUPERVISION, {}).get("membership"):
         return None
     path = model.path / COMPOSITION
     try:
-        table, homes = read_parquet(path), read_parquet(model.path / REGION_ANCHORS)
+        table = read_parquet(path)
+        homes = read_parquet(model.path / REGION_ANCHORS)
         regions = table["region"].unique().to_pylist()
         shares = table["believed"].to_numpy().reshape(len(regions), -1)
-        place = {name: number for number, name in enumerate(regions)}
-        region = [place[name] if name is not None else -1 for name in homes["region"].to_pylist()]
-        order = np.lexsort(
-            [homes[name].to_numpy() for name in ANCHORS]
-        )  # that of `Model.population`
-        return lives_by(shares, np.array(region, dtype=np.int64)[order])
-    except (OSError, ValueError, KeyError, pa.ArrowException):
+        number = {name: k for k, name in enumerate(regions)} | {None: -1}
+        region = np.array([number[name] for name in homes["region"].to_pylist()], dtype=np.int64)
+        order = np.lexsort([homes[name].to_numpy() for name in ANCHORS])  # of `Model.population`
+        return residence_shares(shares, region[order])
+    except UNREADABLE:
         raise MobatlasError(
-            f"{path}: does not hold the regions of the model's anchors; supervise it again"
+            f"{path}: it does not hold the regions of the model's anchors; "
+            "supervise the model again"
         ) from None
 
 
 def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
-    """The model calibrated by what it keeps; where that is recovered means alone, a calibration is fitted here, by its seed."""
-    calibration, moments = load_calibration(model.path), load_moments(model)
+    """The calibrated sampler of a model that was supervised with regions.
+
+    A model that holds only estimated means is calibrated here, with its own seed.
+
+    Parameters
+    ----------
+    model
+        A model, as `load_model` returns it.
+    tracker
+        Receives the progress of a calibration, in per cent.
+
+    Returns
+    -------
+    CalibratedSampler
+        Samples of groups with the estimated means.
+
+    Examples
+    --------
+    >>> sampler = load_sampler(load_model("model-by-group"))  # doctest: +SKIP
+    >>> sampler.sample(100, group=0).trajectories  # doctest: +SKIP
+    """
+    moments = load_moments(model)
     if moments is None:
         raise MobatlasError(
-            f"--calibrate: {model.path} keeps nothing of regions; supervise a model of phase 1 with them first "
-            "(mobatlas supervise MODEL REGIONS --out MODEL2)"
+            f"--calibrate: {model.path} was not supervised with regions; "
+            "run `mobatlas supervise MODEL REGIONS --out MODEL2` first"
         )
+    calibration = load_calibration(model.path)
     if calibration is None:
-        asked = build(
-            CalibrationConfig,
-            model.manifest.config.get("supervise", {}).get("calibration", {}),
-            str(model.path),
-        )
+        values = model.manifest.config.get("supervise", {}).get("calibration", {})
+        config = build(CalibrationConfig, values, str(model.path))
         seed = model.manifest.seed or 0
-        calibration = fit_calibration(
-            model.generator, moments, seed=seed, tracker=tracker, **asked.arguments()
-        )
-    return CalibratedSampler.of(model.generator, calibration, moments.anchors, moments.lives)
-
-
-def _covariances(evidence: Evidence, features: int) -> pa.FixedSizeListArray:
-    """A list for each mean, group by group."""
-    groups, known = len(evidence.groups), evidence.recovery.covariance  # (told, groups, groups)
-    if known.size > MOST_COVARIANCES:
-        return pa.nulls(groups * features, pa.list_(pa.float64(), groups))
-    every = np.full((groups, features, groups), np.nan)
-    every[:, : len(known)] = known.transpose(1, 0, 2)
-    return pa.FixedSizeListArray.from_arrays(pa.array(every.ravel(), from_pandas=True), groups)
-
-
-def _anchors(evidence: Evidence) -> pa.Table:
-    """Homes and workplaces by region, in an order that says nothing of who is who; null: of no region that is known."""
-    names, anchors = (
-        np.array([*evidence.regions.composition.regions, None], dtype=object),
-        evidence.anchors,
-    )
-    region = np.full(len(anchors), -1) if evidence.region is None else evidence.region
-    order = np.lexsort((*anchors.T, region))
-    columns = {name: anchors[order, k] for k, name in enumerate(ANCHORS)}
-    return pa.table({"region": pa.array(names[region[order]], pa.string()), **columns})
+        calibration = fit_calibration(model.generator, moments, config, seed, tracker)
+    return CalibratedSampler.of(model.generator, calibration, moments.anchors, moments.residence)

@@ -1,6 +1,6 @@
-"""The strategies of phase 2 under one roof: each makes of a model, and of what regions tell, a model of groups.
+"""The strategies of phase 2: each turns a model and evidence into a model of groups.
 
-One of them, `strong`, reads labels of individuals; the others get nothing but evidence.
+Only `strong` reads labels of individuals. Add a strategy with `register_strategy`.
 """
 
 from __future__ import annotations
@@ -11,79 +11,67 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, create_model
 
 from mobatlas.config import Section, build, merge
 from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.protocol import Family, Generator, has_times
+from mobatlas.generators.protocol import Draw, Examples, Family, Generator, has_times
 from mobatlas.progress import track
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
-from mobatlas.supervision import calibration, finetune
-from mobatlas.supervision import group_tilts as teach
-from mobatlas.supervision.calibration import Calibration, fit_calibration
+from mobatlas.registry import Registry
+from mobatlas.supervision.calibration import Calibration, CalibrationConfig, fit_calibration
 from mobatlas.supervision.evidence import Evidence
-from mobatlas.supervision.finetune import FinetuneConfig
+from mobatlas.supervision.finetune import PRESETS, FinetuneConfig, finetune
+from mobatlas.supervision.group_tilts import RIDGE, GroupTilts, fit_group_tilts, fit_weighted
 from mobatlas.supervision.moments import TIMES, Moments
-from mobatlas.supervision.resample import PlainSampler, resample
-from mobatlas.supervision.strong import teach_labels
+from mobatlas.supervision.samplers import PlainSampler
 from mobatlas.training.loop import Trainer
 
 log = logging.getLogger("mobatlas")
-AUTO, STRONG = "auto", "strong"
-
-
-class TiltConfig(Section):
-    """How training people are weighed."""
-
-    unit: Literal["trajectory", "person"] = (
-        "trajectory"  # person: all windows of one share its weight
-    )
-    ridge: float = Field(teach.RIDGE, ge=0)  # leaves moments unmet that would cost much
-
-
-class CalibrationConfig(Section):
-    """How samples are weighed."""
-
-    # Samples of each group, 4,096 by default; in `resample` of all groups together, 8,192.
-    pool: int | None = None
-    candidates: int = Field(
-        calibration.CANDIDATES, ge=2
-    )  # for each anchor, where anchors are given
-    ridge: float = Field(calibration.RIDGE, ge=0)
-
-    @model_validator(mode="after")
-    def _pool_is_divided(self) -> CalibrationConfig:
-        if self.pool is not None and self.pool < 4 * self.candidates:
-            raise ValueError(
-                f"a pool of {self.pool} is too small for {self.candidates} candidates; give four times as many"
-            )
-        return self
-
-    def arguments(self) -> dict[str, Any]:
-        """Of `fit_calibration` and `resample`."""
-        return self.model_dump(exclude_none=True)
+AUTO = "auto"
+STRONG = "strong"
 
 
 class SuperviseConfig(Section):
-    """What phase 2 can be told beside the configuration of the generator."""
+    """Options that strategies share; each strategy may add a section of its own name."""
 
-    # Tilts keep the spread of the number of visits, see evidence.Visits; without it they are the paper's I-projection, which
-    # meets what regions tell and nothing else.
+    # Tilts keep the spread of the number of visits, see evidence.Visits. Without it they are the
+    # paper's I-projection, which meets the aggregates and nothing else.
     visits: bool = True
-    # How much groups differ relative to the variance between people, at most, where these chose their regions; see recovery.
+    # How much groups differ relative to the variance between people, at most; see recover.
     groups_explain: float = Field(GROUPS_EXPLAIN, gt=0, le=1e6)
-    tilt: TiltConfig = TiltConfig()
     calibration: CalibrationConfig = CalibrationConfig()
-    finetune: FinetuneConfig = FinetuneConfig()
+
+
+class TiltConfig(Section):
+    """How training people are weighted."""
+
+    unit: Literal["trajectory", "person"] = "trajectory"  # person: its windows share one weight
+    ridge: float = Field(RIDGE, ge=0)  # leaves costly moments unmet
 
 
 @dataclass(frozen=True)
-class Options:
-    """How a strategy is asked for."""
+class StrategyOptions:
+    """The checked options of one supervision.
+
+    Parameters
+    ----------
+    config
+        Options that strategies share.
+    own
+        The strategy's own section, an instance of `Strategy.config`; None if it has none.
+    membership
+        Whether the prior of a person comes from the composition of the person's region.
+    from_scratch
+        Whether the conditional part is trained from new weights.
+    quiet
+        Print log lines instead of progress bars.
+    """
 
     config: SuperviseConfig = field(default_factory=SuperviseConfig)
+    own: Any = None
     membership: bool = False
     from_scratch: bool = False
     quiet: bool = False
@@ -91,52 +79,117 @@ class Options:
 
 @dataclass(frozen=True)
 class Supervised:
-    """What a strategy came to, and what the MODEL folder keeps beside the weights."""
+    """The result of a strategy: a generator, and what the MODEL folder holds beside its weights.
+
+    Parameters
+    ----------
+    generator
+        The generator. If it has no groups, samples are selected by `calibration`.
+    report
+        Entries of the training report.
+    calibration
+        The calibration to save.
+    tilt
+        lambda (groups, features) over training people, to save beside the estimated means.
+    curve
+        The learning curve, one row per validation.
+    facts
+        Entries for the manifest.
+    """
 
     generator: Generator
     report: dict[str, Any]
     calibration: Calibration | None = None
-    tilt: Floats | None = None  # lambda (groups, features) over training people
-    curve: Sequence[Mapping[str, Any]] | None = None  # of finetuning
-    facts: dict[str, Any] = field(default_factory=dict)  # for the manifest
+    tilt: Floats | None = None
+    curve: Sequence[Mapping[str, Any]] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
-Run = Callable[
-    [Generator, TrajectoryDataset, Any, Trainer, Options], Supervised
-]  # the third: Evidence, if it is asked for
+# The third argument is None for a strategy that needs no regions.
+RunStrategy = Callable[[Generator, TrajectoryDataset, Any, Trainer, StrategyOptions], Supervised]
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """A way to supervise: what it does, and which options concern it."""
+    """A strategy of phase 2.
 
-    run: Run
-    options: frozenset[str]
+    Parameters
+    ----------
+    name
+        The value of `--strategy`.
+    run
+        Called with the generator of phase 1, the dataset, the evidence, the trainer and the
+        options; returns a `Supervised`.
+    run_untrainable
+        The same for a generator that cannot be trained; None if the strategy needs training.
+    config
+        Options of the strategy, set as `--set NAME.key=value`. A field `divergence` is also set by
+        `--divergence`.
+    presets
+        Values of `config` by the name of a preset, for `--preset`.
+    flags
+        The flags it understands: "--membership", "--from-scratch".
+    needs_regions
+        Whether it learns from a REGIONS folder.
+    reads_labels
+        Whether it learns from labels of individuals.
+    continues
+        Whether it also accepts a model that knows groups.
+    calibrates
+        Whether it uses the section `calibration`.
+
+    Examples
+    --------
+    >>> def run(model, dataset, evidence, trainer, options):
+    ...     return Supervised(model.with_groups(evidence.groups, trainer.seed), {})
+    >>> register_strategy(Strategy("untrained", run))  # doctest: +SKIP
+    """
+
+    name: str
+    run: RunStrategy
+    run_untrainable: RunStrategy | None = None
+    config: type[Section] | None = None
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    flags: frozenset[str] = frozenset()
     needs_regions: bool = True
-    untaught: Run | None = (
-        None  # what it does with a generator that cannot be taught; None: nothing
-    )
+    reads_labels: bool = False
+    continues: bool = False
+    calibrates: bool = True
+
+    @property
+    def sections(self) -> set[str]:
+        """The sections of the configuration that concern it."""
+        shared = {"visits", "groups_explain"} if self.needs_regions else set()
+        own = {self.name} if self.config is not None else set()
+        return shared | own | ({"calibration"} if self.calibrates else set())
+
+    @property
+    def options(self) -> frozenset[str]:
+        """The options of the command line that concern it."""
+        fields = self.config.model_fields if self.config is not None else {}
+        options = {"--divergence"} & {f"--{name}" for name in fields}
+        options |= {"--preset"} if self.presets else set()
+        return self.flags | options | {f"--set {section}" for section in self.sections}
 
 
-def choose_strategy(model: Generator, family: Family) -> tuple[str, str]:
-    """What `auto` stands for, and why."""
-    if model.groups is not None:
-        raise MobatlasError(
-            "--strategy auto: this model knows groups already; give one of phase 1, or --strategy finetune to go on from it"
-        )
-    if not family.trainable:
-        return (
-            "resample",
-            f"the generator {family.name} cannot be taught, so groups are chosen among its samples",
-        )
-    return (
-        "tilt",
-        "unlike finetune it need not simulate while it trains, and it refuses fewer candidates than resample",
-    )
+STRATEGIES = Registry[Strategy]("strategy", "--strategy")
 
 
-def strategy_named(name: str) -> Strategy:
-    """The strategy of that name."""
+def register_strategy(strategy: Strategy) -> None:
+    """Add a strategy of phase 2; a name that exists is refused.
+
+    Parameters
+    ----------
+    strategy
+        The strategy; see `Strategy` for an example.
+    """
+    if strategy.name == AUTO:
+        raise MobatlasError(f"strategy '{AUTO}' exists already; choose another name")
+    STRATEGIES.register(strategy.name, strategy)
+
+
+def get_strategy(name: str) -> Strategy:
+    """The strategy of that name; an unknown name is refused."""
     if name not in STRATEGIES:
         known = (AUTO, *STRATEGIES)
         raise MobatlasError(
@@ -145,244 +198,289 @@ def strategy_named(name: str) -> Strategy:
     return STRATEGIES[name]
 
 
-def way_of(
-    name: str, family: Family, values: Mapping[str, Any], *, from_scratch: bool = False
-) -> Run:
-    """How a strategy goes with a family; `values` are options of the generator, which one that cannot be taught refuses."""
-    strategy = strategy_named(name)
+def choose_strategy(model: Generator, family: Family) -> tuple[str, str]:
+    """The strategy that `auto` stands for, and the reason."""
+    if model.groups is not None:
+        raise MobatlasError(
+            "--strategy auto: this model knows groups already; give a model of phase 1, "
+            "or pass --strategy finetune to continue from it"
+        )
+    if not family.trainable:
+        return (
+            "resample",
+            f"the generator {family.name} cannot be trained, so samples are selected by group",
+        )
+    return "tilt", "the default for generators that can be trained"
+
+
+def runner_for(
+    strategy: Strategy, family: Family, values: Mapping[str, Any], *, from_scratch: bool = False
+) -> RunStrategy:
+    """How a strategy runs with a family.
+
+    `values` are options of the generator; a family that cannot be trained refuses them.
+    """
     if family.trainable:
         return strategy.run
-    known = " or ".join(each for each, found in STRATEGIES.items() if found.untaught is not None)
-    if strategy.untaught is None:
+    if strategy.run_untrainable is None:
+        able = " or ".join(each.name for each in STRATEGIES.values() if each.run_untrainable)
         raise MobatlasError(
-            f"--strategy {name} teaches the generator, and {family.name} cannot be taught; take --strategy {known}, which "
-            "choose among its samples"
+            f"--strategy {strategy.name} trains the generator, and {family.name} cannot be "
+            f"trained; pass --strategy {able}, which select among its samples"
         )
     unused = ["--from-scratch"] if from_scratch else [f"--set {key}" for key in values]
     if unused:
         raise MobatlasError(
-            f"{unused[0]}: the generator {family.name} is not trained here, so this does nothing; leave it out"
+            f"{unused[0]}: the generator {family.name} cannot be trained, so this has no effect; "
+            "leave it out"
         )
-    return strategy.untaught
+    return strategy.run_untrainable
 
 
-def sections_of(name: str) -> set[str]:
-    """The sections of `SuperviseConfig` that concern a strategy."""
-    return {
-        section
-        for section in SuperviseConfig.model_fields
-        if f"--set {section}" in STRATEGIES[name].options
+def config_class() -> type[SuperviseConfig]:
+    """`SuperviseConfig` with the sections of all registered strategies."""
+    sections: dict[str, Any] = {
+        each.name: (each.config, each.config()) for each in STRATEGIES.values() if each.config
     }
+    return create_model("SuperviseConfig", __base__=SuperviseConfig, **sections)
 
 
 def build_options(
-    name: str,
+    strategy: Strategy,
     values: Mapping[str, Any],
+    options: StrategyOptions,
     *,
     preset: str | None = None,
     divergence: str | None = None,
-    membership: bool = False,
-    from_scratch: bool = False,
-    quiet: bool = False,
-) -> Options:
-    """Options of a strategy; those that do not concern it are refused. `values` are sections of `SuperviseConfig`."""
-    given = {
+) -> StrategyOptions:
+    """Check the options of a strategy and add its configuration to `options`.
+
+    `values` are sections of `config_class`. An option that does not concern the strategy is
+    refused.
+    """
+    present = {
         "--preset": preset is not None,
         "--divergence": divergence is not None,
-        "--membership": membership,
-        "--from-scratch": from_scratch,
+        "--membership": options.membership,
+        "--from-scratch": options.from_scratch,
         **{f"--set {section}": True for section in values},
     }
-    for option in (option for option, there in given.items() if there):
-        if option not in STRATEGIES[name].options:
-            others = " and ".join(
-                each for each, found in STRATEGIES.items() if option in found.options
-            )
+    for option, is_set in present.items():
+        if is_set and option not in strategy.options:
+            others = [each.name for each in STRATEGIES.values() if option in each.options]
             raise MobatlasError(
-                f"{option} concerns the strategy {others}, not {name}; leave it out"
+                f"{option} concerns the strategy {' and '.join(others)}, not {strategy.name}; "
+                "leave it out"
             )
-    if preset is not None and preset not in finetune.PRESETS:
-        known = finetune.PRESETS
+    if preset is not None and preset not in strategy.presets:
         raise MobatlasError(
-            f"--preset {preset} does not exist{suggestion(preset, known)} (known: {', '.join(known)})"
+            f"--preset {preset} does not exist{suggestion(preset, strategy.presets)} "
+            f"(known: {', '.join(strategy.presets)})"
         )
-    tuning = {"finetune": finetune.PRESETS[preset]} if preset else {}
-    own = {"finetune": {"divergence": divergence}} if divergence else {}
-    config = build(SuperviseConfig, merge(tuning, values, own), "supervise")
-    return Options(config, membership, from_scratch, quiet)
+    base = {strategy.name: strategy.presets[preset]} if preset else {}
+    chosen = {strategy.name: {"divergence": divergence}} if divergence else {}
+    config = build(config_class(), merge(base, values, chosen), "supervise")
+    return replace(options, config=config, own=getattr(config, strategy.name, None))
 
 
-def _tilt(
+def _run_tilt(
     model: Generator,
     dataset: TrajectoryDataset,
     evidence: Evidence,
     trainer: Trainer,
-    options: Options,
+    options: StrategyOptions,
 ) -> Supervised:
-    """Weigh training people, teach, and calibrate what was taught."""
-    tilts = _weighed(dataset, evidence, options)
-    taught, metrics = teach.teach(
+    """Weight training people, train on them, calibrate."""
+    tilts = _fit_tilts(dataset, evidence, options)
+    conditioned, metrics = fit_weighted(
         model, dataset, evidence, tilts, trainer, from_scratch=options.from_scratch
     )
-    fitted = _calibrated(
-        fit_calibration, taught, evidence.moments_by(options.membership), trainer, options
-    )
-    return _tilted(taught, tilts, evidence, metrics, fitted)
+    moments = evidence.moments_by(options.membership)
+    calibration = None
+    if has_times(conditioned) or any(each.name != TIMES for each in moments.phi.maps):
+        calibration = _calibrate(conditioned, moments, trainer, options)
+    else:
+        log.warning(
+            "%s: samples of this model have no times, so there is no calibration", evidence.source
+        )
+    return _tilt_result(conditioned, tilts, evidence, metrics, calibration)
 
 
-def _tilt_untaught(
+def _run_tilt_untrainable(
     model: Generator,
     dataset: TrajectoryDataset,
     evidence: Evidence,
     trainer: Trainer,
-    options: Options,
+    options: StrategyOptions,
 ) -> Supervised:
-    """Weigh training people, and choose samples that do on average what these do: moments that nobody reaches are not asked."""
+    """Weight training people, and select samples with the means that these weights reach."""
     model.to(trainer.device.type)
-    tilts = _weighed(dataset, evidence, options)
+    tilts = _fit_tilts(dataset, evidence, options)
     moments = evidence.moments_by(options.membership)
     reached = replace(moments, means=moments.means - tilts.unmet)
-    return _tilted(
-        model, tilts, evidence, {}, _calibrated(resample, model, reached, trainer, options)
-    )
+    calibration = _calibrate(model, reached, trainer, options)
+    return _tilt_result(model, tilts, evidence, {}, calibration)
 
 
-def _weighed(dataset: TrajectoryDataset, evidence: Evidence, options: Options) -> teach.GroupTilts:
-    config = options.config.tilt
-    tilts = teach.fit_group_tilts(
+def _fit_tilts(
+    dataset: TrajectoryDataset, evidence: Evidence, options: StrategyOptions
+) -> GroupTilts:
+    config: TiltConfig = options.own
+    tilts = fit_group_tilts(
         evidence, dataset, unit=config.unit, ridge=config.ridge, membership=options.membership
     )
-    smallest, units = tilts.effective_sample_sizes.min(), len(tilts.tilts[0].weights)
-    log.info("tilts fitted: of %d units at least %.0f count for a group", units, smallest)
+    log.info(
+        "Tilts fitted: the effective sample size of a group is at least %.0f of %d %ss.",
+        tilts.effective_sample_sizes.min(),
+        len(tilts.tilts[0].weights),
+        config.unit,
+    )
     return tilts
 
 
-def _tilted(
+def _tilt_result(
     model: Generator,
-    tilts: teach.GroupTilts,
+    tilts: GroupTilts,
     evidence: Evidence,
     metrics: Mapping[str, float],
-    fitted: Calibration | None,
+    calibration: Calibration | None,
 ) -> Supervised:
-    found = tilts.report(evidence)
+    report = tilts.report(evidence)
+    rows = report["groups"].items()
     return Supervised(
         model,
-        {"tilt": {**metrics, **found}, **_of(fitted)},
-        calibration=fitted,
+        {"tilt": {**metrics, **report}, **_calibration_report(calibration)},
+        calibration=calibration,
         tilt=np.stack([tilt.coefficients for tilt in tilts.tilts]),
         facts={
-            "effective_sample_size": {
-                name: row["effective_sample_size"] for name, row in found["groups"].items()
-            },
-            "dual_gap": {name: row["gap"] for name, row in found["groups"].items()},
+            "effective_sample_size": {name: row["effective_sample_size"] for name, row in rows},
+            "dual_gap": {name: row["gap"] for name, row in rows},
         },
     )
 
 
-def _resample(
+def _run_resample(
     model: Generator,
     dataset: TrajectoryDataset,
     evidence: Evidence,
     trainer: Trainer,
-    options: Options,
+    options: StrategyOptions,
 ) -> Supervised:
     """Calibrate the baseline; nothing is trained."""
+    if model.groups is not None:
+        raise MobatlasError(
+            "--strategy resample: this model knows groups already; give a model of phase 1"
+        )
     model.to(trainer.device.type)
-    fitted = _calibrated(resample, model, evidence, trainer, options)
+    calibration = _calibrate(model, evidence.moments, trainer, options)
     sizes = {}
-    if fitted is not None:
-        weighed = zip(fitted.groups.names, fitted.population, strict=True)
-        sizes = {name: round(each.effective_sample_size * fitted.pool, 1) for name, each in weighed}
-    return Supervised(
-        model, _of(fitted), calibration=fitted, facts={"effective_sample_size": sizes}
-    )
+    if calibration is not None:
+        rows = zip(calibration.groups.names, calibration.population, strict=True)
+        sizes = {name: round(row.effective_sample_size * calibration.pool, 1) for name, row in rows}
+    report = _calibration_report(calibration)
+    facts = {"effective_sample_size": sizes}
+    return Supervised(model, report, calibration=calibration, facts=facts)
 
 
-def _finetune(
-    model: Generator,
-    dataset: TrajectoryDataset,
-    evidence: Evidence,
-    trainer: Trainer,
-    options: Options,
-) -> Supervised:
-    """The paper's phase 2, from phase 1 or from a tilted model."""
-    tilted, config = model.groups is not None, options.config.finetune
-
-    def by_group(now: Generator) -> dict[str, float]:
-        """JSD between samples of each group and its recovered means; evaluation sets it beside labels."""
-        sampler, told = PlainSampler(now, evidence.anchors), evidence.told
-        found = {}
-        for group, name in enumerate(evidence.groups.names):
-            made = sampler.sample(config.validation_samples, group, trainer.seed).trajectories
-            mean = np.asarray(told.phi.counts(made).mean(0)).ravel()
-            found[name] = told.distance(mean, told.means[group])["js"]
-        return {
-            "js average": float(np.mean(list(found.values()))),
-            **{f"js {name}": js for name, js in found.items()},
-        }
-
-    manner: dict[str, Any] = {"start_from_tilted": tilted, "on_validation": by_group}
-    tuned, report = finetune.finetune(model, dataset, evidence.source, trainer, config, **manner)
-    curve = report.pop("curve")
-    return Supervised(tuned, {"finetune": report | {"from_tilted": tilted}}, curve=curve)
-
-
-def _strong(
-    model: Generator, dataset: TrajectoryDataset, evidence: None, trainer: Trainer, options: Options
-) -> Supervised:
-    """The labelled upper bound."""
-    taught, report = teach_labels(model, dataset, trainer, from_scratch=options.from_scratch)
-    return Supervised(taught, {STRONG: report})
-
-
-def _calibrated(
-    fit: Callable[..., Calibration],
-    model: Generator,
-    evidence: Evidence | Moments,
-    trainer: Trainer,
-    options: Options,
+def _calibrate(
+    model: Generator, moments: Moments, trainer: Trainer, options: StrategyOptions
 ) -> Calibration | None:
-    """Fitted in one process, since one keeps it; None where samples show nothing of what the regions tell."""
-    blind = not has_times(model) and all(each.name == TIMES for each in evidence.phi.maps)
-    if fit is fit_calibration and blind:
-        log.warning("%s: samples do not tell when, so there is no calibration", evidence.source)
-        return None
+    """Calibrate in the main process; None in the others."""
     if trainer.share.rank:
         return None
     with track("calibrating", 100, options.quiet) as tracker:
-        return fit(
-            model,
-            evidence,
-            seed=trainer.seed,
-            tracker=tracker,
-            **options.config.calibration.arguments(),
+        return fit_calibration(model, moments, options.config.calibration, trainer.seed, tracker)
+
+
+def _calibration_report(calibration: Calibration | None) -> dict[str, Any]:
+    return {} if calibration is None else {"calibration": calibration.report()}
+
+
+def _run_finetune(
+    model: Generator,
+    dataset: TrajectoryDataset,
+    evidence: Evidence,
+    trainer: Trainer,
+    options: StrategyOptions,
+) -> Supervised:
+    """The paper's phase 2, from phase 1 or from a tilted model."""
+    config: FinetuneConfig = options.own
+    moments = evidence.aggregate_moments
+
+    def distances(current: Generator) -> dict[str, float]:
+        """JSD between samples of each group and its estimated means, for the learning curve."""
+        sampler = PlainSampler(current, evidence.anchors)
+        distance = {}
+        for group, name in enumerate(evidence.groups.names):
+            samples = sampler.sample(config.validation_samples, group, trainer.seed).trajectories
+            mean = np.asarray(moments.phi.counts(samples).mean(0)).ravel()
+            distance[f"js {name}"] = moments.distance(mean, moments.means[group])["js"]
+        return {"js average": float(np.mean(list(distance.values()))), **distance}
+
+    tuned, report = finetune(model, dataset, evidence.source, trainer, config, distances)
+    curve = report.pop("curve")
+    report["from_tilted"] = model.groups is not None
+    return Supervised(tuned, {"finetune": report}, curve=curve)
+
+
+def _run_strong(
+    model: Generator,
+    dataset: TrajectoryDataset,
+    evidence: None,
+    trainer: Trainer,
+    options: StrategyOptions,
+) -> Supervised:
+    """The labelled upper bound."""
+    fitted, report = fit_labels(model, dataset, trainer, from_scratch=options.from_scratch)
+    return Supervised(fitted, {STRONG: report})
+
+
+def fit_labels(
+    model: Generator, dataset: TrajectoryDataset, trainer: Trainer, *, from_scratch: bool = False
+) -> tuple[Generator, dict[str, float]]:
+    """Train a copy of the model on pairs of trajectory and label; also return its metrics."""
+    train = dataset.split_people("train")
+    if dataset.groups is None or not np.any(dataset.person_groups()[train] >= 0):
+        raise MobatlasError(
+            f"{dataset.path}: no training person has a label, and --strategy strong needs labels"
         )
+    fitted = model.with_groups(dataset.groups, trainer.seed, from_scratch)
+    draw = labelled_draw(dataset, trainer.seed)
+    stage = fitted.weighted_fit_stage(dataset, draw, STRONG, trainer, fresh=from_scratch)
+    return fitted, trainer.run(stage)
 
 
-def _of(fitted: Calibration | None) -> dict[str, Any]:
-    return {} if fitted is None else {"calibration": fitted.report()}
+def labelled_draw(dataset: TrajectoryDataset, seed: int) -> Draw:
+    """All training trajectories once an epoch with their person's group; UNKNOWN if unlabelled."""
+    group_of = dataset.person_groups()  # (people,)
+
+    def draw(size: int, step: int) -> Examples:
+        indices = dataset.order("train", size, seed, step)
+        return Examples(indices, group_of[dataset.person[indices]])
+
+    return draw
 
 
-OF_EVIDENCE = (
-    "--set visits",
-    "--set groups_explain",
-)  # what every strategy that asks regions can be told of them
-STRATEGIES: Mapping[str, Strategy] = {
-    "tilt": Strategy(
-        _tilt,
-        frozenset(
-            {"--membership", "--from-scratch", "--set tilt", "--set calibration", *OF_EVIDENCE}
-        ),
-        untaught=_tilt_untaught,
-    ),
-    "resample": Strategy(
-        _resample, frozenset({"--set calibration", *OF_EVIDENCE}), untaught=_resample
-    ),
-    "finetune": Strategy(
-        _finetune,
-        frozenset(
-            {"--preset", "--divergence", "--set finetune", "--set calibration", *OF_EVIDENCE}
-        ),
-    ),
-    STRONG: Strategy(_strong, frozenset({"--from-scratch"}), needs_regions=False),
-}
+register_strategy(
+    Strategy(
+        "tilt",
+        _run_tilt,
+        run_untrainable=_run_tilt_untrainable,
+        config=TiltConfig,
+        flags=frozenset({"--membership", "--from-scratch"}),
+    )
+)
+register_strategy(Strategy("resample", _run_resample, run_untrainable=_run_resample))
+register_strategy(
+    Strategy("finetune", _run_finetune, config=FinetuneConfig, presets=PRESETS, continues=True)
+)
+register_strategy(
+    Strategy(
+        STRONG,
+        _run_strong,
+        flags=frozenset({"--from-scratch"}),
+        needs_regions=False,
+        reads_labels=True,
+        calibrates=False,
+    )
+)

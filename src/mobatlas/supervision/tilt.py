@@ -1,35 +1,51 @@
-"""Tilt: the I-projection of weighted rows onto given feature means, w(x) ~ exp(<lambda, phi(x)>), by its convex dual
-(Theorem "Exponential-tilt characterization of the I-projection")."""
+"""Exponential tilts of weighted rows to target feature means, each by its convex dual.
+
+Theorem "Exponential-tilt characterization of the I-projection": among all distributions with the
+target means, the one nearest to the rows in Kullback-Leibler divergence has weights
+w(x) ~ exp(<lambda, phi(x)>). There are three forms:
+
+- `fit_tilt` reweights rows, such as training people.
+- `fit_capped_tilt` bounds the weights, so that samples can be drawn by rejection.
+- `fit_fixed_anchor_tilt` chooses among K candidates per anchor and leaves the anchors alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from scipy import optimize, sparse
+from scipy import optimize, sparse, special
 from scipy.sparse import linalg
 
 from mobatlas.data.arrays import Floats
 from mobatlas.errors import MobatlasError
 
 TOLERANCE = 1e-10  # of the gradient of the dual, in scaled coordinates
-STEPS, NEWTON_STEPS = 2_000, 5
-NEAR, CONVERGED = 1e-4, 1e-6
+LBFGS_STEPS = 2_000
+NEWTON_STEPS = 5
+NEAR = 1e-4  # Newton steps start below this gradient
+CONVERGED = 1e-6
+CALIBRATION_RIDGE = 3e-2  # ten times that of training people: a pool has fewer rows
+SLOPE_ROUNDS = 100
+SLOPE_TOLERANCE = 1e-10  # visits
+STEEPEST_SLOPE = 50.0  # logits per visit
+
 Dual = Callable[[Floats], tuple[float, Floats]]  # value and gradient
-Product = Callable[[Floats], Floats]  # with the second derivatives
-Scaled = tuple[Floats, sparse.csr_array, sparse.csc_array]  # see `scaled_features`
+Product = Callable[[Floats], Floats]  # of the Hessian with a vector
+ScaledFeatures = tuple[Floats, sparse.csr_array, sparse.csc_array]  # see `scale_features`
 
 
 @dataclass(frozen=True)
 class Tilt:
-    """Weights of rows, and how they were found."""
+    """Weights of rows, and how the fit ended."""
 
     coefficients: Floats  # lambda (features,)
     weights: Floats  # (rows,) sum to 1
     effective_sample_size: float  # 1 / sum of squared weights
     unmet: Floats  # (features,) target minus reached mean
-    dual: float  # value at the end: log-partition less <lambda, target>, and the ridge
+    dual: float  # log-partition less <lambda, target>, plus the ridge term
     converged: bool
 
     @property
@@ -37,14 +53,13 @@ class Tilt:
         """The effective sample size as a share of the rows."""
         return self.effective_sample_size / len(self.weights)
 
-    def over(self, phi: sparse.csr_array, target: Floats, prior: Floats) -> Tilt:
+    def apply_to(self, phi: sparse.csr_array, target: Floats, prior: Floats) -> Tilt:
         """The same coefficients on other rows."""
         with np.errstate(divide="ignore"):
-            weights, _ = softmax(np.log(prior) + phi @ self.coefficients)
+            weights, _ = _softmax(np.log(prior) + phi @ self.coefficients)
         size = float(1 / (weights**2).sum())
-        return replace(
-            self, weights=weights, effective_sample_size=size, unmet=target - phi.T @ weights
-        )
+        unmet = target - phi.T @ weights
+        return replace(self, weights=weights, effective_sample_size=size, unmet=unmet)
 
 
 def fit_tilt(
@@ -53,74 +68,202 @@ def fit_tilt(
     ridge: float = 1e-3,
     *,
     prior: Floats | None = None,
-    start: Floats | None = None,
-    steps: int = STEPS,
-    scaled_phi: Scaled | None = None,
+    scaled_phi: ScaledFeatures | None = None,
 ) -> Tilt:
-    """The weights nearest to `prior` (uniform by default, in Kullback-Leibler) whose mean of `phi` is the target.
+    """Find the weights nearest to `prior` (uniform by default) whose mean of `phi` is the target.
 
-    Minimises log sum_x prior(x) exp(<lambda, phi(x)>) - <lambda, target> + ridge/2 |lambda|^2 with features scaled by the root
-    of their mean, in which counts are about equally noisy. The ridge leaves moments unmet that would cost much: unmet = ridge
-    lambda there; without it and with a target outside the hull of the rows there is no solution, and `converged` says so.
-    Who fits many targets scales the features once and passes them as `scaled_phi`.
+    Minimises log sum_x prior(x) exp(<lambda, phi(x)>) - <lambda, target> + ridge/2 |lambda|^2 in
+    scaled features. The ridge leaves costly moments unmet: unmet = ridge lambda. Without a ridge, a
+    target outside the hull of the rows has no solution, and `converged` is False. To fit many
+    targets, scale the features once and pass `scaled_phi`.
     """
-    refuse_unusable(phi, target, ridge, prior)
+    _check_inputs(phi, target, ridge, prior)
     weight = np.full(phi.shape[0], 1 / phi.shape[0]) if prior is None else prior / prior.sum()
     with np.errstate(divide="ignore"):
-        log_prior = np.log(weight)  # -inf: rows that may not be used
-    scale, scaled, transposed = scaled_phi or scaled_features(phi, weight)
-    wanted = target / scale
+        log_prior = np.log(weight)  # -inf excludes a row
+    scale, scaled, transposed = scaled_phi or scale_features(phi, weight)
+    scaled_target = target / scale
 
-    def tilted(x: Floats) -> tuple[Floats, float]:
+    def tilt(x: Floats) -> tuple[Floats, float]:
         logits = scaled @ x
         logits += log_prior
-        return softmax(logits)
+        return _softmax(logits)
 
     def dual(x: Floats) -> tuple[float, Floats]:
-        weights, partition = tilted(x)
-        value = float(partition - x @ wanted + ridge / 2 * (x @ x))
-        return value, transposed @ weights - wanted + ridge * x
+        weights, partition = tilt(x)
+        value = float(partition - x @ scaled_target + ridge / 2 * (x @ x))
+        return value, transposed @ weights - scaled_target + ridge * x
 
     def curvature(x: Floats) -> Product:
-        weights, _ = tilted(x)
+        weights, _ = tilt(x)
         centre = transposed @ weights
 
         def product(v: Floats) -> Floats:
-            return np.asarray(
-                transposed @ (weights * (scaled @ v)) - centre * (centre @ v) + ridge * v
-            )
+            spread = transposed @ (weights * (scaled @ v))
+            return np.asarray(spread - centre * (centre @ v) + ridge * v)
 
         return product
 
-    x, converged = minimise_dual(
-        dual, curvature, np.zeros(phi.shape[1]) if start is None else start * scale, steps
-    )
-    weights, _ = tilted(x)
-    reached = np.asarray(phi.T @ weights)
+    x, converged = _minimise(dual, curvature, np.zeros(phi.shape[1]))
+    weights, _ = tilt(x)
     return Tilt(
         coefficients=x / scale,
         weights=weights,
         effective_sample_size=float(1 / (weights**2).sum()),
-        unmet=target - reached,
+        unmet=target - np.asarray(phi.T @ weights),
         dual=dual(x)[0],
         converged=converged,
     )
 
 
-def scaled_features(phi: sparse.csr_array, weight: Floats | None = None) -> Scaled:
-    """The root of the mean of each feature (features,), phi in its units (rows, features), and that transposed."""
+def fit_capped_tilt(
+    phi: sparse.csr_array, target: Floats, cap: float, ridge: float = CALIBRATION_RIDGE
+) -> tuple[Floats, float, bool]:
+    """Fit weights w(x) = min(exp(<lambda, phi(x)> - nu), cap) of mean 1.
+
+    (lambda, nu) minimise mean f*(<lambda, phi(x)> - nu) + nu - <lambda, target>
+    + ridge/2 |lambda|^2, where f*(s) = exp(s) up to log cap and is linear beyond. Returns lambda
+    (features,), nu, and whether the fit converged.
+    """
+    _check_inputs(phi, target, ridge, None)
+    if cap <= 1:  # weights of mean 1 are all 1
+        return np.zeros(phi.shape[1]), 0.0, True
+    scale, scaled, transposed = scale_features(phi)
+    scaled_target = target / scale
+    top = np.log(cap)
+    rows = phi.shape[0]
+
+    def dual(x: Floats) -> tuple[float, Floats]:
+        coefficients, offset = x[:-1], x[-1]
+        s = scaled @ coefficients - offset
+        weights = np.exp(np.minimum(s, top))  # (rows,)
+        conjugate = np.mean(weights + cap * np.maximum(s - top, 0))  # f*
+        penalty = ridge / 2 * (coefficients @ coefficients)
+        value = conjugate + offset - coefficients @ scaled_target + penalty
+        slope = transposed @ weights / rows - scaled_target + ridge * coefficients
+        return float(value), np.append(slope, 1 - weights.mean())
+
+    def curvature(x: Floats) -> Product:
+        s = scaled @ x[:-1] - x[-1]
+        weights = np.where(s < top, np.exp(np.minimum(s, top)), 0) / rows
+
+        def product(v: Floats) -> Floats:
+            along = weights * (scaled @ v[:-1] - v[-1])
+            return np.append(transposed @ along + ridge * v[:-1], -along.sum())
+
+        return product
+
+    x, converged = _minimise(dual, curvature, np.zeros(phi.shape[1] + 1))
+    return x[:-1] / scale, float(x[-1]), converged
+
+
+def fit_fixed_anchor_tilt(
+    phi: sparse.csr_array,
+    target: Floats,
+    candidates: int,
+    ridge: float,
+    visits: Floats | None = None,
+    ratio: float = 1.0,
+) -> tuple[Floats, bool]:
+    """Fit weights exp(<lambda, phi(x)> + b_a n(x)), normalised among the K candidates of an anchor.
+
+    n is the number of visits. The slope b_a of each anchor fixes its mean number of visits at
+    `ratio` times that of its candidates: without it, people near places that a group prefers would
+    go out more. lambda minimises mean_a min_b log mean_k exp(<lambda, phi(x_ak)>
+    + b (n(x_ak) - goal_a)) - <lambda, target> + ridge/2 |lambda|^2.
+
+    Rows are K consecutive candidates per anchor. `visits` (rows,) is None to leave the number free.
+    Returns lambda (features,) and whether the fit converged.
+    """
+    _check_inputs(phi, target, ridge, None)
+    scale, scaled, transposed = scale_features(phi)
+    scaled_target = target / scale
+    shape = (phi.shape[0] // candidates, candidates)
+    number = np.zeros(shape) if visits is None else visits.reshape(shape)
+    goal = _visit_goals(number, ratio)
+    excess = number - goal[:, None]  # (anchors, K)
+
+    def balance(x: Floats) -> Floats:
+        logits = (scaled @ x).reshape(shape)
+        return np.asarray(logits + _visit_slopes(logits, number, goal)[:, None] * excess)
+
+    def dual(x: Floats) -> tuple[float, Floats]:
+        logits = balance(x)
+        partition = special.logsumexp(logits, axis=1) - np.log(candidates)  # (anchors,)
+        weights = special.softmax(logits, axis=1).ravel() / shape[0]
+        value = float(partition.mean() - x @ scaled_target + ridge / 2 * (x @ x))
+        return value, transposed @ weights - scaled_target + ridge * x
+
+    def curvature(x: Floats) -> Product:
+        weights = special.softmax(balance(x), axis=1)  # (anchors, K)
+        centred = excess - (weights * excess).sum(1, keepdims=True)
+        variance = np.maximum((weights * centred**2).sum(1, keepdims=True), 1e-300)
+
+        def product(v: Floats) -> Floats:
+            along = (scaled @ v).reshape(shape)
+            along = along - (weights * along).sum(1, keepdims=True)
+            covariance = (weights * along * centred).sum(1, keepdims=True)
+            free = along - centred * covariance / variance  # b moves with x
+            return np.asarray(transposed @ (weights * free / shape[0]).ravel() + ridge * v)
+
+        return product
+
+    x, converged = _minimise(dual, curvature, np.zeros(phi.shape[1]))
+    return x / scale, converged
+
+
+def fixed_anchor_weights(logits: Floats, visits: Floats, ratio: Floats | float) -> Floats:
+    """Weights of candidates (anchors, K), rows sum to 1; `ratio` is per anchor or common."""
+    slopes = _visit_slopes(logits, visits, _visit_goals(visits, ratio))
+    return np.asarray(special.softmax(logits + slopes[:, None] * visits, axis=1))
+
+
+def scale_features(phi: sparse.csr_array, weight: Floats | None = None) -> ScaledFeatures:
+    """Scale features by the root of their mean, in which counts are about equally noisy.
+
+    Returns the scale (features,), the scaled phi (rows, features), and its transpose.
+    """
     mean = phi.mean(0) if weight is None else phi.T @ weight
     scale = np.sqrt(np.maximum(np.asarray(mean).ravel(), 1 / phi.shape[0]))
-    narrow = (
-        np.int32 if phi.nnz < 2**31 else np.int64
-    )  # half the memory to go through in every product
-    places = phi.indices.astype(narrow), phi.indptr.astype(narrow)
-    scaled = sparse.csr_array((phi.data / scale[phi.indices], *places), shape=phi.shape)
+    narrow = np.int32 if phi.nnz < 2**31 else np.int64  # half the memory traffic of each product
+    layout = phi.indices.astype(narrow), phi.indptr.astype(narrow)
+    scaled = sparse.csr_array((phi.data / scale[phi.indices], *layout), shape=phi.shape)
     return scale, scaled, scaled.T
 
 
-def softmax(logits: Floats) -> tuple[Floats, float]:
-    """exp(logits) so that they sum to 1, in their place, and the logarithm of what they sum to."""
+def _visit_goals(visits: Floats, ratio: Floats | float) -> Floats:
+    """The target number of visits of each anchor (anchors,), inside the range of its candidates."""
+    least = visits.min(1)
+    most = visits.max(1)
+    margin = (most - least) / (2 * visits.shape[1])  # a mean of K numbers is further from the ends
+    return np.clip(ratio * visits.mean(1), least + margin, most - margin)
+
+
+def _visit_slopes(logits: Floats, visits: Floats, goal: Floats) -> Floats:
+    """b (anchors,) such that weights exp(logits + b visits) have the mean `goal`.
+
+    Newton steps inside a bracket.
+    """
+    low = np.full(len(goal), -STEEPEST_SLOPE)
+    high = np.full(len(goal), STEEPEST_SLOPE)
+    b = np.zeros(len(goal))
+    for _ in range(SLOPE_ROUNDS):
+        weights = special.softmax(logits + b[:, None] * visits, axis=1)
+        mean = (weights * visits).sum(1)
+        missing = goal - mean
+        if np.abs(missing).max(initial=0) < SLOPE_TOLERANCE:
+            break
+        low = np.where(missing > 0, b, low)
+        high = np.where(missing < 0, b, high)
+        variance = (weights * (visits - mean[:, None]) ** 2).sum(1)
+        step = b + missing / np.maximum(variance, 1e-12)
+        inside = (step > low) & (step < high)
+        b = np.where(missing == 0, b, np.where(inside, step, (low + high) / 2))
+    return b
+
+
+def _softmax(logits: Floats) -> tuple[Floats, float]:
+    """Softmax in place, and the log of the normaliser."""
     top = float(logits.max())
     logits -= top
     np.exp(logits, out=logits)
@@ -129,65 +272,50 @@ def softmax(logits: Floats) -> tuple[Floats, float]:
     return logits, top + float(np.log(total))
 
 
-def minimise_dual(
-    dual: Dual, curvature: Callable[[Floats], Product], start: Floats, steps: int = STEPS
+def _minimise(
+    dual: Dual, curvature: Callable[[Floats], Product], start: Floats
 ) -> tuple[Floats, bool]:
-    """L-BFGS, then Newton's steps; whether it converged."""
-    found = optimize.minimize(
-        dual,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        options={
-            "maxiter": steps,
-            "maxfun": 2 * steps,
-            "ftol": 1e-12,
-            "gtol": TOLERANCE,
-            "maxcor": 20,
-        },
-    )
-
-    def operator(x: Floats) -> linalg.LinearOperator:
-        product, size = curvature(x), len(x)
-        return linalg.LinearOperator(
-            (size, size), matvec=lambda v: product(v.ravel()), dtype=np.float64
-        )
-
-    x, slope = _polished(found.x, dual, operator)
-    return x, slope < CONVERGED
-
-
-def _polished(
-    x: Floats, dual: Dual, curvature: Callable[[Floats], linalg.LinearOperator]
-) -> tuple[Floats, float]:
-    """A few Newton steps: the value of the dual alone cannot tell gradients below 1e-8 from zero. Also the largest slope."""
+    """L-BFGS, then Newton steps; also whether it converged."""
+    options: Any = {"maxiter": LBFGS_STEPS, "maxfun": 2 * LBFGS_STEPS, "ftol": 1e-12, "maxcor": 20}
+    options["gtol"] = TOLERANCE
+    solution = optimize.minimize(dual, start, jac=True, method="L-BFGS-B", options=options)
+    x = solution.x
     gradient = dual(x)[1]
+    # The value of the dual alone cannot distinguish gradients below 1e-8 from zero.
     for _ in range(NEWTON_STEPS):
-        if (
-            not TOLERANCE <= np.abs(gradient).max(initial=0) < NEAR
-        ):  # done, or without a solution to step to
+        if not TOLERANCE <= np.abs(gradient).max(initial=0) < NEAR:
             break
-        step, _ = linalg.cg(curvature(x), -gradient, rtol=1e-4, maxiter=100)
-        ahead = dual(x + step)[1]
-        if not np.abs(ahead).max() < np.abs(gradient).max():
+        hessian = linalg.LinearOperator(
+            (len(x), len(x)), matvec=_ravelled(curvature(x)), dtype=np.float64
+        )
+        step, _ = linalg.cg(hessian, -gradient, rtol=1e-4, maxiter=100)
+        next_gradient = dual(x + step)[1]
+        if not np.abs(next_gradient).max() < np.abs(gradient).max():
             break
-        x, gradient = x + step, ahead
-    return x, float(np.abs(gradient).max(initial=0))
+        x = x + step
+        gradient = next_gradient
+    return x, float(np.abs(gradient).max(initial=0)) < CONVERGED
 
 
-def refuse_unusable(
+def _ravelled(product: Product) -> Product:
+    return lambda v: product(v.ravel())
+
+
+def _check_inputs(
     phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats | None
 ) -> None:
     rows, features = phi.shape
     if not rows:
-        raise MobatlasError("tilt: there are no rows to weigh")
+        raise MobatlasError("tilt: there are no rows to weight")
     if target.shape != (features,):
         raise MobatlasError(
-            f"tilt: {features} features but a target of {target.size}; give one mean per feature"
+            f"tilt: there are {features} features but {target.size} targets; "
+            "give one mean per feature"
         )
     if not np.isfinite(target).all():
         raise MobatlasError(
-            "tilt: the target holds NaN; recover the means of suppressed features first, or leave them out"
+            "tilt: the target contains NaN; recover the means of suppressed features first, "
+            "or leave them out"
         )
     if not ridge >= 0:
         raise MobatlasError(f"tilt: the ridge is {ridge:g}; give zero or more")
@@ -195,5 +323,5 @@ def refuse_unusable(
         prior.shape != (rows,) or not (prior >= 0).all() or not 0 < prior.sum() < np.inf
     ):
         raise MobatlasError(
-            f"tilt: prior weights must be {rows:,} numbers, none negative, not all zero"
+            f"tilt: the prior must be {rows:,} weights, none negative and not all zero"
         )
