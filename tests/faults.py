@@ -265,6 +265,6 @@ def leftovers(folder: Path) -> list[str]:
 def check_said(outcome: Outcome) -> None:
     """One sentence, no traceback."""
     assert "Traceback" not in outcome.err, outcome.err
-    assert outcome.said.startswith("mobatlas: "), outcome.err
+    assert outcome.said.startswith(("mobatlas: ", "python -m bench: ")), outcome.err
     assert outcome.err.count("mobatlas: ") == 1, outcome.err
     assert "unexpected" not in outcome.said, outcome.said
