@@ -60,7 +60,8 @@ for line in sys.stdin:
     if not child:
         for stream, path in ((0, os.devnull), (1, out), (2, err)):
             os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), stream)
-        sys.argv, code = ["mobatlas", *arguments], 0
+        sys.argv = ["mobatlas", *arguments]
+        code = 0
         try:
             runpy.run_module("mobatlas", run_name="__main__", alter_sys=True)
         except SystemExit as end:
@@ -80,6 +81,7 @@ class Version:
     source: Path
     folder: Path
     renamed: bool = False
+    lock: Path | None = None  # a file to lock while a case runs, where processes share the folder
 
     @property
     def environment(self) -> dict[str, str]:
@@ -172,21 +174,29 @@ def run_cases(version: Version, cases: Sequence[Case], inputs_from: Path | None)
     runner = Runner(version)
     try:
         for number, case in enumerate(cases, 1):
-            if _read(version.record(case)).get("key") == keys[case.name]:
-                continue
-            for name in case.compared:
-                _remove(version.folder / name)
-            version.record(case).unlink(missing_ok=True)
-            start = time.monotonic()
-            code = runner.run(case)
-            seconds = round(time.monotonic() - start, 2)
+            with _locked(version.lock):
+                if _read(version.record(case)).get("key") == keys[case.name]:
+                    continue
+                seconds, code = _run_case(runner, case, inputs_from)
+                record = {"key": keys[case.name], "code": code, "seconds": seconds}
+                version.record(case).write_text(json.dumps(record))
             _say(f"{version.name} {number}/{len(cases)} {case.name}: exit {code}, {seconds} s")
-            if case.name == CITY:
-                _provide_inputs(version, inputs_from)
-            record = {"key": keys[case.name], "code": code, "seconds": seconds}
-            version.record(case).write_text(json.dumps(record))
     finally:
         runner.close()
+
+
+def _run_case(runner: Runner, case: Case, inputs_from: Path | None) -> tuple[float, int]:
+    """Seconds and exit code of a case, run in place of its earlier outputs."""
+    version = runner.version
+    for name in case.compared:
+        _remove(version.folder / name)
+    version.record(case).unlink(missing_ok=True)
+    start = time.monotonic()
+    code = runner.run(case)
+    seconds = round(time.monotonic() - start, 2)
+    if case.name == CITY:
+        _provide_inputs(version, inputs_from)
+    return seconds, code
 
 
 def _provide_inputs(version: Version, source: Path | None) -> None:
@@ -242,22 +252,32 @@ def select(names: Sequence[str]) -> list[Case]:
     return [case for case in CASES if case.name in chosen]
 
 
-@contextmanager
-def base_version(revision: str | None, cache: Path) -> Iterator[Version]:
-    """A checkout of the base revision in the cache; other processes wait for it."""
+def base_version(revision: str | None, cache: Path) -> Version:
+    """A checkout of the base revision in the cache."""
     commit = _commit([revision] if revision else BASE)
     folder = cache / commit
     source = folder / "source"
+    lock = folder / "lock"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked(lock):
         if not (source / "src").exists():
             archive = folder / "source.tar"
             _git("archive", "--output", str(archive), commit)
             with tarfile.open(archive) as tar:
                 tar.extractall(source, filter="data")
             archive.unlink()
-        yield Version("base", source, folder / "outputs")
+    return Version("base", source, folder / "outputs", lock=lock)
+
+
+@contextmanager
+def _locked(path: Path | None) -> Iterator[None]:
+    """Wait until no other process holds the lock, then hold it."""
+    if path is None:
+        yield
+        return
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _commit(revisions: Sequence[str]) -> str:
@@ -329,12 +349,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mobatlas-new-") as scratch:
         folder = options.keep.resolve() if options.keep else Path(scratch)
         new = Version("new", options.new.resolve(), folder, renamed=True)
-        with base_version(options.base, options.cache.resolve()) as base:
-            city = [case for case in CASES if case.name == CITY]
-            run_cases(base, [*city, *(case for case in cases if case not in city)], None)
-            inputs_from = base.folder / "inputs"
-            run_cases(new, [*city, *(case for case in cases if case not in city)], inputs_from)
-            return 0 if report(cases, base, new) else 1
+        base = base_version(options.base, options.cache.resolve())
+        city = [case for case in CASES if case.name == CITY]
+        ordered = [*city, *(case for case in cases if case not in city)]
+        run_cases(base, ordered, None)
+        run_cases(new, ordered, base.folder / "inputs")
+        return 0 if report(cases, base, new) else 1
 
 
 if __name__ == "__main__":
