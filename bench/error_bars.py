@@ -24,8 +24,8 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest
 from mobatlas.progress import track
 from mobatlas.regions.composition import composition_from_labels, region_codes
+from mobatlas.regions.recovery.geography import confounding
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, RecoveryOptions, recover
-from mobatlas.regions.recovery.transfer import confounding
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Recovery

@@ -10,8 +10,7 @@ import pytest
 
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import DEFAULT_GROUPS, Groups
-from mobatlas.regions.ages import age_ranges
-from mobatlas.regions.composition import composition_from_labels, read_composition
+from mobatlas.regions.composition import age_ranges, composition_from_labels, read_composition
 
 SURVEY = Groups.of({"age_group": ("00-24", "25-44", "45-64", "65+"), "gender": ("M", "F")})
 AGES = Groups.of({"age": ("<30", "30-40", "40-50", ">50")})

@@ -14,10 +14,15 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.regional import held_out_regions
 from mobatlas.regions.build import RegionsOptions
-from mobatlas.regions.geography import MIN_SURFACE_REGIONS, surface
+from mobatlas.regions.recovery.geography import (
+    LOW_TRANSFER,
+    MIN_BLOCKED_REGIONS,
+    MIN_SURFACE_REGIONS,
+    confounding,
+    surface,
+)
 from mobatlas.regions.recovery.posterior import Design, Fit, Variances, independent_columns
 from mobatlas.regions.recovery.recover import RecoveryOptions, recover
-from mobatlas.regions.recovery.transfer import LOW_TRANSFER, MIN_BLOCKED_REGIONS, confounding
 from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
 from mobatlas.regions.types import Regions
 from tests.test_recovery import FOUR, dirichlet, error, regions_of, simulate

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.data.arrays import Ints
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.errors import MobatlasError, suggestion
@@ -23,7 +23,6 @@ from mobatlas.regions.aggregates import (
 )
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
 from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure
-from mobatlas.regions.geography import region_centroids
 from mobatlas.regions.partitions import (
     assign,
     derive_seed,
@@ -216,7 +215,7 @@ def from_column(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) 
     aggregates = aggregates_from_dataset(
         dataset, maps, number[counted], "train", kept, options.disclosure
     )
-    centroids = region_centroids(dataset, number[train], len(kept))
+    centroids = _centroids(dataset, number[train], len(kept))
     return BuiltRegions(
         Regions(composition.select(rows), aggregates, False, details, centroids=centroids),
         validation=_validation(dataset, maps, number[region], kept, options.disclosure),
@@ -363,6 +362,21 @@ def _validation(
         return None
     names, number = renumber(regions, present)
     return aggregates_from_dataset(dataset, maps, number[val], "val", names, disclosure)
+
+
+def _centroids(dataset: TrajectoryDataset, region: Ints, regions: int) -> Floats | None:
+    """The mean home (regions, 2) of the people of each region; None if a region has no home.
+
+    `region` (people,) holds region numbers, -1 for none.
+    """
+    homes = dataset.anchors[:, :2]
+    usable = (region >= 0) & ~np.isnan(homes).any(1)
+    n = np.bincount(region[usable], minlength=regions)
+    if not n.all():
+        return None
+    return np.stack(
+        [np.bincount(region[usable], homes[usable, axis], regions) / n for axis in (0, 1)], axis=1
+    )
 
 
 def _feature_maps(

@@ -17,7 +17,6 @@ from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, region_colu
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import DEFAULT_GROUPS, SEPARATOR, Groups, order_levels
 from mobatlas.io.tables import keys, numbers, read_table, require_columns
-from mobatlas.regions.ages import age_ranges, parse_age
 from mobatlas.regions.types import Composition
 
 STRADDLE = ("refuse", "uniform")
@@ -395,3 +394,48 @@ def _split_age_range(
         f"{path.name}: people of age range '{own}'{ending} are spread evenly over its years, "
         f"to {both}"
     ]
+
+
+def age_ranges(levels: Sequence[str]) -> list[tuple[int, float]] | None:
+    """Completed years [first, end) of each level; None if one of them is not an age range.
+
+    `30-40` ends before 40 where another level starts at 40, and after 40 elsewhere (`25-44`,
+    `45-64`).
+    """
+    ages = [age for age in map(parse_age, levels) if age is not None]
+    if len(ages) < len(levels):
+        return None
+    starts = {low for low, _, form in ages if form in ("closed", "open", "year")}
+    over = {low for low, _, form in ages if form == "over"}
+    ends = {high for _, high, form in ages if form == "closed"}
+    follows = {end + 1 for end in ends} & starts
+    # `30-50` beside `>50` alone leaves no other reading.
+    exclusive = bool(ends & starts or (not follows and ends & over))
+    closed = {end if exclusive else end + 1 for end in ends}
+    closed |= {high for _, high, form in ages if form == "below"}
+    ranges: list[tuple[int, float]] = []
+    for low, high, form in ages:
+        if form == "over":
+            ranges.append((low if low in closed else low + 1, np.inf))
+        else:
+            ranges.append((low, high + 1 if form == "closed" and not exclusive else high))
+    return ranges
+
+
+def parse_age(level: str) -> tuple[int, float, str] | None:
+    """First year, end and form (below, over, open, closed, year); None if it is not an age."""
+    text = re.sub(r"\byears?\b|\bold\b|\bage[ds]?\b", "", level.lower()).replace("\u2013", "-")
+    text = " ".join(text.split())
+    if match := re.fullmatch(r"(?:<|under|below|less than) ?(\d+)", text):
+        return 0, float(match[1]), "below"
+    if match := re.fullmatch(r"(?:>|over|more than) ?(\d+)", text):
+        return int(match[1]), np.inf, "over"
+    if match := re.fullmatch(
+        r"(?:>=|\u2265) ?(\d+)|(\d+) ?(?:\+|(?:and|or) (?:over|older|more|above))", text
+    ):
+        return int(match[1] or match[2]), np.inf, "open"
+    if match := re.fullmatch(r"(\d+) ?(?:-|to|and) ?(\d+)", text):
+        return (int(match[1]), float(match[2]), "closed") if int(match[1]) < int(match[2]) else None
+    if match := re.fullmatch(r"(\d+)", text):
+        return int(match[1]), float(match[1]) + 1, "year"
+    return None

@@ -24,9 +24,9 @@ from mobatlas.features.maps import VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import compare_levels, person_means, same_level
 from mobatlas.regions.identifiability import Diagnosis
+from mobatlas.regions.recovery.geography import confounding
 from mobatlas.regions.recovery.posterior import calibrate_composition
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, RecoveryOptions, recover
-from mobatlas.regions.recovery.transfer import confounding
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Aggregates, Population, Recovery, Regions, blocks
 from mobatlas.supervision.moments import VISITS, Moments, Phi

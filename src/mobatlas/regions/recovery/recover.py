@@ -25,13 +25,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy import linalg
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
-from mobatlas.regions.geography import surface
 from mobatlas.regions.recovery.category_prior import CategoryPrior
-from mobatlas.regions.recovery.least_squares import fit_least_squares
+from mobatlas.regions.recovery.geography import (
+    MIN_BLOCKED_REGIONS,
+    BlockValidation,
+    confounding,
+    surface,
+)
 from mobatlas.regions.recovery.posterior import (
     CompositionError,
     Design,
@@ -41,10 +46,10 @@ from mobatlas.regions.recovery.posterior import (
     independent_columns,
     nonnegative,
 )
-from mobatlas.regions.recovery.transfer import MIN_BLOCKED_REGIONS, BlockValidation, confounding
 from mobatlas.regions.recovery.variances import BinSet, Deviations, Stratum, fit_variances, strata
 from mobatlas.regions.types import (
     Aggregates,
+    Composition,
     Recovery,
     Regions,
     bins_by_map,
@@ -405,3 +410,59 @@ def _check_regions(regions: Regions) -> None:
         )
     if np.isnan(regions.composition.shares).any():
         raise MobatlasError("composition: some shares are missing (NaN); complete the table")
+
+
+def fit_least_squares(
+    composition: Composition, aggregates: Aggregates, on_simplex: bool
+) -> Recovery:
+    """Least squares, with the population mean in suppressed cells; no uncertainty."""
+    w, mu0 = population_mean(composition.shares, aggregates)
+    values = np.where(np.isnan(aggregates.values), mu0, aggregates.values)
+    estimator = simplex_least_squares if on_simplex else pseudo_inverse
+    means = estimator(composition.shares, values)
+    groups = len(composition.groups)
+    return Recovery(
+        groups=composition.groups,
+        features=aggregates.features,
+        means=means,
+        covariance=np.zeros((len(mu0), groups, groups)),
+        prior_variance=np.zeros_like(means),
+        baseline=mu0,
+        shares=w,
+        variances={},
+    )
+
+
+def pseudo_inverse(shares: Floats, values: Floats) -> Floats:
+    """The M of least norm that minimises |P M - V| (Lemma "Stability under aggregate ...")."""
+    return np.asarray(linalg.pinv(shares) @ values, dtype=np.float64)
+
+
+def simplex_least_squares(shares: Floats, values: Floats, iterations: int = 2_000) -> Floats:
+    """Minimise |P M - V| where rows of M are shares times the mean total.
+
+    The method is accelerated projected gradient.
+    """
+    total = values.sum(1).mean()
+    target = values / np.maximum(values.sum(1, keepdims=True), 1e-300)
+    step = 1 / max(float(np.linalg.norm(shares, 2)) ** 2, 1e-12)
+    means = np.tile(target.mean(0), (shares.shape[1], 1))
+    point = means
+    momentum = 1.0
+    for _ in range(iterations):
+        updated = _project_to_simplex(point - step * shares.T @ (shares @ point - target))
+        next_momentum = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        point = updated + (momentum - 1) / next_momentum * (updated - means)
+        if np.abs(updated - means).max() < 1e-12:
+            break
+        means = updated
+        momentum = next_momentum
+    return np.asarray(means * total)
+
+
+def _project_to_simplex(rows: Floats) -> Floats:
+    """The nearest point of the simplex to each row (Held, Wolfe and Crowder 1974)."""
+    ordered = -np.sort(-rows, axis=1)
+    excess = (np.cumsum(ordered, 1) - 1) / np.arange(1, rows.shape[1] + 1)
+    last = (ordered > excess).sum(1) - 1
+    return np.maximum(rows - np.take_along_axis(excess, last[:, None], 1), 0)

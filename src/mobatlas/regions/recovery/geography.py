@@ -1,4 +1,7 @@
-"""Transfer: do slopes learnt in one part of the map predict the others?
+"""Geography in recovery: the surface over the map that is removed, and the test of transfer.
+
+Real regions differ because their people differ, and because they lie elsewhere: central or remote,
+rich or poor. Recovery does not attribute a smooth surface over the map to groups.
 
 Slopes due to groups are the same everywhere; slopes due to places are not. The map is cut into
 blocks. Slopes from all blocks but one predict the aggregates of that block, with geography
@@ -13,14 +16,34 @@ import numpy as np
 from scipy.cluster import vq
 
 from mobatlas.data.arrays import Floats, Ints
-from mobatlas.regions.geography import surface
+from mobatlas.data.geodesy import KM_PER_DEGREE
 from mobatlas.regions.recovery.posterior import Design, Fit, Variances, independent_columns
 from mobatlas.regions.types import Recovery, bins_by_map
 
+MIN_SURFACE_REGIONS = 24  # with fewer regions a surface would absorb the effect of composition
 BLOCKS = 5
 LOW_TRANSFER = 0.5  # below it a feature map is reported as confounded with geography
 LOW_GROUP_SHARE = 0.2  # below it a bin is reported as due to places
 MIN_BLOCKED_REGIONS = 60  # with fewer regions a block is too small to test a prediction
+
+
+def surface(centroids: Floats | None, regions: int) -> Floats:
+    """Covariates (regions, columns): ones, then log distance from the centre, north and east.
+
+    The surface is quadratic. It has ones only without centroids or with few regions.
+    """
+    ones = np.ones((regions, 1))
+    if centroids is None or regions < MIN_SURFACE_REGIONS:
+        return ones
+    centre = np.median(centroids, axis=0)
+    north, east = ((centroids - centre) * KM_PER_DEGREE * [1.0, np.cos(np.radians(centre[0]))]).T
+    size = max(float(np.sqrt(np.mean(north**2 + east**2))), 1e-9)
+    distance = np.log1p(np.hypot(north, east))
+    north = north / size
+    east = east / size
+    return np.column_stack(
+        [ones, distance, north, east, north * east, north**2, east**2, distance**2]
+    )
 
 
 def map_blocks(centroids: Floats) -> Ints:
