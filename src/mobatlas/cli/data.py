@@ -18,29 +18,10 @@ from mobatlas.cli.options import (
     show,
 )
 from mobatlas.config import CityConfig, build, load_run, load_values, merge, parse_assignments
-from mobatlas.data.city import write_city_folder
-from mobatlas.data.prepare.pipeline import STEPS, prepare
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.evaluate import evaluate as run_evaluation
-from mobatlas.evaluation.privacy.audit import STEPS as AUDIT_STEPS
-from mobatlas.evaluation.privacy.audit import audit as run_audit
 from mobatlas.progress import track
-from mobatlas.regions.build import RegionsOptions
-from mobatlas.regions.composition import read_composition
-from mobatlas.regions.disclosure import Disclosure
-from mobatlas.regions.identifiability import diagnose as run_diagnosis
-from mobatlas.regions.store import RegionsFolder, build_regions
-from mobatlas.report.charts import diagnosis_figure
-from mobatlas.report.console import (
-    audit_table,
-    city_table,
-    diagnosis_table,
-    evaluation_table,
-    regions_table,
-    summary_table,
-)
-from mobatlas.report.tables import write_audit, write_evaluation
 
+# Commands import what they run themselves, so that `mobatlas --help` does not load all of it.
 app = typer.Typer()
 
 
@@ -69,6 +50,9 @@ def simulate(
     quiet: Quiet = False,
 ) -> None:
     """Simulate a city of people with table groups: visits, people and pois."""
+    from mobatlas.data.city import write_city_folder
+    from mobatlas.report.console import city_table
+
     run = load_run(config, preset)
     options = {
         "users": users,
@@ -107,6 +91,9 @@ def prepare_command(
     quiet: Quiet = False,
 ) -> None:
     """Turn raw visits into a dataset folder of trajectories."""
+    from mobatlas.data.prepare.pipeline import STEPS, prepare
+    from mobatlas.report.console import summary_table
+
     values = load_values(config, preset).get("prepare", {})
     with track("preparing", STEPS, quiet) as tracker:
         summary = prepare(
@@ -185,6 +172,12 @@ def regions(
     json: Json = False,
 ) -> None:
     """Build composition P and aggregates V from a partition, real regions or published tables."""
+    from mobatlas.regions.build import RegionsOptions
+    from mobatlas.regions.disclosure import Disclosure
+    from mobatlas.regions.identifiability import diagnose as run_diagnosis
+    from mobatlas.regions.store import build_regions
+    from mobatlas.report.console import regions_table
+
     built = build_regions(
         dataset,
         out,
@@ -235,6 +228,12 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Show which differences between groups these regions can identify, and how well."""
+    from mobatlas.regions.composition import read_composition
+    from mobatlas.regions.identifiability import diagnose as run_diagnosis
+    from mobatlas.regions.store import RegionsFolder
+    from mobatlas.report.charts import diagnosis_figure
+    from mobatlas.report.console import diagnosis_table
+
     if (folder is None) == (composition is None):
         raise MobatlasError(
             "diagnose: give either a regions folder or --composition FILE, not both"
@@ -295,6 +294,10 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Measure how close samples are to real people, by group and overall."""
+    from mobatlas.evaluation.evaluate import evaluate as run_evaluation
+    from mobatlas.report.console import evaluation_table
+    from mobatlas.report.tables import write_evaluation
+
     result = run_evaluation(
         samples, dataset, split=split, baseline=baseline, strong=strong, seed=seed
     )
@@ -330,7 +333,12 @@ def audit(
     quiet: Quiet = False,
 ) -> None:
     """Measure what samples disclose about training people; the verdict is red, amber or green."""
-    with track("auditing", AUDIT_STEPS, quiet) as tracker:
+    from mobatlas.evaluation.privacy.audit import STEPS
+    from mobatlas.evaluation.privacy.audit import audit as run_audit
+    from mobatlas.report.console import audit_table
+    from mobatlas.report.tables import write_audit
+
+    with track("auditing", STEPS, quiet) as tracker:
         result = run_audit(samples, dataset, seed=seed, tracker=tracker)
     if out is not None:
         write_audit(out, result, overwrite=overwrite)

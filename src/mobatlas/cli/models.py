@@ -28,13 +28,7 @@ from mobatlas.cli.options import (
     show,
 )
 from mobatlas.config import load_run, merge, parse_assignments
-from mobatlas.generators.protocol import family_of, generator_names
 from mobatlas.progress import track
-from mobatlas.report.console import (
-    generated_table,
-    supervised_table,
-    training_table,
-)
 
 app = typer.Typer()
 
@@ -44,7 +38,12 @@ def train(
     dataset: Annotated[Path, typer.Argument(help="A dataset folder.")],
     out: Out,
     generator: Annotated[
-        str | None, typer.Option("--generator", help=f"{', '.join(generator_names())}.")
+        str | None,
+        typer.Option(
+            "--generator",
+            help="latent-diffusion, autoregressive, vae, point-process, external, or a "
+            "registered name.",
+        ),
     ] = None,
     preset: Preset = None,
     config: Config = None,
@@ -63,8 +62,10 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Phase 1: fit a generator of trajectories without demographics."""
+    from mobatlas.generators.protocol import family_of
     from mobatlas.pipeline.train import Execution  # imports torch, which takes seconds
     from mobatlas.pipeline.train import train as run_training
+    from mobatlas.report.console import training_table
 
     run = load_run(config, preset)
     name = generator or run.train.generator
@@ -153,6 +154,7 @@ def supervise(
     from mobatlas.pipeline.supervise import SuperviseOptions
     from mobatlas.pipeline.supervise import supervise as run_supervision
     from mobatlas.pipeline.train import Execution
+    from mobatlas.report.console import supervised_table
     from mobatlas.supervision.strategies import STRATEGIES
 
     _trust(trust_code)
@@ -249,6 +251,7 @@ def generate(
     quiet: Quiet = False,
 ) -> None:
     """Sample trajectories into a Parquet file."""
+    from mobatlas.report.console import generated_table
     from mobatlas.sampling.generate import generate as run_generation
     from mobatlas.sampling.request import SampleRequest
     from mobatlas.sampling.request import Shard as Part

@@ -12,8 +12,6 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from mobatlas.cli.options import Json, Overwrite, Quiet, show
-from mobatlas.pipeline.demo import run_demo, run_tables
-from mobatlas.pipeline.init import InputFiles, write_configuration
 
 app = typer.Typer()
 StartOver = Annotated[
@@ -29,6 +27,8 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Simulate a city, train on it, and report how well its groups are recovered."""
+    from mobatlas.pipeline.demo import run_demo
+
     for table in run_demo(out, seed, quiet, overwrite=overwrite):
         Console().print(table)
 
@@ -53,6 +53,8 @@ def init(
     overwrite: Overwrite = False,
 ) -> None:
     """Write a commented configuration for `mobatlas run` from your files."""
+    from mobatlas.pipeline.init import InputFiles, write_configuration
+
     files = InputFiles(visits, composition, aggregates, by)
     for line in write_configuration(out, files, overwrite=overwrite):
         typer.echo(line)
@@ -69,6 +71,7 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run all steps from your tables to report.html; finished steps are not repeated."""
+    from mobatlas.pipeline.demo import run_tables
     from mobatlas.pipeline.run import run as run_all  # torch takes seconds to import
 
     result = run_all(config, out or Path("runs") / config.stem, overwrite=overwrite, quiet=quiet)
