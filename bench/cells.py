@@ -35,7 +35,7 @@ from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, read_manifest, write_json
 from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
-from mobatlas.pipeline.train import Execution, train
+from mobatlas.pipeline.train import train
 from mobatlas.progress import track
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import KIND as REGIONS
@@ -43,7 +43,8 @@ from mobatlas.regions.store import build_regions
 from mobatlas.supervision.samplers import PlainSampler, Sampler
 from mobatlas.supervision.store import CURVE, load_sampler
 from mobatlas.supervision.strategies import get_strategy
-from mobatlas.training.checkpoints import START_ANEW
+from mobatlas.training.checkpoints import START_OVER
+from mobatlas.training.loop import Execution
 
 log = logging.getLogger("mobatlas")
 Samples = Mapping[str, Mapping[str, Trajectories]]  # name of a model -> group -> samples
@@ -55,7 +56,7 @@ BASELINE, STRONG, PHASE1 = "baseline", "strong", "phase1"
 STRIDE = 1_000  # seeds between two draws
 WORDS: Mapping[str, str] = {
     "continue with --resume": "the same command goes on",
-    START_ANEW: "choose another --out",
+    START_OVER: "choose another --out",
     "pass --overwrite to train it anew": "choose another --out",
 }
 MEASURE = (

@@ -20,13 +20,13 @@ from mobatlas.config import merge
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions
 from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
-from mobatlas.pipeline.train import Execution
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 from mobatlas.supervision.group_tilts import fit_group_tilts
 from mobatlas.supervision.samplers import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler
+from mobatlas.training.loop import Execution
 
 # The rollout and the batch of the paper; the learning rate is ours, larger than the paper's, so that few steps get further.
 PUBLISHED: Mapping[str, Any] = {"rollout_steps": 50, "batch": 256, "early": False}

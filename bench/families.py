@@ -23,8 +23,8 @@ from mobatlas.generators.protocol import family_of, generator_names
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.pipeline.supervise import split_options
-from mobatlas.pipeline.train import Execution, train
-from mobatlas.training.loop import METRICS
+from mobatlas.pipeline.train import train
+from mobatlas.training.loop import METRICS, Execution
 
 JOBS = (Job("demogroups", "tilt"), Job("hot16", "tilt"))
 SECONDS = 600.0  # of phase 1; teaching has half of it

@@ -26,7 +26,7 @@ from mobatlas.generators.latent_diffusion.config import LatentDiffusionConfig
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.protocol import UNKNOWN, unlabelled
 from mobatlas.training.devices import fast_bf16, trains_in_bf16
-from mobatlas.training.loop import Share, Trainer
+from mobatlas.training.loop import Execution, Share, Trainer
 from mobatlas.training.resources import keep_memory, peak_gb
 
 # The arrangement of the published code; the widths stay ours, so that nothing but the arrangement is compared. Its time hardly
@@ -72,7 +72,7 @@ def _trained(dataset: TrajectoryDataset, values: Mapping[str, Any], seed: int) -
     model = LatentDiffusion(
         build(LatentDiffusionConfig, values, "speed"), dataset.vocabulary, seed=seed
     )
-    model.fit(dataset, Trainer(None, seed=seed, quiet=True))
+    model.fit(dataset, Trainer(None, Execution(quiet=True), seed=seed))
     return model
 
 
@@ -182,7 +182,7 @@ def _training_row(
     dataset: TrajectoryDataset, model: LatentDiffusion, peak: float, seed: int
 ) -> dict[str, Any]:
     """A step of the denoiser: cached latents in the precision of this machine, against fp32 that encodes in every step."""
-    trainer = Trainer(None, seed=seed, quiet=True)
+    trainer = Trainer(None, Execution(quiet=True), seed=seed)
     stage = model.training_stage(
         dataset, unlabelled(dataset, seed), "denoiser", trainer, fresh=True
     )

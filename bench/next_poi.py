@@ -35,7 +35,7 @@ from mobatlas.data.geodesy import haversine_km
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.training.loop import Progress, Share, Stage, Trainer
+from mobatlas.training.loop import Execution, Progress, Share, Stage, Trainer
 
 TOP = 10  # of HR@10 and NDCG@10
 TILE = 4_096  # tokens that are scored at a time
@@ -198,10 +198,8 @@ def train_predictor(
     # Not bf16: the LSTM has no such backward on CPUs.
     trainer = Trainer(
         None,
+        Execution(accelerator=accelerator, precision="32-true", quiet=quiet),
         seed=seed,
-        accelerator=accelerator,
-        precision="32-true",
-        quiet=quiet,
         progress=progress,
     )
     with torch.random.fork_rng():

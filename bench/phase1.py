@@ -25,8 +25,9 @@ from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions
 from mobatlas.io.output import new_folder
 from mobatlas.pipeline.supervise import SuperviseOptions, supervise
-from mobatlas.pipeline.train import Execution, train
+from mobatlas.pipeline.train import train
 from mobatlas.progress import SILENT, Tracker
+from mobatlas.training.loop import Execution
 
 POOLED = (
     "spatial",

@@ -30,7 +30,7 @@ from bench.questions import profile_named
 from bench.real import DEALT
 from bench.summary import write_result
 from bench.survey import check_survey, divided_people, said_files
-from mobatlas.config import assignments
+from mobatlas.config import format_assignments
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
@@ -158,7 +158,7 @@ def run(
         "--size": [] if size is None else [str(size)],
         "--data": [] if data is None else [said_files(data, None)[0]],
         "--generator": [] if generator == FAMILY else [generator],
-        "--set": list(assignments(values or {})),
+        "--set": list(format_assignments(values or {})),
     }
     said = command_of("rq3", options)
     people = None if data is None else divided_people(data, out, prepared=prepared)[0]

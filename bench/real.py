@@ -34,7 +34,7 @@ from bench.people import MANNER
 from bench.score_models import FLOOR, score_samples
 from bench.summary import write_result
 from bench.survey import SHIFT, census_column, check_survey, divided_people, said_files
-from mobatlas.config import assignments
+from mobatlas.config import format_assignments
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
@@ -133,7 +133,7 @@ def run(
         "--feature": [] if tuple(features) == FEATURES else ["+".join(some) for some in features],
         "--shift": [] if shift is None else [shift],
         "--draws": [] if draws == DRAWS else [str(draws)],
-        "--set": list(assignments(values or {})),
+        "--set": list(format_assignments(values or {})),
     }
     told = command_of("real", asked)
     bench = Bench(

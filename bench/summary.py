@@ -9,7 +9,7 @@ from typing import Any
 
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import PAPER_METRICS
-from mobatlas.io.manifest import write_json, write_whole
+from mobatlas.io.manifest import write_atomic, write_json
 
 COMMAND = "python -m bench"
 SUMMARY = ".summary.json"
@@ -62,7 +62,7 @@ def summarise(result: Result) -> dict[str, Any]:
 
 def write_summary(path: Path, summary: Result) -> None:
     """Write compact JSON with one table row per line, so that a diff shows which row changed."""
-    write_whole(path, f"{_lines(summary, '')}\n".encode())
+    write_atomic(path, f"{_lines(summary, '')}\n".encode())
 
 
 def _summarise_row(row: Any) -> dict[str, Any]:

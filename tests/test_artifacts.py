@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mobatlas import MobatlasError
 from mobatlas.io.manifest import read_manifest, rechunk
-from mobatlas.io.output import is_complete, new_folder, resumable_folder, unfinished
+from mobatlas.io.output import checkpoint_folder, is_complete, new_folder, resumable_folder
 
 
 def write(out: Path, text: str = "hello", overwrite: bool = False) -> None:
@@ -125,7 +125,7 @@ def fill(
     """Fill a folder that can be resumed, or fail after the checkpoint of that name."""
     with resumable_folder(out, "thing", names=["file.txt"], **manner) as folder:
         if at:
-            (unfinished(out) / at).write_text("for going on")
+            (checkpoint_folder(out) / at).write_text("for going on")
         if failure:
             raise failure
         (folder.path / "file.txt").write_text(text)

@@ -31,11 +31,12 @@ from mobatlas.generators.sequence.network import (
 )
 from mobatlas.generators.sequence.sequence_generator import SequenceGenerator
 from mobatlas.groups import DEFAULT_GROUPS
-from mobatlas.pipeline.train import Execution, train
+from mobatlas.pipeline.train import train
 from mobatlas.supervision.strategies import labelled_draw
-from mobatlas.training.loop import Share, Trainer
+from mobatlas.training.loop import Execution, Share, Trainer
 from tests.networks import chance, stirred
 from tests.tiny import OPTIONS, fitted, fresh, small_city
+from tests.trainers import make_trainer
 
 NAME = "autoregressive"
 QUIET = Execution(quiet=True)
@@ -388,8 +389,8 @@ def test_killed_and_resumed_it_ends_in_the_same_bytes(
     name: str, dataset: TrajectoryDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brief = {"training": OPTIONS[name]["training"] | {"steps": 12, "warmup": 3}}
-    how: dict[str, Any] = {"seed": 5, "quiet": True, "accelerator": "cpu", "checkpoint_steps": 1}
-    fresh(name, dataset, **brief).fit(dataset, Trainer(tmp_path / "whole" / "training", **how))
+    how: dict[str, Any] = {"config": {}, "quiet": True, "checkpoint_steps": 1}
+    fresh(name, dataset, **brief).fit(dataset, make_trainer(tmp_path / "whole" / "training", **how))
     with monkeypatch.context() as patched:
         gather, calls = TrajectoryDataset.gather, []
 
@@ -402,10 +403,10 @@ def test_killed_and_resumed_it_ends_in_the_same_bytes(
         patched.setattr(TrajectoryDataset, "gather", until_killed)
         with pytest.raises(Crash):
             fresh(name, dataset, **brief).fit(
-                dataset, Trainer(tmp_path / "killed" / "training", **how)
+                dataset, make_trainer(tmp_path / "killed" / "training", **how)
             )
     again = fresh(name, dataset, **brief)
-    report = again.fit(dataset, Trainer(tmp_path / "killed" / "training", resume=True, **how))
+    report = again.fit(dataset, make_trainer(tmp_path / "killed" / "training", **how))
     whole, killed = (
         tmp_path / where / "training" / "transformer-final.safetensors"
         for where in ("whole", "killed")

@@ -13,9 +13,9 @@ import pytest
 from mobatlas import TrajectoryDataset, build_regions, generate, load_model, supervise
 from mobatlas.cli import main
 from mobatlas.pipeline.supervise import SuperviseOptions
-from mobatlas.pipeline.train import Execution
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.sampling.request import SampleRequest
+from mobatlas.training.loop import Execution
 from tests.tiny import OPTIONS, small_city
 
 FAMILIES, GROUP = ("autoregressive", "vae"), "30-40, F"

@@ -32,7 +32,7 @@ from mobatlas.supervision.tilt import (
     fit_tilt,
     fixed_anchor_weights,
 )
-from mobatlas.training.loop import Trainer
+from mobatlas.training.loop import Execution, Trainer
 from tests.tiny import OPTIONS, fitted, small_city, with_other_labels
 
 SIX = 5  # a group, "40-50, F"
@@ -400,7 +400,13 @@ def test_bad_input_is_refused_in_a_sentence(
         calibrate(others, evidence, pool=64)
     run = STRATEGIES["resample"].run
     with pytest.raises(MobatlasError, match="this model knows groups already"):
-        run(grouped[0], world.dataset, evidence, Trainer(None, quiet=True), StrategyOptions())
+        run(
+            grouped[0],
+            world.dataset,
+            evidence,
+            Trainer(None, Execution(quiet=True)),
+            StrategyOptions(),
+        )
     with pytest.raises(MobatlasError, match="another model than this one, which has no groups"):
         CalibratedSampler.of(model, grouped[1], evidence.anchors)
     with pytest.raises(MobatlasError, match="its groups are not those of the model"):

@@ -76,19 +76,19 @@ def test_a_checkpoint_of_another_run_is_refused_by_the_first_difference(folder: 
     deeper = {**CONFIG, "denoiser": {"depth": 6, "width": 16}}
     with pytest.raises(
         MobatlasError,
-        match=r"denoiser.depth is 4 there and 6 here; pass the same config.*--overwrite",
+        match=r"denoiser.depth is 4 in the file and 6 now; pass the same config.*--overwrite",
     ):
         train(folder, config=deeper)
-    with pytest.raises(MobatlasError, match=r"dropout is absent there and 0.1 here"):
+    with pytest.raises(MobatlasError, match=r"dropout is absent in the file and 0.1 now"):
         train(folder, config=CONFIG | {"dropout": 0.1})
-    with pytest.raises(MobatlasError, match=r"batch is 32 there and absent here"):
+    with pytest.raises(MobatlasError, match=r"batch is 32 in the file and absent now"):
         train(folder, config={"denoiser": CONFIG["denoiser"]})
-    with pytest.raises(MobatlasError, match=r"seed is 5 there and 6 here"):
+    with pytest.raises(MobatlasError, match=r"seed is 5 in the file and 6 now"):
         train(folder, seed=6)
-    with pytest.raises(MobatlasError, match=r"mlp.learning_rate is 0.01 there and 0.02 here"):
+    with pytest.raises(MobatlasError, match=r"mlp.learning_rate is 0.01 in the file and 0.02 now"):
         train(folder, make_stage(learning_rate=0.02))
     train(folder)
-    with pytest.raises(MobatlasError, match=r"mlp-final.*seed is 5 there and 6 here"):
+    with pytest.raises(MobatlasError, match=r"mlp-final.*seed is 5 in the file and 6 now"):
         train(folder, seed=6)
 
 
@@ -96,18 +96,20 @@ def test_names_shapes_and_dtypes_must_all_agree(folder: Path) -> None:
     begun(folder)
     with pytest.raises(
         MobatlasError,
-        match=r"network/0.weight is float32 \[16, 4\] there and float32 \[8, 4\] here",
+        match=r"network/0.weight is float32 \[16, 4\] in the file and float32 \[8, 4\] now",
     ):
         train(folder, make_stage(width=8))
     double = make_stage()
     double.network.double()
-    with pytest.raises(MobatlasError, match=r"network/0.weight is float32 .* there and float64"):
+    with pytest.raises(
+        MobatlasError, match=r"network/0.weight is float32 .* in the file and float64"
+    ):
         train(folder, double)
     longer = make_stage()
     longer.network.register_buffer("extra", torch.zeros(1))
-    with pytest.raises(MobatlasError, match=r"network/extra is absent there"):
+    with pytest.raises(MobatlasError, match=r"network/extra is absent in the file"):
         train(folder, longer)
     shorter = make_stage()
     shorter.network.get_submodule("3").register_parameter("bias", None)
-    with pytest.raises(MobatlasError, match=r"/3.bias is float32 \[1\] there and absent here"):
+    with pytest.raises(MobatlasError, match=r"/3.bias is float32 \[1\] in the file and absent now"):
         train(folder, shorter)

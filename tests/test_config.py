@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mobatlas import MobatlasError, load_run
-from mobatlas.config import Coarsening, PrepareConfig, assignments, merge, parse_assignments
+from mobatlas.config import Coarsening, PrepareConfig, format_assignments, merge, parse_assignments
 from mobatlas.data.prepare.pipeline import prepare_config
 
 
@@ -102,7 +102,7 @@ def test_assignments_can_be_told_again() -> None:
         "rate": 1e-5,
         "share": 0.1,
     }
-    assert parse_assignments(list(assignments(values))) == values
+    assert parse_assignments(list(format_assignments(values))) == values
 
 
 def test_what_suits_the_source_gives_way_to_the_user() -> None:
@@ -129,7 +129,7 @@ def test_a_coarsening_is_a_radius_or_a_grid(tmp_path: Path) -> None:
         "0": Coarsening("disc", 0.0),
     }
     for text, coarsening in told.items():
-        assert Coarsening.of(text) == coarsening
+        assert Coarsening.parse(text) == coarsening
         assert (
             load_run(run_file(tmp_path, f"samples: {{coarsen: '{text}'}}")).samples.coarsen == text
         )

@@ -25,11 +25,11 @@ from mobatlas.features.divergences import js
 from mobatlas.generators.external.pool import Pool
 from mobatlas.generators.protocol import family_of
 from mobatlas.io.manifest import read_manifest
-from mobatlas.pipeline.train import Execution
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.sampling.request import SampleRequest
 from mobatlas.supervision import strategies
 from mobatlas.supervision.calibration import CalibrationConfig
+from mobatlas.training.loop import Execution
 from tests.outcomes import refused, run
 from tests.tiny import OPTIONS, small_city
 from tests.written import sequences

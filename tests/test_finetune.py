@@ -35,8 +35,9 @@ from mobatlas.supervision.finetune import (
     soft_gap,
 )
 from mobatlas.supervision.samplers import PlainSampler
-from mobatlas.training.loop import Share, Trainer
+from mobatlas.training.loop import Execution, Share, Trainer
 from tests.tiny import OPTIONS, fitted, small_city
+from tests.trainers import make_trainer
 
 BRIEF: dict[str, Any] = {
     "steps": 4,
@@ -91,8 +92,7 @@ def tuned(
 
 
 def quiet(folder: Path | None = None, **options: Any) -> Trainer:
-    common: dict[str, Any] = {"seed": 5, "quiet": True, "accelerator": "cpu"}
-    return Trainer(folder, **(common | options))
+    return make_trainer(folder, config={}, **({"resume": False, "quiet": True} | options))
 
 
 def weights(model: Generator) -> list[torch.Tensor]:
@@ -338,7 +338,7 @@ def test_a_masked_word_is_left_out_on_both_sides(
             model,
             dataset,
             regions,
-            Watching(None, seed=5, quiet=True, accelerator="cpu"),
+            Watching(None, Execution(quiet=True, accelerator="cpu"), seed=5),
             steps=1,
             **changes,
         )

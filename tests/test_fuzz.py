@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from mobatlas.config import load_run, parse_assignments
 from mobatlas.data.prepare.engine import csv_header
 from mobatlas.errors import MobatlasError
-from mobatlas.io.manifest import as_written, read_manifest
+from mobatlas.io.manifest import read_manifest, refuse_corrupt
 from mobatlas.pipeline.cache import StepCache
 from tests.breaking import ALIASES, MARK, RUNS, YAML
 from tests.faults import VALUES, World, tiny_world
@@ -202,10 +202,10 @@ def test_what_goes_wrong_in_a_folder_of_ours_is_one_sentence_and_a_full_disk_is_
     ):
         with (
             pytest.raises(MobatlasError, match="does not hold what mobatlas writes there"),
-            as_written(tmp_path),
+            refuse_corrupt(tmp_path),
         ):
             raise error
-    with pytest.raises(OSError, match="No space"), as_written(tmp_path):
+    with pytest.raises(OSError, match="No space"), refuse_corrupt(tmp_path):
         raise OSError(28, "No space left on device")
 
 

@@ -237,7 +237,7 @@ def test_a_place_moves_alike_in_every_file_and_by_what_no_file_tells(
 ) -> None:
     model = load_model(world.model)
     people = model.population()
-    moved = coarsen_anchors(people, Coarsening.of("1km"), people)
+    moved = coarsen_anchors(people, Coarsening.parse("1km"), people)
     for seed in (0, 1):
         generate(world.model, tmp_path / f"{seed}", 600, SampleRequest(coarsen="1km", seed=seed))
         assert rows(firsts(tmp_path / f"{seed}")) <= set(map(tuple, moved.tolist()))
@@ -250,10 +250,10 @@ def test_a_place_moves_alike_in_every_file_and_by_what_no_file_tells(
     assert rows(firsts(tmp_path / "region")) <= set(map(tuple, moved.tolist()))
     others = people.copy()
     others[-1] += 1e-6  # one other neighbour, and nobody moves as before
-    assert (np.abs(coarsen_anchors(people, Coarsening.of("1km"), others) - moved) > 1e-9).any(
+    assert (np.abs(coarsen_anchors(people, Coarsening.parse("1km"), others) - moved) > 1e-9).any(
         1
     ).mean() > 0.99
-    wider = coarsen_anchors(people, Coarsening.of("2km"), people)
+    wider = coarsen_anchors(people, Coarsening.parse("2km"), people)
     assert (
         np.abs(wider - people - 2 * (moved - people)).max() > 1e-3
     )  # or two files would point back at the place
@@ -281,7 +281,7 @@ def test_homes_move_to_the_middle_of_a_square_of_the_size_asked_for(
     exact, grid = (firsts(tmp_path / name)[list(ANCHORS)].to_numpy() for name in ("exact", "grid"))
     for two in (slice(0, 2), slice(2, 4)):
         assert 0.2 < haversine_km(exact[:, two], grid[:, two]).max() <= 0.5 / np.sqrt(2) * 1.01
-    assert np.array_equal(coarsen_anchors(grid, Coarsening.of("grid:500m"), grid), grid)
+    assert np.array_equal(coarsen_anchors(grid, Coarsening.parse("grid:500m"), grid), grid)
     metadata = json.loads(pq.read_schema(tmp_path / "grid").metadata[METADATA])
     assert metadata["coarsen"] == "grid:0.5km"
 

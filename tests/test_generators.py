@@ -32,11 +32,10 @@ from mobatlas.generators.protocol import (
 )
 from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.groups import DEFAULT_GROUPS
-from mobatlas.pipeline.train import Execution
 from mobatlas.sampling.request import SampleRequest
 from mobatlas.supervision.strategies import fit_labels, labelled_draw
-from mobatlas.training.loop import Trainer
-from mobatlas.training.weights import WEIGHTS
+from mobatlas.training.checkpoints import WEIGHTS
+from mobatlas.training.loop import Execution, Trainer
 from tests.tiny import fitted, fresh, small_city
 
 TRAINABLE = [name for name in generator_names() if family_of(name).trainable]
@@ -64,7 +63,7 @@ def trainable(request: pytest.FixtureRequest, models: Callable[[str], Generator]
 
 @pytest.fixture(scope="module")
 def taught(trainable: Generator, dataset: TrajectoryDataset) -> Generator:
-    return fit_labels(trainable, dataset, Trainer(None, quiet=True))[0]
+    return fit_labels(trainable, dataset, Trainer(None, Execution(quiet=True)))[0]
 
 
 def _anchors(dataset: TrajectoryDataset, n: int) -> np.ndarray:
@@ -222,7 +221,7 @@ def test_weights_of_another_configuration_are_refused(
     name = next(
         name for name in generator_names() if isinstance(model.config, family_of(name).config)
     )
-    with pytest.raises(MobatlasError, match=r"not those of config\.json"):
+    with pytest.raises(MobatlasError, match=r"do not fit config\.json"):
         family_of(name).load(tmp_path, model.config, dataset.vocabulary, DEFAULT_GROUPS)
 
 
@@ -279,7 +278,9 @@ def test_strong_draws_pairs_of_a_trajectory_and_its_group(dataset: TrajectoryDat
 
 
 def test_strong_can_begin_anew(trainable: Generator, dataset: TrajectoryDataset) -> None:
-    anew, _ = fit_labels(trainable, dataset, Trainer(None, quiet=True), from_scratch=True)
+    anew, _ = fit_labels(
+        trainable, dataset, Trainer(None, Execution(quiet=True)), from_scratch=True
+    )
     assert not _same(anew.sample(20), trainable.sample(20))
 
 
@@ -289,7 +290,9 @@ def test_strong_without_labels_says_so(
     shutil.copytree(dataset.path, tmp_path / "bare")
     (tmp_path / "bare" / "labels.parquet").unlink()
     with pytest.raises(MobatlasError, match="no labels"):
-        fit_labels(model, TrajectoryDataset.open(tmp_path / "bare"), Trainer(None, quiet=True))
+        fit_labels(
+            model, TrajectoryDataset.open(tmp_path / "bare"), Trainer(None, Execution(quiet=True))
+        )
 
 
 def test_a_family_that_does_not_exist_is_refused_with_the_nearest() -> None:

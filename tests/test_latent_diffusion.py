@@ -25,7 +25,7 @@ from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.layers import with_end
 from mobatlas.generators.protocol import Draw, unlabelled
 from mobatlas.groups import DEFAULT_GROUPS
-from mobatlas.training.loop import Share, Stage, Trainer
+from mobatlas.training.loop import Execution, Share, Stage, Trainer
 from tests.networks import LATENT, new_model, stirred
 from tests.tiny import OPTIONS, fresh, small_city
 
@@ -296,7 +296,7 @@ def test_an_autoencoder_that_reconstructs_too_little_warns_loudly(
         denoiser={"depth": 1, "width": 32, "heads": 2, **one},
     )
     with caplog.at_level(logging.WARNING, "mobatlas"):
-        report = model.fit(dataset, Trainer(None, quiet=True, accelerator="cpu"))
+        report = model.fit(dataset, Trainer(None, Execution(quiet=True, accelerator="cpu")))
     assert report["autoencoder"]["reconstruction"] < 0.95
     warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warned) == 1

@@ -14,7 +14,7 @@ import pytest
 
 from mobatlas import MobatlasError
 from mobatlas.generators.store import load_model
-from mobatlas.training.weights import WEIGHTS
+from mobatlas.training.checkpoints import WEIGHTS
 from tests.malice import Malice
 from tests.worlds import World, cut, remade, small_world
 
@@ -74,12 +74,12 @@ def described(**changes: Any) -> Callable[[Path], Any]:
             described(config={"lenght": 16}),
             "config.json: unknown key 'lenght'; did you mean 'length'?",
         ),
-        (described(config={"length": 16}), "its weights are not those of config.json"),
+        (described(config={"length": 16}), "its weights do not fit config.json"),
         (
             described(groups={"age": ["young", "young"]}),
             "config.json: attribute 'age': its levels are",
         ),
-        (described(groups={"age": ["young", "old"]}), "its weights are not those of config.json"),
+        (described(groups={"age": ["young", "old"]}), "its weights do not fit config.json"),
         (described(more=1), "config.json: unknown key 'more'"),
         (
             lambda f: (f / "lengths.json").write_text('{"counts": [0, 1]}'),

@@ -31,9 +31,9 @@ from mobatlas.generators.sequence.sequence_generator import SequenceGenerator
 from mobatlas.generators.vae import PRESETS, VariationalAutoencoder
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.supervise import SuperviseOptions
-from mobatlas.pipeline.train import Execution
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.sampling.request import SampleRequest
+from mobatlas.training.loop import Execution
 from tests.networks import chance, stirred
 from tests.test_autoregressive_supervised import VALUES
 from tests.tiny import OPTIONS, fitted, fresh, small_city

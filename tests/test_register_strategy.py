@@ -27,11 +27,10 @@ from mobatlas import (
 )
 from mobatlas.config import Section
 from mobatlas.generators.protocol import Examples, Generator
-from mobatlas.pipeline.train import Execution
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.supervision.evidence import Evidence
 from mobatlas.supervision.strategies import STRATEGIES
-from mobatlas.training.loop import Trainer
+from mobatlas.training.loop import Execution, Trainer
 from tests.outcomes import refused, run
 from tests.tiny import OPTIONS, small_city
 

@@ -33,10 +33,10 @@ from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.io.output import new_folder
 from mobatlas.pipeline.supervise import SuperviseOptions
-from mobatlas.pipeline.train import Execution
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.sampling.request import SampleRequest, Shard
 from mobatlas.supervision.samplers import PIECE
+from mobatlas.training.loop import Execution
 from tests.commands import finish_cold, names, start_cold, wait_until
 from tests.outcomes import refused, run
 from tests.tiny import OPTIONS, fitted, small_city

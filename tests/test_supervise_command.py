@@ -26,9 +26,10 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.generators.protocol import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
 from mobatlas.pipeline.supervise import SuperviseOptions
-from mobatlas.pipeline.train import Execution, train
+from mobatlas.pipeline.train import train
 from mobatlas.sampling.request import SampleRequest
 from mobatlas.supervision.samplers import Sampler
+from mobatlas.training.loop import Execution
 from tests.commands import Warm, wait_until
 from tests.outcomes import refused, run
 from tests.supervised import BRIEF, GROUP, HOW, SMALL, World, made_world, remade

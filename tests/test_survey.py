@@ -20,7 +20,7 @@ from bench.survey import divided_people, said_files
 from mobatlas import MobatlasError
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
-from mobatlas.training.checkpoints import START_ANEW
+from mobatlas.training.checkpoints import START_OVER
 from mobatlas.training.loop import Stopped
 
 FAMILY = "autoregressive"
@@ -193,4 +193,4 @@ def test_benchmarks_point_at_no_option_that_they_do_not_have() -> None:
         ),
         in_one_folder(),
     ):
-        raise MobatlasError(f"model: is of another configuration; {START_ANEW}")
+        raise MobatlasError(f"model: is of another configuration; {START_OVER}")

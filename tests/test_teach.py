@@ -30,8 +30,8 @@ from mobatlas.regions.build import RegionsOptions
 from mobatlas.supervision.evidence import Evidence, gather_evidence, tilt_to_mean
 from mobatlas.supervision.group_tilts import GroupTilts, fit_group_tilts, fit_weighted, tilted_draw
 from mobatlas.supervision.tilt import fit_tilt
-from mobatlas.training.loop import Trainer
-from mobatlas.training.weights import WEIGHTS
+from mobatlas.training.checkpoints import WEIGHTS
+from mobatlas.training.loop import Execution, Trainer
 from tests.tiny import fresh, small_city, with_other_labels
 
 DIARY = survey.DIARY | {"vocabulary_size": 20}
@@ -421,7 +421,7 @@ def test_labels_change_nothing_after_the_regions_were_built(
         weights.append(tilts.weights.tobytes())
         drawn.append(tilted_draw(tilts, 1)(128, 3).indices.tobytes())
         model = fresh("latent-diffusion", dataset, weighted_fit={"steps": 2, "warmup": 1})
-        trainer = Trainer(None, quiet=True)
+        trainer = Trainer(None, Execution(quiet=True))
         fitted, _ = fit_weighted(model, dataset, evidence, tilts, trainer)
         (tmp_path / f"{number}").mkdir()
         fitted.save(tmp_path / f"{number}")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mobatlas.io.output import is_complete, resumable_folder, unfinished
+from mobatlas.io.output import checkpoint_folder, is_complete, resumable_folder
 from tests.commands import (
     OFTEN,
     World,
@@ -68,12 +68,12 @@ def test_killed_as_each_of_its_files_appears_it_ends_in_the_same_bytes(
 ) -> None:
     """Between the stages and at the very end, where random moments seldom fall."""
     out = tmp_path / "model"
-    begun = unfinished(out) / "begun.json"
+    begun = checkpoint_folder(out) / "begun.json"
     for path in (
         begun,
-        unfinished(out) / "autoencoder-final.safetensors",
-        unfinished(out) / "latents.npy",
-        unfinished(out) / "denoiser-final.safetensors",
+        checkpoint_folder(out) / "autoencoder-final.safetensors",
+        checkpoint_folder(out) / "latents.npy",
+        checkpoint_folder(out) / "denoiser-final.safetensors",
         out / "weights.safetensors",
         out / "manifest.json",
     ):
@@ -92,10 +92,10 @@ def test_a_model_killed_after_its_last_file_is_tidied_up_by_resuming(
     """It is complete, but for what the process would have swept up: its lock, and what it went on from."""
     out = tmp_path / "model"
     shutil.copytree(world.model, out)
-    unfinished(out).mkdir()
+    checkpoint_folder(out).mkdir()
     for left in (
-        unfinished(out) / "begun.json",
-        unfinished(out) / "latents.npy",
+        checkpoint_folder(out) / "begun.json",
+        checkpoint_folder(out) / "latents.npy",
         tmp_path / ".model.lock",
     ):
         left.write_text("{}")
@@ -126,7 +126,7 @@ def test_a_model_killed_while_it_sweeps_up_is_tidied_up_as_well(
     with pytest.raises(Killed), resumable_folder(out, "model") as folder:
         (folder.path / "weights").write_text("w")
         for name in ("autoencoder-final.safetensors", "denoiser-final.safetensors", "latents.npy"):
-            (unfinished(out) / name).write_text("for going on")
+            (checkpoint_folder(out) / name).write_text("for going on")
         monkeypatch.setattr(os, "unlink", until_killed)
     monkeypatch.undo()
     assert len(gone) == removals
@@ -150,7 +150,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_rest_ends_in_the_same_bytes(
     )
     resumed = world.warm.run(*world.train(out, "--resume"))
     assert resumed.code == 0
-    assert f"{stage}: continues from step {step} of 60" in resumed.err
+    assert f"{stage}: resumes from step {step} of 60" in resumed.err
     check_same(out, world.model)
     assert stopped.code == code
 

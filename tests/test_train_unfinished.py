@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mobatlas.io.output import unfinished
+from mobatlas.io.output import checkpoint_folder
 from tests.commands import World, check_same, last_step, snapshot, trained_world, wait_until
 from tests.malice import Malice
 
@@ -28,8 +28,8 @@ def begun(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     wait_until(lambda: last_step(out, "denoiser") >= 5, "a checkpoint")
     assert running.signal(signal.SIGKILL).code == -signal.SIGKILL
     assert not (out / "manifest.json").exists()
-    *older, _, _ = sorted(unfinished(out).glob("denoiser-*"))
-    for path in [*older, *unfinished(out).glob(".*")]:  # what resuming sweeps up
+    *older, _, _ = sorted(checkpoint_folder(out).glob("denoiser-*"))
+    for path in [*older, *checkpoint_folder(out).glob(".*")]:  # what resuming sweeps up
         path.unlink()
     return out
 
@@ -67,12 +67,12 @@ def test_an_unfinished_model_asks_for_resume_or_overwrite(world: World, half: Pa
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        (("--set", "denoiser.depth=3"), "denoiser.depth is 2 there and 3 here"),
+        (("--set", "denoiser.depth=3"), "denoiser.depth is 2 in the file and 3 now"),
         (
             ("--set", "autoencoder.noise=0.2", "--set", "diffusion.steps=5"),
-            "autoencoder.noise is 0.3 there and 0.2",
+            "autoencoder.noise is 0.3 in the file and 0.2",
         ),
-        (("--seed", "7"), "seed is 0 there and 7 here"),
+        (("--seed", "7"), "seed is 0 in the file and 7 now"),
     ],
 )
 def test_an_unfinished_model_names_the_first_value_that_is_another(
@@ -104,7 +104,7 @@ def test_an_unfinished_model_cannot_be_supervised_and_says_why(world: World, hal
 
 
 def newest_checkpoint(half: Path) -> Path:
-    return unfinished(half) / f"denoiser-{last_step(half, 'denoiser'):08d}.safetensors"
+    return checkpoint_folder(half) / f"denoiser-{last_step(half, 'denoiser'):08d}.safetensors"
 
 
 def test_a_truncated_checkpoint_is_refused_and_the_one_before_it_will_do(
@@ -129,7 +129,7 @@ def test_a_pickle_named_like_a_checkpoint_is_refused_and_not_run(
     path = (
         newest_checkpoint(half)
         if stage == "denoiser"
-        else unfinished(half) / "autoencoder-final.safetensors"
+        else checkpoint_folder(half) / "autoencoder-final.safetensors"
     )
     marker = half.parent.parent / f"{half.parent.name}-marker"
     path.write_bytes(pickle.dumps(Malice(marker)))
@@ -142,8 +142,8 @@ def test_a_pickle_named_like_a_checkpoint_is_refused_and_not_run(
 
 def test_a_pickle_in_place_of_the_latents_is_not_run(world: World, half: Path) -> None:
     marker = half.parent.parent / f"{half.parent.name}-marker"
-    (unfinished(half) / "latents.npy").unlink()
-    (unfinished(half) / "latents.npy").write_bytes(pickle.dumps(Malice(marker)))
+    (checkpoint_folder(half) / "latents.npy").unlink()
+    (checkpoint_folder(half) / "latents.npy").write_bytes(pickle.dumps(Malice(marker)))
     resumed = world.warm.run(*world.train(half, "--resume"))
     assert not marker.exists()
     assert resumed.code == 0, "latents can be computed again"

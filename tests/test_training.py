@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from mobatlas import MobatlasError
 from mobatlas.progress import Tracker
-from mobatlas.training.checkpoints import named_tensors, only_one_process
+from mobatlas.training.checkpoints import named_tensors
 from mobatlas.training.devices import fast_bf16
-from mobatlas.training.loop import Share, Stage, Trainer
+from mobatlas.training.loop import Execution, Share, Stage, Trainer
 from tests.trainers import (
     FINAL,
     Crash,
@@ -206,9 +206,7 @@ def test_a_finished_stage_is_read_and_not_trained_again(folder: Path) -> None:
 
 def test_training_begun_needs_resume_and_an_empty_folder_does_not_mind_it(folder: Path) -> None:
     begun(folder)
-    with pytest.raises(
-        MobatlasError, match=r"training was begun here; pass --resume .* --overwrite"
-    ):
+    with pytest.raises(MobatlasError, match=r"unfinished training; pass --resume .* --overwrite"):
         make_trainer(folder, resume=False)
     assert train(folder.parent.parent / "new" / "training", resume=True)
 
@@ -246,7 +244,7 @@ def test_going_on_with_other_threads_warns_that_last_digits_may_differ(
     finally:
         torch.set_num_threads(threads)
     assert (
-        f"last digits may differ, it ran on torch {torch.__version__}, 1 x cpu, {threads} threads"
+        f"last digits may differ; it ran on torch {torch.__version__}, 1 x cpu, {threads} threads"
         in caplog.text
     )
 
@@ -275,15 +273,6 @@ def test_tied_and_frozen_and_unused_weights_survive_a_stop(tmp_path: Path) -> No
     assert "2.weight" not in load_file(whole / FINAL)
 
 
-def test_a_second_process_is_kept_out_of_the_folder(folder: Path) -> None:
-    begun(folder)
-    with (
-        only_one_process(folder),
-        pytest.raises(MobatlasError, match="another mobatlas process is training there"),
-    ):
-        train(folder)
-
-
 @pytest.mark.parametrize(
     ("amx", "avx", "precision"), [(True, True, "bf16"), (False, True, "32"), (False, False, "32")]
 )
@@ -292,21 +281,23 @@ def test_a_cpu_trains_in_bf16_only_with_tiles_for_it(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx)
-    chosen = Trainer(None, accelerator="cpu").fabric.strategy.precision.precision
+    chosen = Trainer(None, Execution(accelerator="cpu")).fabric.strategy.precision.precision
     assert str(chosen).startswith(precision)
     assert fast_bf16(torch.device("cpu")) is (amx or avx)
 
 
 def test_a_device_or_a_precision_that_is_not_there_is_named() -> None:
     with pytest.raises(MobatlasError, match="--accelerator quantum does not exist"):
-        Trainer(None, accelerator="quantum")
+        Trainer(None, Execution(accelerator="quantum"))
     with pytest.raises(MobatlasError, match="--precision 8 does not exist"):
-        Trainer(None, accelerator="cpu", precision="8")
+        Trainer(None, Execution(accelerator="cpu", precision="8"))
     with pytest.raises(MobatlasError, match="--devices 0"):
-        Trainer(None, accelerator="cpu", devices=0)
+        Trainer(None, Execution(accelerator="cpu", devices=0))
     if not torch.cuda.is_available():
-        with pytest.raises(MobatlasError, match="--accelerator cuda: there is no such device here"):
-            Trainer(None, accelerator="cuda")
+        with pytest.raises(
+            MobatlasError, match="--accelerator cuda: this machine has no such device"
+        ):
+            Trainer(None, Execution(accelerator="cuda"))
 
 
 def test_tensorboard_is_named_where_it_is_missing() -> None:
@@ -314,6 +305,6 @@ def test_tensorboard_is_named_where_it_is_missing() -> None:
         import tensorboard  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
     except ImportError:
         with pytest.raises(MobatlasError, match=r"mobatlas\[tensorboard\]"):
-            Trainer(None, accelerator="cpu", tensorboard=True)
+            Trainer(None, Execution(accelerator="cpu", tensorboard=True))
     else:
         pytest.skip("it is installed")

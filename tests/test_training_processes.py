@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import load_file
 
 from mobatlas import MobatlasError
-from mobatlas.training.checkpoints import Checkpoints, Identity
-from mobatlas.training.devices import fabric_on
+from mobatlas.training.checkpoints import Checkpoints, StageIdentity
+from mobatlas.training.devices import launch_fabric
 from mobatlas.training.loop import Stopped
 from tests.commands import wait_until
 from tests.trainers import (
@@ -116,7 +116,7 @@ def wait_for_step(folder: Path, step: int, process: BaseProcess) -> None:
 
 
 def checkpoints_in(folder: Path) -> Checkpoints:
-    return Checkpoints(folder, Identity("mlp", 0, {}, {}))
+    return Checkpoints(folder, StageIdentity("mlp", 0, {}, {}))
 
 
 def write_for_ever(folder: Path, step: int) -> None:
@@ -252,7 +252,8 @@ def test_two_processes_go_down_the_same_losses_as_one(tmp_path: Path, folder: Pa
         one.run(replace(stage, name=name))
     script = tmp_path / "script.py"
     script.write_text(IN_TWO_PROCESSES)
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
         [sys.executable, script, folder],
         env=environment,
@@ -314,4 +315,4 @@ def test_a_task_of_a_batch_system_starts_its_own_processes(monkeypatch: pytest.M
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr(Fabric, "launch", lambda _: None)
-    assert fabric_on("cpu", 2, "auto").world_size == 2
+    assert launch_fabric("cpu", 2, "auto").world_size == 2

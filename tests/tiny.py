@@ -15,7 +15,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.generators.protocol import Generator, family_of
-from mobatlas.training.loop import Trainer
+from mobatlas.training.loop import Execution, Trainer
 from tests.written import write
 
 
@@ -82,7 +82,7 @@ def fresh(name: str, dataset: TrajectoryDataset, seed: int = 0, **options: Any) 
 def fitted(name: str, dataset: TrajectoryDataset, seed: int = 0, **options: Any) -> Generator:
     """A generator after phase 1."""
     model = fresh(name, dataset, seed, **options)
-    model.fit(dataset, Trainer(None, seed=seed, quiet=True))
+    model.fit(dataset, Trainer(None, Execution(quiet=True), seed=seed))
     return model
 
 

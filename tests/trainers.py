@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mobatlas.training.loop import Share, Stage, Trainer
+from mobatlas.training.loop import Execution, Share, Stage, Trainer
 
 Loss = Callable[[nn.Module, int, Share], Tensor]
 CONFIG = {"denoiser": {"depth": 4, "width": 16}, "batch": 32}
@@ -69,7 +69,10 @@ def crash() -> None:
 
 def make_trainer(folder: Path | None, **changes: Any) -> Trainer:
     options: dict[str, Any] = {"seed": 5, "config": CONFIG, "accelerator": "cpu", "resume": True}
-    return Trainer(folder, **(options | changes))
+    options |= changes
+    names = {field.name for field in fields(Execution)} & options.keys()
+    execution = Execution(**{name: options.pop(name) for name in names})
+    return Trainer(folder, execution, **options)
 
 
 def train(folder: Path | None, stage: Stage | None = None, **changes: Any) -> dict[str, float]:

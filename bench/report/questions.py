@@ -14,7 +14,7 @@ from bench.score_models import FLOOR
 from bench.summary import Result, read_result
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import PAPER_METRICS, metrics
-from mobatlas.io.manifest import write_whole
+from mobatlas.io.manifest import write_atomic
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 QUESTIONS = {
@@ -325,4 +325,4 @@ def write_markdown(out: Path, parts: Sequence[str]) -> None:
         raise MobatlasError(
             f"{out}: was not written by python -m bench results; choose another --out"
         )
-    write_whole(out, "\n".join(parts).encode())
+    write_atomic(out, "\n".join(parts).encode())

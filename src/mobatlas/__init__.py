@@ -32,7 +32,7 @@ _NAMES = {
     "mobatlas.groups": "DEFAULT_GROUPS Groups",
     "mobatlas.pipeline.run": "run",
     "mobatlas.pipeline.supervise": "SuperviseOptions supervise",
-    "mobatlas.pipeline.train": "Execution train",
+    "mobatlas.pipeline.train": "train",
     "mobatlas.regions.build": "RegionsOptions",
     "mobatlas.regions.composition": "read_composition",
     "mobatlas.regions.identifiability": "Diagnosis diagnose",
@@ -45,6 +45,7 @@ _NAMES = {
     "mobatlas.sampling.request": "SampleRequest",
     "mobatlas.supervision.store": "load_sampler",
     "mobatlas.supervision.strategies": "Strategy StrategyOptions Supervised register_strategy",
+    "mobatlas.training.loop": "Execution",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = ["__version__", *sorted(_MODULES)]

@@ -67,7 +67,6 @@ from mobatlas.groups import Groups as Groups
 from mobatlas.pipeline.run import run as run
 from mobatlas.pipeline.supervise import SuperviseOptions as SuperviseOptions
 from mobatlas.pipeline.supervise import supervise as supervise
-from mobatlas.pipeline.train import Execution as Execution
 from mobatlas.pipeline.train import train as train
 from mobatlas.regions.build import RegionsOptions as RegionsOptions
 from mobatlas.regions.composition import read_composition as read_composition
@@ -118,6 +117,7 @@ from mobatlas.supervision.strategies import Strategy as Strategy
 from mobatlas.supervision.strategies import StrategyOptions as StrategyOptions
 from mobatlas.supervision.strategies import Supervised as Supervised
 from mobatlas.supervision.strategies import register_strategy as register_strategy
+from mobatlas.training.loop import Execution as Execution
 
 __version__: str
 

@@ -22,10 +22,11 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
 from mobatlas.pipeline.supervise import DEFAULT_OPTIONS, SuperviseOptions, supervise
-from mobatlas.pipeline.train import DEFAULT_EXECUTION, Execution, train
+from mobatlas.pipeline.train import train
 from mobatlas.sampling.generate import generate
 from mobatlas.sampling.request import SampleRequest
 from mobatlas.supervision.store import CALIBRATION_FILES
+from mobatlas.training.loop import DEFAULT_EXECUTION, Execution
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ class Coarsening:
     km: float  # radius, or side
 
     @classmethod
-    def of(cls, told: float | str) -> Coarsening:
+    def parse(cls, told: float | str) -> Coarsening:
         """From what a user writes: 1, 1km or 500m, and grid:1km or grid:500m."""
         written = (
             re.fullmatch(r"(grid:)?(\d+\.?\d*|\.\d+) ?(km|m)?", told.strip().lower())
@@ -228,7 +228,7 @@ class SamplesConfig(Section):
     @classmethod
     def _is_a_coarsening(cls, value: float | str | None) -> float | str | None:
         if value is not None:
-            Coarsening.of(value)
+            Coarsening.parse(value)
         return value
 
 
@@ -338,11 +338,11 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     return values
 
 
-def assignments(values: Mapping[str, Any], under: str = "") -> Iterator[str]:
+def format_assignments(values: Mapping[str, Any], under: str = "") -> Iterator[str]:
     """The inverse of `parse_assignments`, one after the other."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from assignments(value, f"{under}{name}.")
+            yield from format_assignments(value, f"{under}{name}.")
         else:
             text = json.dumps(value, default=str)
             tiny = isinstance(value, float) and "e-" in text  # 1e-05, which YAML takes for a word

@@ -63,9 +63,9 @@ def train(
 ) -> None:
     """Phase 1: fit a generator of trajectories without demographics."""
     from mobatlas.generators.protocol import family_of
-    from mobatlas.pipeline.train import Execution  # imports torch, which takes seconds
     from mobatlas.pipeline.train import train as run_training
     from mobatlas.report.console import training_table
+    from mobatlas.training.loop import Execution  # imports torch, which takes seconds
 
     run = load_run(config, preset)
     name = generator or run.train.generator
@@ -153,9 +153,9 @@ def supervise(
     """Phase 2: condition a model on groups so that it matches regional aggregates."""
     from mobatlas.pipeline.supervise import SuperviseOptions
     from mobatlas.pipeline.supervise import supervise as run_supervision
-    from mobatlas.pipeline.train import Execution
     from mobatlas.report.console import supervised_table
     from mobatlas.supervision.strategies import STRATEGIES
+    from mobatlas.training.loop import Execution
 
     _trust(trust_code)
     run = load_run(config)

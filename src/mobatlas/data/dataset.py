@@ -21,7 +21,13 @@ from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.data.vocabulary import SCHEMA as VOCABULARY
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
-from mobatlas.io.manifest import HASHED_ON_LOAD, Manifest, as_written, read_manifest, read_parquet
+from mobatlas.io.manifest import (
+    HASHED_ON_LOAD,
+    Manifest,
+    read_manifest,
+    read_parquet,
+    refuse_corrupt,
+)
 
 KIND = "dataset"
 DAY = 86_400  # seconds
@@ -60,7 +66,7 @@ class TrajectoryDataset:
         """Map a folder that `prepare` wrote; refuses one whose splits share a person."""
         folder = Path(path)
         manifest = read_manifest(folder, KIND)
-        with as_written(folder):
+        with refuse_corrupt(folder):
             opened = cls._map(folder, manifest)
             opened._check()
         return opened
@@ -276,7 +282,7 @@ class TrajectoryDataset:
         path = self.path / LABELS
         if not path.exists():
             return None
-        with as_written(path):
+        with refuse_corrupt(path):
             table = read_parquet(path)
             row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
             users = self.people["user_id"].to_pylist()

@@ -23,9 +23,9 @@ from mobatlas.generators.protocol import UNKNOWN, Draw, Family
 from mobatlas.generators.rng import TILE, tiles
 from mobatlas.generators.sequence.codec import TokenCodec
 from mobatlas.groups import Groups
+from mobatlas.training.checkpoints import load_weights, save_weights
 from mobatlas.training.devices import autocast
 from mobatlas.training.loop import Share, Stage, Trainer
-from mobatlas.training.weights import load_weights, save_weights
 
 VALIDATED = 2_048  # trajectories that validation reads at most
 

@@ -24,13 +24,13 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import (
     MANIFEST,
     Manifest,
-    as_written,
     read_manifest,
     read_parquet,
+    refuse_corrupt,
     write_json,
     write_parquet,
 )
-from mobatlas.io.output import unfinished
+from mobatlas.io.output import checkpoint_folder
 from mobatlas.regions.store import RegionsFolder
 
 log = logging.getLogger("mobatlas")
@@ -145,7 +145,7 @@ class Model:
         if not (self.path / REGION_ANCHORS).exists():
             dataset = self.open_dataset()
             return dataset.anchors[dataset.split_people("train")]
-        with as_written(self.path):
+        with refuse_corrupt(self.path):
             anchors = _columns(read_parquet(self.path / REGION_ANCHORS))
             return anchors[np.lexsort(anchors.T)]
 
@@ -176,7 +176,7 @@ class Model:
         return anchors, shares
 
     def _shares(self, region: str, folder: Path) -> Floats | None:
-        with as_written(folder):
+        with refuse_corrupt(folder):
             table = read_parquet(folder / COMPOSITION, columns=["region", "group", "share"])
         known = table["region"].unique().to_pylist()
         groups = self.groups
@@ -196,7 +196,7 @@ class Model:
         return np.array([shares[name] for name in groups.names])
 
     def _stored_anchors(self, region: str) -> Floats:
-        with as_written(self.path):
+        with refuse_corrupt(self.path):
             table = read_parquet(self.path / REGION_ANCHORS)
             return _columns(table.filter(pc.equal(table["region"], region)))
 
@@ -257,13 +257,13 @@ def load_model(path: Path | str, dataset: Path | None = None) -> Model:
     >>> load_model("model").generator.sample(100, seed=1)  # doctest: +SKIP
     """
     folder = Path(path)
-    if not (folder / MANIFEST).exists() and unfinished(folder).is_dir():
+    if not (folder / MANIFEST).exists() and checkpoint_folder(folder).is_dir():
         raise MobatlasError(
             f"{folder}: is not trained to the end; continue it with the same command and --resume "
             f"(mobatlas train ... --out {folder} --resume)"
         )
     manifest = read_manifest(folder, KIND)
-    with as_written(folder):
+    with refuse_corrupt(folder):
         return _load_checked(folder, manifest, dataset)
 
 

@@ -91,7 +91,7 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
 
 
 @contextmanager
-def as_written(path: Path) -> Iterator[None]:
+def refuse_corrupt(path: Path) -> Iterator[None]:
     """Read what mobatlas wrote; what somebody else made of it is refused in one sentence, whatever reading trips over."""
     try:
         yield
@@ -166,10 +166,10 @@ def write_manifest(folder: Path, manifest: Manifest, names: frozenset[str] | Non
 def write_json(path: Path, value: Any) -> None:
     """Pretty, stable JSON, on disk before it has its name."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
-    write_whole(path, f"{text}\n".encode())
+    write_atomic(path, f"{text}\n".encode())
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Write a file that appears whole or not at all, even if the machine stops."""
     partial = beside(path, "partial")
     try:

@@ -62,7 +62,7 @@ def new_folder(
     """Write a folder: the caller fills `path`, and `out` appears when the block ends without an error."""
     out = _absolute(out)
     _refuse_existing(out, kind, overwrite)
-    with only_writer(out):
+    with lock_output(out):
         _come_back(out)
         _refuse_existing(out, kind, overwrite)
         partial = beside(out, "partial")
@@ -96,14 +96,14 @@ def resumable_folder(
     """A folder that is filled in full view, by several processes one after the other; its manifest makes it one of its kind.
 
     `names` are the files and folders that it may hold; what else lies there is somebody else's. What lies in
-    `unfinished(out)` is for going on, and goes when the block ends without an error. An error that leaves nothing there takes
+    `checkpoint_folder(out)` is for going on, and goes when the block ends without an error. An error that leaves nothing there takes
     the folder away again, and what was overwritten comes back.
     """
     out, names = _absolute(out), frozenset(names)
-    with only_writer(out):
+    with lock_output(out):
         _come_back(out)
         _forget_unbegun(out)
-        begun = (unfinished(out) / BEGUN).is_file()
+        begun = (checkpoint_folder(out) / BEGUN).is_file()
         if begun and not resume:
             _refuse_begun(out, names, overwrite)
         elif not begun:
@@ -112,8 +112,8 @@ def resumable_folder(
             _step_aside(out)
         folder = NewFolder(out)
         try:
-            unfinished(out).mkdir(parents=True, exist_ok=True)
-            write_json(unfinished(out) / BEGUN, {"kind": kind})
+            checkpoint_folder(out).mkdir(parents=True, exist_ok=True)
+            write_json(checkpoint_folder(out) / BEGUN, {"kind": kind})
             yield folder
             for name in _foreign(out, names):
                 log.warning(
@@ -140,7 +140,7 @@ def new_file(out: Path, overwrite: bool) -> Iterator[Path]:
     """Write a Parquet file: the caller fills a hidden sibling, and `out` appears when the block ends without an error."""
     out = _absolute(out)
     _refuse_existing_file(out, overwrite)
-    with only_writer(out):
+    with lock_output(out):
         partial = beside(out, "partial")
         try:
             yield partial
@@ -153,14 +153,14 @@ def new_file(out: Path, overwrite: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def only_writer(out: Path) -> Iterator[None]:
+def lock_output(out: Path) -> Iterator[None]:
     """Keep a second process from writing there meanwhile; folders above are made, and go again if nothing comes of it."""
     out = _absolute(out)
     with _parents(out), _lock(out):
         yield
 
 
-def unfinished(out: Path) -> Path:
+def checkpoint_folder(out: Path) -> Path:
     """Where a resumable folder keeps what it needs to go on."""
     return out / "training"
 
@@ -171,7 +171,8 @@ def is_complete(out: Path) -> bool:
     if not (out / MANIFEST).is_file():
         return False
     if any(
-        path.exists() for path in (unfinished(out), beside(out, "lock"), beside(out, "replaced"))
+        path.exists()
+        for path in (checkpoint_folder(out), beside(out, "lock"), beside(out, "replaced"))
     ):
         with _lock(out):
             _sweep(out)
@@ -215,14 +216,14 @@ def _refuse_foreign(out: Path, foreign: list[str]) -> None:
 
 def _foreign(out: Path, names: frozenset[str]) -> list[str]:
     """What a begun folder holds beside what it should, half-written or not."""
-    ours = names | {MANIFEST, unfinished(out).name}
+    ours = names | {MANIFEST, checkpoint_folder(out).name}
     ours |= {beside(out / name, "partial").name for name in ours}
     return sorted(path.name for path in out.iterdir() if path.name not in ours)
 
 
 def _nothing_came_of(out: Path, names: frozenset[str]) -> bool:
     """Whether a begun folder holds nothing to go on from, and nothing of somebody else's."""
-    kept = unfinished(out).glob("[!.]*")  # hidden files are half-written
+    kept = checkpoint_folder(out).glob("[!.]*")  # hidden files are half-written
     return all(path.name == BEGUN for path in kept) and not (out.exists() and _foreign(out, names))
 
 
@@ -332,17 +333,17 @@ def _come_back(out: Path) -> None:
 
 def _forget_unbegun(out: Path) -> None:
     """Remove the empty folders of a process that was killed before it could say that it began."""
-    if not (unfinished(out) / BEGUN).is_file():
+    if not (checkpoint_folder(out) / BEGUN).is_file():
         with suppress(OSError):  # not there, or something is in it
-            beside(unfinished(out) / BEGUN, "partial").unlink(missing_ok=True)
-            unfinished(out).rmdir()
+            beside(checkpoint_folder(out) / BEGUN, "partial").unlink(missing_ok=True)
+            checkpoint_folder(out).rmdir()
             out.rmdir()
 
 
 def _sweep(out: Path) -> None:
     """Remove what a finished folder does not need, the marker last: after a kill in between the next run knows it as ours."""
     shutil.rmtree(beside(out, "replaced"), ignore_errors=True)
-    folder = unfinished(out)
+    folder = checkpoint_folder(out)
     if (folder / BEGUN).is_file():
         for path in folder.iterdir():
             if path.is_dir():

@@ -25,7 +25,7 @@ def find_table(folder: Path, name: str) -> Path | None:
 def require_columns(where: str, columns: Iterable[str], required: Iterable[str]) -> None:
     """Refuse a table that lacks a column, naming the nearest one it has."""
     columns = list(columns)
-    refuse_namesakes(where, columns)
+    refuse_duplicate_columns(where, columns)
     for name in required:
         if name not in columns:
             hint = suggestion(name, columns)
@@ -34,7 +34,7 @@ def require_columns(where: str, columns: Iterable[str], required: Iterable[str])
             )
 
 
-def refuse_namesakes(where: str, columns: Sequence[str]) -> None:
+def refuse_duplicate_columns(where: str, columns: Sequence[str]) -> None:
     """Refuse a table that has two columns of one name."""
     twice = next((name for name, times in Counter(columns).items() if times > 1), None)
     if twice is not None:
@@ -70,7 +70,7 @@ def read_table(path: Path) -> pd.DataFrame:
     return table.rename(columns=lambda name: str(name).strip())
 
 
-def keys(
+def key_column(
     path: Path, table: pd.DataFrame, column: str
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
     """A text column as numbers and distinct names, in order of appearance; spaces around commas do not matter."""
@@ -95,7 +95,7 @@ def keys(
     return merged.astype(np.int64), distinct
 
 
-def numbers(
+def number_column(
     path: Path, table: pd.DataFrame, column: str, missing: bool = False
 ) -> npt.NDArray[np.float64]:
     """A column of finite numbers; `missing` allows empty cells as NaN."""

@@ -11,8 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, looks_like_region
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.io.manifest import write_whole
-from mobatlas.io.output import only_writer
+from mobatlas.io.manifest import write_atomic
+from mobatlas.io.output import lock_output
 from mobatlas.io.tables import find_table
 
 REQUIRED = ("user_id", "poi_id", "arrival")
@@ -79,8 +79,8 @@ def write_configuration(out: Path, files: InputFiles, *, overwrite: bool = False
     people = _read_people(files.visits)
     _check_regions(files, people)
     visits = None if files.visits is None else _read_visits(files.visits)
-    with only_writer(out):
-        write_whole(out, _render(files, visits, people, out.parent).encode())
+    with lock_output(out):
+        write_atomic(out, _render(files, visits, people, out.parent).encode())
     lines = []
     if visits is not None:
         lines.append(

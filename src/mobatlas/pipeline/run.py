@@ -33,10 +33,10 @@ from mobatlas.io.manifest import (
     read_manifest,
     write_json,
 )
-from mobatlas.io.output import only_writer
+from mobatlas.io.output import lock_output
 from mobatlas.pipeline.cache import StepCache, manifest_hash, path_hash, refuse_foreign_folder
 from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
-from mobatlas.pipeline.train import Execution, train
+from mobatlas.pipeline.train import train
 from mobatlas.progress import track
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import KIND as REGIONS
@@ -46,6 +46,7 @@ from mobatlas.sampling.generate import generate
 from mobatlas.sampling.request import SampleRequest
 from mobatlas.supervision.samplers import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler
+from mobatlas.training.loop import Execution
 
 REPORT = "report.html"
 BASELINE = "baseline"
@@ -94,7 +95,7 @@ def run(
         base = config.parent
     folder = Path(out)
     refuse_foreign_folder(folder)
-    with only_writer(folder):
+    with lock_output(folder):
         return _run(_Steps(loaded, base, folder, StepCache(folder, overwrite), quiet))
 
 

@@ -15,8 +15,6 @@ from mobatlas.generators.store import SUPERVISION, Model, load_model
 from mobatlas.io.manifest import read_manifest
 from mobatlas.io.output import is_complete, refuse_overlap
 from mobatlas.pipeline.train import (
-    DEFAULT_EXECUTION,
-    Execution,
     Identity,
     finished_report,
     model_folder,
@@ -38,6 +36,7 @@ from mobatlas.supervision.strategies import (
     get_strategy,
     runner_for,
 )
+from mobatlas.training.loop import DEFAULT_EXECUTION, Execution
 
 log = logging.getLogger("mobatlas")
 

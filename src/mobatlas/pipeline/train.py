@@ -26,11 +26,11 @@ from mobatlas.generators.store import (
     save_model,
 )
 from mobatlas.io.manifest import read_manifest
-from mobatlas.io.output import is_complete, refuse_overlap, resumable_folder, unfinished
+from mobatlas.io.output import checkpoint_folder, is_complete, refuse_overlap, resumable_folder
 from mobatlas.supervision.store import CALIBRATION_FILES, CURVE, MEANS
-from mobatlas.training.loop import METRICS, Trainer
+from mobatlas.training.checkpoints import WEIGHTS
+from mobatlas.training.loop import DEFAULT_EXECUTION, METRICS, Execution, Trainer
 from mobatlas.training.resources import peak_gb
-from mobatlas.training.weights import WEIGHTS
 
 log = logging.getLogger("mobatlas")
 
@@ -38,43 +38,6 @@ log = logging.getLogger("mobatlas")
 PHASE1_FILES = (CONFIG, LENGTHS, VOCABULARY, WEIGHTS, METRICS, "tensorboard")
 PHASE2_FILES = (COMPOSITION, REGION_ANCHORS, MEANS, CURVE, *CALIBRATION_FILES)
 MAX_TRUNCATED = 0.05  # share of training trajectories that may exceed the model without a warning
-
-
-@dataclass(frozen=True)
-class Execution:
-    """Where and how a training command runs; the defaults suit one machine.
-
-    Parameters
-    ----------
-    resume
-        Continue an interrupted training of the same configuration.
-    overwrite
-        Replace a folder that mobatlas wrote.
-    accelerator
-        "auto", "cpu", "cuda" or "mps".
-    devices
-        Number of processes, one per device.
-    precision
-        "auto", "32-true" or "bf16-mixed".
-    checkpoint_seconds
-        Longest time between two checkpoints.
-    tensorboard
-        Also log to TensorBoard, in the MODEL folder.
-    quiet
-        Print log lines instead of a progress bar.
-    """
-
-    resume: bool = False
-    overwrite: bool = False
-    accelerator: str = "auto"
-    devices: int = 1
-    precision: str = "auto"
-    checkpoint_seconds: float = 30.0
-    tensorboard: bool = False
-    quiet: bool = False
-
-
-DEFAULT_EXECUTION = Execution()
 
 
 @dataclass(frozen=True)
@@ -187,16 +150,7 @@ def model_folder(
     )
     with writer if is_main else nullcontext() as folder:
         trainer = Trainer(
-            unfinished(out),
-            seed=identity.seed,
-            config=identity.config,
-            resume=execution.resume,
-            accelerator=execution.accelerator,
-            devices=execution.devices,
-            precision=execution.precision,
-            checkpoint_seconds=execution.checkpoint_seconds,
-            tensorboard=execution.tensorboard,
-            quiet=execution.quiet,
+            checkpoint_folder(out), execution, seed=identity.seed, config=identity.config
         )
         yield folder, trainer
 

@@ -21,7 +21,7 @@ from mobatlas.data.schema import region_column
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import FeatureMap
-from mobatlas.io.tables import keys, numbers, read_table, require_columns
+from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.regions.composition import region_codes
 from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure, apply_disclosure, clip_visits
 from mobatlas.regions.types import Aggregates, bins_by_map, mean_over_regions
@@ -121,8 +121,8 @@ def read_aggregates(
     columns = list(table.columns)
     column = "visits" if "visits" in columns and "value" not in columns else "value"
     require_columns(str(path), columns, ("feature", column))
-    region = keys(path, table, region_column(path, columns))
-    feature = keys(path, table, "feature")
+    region = key_column(path, table, region_column(path, columns))
+    feature = key_column(path, table, "feature")
     regions = region[1]
     features = feature[1]
     _check_features(path, features, known_bins)
@@ -149,7 +149,7 @@ def read_aggregates(
     noise = None
     if "noise_sd" in columns:
         noise = np.zeros(values.shape)
-        sd = np.nan_to_num(numbers(path, table, "noise_sd", missing=True))
+        sd = np.nan_to_num(number_column(path, table, "noise_sd", missing=True))
         noise.flat[cell] = (sd / per_person) ** 2
     aggregates = Aggregates(regions, features, values, n, pooled=pooled, noise=noise)
     return aggregates.select(np.flatnonzero(~np.isnan(values).all(1)))
@@ -222,7 +222,7 @@ def _cells(path: Path, region: Keys, feature: Keys) -> Ints:
 def _values(path: Path, table: pd.DataFrame, column: str, region: Keys, feature: Keys) -> Floats:
     """The published values by row; NaN where suppressed."""
     visible = table.assign(**{column: table[column].mask(_suppressed(table, column))})
-    value = numbers(path, visible, column, missing=True)
+    value = number_column(path, visible, column, missing=True)
     # Added noise may take a count below zero.
     if (value < 0).any() and "noise_sd" not in table.columns:
         row = int(np.argmax(value < 0))
@@ -264,7 +264,7 @@ def _region_sizes(path: Path, table: pd.DataFrame, region: Keys) -> Floats | Non
     if "n" not in table.columns:
         return None
     codes, regions = region
-    rows = numbers(path, table, "n")
+    rows = number_column(path, table, "n")
     n = np.zeros(len(regions))
     n[codes] = rows
     if (n[codes] != rows).any():

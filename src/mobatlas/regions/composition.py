@@ -16,7 +16,7 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, region_column
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import DEFAULT_GROUPS, SEPARATOR, Groups, order_levels
-from mobatlas.io.tables import keys, numbers, read_table, require_columns
+from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.regions.types import Composition
 
 STRADDLE = ("refuse", "uniform")
@@ -161,11 +161,11 @@ def _acs(path: Path, table: pd.DataFrame) -> _Cells | None:
     # data.census.gov writes long names under the header: "Geography", "Estimate!!Total:!!Male:"
     if not any(str(table[column].iloc[0])[-1:].isdigit() for column in (region, number[3])):
         table = table.iloc[1:]
-    codes, names = keys(path, table, region)
+    codes, names = key_column(path, table, region)
     if len(names) < len(codes):
         twice = names[int(np.argmax(np.bincount(codes) > 1))]
         raise MobatlasError(f"{path}: region '{twice}' has two rows; keep one row per region")
-    values = np.stack([numbers(path, table, number[code]) for code in ages], axis=1)
+    values = np.stack([number_column(path, table, number[code]) for code in ages], axis=1)
     levels = tuple((age, gender) for gender in GENDERS for age in ACS_AGES)
     return _Cells(names, ("age", "gender"), levels, values)
 
@@ -177,12 +177,13 @@ def _men_and_women(path: Path, table: pd.DataFrame) -> _Cells | None:
     }
     if any(len(names) != 1 for names in columns.values()):
         return None
-    region = keys(path, table, region_column(path, list(table.columns)))
+    region = key_column(path, table, region_column(path, list(table.columns)))
     age_columns = [c for c in table.columns if "age" in c.lower().split("_")]
     everyone = (np.zeros_like(region[0]), ("all",))
-    age = keys(path, table, age_columns[0]) if age_columns else everyone
+    age = key_column(path, table, age_columns[0]) if age_columns else everyone
     values = np.concatenate(
-        [_pivot(path, region, age, numbers(path, table, columns[g][0])) for g in GENDERS], axis=1
+        [_pivot(path, region, age, number_column(path, table, columns[g][0])) for g in GENDERS],
+        axis=1,
     )
     if not age_columns:
         return _Cells(region[1], ("gender",), tuple((g,) for g in GENDERS), values)
@@ -198,8 +199,8 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells:
     attributes = ["group"] if "group" in columns else _attribute_columns(columns, id_column, groups)
     if not attributes:
         require_columns(str(path), columns, ("group",))
-    region = keys(path, table, id_column)
-    parts = [keys(path, table, name) for name in attributes]
+    region = key_column(path, table, id_column)
+    parts = [key_column(path, table, name) for name in attributes]
     sizes = [len(names) for _, names in parts]
     cell = np.ravel_multi_index([codes for codes, _ in parts], sizes)
     present, cell = np.unique(cell, return_inverse=True)
@@ -211,12 +212,12 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells:
     if not named:
         levels = [tuple(name.split(SEPARATOR)) for (name,) in levels]
     shares = "count" not in columns
-    values = numbers(path, table, "share" if shares else "count")
+    values = number_column(path, table, "share" if shares else "count")
     pivoted = _pivot(path, region, (cell, [SEPARATOR.join(level) for level in levels]), values)
     n = None
     if "n" in columns:
         n = np.zeros(len(region[1]))
-        n[region[0]] = numbers(path, table, "n")
+        n[region[0]] = number_column(path, table, "n")
     return _Cells(
         region[1], tuple(attributes) if named else None, tuple(levels), pivoted, shares, n
     )

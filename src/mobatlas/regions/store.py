@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.groups import Groups
-from mobatlas.io.manifest import Manifest, as_written, read_manifest, read_parquet
+from mobatlas.io.manifest import Manifest, read_manifest, read_parquet, refuse_corrupt
 from mobatlas.io.output import new_folder
 from mobatlas.regions.build import (
     BuiltRegions,
@@ -117,14 +117,14 @@ class RegionsFolder:
     @cached_property
     def regions(self) -> Regions:
         """Composition, aggregates, population and centroids."""
-        with as_written(self.path):
+        with refuse_corrupt(self.path):
             return _read(self.path, self.manifest.details)
 
     @cached_property
     def validation(self) -> Aggregates | None:
         """V of validation people, for the regions that have any; None for published tables."""
         file = self.path / VALIDATION
-        with as_written(self.path):
+        with refuse_corrupt(self.path):
             return load_aggregates(file) if file.exists() else None
 
     @cached_property
@@ -133,7 +133,7 @@ class RegionsFolder:
         file = self.path / ASSIGNMENT
         if not file.exists():
             return None
-        with as_written(self.path):
+        with refuse_corrupt(self.path):
             table = read_parquet(file)
             return dict(zip(table["user_id"].to_pylist(), table["region"].to_pylist(), strict=True))
 

@@ -25,8 +25,8 @@ from mobatlas.features.divergences import column_sums, jsd
 from mobatlas.generators.store import KIND as MODEL
 from mobatlas.generators.store import SUPERVISION
 from mobatlas.groups import Groups
-from mobatlas.io.manifest import as_written, read_manifest, write_whole
-from mobatlas.io.output import only_writer
+from mobatlas.io.manifest import read_manifest, refuse_corrupt, write_atomic
+from mobatlas.io.output import lock_output
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, heat_table, line_chart
 from mobatlas.report.summary import summarise
@@ -65,8 +65,8 @@ def write_report(run: Path | str, out: Path | str, *, overwrite: bool = False) -
     target = Path(out)
     if target.exists() and not overwrite:
         raise MobatlasError(f"{target}: exists already; choose another name, or pass --overwrite")
-    with only_writer(target), as_written(folder):
-        write_whole(target, render(folder).encode())
+    with lock_output(target), refuse_corrupt(folder):
+        write_atomic(target, render(folder).encode())
     return target
 
 

@@ -25,7 +25,7 @@ from mobatlas.generators.protocol import has_times
 from mobatlas.generators.store import SUPERVISION, Model, load_model
 from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_parquet
 from mobatlas.io.output import new_file, refuse_overlap
-from mobatlas.io.tables import keys, numbers, read_table, require_columns
+from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.sampling.coarsen import coarsen_anchors
 from mobatlas.sampling.processes import sample_chunks
@@ -40,7 +40,7 @@ from mobatlas.sampling.request import (
     Shard,
 )
 from mobatlas.supervision.store import load_residence, load_sampler
-from mobatlas.training.devices import find_devices
+from mobatlas.training.devices import check_devices
 from mobatlas.training.resources import peak_gb
 
 log = logging.getLogger("mobatlas")
@@ -131,7 +131,7 @@ def generate(
         )
     coarsening = _parse_coarsening(request.coarsen)
     shard = Shard() if request.shard is None else Shard.parse(request.shard)
-    kind = find_devices(request.accelerator, request.devices)
+    kind = check_devices(request.accelerator, request.devices)
     with new_file(target, overwrite) as partial:
         loaded = load_model(model, Path(dataset) if dataset is not None else None)
         loaded.generator.to(kind)
@@ -197,7 +197,7 @@ def _check_request(n: int | None, request: SampleRequest) -> None:
 
 def _parse_coarsening(value: float | str | None) -> Coarsening | None:
     try:
-        return None if value is None else Coarsening.of(value)
+        return None if value is None else Coarsening.parse(value)
     except ValueError as error:
         raise MobatlasError(f"--coarsen {value}: {error}") from None
 
@@ -272,14 +272,14 @@ def _people_of_table(path: Path, model: Model, has_group: bool) -> People:
     groups = model.groups
     table = read_table(path)
     require_columns(str(path), table.columns, ANCHORS)
-    columns = [numbers(path, table, name, missing=True) for name in ANCHORS]
+    columns = [number_column(path, table, name, missing=True) for name in ANCHORS]
     anchors = np.stack(columns, axis=1)  # (rows, 4)
     _check_anchors(path, anchors, model)
     if "group" not in table.columns:
         return People(anchors, groups.names if groups is not None else (), in_order=True)
     if has_group:
         raise MobatlasError(f"--group: {path} has a column 'group' already; leave one of them out")
-    codes, names = keys(path, table, "group")
+    codes, names = key_column(path, table, "group")
     if groups is None:  # a baseline, on the people of the models that it is compared with
         log.warning(
             "%s: this model has no groups, so the column 'group' of %s is copied "

@@ -21,13 +21,12 @@ from mobatlas.data.arrays import Floats
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
-from mobatlas.io.manifest import read_parquet, write_json
+from mobatlas.io.manifest import read_parquet, write_atomic, write_json
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.supervision.calibration import Calibration, CalibrationConfig, fit_calibration
 from mobatlas.supervision.evidence import Evidence, residence_shares
 from mobatlas.supervision.moments import Moments, Phi
 from mobatlas.supervision.samplers import CalibratedSampler
-from mobatlas.training.checkpoints import write_whole
 
 MEANS = "group_means.parquet"
 CURVE = "curve.jsonl"
@@ -92,13 +91,13 @@ def _anchor_table(evidence: Evidence) -> pa.Table:
 def save_curve(folder: Path, curve: Iterable[Mapping[str, Any]]) -> None:
     """Write the learning curve, one line per validation."""
     lines = [json.dumps(row, allow_nan=False) + "\n" for row in curve]
-    write_whole(folder / CURVE, "".join(lines).encode())
+    write_atomic(folder / CURVE, "".join(lines).encode())
 
 
 def save_calibration(folder: Path, calibration: Calibration) -> None:
     """Write a calibration into a folder that exists."""
     write_json(folder / CALIBRATION_FILES[0], calibration.as_dict())
-    write_whole(folder / CALIBRATION_FILES[1], save(calibration.tensors()))
+    write_atomic(folder / CALIBRATION_FILES[1], save(calibration.tensors()))
 
 
 def load_calibration(folder: Path) -> Calibration | None:

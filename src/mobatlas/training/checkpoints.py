@@ -1,17 +1,15 @@
-"""What training leaves on disk: checkpoints that load whole or are refused, and one stream of metrics.
+"""Checkpoints, weights and the metrics log on disk.
 
-A checkpoint is one safetensors file, never a pickle: reading it runs no code. It is written under a hidden name, synced and
-renamed, so that a process killed at any moment leaves whole files only.
+Tensors are safetensors files, never pickles, so reading them runs no code. They load completely or
+are refused. A killed process leaves complete files only: each file is written under a hidden name,
+synced and renamed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
-import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,19 +18,23 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from mobatlas.config import format_assignments
 from mobatlas.errors import MobatlasError
-from mobatlas.io.manifest import sync as sync
-from mobatlas.io.manifest import write_whole as write_whole
+from mobatlas.io.manifest import write_atomic
 
-FORMAT = 1  # of the checkpoints; another one is refused, not guessed at
-KEPT = 2  # the newest, and the one before it should a disk lose the newest
-HEADER = "mobatlas"  # one key for all facts: safetensors writes several in random order, and equal runs give equal bytes
+FORMAT = 2  # of checkpoints; other formats are refused
+MAX_CHECKPOINTS = 2  # the newest, and the one before it in case the disk loses the newest
+# All facts are under one key: safetensors writes several keys in random order, and equal runs must
+# give equal bytes.
+HEADER = "mobatlas"
 FINAL = "final"
-START_ANEW = "start anew with --overwrite"
-_NAME = re.compile(r"(?P<stage>.+)-(?P<step>\d{8}|final)\.safetensors")
+STEP_PATTERN = "[0-9]" * 8
+WEIGHTS = "weights.safetensors"
+START_OVER = "start over with --overwrite"
+SAME_CONFIGURATION = f"pass the same configuration, or {START_OVER}"
 _FACTS = {
     "format": int,
     "step": int,
@@ -45,8 +47,8 @@ _FACTS = {
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What a checkpoint and the run that goes on from it must agree on."""
+class StageIdentity:
+    """What a checkpoint and the run that resumes from it must agree on."""
 
     stage: str
     seed: int
@@ -54,7 +56,7 @@ class Identity:
     settings: Mapping[str, Any]  # of the stage: steps, learning rate, ...
 
     def facts(self) -> dict[str, Any]:
-        """As it is written."""
+        """The identity as JSON values, with a hash."""
         values = json.loads(
             json.dumps({"config": self.config, "settings": self.settings}, default=str)
         )
@@ -63,21 +65,21 @@ class Identity:
         return {"stage": self.stage, "seed": self.seed, "config_hash": digest, **values}
 
     def difference(self, other: Mapping[str, Any]) -> str | None:
-        """The first fact that another run has otherwise, in words; None when there is none."""
+        """Describe the first difference from the facts of another run; None if there is none."""
         own = self.facts()
         if own["config_hash"] == other["config_hash"]:
             return None
-        here, there = _by_dotted_name(own), _by_dotted_name(other)
-        for key in [*here, *there]:
-            ours, theirs = here.get(key, "absent"), there.get(key, "absent")
-            if ours != theirs:
-                return f"{key} is {theirs} there and {ours} here"
+        now = _flatten(own)
+        before = _flatten(other)
+        for key in [*now, *before]:
+            if now.get(key) != before.get(key):
+                return _compare(key, before.get(key, "absent"), now.get(key, "absent"))
         return "its configuration has another hash"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as read: tensors by name, and the facts of its header."""
+    """A checkpoint in memory: tensors by name, and the facts of its header."""
 
     path: Path
     tensors: dict[str, Tensor]
@@ -85,88 +87,76 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Steps that were done."""
+        """The number of finished steps."""
         return int(self.facts["step"])
 
     @property
     def metrics(self) -> dict[str, float] | None:
-        """What the stage came to, if it is finished; then the tensors are its weights and nothing else."""
+        """The metrics of a finished stage, whose tensors are its weights; None before that."""
         return self.facts.get("metrics")
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one stage: `<stage>-<step>.safetensors` on the way, `<stage>-final.safetensors` in the end."""
+    """The checkpoints of one stage: `STAGE-STEP.safetensors`, and `STAGE-final.safetensors`."""
 
     folder: Path
-    identity: Identity
+    identity: StageIdentity
 
     def sweep(self) -> None:
-        """Take away what a killed process left: half-written files, and steps that are not needed any more."""
-        for leftover in self.folder.glob(".*.partial"):
-            leftover.unlink(missing_ok=True)
-        self._keep(0 if self._path(FINAL).exists() else KEPT)
+        """Remove the partial files and obsolete checkpoints of a killed process."""
+        for partial in self.folder.glob(".*.partial"):
+            partial.unlink(missing_ok=True)
+        self._keep(0 if self._path(FINAL).exists() else MAX_CHECKPOINTS)
 
     def newest(self) -> Checkpoint | None:
-        """The final weights, or the last step; refused if it cannot be read or belongs to another run."""
+        """Read the final weights or the last step; refuse a damaged file and another run's."""
         if self._path(FINAL).exists():
-            return self._read(
-                self._path(FINAL), f"delete it to train the {self.identity.stage} again"
-            )
+            remedy = f"delete it to train the {self.identity.stage} again"
+            return self._read(self._path(FINAL), remedy)
         steps = self._steps()
         if not steps:
             return None
-        before = f"from step {steps[-2]}" if len(steps) > 1 else "from the beginning"
-        return self._read(self._path(steps[-1]), f"delete it to continue {before}")
+        earlier = f"step {steps[-2]}" if len(steps) > 1 else "the beginning"
+        return self._read(self._path(steps[-1]), f"delete it to continue from {earlier}")
 
     def save(self, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Write the checkpoint of a step and let the oldest go."""
+        """Write the checkpoint of a step and delete the oldest."""
         self._write(self._path(step), tensors, {"step": step, **facts})
-        self._keep(KEPT)
+        self._keep(MAX_CHECKPOINTS)
 
     def finish(
         self, step: int, weights: Mapping[str, Tensor], metrics: Mapping[str, float]
     ) -> None:
-        """Write the final weights; the steps are not needed any more."""
+        """Write the final weights and delete the checkpoints of steps."""
         self._write(self._path(FINAL), weights, {"step": step, "metrics": dict(metrics)})
         self._keep(0)
 
-    def intact(self) -> str:
-        """What there is to go on from, for the sentence of an error."""
+    def describe(self) -> str:
+        """Say which checkpoint training can resume from."""
         steps = self._steps()
-        return (
-            f"the checkpoint of step {steps[-1]} is intact"
-            if steps
-            else "there is no earlier checkpoint"
-        )
+        if not steps:
+            return "there is no earlier checkpoint"
+        return f"the checkpoint of step {steps[-1]} is intact"
 
     def _path(self, step: int | str) -> Path:
         name = step if isinstance(step, str) else f"{step:08d}"
         return self.folder / f"{self.identity.stage}-{name}.safetensors"
 
     def _steps(self) -> list[int]:
-        names = [name for path in self.folder.iterdir() if (name := _NAME.fullmatch(path.name))]
-        return sorted(
-            int(n["step"])
-            for n in names
-            if n["stage"] == self.identity.stage and n["step"] != FINAL
-        )
+        paths = self.folder.glob(f"{self.identity.stage}-{STEP_PATTERN}.safetensors")
+        return sorted(int(path.stem[-8:]) for path in paths)
 
-    def _keep(self, newest: int) -> None:
+    def _keep(self, count: int) -> None:
         steps = self._steps()
-        for step in steps[: max(0, len(steps) - newest)]:
+        for step in steps[: max(0, len(steps) - count)]:
             self._path(step).unlink(missing_ok=True)
 
     def _write(self, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         header = {"format": FORMAT, **self.identity.facts(), **facts}
-        on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        content = save(on_cpu, {HEADER: json.dumps(header)})
-        try:
-            write_whole(path, content)
-        except OSError as error:
-            raise MobatlasError(
-                f"{path}: could not be written ({error.strerror}); {self.intact()}, make room and continue with --resume"
-            ) from None
+        content = save(_on_cpu(tensors), {HEADER: json.dumps(header)})
+        with _explain_disk_error(path, self.describe()):
+            write_atomic(path, content)
 
     def _read(self, path: Path, remedy: str) -> Checkpoint:
         try:
@@ -177,35 +167,36 @@ class Checkpoints:
                 raise ValueError
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
             raise MobatlasError(
-                f"{path}: is not a readable checkpoint (cut short, or not written by mobatlas); {remedy}, or {START_ANEW}"
+                f"{path}: is not a readable checkpoint (cut short, or not written by mobatlas); "
+                f"{remedy}, or {START_OVER}"
             ) from None
         if facts["format"] != FORMAT:
             raise MobatlasError(
-                f"{path}: has checkpoint format {facts['format']}, and this mobatlas reads {FORMAT}; {START_ANEW}"
+                f"{path}: has checkpoint format {facts['format']}, and this version of mobatlas "
+                f"reads format {FORMAT}; {START_OVER}"
             )
         difference = self.identity.difference(facts)
         if difference:
-            raise MobatlasError(
-                f"{path}: belongs to another run, {difference}; pass the same configuration, or {START_ANEW}"
-            )
+            raise MobatlasError(f"{path}: is from another run: {difference}; {SAME_CONFIGURATION}")
         return Checkpoint(path, tensors, facts)
 
 
 class State:
-    """All that a step of training changes: weights, their average, and the moments of the optimiser."""
+    """All that a training step changes: weights, their moving average, and the optimiser."""
 
     def __init__(
         self, network: nn.Module, optimizer: torch.optim.Optimizer, ema: float | None
     ) -> None:
-        self.network, self.optimizer, self.ema = network, optimizer, ema
+        self.network = network
+        self.optimizer = optimizer
+        self.ema = ema
         self.trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        self.average = (
-            {} if ema is None else {name: p.detach().clone() for name, p in self.trained.items()}
-        )
+        averaged = {} if ema is None else self.trained
+        self.average = {name: p.detach().clone() for name, p in averaged.items()}
 
     @torch.no_grad()
     def update_average(self, step: int) -> None:
-        """Move the average towards the weights, fast at first, so that it forgets where they began."""
+        """Move the average towards the weights; faster at first, to forget the initial weights."""
         if self.ema is not None:
             weight = 1.0 - min(self.ema, (1 + step) / (10 + step))
             for name, average in self.average.items():
@@ -213,13 +204,13 @@ class State:
 
     @torch.no_grad()
     def use_average(self) -> None:
-        """Put the average in place of the weights."""
+        """Replace the weights by their average."""
         for name, average in self.average.items():
             self.trained[name].copy_(average)
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """The network with averaged weights, in eval mode and without gradients; as it was afterwards."""
+        """Lend the network with averaged weights, in eval mode and without gradients."""
         before = {name: self.trained[name].detach().clone() for name in self.average}
         self.use_average()
         self.network.eval()
@@ -233,7 +224,7 @@ class State:
                     self.trained[name].copy_(weights)
 
     def tensors(self) -> dict[str, Tensor]:
-        """By the names that they have in a checkpoint."""
+        """The state as tensors, by their names in a checkpoint."""
         weights = {
             f"network/{name}": tensor for name, tensor in named_tensors(self.network).items()
         }
@@ -246,29 +237,28 @@ class State:
         return weights | averages | moments | {"rng": torch.get_rng_state()}
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Become what a checkpoint holds."""
+        """Restore the state of a checkpoint."""
         for name, parameter in self.trained.items():
-            if (
-                f"optimizer/{name}/step" in checkpoint.tensors
-            ):  # a parameter that never had a gradient has no moments
+            # A parameter that never had a gradient has no moments.
+            if f"optimizer/{name}/step" in checkpoint.tensors:
                 self.optimizer.state[parameter] = {
                     "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                     "exp_avg": torch.zeros_like(parameter),
                     "exp_avg_sq": torch.zeros_like(parameter),
                 }
-        wanted = self.tensors()
-        copy_strictly(checkpoint.path, checkpoint.tensors, wanted)
-        torch.set_rng_state(wanted["rng"])
+        tensors = self.tensors()
+        copy_strictly(checkpoint.path, checkpoint.tensors, tensors)
+        torch.set_rng_state(tensors["rng"])
 
 
-def training_state(folder: Path) -> Path | None:
+def find_checkpoint(folder: Path) -> Path | None:
     """A checkpoint of any stage, if the folder holds one."""
-    paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return next((path for path in paths if _NAME.fullmatch(path.name)), None)
+    steps = folder.glob(f"*-{STEP_PATTERN}.safetensors")
+    return min([*steps, *folder.glob(f"*-{FINAL}.safetensors")], default=None)
 
 
 def named_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Weights and buffers under their first names: tied weights are one tensor and are written once."""
+    """Weights and buffers by name; tied weights are one tensor, under their first name."""
     first_names: dict[int, str] = {}
     tensors = network.state_dict(keep_vars=True)
     for name, tensor in tensors.items():
@@ -276,53 +266,64 @@ def named_tensors(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensors[name] for name in first_names.values()}
 
 
-def copy_strictly(path: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Copy tensors of a file into place; names, shapes and dtypes must all agree before any is touched."""
-    for name in [*wanted, *found]:
-        there, here = _layout(found.get(name)), _layout(wanted.get(name))
-        if there != here:
-            raise MobatlasError(
-                f"{path}: has another layout, {name} is {there} there and {here} here; "
-                f"pass the same configuration, or {START_ANEW}"
-            )
+def copy_strictly(
+    path: Path,
+    saved: Mapping[str, Tensor],
+    target: Mapping[str, Tensor],
+    remedy: str = SAME_CONFIGURATION,
+) -> None:
+    """Copy the tensors of a file; nothing is copied unless all names, shapes and dtypes agree."""
+    for name in [*target, *saved]:
+        before = _layout(saved.get(name))
+        now = _layout(target.get(name))
+        if before != now:
+            raise MobatlasError(f"{path}: {_compare(name, before, now)}; {remedy}")
     with torch.no_grad():
-        for name, tensor in wanted.items():
-            tensor.copy_(found[name])
+        for name, tensor in target.items():
+            tensor.copy_(saved[name])
 
 
-@contextmanager
-def only_one_process(folder: Path) -> Iterator[None]:
-    """Keep a second process out of a folder; the lock ends with the process."""
-    with _opened(folder) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise MobatlasError(
-                f"{folder}: another mobatlas process is training there; wait for it"
-            ) from None
-        yield
+def save_weights(folder: Path, networks: Mapping[str, nn.Module]) -> None:
+    """Write the weights and buffers of named networks."""
+    write_atomic(folder / WEIGHTS, save(_on_cpu(_prefixed_tensors(networks))))
+
+
+def load_weights(folder: Path, networks: Mapping[str, nn.Module]) -> None:
+    """Read the weights of named networks; they must fit and be finite."""
+    path = folder / WEIGHTS
+    try:
+        saved = load_file(path)
+    except (OSError, SafetensorError, ValueError):
+        raise MobatlasError(
+            f"{path}: is not a readable safetensors file (cut short, or not written by mobatlas); "
+            "train the model again"
+        ) from None
+    for name, tensor in saved.items():
+        if not bool(tensor.isfinite().all()):
+            raise MobatlasError(f"{path}: {name} has infinite or NaN values; train the model again")
+    remedy = "its weights do not fit config.json, so train the model again"
+    copy_strictly(path, saved, _prefixed_tensors(networks), remedy)
 
 
 def append_line(path: Path, values: Mapping[str, Any]) -> None:
-    """One more line of JSON; what is not a number is null, as JSON has no word for it."""
-    plain = {
+    """Append a line of JSON; infinite and NaN values become null."""
+    finite = {
         key: None if isinstance(v, float) and not math.isfinite(v) else v
         for key, v in values.items()
     }
-    with _disk(path), path.open("a", encoding="utf-8") as handle:
-        handle.write(json.dumps(plain) + "\n")
+    with _explain_disk_error(path), path.open("a", encoding="utf-8") as handle:
+        handle.write(json.dumps(finite) + "\n")
 
 
 def rewind_lines(path: Path, stage: str, step: int) -> None:
-    """Drop what a stage logged past a step, and a line that a kill cut short."""
-    with _disk(path):
+    """Delete the lines of a stage after a step, and a line that a kill cut short."""
+    with _explain_disk_error(path):
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        write_whole(
-            path, "".join(f"{line}\n" for line in lines if _stays(line, stage, step)).encode()
-        )
+        valid = [line for line in lines if _precedes(line, stage, step)]
+        write_atomic(path, "".join(f"{line}\n" for line in valid).encode())
 
 
-def _stays(line: str, stage: str, step: int) -> bool:
+def _precedes(line: str, stage: str, step: int) -> bool:
     try:
         values = json.loads(line)
         return bool(values["stage"] != stage or values["step"] <= step)
@@ -331,43 +332,43 @@ def _stays(line: str, stage: str, step: int) -> bool:
 
 
 @contextmanager
-def _disk(path: Path) -> Iterator[None]:
+def _explain_disk_error(path: Path, intact: str = "checkpoints are intact") -> Iterator[None]:
     try:
         yield
     except OSError as error:
         raise MobatlasError(
-            f"{path}: could not be written ({error.strerror}); checkpoints are intact, make room and continue with --resume"
+            f"{path}: could not be written ({error.strerror}); {intact}, make room and continue "
+            "with --resume"
         ) from None
 
 
-def _by_dotted_name(facts: Mapping[str, Any]) -> dict[str, Any]:
-    flat = _flat(facts["config"]) | _flat(facts["settings"], f"{facts['stage']}.")
-    return {"stage": facts["stage"], "seed": facts["seed"]} | flat
+def _flatten(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Facts by dotted name, as JSON."""
+    common = {"stage": facts["stage"], "seed": facts["seed"], **facts["config"]}
+    lines = [
+        *format_assignments(common),
+        *format_assignments(facts["settings"], f"{facts['stage']}."),
+    ]
+    return dict(line.split("=", 1) for line in lines)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{key}": value}
-        )
-    return flat
+def _compare(name: str, before: str, now: str) -> str:
+    return f"{name} is {before} in the file and {now} now"
 
 
 def _layout(tensor: Tensor | None) -> str:
-    return (
-        "absent"
-        if tensor is None
-        else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-    )
+    if tensor is None:
+        return "absent"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _prefixed_tensors(networks: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    return {
+        f"{prefix}.{name}": tensor
+        for prefix, network in networks.items()
+        for name, tensor in named_tensors(network).items()
+    }

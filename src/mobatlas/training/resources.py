@@ -1,4 +1,4 @@
-"""What this process takes of the machine."""
+"""Memory of this process; a module without torch, so that the command line can import it."""
 
 from __future__ import annotations
 
@@ -7,35 +7,34 @@ import os
 import resource
 import sys
 
-TRIM, MAPPED = -1, -3  # of mallopt: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-KEPT = 2**30  # bytes that are free and not given back, at most
-LARGEST = 2**25  # of a piece that is kept: older versions take no more
-TOLD = (
-    "MALLOC_TRIM_THRESHOLD_",
-    "MALLOC_MMAP_THRESHOLD_",
-    "GLIBC_TUNABLES",
-)  # whoever sets one knows better
+# Options of mallopt with their values.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+MAX_FREE_BYTES = 2**30  # free memory that the process keeps
+MAX_BLOCK_BYTES = 2**25  # largest block that is kept; older versions of glibc accept no more
+# A user who sets one of these variables has chosen a policy.
+ALLOCATOR_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def keep_memory() -> bool:
-    """Use memory again instead of giving it back between two steps, where glibc can; whether it does.
+    """Make glibc keep freed memory for the next step; return whether it does.
 
-    A network frees and asks for the same tens of megabytes hundreds of times a second, and pages that were given back are
-    cleared one by one before they can be used again.
+    A network frees and allocates the same tens of megabytes hundreds of times a second. Memory
+    that was returned to the system must be cleared page by page before it can be used again.
     """
-    if not sys.platform.startswith("linux") or any(name in os.environ for name in TOLD):
+    chosen = any(name in os.environ for name in ALLOCATOR_VARIABLES)
+    if chosen or not sys.platform.startswith("linux"):
         return False
     try:
-        tell = ctypes.CDLL(None).mallopt
+        mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):  # another C library
         return False
-    return bool(tell(MAPPED, LARGEST)) and bool(tell(TRIM, KEPT))
+    return bool(mallopt(M_MMAP_THRESHOLD, MAX_BLOCK_BYTES)) and bool(
+        mallopt(M_TRIM_THRESHOLD, MAX_FREE_BYTES)
+    )
 
 
 def peak_gb() -> float:
-    """The most memory that it has held."""
-    return (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        * (1 if sys.platform == "darwin" else 1024)
-        / 1e9
-    )
+    """The peak memory of this process in GB."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

@@ -20,7 +20,7 @@ from ibis import ir
 
 from mobatlas.data.prepare import spark
 from mobatlas.errors import MobatlasError
-from mobatlas.io.tables import refuse_namesakes
+from mobatlas.io.tables import refuse_duplicate_columns
 
 ENGINES = ("duckdb", "spark")
 BATCH_ROWS = 65_536
@@ -275,7 +275,7 @@ def parquet_schema(path: Path) -> pa.Schema:
         raise MobatlasError(
             f"{path}: not a readable Parquet file; give .parquet or .csv ({str(error).splitlines()[0]})"
         ) from None
-    refuse_namesakes(str(path), schema.names)
+    refuse_duplicate_columns(str(path), schema.names)
     return schema
 
 

@@ -25,8 +25,8 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.rng import draw_rows, uniforms
-from mobatlas.io.manifest import write_whole
-from mobatlas.training.weights import WEIGHTS
+from mobatlas.io.manifest import write_atomic
+from mobatlas.training.checkpoints import WEIGHTS
 
 log = logging.getLogger("mobatlas")
 STREAM = 31  # of random numbers
@@ -162,7 +162,7 @@ class Pool:
     def save(self, folder: Path) -> None:
         """Write the samples, so that the folder does not need the pool's file."""
         arrays = {name: np.ascontiguousarray(array) for name, array in _arrays(self.samples)}
-        write_whole(folder / WEIGHTS, save(arrays))
+        write_atomic(folder / WEIGHTS, save(arrays))
 
     @classmethod
     def load(cls, folder: Path, vocabulary: Vocabulary, neighbours: int, longest: int) -> Pool:
