@@ -35,12 +35,10 @@ class FeatureMap(Protocol):
     @property
     def name(self) -> str:
         """The name under which the map is registered."""
-        ...
 
     @property
     def bins(self) -> tuple[str, ...]:
         """The name of each column, `map:bin`."""
-        ...
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
         """Exact counts.
@@ -55,7 +53,6 @@ class FeatureMap(Protocol):
         scipy.sparse.csr_array
             Counts of shape (trajectories, bins).
         """
-        ...
 
     def soft(self, trajectories: SoftTrajectories) -> Tensor:
         """Expected counts, differentiable in the probabilities.
@@ -70,10 +67,19 @@ class FeatureMap(Protocol):
         numpy.ndarray or torch.Tensor
             Expected counts of shape (batch, bins).
         """
-        ...
 
 
 Builder = Callable[[Vocabulary, Sequence[str]], FeatureMap]
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """A registered feature map, and what it depends on."""
+
+    build: Builder
+    needs_times: bool = False
+    needs_categories: bool = False
+    geographic: bool = False  # between real home regions it differs with geography
 
 
 @dataclass(frozen=True)
@@ -255,21 +261,28 @@ def _visits(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     return VisitsFeature("visits", bins, _counted(vocabulary, mask))
 
 
-FEATURE_MAPS = Registry[Builder](
+FEATURE_MAPS = Registry[FeatureSpec](
     "feature",
     "--feature",
     {
-        "poi": _poi,
-        "category": _category,
-        "transitions": _transitions,
-        "distance": _distance,
-        "hour": _hour,
-        "visits": _visits,
+        "poi": FeatureSpec(_poi, geographic=True),
+        "category": FeatureSpec(_category, needs_categories=True),
+        "transitions": FeatureSpec(_transitions, needs_categories=True),
+        "distance": FeatureSpec(_distance, geographic=True),
+        "hour": FeatureSpec(_hour, needs_times=True),
+        "visits": FeatureSpec(_visits),
     },
 )
 
 
-def register_feature(name: str, builder: Builder) -> None:
+def register_feature(
+    name: str,
+    builder: Builder,
+    *,
+    needs_times: bool = False,
+    needs_categories: bool = False,
+    geographic: bool = False,
+) -> None:
     """Add a feature map, for `--feature NAME` and `build_feature`.
 
     Parameters
@@ -278,12 +291,18 @@ def register_feature(name: str, builder: Builder) -> None:
         A name that no other feature map has.
     builder
         A function `builder(vocabulary, mask)` that returns a `FeatureMap`.
+    needs_times
+        Whether it counts arrival times, which few generators sample.
+    needs_categories
+        Whether it counts categories; a dataset without them gives a warning.
+    geographic
+        Whether it depends on where people live; real home regions then give a warning.
 
     Examples
     --------
     >>> register_feature("start", build_start)  # doctest: +SKIP
     """
-    FEATURE_MAPS.register(name, builder)
+    FEATURE_MAPS.register(name, FeatureSpec(builder, needs_times, needs_categories, geographic))
 
 
 def build_feature(name: str, vocabulary: Vocabulary, mask: Sequence[str] = ()) -> FeatureMap:
@@ -307,7 +326,7 @@ def build_feature(name: str, vocabulary: Vocabulary, mask: Sequence[str] = ()) -
     --------
     >>> poi = build_feature("poi", dataset.vocabulary, mask=["HOME"])  # doctest: +SKIP
     """
-    builder = FEATURE_MAPS.get_entry(name)
+    spec = FEATURE_MAPS.get_entry(name)
     maskable = SPECIALS[HOME:]
     for word in mask:
         if word not in maskable:
@@ -315,7 +334,7 @@ def build_feature(name: str, vocabulary: Vocabulary, mask: Sequence[str] = ()) -
                 f"mask '{word}' does not exist{suggestion(word, maskable)} "
                 f"(known: {', '.join(maskable)})"
             )
-    return builder(vocabulary, mask)
+    return spec.build(vocabulary, mask)
 
 
 def count_bins(

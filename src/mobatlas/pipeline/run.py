@@ -409,7 +409,7 @@ class _Steps:
 
         inputs = {key: path_hash(path) for key, path in samples.items()} | {
             "dataset": dataset.manifest.content_hash,
-            "regions": regions.content_hash,
+            "regions": regions.manifest.content_hash,
             "seed": str(seed),
         }
         return self.cache.run(f"evaluation {name}", out, inputs, compute)

@@ -22,12 +22,17 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import FeatureMap
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
-from mobatlas.regions.composition import region_codes
+from mobatlas.regions.composition import (
+    Keys,
+    pivot,
+    refuse_empty_regions,
+    refuse_negative,
+    region_codes,
+)
 from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure, apply_disclosure, clip_visits
 from mobatlas.regions.types import Aggregates, bins_by_map, mean_over_regions
 
 SAME_LEVEL = 1.5  # windows of one length may differ by this factor in visits per person
-Keys = tuple[Ints, tuple[str, ...]]  # numbers by row, and the names they stand for
 
 
 def person_means(
@@ -55,9 +60,7 @@ def aggregate(
     codes, names = region_codes(region_of_person, regions)
     members = np.flatnonzero(codes >= 0)
     n = np.bincount(codes[members], minlength=len(names)).astype(np.float64)  # (regions,)
-    if not len(n) or not n.all():
-        which = f"region '{names[int(np.argmin(n))]}'" if len(n) else "every region"
-        raise MobatlasError(f"aggregates: {which} has no people; remove it")
+    refuse_empty_regions("aggregates", names, n)
     membership = sparse.csr_array(
         (np.ones(len(members)), (codes[members], members)), shape=(len(names), person_phi.shape[0])
     )
@@ -119,23 +122,25 @@ def read_aggregates(
     path = Path(path)
     table = read_table(path)
     columns = list(table.columns)
-    column = "visits" if "visits" in columns and "value" not in columns else "value"
-    require_columns(str(path), columns, ("feature", column))
+    measure = "visits" if "visits" in columns and "value" not in columns else "value"
+    require_columns(str(path), columns, ("feature", measure))
     region = key_column(path, table, region_column(path, columns))
     feature = key_column(path, table, "feature")
     regions = region[1]
     features = feature[1]
     _check_features(path, features, known_bins)
-    cell = _cells(path, region, feature)
-    value = _values(path, table, column, region, feature)
+    published = table.assign(**{measure: table[measure].mask(_suppressed(table, measure))})
+    rows = number_column(path, published, measure, missing=True)
+    absent = np.nan if np.isnan(rows).any() else 0.0
+    values = pivot(path, region, feature, rows, absent)  # V (regions, features)
+    noisy = "noise_sd" in columns  # which may take a count below zero
+    if not noisy:
+        refuse_negative(path, measure, regions, features, values)
     n = _region_sizes(path, table, region)
-    per_person = n[region[0]] if column == "visits" and n is not None else 1.0
-    value = value / per_person
-    absent = np.nan if np.isnan(value).any() else 0.0
-    values = np.full((len(regions), len(features)), absent)  # V (regions, features)
-    values.flat[cell] = value
+    per_person = n[:, None] if measure == "visits" and n is not None else 1.0
+    values = values / per_person
     _refuse_empty(path, regions, values)
-    decisions = _suppression_notes(path.name, values, len(cell))
+    decisions = _suppression_notes(path.name, values, len(rows))
     pooled = n is None
     if n is None:
         values = _shares(values, features)
@@ -147,10 +152,9 @@ def read_aggregates(
     if notes is not None:
         notes += decisions
     noise = None
-    if "noise_sd" in columns:
-        noise = np.zeros(values.shape)
+    if noisy:
         sd = np.nan_to_num(number_column(path, table, "noise_sd", missing=True))
-        noise.flat[cell] = (sd / per_person) ** 2
+        noise = (pivot(path, region, feature, sd) / per_person) ** 2
     aggregates = Aggregates(regions, features, values, n, pooled=pooled, noise=noise)
     return aggregates.select(np.flatnonzero(~np.isnan(values).all(1)))
 
@@ -204,33 +208,6 @@ def _check_features(path: Path, features: Sequence[str], known: Collection[str] 
             raise MobatlasError(
                 f"{path}: feature '{name}' does not exist in the dataset{suggestion(name, known)}"
             )
-
-
-def _cells(path: Path, region: Keys, feature: Keys) -> Ints:
-    """The position of each row in the flattened table (regions, features)."""
-    flat = region[0] * len(feature[1]) + feature[0]
-    repeated = pd.Series(flat).duplicated().to_numpy()
-    if repeated.any():
-        row = int(np.argmax(repeated))
-        raise MobatlasError(
-            f"{path}: region '{region[1][region[0][row]]}' has two rows of feature "
-            f"'{feature[1][feature[0][row]]}'; keep one"
-        )
-    return flat
-
-
-def _values(path: Path, table: pd.DataFrame, column: str, region: Keys, feature: Keys) -> Floats:
-    """The published values by row; NaN where suppressed."""
-    visible = table.assign(**{column: table[column].mask(_suppressed(table, column))})
-    value = number_column(path, visible, column, missing=True)
-    # Added noise may take a count below zero.
-    if (value < 0).any() and "noise_sd" not in table.columns:
-        row = int(np.argmax(value < 0))
-        raise MobatlasError(
-            f"{path}: the {column} of '{feature[1][feature[0][row]]}' in region "
-            f"'{region[1][region[0][row]]}' is negative ({value[row]:g}); correct it"
-        )
-    return value
 
 
 def _suppressed(table: pd.DataFrame, column: str) -> Flags:

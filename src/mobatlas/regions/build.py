@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,10 +32,9 @@ from mobatlas.regions.partitions import (
     restrict,
     shuffle_people,
 )
-from mobatlas.regions.types import Aggregates, Composition, Population, Regions
+from mobatlas.regions.types import Aggregates, Composition, Population, Regions, bins_by_map
 
 MAX_NOMINAL_CELLS = 100_000  # a larger nominal P is not written to the manifest
-CATEGORY_MAPS = ("category", "transitions")
 MIN_PEOPLE = 2  # behind composition and aggregates: one person has no variance
 MAX_LISTED = 3  # regions that a warning names
 
@@ -120,10 +118,21 @@ class BuiltRegions:
     warnings: list[str] = field(default_factory=list)
 
 
-def from_partition(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) -> BuiltRegions:
+def build_from_dataset(
+    dataset: TrajectoryDataset, options: RegionsOptions, seed: int
+) -> BuiltRegions:
+    """Build regions from the source that the options choose."""
+    if options.partition is not None:
+        return _from_partition(dataset, options.partition, options, seed)
+    if options.by is not None:
+        return _from_column(dataset, options.by, options, seed)
+    return _from_tables(dataset, options, seed)
+
+
+def _from_partition(
+    dataset: TrajectoryDataset, name: str, options: RegionsOptions, seed: int
+) -> BuiltRegions:
     """Assign labelled training and validation people to the regions of a partition."""
-    assert options.partition is not None
-    name = options.partition
     groups, labels = _labels(dataset, f"--partition {name}", "")
     maps = _feature_maps(dataset, options, "poi")
     nominal = nominal_partition(name, groups, seed)
@@ -158,7 +167,10 @@ def from_partition(dataset: TrajectoryDataset, options: RegionsOptions, seed: in
         "source": "partition",
         "partition": name if Path(name).suffix == "" else Path(name).name,
         "separation": "controlled partition",
-        "nominal": _nominal_details(nominal),
+        # A large nominal P is left out: name and seed reproduce it.
+        "nominal": {"regions": list(nominal.regions), "shares": nominal.shares.tolist()}
+        if nominal.shares.size <= MAX_NOMINAL_CELLS
+        else None,
         "people": {"assigned": assigned, "surplus": round(population.n) - assigned},
     }
     aggregates = aggregates_from_dataset(
@@ -175,14 +187,15 @@ def from_partition(dataset: TrajectoryDataset, options: RegionsOptions, seed: in
     )
 
 
-def from_column(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) -> BuiltRegions:
+def _from_column(
+    dataset: TrajectoryDataset, by: str, options: RegionsOptions, seed: int
+) -> BuiltRegions:
     """Regions where people live, with a census or labels of other people as composition."""
-    by = options.by
     if by not in dataset.region_columns:
         known = ", ".join(dataset.region_columns) or "none"
         raise MobatlasError(
             f"--by {by}: {dataset.path} has no such region column"
-            f"{suggestion(str(by), dataset.region_columns)} (known: {known})"
+            f"{suggestion(by, dataset.region_columns)} (known: {known})"
         )
     maps = _feature_maps(dataset, options, "category")
     region, names = region_codes(dataset.people[by].to_pylist())
@@ -225,7 +238,7 @@ def from_column(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) 
     )
 
 
-def from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) -> BuiltRegions:
+def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) -> BuiltRegions:
     """The regions that two published tables have in common."""
     assert options.composition is not None
     assert options.aggregates is not None
@@ -236,8 +249,7 @@ def from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) 
     vocabulary = dataset.vocabulary
     known = {name for each in FEATURE_MAPS for name in build_feature(each, vocabulary).bins}
     v = read_aggregates(published, known, notes)
-    in_table = tuple(dict.fromkeys(name.partition(":")[0] for name in v.features))
-    maps = _feature_maps(dataset, options, *in_table)
+    maps = _feature_maps(dataset, options, *bins_by_map(v.features))
     bins = {name for each in maps for name in each.bins}
     columns = np.flatnonzero([name in bins for name in v.features])
     if not len(columns):
@@ -424,17 +436,10 @@ def _absent_groups(census: str, composition: Composition) -> list[str]:
 
 def _missing_categories(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> list[str]:
     """A warning about category features of places without categories."""
-    names = [each.name for each in maps if each.name in CATEGORY_MAPS]
+    names = [each.name for each in maps if FEATURE_MAPS[each.name].needs_categories]
     if not names or any(dataset.vocabulary.categories[FIRST_POI:]):
         return []
     return [
         f"no place has a category, so {' and '.join(names)} can only distinguish home, work and "
         "other; add a column category to the visits"
     ]
-
-
-def _nominal_details(nominal: Composition) -> dict[str, Any] | None:
-    """The nominal P for the manifest, unless it is large: name and seed reproduce it."""
-    if nominal.shares.size > MAX_NOMINAL_CELLS:
-        return None
-    return {"regions": list(nominal.regions), "shares": nominal.shares.tolist()}

@@ -19,6 +19,7 @@ from mobatlas.groups import DEFAULT_GROUPS, SEPARATOR, Groups, order_levels
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.regions.types import Composition
 
+Keys = tuple[Ints, Sequence[str]]  # numbers by row, and the names they stand for
 STRADDLE = ("refuse", "uniform")
 TOLERANCE = 1e-3  # of the sum of shares: published shares are rounded
 OLDEST = 99  # the last year of an open-ended range whose people are spread over years
@@ -94,8 +95,7 @@ def read_composition(
     weights = _cell_weights(path, cells, groups, straddle, [] if notes is None else notes)
     people = cells.values @ weights  # (regions, groups)
     total = people.sum(1)
-    if not total.all():
-        raise _empty_region(path, cells.regions[int(np.argmin(total))])
+    refuse_empty_regions(path, cells.regions, total)
     if not cells.shares:
         return Composition(groups, cells.regions, people / total[:, None], total)
     if n is not None and not n > 0:
@@ -119,9 +119,7 @@ def composition_from_labels(
     counts = np.bincount(cell, minlength=len(names) * len(groups)).astype(np.float64)
     counts = counts.reshape(len(names), len(groups))
     n = counts.sum(1)
-    if not len(n) or not n.all():
-        which = f"region '{names[int(np.argmin(n))]}'" if len(n) else "every region"
-        raise MobatlasError(f"labels: {which} has no people with known labels; remove it")
+    refuse_empty_regions("labels", names, n, "people with known labels")
     return Composition(groups, names, counts / n[:, None], n)
 
 
@@ -142,8 +140,40 @@ def region_codes(
     return np.array([position.get(name, -1) for name in ids], dtype=np.int64), tuple(regions)
 
 
-def _empty_region(path: Path, region: str) -> MobatlasError:
-    return MobatlasError(f"{path}: region '{region}' has no people; remove it")
+def pivot(path: Path, region: Keys, cell: Keys, values: Floats, absent: float = 0.0) -> Floats:
+    """Values (regions, cells) from rows; a region and a cell may have one row together."""
+    flat = region[0] * len(cell[1]) + cell[0]
+    repeated = pd.Series(flat).duplicated().to_numpy()
+    if repeated.any():
+        row = int(np.argmax(repeated))
+        raise MobatlasError(
+            f"{path}: region '{region[1][region[0][row]]}' has two rows of "
+            f"'{cell[1][cell[0][row]]}'; keep one"
+        )
+    pivoted = np.full((len(region[1]), len(cell[1])), absent)
+    pivoted.flat[flat] = values
+    return pivoted
+
+
+def refuse_negative(
+    path: Path, measure: str, regions: Sequence[str], cells: Sequence[str], values: Floats
+) -> None:
+    """Refuse a table of counts or shares (regions, cells) with a negative value."""
+    if (values < 0).any():
+        region, cell = np.argwhere(values < 0)[0]
+        raise MobatlasError(
+            f"{path}: the {measure} of '{cells[cell]}' in region '{regions[region]}' is negative "
+            f"({values[region, cell]:g}); correct it"
+        )
+
+
+def refuse_empty_regions(
+    source: Path | str, regions: Sequence[str], n: Floats, people: str = "people"
+) -> None:
+    """Refuse a table without regions, or with a region of n = 0 people."""
+    if not len(n) or not (n > 0).all():
+        which = f"region '{regions[int(np.argmin(n))]}'" if len(n) else "every region"
+        raise MobatlasError(f"{source}: {which} has no {people}; remove it")
 
 
 def _acs(path: Path, table: pd.DataFrame) -> _Cells | None:
@@ -182,7 +212,7 @@ def _men_and_women(path: Path, table: pd.DataFrame) -> _Cells | None:
     everyone = (np.zeros_like(region[0]), ("all",))
     age = key_column(path, table, age_columns[0]) if age_columns else everyone
     values = np.concatenate(
-        [_pivot(path, region, age, number_column(path, table, columns[g][0])) for g in GENDERS],
+        [pivot(path, region, age, number_column(path, table, columns[g][0])) for g in GENDERS],
         axis=1,
     )
     if not age_columns:
@@ -213,7 +243,7 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells:
         levels = [tuple(name.split(SEPARATOR)) for (name,) in levels]
     shares = "count" not in columns
     values = number_column(path, table, "share" if shares else "count")
-    pivoted = _pivot(path, region, (cell, [SEPARATOR.join(level) for level in levels]), values)
+    pivoted = pivot(path, region, (cell, [SEPARATOR.join(level) for level in levels]), values)
     n = None
     if "n" in columns:
         n = np.zeros(len(region[1]))
@@ -233,34 +263,11 @@ def _attribute_columns(columns: list[str], region: str, groups: Groups | None) -
     return [name for name in candidates if name.lower() in attributes]
 
 
-def _pivot(
-    path: Path, region: tuple[Ints, Sequence[str]], cell: tuple[Ints, Sequence[str]], values: Floats
-) -> Floats:
-    """Values (regions, cells) from rows; regions and cells are numbers by row, and names."""
-    flat = region[0] * len(cell[1]) + cell[0]
-    repeated = pd.Series(flat).duplicated().to_numpy()
-    if repeated.any():
-        row = int(np.argmax(repeated))
-        raise MobatlasError(
-            f"{path}: region '{region[1][region[0][row]]}' has two rows of "
-            f"'{cell[1][cell[0][row]]}'; keep one row per region and group"
-        )
-    pivoted = np.zeros((len(region[1]), len(cell[1])))
-    pivoted.flat[flat] = values
-    return pivoted
-
-
 def _check_values(path: Path, cells: _Cells) -> None:
-    if (cells.values < 0).any():
-        region, cell = np.argwhere(cells.values < 0)[0]
-        raise MobatlasError(
-            f"{path}: the {'share' if cells.shares else 'count'} of "
-            f"'{SEPARATOR.join(cells.levels[cell])}' in region '{cells.regions[region]}' is "
-            f"negative ({cells.values[region, cell]:g}); correct it"
-        )
+    names = [SEPARATOR.join(level) for level in cells.levels]
+    refuse_negative(path, "share" if cells.shares else "count", cells.regions, names, cells.values)
     total = cells.values.sum(1)
-    if (total == 0).any():
-        raise _empty_region(path, cells.regions[int(np.argmin(total))])
+    refuse_empty_regions(path, cells.regions, total)
     wrong = np.abs(total - 1) > TOLERANCE
     if cells.shares and wrong.any():
         row = int(np.argmax(wrong))
@@ -268,8 +275,8 @@ def _check_values(path: Path, cells: _Cells) -> None:
             f"{path}: the shares of region '{cells.regions[row]}' sum to {total[row]:.4g}, not 1; "
             "pass counts, or normalise the shares"
         )
-    if cells.n is not None and not (cells.n > 0).all():
-        raise _empty_region(path, cells.regions[int(np.argmin(cells.n))])
+    if cells.n is not None:
+        refuse_empty_regions(path, cells.regions, cells.n)
 
 
 def _infer_groups(path: Path, cells: _Cells) -> Groups:

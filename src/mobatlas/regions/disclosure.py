@@ -6,8 +6,7 @@ hides whether a person was counted. Recovery uses the variance of the added nois
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import sparse
@@ -67,10 +66,6 @@ class Disclosure:
     @property
     def active(self) -> bool:
         return bool(self.suppress or self.rounding or self.epsilon)
-
-    def details(self) -> dict[str, Any]:
-        """The rules, for manifests."""
-        return asdict(self)
 
 
 NO_DISCLOSURE = Disclosure()

@@ -6,19 +6,23 @@ Singular values, ranks, the paper's bounds, contrasts and proposals for better r
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_json
 
 from mobatlas.data.arrays import Floats
 from mobatlas.errors import MobatlasError
+from mobatlas.features.maps import FEATURE_MAPS
 from mobatlas.groups import Groups
 from mobatlas.regions.types import (
     Aggregates,
     Composition,
     Population,
     Regions,
+    bins_by_map,
     blocks,
     with_rest,
 )
@@ -102,11 +106,10 @@ class Diagnosis:
 
     def as_dict(self) -> dict[str, Any]:
         """The diagnosis for JSON, with null for infinity."""
-        values = asdict(self)
-        values["contrasts"] = [
-            asdict(contrast) | {"identified": contrast.identified} for contrast in self.contrasts
-        ]
-        return _finite(values)
+        values: dict[str, Any] = json.loads(to_json(self, inf_nan_mode="null"))
+        for contrast in values["contrasts"]:
+            contrast["identified"] = contrast["verdict"] == "identified"
+        return values
 
 
 def diagnose(
@@ -152,15 +155,14 @@ def diagnose(
     shares = composition.shares
     singular = np.linalg.svd(shares, compute_uv=False)  # (min(regions, groups),)
     groups = len(composition.groups)
-    sigma_min = float(singular[-1]) if len(shares) >= groups else 0.0
+    sigma_min = float(singular[-1]) if len(shares) >= groups else 0.0  # 0: rank deficient
     rank = int((singular > RANK_TOLERANCE * singular[0]).sum())
     features = len(aggregates.features) if aggregates else 1
-    with_population = None
+    rank_with_rest = None
     if aggregates is not None and population is not None:
-        regions = Regions(composition, aggregates, randomised, population=population)
-        whole = with_rest(regions)
-        if whole is not regions:
-            with_population = effective_rank(whole.composition.shares, whole.aggregates.n)
+        regions = with_rest(Regions(composition, aggregates, randomised, population=population))
+        if len(regions.composition.regions) > len(shares):
+            rank_with_rest = effective_rank(regions.composition.shares, regions.aggregates.n)
     return Diagnosis(
         groups=composition.groups.names,
         regions=len(shares),
@@ -173,11 +175,10 @@ def diagnose(
         contrasts=tuple(_contrasts(composition.groups, shares, people, _share_unit(aggregates))),
         bounds=_bounds(sigma_min if rank == groups else 0.0, people, features, delta),
         proposals=tuple(_proposals(composition, people, min_region)),
-        warnings=(
-            *_assumptions(composition, n, aggregates),
-            *_warnings(composition, aggregates, rank, randomised),
+        warnings=_warnings(
+            composition, aggregates, rank, randomised, n is None and aggregates is None
         ),
-        effective_rank_with_rest=with_population,
+        effective_rank_with_rest=rank_with_rest,
     )
 
 
@@ -380,62 +381,34 @@ def _people(
     return np.where(np.isfinite(people), people, 1e9)
 
 
-def _assumptions(
-    composition: Composition, n: Floats | float | None, aggregates: Aggregates | None
-) -> list[str]:
-    """What replaces the number of people observed where it is unknown."""
-    if n is not None or aggregates is not None:
-        return []
-    if np.isfinite(composition.n).all():
-        return ["without --n, all people of the census count as observed"]
-    return ["without --n, everyone counts as observed"]
-
-
 def _warnings(
-    composition: Composition, aggregates: Aggregates | None, rank: int, randomised: bool
-) -> list[str]:
+    composition: Composition,
+    aggregates: Aggregates | None,
+    rank: int,
+    randomised: bool,
+    without_n: bool,
+) -> tuple[str, ...]:
     regions, groups = composition.shares.shape
-    warnings = []
-    if groups == 1:
-        warnings.append("there is only one group: nothing to distinguish")
-    if regions < groups:
-        warnings.append(
-            f"{regions} regions for {groups} groups: at most {rank} combinations of groups can be "
-            "estimated"
-        )
-    absent = [
-        composition.groups.names[group] for group in np.flatnonzero(composition.shares.sum(0) == 0)
-    ]
-    if absent:
-        warnings.append(
-            f"no region has people of {'; '.join(absent)}: their estimates stay at the city average"
-        )
+    is_absent = composition.shares.sum(0) == 0  # (groups,)
+    absent = "; ".join(composition.groups.names[group] for group in np.flatnonzero(is_absent))
     repeated = regions - len(np.unique(composition.shares, axis=0))
-    if repeated and regions > 1:
-        warnings.append(
-            f"{repeated} regions repeat the composition of another: they add people, but do not "
-            "help to distinguish groups"
-        )
-    if aggregates is not None and aggregates.pooled:
-        warnings.append(
-            "the aggregates are shares without numbers of people: groups that go out more have "
-            "more weight in them"
-        )
-    features = () if aggregates is None or randomised else aggregates.features
-    if any(name.startswith(("poi:", "distance:")) for name in features):
-        warnings.append(
-            "in real home regions, places and distances are confounded with geography; prefer "
-            "--feature category or transitions"
-        )
-    return warnings
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: use null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value
+    observed = (
+        "all people of the census count" if np.isfinite(composition.n).all() else "everyone counts"
+    )
+    maps = () if aggregates is None or randomised else bins_by_map(aggregates.features)
+    warnings = {
+        f"without --n, {observed} as observed": without_n,
+        "there is only one group: nothing to distinguish": groups == 1,
+        f"{regions} regions for {groups} groups: at most {rank} combinations of groups can be "
+        "estimated": regions < groups,
+        f"no region has people of {absent}: their estimates stay at the city average": absent,
+        f"{repeated} regions repeat the composition of another: they add people, but do not help "
+        "to distinguish groups": repeated,
+        "the aggregates are shares without numbers of people: groups that go out more have more "
+        "weight in them": aggregates is not None and aggregates.pooled,
+        "in real home regions, places and distances are confounded with geography; prefer "
+        "--feature category or transitions": any(
+            name in FEATURE_MAPS and FEATURE_MAPS[name].geographic for name in maps
+        ),
+    }
+    return tuple(warning for warning, applies in warnings.items() if applies)

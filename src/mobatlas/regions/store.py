@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,9 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import Manifest, read_manifest, read_parquet, refuse_corrupt
 from mobatlas.io.output import new_folder
-from mobatlas.regions.build import (
-    BuiltRegions,
-    RegionsOptions,
-    from_column,
-    from_partition,
-    from_tables,
-)
+from mobatlas.regions.build import BuiltRegions, RegionsOptions, build_from_dataset
 from mobatlas.regions.identifiability import Diagnosis, diagnose
-from mobatlas.regions.types import Aggregates, Composition, Population, Regions, blocks
+from mobatlas.regions.types import Aggregates, Composition, Population, Regions, bins_by_map, blocks
 
 log = logging.getLogger("mobatlas")
 KIND = "regions"
@@ -75,12 +69,7 @@ def build_regions(
     """
     dataset = TrajectoryDataset.open(dataset_path)
     with new_folder(Path(out), KIND, seed=seed, overwrite=overwrite) as folder:
-        build = from_tables
-        if options.partition is not None:
-            build = from_partition
-        elif options.by is not None:
-            build = from_column
-        built = build(dataset, options, seed)
+        built = build_from_dataset(dataset, options, seed)
         folder.details |= _details(dataset, Path(out), built, options)
         _write(folder.path, dataset, built)
     for warning in built.warnings:
@@ -109,10 +98,6 @@ class RegionsFolder:
         if isinstance(folder, RegionsFolder):
             return folder
         return cls(Path(folder), read_manifest(Path(folder), KIND))
-
-    @property
-    def content_hash(self) -> str:
-        return self.manifest.content_hash
 
     @cached_property
     def regions(self) -> Regions:
@@ -224,7 +209,6 @@ def _details(
     dataset: TrajectoryDataset, out: Path, built: BuiltRegions, options: RegionsOptions
 ) -> dict[str, Any]:
     regions = built.regions
-    disclosure = options.disclosure
     return {
         "dataset": {
             "name": dataset.path.absolute().name,
@@ -232,54 +216,60 @@ def _details(
             "content_hash": dataset.manifest.content_hash,
         },
         "groups": regions.groups.as_dict(),
-        "features": list(
-            dict.fromkeys(name.partition(":")[0] for name in regions.aggregates.features)
-        ),
+        "features": list(bins_by_map(regions.aggregates.features)),
         "mask": list(options.mask),
         "randomised": regions.randomised,
         "shuffled": options.shuffle_regions,
         "pooled": regions.aggregates.pooled,
         **regions.details,
         "notes": built.notes,
-        "disclosure": disclosure.details() if disclosure.active else None,
+        "disclosure": asdict(options.disclosure) if options.disclosure.active else None,
     }
 
 
 def _write(folder: Path, dataset: TrajectoryDataset, built: BuiltRegions) -> None:
     p = built.regions.composition
     v = built.regions.aggregates
-    composition = {
-        "region": [name for name in p.regions for _ in p.groups.names],
-        "group": list(p.groups.names) * len(p.regions),
-        "share": p.shares.ravel(),
-        "n": np.repeat(p.n, len(p.groups)),
-    }
-    pq.write_table(pa.table(composition), folder / COMPOSITION)
+    population = built.regions.population
+    centroids = built.regions.centroids
     write_aggregates(folder / AGGREGATES, v)
     if built.validation is not None:
         write_aggregates(folder / VALIDATION, built.validation)
-    unknown = pa.nulls(len(v.features), pa.float64())
-    spread = {"feature": list(v.features), "variance": unknown if v.spread is None else v.spread}
-    pq.write_table(pa.table(spread), folder / SPREAD)
-    population = built.regions.population
+    tables: dict[str, dict[str, Any]] = {
+        COMPOSITION: {
+            "region": [name for name in p.regions for _ in p.groups.names],
+            "group": list(p.groups.names) * len(p.regions),
+            "share": p.shares.ravel(),
+            "n": np.repeat(p.n, len(p.groups)),
+        },
+        SPREAD: {
+            "feature": list(v.features),
+            "variance": pa.nulls(len(v.features), pa.float64()) if v.spread is None else v.spread,
+        },
+    }
     if population is not None:
-        rows = {
+        tables[POPULATION] = {
             "table": ["composition"] * len(p.groups) + ["aggregates"] * len(v.features),
             "name": [*p.groups.names, *v.features],
             "value": np.concatenate([population.shares, population.values]),
             "n": np.full(len(p.groups) + len(v.features), population.n),
         }
-        pq.write_table(pa.table(rows), folder / POPULATION)
-    centroids = built.regions.centroids
     if centroids is not None:
-        homes = {"region": list(p.regions), "lat": centroids[:, 0], "lon": centroids[:, 1]}
-        pq.write_table(pa.table(homes), folder / CENTROIDS)
+        tables[CENTROIDS] = {
+            "region": list(p.regions),
+            "lat": centroids[:, 0],
+            "lon": centroids[:, 1],
+        }
     if built.region_of_person is not None:
         in_use = np.union1d(dataset.split_people("train"), dataset.split_people("val"))
         people = in_use[built.region_of_person[in_use] >= 0]
-        ids = dataset.people["user_id"].take(pa.array(people))
-        names = pa.array([p.regions[code] for code in built.region_of_person[people]], pa.string())
-        pq.write_table(pa.table({"user_id": ids, "region": names}), folder / ASSIGNMENT)
+        names = [p.regions[code] for code in built.region_of_person[people]]
+        tables[ASSIGNMENT] = {
+            "user_id": dataset.people["user_id"].take(pa.array(people)),
+            "region": pa.array(names, pa.string()),
+        }
+    for name, columns in tables.items():
+        pq.write_table(pa.table(columns), folder / name)
 
 
 def _read(folder: Path, details: dict[str, Any]) -> Regions:
@@ -290,25 +280,25 @@ def _read(folder: Path, details: dict[str, Any]) -> Regions:
     composition = Composition(groups, regions, shares, table["n"].to_numpy()[:: len(groups)])
     aggregates = load_aggregates(folder / AGGREGATES)
     spread = read_parquet(folder / SPREAD)
-    variance = None
-    if not spread["variance"].null_count:
-        variance = spread["variance"].cast(pa.float64()).to_numpy()
+    variance = spread["variance"].cast(pa.float64())
     if (aggregates.regions, list(aggregates.features)) != (regions, spread["feature"].to_pylist()):
         raise LookupError("its tables list different regions or features")
     population = None
     if (folder / POPULATION).exists():
         rows = read_parquet(folder / POPULATION)
-        values = rows["value"].to_numpy()
-        in_composition = np.array(rows["table"].to_pylist()) == "composition"
-        n = float(rows["n"][0].as_py())
-        population = Population(values[in_composition], values[~in_composition], n)
+        shares, means = np.split(rows["value"].to_numpy(), [len(groups)])
+        population = Population(shares, means, float(rows["n"][0].as_py()))
     centroids = None
     if (folder / CENTROIDS).exists():
         homes = read_parquet(folder / CENTROIDS)
         centroids = np.stack([homes[name].to_numpy() for name in ("lat", "lon")], axis=1)
     return Regions(
         composition,
-        replace(aggregates, spread=variance, pooled=details["pooled"]),
+        replace(
+            aggregates,
+            spread=None if variance.null_count else variance.to_numpy(),
+            pooled=details["pooled"],
+        ),
         details["randomised"],
         details,
         population,

@@ -197,7 +197,7 @@ def gather_evidence(
     validation = folder.validation
     return Evidence(
         source=folder.path,
-        content_hash=folder.content_hash,
+        content_hash=folder.manifest.content_hash,
         regions=regions,
         phi=phi,
         recovery=recovery,
