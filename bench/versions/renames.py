@@ -53,8 +53,9 @@ RENAMES = Renames(
         "yardstick": "metric_spec",
         "told": "conditioned",
         "given": "fixed_anchors",
+        "way": "source",
     },
-    columns={"closed": "gap closed, floor", "gap closed": "gap closed, strong"},
+    columns={"closed": "gap closed, floor", "gap closed": "gap closed, strong", "of": "table"},
     tensors={
         "nearness": "distance_bias",
         "nearness.bend": "distance_bias.knot_values",
@@ -72,7 +73,7 @@ RENAMES = Renames(
         "stay.given": "stay.tokens",
         "given": "fixed_anchors",
     },
-    files={"stages.json": "steps.json"},
+    files={"stages.json": "steps.json", "places.parquet": "centroids.parquet"},
     values={
         "given": "fixed_anchors",
         "Trajectories of one": "Trajectories, unique",
@@ -92,7 +93,9 @@ RENAMES = Renames(
         | {"path", "seconds", "examples_per_second", "trajectories_per_second", "peak_gb"}
         | {"bytes", "version", "inputs"}
     ),
-    prose_keys=frozenset({"warnings", "notes", "note", "reason", "advice", "sentence"}),
+    prose_keys=frozenset(
+        {"warnings", "notes", "note", "reason", "advice", "sentence", "action"},
+    ),
     ignored_columns=frozenset(),
     ignored_files=frozenset(),
 )
