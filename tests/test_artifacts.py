@@ -192,16 +192,16 @@ def test_a_file_of_somebody_else_in_a_begun_folder_is_no_part_of_it_and_never_go
         ("{", "not a valid manifest"),
         ("[1, 2]", "not a valid manifest"),
         (
-            '{"format": 1, "kind": "thing", "files": {"../escape": {"sha256": "", "bytes": 0}}}',
+            '{"format": 2, "kind": "thing", "files": {"../escape": {"sha256": "", "bytes": 0}}}',
             "not a valid manifest",
         ),
         (
             '{"format": 99, "kind": "thing", "files": {}, "versions": {"mobatlas": "9.0"}}',
             "another version .mobatlas 9.0",
         ),
-        ('{"format": 1, "kind": "model", "files": {}}', "is a model folder, not a thing folder"),
+        ('{"format": 2, "kind": "model", "files": {}}', "is a model folder, not a thing folder"),
         (
-            '{"format": 1, "kind": "thing", "files": {"gone.txt": {"sha256": "", "bytes": 0}}}',
+            '{"format": 2, "kind": "thing", "files": {"gone.txt": {"sha256": "", "bytes": 0}}}',
             "gone.txt is missing",
         ),
     ],

@@ -59,7 +59,7 @@ def test_a_pickle_named_like_a_checkpoint_is_refused_and_not_run(folder: Path, n
         {"other": "{}"},
         {"mobatlas": "[]"},
         {"mobatlas": "{"},
-        {"mobatlas": '{"format": 1, "step": "x"}'},
+        {"mobatlas": '{"format": 2, "step": "x"}'},
     ],
 )
 def test_tensors_that_mobatlas_did_not_write_are_refused(

@@ -27,6 +27,7 @@ class Renames:
     files: Rules = field(default_factory=dict)  # a file or folder name inside an output
     values: Rules = field(default_factory=dict)  # strings in JSON and in columns
     ignored_keys: frozenset[str] = frozenset()  # of JSON: the values differ between any two runs
+    ignored_paths: frozenset[Path] = frozenset()  # from the root of a JSON document
     prose_keys: frozenset[str] = frozenset()  # of JSON: text; only how many there are is compared
     ignored_columns: frozenset[str] = frozenset()
     ignored_files: frozenset[str] = frozenset()
@@ -93,6 +94,7 @@ RENAMES = Renames(
         | {"path", "seconds", "examples_per_second", "trajectories_per_second", "peak_gb"}
         | {"bytes", "version", "inputs"}
     ),
+    ignored_paths=frozenset({("format",)}),  # of a folder; readers of data have a key of that name
     prose_keys=frozenset(
         {"warnings", "notes", "note", "reason", "advice", "sentence", "action"},
     ),

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from mobatlas.errors import MobatlasError, out_of_memory
 
-FORMAT = 1  # of the folders; a folder of another format is refused, not guessed at
+FORMAT = 2  # of the folders; a folder of another format is refused, not guessed at
 MANIFEST = "manifest.json"
 METADATA = b"mobatlas"  # the key under which a Parquet file of ours says what made it
 LIBRARIES = (
