@@ -21,6 +21,7 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import METRICS, MetricSpec, metrics
 from mobatlas.features.divergences import column_sums, drop_empty_bins, jsd, jsd_rows
+from mobatlas.groups import Groups
 
 EVERYBODY = "everybody"
 REAL, SYNTHETIC, RESAMPLING = 0, 1, 2  # streams of random numbers
@@ -167,10 +168,15 @@ def sampling_floor(
         {EVERYBODY: Trajectories.of(dataset, dataset.split(side))} for side in (split, "train")
     ]
     groups = None
-    if dataset.groups is not None and dataset.labels() is not None:
+    if labelled_groups(dataset) is not None:
         sides = [real_groups(dataset, side) for side in (split, "train")]
         groups = evaluate_groups(spec, *sides, size=size, seed=seed)
     return Floor(groups, evaluate_groups(spec, *everybody, size=size, seed=seed))
+
+
+def labelled_groups(dataset: TrajectoryDataset) -> Groups | None:
+    """The groups of a dataset; None if its people have no labels."""
+    return None if dataset.labels() is None else dataset.groups
 
 
 def group_members(dataset: TrajectoryDataset, split: str) -> dict[str, Ints]:

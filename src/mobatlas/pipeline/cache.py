@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mobatlas.errors import MobatlasError
-from mobatlas.io.manifest import file_hash, read_manifest, write_json
+from mobatlas.io.manifest import file_hash, write_json
 
 log = logging.getLogger("mobatlas")
 STEPS_FILE = "steps.json"
@@ -54,6 +54,7 @@ class StepCache:
             log.info("%s: already computed", name)
             return out
         self._record(name, key, done=False)
+        out.parent.mkdir(parents=True, exist_ok=True)
         compute(same_inputs)
         self._record(name, key, done=True)
         return out
@@ -84,8 +85,3 @@ def path_hash(path: Path) -> str:
     files = sorted(each for each in path.rglob("*") if each.is_file())
     lines = [f"{each.relative_to(path).as_posix()} {file_hash(each)}" for each in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def manifest_hash(folder: Path, kind: str) -> str:
-    """The content hash that the manifest of a mobatlas folder states."""
-    return read_manifest(folder, kind).content_hash

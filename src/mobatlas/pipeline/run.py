@@ -1,7 +1,7 @@
 """A whole run: from tables or a simulated city to samples by group, an evaluation and report.html.
 
 Every step is cached with a hash of its inputs. A second call computes only what changed, and an
-interrupted run resumes.
+interrupted run resumes. The demo is a run with a configuration that is part of the package.
 """
 
 from __future__ import annotations
@@ -9,37 +9,36 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
-from mobatlas.config import RegionsConfig, RunConfig, load_run
+from mobatlas.config import RegionsConfig, RunConfig, build_run, load_run, merge
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.dataset import KIND as DATASET
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import STEPS, prepare
+from mobatlas.data.samples import Samples
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.evaluate import evaluate
+from mobatlas.evaluation.comparison import labelled_groups
+from mobatlas.evaluation.evaluate import BASELINE, OURS, STRONG, evaluate, sample_reader
 from mobatlas.evaluation.privacy.audit import STEPS as AUDIT_STEPS
 from mobatlas.evaluation.privacy.audit import audit
 from mobatlas.evaluation.regional import held_out_people, held_out_regions
-from mobatlas.generators.protocol import family_of
+from mobatlas.generators.protocol import Family, family_of
 from mobatlas.generators.store import KIND as MODEL
 from mobatlas.generators.store import load_model
 from mobatlas.groups import Groups
-from mobatlas.io.manifest import (
-    library_versions,
-    read_manifest,
-    write_json,
-)
+from mobatlas.io.manifest import library_versions, read_manifest, write_json
 from mobatlas.io.output import lock_output
-from mobatlas.pipeline.cache import StepCache, manifest_hash, path_hash, refuse_foreign_folder
+from mobatlas.pipeline.cache import StepCache, path_hash, refuse_foreign_folder
 from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
 from mobatlas.pipeline.train import train
 from mobatlas.progress import track
 from mobatlas.regions.build import RegionsOptions
-from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import RegionsFolder, build_regions
 from mobatlas.report.html import RUN, write_report
 from mobatlas.sampling.generate import generate
@@ -47,10 +46,6 @@ from mobatlas.sampling.request import SampleRequest
 from mobatlas.supervision.samplers import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler
 from mobatlas.training.loop import Execution
-
-REPORT = "report.html"
-BASELINE = "baseline"
-STRONG = "strong"
 
 
 @dataclass(frozen=True)
@@ -87,50 +82,47 @@ def run(
     --------
     >>> run(Path("city.yaml"), "runs/city").report  # doctest: +SKIP
     """
-    if isinstance(config, RunConfig):
-        loaded = config
-        base = Path()
-    else:
-        loaded = load_run(config)
-        base = config.parent
+    loaded = config if isinstance(config, RunConfig) else load_run(config)
+    base = Path() if isinstance(config, RunConfig) else config.parent
     folder = Path(out)
     refuse_foreign_folder(folder)
     with lock_output(folder):
         return _run(_Steps(loaded, base, folder, StepCache(folder, overwrite), quiet))
 
 
+def run_demo(
+    out: Path,
+    seed: int = 0,
+    quiet: bool = False,
+    *,
+    overwrite: bool = False,
+    values: Mapping[str, Any] | None = None,
+) -> RunResult:
+    """Run the demo in `out`; `values` change its configuration."""
+    text = resources.files("mobatlas.pipeline").joinpath("demo.yaml").read_text(encoding="utf-8")
+    config = build_run(merge(yaml.safe_load(text), {"seed": seed}, values or {}))
+    return run(config, out, overwrite=overwrite, quiet=quiet)
+
+
 def _run(steps: _Steps) -> RunResult:
     config = steps.config
     start = time.perf_counter()
-    sources = steps.region_sources()
-    options = steps.generator_options()
-    family = family_of(config.train.generator)
-    if config.strong and not family.trainable:
-        raise MobatlasError(
-            f"strong: the generator {family.name} cannot be trained on labels; remove `strong`"
-        )
-    dataset = steps.dataset()
-    opened = TrajectoryDataset.open(dataset)
-    labelled = opened.groups is not None and opened.labels() is not None
-    if config.strong and not labelled:
-        raise MobatlasError("strong: the people of this dataset have no labels; remove `strong`")
+    steps.check()
+    dataset = steps.dataset
+    strong_groups = steps.strong_groups()
     # Errors in regions must show before hours of training.
-    regions = {name: steps.regions(name, source, opened) for name, source in sources.items()}
-    baseline = steps.baseline(dataset, options)
-    samples = {BASELINE: steps.sample_population(baseline, opened)}
+    regions = {name: steps.regions(name, source) for name, source in config.regions.items()}
+    samples = {BASELINE: steps.sample_population()}
     models = {BASELINE: BASELINE}
-    if labelled and family.trainable and config.strong is not False and opened.groups is not None:
-        strong = steps.strong(baseline)
-        samples[STRONG] = steps.sample_groups(STRONG, strong, opened.groups, calibrate=False)
+    if strong_groups is not None:
+        strong = steps.strong()
+        samples[STRONG] = steps.sample_groups(STRONG, strong, strong_groups, calibrate=False)
         models[STRONG] = STRONG
-    chapters = {
-        name: steps.chapter(name, folder, opened, baseline, samples)
-        for name, folder in regions.items()
-    }
+    chapters = {name: steps.chapter(name, folder, samples) for name, folder in regions.items()}
     facts = {
         "title": config.title,
         "seed": config.seed,
-        "dataset": steps.relative(dataset),
+        "dataset": steps.relative(dataset.path),
         "models": models,
         "samples": {name: steps.relative(path) for name, path in samples.items()},
         "regions": chapters,
@@ -139,7 +131,7 @@ def _run(steps: _Steps) -> RunResult:
         "seconds": round(time.perf_counter() - start, 1),
     }
     write_json(steps.out / RUN, facts)
-    report = write_report(steps.out, steps.out / REPORT, overwrite=True)
+    report = write_report(steps.out, steps.out / "report.html", overwrite=True, read=steps.read)
     return RunResult(steps.out, report, facts)
 
 
@@ -157,44 +149,72 @@ class _Steps:
         """A path within the run's folder, as run.json holds it."""
         return str(path.relative_to(self.out))
 
-    def dataset(self) -> Path:
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is computed."""
+        if not self.config.regions:
+            raise MobatlasError(
+                "regions: the configuration has none; give `composition` and `aggregates`, "
+                "`by` with a column of people, or a `partition`"
+            )
+        for name, source in self.config.regions.items():
+            reserved = name in (BASELINE, STRONG) or name.startswith(".")
+            if reserved or not name.strip() or not set(name).isdisjoint("/\\"):
+                raise MobatlasError(
+                    f"regions.{name}: this cannot be the name of a folder; choose another name"
+                )
+            for key, path in self._tables(source).items():
+                _refuse_missing(path, f"regions.{name}.{key}")
+        if self.config.source is not None:
+            _refuse_missing(self.base / self.config.source.path, "source.path")
+        if self.config.strong and not self.family.trainable:
+            raise MobatlasError(
+                f"strong: the generator {self.family.name} cannot be trained on labels; "
+                "remove `strong`"
+            )
+        _ = self.generator_options  # refuses files that do not exist
+
+    def _tables(self, source: RegionsConfig) -> dict[str, Path]:
+        paths = {"composition": source.composition, "aggregates": source.aggregates}
+        return {key: self.base / path for key, path in paths.items() if path is not None}
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.config.train.generator)
+
+    @cached_property
+    def generator_options(self) -> dict[str, Any]:
+        """Options of the generator, with the files they name resolved and checked."""
+        return self.family.resolve(self.config.train.options, self.base)
+
+    @cached_property
+    def dataset(self) -> TrajectoryDataset:
         """Trajectories of the source, or of a simulated city."""
         out = self.out / "dataset"
-        preset = self.config.preset
+        source = self.config.source
+        path = self._city() if source is None else self.base / source.path
+        layout = "plain" if source is None else source.format
         values = self.config.prepare.model_dump(mode="json", exclude_unset=True)
-        if self.config.source is None:
-            source = self._city()
-            layout = "plain"
-            engine = "duckdb"
-        else:
-            source = self.base / self.config.source.path
-            layout = self.config.source.format
-            engine = self.config.source.engine
-            if not source.exists():
-                raise MobatlasError(
-                    f"{source}: does not exist; `source.path` is relative to the configuration file"
-                )
 
         def compute(_: bool) -> None:
             with track("preparing", STEPS, self.quiet) as tracker:
                 prepare(
-                    source,
+                    path,
                     out,
                     format=layout,
-                    engine=engine,
-                    preset=preset,
+                    engine="duckdb" if source is None else source.engine,
+                    preset=self.config.preset,
                     values=values,
                     overwrite=True,
                     tracker=tracker,
                 )
 
         inputs = {
-            "source": path_hash(source),
+            "source": path_hash(path),
             "format": layout,
-            "preset": preset,
+            "preset": self.config.preset,
             "values": values,
         }
-        return self.cache.run("dataset", out, inputs, compute)
+        return TrajectoryDataset.open(self.cache.run("dataset", out, inputs, compute))
 
     def _city(self) -> Path:
         out = self.out / "city"
@@ -208,128 +228,12 @@ class _Steps:
         inputs = {"city": config.model_dump(mode="json"), "seed": seed}
         return self.cache.run("city", out, inputs, compute)
 
-    def region_sources(self) -> dict[str, RegionsConfig]:
-        """The configured sources of regions; missing tables and unusable names are refused."""
-        if not self.config.regions:
-            raise MobatlasError(
-                "regions: the configuration has none; give `composition` and `aggregates`, "
-                "`by` with a column of people, or a `partition`"
-            )
-        for name, source in self.config.regions.items():
-            reserved = name in (BASELINE, STRONG) or name.startswith(".")
-            if reserved or not name.strip() or not set(name).isdisjoint("/\\"):
-                raise MobatlasError(
-                    f"regions.{name}: this cannot be the name of a folder; choose another name"
-                )
-            for key, path in self._tables(source).items():
-                if not path.exists():
-                    raise MobatlasError(
-                        f"{path}: does not exist; "
-                        f"`regions.{name}.{key}` is relative to the configuration file"
-                    )
-        return dict(self.config.regions)
+    @cached_property
+    def read(self) -> Callable[..., Samples]:
+        """Reads each file of samples once, for all evaluations and the report."""
+        return sample_reader(self.dataset)
 
-    def _tables(self, source: RegionsConfig) -> dict[str, Path]:
-        paths = {"composition": source.composition, "aggregates": source.aggregates}
-        return {key: self.base / path for key, path in paths.items() if path is not None}
-
-    def generator_options(self) -> dict[str, Any]:
-        """Options of the generator, with the files they name resolved and checked."""
-        chosen = self.config.train
-        return family_of(chosen.generator).resolve(chosen.options, self.base)
-
-    def baseline(self, dataset: Path, options: dict[str, Any]) -> Path:
-        """Phase 1."""
-        out = self.out / BASELINE
-        inputs = {
-            "dataset": manifest_hash(dataset, DATASET),
-            "preset": self.config.preset,
-            "generator": self.config.train.generator,
-            "options": options,
-            "seed": self.config.seed,
-        }
-
-        def compute(resume: bool) -> None:
-            train(
-                dataset,
-                out,
-                generator=self.config.train.generator,
-                preset=self.config.preset,
-                values=options,
-                seed=self.config.seed,
-                execution=self._execution(resume),
-            )
-
-        return self.cache.run(BASELINE, out, inputs, compute)
-
-    def strong(self, baseline: Path) -> Path:
-        """The labelled upper bound."""
-        out = self.out / STRONG
-        _, values = split_options(self.config.supervise.options)
-        inputs = {
-            "model": manifest_hash(baseline, MODEL),
-            "options": values,
-            "seed": self.config.seed,
-        }
-        options = SuperviseOptions(strategy=STRONG, values=values)
-        return self.cache.run(STRONG, out, inputs, self._supervision(baseline, out, None, options))
-
-    def _supervised(self, name: str, baseline: Path, regions: Path) -> Path:
-        out = self.out / "models" / name
-        chosen = self.config.supervise
-        inputs = {
-            "model": manifest_hash(baseline, MODEL),
-            "regions": manifest_hash(regions, REGIONS),
-            **chosen.model_dump(mode="json"),
-            "seed": self.config.seed,
-        }
-        options = SuperviseOptions(
-            strategy=chosen.strategy,
-            divergence=chosen.divergence,
-            membership=chosen.membership,
-            values=chosen.options,
-        )
-        compute = self._supervision(baseline, out, regions, options)
-        return self.cache.run(f"model {name}", out, inputs, compute)
-
-    def _supervision(
-        self, baseline: Path, out: Path, regions: Path | None, options: SuperviseOptions
-    ) -> Callable[[bool], Any]:
-        seed = self.config.seed
-
-        def compute(resume: bool) -> None:
-            execution = self._execution(resume)
-            supervise(baseline, out, regions, options, seed=seed, execution=execution)
-
-        return compute
-
-    def chapter(
-        self,
-        name: str,
-        regions: Path,
-        dataset: TrajectoryDataset,
-        baseline: Path,
-        samples: Mapping[str, Path],
-    ) -> dict[str, Any]:
-        """One source of regions: its diagnosis, a model, samples and their evaluation."""
-        model = self._supervised(name, baseline, regions)
-        opened = RegionsFolder.open(regions)
-        own = self.sample_groups(name, model, opened.regions.groups, calibrate=True)
-        models = {BASELINE: baseline, "supervised": model}
-        evaluation = self._evaluation(name, {**samples, "ours": own}, dataset, models, opened)
-        chapter = {
-            "regions": self.relative(regions),
-            "model": self.relative(model),
-            "samples": self.relative(own),
-            "evaluation": self.relative(evaluation),
-            "information": read_manifest(model, MODEL).details["report"]["information"],
-            "diagnosis": opened.diagnosis.as_dict(),
-        }
-        if self.config.audit:
-            chapter["audit"] = self.relative(self._audit(name, own, dataset))
-        return chapter
-
-    def regions(self, name: str, source: RegionsConfig, dataset: TrajectoryDataset) -> Path:
+    def regions(self, name: str, source: RegionsConfig) -> RegionsFolder:
         """Composition and aggregates."""
         out = self.out / "regions" / name
         tables = self._tables(source)
@@ -345,21 +249,96 @@ class _Steps:
         )
 
         def compute(_: bool) -> None:
-            build_regions(dataset.path, out, options, seed=seed, overwrite=True)
+            build_regions(self.dataset.path, out, options, seed=seed, overwrite=True)
 
         inputs = {
-            "dataset": dataset.manifest.content_hash,
+            "dataset": self.dataset.manifest.content_hash,
             "options": source.model_dump(exclude_none=True),
             "seed": seed,
             **{key: path_hash(path) for key, path in tables.items()},
         }
-        return self.cache.run(f"regions {name}", out, inputs, compute)
+        return RegionsFolder.open(self.cache.run(f"regions {name}", out, inputs, compute))
 
-    def sample_population(self, model: Path, dataset: TrajectoryDataset) -> Path:
-        """Samples of a model without groups, as many as all groups have together."""
-        groups = len(dataset.groups) if dataset.groups is not None else 1
-        n = groups * self.config.samples.each
-        return self._samples(BASELINE, model, n, SampleRequest())
+    @cached_property
+    def baseline(self) -> Path:
+        """Phase 1."""
+        out = self.out / BASELINE
+        config = self.config
+
+        def compute(resume: bool) -> None:
+            train(
+                self.dataset.path,
+                out,
+                generator=config.train.generator,
+                preset=config.preset,
+                values=self.generator_options,
+                seed=config.seed,
+                execution=self._execution(resume),
+            )
+
+        inputs = {
+            "dataset": self.dataset.manifest.content_hash,
+            "preset": config.preset,
+            "generator": config.train.generator,
+            "options": self.generator_options,
+            "seed": config.seed,
+        }
+        return self.cache.run(BASELINE, out, inputs, compute)
+
+    def strong_groups(self) -> Groups | None:
+        """The groups of the labelled upper bound; None if it is not wanted or not possible."""
+        groups = labelled_groups(self.dataset)
+        if self.config.strong and groups is None:
+            raise MobatlasError(
+                "strong: the people of this dataset have no labels; remove `strong`"
+            )
+        wanted = self.family.trainable and self.config.strong is not False
+        return groups if wanted else None
+
+    def strong(self) -> Path:
+        """The labelled upper bound."""
+        _, values = split_options(self.config.supervise.options)
+        options = SuperviseOptions(strategy=STRONG, values=values)
+        return self._supervise(STRONG, self.out / STRONG, None, options, {"options": values})
+
+    def _supervised(self, name: str, regions: RegionsFolder) -> Path:
+        chosen = self.config.supervise
+        options = SuperviseOptions(
+            strategy=chosen.strategy,
+            divergence=chosen.divergence,
+            membership=chosen.membership,
+            values=chosen.options,
+        )
+        inputs = {"regions": regions.manifest.content_hash, **chosen.model_dump(mode="json")}
+        return self._supervise(
+            f"model {name}", self.out / "models" / name, regions, options, inputs
+        )
+
+    def _supervise(
+        self,
+        step: str,
+        out: Path,
+        regions: RegionsFolder | None,
+        options: SuperviseOptions,
+        inputs: Mapping[str, Any],
+    ) -> Path:
+        seed = self.config.seed
+
+        def compute(resume: bool) -> None:
+            execution = self._execution(resume)
+            supervise(self.baseline, out, regions, options, seed=seed, execution=execution)
+
+        inputs = {"model": _model_hash(self.baseline), **inputs, "seed": seed}
+        return self.cache.run(step, out, inputs, compute)
+
+    def _execution(self, resume: bool) -> Execution:
+        return Execution(resume=resume, overwrite=not resume, quiet=self.quiet)
+
+    def sample_population(self) -> Path:
+        """Samples of the model without groups, as many as all groups have together."""
+        groups = self.dataset.groups
+        n = self.config.samples.each * (1 if groups is None else len(groups))
+        return self._samples(BASELINE, self.baseline, n, SampleRequest())
 
     def sample_groups(self, name: str, model: Path, groups: Groups, *, calibrate: bool) -> Path:
         """Equally many samples of each group, in one file."""
@@ -371,12 +350,11 @@ class _Steps:
         request = replace(request, coarsen=self.config.samples.coarsen, seed=self.config.seed)
 
         def compute(_: bool) -> None:
-            out.parent.mkdir(parents=True, exist_ok=True)
             with track(f"sampling {name}", n, self.quiet) as tracker:
                 generate(model, out, n, request, overwrite=True, tracker=tracker)
 
         inputs = {
-            "model": manifest_hash(model, MODEL),
+            "model": _model_hash(model),
             "wanted": {str(group): n for group in request.group or (None,)},
             "calibrate": request.calibrate,
             "coarsen": request.coarsen,
@@ -384,69 +362,91 @@ class _Steps:
         }
         return self.cache.run(f"samples {name}", out, inputs, compute)
 
-    def _evaluation(
-        self,
-        name: str,
-        samples: Mapping[str, Path],
-        dataset: TrajectoryDataset,
-        models: Mapping[str, Path],
-        regions: RegionsFolder,
-    ) -> Path:
-        out = self.out / "evaluation" / f"{name}.json"
-        seed = self.config.seed
-
-        def compute(_: bool) -> None:
-            result = evaluate(
-                samples["ours"],
-                dataset.path,
-                baseline=samples[BASELINE],
-                strong=samples.get(STRONG),
-                seed=seed,
-            )
-            regional = _regional_scores(dataset, models, regions, seed)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            write_json(out, result.as_dict() | {"regional": regional})
-
-        inputs = {key: path_hash(path) for key, path in samples.items()} | {
-            "dataset": dataset.manifest.content_hash,
-            "regions": regions.manifest.content_hash,
-            "seed": str(seed),
+    def chapter(
+        self, name: str, regions: RegionsFolder, samples: Mapping[str, Path]
+    ) -> dict[str, Any]:
+        """One source of regions: its diagnosis, a model, samples and their evaluation."""
+        model = self._supervised(name, regions)
+        own = self.sample_groups(name, model, regions.regions.groups, calibrate=True)
+        evaluation = self._evaluation(name, {**samples, OURS: own}, model, regions)
+        chapter = {
+            "regions": self.relative(regions.path),
+            "model": self.relative(model),
+            "samples": self.relative(own),
+            "evaluation": self.relative(evaluation),
+            "information": read_manifest(model, MODEL).details["report"]["information"],
+            "diagnosis": regions.diagnosis.as_dict(),
         }
-        return self.cache.run(f"evaluation {name}", out, inputs, compute)
+        if self.config.audit:
+            chapter["audit"] = self.relative(self._audit(name, own))
+        return chapter
 
-    def _audit(self, name: str, samples: Path, dataset: TrajectoryDataset) -> Path:
-        out = self.out / "audit" / f"{name}.json"
+    def _evaluation(
+        self, name: str, samples: Mapping[str, Path], model: Path, regions: RegionsFolder
+    ) -> Path:
+        def compute() -> dict[str, Any]:
+            groups = labelled_groups(self.dataset)
+            files = {label: self.read(path, groups=groups) for label, path in samples.items()}
+            result = evaluate(
+                files[OURS],
+                self.dataset,
+                baseline=files[BASELINE],
+                strong=files.get(STRONG),
+                seed=self.config.seed,
+            )
+            return result.as_dict() | {"regional": self._regional_scores(model, regions)}
+
+        inputs = {key: path_hash(path) for key, path in samples.items()}
+        inputs["regions"] = regions.manifest.content_hash
+        return self._json("evaluation", name, inputs, compute)
+
+    def _regional_scores(self, model: Path, regions: RegionsFolder) -> dict[str, Any]:
+        """Scores that need no labels: held-out people of the regions, and held-out regions."""
+        dataset = self.dataset
         seed = self.config.seed
+        people = np.intersect1d(dataset.split_people("train"), dataset.person)
+        homes = dataset.anchors[people]  # (people, 4)
+        samplers: dict[str, Sampler] = {
+            BASELINE: PlainSampler(load_model(self.baseline).generator, homes),
+            "supervised": load_sampler(load_model(model)),
+        }
+        parents = dataset.vocabulary.parents
+        return {
+            "held_out_people": held_out_people(samplers, dataset, regions, seed),
+            "held_out_regions": held_out_regions(regions.regions, seed, parents=parents),
+        }
 
-        def compute(_: bool) -> None:
+    def _audit(self, name: str, samples: Path) -> Path:
+        def compute() -> dict[str, Any]:
             with track(f"auditing {name}", AUDIT_STEPS, self.quiet) as tracker:
-                result = audit(samples, dataset.path, seed=seed, tracker=tracker)
-            out.parent.mkdir(parents=True, exist_ok=True)
-            write_json(out, result.as_dict())
+                seed = self.config.seed
+                return audit(samples, self.dataset.path, seed=seed, tracker=tracker).as_dict()
+
+        return self._json("audit", name, {"samples": path_hash(samples)}, compute)
+
+    def _json(
+        self, step: str, name: str, inputs: Mapping[str, Any], compute: Callable[[], dict[str, Any]]
+    ) -> Path:
+        """Cache the result of a function in the file STEP/NAME.json."""
+        out = self.out / step / f"{name}.json"
+
+        def write(_: bool) -> None:
+            write_json(out, compute())
 
         inputs = {
-            "samples": path_hash(samples),
-            "dataset": dataset.manifest.content_hash,
-            "seed": seed,
+            **inputs,
+            "dataset": self.dataset.manifest.content_hash,
+            "seed": self.config.seed,
         }
-        return self.cache.run(f"audit {name}", out, inputs, compute)
-
-    def _execution(self, resume: bool) -> Execution:
-        return Execution(resume=resume, overwrite=not resume, quiet=self.quiet)
+        return self.cache.run(f"{step} {name}", out, inputs, write)
 
 
-def _regional_scores(
-    dataset: TrajectoryDataset, models: Mapping[str, Path], regions: RegionsFolder, seed: int
-) -> dict[str, Any]:
-    """Scores that need no labels: held-out people of the regions, and held-out regions."""
-    people = np.intersect1d(dataset.split_people("train"), dataset.person)
-    homes = dataset.anchors[people]  # (people, 4)
-    samplers: dict[str, Sampler] = {
-        BASELINE: PlainSampler(load_model(models[BASELINE]).generator, homes),
-        "supervised": load_sampler(load_model(models["supervised"])),
-    }
-    parents = dataset.vocabulary.parents
-    return {
-        "held_out_people": held_out_people(samplers, dataset, regions, seed),
-        "held_out_regions": held_out_regions(regions.regions, seed, parents=parents),
-    }
+def _refuse_missing(path: Path, key: str) -> None:
+    if not path.exists():
+        raise MobatlasError(
+            f"{path}: does not exist; `{key}` is relative to the configuration file"
+        )
+
+
+def _model_hash(model: Path) -> str:
+    return read_manifest(model, MODEL).content_hash

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mobatlas.config import build, merge
+from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.protocol import Family, family_of
+from mobatlas.generators.protocol import family_of
 from mobatlas.generators.store import SUPERVISION, Model, load_model
-from mobatlas.io.manifest import read_manifest
 from mobatlas.io.output import is_complete, refuse_overlap
 from mobatlas.pipeline.train import (
     Identity,
@@ -20,7 +20,7 @@ from mobatlas.pipeline.train import (
     model_folder,
     save_training,
 )
-from mobatlas.regions.store import KIND as REGIONS
+from mobatlas.regions.store import RegionsFolder
 from mobatlas.supervision.evidence import Evidence, gather_evidence
 from mobatlas.supervision.store import save_calibration, save_curve, save_evidence
 from mobatlas.supervision.strategies import (
@@ -39,6 +39,7 @@ from mobatlas.supervision.strategies import (
 from mobatlas.training.loop import DEFAULT_EXECUTION, Execution
 
 log = logging.getLogger("mobatlas")
+BY_USER = "chosen by the user"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ DEFAULT_OPTIONS = SuperviseOptions()
 def supervise(
     model: Path | str,
     out: Path | str,
-    regions: Path | str | None = None,
+    regions: RegionsFolder | Path | str | None = None,
     options: SuperviseOptions = DEFAULT_OPTIONS,
     *,
     dataset: Path | str | None = None,
@@ -112,78 +113,78 @@ def supervise(
     >>> tilt = SuperviseOptions(strategy="tilt")
     >>> supervise("model", "model-by-group", "regions", tilt)  # doctest: +SKIP
     """
-    source = Path(model)
     target = Path(out)
     if options.strategy != AUTO:
-        get_strategy(options.strategy)
-    refuse_overlap(source, target)
-    loaded = load_model(source, Path(dataset) if dataset else None)
+        get_strategy(options.strategy)  # an unknown name is refused before the model is loaded
+    refuse_overlap(Path(model), target)
+    loaded = load_model(Path(model), Path(dataset) if dataset else None)
     plan = _plan(loaded, options, regions, target, execution.quiet)
     opened = loaded.open_dataset()
-    identity = Identity(
-        {
-            "generator": loaded.name,
-            "dataset": opened.manifest.content_hash,
-            "model": loaded.manifest.content_hash,
-            **plan.settings(),
-        },
-        seed,
-    )
+    identity = Identity(plan.settings(opened), seed)
     if execution.resume and is_complete(target):
         return finished_report(target, identity)
-    evidence = plan.evidence(opened)
-    if options.strategy == AUTO:
-        log.info("Strategy %s: %s.", plan.strategy.name, plan.reason)
-    with model_folder(target, identity, execution) as (folder, trainer):
-        base = plan.family.load(source, plan.config, opened.vocabulary, loaded.generator.groups)
-        result = plan.run(base, opened, evidence, trainer, plan.options)
-        facts = {"strategy": plan.strategy.name, "reason": plan.reason, **plan.describe(evidence)}
-        if folder is not None:
-            _save_supervision(folder, result, evidence, facts)
-        return save_training(folder, result.generator, loaded.name, opened, facts | result.report)
+    return plan.train(opened, target, identity, execution)
 
 
 @dataclass(frozen=True)
 class _Plan:
     """One supervision with all choices made and checked."""
 
+    model: Model
     strategy: Strategy
-    reason: str
+    reason: str  # why this strategy
     run: RunStrategy
     options: StrategyOptions
     config: Any  # of the generator
-    regions: Path | None
-    family: Family
-    base_membership: bool  # whether the model that finetuning continues from used membership
+    regions: RegionsFolder | None
 
-    def settings(self) -> dict[str, Any]:
-        """What identifies this supervision besides the model and the dataset."""
+    def settings(self, dataset: TrajectoryDataset) -> dict[str, Any]:
+        """What identifies this supervision besides the seed."""
         options = self.options
         return {
+            "generator": self.model.name,
+            "dataset": dataset.manifest.content_hash,
+            "model": self.model.manifest.content_hash,
             "strategy": self.strategy.name,
-            "regions": self.regions and read_manifest(self.regions, REGIONS).content_hash,
+            "regions": self.regions and self.regions.content_hash,
             "membership": options.membership,
             "from_scratch": options.from_scratch,
             "supervise": options.config.model_dump(mode="json", include=self.strategy.sections),
             **self.config.model_dump(mode="json"),
         }
 
-    def evidence(self, dataset: Any) -> Evidence | None:
-        """The evidence of the REGIONS folder, if the strategy uses one."""
-        if self.regions is None:
-            return None
-        config = self.options.config
-        return gather_evidence(
-            dataset, self.regions, visits=config.visits, groups_explain=config.groups_explain
-        )
+    def train(
+        self, dataset: TrajectoryDataset, out: Path, identity: Identity, execution: Execution
+    ) -> dict[str, Any]:
+        """Gather the evidence, run the strategy and write the MODEL folder."""
+        evidence = None
+        facts: dict[str, Any] = {"strategy": self.strategy.name, "reason": self.reason}
+        if self.regions is not None:
+            config = self.options.config
+            evidence = gather_evidence(
+                dataset, self.regions, visits=config.visits, groups_explain=config.groups_explain
+            )
+            facts |= self._describe(evidence)
+        if self.reason != BY_USER:
+            log.info("Strategy %s: %s.", self.strategy.name, self.reason)
+        with model_folder(out, identity, execution) as (folder, trainer):
+            model = self.model
+            groups = model.generator.groups
+            family = family_of(model.name)
+            base = family.load(model.path, self.config, dataset.vocabulary, groups)
+            result = self.run(base, dataset, evidence, trainer, self.options)
+            if folder is not None:
+                _save_supervision(folder, result, evidence, facts)
+            report = facts | result.report
+            return save_training(folder, result.generator, model.name, dataset, report)
 
-    def describe(self, evidence: Evidence | None) -> dict[str, Any]:
+    def _describe(self, evidence: Evidence) -> dict[str, Any]:
         """What the report says about the evidence."""
-        if evidence is None:
-            return {}
+        # Finetuning may continue from a model that was supervised with membership.
+        earlier = self.model.manifest.details.get(SUPERVISION, {})
         return {
             "regions": {"path": str(evidence.source.resolve()), "hash": evidence.content_hash},
-            "membership": self.options.membership or self.base_membership,
+            "membership": self.options.membership or bool(earlier.get("membership", False)),
             "information": {
                 name: round(share, 4) for name, share in evidence.information().items()
             },
@@ -192,15 +193,18 @@ class _Plan:
 
 
 def _plan(
-    loaded: Model, options: SuperviseOptions, regions: Path | str | None, out: Path, quiet: bool
+    model: Model,
+    options: SuperviseOptions,
+    regions: RegionsFolder | Path | str | None,
+    out: Path,
+    quiet: bool,
 ) -> _Plan:
     """Choose the strategy and check its options, before anything is written."""
-    family = family_of(loaded.name)
-    if options.strategy == AUTO:
-        name, reason = choose_strategy(loaded.generator, family)
-    else:
-        name = options.strategy
-        reason = "chosen by the user"
+    family = family_of(model.name)
+    name = options.strategy
+    reason = BY_USER
+    if name == AUTO:
+        name, reason = choose_strategy(model.generator, family)
     strategy = get_strategy(name)
     supervision_values, generator_values = split_options(options.values)
     run = runner_for(strategy, family, generator_values, from_scratch=options.from_scratch)
@@ -214,19 +218,10 @@ def _plan(
         divergence=options.divergence,
     )
     folder = _regions_folder(strategy, options.strategy, regions, out)
-    _refuse_labelled(loaded, strategy)
-    config = loaded.generator.config.model_dump()
-    earlier = loaded.manifest.details.get(SUPERVISION, {})
-    return _Plan(
-        strategy=strategy,
-        reason=reason,
-        run=run,
-        options=checked,
-        config=build(family.config, merge(config, generator_values), "supervise"),
-        regions=folder,
-        family=family,
-        base_membership=bool(earlier.get("membership", False)),
-    )
+    _refuse_labelled(model, strategy)
+    values = merge(model.generator.config.model_dump(), generator_values)
+    config = build(family.config, values, "supervise")
+    return _Plan(model, strategy, reason, run, checked, config, folder)
 
 
 def check_options(generator: str, preset: str, values: Mapping[str, Any]) -> None:
@@ -247,24 +242,22 @@ def split_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def _regions_folder(
-    strategy: Strategy, requested: str, regions: Path | str | None, out: Path
-) -> Path | None:
+    strategy: Strategy, requested: str, regions: RegionsFolder | Path | str | None, out: Path
+) -> RegionsFolder | None:
     """The REGIONS folder to learn from; None for a strategy that needs none."""
     if not strategy.needs_regions:
         if regions is not None:
-            log.warning(
-                "--strategy %s needs no regions. Those in %s are not used.",
-                requested,
-                regions,
-            )
+            path = getattr(regions, "path", regions)
+            log.warning("--strategy %s needs no regions; %s is not used.", requested, path)
         return None
     if regions is None:
         raise MobatlasError(
             f"--strategy {requested} needs REGIONS, a folder that `mobatlas regions` wrote; "
             "give it after MODEL"
         )
-    refuse_overlap(Path(regions), out)
-    return Path(regions)
+    folder = RegionsFolder.open(regions)
+    refuse_overlap(folder.path, out)
+    return folder
 
 
 def _refuse_labelled(model: Model, strategy: Strategy) -> None:

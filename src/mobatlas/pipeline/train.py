@@ -15,7 +15,7 @@ import numpy as np
 from mobatlas.config import build, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.protocol import Generator, family_of
+from mobatlas.generators.protocol import Family, Generator, family_of
 from mobatlas.generators.store import (
     COMPOSITION,
     CONFIG,
@@ -87,24 +87,13 @@ def train(
     --------
     >>> train("dataset", "model", preset="small")  # doctest: +SKIP
     """
-    source = Path(dataset)
     target = Path(out)
     family = family_of(generator)
-    if preset is not None and preset not in family.presets:
-        raise MobatlasError(
-            f"--preset {preset} does not exist{suggestion(preset, family.presets)} "
-            f"(known: {', '.join(family.presets)})"
-        )
-    options = family.resolve(values or {}, Path())
-    config = build(family.config, merge(family.presets[preset] if preset else {}, options), "train")
-    opened = TrajectoryDataset.open(source)
-    refuse_overlap(source, target)
-    settings = {
-        "generator": generator,
-        "dataset": opened.manifest.content_hash,
-        **config.model_dump(mode="json"),
-    }
-    identity = Identity(settings, seed)
+    config = _configure(family, preset, values or {})
+    opened = TrajectoryDataset.open(dataset)
+    refuse_overlap(opened.path, target)
+    settings = {"generator": generator, "dataset": opened.manifest.content_hash}
+    identity = Identity(settings | config.model_dump(mode="json"), seed)
     if execution.resume and is_complete(target):
         return finished_report(target, identity)
     with model_folder(target, identity, execution) as (folder, trainer):
@@ -113,6 +102,17 @@ def train(
             _warn_of_truncation(model, opened)
         report = model.fit(opened, trainer)
         return save_training(folder, model, generator, opened, report)
+
+
+def _configure(family: Family, preset: str | None, values: Mapping[str, Any]) -> Any:
+    """The configuration of a generator: a preset with the user's changes."""
+    if preset is not None and preset not in family.presets:
+        raise MobatlasError(
+            f"--preset {preset} does not exist{suggestion(preset, family.presets)} "
+            f"(known: {', '.join(family.presets)})"
+        )
+    base = family.presets[preset] if preset else {}
+    return build(family.config, merge(base, family.resolve(values, Path())), "train")
 
 
 def _warn_of_truncation(model: Generator, dataset: TrajectoryDataset) -> None:
