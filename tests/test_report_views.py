@@ -11,7 +11,7 @@ import pytest
 from jinja2 import Template
 
 from mobatlas import MetricSpec, Trajectories, TrajectoryDataset
-from mobatlas.report.views import REAL, Views
+from mobatlas.report.charts import REAL, Views
 from tests.tiny import small_city
 
 

@@ -27,10 +27,12 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Simulate a city, train on it, and report how well its groups are recovered."""
-    from mobatlas.pipeline.demo import run_demo
+    from mobatlas.pipeline.run import run_demo
+    from mobatlas.report.console import run_tables
 
-    for table in run_demo(out, seed, quiet, overwrite=overwrite):
-        Console().print(table)
+    result = run_demo(out, seed, quiet, overwrite=overwrite)
+    report_line = Text(f"report: {result.report}")
+    Console().print(run_tables(result.folder, result.facts), report_line)
 
 
 @app.command()
@@ -71,8 +73,8 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run all steps from your tables to report.html; finished steps are not repeated."""
-    from mobatlas.pipeline.demo import run_tables
-    from mobatlas.pipeline.run import run as run_all  # torch takes seconds to import
+    from mobatlas.pipeline.run import run as run_all
+    from mobatlas.report.console import run_tables
 
     result = run_all(config, out or Path("runs") / config.stem, overwrite=overwrite, quiet=quiet)
     lines = [f"report: {result.report}"]
@@ -80,7 +82,7 @@ def run(
     if verdicts := _audit_verdicts(result.folder, facts):
         lines.append("privacy audit: " + ", ".join(map(" ".join, verdicts.items())))
         facts = facts | {"audit": verdicts}
-    show(facts, json, Group(*run_tables(result.folder, result.facts), *map(Text, lines)))
+    show(facts, json, Group(run_tables(result.folder, result.facts), *map(Text, lines)))
 
 
 def _audit_verdicts(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:

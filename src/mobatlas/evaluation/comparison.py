@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 from zlib import crc32
 
@@ -42,8 +42,12 @@ class Scores:
 
     def as_dict(self) -> dict[str, Any]:
         """The scores, for JSON."""
-        scores = {"groups": self.groups, "sizes": self.sizes, "average": self.average}
-        return scores if self.diversity is None else {**scores, "diversity": self.diversity}
+        return asdict(self, dict_factory=present)
+
+
+def present(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of a result for JSON, without a diversity that was not measured."""
+    return {name: value for name, value in items if (name, value) != ("diversity", None)}
 
 
 @dataclass(frozen=True)

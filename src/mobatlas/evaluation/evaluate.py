@@ -6,9 +6,9 @@ A baseline, a labelled model and the sampling floor are scored beside it (paper,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -30,6 +30,8 @@ from mobatlas.evaluation.comparison import (
     evaluate_groups,
     gap_closed,
     group_members,
+    labelled_groups,
+    present,
     real_groups,
 )
 from mobatlas.evaluation.metrics import MetricSpec
@@ -66,15 +68,6 @@ class ModelScores:
         """Trajectories on either side, by group."""
         return self.scores[OURS].sizes
 
-    def as_dict(self) -> dict[str, Any]:
-        """All numbers, for JSON."""
-        return {
-            "scores": {label: scores.as_dict() for label, scores in self.scores.items()},
-            "intervals": {label: _as_dicts(rows) for label, rows in self.intervals.items()},
-            "gap_closed_floor": _as_dicts(self.gap_closed_floor),
-            "gap_closed_strong": _as_dicts(self.gap_closed_strong),
-        }
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -82,36 +75,26 @@ class Evaluation:
 
     dataset: str
     split: str
+    seed: int
     files: dict[str, dict[str, Any]]  # model -> path, trajectories, by_group, times, unknown places
     groups: ModelScores | None  # None if the dataset has no labels
     everybody: ModelScores  # these groups together, in equal proportions; scores hold diversity
     left_out: dict[str, str]  # group -> reason
     warnings: tuple[str, ...]
     metric_spec: dict[str, Any]
-    seed: int
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
-        return {
-            "dataset": self.dataset,
-            "split": self.split,
-            "seed": self.seed,
-            "files": self.files,
-            "groups": None if self.groups is None else self.groups.as_dict(),
-            "everybody": self.everybody.as_dict(),
-            "left_out": self.left_out,
-            "warnings": list(self.warnings),
-            "metric_spec": self.metric_spec,
-        }
+        return asdict(self, dict_factory=present)
 
 
 def evaluate(
-    samples: Path | str,
-    dataset: Path | str,
+    samples: Samples | Path | str,
+    dataset: TrajectoryDataset | Path | str,
     *,
     split: str = "test",
-    baseline: Path | str | None = None,
-    strong: Path | str | None = None,
+    baseline: Samples | Path | str | None = None,
+    strong: Samples | Path | str | None = None,
     seed: int = 0,
     resamples: int = 200,
 ) -> Evaluation:
@@ -141,30 +124,36 @@ def evaluate(
     --------
     >>> evaluate("samples.parquet", "dataset", baseline="base.parquet")  # doctest: +SKIP
     """
-    opened = TrajectoryDataset.open(dataset)
+    is_open = isinstance(dataset, TrajectoryDataset)
+    opened = dataset if is_open else TrajectoryDataset.open(dataset)
     _check_split(opened, split)
-    labelled = opened.groups is not None and opened.labels() is not None
+    labels = labelled_groups(opened)
     files = {
-        label: read_samples(path, opened.vocabulary, opened.groups if labelled else None)
-        for label, path in ((BASELINE, baseline), (OURS, samples), (STRONG, strong))
-        if path is not None
+        label: file if isinstance(file, Samples) else read_samples(file, opened.vocabulary, labels)
+        for label, file in ((BASELINE, baseline), (OURS, samples), (STRONG, strong))
+        if file is not None
     }
     scorer = _Scorer(opened, split, files, MetricSpec.of(opened), seed, resamples)
-    groups, left_out = scorer.by_group() if labelled else (None, {})
+    groups, left_out = (None, {}) if labels is None else scorer.by_group()
     warnings = [warning for file in files.values() for warning in file.warnings]
-    if not labelled:
-        warnings.append(f"{dataset}: has no labels, so only everybody is compared, not groups")
+    if labels is None:
+        warnings.append(f"{opened.path}: has no labels, so only everybody is compared, not groups")
     return Evaluation(
-        dataset=str(dataset),
+        dataset=str(opened.path),
         split=split,
+        seed=seed,
         files={label: _file_facts(file) for label, file in files.items()},
         groups=groups,
         everybody=scorer.everybody(groups),
         left_out=left_out,
         warnings=tuple(warnings),
         metric_spec=scorer.spec.as_dict(),
-        seed=seed,
     )
+
+
+def sample_reader(dataset: TrajectoryDataset) -> Callable[..., Samples]:
+    """A function of a path and `groups` that reads each file of samples once."""
+    return cache(partial(read_samples, vocabulary=dataset.vocabulary))
 
 
 @dataclass(frozen=True)
@@ -343,7 +332,3 @@ def _file_facts(file: Samples) -> dict[str, Any]:
         "unknown_places": file.unknown_places,
         "unknown_visits": file.unknown_visits,
     }
-
-
-def _as_dicts(rows: Mapping[str, Interval | GapClosed]) -> dict[str, dict[str, Any]]:
-    return {name: asdict(row) for name, row in rows.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
@@ -16,10 +16,11 @@ from markupsafe import Markup
 
 from mobatlas.data.arrays import Ints
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.samples import Samples, read_samples
+from mobatlas.data.samples import Samples
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.comparison import EVERYBODY, group_members, real_groups
+from mobatlas.evaluation.comparison import EVERYBODY, group_members, labelled_groups, real_groups
+from mobatlas.evaluation.evaluate import sample_reader
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS, Metric, MetricSpec
 from mobatlas.features.divergences import column_sums, jsd
 from mobatlas.generators.store import KIND as MODEL
@@ -28,10 +29,19 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest, refuse_corrupt, write_atomic
 from mobatlas.io.output import lock_output
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
-from mobatlas.report.charts import Mark, Series, bar_chart, gap_chart, heat_table, line_chart
-from mobatlas.report.summary import summarise
+from mobatlas.report.charts import (
+    REAL,
+    Mark,
+    Series,
+    View,
+    Views,
+    bar_chart,
+    gap_chart,
+    heat_table,
+    line_chart,
+)
+from mobatlas.report.console import summarise
 from mobatlas.report.tables import Cell, Table, checks_table, scores_table
-from mobatlas.report.views import REAL, View, Views
 from mobatlas.supervision.store import CURVE as VALIDATIONS
 
 RUN = "run.json"
@@ -40,7 +50,13 @@ BITS = ".4f"
 GROUP_COLUMN = "js "  # starts the columns of groups in a finetuning curve
 
 
-def write_report(run: Path | str, out: Path | str, *, overwrite: bool = False) -> Path:
+def write_report(
+    run: Path | str,
+    out: Path | str,
+    *,
+    overwrite: bool = False,
+    read: Callable[..., Samples] | None = None,
+) -> Path:
     """Write the report of a run.
 
     Parameters
@@ -51,6 +67,8 @@ def write_report(run: Path | str, out: Path | str, *, overwrite: bool = False) -
         The HTML file.
     overwrite
         Whether to replace an existing file.
+    read
+        Reads a file of samples; see `sample_reader`. A run passes one that has read them already.
 
     Returns
     -------
@@ -66,13 +84,15 @@ def write_report(run: Path | str, out: Path | str, *, overwrite: bool = False) -
     if target.exists() and not overwrite:
         raise MobatlasError(f"{target}: exists already; choose another name, or pass --overwrite")
     with lock_output(target), refuse_corrupt(folder):
-        write_atomic(target, render(folder).encode())
+        write_atomic(target, render(folder, read).encode())
     return target
 
 
-def render(folder: Path) -> str:
+def render(folder: Path, read: Callable[..., Samples] | None = None) -> str:
     """The report as HTML text."""
-    page = _Page(folder, _read_run(folder))
+    facts = _read_run(folder)
+    dataset = TrajectoryDataset.open(folder / facts["dataset"])
+    page = _Page(folder, facts, dataset, read or sample_reader(dataset))
     environment = Environment(
         loader=PackageLoader("mobatlas.report"), autoescape=True, undefined=StrictUndefined
     )
@@ -205,10 +225,8 @@ class _Page:
 
     folder: Path
     facts: dict[str, Any]
-
-    @cached_property
-    def dataset(self) -> TrajectoryDataset:
-        return TrajectoryDataset.open(self.folder / self.facts["dataset"])
+    dataset: TrajectoryDataset
+    read: Callable[..., Samples]
 
     @cached_property
     def spec(self) -> MetricSpec:
@@ -216,7 +234,7 @@ class _Page:
 
     @cached_property
     def labelled(self) -> bool:
-        return self.dataset.groups is not None and self.dataset.labels() is not None
+        return labelled_groups(self.dataset) is not None
 
     @cached_property
     def chapters(self) -> list[Chapter]:
@@ -266,8 +284,7 @@ class _Page:
         if "strong" in self.facts["samples"]:
             files["strong"] = self.facts["samples"]["strong"]
         samples = {
-            label: read_samples(self.folder / path, self.dataset.vocabulary, groups)
-            for label, path in files.items()
+            label: self.read(self.folder / path, groups=groups) for label, path in files.items()
         }
         model = self.folder / facts["model"]
         return Chapter(
