@@ -146,7 +146,7 @@ class _Plan:
             "dataset": dataset.manifest.content_hash,
             "model": self.model.manifest.content_hash,
             "strategy": self.strategy.name,
-            "regions": self.regions and self.regions.content_hash,
+            "regions": self.regions and self.regions.manifest.content_hash,
             "membership": options.membership,
             "from_scratch": options.from_scratch,
             "supervise": options.config.model_dump(mode="json", include=self.strategy.sections),
