@@ -16,6 +16,7 @@ MAX_TOP_LEVEL = 8  # modules beside the packages
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7
 MAX_WIDE_FUNCTIONS = 8  # functions outside cli with more parameters than that
+COPIED_LINES = 10  # the shortest run of equal lines that counts as a copy
 AVOID = (
     "told",
     "manner",
@@ -41,7 +42,12 @@ def main() -> int:
     """Print every breach and return the exit code."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(_sources())}
     package = {path: tree for path, tree in trees.items() if path.is_relative_to(PACKAGE)}
-    breaches = [*_sizes(package), *_functions(package), *_identifiers(trees)]
+    breaches = [
+        *_sizes(package),
+        *_functions(package),
+        *_identifiers(trees),
+        *find_copies({path: path.read_text(encoding="utf-8") for path in package}),
+    ]
     for breach in breaches:
         print(breach)  # noqa: T201
     return 1 if breaches else 0
@@ -113,6 +119,37 @@ def _identifiers(trees: dict[Path, ast.Module]) -> Iterator[str]:
             spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
             if avoid.search(spaced):
                 yield f"{path.relative_to(ROOT)}: the identifier {name} has a word to avoid"
+
+
+def find_copies(sources: dict[Path, str]) -> Iterator[str]:
+    """Name every second place of `COPIED_LINES` equal lines of code."""
+    first_place: dict[tuple[str, ...], str] = {}
+    for path, source in sources.items():
+        lines = list(_code_lines(source))
+        position = 0
+        while position + COPIED_LINES <= len(lines):
+            window = tuple(text for _, text in lines[position : position + COPIED_LINES])
+            place = f"{path.relative_to(ROOT)}:{lines[position][0]}"
+            if window in first_place:
+                yield f"{place}: {COPIED_LINES} lines are also at {first_place[window]}"
+                position += COPIED_LINES
+            else:
+                first_place[window] = place
+                position += 1
+
+
+def _code_lines(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of code with their numbers, without docstrings, imports and signatures."""
+    ignored: set[int] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom) or _is_string(node):
+            ignored.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        if isinstance(node, Function):
+            ignored.update(range(node.lineno, node.body[0].lineno))
+    for number, line in enumerate(source.splitlines(), 1):
+        text = line.strip()
+        if text and not text.startswith("#") and number not in ignored:
+            yield number, text
 
 
 def _names(node: ast.AST) -> Iterator[str]:
