@@ -212,7 +212,7 @@ def test_accepted_samples_are_nearer_to_their_group_than_the_models_own(world: W
         fit = world.resampled.population[group]
         assert distance(world, made.trajectories, group) < 0.5 * distance(world, own, group)
         assert fit.after["scaled"] < fit.before["scaled"] and fit.after["js"] < fit.before["js"]
-        assert made.rate == pytest.approx(fit.acceptance, rel=0.25)
+        assert 256 / made.drawn == pytest.approx(1 / fit.cap, rel=0.25)
         assert len(made.trajectories) == len(made.numbers) == len(set(made.numbers.tolist())) == 256
 
 
@@ -380,11 +380,9 @@ def test_giving_up_is_said_in_a_sentence(world: World) -> None:
     far = replace(world.resampled.population[SIX], offset=50.0, cap=8.0)
     population = (*world.resampled.population[:SIX], far, *world.resampled.population[SIX + 1 :])
     sampler = replace(world.sampler, calibration=replace(world.resampled, population=population))
-    with pytest.raises(
-        MobatlasError,
-        match="group '40-50, F': 0 of 256 candidates were accepted where 12% were expected",
-    ):
-        sampler.sample(10, SIX, most=256)
+    sentence = r"group '40-50, F': 0 of 1,\d+ candidates were accepted where 12% were expected"
+    with pytest.raises(MobatlasError, match=sentence):
+        sampler.sample(10, SIX)
 
 
 def test_bad_input_is_refused_in_a_sentence(
@@ -393,8 +391,6 @@ def test_bad_input_is_refused_in_a_sentence(
     model, evidence = world.model, world.evidence
     with pytest.raises(ValueError, match="a pool of 10 is too small for 8 candidates"):
         CalibrationConfig(pool=10)
-    with pytest.raises(MobatlasError, match="no anchors"):
-        fit_calibration(model, replace(evidence.moments, anchors=np.zeros((0, 4))))
     others = world.model.with_groups(Groups.of({"sex": ("M", "F")}), seed=0)
     with pytest.raises(MobatlasError, match=r"the groups of the model \(M; F\) are not those of"):
         calibrate(others, evidence, pool=64)
@@ -407,10 +403,9 @@ def test_bad_input_is_refused_in_a_sentence(
             Trainer(None, Execution(quiet=True)),
             StrategyOptions(),
         )
-    with pytest.raises(MobatlasError, match="another model than this one, which has no groups"):
-        CalibratedSampler.of(model, grouped[1], evidence.anchors)
-    with pytest.raises(MobatlasError, match="its groups are not those of the model"):
-        CalibratedSampler.of(others, grouped[1], evidence.anchors)
+    for other in (model, others):
+        with pytest.raises(MobatlasError, match="its groups are not those of the model"):
+            CalibratedSampler.of(other, grouped[1], evidence.anchors)
     with pytest.raises(MobatlasError, match="not 5 of -1"):
         world.sampler.sample(5, UNKNOWN)
 

@@ -451,7 +451,9 @@ def test_features_of_another_vocabulary_are_refused(
     names = tuple(name.replace("poi:HOME", "poi:HUME") for name in table.aggregates.features)
     other = replace(table, aggregates=replace(table.aggregates, features=names))
     monkeypatch.setattr("mobatlas.regions.store.RegionsFolder.regions", other)
-    with pytest.raises(MobatlasError, match=r"no feature 'poi:HUME'; did you mean 'poi:HOME'"):
+    with pytest.raises(
+        MobatlasError, match="feature 'poi:HUME' is not in the vocabulary; did you mean 'poi:HOME'"
+    ):
         tuned(model, dataset, regions)
 
 

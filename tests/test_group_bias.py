@@ -19,7 +19,7 @@ from mobatlas.generators.protocol import UNKNOWN, Generator
 from mobatlas.groups import Groups
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.supervision.evidence import gather_evidence
-from mobatlas.supervision.group_tilts import fit_group_tilts, token_shifts
+from mobatlas.supervision.group_tilts import TiltConfig, fit_group_tilts, token_shifts
 from tests.networks import LATENT, LENGTH, chance, new_model
 from tests.tiny import OPTIONS, fresh, small_city
 
@@ -99,7 +99,7 @@ def test_what_tilts_say_of_places_is_what_the_people_do_whom_they_weigh(
         dataset.path, tmp_path / "groups", RegionsOptions(partition="demogroups", features=features)
     )
     evidence = gather_evidence(dataset, tmp_path / "groups")
-    tilts = fit_group_tilts(evidence, dataset, unit=unit)
+    tilts = fit_group_tilts(evidence, dataset, TiltConfig.model_validate({"unit": unit}))
     shifts = token_shifts(tilts, dataset, by_place="poi" in features)
     assert np.abs(shifts[:, :FIRST_POI]).max() == 0 < np.abs(shifts).max() and HOME < FIRST_POI
     trajectories = Trajectories.of(dataset, tilts.indices)

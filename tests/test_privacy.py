@@ -52,9 +52,8 @@ from mobatlas.evaluation.privacy.cohort import distances, log_likelihood, number
 from mobatlas.evaluation.privacy.membership import area, attacks, hit_rate, infer
 from mobatlas.evaluation.privacy.memorisation import rare_places
 from mobatlas.report.console import audit_table
-from mobatlas.sampling.coarsen import coarsen_anchors
 from mobatlas.sampling.generate import generate
-from mobatlas.sampling.request import SampleRequest
+from mobatlas.sampling.request import SampleRequest, coarsen_anchors
 from tests.small_town import walks
 from tests.tiny import fitted
 from tests.worlds import FAMILY, keep

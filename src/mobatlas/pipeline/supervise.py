@@ -183,7 +183,10 @@ class _Plan:
         # Finetuning may continue from a model that was supervised with membership.
         earlier = self.model.manifest.details.get(SUPERVISION, {})
         return {
-            "regions": {"path": str(evidence.source.resolve()), "hash": evidence.content_hash},
+            "regions": {
+                "path": str(evidence.source.resolve()),
+                "hash": evidence.folder.manifest.content_hash,
+            },
             "membership": self.options.membership or bool(earlier.get("membership", False)),
             "information": {
                 name: round(share, 4) for name, share in evidence.information().items()

@@ -1,6 +1,7 @@
 """Samples on disk: trajectories of groups, a region or a table, streamed to one Parquet file.
 
-The content does not depend on the number of processes, see `sampling.request`. Labels are not read.
+The content does not depend on the number of processes, see `sampling.processes`. Labels are not
+read.
 """
 
 from __future__ import annotations
@@ -27,17 +28,15 @@ from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_pa
 from mobatlas.io.output import new_file, refuse_overlap
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.sampling.coarsen import coarsen_anchors
-from mobatlas.sampling.processes import sample_chunks
+from mobatlas.sampling.processes import Chunk, ChunkSampler, sample_chunks
 from mobatlas.sampling.request import (
     POPULATION,
-    Chunk,
-    ChunkSampler,
     Part,
     People,
     Plan,
     SampleRequest,
     Shard,
+    coarsen_anchors,
 )
 from mobatlas.supervision.store import load_residence, load_sampler
 from mobatlas.training.devices import check_devices
@@ -123,37 +122,42 @@ def generate(
     >>> request = SampleRequest(group="all", calibrate=True)
     >>> generate("model-by-group", "samples.parquet", 500, request)  # doctest: +SKIP
     """
-    _check_request(n, request)
     target = Path(out)
-    if target.suffix.lower() in OTHER_FORMATS:
-        raise MobatlasError(
-            f"--out {out}: samples are written as Parquet; name a file that ends in .parquet"
-        )
+    _check_request(n, target, request)
+    shard = Shard.parse(request.shard)
     coarsening = _parse_coarsening(request.coarsen)
-    shard = Shard() if request.shard is None else Shard.parse(request.shard)
-    kind = check_devices(request.accelerator, request.devices)
+    device = check_devices(request.accelerator, request.devices)
     with new_file(target, overwrite) as partial:
         loaded = load_model(model, Path(dataset) if dataset is not None else None)
-        loaded.generator.to(kind)
+        loaded.generator.to(device)
         for source in (loaded.path, loaded.dataset, request.regions, request.anchors):
             if source is not None:
                 refuse_overlap(Path(source), target)
         plan = _plan(loaded, n, request, coarsening, tracker)
-        facts = _facts(loaded, plan, request, coarsening)
-        metadata = json.dumps(facts if len(facts) > 1 else facts[0], sort_keys=True)
-        columns = TIMED if has_times(loaded.generator) else SCHEMA
-        schema = columns.with_metadata({METADATA: metadata})
-        start = time.perf_counter()
-        sampler = ChunkSampler(plan, loaded)
-        tasks = sampler.tasks(shard)
-        total = sum(task.stop - task.start for task in tasks)
-        tally = _Tally(tracker, plan.n / shard.of / max(1, total))
-        with sample_chunks(sampler, tasks, kind, request.devices) as chunks:
-            tokens = write_parquet(partial, schema, tally.rows(chunks))
-        seconds = time.perf_counter() - start
+        sampler = ChunkSampler(replace(plan, shard=shard), loaded)
+        result = _write(partial, sampler, request, device, tracker)
+    return replace(result, path=str(out))
+
+
+def _write(
+    path: Path, sampler: ChunkSampler, request: SampleRequest, device: str, tracker: Tracker
+) -> Generated:
+    """Sample into a file."""
+    plan = sampler.plan
+    facts = _facts(sampler.model, plan, request)
+    metadata = json.dumps(facts if len(facts) > 1 else facts[0], sort_keys=True)
+    columns = TIMED if has_times(sampler.model.generator) else SCHEMA
+    schema = columns.with_metadata({METADATA: metadata})
+    start = time.perf_counter()
+    tasks = sampler.tasks()
+    total = sum(task.stop - task.start for task in tasks)
+    tally = _Tally(tracker, plan.n / plan.shard.of / max(1, total))
+    with sample_chunks(sampler, tasks, device, request.devices) as chunks:
+        tokens = write_parquet(path, schema, tally.rows(chunks))
+    seconds = time.perf_counter() - start
     has_calibration = plan.calibration is not None and tally.candidates > 0  # not an empty shard
     return Generated(
-        path=str(out),
+        path=str(path),
         n=tally.n,
         tokens=tokens,
         seconds=seconds,
@@ -162,11 +166,11 @@ def generate(
         devices=request.devices,
         shard=request.shard,
         acceptance_rate=tally.n / tally.candidates if has_calibration else None,
-        calibration=sampler.calibration_report() if has_calibration else None,
+        calibration=_calibration_report(plan) if has_calibration else None,
     )
 
 
-def _check_request(n: int | None, request: SampleRequest) -> None:
+def _check_request(n: int | None, out: Path, request: SampleRequest) -> None:
     seed = request.seed
     lengths = request.lengths
     for is_wrong, sentence in (
@@ -176,6 +180,10 @@ def _check_request(n: int | None, request: SampleRequest) -> None:
             "or --anchors to sample one for each of its rows",
         ),
         (n is not None and n <= 0, f"--n {n}: ask for at least 1 trajectory"),
+        (
+            out.suffix.lower() in OTHER_FORMATS,
+            f"--out {out}: samples are written as Parquet; name a file that ends in .parquet",
+        ),
         (not 0 <= seed < 2**63, f"--seed {seed}: give a whole number from 0 to 2^63 - 1"),
         (
             request.region is not None and request.anchors is not None,
@@ -231,6 +239,7 @@ def _plan(
         people=people,
         parts=parts,
         n=size,
+        coarsening=coarsening,
         lengths=request.lengths,
         region=request.region,
         form=form,
@@ -341,16 +350,14 @@ def _calibration_form(model: Model, request: SampleRequest, has_groups: bool) ->
     return "fixed_anchors" if fixed else POPULATION
 
 
-def _facts(
-    model: Model, plan: Plan, request: SampleRequest, coarsening: Coarsening | None
-) -> list[dict[str, Any]]:
+def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, Any]]:
     """What the file says about itself, for each part."""
     common = {
         "model": model.manifest.content_hash,
         "n": plan.n,
         "region": request.region,
         "lengths": request.lengths,
-        "coarsen": coarsening and str(coarsening),
+        "coarsen": plan.coarsening and str(plan.coarsening),
         "calibrated": plan.form,
         "shard": request.shard,
         "anchors": file_hash(Path(request.anchors)) if request.anchors is not None else None,
@@ -367,6 +374,22 @@ def _facts(
         }
         for part in plan.parts
     ]
+
+
+def _calibration_report(plan: Plan) -> dict[str, Any]:
+    """Distances of the sampled groups to their estimated means, on the calibration's pool."""
+    assert plan.calibration is not None and plan.form is not None
+    if plan.people.groups is not None:
+        numbers = np.unique(plan.people.groups)
+    else:
+        numbers = np.flatnonzero(np.sum([np.asarray(part.shares) for part in plan.parts], 0))
+    names = plan.calibration.groups.names
+    weightings = getattr(plan.calibration, plan.form)
+    groups = {
+        names[number]: {"before": weightings[number].before, "after": weightings[number].after}
+        for number in numbers.tolist()
+    }
+    return {"form": plan.form, "groups": groups}
 
 
 class _Calibrating:

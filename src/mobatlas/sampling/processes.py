@@ -1,7 +1,10 @@
-"""Chunks sampled by several processes of one machine, in the order of a single process.
+"""Chunks of samples, by this process or by several processes of one machine; reads no labels.
 
-The processes do not communicate with each other. Each samples every k-th chunk and waits until it
-is read, which bounds the memory. If one dies the others end, and all end with the main process.
+The person and the tokens of sample i are a function of (seed, i). Chunks, shards, processes and the
+number of samples do not change a row.
+
+Worker processes do not communicate with each other. Each samples every k-th chunk and waits until
+it is read, which bounds the memory. If one dies the others end, and all end with the main process.
 """
 
 from __future__ import annotations
@@ -18,15 +21,117 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+import pyarrow as pa
 import torch
 
+from mobatlas.data.arrays import Ints
+from mobatlas.data.synthetic import rows_of
+from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.store import load_model
-from mobatlas.sampling.request import Chunk, ChunkSampler, Plan, Task
-from mobatlas.training.resources import keep_memory
+from mobatlas.generators.protocol import UNKNOWN
+from mobatlas.generators.rng import draw_rows, uniforms
+from mobatlas.generators.store import Model, load_model
+from mobatlas.sampling.request import POPULATION, Part, Plan
+from mobatlas.supervision.samplers import BLOCK, PIECE, PIECE_STRIDE, CalibratedSampler
+from mobatlas.training.resources import keep_memory, peak_gb
 
+PER_CHUNK = 1_024  # trajectories, about: seconds of work, so that progress shows
+DRAWS = 1  # a stream of random numbers
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Task(NamedTuple):
+    """Samples `start` to before `stop` of a part."""
+
+    part: Part
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The rows of some samples, and what they cost."""
+
+    rows: pa.RecordBatch
+    n: int
+    candidates: int
+    peak_gb: float  # of the process
+
+
+class ChunkSampler:
+    """Samples the chunks of a plan."""
+
+    def __init__(self, plan: Plan, model: Model) -> None:
+        self.plan = plan
+        self.model = model
+        self._sampler = None
+        if plan.calibration is not None:
+            people = plan.people
+            self._sampler = CalibratedSampler.of(
+                model.generator, plan.calibration, people.anchors, people.residence
+            )
+
+    def tasks(self) -> list[Task]:
+        """The chunks of the plan's shard, in order: its share of every part."""
+        plan = self.plan
+        unit = self.model.generator.tile  # samples that are computed together
+        per_sample = plan.calibration.candidates if plan.calibration else 1
+        step = unit * (plan.tiles or max(1, PER_CHUNK // unit // per_sample))
+        if plan.form == POPULATION:
+            unit = PIECE
+            step = PIECE
+        first, last = plan.shard.samples(plan.n, unit)
+        return [
+            Task(part, start, min(start + step, last))
+            for part in plan.parts
+            for start in range(first, last, step)
+        ]
+
+    def sample(self, task: Task) -> Chunk:
+        """The rows of a chunk."""
+        draw = self._from_population if self.plan.form == POPULATION else self._from_people
+        samples, groups, candidates = draw(*task)
+        names = [self.plan.people.names[code] if code != UNKNOWN else None for code in groups]
+        rows = rows_of(
+            samples,
+            task.part.first + task.start,
+            pa.array(names, pa.string()),
+            self.plan.region,
+            self.model.generator.vocabulary,
+        )
+        return Chunk(rows, task.stop - task.start, candidates, peak_gb())
+
+    def _from_population(self, part: Part, start: int, stop: int) -> tuple[Trajectories, Ints, int]:
+        """Calibrated samples of one group with anchors of the population."""
+        assert self._sampler is not None and part.shares is not None
+        size = stop - start
+        group = int(part.shares.argmax())
+        tiles = self.plan.tiles
+        block = self.model.generator.tile * tiles if tiles else BLOCK
+        first = start // PIECE * PIECE_STRIDE  # a piece is a function of the seed and its number
+        accepted = self._sampler.sample(size, group, part.seed, first=first, block=block)
+        return accepted.trajectories, np.full(size, group, dtype=np.int64), accepted.drawn
+
+    def _from_people(self, part: Part, start: int, stop: int) -> tuple[Trajectories, Ints, int]:
+        """Samples for the plan's people, calibrated or not."""
+        size = stop - start
+        draws = uniforms(part.seed, start, stop, DRAWS)  # (size, 4)
+        groups, anchors = self.plan.people.conditions(part.shares, draws, start)
+        if self._sampler is not None:
+            samples = self._sampler.sample_at_anchors(groups, anchors, part.seed, first=start)
+            return samples, groups, size * self._sampler.calibration.candidates
+        generator = self.model.generator
+        lengths = None
+        if self.plan.lengths == "empirical":
+            lengths = draw_rows(draws[:, 2], len(self.model.lengths), self.model.lengths)
+        conditions = None if generator.groups is None else groups
+        samples = generator.sample(
+            size, conditions, anchors, part.seed, first=start, lengths=lengths
+        )
+        return samples, groups, size
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,34 @@
-"""What to sample, and the sampling of chunks that any process can do; reads no labels.
+"""What to sample: requests, the people they select, and coarsening of their homes and workplaces.
 
-The person and the tokens of sample i are a function of (seed, i). Chunks, shards, processes and the
-number of samples do not change a row.
+Random displacements are keyed by the places of all people together, not by the seed. The seed is
+written in the file, and a reader who knows it could displace a suspected home in the same way. A
+place moves alike in every file of a population, so that files cannot be averaged to find it.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
+from mobatlas.config import Coarsening
 from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.synthetic import rows_of
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.geodesy import EARTH_KM
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import UNKNOWN
-from mobatlas.generators.rng import draw_rows, uniforms
-from mobatlas.generators.store import Model
+from mobatlas.generators.rng import draw_rows
 from mobatlas.supervision.calibration import Calibration
-from mobatlas.supervision.samplers import BLOCK, PIECE, CalibratedSampler
 from mobatlas.training.loop import Share
-from mobatlas.training.resources import peak_gb
 
-PER_CHUNK = 1_024  # trajectories, about: seconds of work, so that progress shows
-DRAWS = 1  # a stream of random numbers
+log = logging.getLogger("mobatlas")
 POPULATION = "population"  # a form of calibration
+MAX_KM = 100  # a larger number is probably in metres
+DEGREE_KM = EARTH_KM * np.pi / 180  # of latitude
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,9 @@ class Shard:
     of: int = 1
 
     @classmethod
-    def parse(cls, text: str) -> Shard:
-        """Read "3/8"."""
-        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    def parse(cls, text: str | None) -> Shard:
+        """Read "3/8"; None is the only part."""
+        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text or "1/1")
         number, of = map(int, match.groups()) if match else (0, 0)
         if not 1 <= number <= of:
             raise MobatlasError(
@@ -154,6 +153,8 @@ class Plan:
     people: People
     parts: tuple[Part, ...]
     n: int  # trajectories of each part
+    shard: Shard = Shard()
+    coarsening: Coarsening | None = None  # of the anchors, which are coarsened already
     lengths: str = "model"
     region: str | None = None
     form: str | None = None  # of the calibration, see calibration.FORMS
@@ -161,107 +162,51 @@ class Plan:
     tiles: int | None = None  # of the generator that are sampled at a time
 
 
-class Task(NamedTuple):
-    """Samples `start` to before `stop` of a part."""
+def coarsen_anchors(anchors: Floats, coarsening: Coarsening, secret: Floats) -> Floats:
+    """Move homes and workplaces (rows, 4); unknown ones stay unknown.
 
-    part: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """The rows of some samples, and what they cost."""
-
-    rows: pa.RecordBatch
-    n: int
-    candidates: int
-    peak_gb: float  # of the process
-
-
-class ChunkSampler:
-    """Samples the chunks of a plan."""
-
-    def __init__(self, plan: Plan, model: Model) -> None:
-        self.plan = plan
-        self.model = model
-        self._sampler = None
-        if plan.calibration is not None:
-            people = plan.people
-            self._sampler = CalibratedSampler.of(
-                model.generator, plan.calibration, people.anchors, people.residence
-            )
-
-    def tasks(self, shard: Shard) -> list[Task]:
-        """The chunks of a shard, in order: its share of every part."""
-        plan = self.plan
-        unit = self.model.generator.tile  # samples that are computed together
-        per_sample = plan.calibration.candidates if plan.calibration else 1
-        step = unit * (plan.tiles or max(1, PER_CHUNK // unit // per_sample))
-        if plan.form == POPULATION:
-            unit = PIECE
-            step = PIECE
-        first, last = shard.samples(plan.n, unit)
-        return [
-            Task(part, start, min(start + step, last))
-            for part in range(len(plan.parts))
-            for start in range(first, last, step)
-        ]
-
-    def sample(self, task: Task) -> Chunk:
-        """The rows of a chunk."""
-        part = self.plan.parts[task.part]
-        draw = self._from_population if self.plan.form == POPULATION else self._from_people
-        samples, groups, candidates = draw(part, task.start, task.stop)
-        names = [self.plan.people.names[code] if code != UNKNOWN else None for code in groups]
-        rows = rows_of(
-            samples,
-            part.first + task.start,
-            pa.array(names, pa.string()),
-            self.plan.region,
-            self.model.generator.vocabulary,
+    `secret` holds the anchors of all people, which key the random displacement.
+    """
+    if coarsening.km > MAX_KM:
+        raise MobatlasError(
+            f"--coarsen {coarsening}: give at most {MAX_KM} km, such as 3km, 500m or grid:1km"
         )
-        return Chunk(rows, task.stop - task.start, candidates, peak_gb())
+    if not coarsening.km:
+        log.warning("--coarsen %s: homes and workplaces are not moved", coarsening)
+        return anchors
+    home = anchors[:, :2]
+    work = anchors[:, 2:]
+    if coarsening.form == "grid":
+        return np.hstack([_snap_to_grid(places, coarsening.km) for places in (home, work)])
+    key = blake2b(np.unique(secret, axis=0).tobytes()).digest()
+    return np.hstack([_displace(places, coarsening.km, key) for places in (home, work)])
 
-    def _from_population(self, part: Part, start: int, stop: int) -> tuple[Trajectories, Ints, int]:
-        """Calibrated samples of one group with anchors of the population."""
-        assert self._sampler is not None and part.shares is not None
-        size = stop - start
-        group = int(part.shares.argmax())
-        tiles = self.plan.tiles
-        block = self.model.generator.tile * tiles if tiles else BLOCK
-        accepted = self._sampler.sample_piece(start // PIECE, size, group, part.seed, block=block)
-        return accepted.trajectories, np.full(size, group, dtype=np.int64), accepted.drawn
 
-    def _from_people(self, part: Part, start: int, stop: int) -> tuple[Trajectories, Ints, int]:
-        """Samples for the plan's people, calibrated or not."""
-        size = stop - start
-        draws = uniforms(part.seed, start, stop, DRAWS)  # (size, 4)
-        groups, anchors = self.plan.people.conditions(part.shares, draws, start)
-        if self._sampler is not None:
-            samples = self._sampler.sample_at_anchors(groups, anchors, part.seed, first=start)
-            return samples, groups, size * self._sampler.calibration.candidates
-        generator = self.model.generator
-        lengths = None
-        if self.plan.lengths == "empirical":
-            lengths = draw_rows(draws[:, 2], len(self.model.lengths), self.model.lengths)
-        conditions = None if generator.groups is None else groups
-        samples = generator.sample(
-            size, conditions, anchors, part.seed, first=start, lengths=lengths
-        )
-        return samples, groups, size
+def _displace(places: Floats, km: float, key: bytes) -> Floats:
+    """Random points of the discs around places (rows, 2); equal places move alike."""
+    distinct, row = np.unique(places, axis=0, return_inverse=True)
+    # The radius is hashed as well: the same direction at two radii would point back at the place.
+    words = (
+        blake2b(np.append(place, km).tobytes(), key=key, digest_size=16).digest()
+        for place in distinct
+    )
+    draws = np.frombuffer(b"".join(words), dtype="<u8").reshape(-1, 2) / 2.0**64  # (distinct, 2)
+    lat, lon = np.radians(distinct).T
+    angle = 2 * np.pi * draws[:, 1]
+    arc = km / EARTH_KM * np.sqrt(draws[:, 0])  # the root makes it uniform over the area
+    to_lat = np.arcsin(np.sin(lat) * np.cos(arc) + np.cos(lat) * np.sin(arc) * np.cos(angle))
+    turn = np.arctan2(
+        np.sin(angle) * np.sin(arc) * np.cos(lat), np.cos(arc) - np.sin(lat) * np.sin(to_lat)
+    )
+    moved = np.stack([np.degrees(to_lat), (np.degrees(lon + turn) + 180) % 360 - 180], axis=1)
+    return moved[row.ravel()]
 
-    def calibration_report(self) -> dict[str, Any]:
-        """Distances of the sampled groups to their estimated means, on the calibration's pool."""
-        calibration = self.plan.calibration
-        form = self.plan.form
-        assert calibration is not None and form is not None
-        if self.plan.people.groups is not None:
-            numbers = np.unique(self.plan.people.groups)
-        else:
-            numbers = np.flatnonzero(np.sum([np.asarray(p.shares) for p in self.plan.parts], 0))
-        groups = {}
-        for number in numbers.tolist():
-            row = getattr(calibration, form)[number]
-            groups[calibration.groups.names[number]] = {"before": row.before, "after": row.after}
-        return {"form": form, "groups": groups}
+
+def _snap_to_grid(places: Floats, km: float) -> Floats:
+    """Centres of squares: bands of latitude, each divided into squares of its own width."""
+    bands = max(1, round(180 * DEGREE_KM / km))
+    band = np.clip(np.floor((places[:, 0] + 90) / 180 * bands), 0, bands - 1)  # (rows,)
+    lat = (band + 0.5) * 180 / bands - 90
+    columns = np.maximum(1, np.round(360 * DEGREE_KM * np.cos(np.radians(lat)) / km))
+    column = np.clip(np.floor((places[:, 1] + 180) / 360 * columns), 0, columns - 1)
+    return np.stack([lat, (column + 0.5) * 360 / columns - 180], axis=1)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from scipy import sparse
 
 from mobatlas.config import Section
@@ -31,7 +31,7 @@ from mobatlas.generators.protocol import Generator, has_times
 from mobatlas.generators.rng import draw_rows
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.supervision.moments import TIMES, Moments
+from mobatlas.supervision.evidence import TIMES, Moments
 from mobatlas.supervision.tilt import (
     CALIBRATION_RIDGE,
     fit_capped_tilt,
@@ -48,7 +48,7 @@ BLOCK = 1_024  # samples drawn at a time
 STREAM = 11  # of random numbers
 FORMS = ("population", "fixed_anchors")
 SETTINGS = ("conditioned", "candidates", "pool", "ridge")
-WEIGHTING_NUMBERS = ("offset", "visits", "cap", "ridge", "effective_sample_size")
+STRICT = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 Fit = tuple[Floats, float, bool]  # lambda (features,), nu or the ratio of visits, converged
 
 
@@ -83,6 +83,7 @@ class Choice(NamedTuple):
 class Weighting:
     """The tilt of one group in one form: its cost, and the distance to the estimated means."""
 
+    __pydantic_config__ = STRICT
     coefficients: Floats  # lambda (features,)
     offset: float  # nu
     visits: float  # visits of the group relative to the model's samples, with fixed anchors
@@ -93,16 +94,12 @@ class Weighting:
     before: dict[str, float]  # distance of the model's own means, see Moments.distance
     after: dict[str, float]  # distance of reweighted samples that the tilt was not fitted on
 
-    @property
-    def acceptance(self) -> float:
-        """The share of candidates that become samples."""
-        return 1 / self.cap
-
 
 @dataclass(frozen=True)
 class Calibration:
     """Tilts of every group in both forms, with all that is needed to apply them."""
 
+    __pydantic_config__ = STRICT
     groups: Groups
     features: tuple[str, ...]
     mask: tuple[str, ...]
@@ -134,32 +131,19 @@ class Calibration:
 
         Raises ValueError, KeyError or TypeError if they do not describe one calibration.
         """
-        groups = Groups.of(values["groups"])
-        names = [*values["features"], *values["mask"]]
-        rows = [row for form in FORMS for row in values[form]]
-        numbers = [values[name] for name in SETTINGS]
-        numbers += [row[name] for row in rows for name in WEIGHTING_NUMBERS]
-        numbers += [row[when]["js"] for row in rows for when in ("before", "after")]
-        shape = (len(groups), len(values["features"]))
-        if (
-            not all(isinstance(name, str) for name in names)
-            or not all(isinstance(number, int | float) for number in numbers)
-            or any(tensors[form].shape != shape or len(values[form]) != shape[0] for form in FORMS)
-        ):
-            raise ValueError("these values and tensors are not those of one calibration")
-        population, fixed_anchors = (
-            tuple(Weighting(row, **facts) for row, facts in zip(tensors[f], values[f], strict=True))
-            for f in FORMS
-        )
-        settings: dict[str, Any] = {name: values[name] for name in SETTINGS}
-        return cls(
-            groups=groups,
-            features=tuple(values["features"]),
-            mask=tuple(values["mask"]),
-            population=population,
-            fixed_anchors=fixed_anchors,
-            **settings,
-        )
+        forms = {
+            form: [
+                {"coefficients": coefficients, **facts}
+                for coefficients, facts in zip(tensors[form], values[form], strict=True)
+            ]
+            for form in FORMS
+        }
+        fields = {**values, **forms, "groups": Groups.of(values["groups"])}
+        calibration = TypeAdapter(cls).validate_python(fields)
+        shape = (len(calibration.groups), len(calibration.features))
+        if any(tensors[form].shape != shape for form in FORMS):
+            raise ValueError(f"tensors of a calibration must have the shape {shape}")
+        return calibration
 
     def report(self) -> dict[str, Any]:
         """The settings, and both forms by group, for JSON."""
@@ -339,8 +323,6 @@ def _comparable_moments(model: Generator, moments: Moments) -> Moments:
             f"calibration: the groups of the model ({'; '.join(model.groups.names)}) are not those "
             f"of {moments.source} ({'; '.join(moments.groups.names)})"
         )
-    if not len(moments.anchors):
-        raise MobatlasError("calibration: there are no anchors to sample for")
     if has_times(model) or not any(each.name == TIMES for each in moments.phi.maps):
         return moments
     log.warning(
@@ -348,4 +330,4 @@ def _comparable_moments(model: Generator, moments: Moments) -> Moments:
         moments.source,
         TIMES,
     )
-    return moments.without(TIMES)
+    return moments.without_times(model.vocabulary)

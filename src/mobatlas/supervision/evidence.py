@@ -1,7 +1,8 @@
 """Evidence: the group means that regions identify, in the features of a dataset; reads no labels.
 
 A REGIONS folder is matched with the training people of a dataset, and the means of each group are
-recovered from it with their uncertainty (regions.recovery).
+recovered from it with their uncertainty (regions.recovery). `Moments` holds the target means, and
+measures distances from them.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
-from scipy import optimize
+from scipy import optimize, sparse
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
-from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import VisitsFeature, build_feature
+from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.features.divergences import js, normalise
+from mobatlas.features.maps import FeatureMap, VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import compare_levels, person_means, same_level
 from mobatlas.regions.identifiability import Diagnosis
@@ -28,12 +31,108 @@ from mobatlas.regions.recovery.geography import confounding
 from mobatlas.regions.recovery.posterior import calibrate_composition
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, RecoveryOptions, recover
 from mobatlas.regions.store import RegionsFolder
-from mobatlas.regions.types import Aggregates, Population, Recovery, Regions, blocks
-from mobatlas.supervision.moments import VISITS, Moments, Phi
+from mobatlas.regions.types import (
+    Aggregates,
+    Population,
+    Recovery,
+    Regions,
+    bins_by_map,
+    blocks,
+)
 
 log = logging.getLogger("mobatlas")
 MAX_NAMED = 20  # groups in one sentence
 STEEPEST = 3.0  # tilt of the number of visits, per standard deviation
+TIMES = "hour"  # the one map that needs arrival times, which few generators sample
+VISITS = "visits"
+
+
+@dataclass(frozen=True)
+class Phi:
+    """The feature vector phi(x): chosen bins of one or more feature maps."""
+
+    features: tuple[str, ...]  # `map:bin`
+    mask: tuple[str, ...]
+    maps: tuple[FeatureMap, ...]
+    columns: Ints  # (features,) among the bins of all maps
+
+    @classmethod
+    def of(cls, features: Sequence[str], vocabulary: Vocabulary, mask: Sequence[str] = ()) -> Phi:
+        """Build phi from the names of its bins; bins that the vocabulary lacks are refused."""
+        maps = tuple(build_feature(name, vocabulary, mask) for name in bins_by_map(features))
+        bins = [name for each in maps for name in each.bins]
+        position = {name: number for number, name in enumerate(bins)}
+        for name in features:
+            if name not in position:
+                raise MobatlasError(
+                    f"feature '{name}' is not in the vocabulary{suggestion(name, position)}"
+                )
+        columns = np.array([position[name] for name in features], dtype=np.int64)
+        return cls(tuple(features), tuple(mask), maps, columns)
+
+    def counts(self, trajectories: Trajectories) -> sparse.csr_array:
+        """phi of each trajectory, (trajectories, features)."""
+        counts = sparse.hstack([each.counts(trajectories) for each in self.maps], format="csr")
+        return sparse.csr_array(counts[:, self.columns])
+
+    @property
+    def visits(self) -> Floats:
+        """The number of visits that each bin of the map `visits` stands for, else 0 (features,)."""
+        prefix = f"{VISITS}:"
+        least = (name.removeprefix(prefix).rstrip("+").partition("-")[0] for name in self.features)
+        pairs = zip(self.features, least, strict=True)
+        return np.array([float(low) if name.startswith(prefix) else 0.0 for name, low in pairs])
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The target means of each group and the anchors of the population, for calibration."""
+
+    source: Path  # the folder or file that they come from
+    groups: Groups
+    phi: Phi
+    means: Floats  # (groups, features)
+    baseline: Floats  # (features,) of the whole population
+    anchors: Floats  # (people, 4) of the population
+    residence: Floats | None = None  # (people, groups) p(d | home region); None: not used
+
+    @property
+    def scale(self) -> Floats:
+        """sqrt(mu0) (features,), in which counts are about equally noisy."""
+        return np.sqrt(np.maximum(self.baseline, 1 / max(len(self.anchors), 1)))
+
+    def distance(self, means: Floats, target: Floats) -> dict[str, float]:
+        """Distances between two means of phi.
+
+        "scaled" is the norm in scaled coordinates; "js" is the JSD in bits of the shares within
+        each map, averaged over maps.
+        """
+        return {kind: float(value) for kind, value in self.distances(means, target).items()}
+
+    def distances(self, means: Floats, targets: Floats) -> dict[str, Floats]:
+        """The same, row by row (rows, features)."""
+        pairs = ((np.maximum(means[..., part], 0), targets[..., part]) for part in self._map_bins)
+        divergences = [js(normalise(one), normalise(other)) for one, other in pairs]
+        return {
+            "scaled": np.linalg.norm((means - targets) / self.scale, axis=-1),
+            "js": np.mean(divergences, axis=0),
+        }
+
+    @cached_property
+    def _map_bins(self) -> list[Ints]:
+        return list(bins_by_map(self.phi.features).values())
+
+    def without_times(self, vocabulary: Vocabulary) -> Moments:
+        """The moments of samples without arrival times."""
+        if {each.name for each in self.phi.maps} <= {TIMES, VISITS}:
+            raise MobatlasError(
+                f"{self.source}: '{TIMES}' is the only feature, and samples of this model have no "
+                "times; add another feature"
+            )
+        timeless = [not name.startswith(f"{TIMES}:") for name in self.phi.features]
+        phi = Phi.of(list(compress(self.phi.features, timeless)), vocabulary, self.phi.mask)
+        means = self.means[:, timeless]
+        return replace(self, phi=phi, means=means, baseline=self.baseline[timeless])
 
 
 @dataclass(frozen=True)
@@ -44,7 +143,7 @@ class Visits:
     trajectories with very many or very few visits.
     """
 
-    phi: Phi
+    phi: Phi  # features of the aggregates, then bins of the number of visits
     means: Floats  # (groups, bins), rows sum to 1
     baseline: Floats  # (bins,) of the population
 
@@ -53,9 +152,8 @@ class Visits:
 class Evidence:
     """Regions, the group means recovered from them, and the training people they describe."""
 
-    source: Path
-    content_hash: str  # of the folder
-    regions: Regions
+    folder: RegionsFolder
+    regions: Regions  # of the folder, without features that every region suppresses
     phi: Phi
     recovery: Recovery
     validation: Aggregates | None  # V of validation people, where some are known
@@ -65,6 +163,10 @@ class Evidence:
     anchors: Floats  # (people, 4)
     region: Ints | None  # (people,) number of the region, -1: none; None: unknown for everybody
     warnings: tuple[str, ...]
+
+    @property
+    def source(self) -> Path:
+        return self.folder.path
 
     @property
     def groups(self) -> Groups:
@@ -86,7 +188,7 @@ class Evidence:
             return aggregate
         return replace(
             aggregate,
-            phi=self.phi.join(self.visits.phi),
+            phi=self.visits.phi,
             means=np.hstack([self.means, self.visits.means]),
             baseline=np.concatenate([self.recovery.baseline, self.visits.baseline]),
         )
@@ -114,11 +216,7 @@ class Evidence:
             raise MobatlasError(
                 f"--membership: {self.source} does not say who lives in which region; leave it out"
             )
-        return residence_shares(self.shrunk_shares, self.region)
-
-    @property
-    def shrunk_shares(self) -> Floats:
-        return shrunk_shares(self.regions)
+        return residence_shares(shrunk_shares(self.regions), self.region)
 
     def validation_distance(self, means: Floats) -> dict[str, float] | None:
         """Distance of P M (groups, features) from V of validation people, averaged over people.
@@ -196,8 +294,7 @@ def gather_evidence(
     vocabulary = dataset.vocabulary
     validation = folder.validation
     return Evidence(
-        source=folder.path,
-        content_hash=folder.manifest.content_hash,
+        folder=folder,
         regions=regions,
         phi=phi,
         recovery=recovery,
@@ -291,7 +388,8 @@ def _visits(
     share = np.bincount(which, weights).astype(np.float64)  # (numbers,): they are few
     visits = number.astype(np.float64)
     means = [tilt_to_mean(share, visits, each) @ counts[example] for each in level]
-    return Visits(Phi.of(feature.bins, vocabulary, phi.mask), np.stack(means), counts.T @ weights)
+    joint = Phi.of((*phi.features, *feature.bins), vocabulary, phi.mask)
+    return Visits(joint, np.stack(means), counts.T @ weights)
 
 
 def tilt_to_mean(weights: Floats, number: Floats, level: float) -> Floats:

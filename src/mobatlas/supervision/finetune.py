@@ -24,14 +24,14 @@ from mobatlas.config import Section
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import DIVERGENCES, normalise, tv
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.generators.protocol import Generator, unlabelled
 from mobatlas.groups import Groups
 from mobatlas.regions.store import RegionsFolder
-from mobatlas.regions.types import Aggregates
-from mobatlas.supervision.evidence import region_of
+from mobatlas.regions.types import Aggregates, bins_by_map
+from mobatlas.supervision.evidence import Phi, region_of
 from mobatlas.supervision.samplers import PlainSampler, Sampler
 from mobatlas.training.loop import Share, Trainer
 
@@ -245,9 +245,21 @@ def finetune(
 
     validate(tuned)
     agreement = target.gradient_agreement(student, config, trainer.seed)
-    own = config.model_dump(include={"steps", "learning_rate", "warmup", "ema", "validate_every"})
-    constant: dict[str, Any] = {"decay": "none", "clip": 1.0, "examples_per_step": config.batch}
-    trainer.run(replace(phase1, network=tuned, loss=loss, validate=validate, **own, **constant))
+    stage = replace(
+        phase1,
+        network=tuned,
+        loss=loss,
+        validate=validate,
+        steps=config.steps,
+        learning_rate=config.learning_rate,
+        warmup=config.warmup,
+        decay="none",
+        clip=1.0,
+        ema=config.ema,
+        validate_every=config.validate_every,
+        examples_per_step=config.batch,
+    )
+    trainer.run(stage)
     student.network.load_state_dict(tuned.best.state_dict())
     curve = tuned.learning_curve(config)
     regions = np.array(folder.regions.composition.regions)
@@ -367,13 +379,12 @@ class _Task:
             raise MobatlasError(
                 f"{self.folder.path}: all aggregates are zero, masked or suppressed; choose others"
             )
-        for region in usable.tolist():
-            if not len(anchors[region]):
-                name = self.folder.regions.composition.regions[region]
-                raise MobatlasError(
-                    f"{self.folder.path}: region '{name}' has no {split} people of this dataset; "
-                    "create it again with `mobatlas regions`"
-                )
+        empty = [region for region in usable.tolist() if not len(anchors[region])]
+        if empty:
+            raise MobatlasError(
+                f"{self.folder.path}: region '{self.folder.regions.composition.regions[empty[0]]}' "
+                f"has no {split} people of this dataset; create it again with `mobatlas regions`"
+            )
         present = (shares[usable] > 0).sum(1).max()
         if min(self.config.batch, self.config.validation_samples) < present:
             raise MobatlasError(
@@ -385,23 +396,14 @@ class _Task:
     def _goals(self, aggregates: Aggregates) -> list[Goal]:
         """One goal per feature map; a masked word removes its bins on both sides."""
         mask = self.folder.regions.details["mask"]
-        features = aggregates.features
         goals = []
-        for name in dict.fromkeys(each.partition(":")[0] for each in features):
-            feature = build_feature(name, self.vocabulary, mask)
-            position = {each: n for n, each in enumerate(feature.bins)}
-            for each in features:
-                if each.partition(":")[0] == name and each not in position:
-                    advice = suggestion(each, position) or "; use regions of its own dataset"
-                    raise MobatlasError(
-                        f"{self.folder.path}: the model has no feature '{each}'{advice}"
-                    )
+        for name, bins in bins_by_map(aggregates.features).items():
+            phi = Phi.of([aggregates.features[n] for n in bins], self.vocabulary, mask)
             visible = set(build_feature(name, self.vocabulary, [*mask, *self.config.mask]).bins)
-            known = [n for n, each in enumerate(features) if each in visible]
-            columns = np.array([position[features[n]] for n in known], dtype=np.int64)
-            values = aggregates.values[:, known]  # (regions, known bins)
+            known = np.array([feature in visible for feature in phi.features])  # (bins,)
+            values = aggregates.values[:, bins[known]]  # (regions, known bins)
             values = np.where(np.nansum(values, 1, keepdims=True) > 0, values, np.nan)
-            goals.append(Goal(feature, columns, values))
+            goals.append(Goal(phi.maps[0], phi.columns[known], values))
         return goals
 
     def _anchors(self, split: str) -> list[Floats]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 from scipy import sparse, special
 
+from mobatlas.config import Section
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import normalise
 from mobatlas.generators.layers import has_group_bias, set_group_bias
 from mobatlas.generators.protocol import Draw, Examples, Generator
@@ -28,11 +30,20 @@ from mobatlas.supervision.tilt import ScaledFeatures, Tilt, fit_tilt, scale_feat
 from mobatlas.training.loop import Trainer
 
 log = logging.getLogger("mobatlas")
-UNITS = ("trajectory", "person")
-RIDGE = 3e-3
 MAX_SHIFT = 2.0  # logits: visits to rare places say little about a group
 # The means of so many units are known to half a per cent of a standard deviation.
 MAX_UNITS = 300_000
+
+
+class TiltConfig(Section):
+    """How training people are weighted."""
+
+    # With "person", all windows of a person share one weight.
+    unit: Literal["trajectory", "person"] = "trajectory"
+    ridge: float = Field(3e-3, ge=0)  # leaves costly moments unmet
+
+
+DEFAULT_CONFIG = TiltConfig()
 
 
 @dataclass(frozen=True)
@@ -45,14 +56,8 @@ class GroupTilts:
     weights: Floats  # (groups, trajectories), rows sum to 1
     tilts: tuple[Tilt, ...]  # one per group, over units
     gaps: Floats  # (groups,) primal less dual value, zero at the solution
-    unit: str
-    ridge: float
+    config: TiltConfig
     membership: bool
-
-    @property
-    def effective_sample_sizes(self) -> Floats:
-        """In units: trajectories or people (groups,)."""
-        return np.array([tilt.effective_sample_size for tilt in self.tilts])
 
     @property
     def unmet(self) -> Floats:
@@ -65,8 +70,8 @@ class GroupTilts:
         reached = means - self.unmet[:, : means.shape[1]]
         baseline = np.tile(evidence.recovery.baseline, (len(reached), 1))
         return {
-            "unit": self.unit,
-            "ridge": self.ridge,
+            "unit": self.config.unit,
+            "ridge": self.config.ridge,
             "membership": self.membership,
             "units": len(self.tilts[0].weights),
             "groups": {
@@ -104,22 +109,15 @@ class GroupTilts:
 def fit_group_tilts(
     evidence: Evidence,
     dataset: TrajectoryDataset,
+    config: TiltConfig = DEFAULT_CONFIG,
     *,
-    unit: str = "trajectory",
-    ridge: float = RIDGE,
     membership: bool = False,
 ) -> GroupTilts:
     """Weight unlabelled training trajectories so that their mean of phi is that of each group.
 
-    With the unit "person", all windows of a person share one weight. With `membership`, the prior
-    of a person is p(d|g) of the person's region instead of uniform. Of more than `MAX_UNITS` units,
-    tilts are fitted on a sample and applied to all.
+    With `membership`, the prior of a person is p(d|g) of the person's region instead of uniform. Of
+    more than `MAX_UNITS` units, tilts are fitted on a sample and applied to all.
     """
-    if unit not in UNITS:
-        raise MobatlasError(
-            f"tilt: the unit '{unit}' does not exist{suggestion(unit, UNITS)} "
-            f"(known: {', '.join(UNITS)})"
-        )
     indices = dataset.split("train")
     phi = evidence.moments.phi.counts(Trajectories.of(dataset, indices))  # (trajectories, features)
     # (trajectories,) rows of evidence.people
@@ -127,11 +125,13 @@ def fit_group_tilts(
     people = len(evidence.people)
     windows = np.bincount(row, minlength=people)
     base = 1 / (people * windows[row])  # (trajectories,)
-    by_person = unit == "person"
-    units = _Units.of(person_means(phi, row, people) if by_person else phi, ridge)
+    by_person = config.unit == "person"
+    units = _Units.of(person_means(phi, row, people) if by_person else phi, config.ridge)
     uniform = np.full(people, 1 / people) if by_person else base  # (units,)
     priors = _group_priors(evidence, uniform, None if by_person else row) if membership else None
-    scaled = None if membership else scale_features(units.fit_rows, _shares(uniform[units.sample]))
+    scaled = (
+        None if membership else scale_features(units.fit_rows, normalise(uniform[units.sample]))
+    )
     tilts: list[Tilt] = []
     gaps: list[float] = []
     weights = np.empty((len(evidence.groups), len(indices)))
@@ -154,8 +154,7 @@ def fit_group_tilts(
         weights=weights,
         tilts=tuple(tilts),
         gaps=np.array(gaps),
-        unit=unit,
-        ridge=ridge,
+        config=config,
         membership=membership,
     )
 
@@ -203,7 +202,7 @@ class _Units:
         self, target: Floats, prior: Floats, scaled: ScaledFeatures | None
     ) -> tuple[Tilt, float]:
         """The tilt of all rows, and the duality gap on the fitted ones."""
-        own = _shares(prior[self.sample])
+        own = normalise(prior[self.sample])
         tilt = fit_tilt(self.fit_rows, target, self.ridge, prior=own, scaled_phi=scaled)
         # KL(w | prior) + |unmet|^2 / (2 ridge), in scaled coordinates, less the dual value
         scale = np.sqrt(np.maximum(self.fit_rows.T @ own, 1 / self.fit_rows.shape[0]))
@@ -216,22 +215,13 @@ class _Units:
         return tilt, gap
 
 
-def tilted_draw(tilts: GroupTilts, seed: int, shares: Floats | None = None) -> Draw:
-    """Batches of (x, z, d): d by `shares`, x by w_d, and z the anchors of x's person.
+def tilted_draw(tilts: GroupTilts, seed: int) -> Draw:
+    """Batches of (x, z, d): d uniform, x by w_d, and z the anchors of x's person.
 
-    Groups are drawn equally often by default: every group is evaluated alike, and a small group
-    would otherwise be seen rarely. Both draws are stratified, so that batches vary little.
+    Groups are drawn equally often: every group is evaluated alike, and a small group would
+    otherwise be seen rarely. Both draws are stratified, so that batches vary little.
     """
-    shares = np.ones(len(tilts.groups)) if shares is None else shares
-    if (
-        shares.shape != (len(tilts.groups),)
-        or not (shares >= 0).all()
-        or not 0 < shares.sum() < np.inf
-    ):
-        raise MobatlasError(
-            f"tilt: shares must be {len(tilts.groups)} numbers, none negative and not all zero"
-        )
-    cumulative_shares = _cumulative(shares)
+    cumulative_shares = _cumulative(np.ones(len(tilts.groups)))
     cumulative_weights = [_cumulative(weights) for weights in tilts.weights]
 
     def draw(size: int, step: int) -> Examples:
@@ -300,10 +290,6 @@ def token_shifts(tilts: GroupTilts, dataset: TrajectoryDataset, *, by_place: boo
         logits = np.clip(np.log(np.maximum(ratio, 1e-300)), -MAX_SHIFT, MAX_SHIFT)
         shifts[group, FIRST_POI:] = (logits - np.log(base @ np.exp(logits)))[kinds[FIRST_POI:]]
     return shifts
-
-
-def _shares(weights: Floats) -> Floats:
-    return np.asarray(weights / weights.sum())
 
 
 def _cumulative(weights: Floats) -> Floats:

@@ -18,7 +18,7 @@ from mobatlas.generators.protocol import Generator
 from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.groups import Groups
 from mobatlas.supervision.calibration import Calibration
-from mobatlas.supervision.moments import Phi
+from mobatlas.supervision.evidence import Phi
 from mobatlas.supervision.tilt import fixed_anchor_weights
 
 BLOCK = 4_096  # candidates drawn at a time, at most
@@ -39,11 +39,6 @@ class Accepted:
     numbers: Ints  # (n,) of the candidates, ascending
     following: int  # the candidate to continue from
     drawn: int  # candidates that were drawn
-
-    @property
-    def rate(self) -> float:
-        """The share of candidates that were accepted."""
-        return len(self.numbers) / self.drawn
 
 
 @runtime_checkable
@@ -122,18 +117,10 @@ class CalibratedSampler:
         residence: Floats | None = None,
     ) -> CalibratedSampler:
         """Combine a model with its calibration; that of another model is refused."""
-        if calibration.conditioned != (model.groups is not None):
-            kind = "has groups" if model.groups is not None else "has no groups"
-            raise MobatlasError(
-                f"calibration: it belongs to another model than this one, which {kind}; "
-                "supervise the model again"
-            )
-        if model.groups is not None and model.groups.names != calibration.groups.names:
+        if model.groups != (calibration.groups if calibration.conditioned else None):
             raise MobatlasError(
                 "calibration: its groups are not those of the model; supervise the model again"
             )
-        if not len(anchors):
-            raise MobatlasError("calibration: there are no anchors to sample for")
         phi = Phi.of(calibration.features, model.vocabulary, calibration.mask)
         return cls(model, calibration, anchors, phi, residence)
 
@@ -148,27 +135,26 @@ class CalibratedSampler:
         seed: int = 0,
         *,
         first: int = 0,
-        most: int | None = None,
         block: int = BLOCK,
     ) -> Accepted:
         """Form `population`: accept or reject candidates from number `first` on until there are n.
 
-        To continue, pass `following` as `first`. It gives up after `most` candidates, by default
-        ten times the expected number. `block` candidates are drawn at a time, which does not change
-        the result.
+        To continue, pass `following` as `first`. An error is raised after ten times the expected
+        number of candidates. `block` candidates are drawn at a time, which does not change the
+        result.
         """
         if n < 1 or not 0 <= group < len(self.groups):
             raise MobatlasError(
                 f"ask for at least 1 sample of one of {len(self.groups)} groups, not {n} of {group}"
             )
-        expected = self.calibration.population[group].acceptance
+        expected = 1 / self.calibration.population[group].cap  # share of candidates
         tile = self.model.tile
-        most = int(PATIENCE * n / expected) + tile if most is None else most
+        limit = int(PATIENCE * n / expected) + tile  # candidates
         parts: list[tuple[Trajectories, Ints]] = []
         count = 0
         position = first
         while count < n:
-            if position - first >= most:
+            if position - first >= limit:
                 raise MobatlasError(
                     f"group '{self.groups.names[group]}': {count} of {position - first:,} "
                     f"candidates were accepted where {expected:.0%} were expected; supervise the "
@@ -176,7 +162,7 @@ class CalibratedSampler:
                 )
             stop = position + min(block, int((n - count) / expected))
             stop = -(-stop // tile) * tile  # a whole tile costs as much as a part
-            size = min(stop, first + most) - position
+            size = min(stop, first + limit) - position
             parts.append(self._accept(position, size, group, seed, n - count))
             count += len(parts[-1][1])
             position += size
@@ -184,12 +170,6 @@ class CalibratedSampler:
         following = int(numbers[-1]) + 1
         samples = Trajectories.joined([part for part, _ in parts])
         return Accepted(samples, numbers, following, following - first)
-
-    def sample_piece(
-        self, number: int, n: int, group: int, seed: int = 0, *, block: int = BLOCK
-    ) -> Accepted:
-        """The first n of the PIECE samples of a piece, a function of (seed, number)."""
-        return self.sample(n, group, seed, first=number * PIECE_STRIDE, block=block)
 
     def _accept(
         self, first: int, size: int, group: int, seed: int, most: int

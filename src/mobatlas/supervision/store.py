@@ -21,18 +21,22 @@ from mobatlas.data.arrays import Floats
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
-from mobatlas.io.manifest import read_parquet, write_atomic, write_json
+from mobatlas.io.manifest import read_parquet, refuse_corrupt, write_atomic, write_json
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.supervision.calibration import Calibration, CalibrationConfig, fit_calibration
-from mobatlas.supervision.evidence import Evidence, residence_shares
-from mobatlas.supervision.moments import Moments, Phi
+from mobatlas.supervision.evidence import (
+    Evidence,
+    Moments,
+    Phi,
+    residence_shares,
+    shrunk_shares,
+)
 from mobatlas.supervision.samplers import CalibratedSampler
 
 MEANS = "group_means.parquet"
 CURVE = "curve.jsonl"
 CALIBRATION_FILES = ("calibration.json", "calibration.safetensors")
 MAX_COVARIANCES = 2**25  # numbers: a quarter of a gigabyte
-UNREADABLE = (OSError, ValueError, KeyError, pa.ArrowException)
 
 
 def save_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) -> None:
@@ -51,7 +55,7 @@ def save_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) 
         "region": np.repeat(regions, len(groups)).tolist(),
         "group": list(groups) * len(regions),
         "share": evidence.regions.composition.shares.ravel(),
-        "believed": evidence.shrunk_shares.ravel(),
+        "believed": shrunk_shares(evidence.regions).ravel(),
     }
     pq.write_table(pa.table(shares), folder / COMPOSITION)
     pq.write_table(_anchor_table(evidence), folder / REGION_ANCHORS)
@@ -121,18 +125,12 @@ def load_moments(model: Model) -> Moments | None:
     groups = model.groups
     if not path.exists() or groups is None:
         return None
-    try:
-        table = read_parquet(path, columns=["group", "feature", "mean", "population"])
+    with refuse_corrupt(path):
+        table = read_parquet(path, columns=["feature", "mean", "population"])
         features = table["feature"].unique().to_pylist()
-        shape = len(groups), len(features)
+        shape = (len(groups), len(features))
         means = table["mean"].to_numpy().reshape(shape)
         population = table["population"].to_numpy().reshape(shape)
-        if table["group"].to_pylist() != [name for name in groups.names for _ in features]:
-            raise ValueError("groups of another model")
-    except UNREADABLE:
-        raise MobatlasError(
-            f"{path}: it does not hold the means of the model's groups; supervise the model again"
-        ) from None
     mask = model.manifest.details.get(SUPERVISION, {}).get("mask", ())
     phi = Phi.of(features, model.generator.vocabulary, mask)
     residence = load_residence(model)
@@ -147,7 +145,7 @@ def load_residence(model: Model) -> Floats | None:
     if not model.manifest.details.get(SUPERVISION, {}).get("membership"):
         return None
     path = model.path / COMPOSITION
-    try:
+    with refuse_corrupt(path):
         table = read_parquet(path)
         homes = read_parquet(model.path / REGION_ANCHORS)
         regions = table["region"].unique().to_pylist()
@@ -156,11 +154,6 @@ def load_residence(model: Model) -> Floats | None:
         region = np.array([number[name] for name in homes["region"].to_pylist()], dtype=np.int64)
         order = np.lexsort([homes[name].to_numpy() for name in ANCHORS])  # of `Model.population`
         return residence_shares(shares, region[order])
-    except UNREADABLE:
-        raise MobatlasError(
-            f"{path}: it does not hold the regions of the model's anchors; "
-            "supervise the model again"
-        ) from None
 
 
 def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field, create_model
@@ -22,10 +22,9 @@ from mobatlas.progress import track
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
 from mobatlas.registry import Registry
 from mobatlas.supervision.calibration import Calibration, CalibrationConfig, fit_calibration
-from mobatlas.supervision.evidence import Evidence
+from mobatlas.supervision.evidence import TIMES, Evidence, Moments
 from mobatlas.supervision.finetune import PRESETS, FinetuneConfig, finetune
-from mobatlas.supervision.group_tilts import RIDGE, GroupTilts, fit_group_tilts, fit_weighted
-from mobatlas.supervision.moments import TIMES, Moments
+from mobatlas.supervision.group_tilts import GroupTilts, TiltConfig, fit_group_tilts, fit_weighted
 from mobatlas.supervision.samplers import PlainSampler
 from mobatlas.training.loop import Trainer
 
@@ -43,13 +42,6 @@ class SuperviseConfig(Section):
     # How much groups differ relative to the variance between people, at most; see recover.
     groups_explain: float = Field(GROUPS_EXPLAIN, gt=0, le=1e6)
     calibration: CalibrationConfig = CalibrationConfig()
-
-
-class TiltConfig(Section):
-    """How training people are weighted."""
-
-    unit: Literal["trajectory", "person"] = "trajectory"  # person: its windows share one weight
-    ridge: float = Field(RIDGE, ge=0)  # leaves costly moments unmet
 
 
 @dataclass(frozen=True)
@@ -325,15 +317,12 @@ def _run_tilt_untrainable(
 def _fit_tilts(
     dataset: TrajectoryDataset, evidence: Evidence, options: StrategyOptions
 ) -> GroupTilts:
-    config: TiltConfig = options.own
-    tilts = fit_group_tilts(
-        evidence, dataset, unit=config.unit, ridge=config.ridge, membership=options.membership
-    )
+    tilts = fit_group_tilts(evidence, dataset, options.own, membership=options.membership)
     log.info(
         "Tilts fitted: the effective sample size of a group is at least %.0f of %d %ss.",
-        tilts.effective_sample_sizes.min(),
+        min(tilt.effective_sample_size for tilt in tilts.tilts),
         len(tilts.tilts[0].weights),
-        config.unit,
+        tilts.config.unit,
     )
     return tilts
 
@@ -417,7 +406,7 @@ def _run_finetune(
             distance[f"js {name}"] = moments.distance(mean, moments.means[group])["js"]
         return {"js average": float(np.mean(list(distance.values()))), **distance}
 
-    tuned, report = finetune(model, dataset, evidence.source, trainer, config, distances)
+    tuned, report = finetune(model, dataset, evidence.folder, trainer, config, distances)
     curve = report.pop("curve")
     report["from_tilted"] = model.groups is not None
     return Supervised(tuned, {"finetune": report}, curve=curve)

@@ -20,7 +20,6 @@ from scipy import optimize, sparse, special
 from scipy.sparse import linalg
 
 from mobatlas.data.arrays import Floats
-from mobatlas.errors import MobatlasError
 
 TOLERANCE = 1e-10  # of the gradient of the dual, in scaled coordinates
 LBFGS_STEPS = 2_000
@@ -77,7 +76,6 @@ def fit_tilt(
     target outside the hull of the rows has no solution, and `converged` is False. To fit many
     targets, scale the features once and pass `scaled_phi`.
     """
-    _check_inputs(phi, target, ridge, prior)
     weight = np.full(phi.shape[0], 1 / phi.shape[0]) if prior is None else prior / prior.sum()
     with np.errstate(divide="ignore"):
         log_prior = np.log(weight)  # -inf excludes a row
@@ -125,7 +123,6 @@ def fit_capped_tilt(
     + ridge/2 |lambda|^2, where f*(s) = exp(s) up to log cap and is linear beyond. Returns lambda
     (features,), nu, and whether the fit converged.
     """
-    _check_inputs(phi, target, ridge, None)
     if cap <= 1:  # weights of mean 1 are all 1
         return np.zeros(phi.shape[1]), 0.0, True
     scale, scaled, transposed = scale_features(phi)
@@ -134,7 +131,8 @@ def fit_capped_tilt(
     rows = phi.shape[0]
 
     def dual(x: Floats) -> tuple[float, Floats]:
-        coefficients, offset = x[:-1], x[-1]
+        coefficients = x[:-1]
+        offset = x[-1]
         s = scaled @ coefficients - offset
         weights = np.exp(np.minimum(s, top))  # (rows,)
         conjugate = np.mean(weights + cap * np.maximum(s - top, 0))  # f*
@@ -175,7 +173,6 @@ def fit_fixed_anchor_tilt(
     Rows are K consecutive candidates per anchor. `visits` (rows,) is None to leave the number free.
     Returns lambda (features,) and whether the fit converged.
     """
-    _check_inputs(phi, target, ridge, None)
     scale, scaled, transposed = scale_features(phi)
     scaled_target = target / scale
     shape = (phi.shape[0] // candidates, candidates)
@@ -276,8 +273,13 @@ def _minimise(
     dual: Dual, curvature: Callable[[Floats], Product], start: Floats
 ) -> tuple[Floats, bool]:
     """L-BFGS, then Newton steps; also whether it converged."""
-    options: Any = {"maxiter": LBFGS_STEPS, "maxfun": 2 * LBFGS_STEPS, "ftol": 1e-12, "maxcor": 20}
-    options["gtol"] = TOLERANCE
+    options: Any = {
+        "maxiter": LBFGS_STEPS,
+        "maxfun": 2 * LBFGS_STEPS,
+        "ftol": 1e-12,
+        "gtol": TOLERANCE,
+        "maxcor": 20,
+    }
     solution = optimize.minimize(dual, start, jac=True, method="L-BFGS-B", options=options)
     x = solution.x
     gradient = dual(x)[1]
@@ -285,9 +287,7 @@ def _minimise(
     for _ in range(NEWTON_STEPS):
         if not TOLERANCE <= np.abs(gradient).max(initial=0) < NEAR:
             break
-        hessian = linalg.LinearOperator(
-            (len(x), len(x)), matvec=_ravelled(curvature(x)), dtype=np.float64
-        )
+        hessian = linalg.LinearOperator((len(x), len(x)), matvec=curvature(x), dtype=np.float64)
         step, _ = linalg.cg(hessian, -gradient, rtol=1e-4, maxiter=100)
         next_gradient = dual(x + step)[1]
         if not np.abs(next_gradient).max() < np.abs(gradient).max():
@@ -295,33 +295,3 @@ def _minimise(
         x = x + step
         gradient = next_gradient
     return x, float(np.abs(gradient).max(initial=0)) < CONVERGED
-
-
-def _ravelled(product: Product) -> Product:
-    return lambda v: product(v.ravel())
-
-
-def _check_inputs(
-    phi: sparse.csr_array, target: Floats, ridge: float, prior: Floats | None
-) -> None:
-    rows, features = phi.shape
-    if not rows:
-        raise MobatlasError("tilt: there are no rows to weight")
-    if target.shape != (features,):
-        raise MobatlasError(
-            f"tilt: there are {features} features but {target.size} targets; "
-            "give one mean per feature"
-        )
-    if not np.isfinite(target).all():
-        raise MobatlasError(
-            "tilt: the target contains NaN; recover the means of suppressed features first, "
-            "or leave them out"
-        )
-    if not ridge >= 0:
-        raise MobatlasError(f"tilt: the ridge is {ridge:g}; give zero or more")
-    if prior is not None and (
-        prior.shape != (rows,) or not (prior >= 0).all() or not 0 < prior.sum() < np.inf
-    ):
-        raise MobatlasError(
-            f"tilt: the prior must be {rows:,} weights, none negative and not all zero"
-        )
