@@ -209,7 +209,7 @@ def test_without_device_counts_only_shares_are_known(tmp_path: Path) -> None:
         ({"n": [10, 10, "", 40]}, "column 'n' is empty or not a number in row 3"),
         ({"value": [1, 1, 0, 0]}, "region 'B' has only zeros"),
         ({"value": ["<5"] * 4}, "every value is suppressed"),
-        ({"feature": ["category:food"] * 4}, "region 'A' has two rows of feature 'category:food'"),
+        ({"feature": ["category:food"] * 4}, "region 'A' has two rows of 'category:food'"),
         ({"value": []}, "column 'value' is missing"),
         ({"feature": []}, "column 'feature' is missing"),
         ({"region": []}, "column 'region' is missing"),

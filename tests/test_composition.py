@@ -173,7 +173,7 @@ def test_a_straddling_range_is_refused_or_split_by_years(tmp_path: Path) -> None
         ({"group": ["<30, M", "<30", "<30, M"]}, "group '<30' does not exist"),
         (
             {"group": ["<30, M", "<30,M ", "<30, M"]},
-            "region 'R17' has two rows of '<30, M'; keep one row per region and group",
+            "region 'R17' has two rows of '<30, M'; keep one",
         ),
         ({"group": ["<30, M", "", "<30, M"]}, "column 'group' is empty in row 2"),
         ({"region": ["R17", None, "R18"]}, "column 'region' is empty in row 2"),

@@ -416,6 +416,7 @@ def of_means(means: Floats, sd: float, features: tuple[str, ...]) -> Recovery:
         means.mean(0),
         np.ones(2) / 2,
         {},
+        np.ones(count),
     )
 
 

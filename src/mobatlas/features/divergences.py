@@ -23,18 +23,18 @@ Divergence = Callable[[Array, Array], Array]
 
 def normalise(values: Array) -> Array:
     """Shares along the last axis; a row that sums to zero stays zero."""
-    return values / _at_least(values.sum(-1)[..., None], FLOOR)
+    return values / values.sum(-1)[..., None].clip(min=FLOOR)
 
 
 def js(p: Array, q: Array) -> Array:
     """Jensen-Shannon divergence in bits, between 0 and 1."""
     middle = (p + q) / 2
-    return _at_least((_relative_entropy(p, middle) + _relative_entropy(q, middle)) / 2, 0.0)
+    return ((_relative_entropy(p, middle) + _relative_entropy(q, middle)) / 2).clip(min=0.0)
 
 
 def kl(p: Array, q: Array) -> Array:
     """Kullback-Leibler divergence of p from q in bits."""
-    return _at_least(_relative_entropy(p, q), 0.0)
+    return _relative_entropy(p, q).clip(min=0.0)
 
 
 def tv(p: Array, q: Array) -> Array:
@@ -111,16 +111,12 @@ def column_sums(counts: sparse.csr_array) -> sparse.csr_array:
 
 def _relative_entropy(p: Array, q: Array) -> Array:
     # Not clipped at zero: in JS the slopes of its two halves must cancel.
-    return (p * (_log2(_at_least(p, FLOOR)) - _log2(_at_least(q, FLOOR)))).sum(-1)
+    return (p * (_log2(p.clip(min=FLOOR)) - _log2(q.clip(min=FLOOR)))).sum(-1)
 
 
 def _root(values: Array) -> Array:
     # Zero at zero like the square root, but with a slope of at most 1 / FLOOR there.
-    return values / _at_least(values, FLOOR**2) ** 0.5
-
-
-def _at_least(values: Array, least: float) -> Array:
-    return values.clip(min=least)
+    return values / values.clip(min=FLOOR**2) ** 0.5
 
 
 def _log2(values: Array) -> Array:

@@ -111,7 +111,7 @@ def aggregates_from_dataset(
 
 
 def read_aggregates(
-    path: Path | str, known_bins: Collection[str] | None = None, notes: list[str] | None = None
+    path: Path | str, known_bins: Collection[str] = (), notes: list[str] | None = None
 ) -> Aggregates:
     """Read V from a published table: region, feature, value (or total visits), n.
 
@@ -128,7 +128,12 @@ def read_aggregates(
     feature = key_column(path, table, "feature")
     regions = region[1]
     features = feature[1]
-    _check_features(path, features, known_bins)
+    unknown = [name for name in features if known_bins and name not in known_bins]
+    if unknown:
+        raise MobatlasError(
+            f"{path}: feature '{unknown[0]}' does not exist in the dataset"
+            f"{suggestion(unknown[0], known_bins)}"
+        )
     published = table.assign(**{measure: table[measure].mask(_suppressed(table, measure))})
     rows = number_column(path, published, measure, missing=True)
     absent = np.nan if np.isnan(rows).any() else 0.0
@@ -202,14 +207,6 @@ def _pooled_variance(
     return np.maximum(squares, 0) / freedom
 
 
-def _check_features(path: Path, features: Sequence[str], known: Collection[str] | None) -> None:
-    for name in features:
-        if known is not None and name not in known:
-            raise MobatlasError(
-                f"{path}: feature '{name}' does not exist in the dataset{suggestion(name, known)}"
-            )
-
-
 def _suppressed(table: pd.DataFrame, column: str) -> Flags:
     suppressed = np.zeros(len(table), dtype=np.bool_)
     if not pd.api.types.is_numeric_dtype(table[column]):
@@ -223,18 +220,16 @@ def _suppressed(table: pd.DataFrame, column: str) -> Flags:
 
 def _suppression_notes(name: str, values: Floats, rows: int) -> list[str]:
     unknown = np.isnan(values)
-    notes = []
-    if values.size > rows:
-        meaning = "suppressed" if unknown.any() else "zero"
-        notes.append(
-            f"{name}: {values.size - rows:,} cells are not in the table and count as {meaning}"
-        )
-    if unknown.any():
-        notes.append(f"{name}: {int(unknown.sum()):,} of {values.size:,} cells are suppressed")
-    if unknown.all(1).any():
-        empty = int(unknown.all(1).sum())
-        notes.append(f"{name}: {empty:,} regions are left out: all their values are suppressed")
-    return notes
+    empty = int(unknown.all(1).sum())
+    meaning = "suppressed" if unknown.any() else "zero"
+    notes = {
+        f"{name}: {values.size - rows:,} cells are not in the table and count as {meaning}": (
+            values.size > rows
+        ),
+        f"{name}: {int(unknown.sum()):,} of {values.size:,} cells are suppressed": unknown.any(),
+        f"{name}: {empty:,} regions are left out: all their values are suppressed": empty > 0,
+    }
+    return [note for note, applies in notes.items() if applies]
 
 
 def _region_sizes(path: Path, table: pd.DataFrame, region: Keys) -> Floats | None:

@@ -427,11 +427,10 @@ def _unmatched_warning(regions: Sequence[str], present: str, absent: str) -> lis
 
 def _absent_groups(census: str, composition: Composition) -> list[str]:
     """A warning about groups that no region has: part of the table may be missing."""
-    total = composition.shares.sum(0)
-    absent = [composition.groups.names[number] for number in np.flatnonzero(total == 0)]
-    if not absent:
-        return []
-    return [f"{census} has no people of {'; '.join(absent)}: is a part of the table missing?"]
+    absent = "; ".join(composition.absent_groups)
+    return (
+        [f"{census} has no people of {absent}: is a part of the table missing?"] if absent else []
+    )
 
 
 def _missing_categories(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> list[str]:

@@ -231,19 +231,20 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells:
         require_columns(str(path), columns, ("group",))
     region = key_column(path, table, id_column)
     parts = [key_column(path, table, name) for name in attributes]
-    sizes = [len(names) for _, names in parts]
-    cell = np.ravel_multi_index([codes for codes, _ in parts], sizes)
-    present, cell = np.unique(cell, return_inverse=True)
+    present, cell = np.unique(
+        np.stack([codes for codes, _ in parts], axis=1), axis=0, return_inverse=True
+    )
     levels = [
-        tuple(names[code] for (_, names), code in zip(parts, position, strict=True))
-        for position in zip(*np.unravel_index(present, sizes), strict=True)
+        tuple(names[code] for (_, names), code in zip(parts, row, strict=True)) for row in present
     ]
     named = attributes != ["group"]
     if not named:
         levels = [tuple(name.split(SEPARATOR)) for (name,) in levels]
     shares = "count" not in columns
     values = number_column(path, table, "share" if shares else "count")
-    pivoted = pivot(path, region, (cell, [SEPARATOR.join(level) for level in levels]), values)
+    pivoted = pivot(
+        path, region, (cell.ravel(), [SEPARATOR.join(level) for level in levels]), values
+    )
     n = None
     if "n" in columns:
         n = np.zeros(len(region[1]))
@@ -288,16 +289,12 @@ def _infer_groups(path: Path, cells: _Cells) -> Groups:
             f"{path}: group names '{one}' and '{two}' have different numbers of levels; "
             "write every group with the same attributes"
         )
+    familiar = {levels: name for name, levels in DEFAULT_GROUPS.attributes}
     attributes = {}
     for number in range(min(by_width)):
         levels = order_levels({level[number] for level in cells.levels})
-        name = f"attribute{number + 1}"
-        if cells.attributes:
-            name = cells.attributes[number]
-        else:
-            known = [default for default, own in DEFAULT_GROUPS.attributes if own == levels]
-            name = known[0] if known else name
-        attributes[name] = levels
+        name = familiar.get(levels, f"attribute{number + 1}")
+        attributes[cells.attributes[number] if cells.attributes else name] = levels
     return Groups.of(attributes)
 
 
@@ -421,13 +418,13 @@ def age_ranges(levels: Sequence[str]) -> list[tuple[int, float]] | None:
     exclusive = bool(ends & starts or (not follows and ends & over))
     closed = {end if exclusive else end + 1 for end in ends}
     closed |= {high for _, high, form in ages if form == "below"}
-    ranges: list[tuple[int, float]] = []
-    for low, high, form in ages:
-        if form == "over":
-            ranges.append((low if low in closed else low + 1, np.inf))
-        else:
-            ranges.append((low, high + 1 if form == "closed" and not exclusive else high))
-    return ranges
+    return [
+        (
+            low + 1 if form == "over" and low not in closed else low,
+            high + 1 if form == "closed" and not exclusive else high,
+        )
+        for low, high, form in ages
+    ]
 
 
 def parse_age(level: str) -> tuple[int, float, str] | None:

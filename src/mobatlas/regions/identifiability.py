@@ -285,8 +285,8 @@ def _proposals(composition: Composition, n: Floats, min_region: float) -> list[P
         merged = _propose(action, _triangles(rows, people), len(rows))
         now = _propose("", current, len(shares))
         # Merging never adds information: propose it only where nothing is lost.
-        lost = now.sigma_min - merged.sigma_min > RANK_TOLERANCE
-        if merged.effective_rank >= now.effective_rank and not lost:
+        loss = now.sigma_min - merged.sigma_min
+        if merged.effective_rank >= now.effective_rank and loss <= RANK_TOLERANCE:
             proposals.append(merged)
     return proposals
 
@@ -389,8 +389,7 @@ def _warnings(
     without_n: bool,
 ) -> tuple[str, ...]:
     regions, groups = composition.shares.shape
-    is_absent = composition.shares.sum(0) == 0  # (groups,)
-    absent = "; ".join(composition.groups.names[group] for group in np.flatnonzero(is_absent))
+    absent = "; ".join(composition.absent_groups)
     repeated = regions - len(np.unique(composition.shares, axis=0))
     observed = (
         "all people of the census count" if np.isfinite(composition.n).all() else "everyone counts"

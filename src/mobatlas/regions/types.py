@@ -31,6 +31,11 @@ class Composition:
     shares: Floats  # P (regions, groups), rows sum to 1
     n: Floats  # (regions,) people counted; infinite where the shares are exact
 
+    @property
+    def absent_groups(self) -> list[str]:
+        """The groups that no region has."""
+        return [self.groups.names[group] for group in np.flatnonzero(self.shares.sum(0) == 0)]
+
     def select(self, rows: Ints) -> Composition:
         """Return the composition of some regions."""
         names = tuple(self.regions[row] for row in rows.tolist())
@@ -137,7 +142,7 @@ class Recovery:
     baseline: Floats  # mu0 (features,) population mean
     shares: Floats  # w (groups,)
     variances: dict[str, float]  # fitted variance components
-    group_share: Floats | None = None  # (features,) share of slopes attributed to groups; None: all
+    group_share: Floats  # (features,) share of slopes attributed to groups
     transfer: Mapping[str, float] = field(default_factory=dict)  # feature map -> transfer, 0 to 1
 
     @property

@@ -32,20 +32,18 @@ class CategoryPrior:
     def of(cls, recovery: Recovery, parents: Mapping[str, str]) -> CategoryPrior | None:
         """From recovered parents; None if no bin has a usable parent."""
         children, parent = _pairs(recovery.features, parents).T
+        baseline = recovery.baseline
         group_share = recovery.group_share
-        if group_share is None:
-            group_share = np.ones(len(recovery.baseline))
-        share = recovery.baseline[children] / np.maximum(recovery.baseline[parent], 1e-300)
+        share = baseline[children] / np.maximum(baseline[parent], 1e-300)
         # Noise may make a part larger than the whole.
-        usable = (recovery.baseline[parent] > 0) & (share <= 1)
-        usable &= group_share[parent] >= MIN_GROUP_SHARE
+        usable = (baseline[parent] > 0) & (share <= 1) & (group_share[parent] >= MIN_GROUP_SHARE)
         if not usable.any():
             return None
         children = children[usable]
         parent = parent[usable]
         share = share[usable]
         shift = np.zeros_like(recovery.means)
-        shift[:, children] = share * (recovery.means - recovery.baseline)[:, parent]
+        shift[:, children] = share * (recovery.means - baseline)[:, parent]
         shift -= recovery.shares @ shift
         full_shift = shift.copy()
         full_shift[:, children] /= group_share[parent]

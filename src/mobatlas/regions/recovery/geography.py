@@ -96,15 +96,12 @@ class BlockValidation:
 
 def confounding(recovery: Recovery) -> list[str]:
     """Warnings about feature maps that follow places more than groups."""
-    if recovery.group_share is None:
-        return []
     warnings = []
     for name, bins in bins_by_map(recovery.features).items():
         transfer = recovery.transfer.get(name, 1.0)
         if transfer < LOW_TRANSFER:
-            weight = np.zeros(len(recovery.baseline))
-            weight[bins] = recovery.baseline[bins]
-            share = float(weight @ recovery.group_share / max(weight.sum(), 1e-300))
+            weight = recovery.baseline[bins]
+            share = float(weight @ recovery.group_share[bins] / max(weight.sum(), 1e-300))
             warnings.append(
                 f"'{name}' is confounded with where people live: only {transfer:.0%} of the "
                 "differences between groups estimated in one part of the map hold in the others. "
@@ -118,7 +115,7 @@ def confounding(recovery: Recovery) -> list[str]:
 
 def _excess_slopes(recovery: Recovery, bins: Ints) -> list[str]:
     """A warning about bins where regions differ by more than groups can explain."""
-    if not len(bins) or recovery.group_share is None:
+    if not len(bins):
         return []
     variance = np.maximum(recovery.prior_variance[:, bins], 1e-300)
     excess = (recovery.means - recovery.baseline)[:, bins] ** 2 / variance

@@ -6,7 +6,7 @@ All algebra is groups x groups (Woodbury), whatever the number of regions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import linalg
@@ -145,9 +145,9 @@ class Fit:
     weight: Floats  # 1/d (regions,); 0 for regions without a value
     sums: Sums
     lift: Floats  # sqrt(lambda) F (groups, groups)
-    inner: Any  # Cholesky factor of A = I + B' D^-1 B, B = P sqrt(lambda) F
+    inner: tuple[Floats, bool]  # Cholesky factor of A = I + B' D^-1 B, B = P sqrt(lambda) F
     common: Floats  # B' D^-1 X (groups, covariates)
-    flat: Any  # Cholesky factor of X' Sigma^-1 X
+    flat: tuple[Floats, bool]  # Cholesky factor of X' Sigma^-1 X
     log_determinant: float  # of Sigma and of X' Sigma^-1 X
 
     @classmethod

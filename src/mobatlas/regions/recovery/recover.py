@@ -30,6 +30,7 @@ from scipy import linalg
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
+from mobatlas.regions.composition import refuse_empty_regions
 from mobatlas.regions.recovery.category_prior import CategoryPrior
 from mobatlas.regions.recovery.geography import (
     MIN_BLOCKED_REGIONS,
@@ -178,12 +179,9 @@ class _BayesModel:
     @classmethod
     def of(cls, regions: Regions, options: RecoveryOptions) -> _BayesModel:
         composition = regions.composition
-        exact = options.exact_composition
-        effects = options.region_effects
-        if exact is None:
-            exact = regions.randomised
-        if effects is None:
-            effects = not regions.randomised
+        randomised = regions.randomised
+        exact = randomised if options.exact_composition is None else options.exact_composition
+        effects = not randomised if options.region_effects is None else options.region_effects
         geography = effects if options.geography is None else options.geography
         calibrated = (composition.shares, None) if exact else calibrate_composition(composition)
         return cls(
@@ -212,7 +210,6 @@ class _BayesModel:
             for bins in maps.values()
         ]
         order = np.argsort(np.concatenate(list(maps.values())))
-        shares = [each.group_share for each in fitted if each.group_share is not None]
         return replace(
             fitted[0],
             features=aggregates.features,
@@ -225,7 +222,7 @@ class _BayesModel:
                 for name, each in zip(maps, fitted, strict=True)
                 for key, value in each.variances.items()
             },
-            group_share=np.concatenate(shares)[order],
+            group_share=np.concatenate([each.group_share for each in fitted])[order],
             transfer={name: value for each in fitted for name, value in each.transfer.items()},
         )
 
@@ -245,13 +242,11 @@ class _BayesModel:
         y = Deviations(aggregates.values, mu0, scale, aggregates.noise)
         members = strata(aggregates.features, mu0 / scale)
         ratios, overall, fitted = fit_variances(design, y, members, self.groups_explain is not None)
-        transfer: dict[str, float] = {}
-        if self.groups_explain is not None and self.centroids is not None:
-            transfer = _transfer(design, y, self.centroids, members, fitted)
+        centroids = None if self.groups_explain is None else self.centroids
+        transfer = _transfer(design, y, centroids, members, fitted)
         group_share = self._group_share(mu0, scale, members, fitted, transfer)
-        start = np.zeros((len(mu0), len(self.groups)))
-        if shift is not None:
-            start = shift.T / scale[:, None]
+        no_shift = np.zeros((len(mu0), len(self.groups)))
+        start = no_shift if shift is None else shift.T / scale[:, None]
         means, covariance, prior = _posteriors(
             design, y, members, overall, fitted, group_share, start
         )
@@ -354,12 +349,12 @@ def _posterior(
 def _transfer(
     design: Design,
     y: Deviations,
-    centroids: Floats,
+    centroids: Floats | None,
     members: Mapping[Stratum, Ints],
     fitted: Mapping[Stratum, Variances],
 ) -> dict[str, float]:
     """How much of each feature map's slopes transfers between parts of the map: 0 to 1."""
-    if len(centroids) < MIN_BLOCKED_REGIONS:
+    if centroids is None or len(centroids) < MIN_BLOCKED_REGIONS:
         return {}
     validation = BlockValidation(design, centroids)
     noise = y.added_noise(np.arange(len(y.mean)))
@@ -401,9 +396,7 @@ def _check_regions(regions: Regions) -> None:
         raise MobatlasError(
             "aggregates: no feature is left; choose another --feature or less --mask"
         )
-    if not (aggregates.n > 0).all():
-        empty = aggregates.regions[int(np.argmin(aggregates.n > 0))]
-        raise MobatlasError(f"aggregates: region '{empty}' has no people; remove it")
+    refuse_empty_regions("aggregates", aggregates.regions, aggregates.n)
     if not ((aggregates.values != 0) & ~np.isnan(aggregates.values)).any():
         raise MobatlasError(
             "aggregates: every value is zero or suppressed; nothing can be estimated"
@@ -418,18 +411,18 @@ def fit_least_squares(
     """Least squares, with the population mean in suppressed cells; no uncertainty."""
     w, mu0 = population_mean(composition.shares, aggregates)
     values = np.where(np.isnan(aggregates.values), mu0, aggregates.values)
-    estimator = simplex_least_squares if on_simplex else pseudo_inverse
-    means = estimator(composition.shares, values)
-    groups = len(composition.groups)
+    estimate = simplex_least_squares if on_simplex else pseudo_inverse
+    means = estimate(composition.shares, values)  # (groups, features)
     return Recovery(
         groups=composition.groups,
         features=aggregates.features,
         means=means,
-        covariance=np.zeros((len(mu0), groups, groups)),
+        covariance=np.zeros((len(mu0), len(w), len(w))),
         prior_variance=np.zeros_like(means),
         baseline=mu0,
         shares=w,
         variances={},
+        group_share=np.ones(len(mu0)),
     )
 
 
