@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup, escape
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
@@ -24,9 +23,8 @@ from mobatlas.evaluation.metrics import MetricSpec, located, travel_distance
 from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.types import Composition
 
-WIDTH = 640
-HEIGHT = 260
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 40  # margins
+ACROSS = (58, 626)  # pixels of the axes, in charts of 640 x 260
+UP = (220, 12)
 TICKS = 5
 SHOWN_REGIONS = 60
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # safe for colour-blind readers
@@ -56,75 +54,43 @@ class Mark:
     value: float
 
 
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart as an SVG path."""
+
+    name: str
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over common axes, which `charts.html.j2` draws."""
+
+    title: str
+    x: str  # names of the axes
+    y: str
+    across: Scale
+    up: Scale
+    lines: tuple[Line, ...]
+
+
 def line_chart(
     series: Sequence[Series], title: str, x: str, y: str, *, steps: bool = False, log: bool = False
-) -> Markup:
-    """Lines over common axes named x and y: histograms with `steps`, a logarithmic y with `log`."""
+) -> Chart | None:
+    """A chart: histograms with `steps`, a logarithmic y with `log`; None if there are no values."""
     shown = [each for each in series if len(each.x)]
     if not shown:
-        return Markup("")
+        return None
     height = np.concatenate([each.y[np.isfinite(each.y)] for each in shown])
     low = float(height[height > 0].min()) if log else 0.0
     high = float(height.max())
     left = min(float(each.x.min()) for each in shown)
     right = max(float(each.x.max()) for each in shown)
-    across = _Scale(left, right, LEFT, WIDTH - RIGHT)
-    up = _Scale(low, high if high > low else low + 1, HEIGHT - BOTTOM, TOP, log)
-    parts = [_axes(across, up, x, y)]
-    for each in shown:
-        points = "L".join(_points(each, across, up, steps))
-        parts.append(
-            f'<path class="line {escape(each.kind)}" d="M{points}">'
-            f"<title>{escape(each.name)}</title></path>"
-        )
-    legend = _legend([(each.name, each.kind) for each in shown])
-    return Markup(
-        f'<figure class="chart"><figcaption>{escape(title)}</figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
-        f'{"".join(parts)}</svg><div class="legend">{legend}</div></figure>'
-    )
-
-
-def bar_chart(
-    labels: Sequence[str], values: Sequence[float], kinds: Sequence[str], title: str
-) -> Markup:
-    """Horizontal bars of values up to 1 or more; text is as large as on the rest of the page."""
-    top = max(1.0, max(values, default=0.0))
-    rows = [
-        f'<div class="row"><span>{escape(label)}</span><span class="track">'
-        f'<i class="bar {escape(kind)}" style="width:{100 * max(0.0, value) / top:.1f}%"></i>'
-        f"</span><span>{value:.3g}</span></div>"
-        for label, value, kind in zip(labels, values, kinds, strict=True)
-    ]
-    return _html_figure("bars", title, "".join(rows))
-
-
-def gap_chart(rows: Sequence[tuple[str, Sequence[Mark], float, float]], title: str) -> Markup:
-    """Where marks lie between baseline and floor; rows of (metric, marks, baseline, floor)."""
-    drawn = []
-    for label, marks, baseline, floor in rows:
-        content = '<span class="quiet">the baseline is already at the floor</span>'
-        if baseline > floor:
-            places = [_placed(mark, (baseline - mark.value) / (baseline - floor)) for mark in marks]
-            content = f'<span class="gap"><i class="rail"></i>{"".join(places)}</span>'
-        drawn.append(f'<div class="row"><span>{escape(label)}</span>{content}</div>')
-    kinds = dict.fromkeys((mark.name, mark.kind) for _, marks, _, _ in rows for mark in marks)
-    ends = '<span class="quiet">left end: baseline; right end: sampling floor</span>'
-    legend = f'<div class="legend">{_legend(list(kinds))}{ends}</div>'
-    return _html_figure("gaps", title, "".join(drawn) + legend)
-
-
-def heat_table(values: Mapping[str, Mapping[str, float]]) -> Markup:
-    """A square table of values between 0 and 1; larger values have a darker background."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in values)
-    rows = []
-    for name, row in values.items():
-        cells = "".join(f'<td style="--heat:{x:.3f}">{x:.2f}</td>' for x in row.values())
-        rows.append(f'<tr><th scope="row">{escape(name)}</th>{cells}</tr>')
-    return Markup(
-        f'<table class="heat"><thead><tr><td></td>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
+    across = Scale(left, right, *ACROSS)
+    up = Scale(low, high if high > low else low + 1, *UP, log=log)
+    lines = (Line(each.name, each.kind, _path(each, across, up, steps)) for each in shown)
+    return Chart(title, x, y, across, up, tuple(lines))
 
 
 def diagnosis_figure(diagnosis: Diagnosis, composition: Composition, path: Path) -> None:
@@ -184,7 +150,7 @@ def load_pyplot() -> Any:
 
 
 @dataclass(frozen=True)
-class _Scale:
+class Scale:
     """From numbers to pixels."""
 
     low: float
@@ -217,28 +183,7 @@ class _Scale:
         return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
-def _axes(across: _Scale, up: _Scale, x: str, y: str) -> str:
-    base = HEIGHT - BOTTOM
-    parts = []
-    for value in up.ticks():
-        place = up(value)
-        parts.append(_horizontal("grid", f"{place:.1f}"))
-        parts.append(f'<text x="{LEFT - 6}" y="{place + 4:.1f}" text-anchor="end">{value:g}</text>')
-    below = f'y="{base + 16}" text-anchor="middle"'
-    parts += [f'<text x="{across(tick):.1f}" {below}>{tick:g}</text>' for tick in across.ticks()]
-    parts.append(_horizontal("axis", f"{base}"))
-    middle = f'x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 6}"'
-    parts.append(f'<text {middle} text-anchor="middle">{escape(x)}</text>')
-    turned = f'transform="translate(13 {(TOP + base) / 2:.0f}) rotate(-90)"'
-    parts.append(f'<text {turned} text-anchor="middle">{escape(y)}</text>')
-    return "".join(parts)
-
-
-def _horizontal(kind: str, y: str) -> str:
-    return f'<line class="{kind}" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"></line>'
-
-
-def _points(series: Series, across: _Scale, up: _Scale, steps: bool) -> list[str]:
+def _path(series: Series, across: Scale, up: Scale, steps: bool) -> str:
     points = []
     for number, (x, y) in enumerate(zip(series.x.tolist(), series.y.tolist(), strict=True)):
         if not math.isfinite(y) or (up.log and y <= 0):
@@ -247,48 +192,27 @@ def _points(series: Series, across: _Scale, up: _Scale, steps: bool) -> list[str
         points.append(f"{across(x):.1f} {height}")
         if steps and number + 1 < len(series.x):
             points.append(f"{across(float(series.x[number + 1])):.1f} {height}")
-    return points or ["0 0"]
+    return "M" + ("L".join(points) or "0 0")
 
 
-def _placed(mark: Mark, share: float) -> str:
-    """A mark on a rail that begins at a sixth of the width and ends at five sixths."""
-    text = escape(f"{mark.name}: {mark.value:.4f} (gap closed: {share:.0%})")
-    place = 100 * (1 / 6 + 2 / 3 * min(1.2, max(-0.2, share)))
-    return (
-        f'<i class="at" role="img" aria-label="{text}" title="{text}" style="left:{place:.1f}%">'
-        f'<svg viewBox="0 0 16 16"><g class="mark {escape(mark.kind)}">'
-        f"{_shape(mark.kind, 8, 8)}</g></svg></i>"
-    )
+@dataclass(frozen=True)
+class DensityMap:
+    """Where people go, with some trajectories as SVG paths."""
 
+    label: str  # real people or a model
+    group: str
+    png: str  # base64
+    lines: list[str]
 
-def _legend(names: Sequence[tuple[str, str]]) -> Markup:
-    items = [
-        f'<span class="key"><svg viewBox="0 0 28 12" aria-hidden="true">'
-        f'<path class="line {escape(kind)}" d="M1 6L27 6"></path>'
-        f'<g class="mark {escape(kind)}">{_shape(kind, 14, 6, 4)}</g></svg>{escape(name)}</span>'
-        for name, kind in names
-    ]
-    return Markup("".join(items))
+    @property
+    def kind(self) -> str:
+        return CLASSES[self.label]
 
-
-def _shape(kind: str, x: float, y: float, size: float = 6) -> str:
-    """A square, a triangle, a diamond or a circle, by kind."""
-    left, right, top, bottom = x - size, x + size, y - size, y + size
-    corners = {
-        "strong": ((left, top), (right, top), (right, bottom), (left, bottom)),
-        "baseline": ((x, top), (right, bottom), (left, bottom)),
-        "real": ((x, top), (right, y), (x, bottom), (left, y)),
-    }
-    if kind not in corners:
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}"></circle>'
-    path = "L".join(f"{a:.1f} {b:.1f}" for a, b in corners[kind])
-    return f'<path d="M{path}Z"></path>'
-
-
-def _html_figure(kind: str, title: str, content: str) -> Markup:
-    return Markup(
-        f'<figure class="{kind}"><figcaption>{escape(title)}</figcaption>{content}</figure>'
-    )
+    @property
+    def description(self) -> str:
+        """For readers who do not see the map."""
+        lines = f"; the lines are {len(self.lines)} trajectories" if self.lines else ""
+        return f"Density of visits, {self.group}, {self.label}{lines}"
 
 
 @dataclass(frozen=True)
@@ -296,8 +220,8 @@ class View:
     """The pictures of one group."""
 
     name: str
-    maps: dict[str, Markup]  # source of trajectories -> picture
-    distributions: Markup
+    maps: list[DensityMap]
+    distributions: list[Chart]
 
 
 @dataclass(frozen=True)
@@ -312,11 +236,12 @@ class Views:
         sources = {label: each for label, each in sources.items() if len(each)}
         density = {label: self._density(each) for label, each in sources.items()}
         top = max((float(each.max()) for each in density.values()), default=1.0)
-        maps = {}
+        maps = []
         for label, trajectories in sources.items():
             # The report may be shared, so it shows no day of a real person.
             lines = [] if label == REAL else self._lines(trajectories)
-            maps[label] = _map(label, name, density[label] / max(top, 1e-12), lines)
+            png = _png(np.sqrt(density[label] / max(top, 1e-12)))
+            maps.append(DensityMap(label, name, png, lines))
         return View(name, maps, self._distributions(name, sources))
 
     def _density(self, trajectories: Trajectories) -> Floats:
@@ -340,7 +265,7 @@ class Views:
                 lines.append("M" + "L".join(f"{a:.0f} {b:.0f}" for a, b in points))
         return lines
 
-    def _distributions(self, name: str, sources: Mapping[str, Trajectories]) -> Markup:
+    def _distributions(self, name: str, sources: Mapping[str, Trajectories]) -> list[Chart]:
         km = {
             label: travel_distance(each, self.dataset.vocabulary) for label, each in sources.items()
         }
@@ -353,24 +278,10 @@ class Views:
         if hours:
             missing = "" if set(hours) - {REAL} else " (samples have no times)"
             charts.append(_hours(hours, f"Hour of arrival, {name}{missing}"))
-        return Markup("").join(charts)
+        return [chart for chart in charts if chart is not None]
 
 
-def _map(label: str, group: str, brightness: Floats, lines: list[str]) -> Markup:
-    """A map of densities from 0 to 1 (cells, cells) with some trajectories."""
-    paths = "".join(f'<path d="{line}"></path>' for line in lines)
-    description = f"Density of visits, {group}, {label}"
-    if lines:
-        description += f"; the lines are {len(lines)} trajectories"
-    return Markup(
-        f'<figure class="map {CLASSES[label]}"><figcaption>{escape(label)}</figcaption>'
-        f'<svg viewBox="0 0 400 400" role="img" aria-label="{escape(description)}">'
-        f'<image href="data:image/png;base64,{_png(np.sqrt(brightness))}" width="400" '
-        f'height="400" preserveAspectRatio="none"></image><g>{paths}</g></svg></figure>'
-    )
-
-
-def _hours(hours: Mapping[str, Ints], title: str) -> Markup:
+def _hours(hours: Mapping[str, Ints], title: str) -> Chart | None:
     series = []
     for label, each in hours.items():
         counts = np.bincount(each, minlength=24) / max(len(each), 1)
@@ -380,10 +291,10 @@ def _hours(hours: Mapping[str, Ints], title: str) -> Markup:
 
 def _histogram(
     values: Mapping[str, Floats], title: str, unit: str, *, whole: bool = False
-) -> Markup:
+) -> Chart | None:
     everything = np.concatenate(list(values.values())) if values else np.zeros(0)
     if not len(everything):
-        return Markup("")
+        return None
     top = float(np.quantile(everything, 0.99)) or 1.0
     edges = np.arange(0, min(top, LONGEST) + 2) if whole else np.linspace(0, top, 41)
     series = []

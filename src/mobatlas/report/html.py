@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
@@ -29,17 +29,7 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest, refuse_corrupt, write_atomic
 from mobatlas.io.output import lock_output
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
-from mobatlas.report.charts import (
-    REAL,
-    Mark,
-    Series,
-    View,
-    Views,
-    bar_chart,
-    gap_chart,
-    heat_table,
-    line_chart,
-)
+from mobatlas.report.charts import REAL, Chart, Mark, Series, View, Views, line_chart
 from mobatlas.report.console import summarise
 from mobatlas.report.tables import Cell, Table, checks_table, scores_table
 from mobatlas.supervision.store import CURVE as VALIDATIONS
@@ -47,6 +37,8 @@ from mobatlas.supervision.store import CURVE as VALIDATIONS
 RUN = "run.json"
 POINTS = 300  # of a learning curve
 BITS = ".4f"
+Bar = tuple[str, float, str]  # label, value, class in the stylesheet
+Differences = dict[str, dict[str, float]]  # group -> group -> JSD in bits
 GROUP_COLUMN = "js "  # starts the columns of groups in a finetuning curve
 
 
@@ -94,7 +86,11 @@ def render(folder: Path, read: Callable[..., Samples] | None = None) -> str:
     dataset = TrajectoryDataset.open(folder / facts["dataset"])
     page = _Page(folder, facts, dataset, read or sample_reader(dataset))
     environment = Environment(
-        loader=PackageLoader("mobatlas.report"), autoescape=True, undefined=StrictUndefined
+        loader=PackageLoader("mobatlas.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["bits"] = lambda value: format(value, BITS)
     environment.filters["percent"] = lambda value: f"{value:.1%}"
@@ -132,8 +128,8 @@ class Chapter:
     supervision: dict[str, Any]
     evaluation: dict[str, Any]
     privacy: dict[str, Any] | None  # None: the run has no audit
-    group_differences: dict[str, Markup]  # real people and samples -> table
-    curves: list[Markup]
+    group_differences: dict[str, Differences]  # real people and samples -> table
+    curves: list[Chart]
     views: list[View]
 
     @property
@@ -175,11 +171,9 @@ class Chapter:
         return replace(checks_table(self.privacy), caption="", note="").as_html()
 
     @property
-    def gaps(self) -> Markup:
-        """Where samples lie between baseline and floor."""
+    def gaps(self) -> list[tuple[str, list[Mark], float, float]]:
+        """Where samples lie between baseline and floor: metric, marks, baseline, floor."""
         scores = {label: each["average"] for label, each in self.scores["scores"].items()}
-        if "baseline" not in scores:
-            return Markup("")
         shown = {"ours": "supervised", "strong": "strong"}
         rows = []
         for metric in _paper_metrics():
@@ -190,28 +184,25 @@ class Chapter:
             ]
             ends = (scores["baseline"][metric.name], scores["floor"][metric.name])
             rows.append((metric.title, marks, *ends))
-        return gap_chart(rows, "From the model without groups towards real people")
+        return rows
 
     @property
-    def identified(self) -> Markup:
+    def identified(self) -> list[Bar]:
         """How far the regions identify each contrast between groups."""
-        contrasts = self.diagnosis["contrasts"]
         kinds = {"identified": "ours", "partly identified": "partly", "not identified": "not"}
-        return bar_chart(
-            [each["name"] for each in contrasts],
-            [each["share_identified"] for each in contrasts],
-            [kinds[each["verdict"]] for each in contrasts],
-            "Share of each difference between groups that these regions could identify, "
-            "given enough people",
-        )
+        return [
+            (each["name"], each["share_identified"], kinds[each["verdict"]])
+            for each in self.diagnosis["contrasts"]
+        ]
 
     @property
-    def information(self) -> Markup:
+    def information(self) -> list[Bar]:
         """How far the estimate of each group rests on data."""
         shares = self.supervision.get("information", {})
-        kinds = ["ours" if share >= MOSTLY_PRIOR else "partly" for share in shares.values()]
-        title = "Evidence for each group in these data (0: only the prior, 1: only the data)"
-        return bar_chart(list(shares), list(shares.values()), kinds, title)
+        return [
+            (name, share, "ours" if share >= MOSTLY_PRIOR else "partly")
+            for name, share in shares.items()
+        ]
 
     @property
     def diversity(self) -> dict[str, Any]:
@@ -278,7 +269,8 @@ class _Page:
         return Table(columns, rows, tables["source"]["caveat"]).as_html()
 
     def _chapter(self, name: str, facts: Mapping[str, Any]) -> Chapter:
-        details = read_manifest(self.folder / facts["model"], MODEL).details
+        model = self.folder / facts["model"]
+        details = read_manifest(model, MODEL).details
         groups = Groups.of(details[SUPERVISION]["groups"])
         files = {"baseline": self.facts["samples"]["baseline"], "supervised": facts["samples"]}
         if "strong" in self.facts["samples"]:
@@ -286,7 +278,11 @@ class _Page:
         samples = {
             label: self.read(self.folder / path, groups=groups) for label, path in files.items()
         }
-        model = self.folder / facts["model"]
+        curves = (
+            *_training_curves(self.folder / "baseline", "baseline"),
+            *_training_curves(model, name),
+            *_validation_curves(model, name),
+        )
         return Chapter(
             name=name,
             diagnosis=dict(facts["diagnosis"]),
@@ -294,11 +290,7 @@ class _Page:
             evaluation=self._read_json(facts["evaluation"]),
             privacy=self._read_json(facts["audit"]) if "audit" in facts else None,
             group_differences=self._group_differences(samples["supervised"], groups),
-            curves=[
-                *_training_curves(self.folder / "baseline", "baseline"),
-                *_training_curves(model, name),
-                *_validation_curves(model, name),
-            ],
+            curves=[curve for curve in curves if curve is not None],
             views=self._views(samples, groups),
         )
 
@@ -321,7 +313,7 @@ class _Page:
             views.append(draw(name, real | {k: v.of_group(number) for k, v in samples.items()}))
         return views
 
-    def _group_differences(self, samples: Samples, groups: Groups) -> dict[str, Markup]:
+    def _group_differences(self, samples: Samples, groups: Groups) -> dict[str, Differences]:
         """JSD of POIs between groups: samples should differ as much as real groups do."""
         if not self.labelled:
             return {}
@@ -332,18 +324,16 @@ class _Page:
             "Samples": self._differences(synthetic),
         }
 
-    def _differences(self, groups: Mapping[str, Trajectories]) -> Markup:
+    def _differences(self, groups: Mapping[str, Trajectories]) -> Differences:
         counts = {
             name: column_sums(self.spec.counts(each)["poi"])
             for name, each in groups.items()
             if len(each)
         }
-        return heat_table(
-            {
-                name: {other: jsd(ours, theirs) for other, theirs in counts.items()}
-                for name, ours in counts.items()
-            }
-        )
+        return {
+            name: {other: jsd(ours, theirs) for other, theirs in counts.items()}
+            for name, ours in counts.items()
+        }
 
 
 def _paper_metrics() -> list[Metric]:
@@ -358,10 +348,9 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _training_curves(model: Path, label: str) -> list[Markup]:
+def _training_curves(model: Path, label: str) -> Iterator[Chart | None]:
     """Training losses of a model, one chart a stage."""
     rows = _read_lines(model / "metrics.jsonl")
-    charts = []
     for stage in dict.fromkeys(row["stage"] for row in rows):
         mine = [row for row in rows if row["stage"] == stage and row.get("loss") is not None]
         every = max(1, len(mine) // POINTS)
@@ -370,15 +359,14 @@ def _training_curves(model: Path, label: str) -> list[Markup]:
         x = step[: blocks * every : every]
         y = loss[: blocks * every].reshape(blocks, every).mean(1)
         title = f"Training: {label}, {stage}"
-        charts.append(line_chart([Series("loss", "ours", x, y)], title, "step", "loss", log=True))
-    return charts
+        yield line_chart([Series("loss", "ours", x, y)], title, "step", "loss", log=True)
 
 
-def _validation_curves(model: Path, label: str) -> list[Markup]:
+def _validation_curves(model: Path, label: str) -> Iterator[Chart | None]:
     """Validation losses of `finetune`; nothing for other strategies."""
     rows = _read_lines(model / VALIDATIONS)
     if not rows:
-        return []
+        return
     step = np.array([float(row["step"]) for row in rows])
 
     def series(column: str, name: str, kind: str) -> Series:
@@ -391,9 +379,6 @@ def _validation_curves(model: Path, label: str) -> list[Markup]:
         for k, name in enumerate(names)
     ]
     regions = [series("validation", "regions of validation people", "ours")]
-    return [
-        line_chart(regions, f"Finetuning {label}: regional loss", "step", "bits"),
-        line_chart(
-            groups, f"Finetuning {label}: JSD of each group to its estimate", "step", "bits"
-        ),
-    ]
+    yield line_chart(regions, f"Finetuning {label}: regional loss", "step", "bits")
+    title = f"Finetuning {label}: JSD of each group to its estimate"
+    yield line_chart(groups, title, "step", "bits")
