@@ -10,11 +10,19 @@ import typer
 from mobatlas.cli.options import (
     Assignments,
     Config,
+    Features,
     Json,
+    Mask,
+    MaxVisits,
     Out,
     Overwrite,
+    Partition,
     Preset,
     Quiet,
+    Rounding,
+    SamePeople,
+    ShuffleRegions,
+    SplitAges,
     show,
 )
 from mobatlas.config import CityConfig, build, load_run, load_values, merge, parse_assignments
@@ -49,7 +57,7 @@ def simulate(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate a city of people with table groups: visits, people and pois."""
+    """Simulate a city: tables of visits, people with their groups, and pois."""
     from mobatlas.data.city import write_city_folder
     from mobatlas.report.console import city_table
 
@@ -112,12 +120,7 @@ def prepare_command(
 def regions(
     dataset: Annotated[Path, typer.Argument(help="A dataset folder.")],
     out: Out,
-    partition: Annotated[
-        str | None,
-        typer.Option(
-            help="demogroups, fullrank, rankdef, messy, hot16, dirichlet:G:alpha, or a table of P."
-        ),
-    ] = None,
+    partition: Partition = None,
     by: Annotated[
         str | None, typer.Option(help="The column of people that names their region.")
     ] = None,
@@ -127,47 +130,18 @@ def regions(
     aggregates: Annotated[
         Path | None, typer.Option(help="A published table: region, feature, value, n.")
     ] = None,
-    feature: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--feature", help="poi, category, transitions, distance or hour; may be repeated."
-        ),
-    ] = None,
-    mask: Annotated[
-        list[str] | None, typer.Option("--mask", help="A token to leave out: HOME, WORK or OTHER.")
-    ] = None,
-    shuffle_regions: Annotated[
-        bool,
-        typer.Option(
-            "--shuffle-regions", help="Shuffle regions among people, as a negative control."
-        ),
-    ] = False,
-    same_people: Annotated[
-        bool,
-        typer.Option(
-            "--same-people",
-            help="Count composition and aggregates on the same people; this leaks labels.",
-        ),
-    ] = False,
-    split_ages: Annotated[
-        bool,
-        typer.Option(
-            "--split-ages",
-            help="Split a census age range that spans two groups, evenly over its years.",
-        ),
-    ] = False,
-    suppress: Annotated[int, typer.Option(help="Hide cells with fewer people than this.")] = 0,
-    rounding: Annotated[
-        float, typer.Option("--round", help="Round totals of visits to multiples of this.")
-    ] = 0.0,
+    feature: Features = None,
+    mask: Mask = None,
+    shuffle_regions: ShuffleRegions = False,
+    same_people: SamePeople = False,
+    split_ages: SplitAges = False,
+    suppress: Annotated[int, typer.Option(help="Suppress cells with fewer people than this.")] = 0,
+    rounding: Rounding = 0.0,
     epsilon: Annotated[
         float | None, typer.Option(help="Add differentially private noise; epsilon per person.")
     ] = None,
-    max_visits: Annotated[
-        float | None,
-        typer.Option(help="With --epsilon: count at most this many visits of a person per window."),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of assignment, split halves and shuffling.")] = 0,
+    max_visits: MaxVisits = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -216,9 +190,7 @@ def diagnose(
     n: Annotated[
         float | None, typer.Option("--n", help="People per region, with --composition.")
     ] = None,
-    split_ages: Annotated[
-        bool, typer.Option("--split-ages", help="Split census age ranges that span two groups.")
-    ] = False,
+    split_ages: SplitAges = False,
     min_region: Annotated[
         float, typer.Option(help="Warn of regions with fewer people than this.")
     ] = 50.0,
@@ -289,7 +261,7 @@ def evaluate(
             "--out", metavar="DIR", help="Also write tables (CSV, Markdown, LaTeX, JSON)."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the choice of people and of resampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
@@ -325,9 +297,7 @@ def audit(
             help="Also write audit.json and tables (CSV, Markdown, LaTeX, JSON).",
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the choice of people and of resampling.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
     quiet: Quiet = False,

@@ -10,12 +10,22 @@ import typer
 
 from mobatlas.cli.options import (
     Accelerator,
+    Anchors,
     Assignments,
+    Calibrate,
     CheckpointSeconds,
+    Coarsen,
     Config,
+    Count,
     DatasetOverride,
     Devices,
+    Divergence,
+    FinetunePreset,
+    FromScratch,
+    GroupNames,
     Json,
+    Lengths,
+    Membership,
     Out,
     Overwrite,
     Precision,
@@ -23,7 +33,9 @@ from mobatlas.cli.options import (
     Quiet,
     Resume,
     Shard,
+    StrategyName,
     TensorBoard,
+    TrainingSeed,
     TrustCode,
     show,
 )
@@ -41,16 +53,14 @@ def train(
         str | None,
         typer.Option(
             "--generator",
-            help="latent-diffusion, autoregressive, vae, point-process, external, or a "
+            help="autoregressive, latent-diffusion, vae, point-process, external, or a "
             "registered name.",
         ),
     ] = None,
     preset: Preset = None,
     config: Config = None,
     assignments: Assignments = None,
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed on the same machine gives the same weights.")
-    ] = None,
+    seed: TrainingSeed = None,
     resume: Resume = False,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
@@ -72,6 +82,9 @@ def train(
     given = (
         family_of(name).resolve(run.train.options, config.parent) if config else run.train.options
     )
+    execution = Execution(
+        resume, overwrite, accelerator, devices, precision, checkpoint_seconds, tensorboard, quiet
+    )
     report = run_training(
         dataset,
         out,
@@ -79,16 +92,7 @@ def train(
         preset=preset or run.preset,
         values=merge(given, parse_assignments(assignments or [])),
         seed=run.seed if seed is None else seed,
-        execution=Execution(
-            resume=resume,
-            overwrite=overwrite,
-            accelerator=accelerator,
-            devices=devices,
-            precision=precision,
-            checkpoint_seconds=checkpoint_seconds,
-            tensorboard=tensorboard,
-            quiet=quiet,
-        ),
+        execution=execution,
     )
     show(report, json, training_table(report, out))
 
@@ -96,50 +100,23 @@ def train(
 @app.command()
 def supervise(
     model: Annotated[
-        Path,
-        typer.Argument(help="A model folder of phase 1; for finetune also one made with tilt."),
+        Path, typer.Argument(help="A model of phase 1, or a tilted one for finetune.")
     ],
     out: Out,
     regions: Annotated[
         Path | None,
         typer.Argument(metavar="REGIONS", help="A regions folder; not needed for strong."),
     ] = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            help="auto (default), tilt (train with weights, then calibrate), resample (no "
-            "training), finetune (the paper's), or strong (trains on labels; the upper bound).",
-        ),
-    ] = None,
-    divergence: Annotated[
-        str | None,
-        typer.Option("--divergence", help="finetune: js, tv, kl or hellinger; js by default."),
-    ] = None,
-    membership: Annotated[
-        bool,
-        typer.Option(
-            "--membership",
-            help="tilt: start from the composition of each person's own region.",
-        ),
-    ] = False,
-    from_scratch: Annotated[
-        bool,
-        typer.Option(
-            "--from-scratch",
-            help="strong, tilt: train the conditional part from new weights, not from phase 1.",
-        ),
-    ] = False,
-    preset: Annotated[
-        str | None, typer.Option("--preset", help="finetune: small or paper.")
-    ] = None,
+    strategy: StrategyName = None,
+    divergence: Divergence = None,
+    membership: Membership = False,
+    from_scratch: FromScratch = False,
+    preset: FinetunePreset = None,
     dataset: DatasetOverride = None,
     trust_code: TrustCode = False,
     config: Config = None,
     assignments: Assignments = None,
-    seed: Annotated[
-        int | None, typer.Option(help="The same seed on the same machine gives the same weights.")
-    ] = None,
+    seed: TrainingSeed = None,
     resume: Resume = False,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
@@ -161,6 +138,9 @@ def supervise(
     run = load_run(config)
     chosen = strategy or run.supervise.strategy
     has_presets = chosen in STRATEGIES and bool(STRATEGIES[chosen].presets)
+    execution = Execution(
+        resume, overwrite, accelerator, devices, precision, checkpoint_seconds, tensorboard, quiet
+    )
     report = run_supervision(
         model,
         out,
@@ -175,16 +155,7 @@ def supervise(
         ),
         dataset=dataset,
         seed=run.seed if seed is None else seed,
-        execution=Execution(
-            resume=resume,
-            overwrite=overwrite,
-            accelerator=accelerator,
-            devices=devices,
-            precision=precision,
-            checkpoint_seconds=checkpoint_seconds,
-            tensorboard=tensorboard,
-            quiet=quiet,
-        ),
+        execution=execution,
     )
     show(report, json, supervised_table(report, out))
 
@@ -196,48 +167,18 @@ def generate(
         Path,
         typer.Option("--out", help="The Parquet file to write."),
     ],
-    n: Annotated[
-        int | None,
-        typer.Option(
-            "--n", help="Trajectories of each group; with --anchors one for each row by default."
-        ),
-    ] = None,
-    group: Annotated[
-        list[str] | None,
-        typer.Option(help='A group, e.g. "30-40, F"; repeat it for several, or pass "all".'),
-    ] = None,
+    n: Count = None,
+    group: GroupNames = None,
     region: Annotated[
         str | None, typer.Option(help="Draw groups and homes from the people of this region.")
     ] = None,
     regions: Annotated[
         Path | None, typer.Option(help="The regions folder that contains --region.")
     ] = None,
-    anchors: Annotated[
-        Path | None,
-        typer.Option(
-            help="A table with home_lat, home_lon, work_lat, work_lon and optionally group."
-        ),
-    ] = None,
-    lengths: Annotated[
-        str,
-        typer.Option(
-            help="Lengths of trajectories: model, or empirical (drawn from training people)."
-        ),
-    ] = "model",
-    coarsen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KM",
-            help="Move homes and workplaces: at random within a radius (1km) or to a grid "
-            "(grid:500m).",
-        ),
-    ] = None,
-    calibrate: Annotated[
-        bool,
-        typer.Option(
-            "--calibrate", help="Choose samples so that group means match the regions' aggregates."
-        ),
-    ] = False,
+    anchors: Anchors = None,
+    lengths: Lengths = "model",
+    coarsen: Coarsen = None,
+    calibrate: Calibrate = False,
     dataset: DatasetOverride = None,
     trust_code: TrustCode = False,
     seed: Annotated[

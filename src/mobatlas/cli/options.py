@@ -12,7 +12,9 @@ from rich.console import Console
 
 Out = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 Config = Annotated[Path | None, typer.Option("--config", help="A configuration file (YAML).")]
-Preset = Annotated[str | None, typer.Option("--preset", help="small or paper.")]
+Preset = Annotated[
+    str | None, typer.Option("--preset", help="Defaults: small (for a laptop) or paper.")
+]
 Assignments = Annotated[
     list[str] | None,
     typer.Option(
@@ -49,6 +51,119 @@ TrustCode = Annotated[
     typer.Option("--trust-code", help="Allow importing the Python code of an external model."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print log lines instead of a progress bar.")]
+TrainingSeed = Annotated[
+    int | None,
+    typer.Option("--seed", help="The same seed on the same machine gives the same weights."),
+]
+
+# regions
+Partition = Annotated[
+    str | None,
+    typer.Option(
+        help="Assign labelled people to regions: demogroups, fullrank, rankdef, messy, hot16, "
+        "dirichlet:REGIONS:ALPHA, or a composition table."
+    ),
+]
+Features = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--feature",
+        help="What to aggregate: poi, category, transitions, distance or hour; may be repeated.",
+    ),
+]
+Mask = Annotated[
+    list[str] | None,
+    typer.Option("--mask", help="A token to leave out: HOME, WORK or OTHER; may be repeated."),
+]
+ShuffleRegions = Annotated[
+    bool,
+    typer.Option("--shuffle-regions", help="Shuffle regions among people, as a negative control."),
+]
+SamePeople = Annotated[
+    bool,
+    typer.Option(
+        "--same-people",
+        help="Count composition and aggregates on the same people; this leaks labels.",
+    ),
+]
+SplitAges = Annotated[
+    bool,
+    typer.Option(
+        "--split-ages",
+        help="Split a census age range that spans two groups, evenly over its years.",
+    ),
+]
+Rounding = Annotated[
+    float, typer.Option("--round", help="Round totals of visits to multiples of this.")
+]
+MaxVisits = Annotated[
+    float | None,
+    typer.Option(help="With --epsilon: count at most this many visits of a person per window."),
+]
+
+# supervise
+StrategyName = Annotated[
+    str | None,
+    typer.Option(
+        "--strategy",
+        help="auto (default), tilt (train with weights, then calibrate), resample (select "
+        "samples, no training), finetune (the paper's method), or strong (train on labels, as "
+        "an upper bound).",
+    ),
+]
+Divergence = Annotated[
+    str | None,
+    typer.Option("--divergence", help="For finetune: js (default), tv, kl or hellinger."),
+]
+Membership = Annotated[
+    bool,
+    typer.Option(
+        "--membership", help="For tilt: start from the composition of each person's own region."
+    ),
+]
+FromScratch = Annotated[
+    bool,
+    typer.Option(
+        "--from-scratch",
+        help="For strong and tilt: train the conditional part from new weights.",
+    ),
+]
+FinetunePreset = Annotated[
+    str | None, typer.Option("--preset", help="For finetune: small or paper.")
+]
+
+# generate
+Count = Annotated[
+    int | None,
+    typer.Option("--n", help="Trajectories of each group; with --anchors, one per row by default."),
+]
+GroupNames = Annotated[
+    list[str] | None,
+    typer.Option("--group", help='A group, e.g. "30-40, F", or "all"; may be repeated.'),
+]
+Anchors = Annotated[
+    Path | None,
+    typer.Option(
+        help="A table with home_lat, home_lon, work_lat, work_lon and, optionally, group."
+    ),
+]
+Lengths = Annotated[
+    str,
+    typer.Option(help="Lengths of trajectories: model, or empirical (drawn from training people)."),
+]
+Coarsen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KM",
+        help="Move homes and workplaces: at random within a radius (1km) or to a grid (grid:500m).",
+    ),
+]
+Calibrate = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate", help="Select samples so that group means match the regions' aggregates."
+    ),
+]
 
 
 def show(values: dict[str, Any], as_json: bool, table: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
@@ -24,7 +25,7 @@ from mobatlas.features.divergences import column_sums, drop_empty_bins, jsd, jsd
 from mobatlas.groups import Groups
 
 EVERYBODY = "everybody"
-REAL, SYNTHETIC, RESAMPLING = 0, 1, 2  # streams of random numbers
+REAL, SYNTHETIC, RESAMPLING = range(3)  # streams of random numbers
 LEVEL = 0.95  # of intervals
 BLOCK = 4_000_000  # numbers in a block of resampled histograms: 32 MB
 People = npt.NDArray[np.integer[Any]]  # (trajectories,) the person of each
@@ -270,18 +271,18 @@ def diversity(
     trajectories are cut to the length of the longest sample, as the generator saw them.
     """
     longest = int(np.diff(samples.offsets).max(initial=0))
-    known = set(_sequences(training, longest))
+    known = set(token_sequences(training, longest))
     n = len(samples) if held_out is None else min(len(samples), len(held_out))
-    shares = _distinct_and_copies(_sequences(samples, longest), known, n)
+    shares = _distinct_and_copies(token_sequences(samples, longest), known, n)
     if held_out is not None:
-        shares["held_out"] = _distinct_and_copies(_sequences(held_out, longest), known, n)
+        shares["held_out"] = _distinct_and_copies(token_sequences(held_out, longest), known, n)
     return shares
 
 
-def _sequences(trajectories: Trajectories, longest: int) -> list[bytes]:
-    starts = trajectories.offsets[:-1].tolist()
-    lengths = np.minimum(np.diff(trajectories.offsets), longest).tolist()
-    return [trajectories.tokens[a : a + n].tobytes() for a, n in zip(starts, lengths, strict=True)]
+def token_sequences(trajectories: Trajectories, longest: int | None = None) -> list[bytes]:
+    """The tokens of each trajectory as bytes, cut to the `longest` first ones."""
+    tokens = trajectories.tokens
+    return [tokens[a:b][:longest].tobytes() for a, b in pairwise(trajectories.offsets.tolist())]
 
 
 def _distinct_and_copies(sequences: Sequence[bytes], known: set[bytes], n: int) -> dict[str, Any]:
@@ -336,8 +337,7 @@ def _resampled_jsd(
 ) -> Floats:
     """The JSD of each resample, (resamples,): weights times counts, a block at a time."""
     block = max(1, BLOCK // max(1, tables[0].shape[1]))
-    parts = []
-    for start in range(0, len(weights[0]), block):
-        here = slice(start, start + block)
-        parts.append(jsd_rows(weights[0][here] @ tables[0], weights[1][here] @ tables[1]))
-    return np.concatenate(parts)
+    blocks = [slice(start, start + block) for start in range(0, len(weights[0]), block)]
+    return np.concatenate(
+        [jsd_rows(weights[0][rows] @ tables[0], weights[1][rows] @ tables[1]) for rows in blocks]
+    )

@@ -6,7 +6,7 @@ A baseline, a labelled model and the sampling floor are scored beside it (paper,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from mobatlas.evaluation.comparison import (
     real_groups,
 )
 from mobatlas.evaluation.metrics import MetricSpec
+from mobatlas.groups import Groups
 
 BASELINE = "baseline"
 OURS = "ours"
@@ -124,8 +125,7 @@ def evaluate(
     --------
     >>> evaluate("samples.parquet", "dataset", baseline="base.parquet")  # doctest: +SKIP
     """
-    is_open = isinstance(dataset, TrajectoryDataset)
-    opened = dataset if is_open else TrajectoryDataset.open(dataset)
+    opened = dataset if isinstance(dataset, TrajectoryDataset) else TrajectoryDataset.open(dataset)
     _check_split(opened, split)
     labels = labelled_groups(opened)
     files = {
@@ -135,9 +135,6 @@ def evaluate(
     }
     scorer = _Scorer(opened, split, files, MetricSpec.of(opened), seed, resamples)
     groups, left_out = (None, {}) if labels is None else scorer.by_group()
-    warnings = [warning for file in files.values() for warning in file.warnings]
-    if labels is None:
-        warnings.append(f"{opened.path}: has no labels, so only everybody is compared, not groups")
     return Evaluation(
         dataset=str(opened.path),
         split=split,
@@ -146,7 +143,7 @@ def evaluate(
         groups=groups,
         everybody=scorer.everybody(groups),
         left_out=left_out,
-        warnings=tuple(warnings),
+        warnings=tuple(scorer.warnings(labels)),
         metric_spec=scorer.spec.as_dict(),
     )
 
@@ -166,6 +163,12 @@ class _Scorer:
     spec: MetricSpec
     seed: int
     resamples: int
+
+    def warnings(self, labels: Groups | None) -> Iterator[str]:
+        for file in self.files.values():
+            yield from file.warnings
+        if labels is None:
+            yield (f"{self.dataset.path}: has no labels, so only everybody is compared, not groups")
 
     def by_group(self) -> tuple[ModelScores, dict[str, str]]:
         """Scores of the groups that all sides have, and why other groups are left out."""

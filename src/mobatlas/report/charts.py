@@ -27,12 +27,13 @@ ACROSS = (58, 626)  # pixels of the axes, in charts of 640 x 260
 UP = (220, 12)
 TICKS = 5
 SHOWN_REGIONS = 60
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#999999"  # safe for colour-blind readers
+BLUE = "#0072B2"  # these colours are safe for colour-blind readers
+ORANGE = "#D55E00"
 REAL = "real people"
 CLASSES = {REAL: "real", "baseline": "baseline", "supervised": "ours", "strong": "strong"}
 EXAMPLES = 6  # samples drawn on a map
 LONGEST = 60  # visits on the axis, at most
-VERDICT_COLOURS = {"identified": BLUE, "partly identified": ORANGE, "not identified": GREY}
+VERDICT_COLOURS = {"identified": BLUE, "partly identified": ORANGE, "not identified": "#999999"}
 
 
 @dataclass(frozen=True)

@@ -329,7 +329,7 @@ def _identified(result: Mapping[str, Any]) -> list[str]:
     if vague:
         names = "any group" if len(vague) == groups else _listed(vague)
         verb = "their estimates stay" if len(vague) > 1 else "its estimate stays"
-        sentences.append(f"They say little about {names}; {verb} close to the city average.")
+        sentences.append(f"The data say little about {names}; {verb} close to the city average.")
     return sentences
 
 

@@ -92,8 +92,6 @@ def render(folder: Path, read: Callable[..., Samples] | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["bits"] = lambda value: format(value, BITS)
-    environment.filters["percent"] = lambda value: f"{value:.1%}"
     style = Markup(_resource("templates", "report.css"))
     try:
         return environment.get_template("report.html.j2").render(page=page, style=style)
@@ -204,11 +202,6 @@ class Chapter:
             for name, share in shares.items()
         ]
 
-    @property
-    def diversity(self) -> dict[str, Any]:
-        shares: dict[str, Any] = self.evaluation["everybody"]["scores"]["ours"]["diversity"]
-        return shares
-
 
 @dataclass(frozen=True)
 class _Page:
@@ -242,10 +235,6 @@ class _Page:
             for chapter in self.chapters
         }
         return summarise(results, self.labelled)
-
-    @property
-    def people(self) -> dict[str, int]:
-        return {split: len(self.dataset.split_people(split)) for split in ("train", "val", "test")}
 
     @property
     def metrics(self) -> list[Metric]:

@@ -49,9 +49,14 @@ from mobatlas.evaluation.privacy.memorisation import (
 )
 from mobatlas.progress import SILENT, Tracker
 
-GREEN, AMBER, RED = "green", "amber", "red"
-UNDECIDED, UNTESTED = "not decided", "not tested"
-MEMORISATION, MEMBERSHIP, ANCHORS = "memorisation", "membership", "anchors"
+GREEN = "green"
+AMBER = "amber"
+RED = "red"
+UNDECIDED = "not decided"
+UNTESTED = "not tested"
+MEMORISATION = "memorisation"
+MEMBERSHIP = "membership"
+ANCHORS = "anchors"
 ADVICE = {
     MEMORISATION: "train on more people, train for fewer steps, or keep fewer places "
     "(mobatlas prepare --set vocabulary_size=N)",
@@ -227,7 +232,8 @@ def audit(
     groups = draw_equal_groups(cohort.side, people, rng)
     distances = measure_distances(cohort, drawn, people, groups)
     tracker.step(1, "overlaps")
-    memorisation = _memorisation(cohort, distances, groups, rng)
+    closest = _check("closest", closer(distances.groups, groups))
+    memorisation = (*_overlaps(cohort, rng), closest, _rare_places(cohort, rng))
     tracker.step(2, "membership")
     membership = _membership(cohort, distances, people, rng)
     tracker.step(3, "anchors")
@@ -243,11 +249,7 @@ def audit(
         chosen={"trajectories": membership.chosen, "anchors": anchors.chosen},
         closest=_closest_records(distances, groups),
         equal_anchors=anchors.shares,
-        compared={
-            "samples": len(drawn),
-            "people": len(np.unique(distances.person)),
-            "trajectories": len(distances.person),
-        },
+        compared=distances.sizes,
         warnings=(*file.warnings, *_warnings(cohort)),
         seed=seed,
     )
@@ -272,16 +274,6 @@ def _check(name: str, result: Excess | Interval | str) -> Check:
     return Check(name, result.train, result.held_out, result.interval)
 
 
-def _memorisation(
-    cohort: Cohort, distances: SampleDistances, groups: EqualGroups, rng: np.random.Generator
-) -> list[Check]:
-    return [
-        *_overlaps(cohort, rng),
-        _check("closest", closer(distances.groups, groups)),
-        _rare_places(cohort, rng),
-    ]
-
-
 def _overlaps(cohort: Cohort, rng: np.random.Generator) -> Iterator[Check]:
     """Sequences and n-grams that samples share with training people and with held-out people."""
     groups = draw_equal_groups(cohort.side, np.ones(len(cohort.side), dtype=bool), rng)
@@ -293,9 +285,8 @@ def _overlaps(cohort: Cohort, rng: np.random.Generator) -> Iterator[Check]:
         ("trajectories", (cohort.sequences[:n], cohort.sequences[n:]), cohort.person),
         ("grams", (grams.numbers[ours], grams.numbers[real]), cohort.owner[real]),
     ):
-        missing = ""
-        if not all(map(len, sides)):
-            missing = f"no sample, or no real trajectory, has {GRAM} visits"
+        too_short = f"no sample, or no real trajectory, has {GRAM} visits"
+        missing = "" if all(map(len, sides)) else too_short
         yield _check(name, missing or shared(*sides, person, groups))
         yield _check(f"{name}_of_one", missing or singled_out(*sides, person, cohort.side))
 
@@ -360,9 +351,8 @@ def _anchors(cohort: Cohort, drawn: Floats, people: Flags, rng: np.random.Genera
     drawn = drawn[_known(drawn)]
     fewest = min(int(np.count_nonzero(side[people] == which)) for which in (TRAIN, HELD_OUT))
     if not len(drawn) or fewest < FEWEST:
-        missing = "too few people have a home or a workplace"
-        if fewest >= FEWEST:
-            missing = "samples have no home and work"
+        no_people = "too few people have a home or a workplace"
+        missing = no_people if fewest < FEWEST else "samples have no home and work"
         names = [name for name, spec in CHECKS.items() if spec.subject == ANCHORS]
         return _Outcome(tuple(_check(name, missing) for name in names))
     pairs, shares = _equal_anchors(samples, cohort.anchors, side, rng)

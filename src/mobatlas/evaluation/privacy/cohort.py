@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from scipy import sparse
 
 from mobatlas.data.arrays import Flags, Floats, Ints
@@ -20,6 +20,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import BOS
 from mobatlas.errors import MobatlasError
+from mobatlas.evaluation.comparison import token_sequences
 
 # Sides of people: members, people that the model never saw, and people that an attacker knows.
 TRAIN, HELD_OUT, REFERENCE = range(3)
@@ -165,6 +166,16 @@ class SampleDistances:
     near: Ints  # (trajectories,) number of near samples
     reference: Floats | None  # (trajectories,) to the closest trajectory of the reference
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What was compared."""
+        people = len(np.unique(self.person))
+        return {
+            "samples": len(self.groups),
+            "people": people,
+            "trajectories": len(self.person),
+        }
+
 
 def measure_distances(
     cohort: Cohort, samples: Trajectories, people: Flags, groups: EqualGroups
@@ -199,11 +210,8 @@ def measure_distances(
 
 def number_sequences(trajectories: Trajectories) -> Ints:
     """A number for each trajectory, (trajectories,): equal sequences have equal numbers."""
-    numbers: dict[bytes, int] = {}
-    sequences = (
-        trajectories.tokens[a:b].tobytes() for a, b in pairwise(trajectories.offsets.tolist())
-    )
-    return np.array([numbers.setdefault(each, len(numbers)) for each in sequences], dtype=np.int64)
+    sequences = np.array(token_sequences(trajectories), dtype=object)
+    return pd.factorize(sequences)[0].astype(np.int64)
 
 
 def number_grams(trajectories: Trajectories, n: int) -> list[Grams]:
@@ -299,11 +307,5 @@ def _renumbered(codes: Ints) -> Ints:
 
 def _times_before(owner: Ints, gram: Ints) -> Ints:
     """How often the same owner had the same n-gram before."""
-    pair = owner * (int(gram.max(initial=0)) + 1) + gram
-    order = np.argsort(pair, kind="stable")
-    ordered = pair[order]
-    place = np.arange(len(pair))
-    first = np.concatenate(([True], ordered[1:] != ordered[:-1]))[: len(pair)]
-    times = np.empty(len(pair), dtype=np.int64)
-    times[order] = place - np.maximum.accumulate(np.where(first, place, 0))
-    return times
+    pair = pd.Series(owner * (int(gram.max(initial=0)) + 1) + gram)
+    return pair.groupby(pair).cumcount().to_numpy(dtype=np.int64)
