@@ -66,7 +66,7 @@ def start_registered() -> Iterator[None]:
     """With the user's own map among those of mobatlas."""
     register_feature("start", start_feature)
     yield
-    del FEATURE_MAPS._entries["start"]
+    del FEATURE_MAPS["start"]
 
 
 def make_vocabulary(pois: Sequence[tuple[str, float, float, str | None]]) -> Vocabulary:

@@ -16,7 +16,7 @@ VALUES: dict[str, Any] = {
     "seed": 3,
     "preset": "small",
     "simulate": {"users": 300, "pois": 24, "districts": 4, "days": 15},
-    "train": {"options": OPTIONS["latent-diffusion"]},
+    "train": {"generator": "latent-diffusion", "options": OPTIONS["latent-diffusion"]},
     "supervise": {
         "options": {
             "weighted_fit": {"steps": 4, "warmup": 1},

@@ -150,10 +150,10 @@ def test_what_was_overwritten_goes_once_there_is_something_to_go_on_from(tmp_pat
         fill(tmp_path / "out", failure=KeyboardInterrupt(), at="step-1", overwrite=True)
     assert not is_complete(tmp_path / "out")
     assert sorted(path.name for path in tmp_path.rglob("*")) == [
-        "begun.json",
         "out",
         "step-1",
         "training",
+        "unfinished.json",
     ]
     fill(tmp_path / "out", "new", resume=True)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file.txt", "manifest.json", "out"]
@@ -178,7 +178,7 @@ def test_a_file_of_somebody_else_in_a_begun_folder_is_no_part_of_it_and_never_go
     with refused:
         fill(out, overwrite=True)
     fill(out, resume=True)
-    assert "holds notes.md, which is no part of the thing" in caplog.text
+    assert "notes.md is not part of the thing" in caplog.text
     assert list(read_manifest(out, "thing").files) == ["file.txt"]
     with refused:
         fill(out, overwrite=True)
@@ -198,6 +198,10 @@ def test_a_file_of_somebody_else_in_a_begun_folder_is_no_part_of_it_and_never_go
         (
             '{"format": 99, "kind": "thing", "files": {}, "versions": {"mobatlas": "9.0"}}',
             "another version .mobatlas 9.0",
+        ),
+        (
+            '{"format": 1, "kind": "thing", "files": {}, "versions": {"mobatlas": "0.1.0"}}',
+            "folder format 1.*this version reads format 2; create the folder again",
         ),
         ('{"format": 2, "kind": "model", "files": {}}', "is a model folder, not a thing folder"),
         (

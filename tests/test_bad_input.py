@@ -252,7 +252,7 @@ def test_a_preset_that_does_not_exist(tmp_path: Path) -> None:
 def test_the_source_is_never_written_over(tmp_path: Path) -> None:
     raw = write_visits(tmp_path / "raw", [Visit("a", "p", "2024-03-04 08:00")])
     for source, out in ((raw, raw), (raw / "visits.parquet", raw), (raw, raw / "inside")):
-        with pytest.raises(MobatlasError, match="lies over the source"):
+        with pytest.raises(MobatlasError, match="overlaps with the source"):
             prepare(source, out, values=VALUES, overwrite=True)
     assert (raw / "visits.parquet").exists()
 
@@ -462,5 +462,5 @@ def test_a_dataset_of_another_version_is_refused(tmp_path: Path) -> None:
     )
     manifest = json.loads((tmp_path / "dataset" / "manifest.json").read_text())
     (tmp_path / "dataset" / "manifest.json").write_text(json.dumps(manifest | {"format": 0}))
-    with pytest.raises(MobatlasError, match="made by another version"):
+    with pytest.raises(MobatlasError, match="written by another version"):
         TrajectoryDataset.open(tmp_path / "dataset")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mobatlas import MobatlasError
@@ -68,6 +70,15 @@ def test_tensors_that_mobatlas_did_not_write_are_refused(
     newest = begun(folder)
     save_file(load_file(newest), newest, header)
     with pytest.raises(MobatlasError, match=r"not a readable checkpoint"):
+        train(folder)
+
+
+def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(folder: Path) -> None:
+    newest = begun(folder)
+    with safe_open(newest, framework="pt") as opened:
+        facts = json.loads(opened.metadata()["mobatlas"])
+    save_file(load_file(newest), newest, {"mobatlas": json.dumps(facts | {"format": 1})})
+    with pytest.raises(MobatlasError, match=r"checkpoint format 1.*; start over with --overwrite"):
         train(folder)
 
 

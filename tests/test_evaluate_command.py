@@ -395,7 +395,7 @@ def test_the_command_prints_models_side_by_side_and_writes_all_tables(
     assert float(rows[0][">50, F"]) == evaluation.groups.scores["ours"].groups[">50, F"]["trip"]
     with pytest.raises(MobatlasError, match="exists already"):
         write_evaluation(out, evaluation)
-    with pytest.raises(MobatlasError, match="lies over the source"):
+    with pytest.raises(MobatlasError, match="overlaps with the source"):
         write_evaluation(dataset.path / "out", evaluation)
     before = (out / "manifest.json").read_bytes()
     write_evaluation(out, evaluation, overwrite=True)

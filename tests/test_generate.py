@@ -384,7 +384,7 @@ def test_a_file_that_is_there_is_replaced_only_if_asked_to_and_only_ours(
         generate(world.model, thesis, 10, overwrite=True)
     with pytest.raises(MobatlasError, match=r"is a folder; give a file"):
         generate(world.model, tmp_path, 10, overwrite=True)
-    with pytest.raises(MobatlasError, match="lies over the source"):
+    with pytest.raises(MobatlasError, match="overlaps with the source"):
         generate(world.model, world.model / "out.parquet", 10)
     assert out.read_bytes() == before and thesis.read_text() == "years of work"
     generate(world.model, out, 10, SampleRequest(seed=1), overwrite=True)

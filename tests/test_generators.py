@@ -345,10 +345,8 @@ class UniformPlaces:
 
 
 def test_a_generator_from_outside_the_package_is_trained_loaded_and_sampled(
-    dataset: TrajectoryDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    dataset: TrajectoryDataset, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    monkeypatch.setattr(GENERATORS, "_entries", dict(GENERATORS))
-
     def create(config: UniformConfig, dataset: TrajectoryDataset, seed: int) -> Any:
         return UniformPlaces(config, dataset.vocabulary)
 
@@ -356,6 +354,7 @@ def test_a_generator_from_outside_the_package_is_trained_loaded_and_sampled(
         return UniformPlaces(config, vocabulary)
 
     family = Family("uniform", UniformConfig, {"small": {}}, create, load, trainable=False)
+    request.addfinalizer(lambda: GENERATORS.pop("uniform"))
     register_generator("uniform", lambda: family)
     assert "uniform" in generator_names()
     quiet = Execution(quiet=True)

@@ -397,5 +397,5 @@ def test_a_metric_can_be_added_from_outside_the_package() -> None:
         with pytest.raises(MobatlasError, match="metric 'stops' exists already"):
             register_metric(metric)
     finally:
-        del METRICS._entries["stops"]
+        del METRICS["stops"]
     assert "stops" not in compare(TOWN, walks([PARK]), walks([PARK]))

@@ -72,8 +72,7 @@ def strategy() -> Iterator[Strategy]:
     added = Strategy(NAME, run_by_region, config=RegionConfig, presets={"soft": {"sharpness": 0.5}})
     register_strategy(added)
     yield added
-    entries: dict[str, Strategy] = STRATEGIES._entries
-    del entries[NAME]
+    del STRATEGIES[NAME]
 
 
 @pytest.fixture(scope="module")

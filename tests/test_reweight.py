@@ -243,7 +243,7 @@ def test_what_cannot_be_weighed_is_refused_before_anything_is_written(tmp_path: 
             run(source, tmp_path / "out", **asked)
     with pytest.raises(MobatlasError, match=r"--data .*nowhere: does not exist"):
         run(tmp_path / "nowhere", tmp_path / "out")
-    with pytest.raises(MobatlasError, match="lies over the source"):
+    with pytest.raises(MobatlasError, match="overlaps with the source"):
         run(source, source / "out")
     with pytest.raises(
         MobatlasError, match=r"people.parquet: all people are of one group; give people of several"

@@ -119,7 +119,7 @@ def test_all_strategies_but_strong_need_regions(world: World, tmp_path: Path) ->
     assert "not a regions" in refused(
         "supervise", world.model, world.dataset.path, "--out", tmp_path / "new"
     )
-    assert "lies over" in refused(
+    assert "overlaps with" in refused(
         "supervise", world.model, world.groups, "--out", world.groups / "new"
     )
 

@@ -145,7 +145,7 @@ def test_wrong_options_are_refused_before_anything_is_prepared(
 
 
 def test_a_folder_apart_from_the_survey_is_filled(city: Path, tmp_path: Path) -> None:
-    with pytest.raises(MobatlasError, match="lies over the source"):
+    with pytest.raises(MobatlasError, match="overlaps with the source"):
         divided_people(city, city / "out")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(MobatlasError, match=r"--out .*file: is a file; give a folder to fill"):

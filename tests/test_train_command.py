@@ -200,7 +200,7 @@ def test_an_out_that_lies_over_the_dataset_is_refused(
     world: World, refusal: Refusal, out: str
 ) -> None:
     for option in ("--quiet", "--overwrite", "--resume"):
-        assert "lies over the source" in refusal(*world.train(world.root / out, option)), option
+        assert "overlaps with the source" in refusal(*world.train(world.root / out, option)), option
 
 
 @pytest.mark.parametrize("out", ["city", "run.yaml", "run.yaml/model"])

@@ -68,7 +68,7 @@ def test_killed_as_each_of_its_files_appears_it_ends_in_the_same_bytes(
 ) -> None:
     """Between the stages and at the very end, where random moments seldom fall."""
     out = tmp_path / "model"
-    begun = checkpoint_folder(out) / "begun.json"
+    begun = checkpoint_folder(out) / "unfinished.json"
     for path in (
         begun,
         checkpoint_folder(out) / "autoencoder-final.safetensors",
@@ -94,7 +94,7 @@ def test_a_model_killed_after_its_last_file_is_tidied_up_by_resuming(
     shutil.copytree(world.model, out)
     checkpoint_folder(out).mkdir()
     for left in (
-        checkpoint_folder(out) / "begun.json",
+        checkpoint_folder(out) / "unfinished.json",
         checkpoint_folder(out) / "latents.npy",
         tmp_path / ".model.lock",
     ):

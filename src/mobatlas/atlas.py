@@ -1,4 +1,4 @@
-"""The method from Python: `Atlas().fit(dataset).supervise(regions).sample(500, group="30-40, F")`."""
+"""The method in Python: `Atlas().fit("dataset").supervise("regions").sample(500)`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from mobatlas.training.loop import DEFAULT_EXECUTION, Execution
 
 @dataclass(frozen=True)
 class Atlas:
-    """How to train a model.
+    """The options of a model; `fit` trains it.
 
     Parameters
     ----------
     generator
-        The generator family.
+        The generator family: "autoregressive", "latent-diffusion", "vae", "point-process",
+        "external", or one added with `register_generator`.
     preset
         "small" or "paper".
     values
@@ -48,6 +49,7 @@ class Atlas:
 
     Examples
     --------
+    >>> from mobatlas import Atlas
     >>> model = Atlas(preset="small").fit("dataset")  # doctest: +SKIP
     >>> by_group = model.supervise("regions")  # doctest: +SKIP
     >>> table = by_group.sample(500, group="30-40, F")  # doctest: +SKIP
@@ -62,9 +64,24 @@ class Atlas:
     def fit(
         self, dataset: TrajectoryDataset | Path | str, out: Path | str | None = None
     ) -> AtlasModel:
-        """Phase 1: train on a dataset.
+        """Phase 1: train a generator on a dataset, without demographics.
 
-        Without `out` the model lives in a temporary folder while it is in use; `save` copies it.
+        Parameters
+        ----------
+        dataset
+            A dataset, or its folder.
+        out
+            The MODEL folder to write. If None, a temporary folder, which is deleted with the
+            returned model; `save` copies it.
+
+        Returns
+        -------
+        AtlasModel
+            The trained model.
+
+        Examples
+        --------
+        >>> model = Atlas(preset="small").fit("dataset", "model")  # doctest: +SKIP
         """
         source = dataset.path if isinstance(dataset, TrajectoryDataset) else Path(dataset)
         folder = _ModelPath(out)
@@ -81,14 +98,52 @@ class Atlas:
 
     @staticmethod
     def open(path: Path | str, dataset: Path | str | None = None) -> AtlasModel:
-        """Open a MODEL folder of either phase; `dataset` names its dataset if that has moved."""
+        """Open a MODEL folder of either phase.
+
+        Parameters
+        ----------
+        path
+            The MODEL folder.
+        dataset
+            The folder of its dataset, if that has moved.
+
+        Returns
+        -------
+        AtlasModel
+            The model.
+
+        Examples
+        --------
+        >>> model = Atlas.open("model")  # doctest: +SKIP
+        """
         loaded = load_model(path, Path(dataset) if dataset else None)
         return AtlasModel(Path(path), loaded.dataset, loaded.manifest.details.get("report", {}))
 
 
 @dataclass(frozen=True)
 class AtlasModel:
-    """A trained model: a MODEL folder and its training report. `supervise` returns a new one."""
+    """A trained model: a MODEL folder and its training report.
+
+    `Atlas.fit`, `Atlas.open` and `supervise` create it.
+
+    Attributes
+    ----------
+    path
+        The MODEL folder.
+    dataset
+        The folder of its dataset.
+    report
+        The training report.
+    seed
+        Random seed of training.
+    execution
+        Hardware, checkpoints and progress of further training.
+
+    Examples
+    --------
+    >>> from mobatlas import Atlas
+    >>> Atlas.open("model").report["loss"]  # doctest: +SKIP
+    """
 
     path: Path
     dataset: Path
@@ -99,7 +154,7 @@ class AtlasModel:
 
     @property
     def groups(self) -> Groups | None:
-        """The groups that can be sampled; None after phase 1."""
+        """The groups that the model can sample; None after phase 1."""
         return self._load().groups
 
     def supervise(
@@ -110,7 +165,7 @@ class AtlasModel:
         *,
         seed: int | None = None,
     ) -> AtlasModel:
-        """Phase 2: condition the model on groups, with a REGIONS folder.
+        """Phase 2: condition the model on groups so that it matches regional aggregates.
 
         Parameters
         ----------
@@ -122,6 +177,15 @@ class AtlasModel:
             The MODEL folder to write; a temporary one if None.
         seed
             Random seed; the seed of phase 1 if None.
+
+        Returns
+        -------
+        AtlasModel
+            A new model; this one does not change.
+
+        Examples
+        --------
+        >>> by_group = model.supervise("regions")  # doctest: +SKIP
         """
         folder = _ModelPath(out)
         used_seed = self.seed if seed is None else seed
@@ -155,7 +219,7 @@ class AtlasModel:
         group
             A group such as "30-40, F", several groups, or "all"; each gets n trajectories.
         region
-            Sample groups and homes as the people of this region have them.
+            Sample groups and homes in the proportions of this region.
         anchors
             A table on disk, or rows of home lat, home lon, work lat, work lon.
         calibrate
@@ -163,6 +227,15 @@ class AtlasModel:
             calibrated whenever the model has a calibration.
         seed
             Random seed.
+
+        Returns
+        -------
+        pyarrow.Table
+            The visits, with the columns that `mobatlas generate` writes.
+
+        Examples
+        --------
+        >>> table = by_group.sample(500, group=["<30, F", "30-40, F"])  # doctest: +SKIP
         """
         has_calibration = (self.path / CALIBRATION_FILES[0]).exists()
         if calibrate is None:
@@ -183,7 +256,24 @@ class AtlasModel:
             return pq.read_table(out, memory_map=False)
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> AtlasModel:
-        """Copy the MODEL folder to `path` and return the model there."""
+        """Copy the MODEL folder.
+
+        Parameters
+        ----------
+        path
+            The folder to write.
+        overwrite
+            Replace a MODEL folder that mobatlas wrote.
+
+        Returns
+        -------
+        AtlasModel
+            The model in its new folder.
+
+        Examples
+        --------
+        >>> by_group.save("model-by-group")  # doctest: +SKIP
+        """
         manifest = self._load().manifest
         with new_folder(
             Path(path), KIND, seed=manifest.seed, config=manifest.config, overwrite=overwrite
@@ -199,7 +289,7 @@ class AtlasModel:
 
 
 class _ModelPath:
-    """The folder of a model: the requested one, or a temporary one that goes with this object."""
+    """The requested folder of a model, or a temporary one that is deleted with this object."""
 
     def __init__(self, out: Path | str | None) -> None:
         if out is not None:

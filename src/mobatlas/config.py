@@ -1,7 +1,7 @@
-"""The configuration of a run: pydantic models that refuse what they do not know, and the presets `small` and `paper`.
+"""The configuration of a run: pydantic models, YAML files, `--set`, and the presets.
 
-One YAML file describes a whole run; its sections are the fields of `RunConfig`. Values come in layers, the later over the
-earlier: the defaults below, a preset, the suggestions of a reader, the file, `--set section.key=value`.
+The sections of a YAML file are the fields of `RunConfig`. Later layers override earlier ones: the
+defaults below, a preset, the suggestions of a reader, the file, `--set section.key=value`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mobatlas.errors import MobatlasError, suggestion
 
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, and closed to unknown keys."""
+    """A part of the configuration: immutable, without unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, str_strip_whitespace=True, allow_inf_nan=False
@@ -30,7 +30,13 @@ class Section(BaseModel):
 
 
 class CityConfig(Section):
-    """The simulated city."""
+    """The size and behaviour of a simulated city.
+
+    Examples
+    --------
+    >>> CityConfig(users=500).days
+    28
+    """
 
     users: int = Field(4_000, ge=1)
     pois: int = Field(240, ge=12, le=50_000)  # at least one of each category
@@ -41,37 +47,33 @@ class CityConfig(Section):
         "age": ("<30", "30-40", "40-50", ">50"),
         "gender": ("M", "F"),
     }
-    # Mean pairwise JSD (bits) of the groups' expected POI visits. Realised visits differ by more, the more the fewer
-    # there are to a POI: the presets are set so that all realised pairs lie in the paper's band, 0.40 to 0.54.
+    # Mean pairwise JSD (bits) of the groups' expected POI visits. Realised visits differ more,
+    # above all where a POI has few. With the presets, all realised pairs lie in the paper's band,
+    # 0.40 to 0.54.
     divergence: float = Field(0.44, ge=0, lt=0.9)
-    segregation: float = Field(
-        1.0, ge=0, le=10
-    )  # how much the districts' compositions differ; 0 is not at all
-    activity: float = Field(1.0, gt=0, le=5)  # outings a day, relative to the default
-    dropout: float = Field(
-        0.03, ge=0, lt=1
-    )  # share of a person's days on which the phone is silent
+    # How much the compositions of the districts differ; with 0 they are equal.
+    segregation: float = Field(1.0, ge=0, le=10)
+    activity: float = Field(1.0, gt=0, le=5)  # outings per day, relative to the default
+    dropout: float = Field(0.03, ge=0, lt=1)  # share of a person's days without any record
 
 
 class WindowConfig(Section):
-    """Which calendar days make a trajectory."""
+    """The calendar days of a trajectory."""
 
     days: int = Field(14, ge=1, le=366)
     stride: int = Field(7, ge=1, le=366)
-    # `user`: windows are counted from the person's first observed day; a date: from that day, for everybody
+    # The first day of the first window: the person's first observed day, or a date for everybody.
     origin: Literal["user"] | date = "user"
 
 
 class QualityConfig(Section):
-    """Which windows are good enough (the thresholds of the paper's appendix)."""
+    """The quality that a window needs; the thresholds are those of the paper's appendix."""
 
-    max_day_km: float = Field(
-        800.0, gt=0
-    )  # a day whose bounding box is wider is spatially unreliable
+    # A day with a wider bounding box is spatially unreliable.
+    max_day_km: float = Field(800.0, gt=0)
     max_unreliable: float = Field(0.1, ge=0, le=1)  # share of a window's days
-    min_coverage: float = Field(
-        0.2, ge=0, le=1
-    )  # observed share of a day that makes it high quality; 0: no rule
+    # The observed share of a day that makes it high quality; 0 for no such rule.
+    min_coverage: float = Field(0.2, ge=0, le=1)
     min_high_quality: float = Field(0.8, ge=0, le=1)  # share of a window's days
     min_tokens: int = Field(1, ge=1)  # shorter trajectories are left out
 
@@ -80,14 +82,12 @@ Hour = Annotated[int, Field(ge=0, le=24)]
 
 
 class AnchorConfig(Section):
-    """Home and work: given by the source, or inferred as the modal place at night and in working hours."""
+    """Home and work: from the source, or the modal place at night and in working hours."""
 
-    infer: Literal["auto", "always", "never"] = (
-        "auto"  # auto: for people with neither flagged visits nor given anchors
-    )
-    radius_metres: float = Field(
-        250.0, gt=0
-    )  # visits this near to a given anchor are at it, where the source has no flags
+    # auto: for people with neither flagged visits nor anchors in the source
+    infer: Literal["auto", "always", "never"] = "auto"
+    # Visits within this distance of an anchor are at it, if the source flags no visits.
+    radius_metres: float = Field(250.0, gt=0)
     night: tuple[Hour, Hour] = (22, 6)  # may wrap around midnight
     working_hours: tuple[Hour, Hour] = (9, 17)  # on weekdays
     min_days: int = Field(3, ge=1)  # on fewer distinct days a place is neither home nor work
@@ -95,7 +95,7 @@ class AnchorConfig(Section):
 
 
 class SplitConfig(Section):
-    """Shares of people; who goes where is a hash of the user id and the salt."""
+    """Shares of people; a hash of the user id and the salt assigns each person."""
 
     train: float = Field(0.8, gt=0, le=1)
     val: float = Field(0.1, ge=0, lt=1)
@@ -110,48 +110,51 @@ class SplitConfig(Section):
 
 
 class PrepareConfig(Section):
-    """From raw visits to trajectories; the defaults are the paper's."""
+    """How raw visits become trajectories; the defaults are those of the paper.
+
+    Examples
+    --------
+    >>> PrepareConfig(vocabulary_size=500).window.days
+    14
+    """
 
     window: WindowConfig = WindowConfig()
     quality: QualityConfig = QualityConfig()
     anchors: AnchorConfig = AnchorConfig()
     split: SplitConfig = SplitConfig()
     vocabulary_size: int = Field(7_000, ge=1)  # POIs beyond the most frequent become OTHER
-    attributes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = (
-        None  # label columns of people, in order; None: by name
-    )
-    regions: tuple[str, ...] | None = None  # region columns of people; None: by name
-    missing_departure: Literal["instant", "until_next"] = (
-        "instant"  # until_next: until the person's next arrival
-    )
-    max_gap_hours: float = Field(12.0, gt=0)  # but no longer than this
+    # Label columns of people, in order; None to recognise them by name.
+    attributes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
+    regions: tuple[str, ...] | None = None  # region columns of people; None as above
+    # until_next: a visit without a departure lasts until the person's next arrival, but no longer
+    # than max_gap_hours.
+    missing_departure: Literal["instant", "until_next"] = "instant"
+    max_gap_hours: float = Field(12.0, gt=0)
     max_stay_days: int = Field(60, ge=1)  # a longer visit is a broken record
-    max_missing_coordinates: float = Field(
-        0.2, ge=0, le=1
-    )  # share of rows; above it the source is refused
+    # Share of rows without coordinates above which the source is refused.
+    max_missing_coordinates: float = Field(0.2, ge=0, le=1)
     invalid_rows: Literal["refuse", "drop"] = "refuse"
-    reader: dict[str, Any] = {}  # options of the reader, checked by it
-    memory_limit: str = (
-        "2GB"  # of DuckDB, which spills to disk beyond it, or the heap of a Spark session of ours
-    )
+    reader: dict[str, Any] = {}  # options of the reader, which checks them
+    # Of DuckDB, which spills to disk beyond it, or the heap of a Spark session that we start.
+    memory_limit: str = "2GB"
 
     @field_validator("attributes")
     @classmethod
-    def _attribute_names(cls, value: Any) -> Any:
+    def _require_attributes(cls, value: Any) -> Any:
         if value is not None and len(value) == 0:
             raise ValueError("give at least one attribute, or leave the key out")
         return value
 
 
 class TrainConfig(Section):
-    """Phase 1: which family of generators, and what it is told; the family knows its own options and presets."""
+    """Phase 1: the generator and its options, which the generator checks."""
 
-    generator: str = "latent-diffusion"
+    generator: str = "autoregressive"
     options: dict[str, Any] = {}
 
 
 class SupervisionConfig(Section):
-    """Phase 2: which strategy, and what it is told; the strategy and the generator know their own options."""
+    """Phase 2: the strategy and its options, which the strategy and the generator check."""
 
     strategy: str = "auto"
     divergence: str | None = None
@@ -160,7 +163,7 @@ class SupervisionConfig(Section):
 
 
 class SourceConfig(Section):
-    """The visits: a file or a folder as its format has it; relative to the configuration's own folder."""
+    """The visits: a file or folder, relative to the folder of the configuration."""
 
     path: Path
     format: str = "plain"
@@ -168,7 +171,7 @@ class SourceConfig(Section):
 
 
 class RegionsConfig(Section):
-    """One way to know regions: two tables, a column of people, or, of labelled people, a controlled partition."""
+    """One source of regions: two tables, a column of people, or a partition of labelled people."""
 
     composition: Path | None = None
     aggregates: Path | None = None
@@ -176,34 +179,35 @@ class RegionsConfig(Section):
     partition: str | None = None
     features: tuple[str, ...] | None = None
     mask: tuple[str, ...] = ()
-    # An age range of the composition that straddles two groups: refused by default, or spread evenly over its years.
+    # An age range of the composition that overlaps two groups is refused by default; "uniform"
+    # spreads its people evenly over its years.
     straddle: Literal["refuse", "uniform"] | None = None
 
     @model_validator(mode="after")
-    def _straddle_is_of_a_composition(self) -> RegionsConfig:
+    def _straddle_needs_composition(self) -> RegionsConfig:
         if self.straddle is not None and self.composition is None:
             raise ValueError(
-                "straddle is about the ages of a composition; give one, or leave it out"
+                "straddle concerns the ages of a composition; give one, or leave straddle out"
             )
         return self
 
 
 @dataclass(frozen=True)
 class Coarsening:
-    """How homes and workplaces are made less exact: moved at random within a radius, or to the middle of a square."""
+    """How homes and workplaces are coarsened.
+
+    A disc moves a place at random within a radius; a grid moves it to the centre of its square.
+    """
 
     form: Literal["disc", "grid"]
-    km: float  # radius, or side
+    km: float  # radius or side
 
     @classmethod
-    def parse(cls, told: float | str) -> Coarsening:
-        """From what a user writes: 1, 1km or 500m, and grid:1km or grid:500m."""
-        written = (
-            re.fullmatch(r"(grid:)?(\d+\.?\d*|\.\d+) ?(km|m)?", told.strip().lower())
-            if isinstance(told, str)
-            else None
-        )
-        grid, number, unit = written.groups() if written else (None, told, None)
+    def parse(cls, value: float | str) -> Coarsening:
+        """Read a radius such as 1, "1km" or "500m", or a grid such as "grid:1km"."""
+        text = value.strip().lower() if isinstance(value, str) else ""
+        match = re.fullmatch(r"(grid:)?(\d+\.?\d*|\.\d+) ?(km|m)?", text)
+        grid, number, unit = match.groups() if match else (None, value, None)
         try:
             km = float(number) / (1_000 if unit == "m" else 1)
         except ValueError:
@@ -219,30 +223,36 @@ class Coarsening:
 
 
 class SamplesConfig(Section):
-    """What a run writes."""
+    """The samples of a run."""
 
     each: int = Field(500, ge=1)  # trajectories of each group
-    coarsen: float | str | None = None  # see Coarsening
+    coarsen: float | str | None = None  # as `Coarsening.parse` reads it
 
     @field_validator("coarsen")
     @classmethod
-    def _is_a_coarsening(cls, value: float | str | None) -> float | str | None:
+    def _check_coarsening(cls, value: float | str | None) -> float | str | None:
         if value is not None:
             Coarsening.parse(value)
         return value
 
 
 class RunConfig(Section):
-    """A whole run."""
+    """All sections of a run.
+
+    Examples
+    --------
+    >>> RunConfig(seed=3).prepare.split.train
+    0.8
+    """
 
     preset: Literal["small", "paper"] | None = None
     seed: int = Field(0, ge=0, lt=2**63)
     title: str = "Synthetic mobility by group"
-    source: SourceConfig | None = None  # None: the city of `simulate`
+    source: SourceConfig | None = None  # None for the simulated city
     regions: dict[str, RegionsConfig] = {}
-    strong: bool | None = None  # also train the labelled upper bound; None: if there are labels
+    strong: bool | None = None  # whether to train the labelled upper bound; None if labels exist
     samples: SamplesConfig = SamplesConfig()
-    audit: bool = False  # also ask what the samples give away of training people
+    audit: bool = False  # whether to audit the privacy of the samples
     simulate: CityConfig = CityConfig()
     prepare: PrepareConfig = PrepareConfig()
     train: TrainConfig = TrainConfig()
@@ -266,28 +276,24 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-LONGEST_FILE = 200_000  # characters of a configuration
-MOST_VALUES = 100_000  # in it, aliases written out
+MAX_CHARACTERS = 200_000  # of a configuration
+MAX_VALUES = 100_000  # with every YAML alias written out
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Deep merge; later layers win."""
+    """Merge nested mappings; later layers override earlier ones."""
     merged: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            old = merged.get(key)
-            merged[key] = (
-                merge(old, value)
-                if isinstance(old, Mapping) and isinstance(value, Mapping)
-                else value
-            )
+            nested = isinstance(merged.get(key), Mapping) and isinstance(value, Mapping)
+            merged[key] = merge(merged[key], value) if nested else value
     return merged
 
 
 def build(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
-    """Validate, with one sentence for the first thing that is wrong."""
+    """Validate values; the first error becomes one sentence."""
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
@@ -296,38 +302,37 @@ def build(model: type[Model], values: Mapping[str, Any], where: str) -> Model:
 
 def _sentence(model: type[BaseModel], error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    path = [str(part) for part in first["loc"]]
-    name = ".".join(path)
+    *sections, name = [str(part) for part in first["loc"]] or [""]
     if first["type"] == "extra_forbidden":
-        parent = _section_at(model, path[:-1])
-        known = list(parent.model_fields) if parent else []
-        section = ".".join(path[:-1])
-        place = f" in '{section}'" if section else ""
-        return f"unknown key '{path[-1]}'{place}{suggestion(path[-1], known)} (known: {', '.join(known)})"
+        known = _section_fields(model, sections)
+        place = f" in '{'.'.join(sections)}'" if sections else ""
+        return f"unknown key '{name}'{place}{suggestion(name, known)} (known: {', '.join(known)})"
     message = first["msg"].removeprefix("Value error, ")
-    return f"'{name}' is wrong: {message[0].lower()}{message[1:]}" if name else message
+    if not name:
+        return message
+    return f"'{'.'.join([*sections, name])}' is wrong: {message[0].lower()}{message[1:]}"
 
 
-def _section_at(model: type[BaseModel], path: list[str]) -> type[BaseModel] | None:
-    for part in path:
-        field = model.model_fields.get(part)
-        if field is None or not (
-            isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        ):
-            return None
-        model = field.annotation
-    return model
+def _section_fields(model: type[BaseModel], sections: list[str]) -> list[str]:
+    """The keys of a nested section; none for a section in a mapping or union."""
+    for name in sections:
+        field = model.model_fields.get(name)
+        section = field.annotation if field else None
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            return []
+        model = section
+    return list(model.model_fields)
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """`["window.days=1", "quality.min_coverage=0"]` as nested values; each value is read as YAML."""
+    """Nested values from `["window.days=1", "quality.min_coverage=0"]`; each value is YAML."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise MobatlasError(f"--set {assignment}: write it as section.key=value")
         try:
-            value = _parsed(text)
+            value = _parse_yaml(text)
         except ValueError:
             raise MobatlasError(
                 f"--set {assignment}: '{text}' is not a value that YAML can read"
@@ -338,98 +343,106 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     return values
 
 
-def format_assignments(values: Mapping[str, Any], under: str = "") -> Iterator[str]:
-    """The inverse of `parse_assignments`, one after the other."""
+def format_assignments(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The inverse of `parse_assignments`."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from format_assignments(value, f"{under}{name}.")
+            yield from format_assignments(value, f"{prefix}{name}.")
         else:
             text = json.dumps(value, default=str)
-            tiny = isinstance(value, float) and "e-" in text  # 1e-05, which YAML takes for a word
-            yield f"{under}{name}={f'{value:.17f}' if tiny else text}"
+            is_small = isinstance(value, float) and "e-" in text  # YAML reads 1e-05 as a string
+            yield f"{prefix}{name}={f'{value:.17f}' if is_small else text}"
 
 
-def _parsed(text: str) -> Any:
-    """What YAML says; a ValueError tells where it is none, or that it is larger than a configuration can be."""
-    if len(text) > LONGEST_FILE:
-        raise ValueError(f": a configuration has at most {LONGEST_FILE:,} characters")
+def _parse_yaml(text: str) -> Any:
+    """Parse YAML of limited size; a ValueError continues the sentence "not valid YAML"."""
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f": a configuration has at most {MAX_CHARACTERS:,} characters")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         raise ValueError(f" at line {mark.line + 1}" if mark else "") from None
-    except (
-        ValueError,
-        LookupError,
-        AttributeError,
-        TypeError,
-        RecursionError,
-    ):  # PyYAML's own, of odd values and deep nesting
-        raise ValueError(": a value of it cannot be read") from None
-    waiting, seen = [value], 0
-    while (
-        waiting
-    ):  # aliases count each time, because whoever writes the values down writes them out
-        each, seen = waiting.pop(), seen + 1
-        waiting += (
-            each.values()
-            if isinstance(each, dict)
-            else each
-            if isinstance(each, (list, tuple, set))
-            else ()
-        )
-        if seen > MOST_VALUES:
-            raise ValueError(f": a configuration has at most {MOST_VALUES:,} values")
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        # PyYAML raises these for odd values and deep nesting.
+        raise ValueError(": it has a value that cannot be read") from None
+    pending = [value]
+    count = 0
+    while pending:  # an alias counts each time, because the values are written out elsewhere
+        item = pending.pop()
+        count += 1
+        if isinstance(item, dict):
+            pending += item.values()
+        elif isinstance(item, list | tuple | set):
+            pending += item
+        if count > MAX_VALUES:
+            raise ValueError(f": a configuration has at most {MAX_VALUES:,} values")
     return value
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML mapping from a file."""
+def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         with path.open(encoding="utf-8") as file:
-            values = _parsed(file.read(LONGEST_FILE + 1))
+            values = _parse_yaml(file.read(MAX_CHARACTERS + 1))
     except FileNotFoundError:
         raise MobatlasError(f"{path}: no such configuration file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise MobatlasError(f"{path}: cannot be read as a configuration file ({error})") from None
     except ValueError as error:
         raise MobatlasError(f"{path}: not valid YAML{error}") from None
-    if values is None:
-        return {}
+    values = {} if values is None else values
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise MobatlasError(f"{path}: a configuration is a mapping of section names to values")
     return values
 
 
 def preset_values(preset: str | None) -> dict[str, Any]:
-    """The sections of a preset; nothing for none."""
+    """The values of a preset; none without a preset."""
     if preset is None:
         return {}
     if not isinstance(preset, str) or preset not in PRESETS:
         raise MobatlasError(
-            f"preset '{preset}' does not exist{suggestion(str(preset), PRESETS)} (known: small, paper)"
+            f"preset '{preset}' does not exist{suggestion(str(preset), PRESETS)} "
+            f"(known: {', '.join(PRESETS)})"
         )
     return PRESETS[preset]
 
 
 def load_values(path: Path | None = None, preset: str | None = None) -> dict[str, Any]:
-    """The values of a run: a preset (the one asked for, else the file's), then the file; refused if they do not validate."""
-    values = read_yaml(path) if path else {}
-    merged = _with_preset(values, preset)
-    build(RunConfig, merged, str(path) if path else f"preset {merged['preset']}")
-    return merged
+    """The validated values of a file on top of a preset; `preset` overrides that of the file."""
+    values = _with_preset(_read_yaml(path) if path else {}, preset)
+    build(RunConfig, values, str(path) if path else f"preset {values['preset']}")
+    return values
+
+
+def load_run(path: Path | None = None, preset: str | None = None) -> RunConfig:
+    """Read and validate the configuration of a run.
+
+    Parameters
+    ----------
+    path
+        A YAML file; None for the defaults.
+    preset
+        "small" or "paper"; overrides the preset of the file.
+
+    Returns
+    -------
+    RunConfig
+        The values of the file on top of the preset.
+
+    Examples
+    --------
+    >>> load_run(preset="small").prepare.vocabulary_size
+    200
+    """
+    return RunConfig.model_validate(load_values(path, preset))
 
 
 def build_run(values: Mapping[str, Any], where: str = "run") -> RunConfig:
-    """A validated run of values that are in hand, on top of the preset that they name."""
+    """Validate the values of a run on top of the preset that they name."""
     return build(RunConfig, _with_preset(values), where)
 
 
 def _with_preset(values: Mapping[str, Any], preset: str | None = None) -> dict[str, Any]:
-    chosen = preset or values.get("preset")
-    return merge(preset_values(chosen), values, {"preset": chosen})
-
-
-def load_run(path: Path | None = None, preset: str | None = None) -> RunConfig:
-    """A validated run from a YAML file, on top of a preset."""
-    return RunConfig.model_validate(load_values(path, preset))
+    name = preset or values.get("preset")
+    return merge(preset_values(name), values, {"preset": name})

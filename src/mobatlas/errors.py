@@ -1,4 +1,4 @@
-"""Errors for people: one sentence that names the file, column or option, and what to do."""
+"""Errors for users: one sentence that says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import errno
 import os
 from collections.abc import Iterable
 
-# As Python and its relatives, DuckDB, torch on a GPU and torch on a CPU say it; the words are also Arrow's, and those of the
+# Errors of Python, DuckDB and torch on a GPU; then messages of torch on a CPU, Arrow, and the
 # loader of shared libraries.
-NO_MEMORY = ("MemoryError", "OutOfMemoryException", "OutOfMemoryError")
-NO_MEMORY_WORDS = (
+MEMORY_ERRORS = ("MemoryError", "OutOfMemoryException", "OutOfMemoryError")
+MEMORY_MESSAGES = (
     "not enough memory",
     "can't allocate memory",
     "std::bad_alloc",
@@ -22,21 +22,34 @@ NO_MEMORY_WORDS = (
 
 
 class MobatlasError(Exception):
-    """Bad input; the command line prints the sentence and exits with code 2."""
+    """Bad input; the command line prints the message and exits with code 2.
+
+    Examples
+    --------
+    >>> from mobatlas import Groups, MobatlasError
+    >>> try:
+    ...     Groups.of({})
+    ... except MobatlasError as error:
+    ...     print(error)
+    groups need at least one attribute
+    """
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` for the nearest known word, or nothing when none is near."""
+    """`"; did you mean 'x'?"` with a similar known word; empty if none is similar."""
     by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
-    return f"; did you mean '{by_lower[near[0]]}'?" if near else ""
+    similar = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
+    return f"; did you mean '{by_lower[similar[0]]}'?" if similar else ""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether it says that memory does not suffice: as no other error may be taken for it, nor it for another."""
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if isinstance(error, RuntimeError) and str(error) == "could not create a primitive":
-        return True  # oneDNN: what a machine has no kernel for fails earlier, at the primitive's descriptor
-    if isinstance(error, SystemError) and str(error).startswith("<function "):
-        return True  # a function in Python that returned nothing at all: the interpreter had no memory left to say so
-    return not kinds.isdisjoint(NO_MEMORY) or any(words in str(error) for words in NO_MEMORY_WORDS)
+    """Whether an error says that there is not enough memory."""
+    message = str(error)
+    # oneDNN. A missing kernel fails earlier, with a message about the primitive's descriptor.
+    if isinstance(error, RuntimeError) and message == "could not create a primitive":
+        return True
+    # A Python function that returned NULL: the interpreter had no memory to raise an error.
+    if isinstance(error, SystemError) and message.startswith("<function "):
+        return True
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names.isdisjoint(MEMORY_ERRORS) or any(text in message for text in MEMORY_MESSAGES)

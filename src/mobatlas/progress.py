@@ -1,4 +1,4 @@
-"""How long work shows itself: a bar with an ETA on a terminal, plain log lines elsewhere."""
+"""Progress of long work: a bar with an ETA on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rich.progress import (
 
 log = logging.getLogger("mobatlas")
 SECONDS_BETWEEN_LINES = 5.0
-SHARE_BETWEEN_LINES = 0.05  # of the time so far: a day's work is a few hundred lines
+SHARE_BETWEEN_LINES = 0.05  # of the elapsed time, so that a day of work gives a few hundred lines
 
 
 class Tracker(Protocol):
-    """Told how far the work has come."""
+    """Receives the progress of long work."""
 
     def step(self, done: float, note: str = "") -> None: ...
 
@@ -38,41 +38,33 @@ class _Bar:
         self._task = progress.add_task(title, total=total)
 
     def step(self, done: float, note: str = "") -> None:
-        self._progress.update(
-            self._task,
-            completed=done,
-            description=f"{self._title}: {note}" if note else self._title,
-        )
+        description = f"{self._title}: {note}" if note else self._title
+        self._progress.update(self._task, completed=done, description=description)
 
 
 class _Lines:
     def __init__(self, title: str, total: float) -> None:
-        self._title, self._total = title, total
+        self._title = title
+        self._total = total
         self._start = time.monotonic()
-        self._last = -SECONDS_BETWEEN_LINES
-        self._doing = ""
+        self._last_line = -SECONDS_BETWEEN_LINES
+        self._activity = ""
 
     def step(self, done: float, note: str = "") -> None:
         elapsed = time.monotonic() - self._start
-        doing = re.split(r"\d", note, maxsplit=1)[0]  # "loss 0.51" is the same work as "loss 0.49"
-        waited = elapsed - self._last >= max(SECONDS_BETWEEN_LINES, elapsed * SHARE_BETWEEN_LINES)
-        if doing == self._doing and done < self._total and not waited:
+        # The text before a number: "loss 0.51" and "loss 0.49" are the same activity.
+        activity = re.split(r"\d", note, maxsplit=1)[0]
+        pause = max(SECONDS_BETWEEN_LINES, elapsed * SHARE_BETWEEN_LINES)
+        is_due = activity != self._activity or done >= self._total
+        if not is_due and elapsed - self._last_line < pause:
             return
-        self._last, self._doing = elapsed, doing
-        eta = (
-            f", about {elapsed / done * (self._total - done):.0f} s left"
-            if 0 < done < self._total and elapsed > 1
-            else ""
-        )
-        log.info(
-            "%s: %s%.0f of %.0f (%.1f s%s)",
-            self._title,
-            f"{note}, " if note else "",
-            done,
-            self._total,
-            elapsed,
-            eta,
-        )
+        self._last_line = elapsed
+        self._activity = activity
+        eta = ""
+        if 0 < done < self._total and elapsed > 1:
+            eta = f", about {elapsed / done * (self._total - done):.0f} s left"
+        progress = f"{done:.0f} of {self._total:.0f} ({elapsed:.1f} s{eta})"
+        log.info("%s: %s%s", self._title, f"{note}, " if note else "", progress)
 
 
 class _Silent:

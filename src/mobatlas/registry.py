@@ -1,16 +1,16 @@
-"""Named extensions: feature maps, metrics, generators, strategies, readers and divergences."""
+"""Registries of feature maps, metrics, generators, strategies, readers and divergences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from typing import TypeVar
 
 from mobatlas.errors import MobatlasError, suggestion
 
 Entry = TypeVar("Entry")
 
 
-class Registry(Mapping[str, Entry], Generic[Entry]):
+class Registry(dict[str, Entry]):
     """Entries by name, in order of registration.
 
     Parameters
@@ -19,6 +19,8 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
         What an entry is, for error messages: "generator".
     option
         The option that a user chooses one with: "--generator".
+    entries
+        The first entries.
 
     Examples
     --------
@@ -29,31 +31,21 @@ class Registry(Mapping[str, Entry], Generic[Entry]):
     """
 
     def __init__(self, kind: str, option: str, entries: Mapping[str, Entry] | None = None) -> None:
+        super().__init__(entries or {})
         self._kind = kind
         self._option = option
-        self._entries: dict[str, Entry] = dict(entries or {})
 
     def register(self, name: str, entry: Entry) -> None:
-        """Add an entry; a name that is taken is refused."""
-        if name in self._entries:
+        """Add an entry; a name that is in use is refused."""
+        if name in self:
             raise MobatlasError(f"{self._kind} '{name}' exists already; choose another name")
-        self._entries[name] = entry
+        self[name] = entry
 
     def get_entry(self, name: str) -> Entry:
-        """The entry of that name; an unknown name is refused with the nearest known one."""
-        if name not in self._entries:
-            known = ", ".join(self._entries)
+        """The entry of that name; for an unknown name, the error suggests a similar one."""
+        if name not in self:
             raise MobatlasError(
-                f"{self._option} {name} does not exist{suggestion(name, self._entries)} "
-                f"(known: {known})"
+                f"{self._option} {name} does not exist{suggestion(name, self)} "
+                f"(known: {', '.join(self)})"
             )
-        return self._entries[name]
-
-    def __getitem__(self, name: str) -> Entry:
-        return self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        return self[name]

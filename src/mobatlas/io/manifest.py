@@ -1,4 +1,4 @@
-"""What a folder says of itself in manifest.json, and the JSON and Parquet files that folders are made of."""
+"""manifest.json of a folder, and the JSON and Parquet files in it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 
 from mobatlas.errors import MobatlasError, out_of_memory
 
-FORMAT = 2  # of the folders; a folder of another format is refused, not guessed at
+FORMAT = 2  # of folders; other formats are refused
 MANIFEST = "manifest.json"
-METADATA = b"mobatlas"  # the key under which a Parquet file of ours says what made it
+METADATA = b"mobatlas"  # the key of our metadata in a Parquet file
 LIBRARIES = (
     "mobatlas",
     "diffusers",
@@ -31,50 +31,55 @@ LIBRARIES = (
     "torch",
     "transformers",
 )
-HASHED_ON_LOAD = 256 * 2**20  # larger files are checked by size alone when they are opened
+HASHED_ON_LOAD = 256 * 2**20  # bytes; of larger files only the size is checked on load
 ROWS_PER_GROUP = 262_144
+_TYPES = {
+    "format": int,
+    "files": dict,
+    "config": dict,
+    "details": dict,
+    "versions": dict,
+    "unlisted": list,
+    "seed": int,
+}
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder holds and what made it."""
+    """The contents of a folder and their origin."""
 
     kind: str
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)  # what this kind of folder says of itself
+    details: dict[str, Any] = field(default_factory=dict)  # facts that this kind of folder has
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> {sha256, bytes}
     versions: dict[str, str] = field(default_factory=dict)
-    unlisted: tuple[
-        str, ...
-    ] = ()  # files that may change or go without making the folder another one
+    unlisted: tuple[str, ...] = ()  # files that are not hashed, such as logs
 
     @property
     def content_hash(self) -> str:
-        """One hash of all files: the identity of the folder's content."""
+        """One hash of all files, which identifies the content of the folder."""
         lines = "\n".join(f"{name} {entry['sha256']}" for name, entry in sorted(self.files.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def read_manifest(folder: Path, kind: str) -> Manifest:
-    """The manifest of a folder of that kind, after a check that its files are the ones it lists."""
+    """Read the manifest of a folder and check its kind, its format and its files."""
     if not folder.exists():
         raise MobatlasError(f"{folder}: no such {kind} folder")
     try:
         values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise MobatlasError(f"{folder}: not a {kind} folder, it has no {MANIFEST}") from None
+        raise MobatlasError(f"{folder}: is not a {kind} folder, it has no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError):
-        raise MobatlasError(
-            f"{folder / MANIFEST}: not a valid manifest; make the folder again"
-        ) from None
-    if not _is_manifest(values):
-        raise MobatlasError(f"{folder / MANIFEST}: not a valid manifest; make the folder again")
+        values = None
+    if not is_manifest(values):
+        raise _invalid(folder)
     if values["format"] != FORMAT:
         version = (values.get("versions") or {}).get("mobatlas", "unknown")
         raise MobatlasError(
-            f"{folder}: made by another version (mobatlas {version}, folder format {values['format']}; this one reads "
-            f"format {FORMAT}); make it again"
+            f"{folder}: was written by another version (mobatlas {version}, folder format "
+            f"{values['format']}), and this version reads format {FORMAT}; create the folder again"
         )
     if values.get("kind") != kind:
         raise MobatlasError(f"{folder}: is a {values.get('kind')} folder, not a {kind} folder")
@@ -90,19 +95,57 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
     )
 
 
+def is_manifest(values: Any) -> bool:
+    """Whether a JSON value has the parts of a manifest, each of the right type."""
+    return (
+        isinstance(values, dict)
+        and all(isinstance(values.get(name), (kind, type(None))) for name, kind in _TYPES.items())
+        and values.get("files") is not None
+        and values.get("format") is not None
+        and all(isinstance(name, str) for name in values.get("unlisted") or ())
+    )
+
+
+def _invalid(folder: Path) -> MobatlasError:
+    return MobatlasError(f"{folder / MANIFEST}: not a valid manifest; create the folder again")
+
+
+def _check_files(folder: Path, files: dict[str, Any]) -> None:
+    for name, entry in files.items():
+        path = folder / name
+        if (
+            not isinstance(entry, dict)
+            or {"sha256", "bytes"} - entry.keys()
+            or ".." in Path(name).parts
+            or Path(name).is_absolute()
+        ):
+            raise _invalid(folder)
+        try:
+            exists = path.is_file()
+        except OSError:  # no file can have such a name
+            exists = False
+        if not exists:
+            raise MobatlasError(
+                f"{folder}: the file {name[:100]} is missing; create the folder again"
+            )
+        size = path.stat().st_size
+        if size != entry["bytes"] or (
+            size <= HASHED_ON_LOAD and file_hash(path) != entry["sha256"]
+        ):
+            raise MobatlasError(
+                f"{path}: is not the file that {MANIFEST} lists (changed or cut short); create the "
+                "folder again"
+            )
+
+
 @contextmanager
 def refuse_corrupt(path: Path) -> Iterator[None]:
-    """Read what mobatlas wrote; what somebody else made of it is refused in one sentence, whatever reading trips over."""
+    """Turn any error from reading a damaged file of ours into one sentence."""
     try:
         yield
-    except OSError as error:
-        if error.errno is not None or out_of_memory(
-            error
-        ):  # of the disk or the machine, not of Arrow
-            raise
-        raise _meddled(path) from error
     except (
         pa.ArrowException,
+        OSError,
         LookupError,
         ValueError,
         TypeError,
@@ -110,36 +153,16 @@ def refuse_corrupt(path: Path) -> Iterator[None]:
         ArithmeticError,
         RecursionError,
     ) as error:
-        if out_of_memory(error):
+        # Errors of the disk have a number; those of Arrow about content have none.
+        if getattr(error, "errno", None) is not None or out_of_memory(error):
             raise
-        raise _meddled(path) from error
-
-
-def _meddled(path: Path) -> MobatlasError:
-    return MobatlasError(f"{path}: does not hold what mobatlas writes there; make it again")
-
-
-def _is_manifest(values: Any) -> bool:
-    """Whether it has the parts of a manifest, each of its type."""
-    types = {
-        "files": dict,
-        "config": dict,
-        "details": dict,
-        "versions": dict,
-        "unlisted": list,
-        "seed": int,
-    }
-    return (
-        isinstance(values, dict)
-        and {"files", "format"} <= values.keys()
-        and all(isinstance(values.get(name), (kind, type(None))) for name, kind in types.items())
-        and values["files"] is not None
-        and all(isinstance(name, str) for name in values.get("unlisted") or ())
-    )
+        raise MobatlasError(
+            f"{path}: does not hold what mobatlas writes there; create it again"
+        ) from error
 
 
 def write_manifest(folder: Path, manifest: Manifest, names: frozenset[str] | None = None) -> None:
-    """Write the manifest of a folder that holds the files of these names, or all there are."""
+    """Write the manifest of a folder; with `names`, only these files and folders are part of it."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder)
@@ -164,19 +187,17 @@ def write_manifest(folder: Path, manifest: Manifest, names: frozenset[str] | Non
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Pretty, stable JSON, on disk before it has its name."""
+    """Write indented JSON atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=str)
     write_atomic(path, f"{text}\n".encode())
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all, even if the machine stops."""
-    partial = beside(path, "partial")
+    """Write a file that appears complete or not at all, even if the machine stops."""
+    partial = hidden_sibling(path, "partial")
     try:
-        with partial.open("wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
+        partial.write_bytes(content)
+        sync(partial)
         partial.replace(path)
     except BaseException:
         with suppress(OSError):
@@ -188,15 +209,20 @@ def write_atomic(path: Path, content: bytes) -> None:
 def read_parquet(
     path: Path, columns: Sequence[str] | None = None, *, memory_map: bool = False
 ) -> pa.Table:
-    """A Parquet file without Arrow's threads: where memory does not suffice to start one, its scanner waits for ever."""
+    """Read a Parquet file, or some columns in the given order; a missing one is a KeyError.
+
+    Arrow's threads are not used: its scanner hangs if there is no memory to start one.
+    """
     with pq.ParquetFile(path, memory_map=memory_map) as file:
         table = file.read(columns=None if columns is None else list(columns), use_threads=False)
-    # in their order; one that is missing is a KeyError
     return table if columns is None else table.select(list(columns))
 
 
 def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-    """Stream batches to Parquet in row groups of one size, so that equal rows give equal bytes however they came."""
+    """Write batches to Parquet and return the number of rows.
+
+    Row groups have one size, so that equal rows give equal bytes whatever the batches are.
+    """
     rows = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for table in rechunk(batches, schema, ROWS_PER_GROUP):
@@ -206,28 +232,27 @@ def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatc
 
 
 def rechunk(batches: Iterable[pa.RecordBatch], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of exactly `rows`, the last one shorter."""
-    waiting: list[pa.RecordBatch] = []
+    """The rows of batches in tables of exactly `rows` rows; the last one may be shorter."""
+    pending: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
-        waiting.append(batch)
+        pending.append(batch)
         count += batch.num_rows
         if count >= rows:
-            table = pa.Table.from_batches(waiting, schema)
-            whole = count - count % rows
-            for start in range(0, whole, rows):
+            table = pa.Table.from_batches(pending, schema)
+            complete = count - count % rows
+            for start in range(0, complete, rows):
                 yield table.slice(start, rows).combine_chunks()
-            waiting = table.slice(whole).to_batches()
-            count -= whole
+            pending = table.slice(complete).to_batches()
+            count -= complete
     if count:
-        yield pa.Table.from_batches(waiting, schema).combine_chunks()
+        yield pa.Table.from_batches(pending, schema).combine_chunks()
 
 
 def library_versions() -> dict[str, str]:
-    """What made a folder or a figure."""
-    return {"python": platform.python_version()} | {
-        name: metadata.version(name) for name in LIBRARIES
-    }
+    """The versions of Python and of the libraries that results depend on."""
+    libraries = {name: metadata.version(name) for name in LIBRARIES}
+    return {"python": platform.python_version()} | libraries
 
 
 def file_hash(path: Path) -> str:
@@ -236,42 +261,15 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def beside(path: Path, what: str) -> Path:
-    """The hidden sibling where what is half-written, replaced or locked is kept."""
-    return path.with_name(f".{path.name}.{what}")
+def hidden_sibling(path: Path, suffix: str) -> Path:
+    """The hidden path beside an output for its partial, replaced or lock file."""
+    return path.with_name(f".{path.name}.{suffix}")
 
 
 def sync(path: Path) -> None:
-    """Wait until the disk has it."""
+    """Flush a file or folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _check_files(folder: Path, files: dict[str, Any]) -> None:
-    for name, entry in files.items():
-        path = folder / name
-        if (
-            not isinstance(entry, dict)
-            or {"sha256", "bytes"} - entry.keys()
-            or ".." in Path(name).parts
-            or Path(name).is_absolute()
-        ):
-            raise MobatlasError(f"{folder / MANIFEST}: not a valid manifest; make the folder again")
-        try:
-            there = path.is_file()
-        except OSError:  # no file can have such a name
-            there = False
-        if not there:
-            raise MobatlasError(
-                f"{folder}: the file {name[:100]} is missing; make the folder again"
-            )
-        size = path.stat().st_size
-        if size != entry["bytes"] or (
-            size <= HASHED_ON_LOAD and file_hash(path) != entry["sha256"]
-        ):
-            raise MobatlasError(
-                f"{path}: is not the file that {MANIFEST} lists (changed or cut short); make the folder again"
-            )

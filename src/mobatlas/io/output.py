@@ -1,7 +1,8 @@
-"""Folders and files that appear whole or not at all, and folders that one process after another fills.
+"""Output folders and files that appear complete or not at all.
 
-A folder is written as a hidden sibling and renamed when it is complete; a lock beside it keeps a second process out and
-ends with the process, so that what a killed one left behind is simply swept away by the next.
+A new folder is written as a hidden sibling and renamed when it is complete. A resumable folder is
+filled in place, and several processes may continue it one after another. A lock file beside the
+output keeps other processes out; the lock ends with the process, however it ends.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,29 +26,42 @@ from mobatlas.io.manifest import (
     MANIFEST,
     METADATA,
     Manifest,
-    beside,
+    hidden_sibling,
+    is_manifest,
     sync,
     write_json,
     write_manifest,
 )
 
 log = logging.getLogger("mobatlas")
-BEGUN = "begun.json"  # marks a folder that a process of ours began to fill
+MARKER = "unfinished.json"  # in the checkpoint folder, while an output folder is unfinished
+SCRATCH = ".scratch"
+EXISTS = "exists already; choose another --out or pass --overwrite"
+FOREIGN = (
+    "was not written by mobatlas, or an older version left it unfinished, so --overwrite does not "
+    "replace it; choose another --out or delete it"
+)
 
 
 @dataclass
 class NewFolder:
-    """A folder being written; `details` may be filled until it is complete."""
+    """A folder in writing; `details` and `unlisted` enter its manifest when it is complete."""
 
     path: Path
     details: dict[str, Any] = field(default_factory=dict)
     unlisted: set[str] = field(default_factory=set)
 
     def scratch(self) -> Path:
-        """A place for intermediate files, gone when the folder appears."""
-        scratch = self.path / ".scratch"
+        """A folder for intermediate files, which is deleted in the end."""
+        scratch = self.path / SCRATCH
         scratch.mkdir(exist_ok=True)
         return scratch
+
+    def manifest(self, kind: str, seed: int | None, config: dict[str, Any] | None) -> Manifest:
+        """The manifest of the complete folder."""
+        return Manifest(
+            kind, seed, config or {}, self.details, unlisted=tuple(sorted(self.unlisted))
+        )
 
 
 @contextmanager
@@ -59,25 +73,25 @@ def new_folder(
     config: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Iterator[NewFolder]:
-    """Write a folder: the caller fills `path`, and `out` appears when the block ends without an error."""
+    """Write a folder that appears as `out` when the block ends without an error."""
     out = _absolute(out)
-    _refuse_existing(out, kind, overwrite)
+    _check_replaceable(out, kind, overwrite)
     with lock_output(out):
-        _come_back(out)
-        _refuse_existing(out, kind, overwrite)
-        partial = beside(out, "partial")
+        _restore_backup(out)
+        _check_replaceable(out, kind, overwrite)
+        partial = hidden_sibling(out, "partial")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
             folder = NewFolder(partial)
             yield folder
-            shutil.rmtree(partial / ".scratch", ignore_errors=True)
-            manifest = Manifest(
-                kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted))
-            )
-            write_manifest(partial, manifest)
-            _refuse_existing(out, kind, overwrite)
-            _replace(partial, out)
+            shutil.rmtree(partial / SCRATCH, ignore_errors=True)
+            write_manifest(partial, folder.manifest(kind, seed, config))
+            _check_replaceable(out, kind, overwrite)
+            _backup(out)
+            partial.rename(out)
+            sync(out.parent)
+            _delete_backup(out)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -93,59 +107,69 @@ def resumable_folder(
     resume: bool = False,
     overwrite: bool = False,
 ) -> Iterator[NewFolder]:
-    """A folder that is filled in full view, by several processes one after the other; its manifest makes it one of its kind.
+    """Write a folder in place; an interrupted process leaves checkpoints to resume from.
 
-    `names` are the files and folders that it may hold; what else lies there is somebody else's. What lies in
-    `checkpoint_folder(out)` is for going on, and goes when the block ends without an error. An error that leaves nothing there takes
-    the folder away again, and what was overwritten comes back.
+    The manifest is written when the block ends without an error, and the checkpoints are deleted.
+    After an error without any checkpoint, the folder is removed and an overwritten one restored.
+
+    Parameters
+    ----------
+    out
+        The folder to write.
+    kind
+        The kind of folder, for its manifest.
+    names
+        The files and folders that belong to it. Others are reported and never deleted.
+    seed, config
+        Entries of the manifest.
+    resume
+        Continue an unfinished folder.
+    overwrite
+        Replace a folder of this kind, finished or not.
     """
-    out, names = _absolute(out), frozenset(names)
+    out = _absolute(out)
+    known_names = frozenset(names)
     with lock_output(out):
-        _come_back(out)
-        _forget_unbegun(out)
-        begun = (checkpoint_folder(out) / BEGUN).is_file()
-        if begun and not resume:
-            _refuse_begun(out, names, overwrite)
-        elif not begun:
-            _refuse_existing(out, kind, overwrite)
-        if not (begun and resume):
-            _step_aside(out)
+        _restore_backup(out)
+        _remove_unmarked_attempt(out)
+        is_unfinished = _marker(out).is_file()
+        if not is_unfinished:
+            _check_replaceable(out, kind, overwrite)
+        elif not resume:
+            _check_unfinished(out, known_names, overwrite)
+        if not (is_unfinished and resume):
+            _backup(out)
         folder = NewFolder(out)
         try:
             checkpoint_folder(out).mkdir(parents=True, exist_ok=True)
-            write_json(checkpoint_folder(out) / BEGUN, {"kind": kind})
+            write_json(_marker(out), {"kind": kind})
             yield folder
-            for name in _foreign(out, names):
-                log.warning(
-                    "%s: holds %s, which is no part of the %s and stays as it is", out, name, kind
-                )
-            manifest = Manifest(
-                kind, seed, config or {}, folder.details, unlisted=tuple(sorted(folder.unlisted))
-            )
-            write_manifest(out, manifest, names)
+            for name in _foreign_names(out, known_names):
+                log.warning("%s: %s is not part of the %s and is left as it is", out, name, kind)
+            write_manifest(out, folder.manifest(kind, seed, config), known_names)
         except BaseException as error:
-            if _nothing_came_of(out, names):
+            if _is_empty_attempt(out, known_names):
                 shutil.rmtree(out, ignore_errors=True)
-                _come_back(out)
+                _restore_backup(out)
                 raise
-            shutil.rmtree(beside(out, "replaced"), ignore_errors=True)
+            _delete_backup(out)
             if isinstance(error, KeyboardInterrupt):
                 raise MobatlasError("stopped; continue with --resume") from None
             raise
-        _sweep(out)
+        _remove_checkpoints(out)
 
 
 @contextmanager
 def new_file(out: Path, overwrite: bool) -> Iterator[Path]:
-    """Write a Parquet file: the caller fills a hidden sibling, and `out` appears when the block ends without an error."""
+    """Write a Parquet file that appears as `out` when the block ends without an error."""
     out = _absolute(out)
-    _refuse_existing_file(out, overwrite)
+    _check_replaceable_file(out, overwrite)
     with lock_output(out):
-        partial = beside(out, "partial")
+        partial = hidden_sibling(out, "partial")
         try:
             yield partial
             sync(partial)
-            _refuse_existing_file(out, overwrite)
+            _check_replaceable_file(out, overwrite)
             partial.replace(out)
             sync(out.parent)
         finally:
@@ -154,202 +178,200 @@ def new_file(out: Path, overwrite: bool) -> Iterator[Path]:
 
 @contextmanager
 def lock_output(out: Path) -> Iterator[None]:
-    """Keep a second process from writing there meanwhile; folders above are made, and go again if nothing comes of it."""
+    """Keep other processes from writing `out`; create its parents, and remove them if unused."""
     out = _absolute(out)
-    with _parents(out), _lock(out):
-        yield
+    lock = hidden_sibling(out, "lock")
+    created = [parent for parent in out.parents if not parent.exists()]
+    try:
+        with _acquire(out, lock):
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+    finally:
+        for parent in created:
+            with suppress(OSError):  # it is in use
+                parent.rmdir()
+
+
+def _acquire(out: Path, lock: Path) -> TextIO:
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        handle = lock.open("w")
+    except OSError as error:
+        raise MobatlasError(
+            f"--out {out}: {out.parent} cannot be created or written to ({error.strerror})"
+        ) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its last owner may have deleted the file between our open and our lock.
+        if os.path.samestat(lock.stat(), os.fstat(handle.fileno())):
+            return handle
+    except OSError:
+        pass
+    handle.close()
+    raise MobatlasError(
+        f"{out}: another mobatlas process is writing it; wait for it or choose another --out"
+    )
 
 
 def checkpoint_folder(out: Path) -> Path:
-    """Where a resumable folder keeps what it needs to go on."""
+    """The folder of the checkpoints of a resumable folder."""
     return out / "training"
 
 
 def is_complete(out: Path) -> bool:
-    """Whether a resumable folder was filled to the end; sweeps up what a process killed at the very end left."""
+    """Whether a resumable folder is complete; removes the leftovers of a process killed last."""
     out = _absolute(out)
     if not (out / MANIFEST).is_file():
         return False
-    if any(
-        path.exists()
-        for path in (checkpoint_folder(out), beside(out, "lock"), beside(out, "replaced"))
-    ):
-        with _lock(out):
-            _sweep(out)
+    leftovers = [hidden_sibling(out, "lock"), hidden_sibling(out, "replaced")]
+    if any(path.exists() for path in (checkpoint_folder(out), *leftovers)):
+        with lock_output(out):
+            _remove_checkpoints(out)
     return True
 
 
 def refuse_overlap(source: Path, out: Path) -> None:
-    """Refuse to write over what is being read."""
-    read, written = source.resolve(), out.resolve()
+    """Refuse an output that contains its source, or lies in it."""
+    read = source.resolve()
+    written = out.resolve()
     if read == written or written in read.parents or read in written.parents:
-        raise MobatlasError(f"{out}: lies over the source {source}; choose an --out apart from it")
+        raise MobatlasError(
+            f"{out}: overlaps with the source {source}; choose an --out apart from it"
+        )
 
 
 def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
-def _refuse_place(out: Path) -> None:
+def _marker(out: Path) -> Path:
+    return checkpoint_folder(out) / MARKER
+
+
+def _check_place(out: Path) -> None:
     if out.is_symlink():
         raise MobatlasError(f"{out}: is a symbolic link; give the folder itself as --out")
     if Path.cwd() == out or out in Path.cwd().parents:
-        raise MobatlasError(f"{out}: is the folder you are in, or above it; choose another --out")
-
-
-def _refuse_begun(out: Path, names: frozenset[str], overwrite: bool) -> None:
-    """What was begun stays, unless it is to be overwritten and nobody added to it."""
-    _refuse_place(out)
-    if not overwrite:
         raise MobatlasError(
-            f"{out}: was begun and not finished; pass --resume to go on or --overwrite to start anew"
-        )
-    _refuse_foreign(out, _foreign(out, names))
-
-
-def _refuse_foreign(out: Path, foreign: list[str]) -> None:
-    if foreign:
-        raise MobatlasError(
-            f"{out}: holds {foreign[0]}, which mobatlas did not write; move it before you --overwrite"
+            f"{out}: is the folder you are in, or contains it; choose another --out"
         )
 
 
-def _foreign(out: Path, names: frozenset[str]) -> list[str]:
-    """What a begun folder holds beside what it should, half-written or not."""
-    ours = names | {MANIFEST, checkpoint_folder(out).name}
-    ours |= {beside(out / name, "partial").name for name in ours}
-    return sorted(path.name for path in out.iterdir() if path.name not in ours)
-
-
-def _nothing_came_of(out: Path, names: frozenset[str]) -> bool:
-    """Whether a begun folder holds nothing to go on from, and nothing of somebody else's."""
-    kept = checkpoint_folder(out).glob("[!.]*")  # hidden files are half-written
-    return all(path.name == BEGUN for path in kept) and not (out.exists() and _foreign(out, names))
-
-
-def _refuse_existing(out: Path, kind: str, overwrite: bool) -> None:
-    """What is there stays, unless it is a folder of this kind that we wrote and nobody added to."""
-    _refuse_place(out)
+def _check_replaceable(out: Path, kind: str, overwrite: bool) -> None:
+    """Refuse an existing folder unless `overwrite`, and unless mobatlas wrote all that is in it."""
+    _check_place(out)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise MobatlasError(f"{out}: exists already; choose another --out or pass --overwrite")
+        raise MobatlasError(f"{out}: {EXISTS}")
     try:
-        old = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-        ours = (
-            isinstance(old, dict)
-            and isinstance(old["files"], dict)
-            and isinstance(old["format"], int)
-        )
-        known = {MANIFEST, *old["files"], *old.get("unlisted", ())}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        ours, old, known = False, {}, set()
-    if not ours:
-        raise MobatlasError(f"{out}: was not written by mobatlas, so --overwrite leaves it alone")
-    if old.get("kind") != kind:
+        manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        manifest = None
+    if not is_manifest(manifest):
+        raise MobatlasError(f"{out}: {FOREIGN}")
+    if manifest.get("kind") != kind:
         raise MobatlasError(
-            f"{out}: is a {old.get('kind')} folder, not a {kind} folder, so --overwrite leaves it alone"
+            f"{out}: is a {manifest.get('kind')} folder, not a {kind} folder, so --overwrite does "
+            "not replace it; choose another --out"
         )
-    added = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
-    _refuse_foreign(out, [name for name in added if name not in known])
+    known = {MANIFEST, *manifest["files"], *(manifest.get("unlisted") or ())}
+    files = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
+    _refuse_foreign_files(out, [name for name in files if name not in known])
 
 
-def _refuse_existing_file(out: Path, overwrite: bool) -> None:
-    """What is there stays, unless it is a file with our metadata."""
+def _check_unfinished(out: Path, names: frozenset[str], overwrite: bool) -> None:
+    """Refuse an unfinished folder unless `overwrite`, and unless mobatlas wrote all of it."""
+    _check_place(out)
+    if not overwrite:
+        raise MobatlasError(
+            f"{out}: is unfinished; pass --resume to continue it or --overwrite to start over"
+        )
+    _refuse_foreign_files(out, _foreign_names(out, names))
+
+
+def _check_replaceable_file(out: Path, overwrite: bool) -> None:
+    """Refuse an existing file unless `overwrite`, and unless mobatlas wrote it."""
     if out.is_dir():
         raise MobatlasError(
             f"{out}: is a folder; give a file, such as {out / 'samples.parquet'}, as --out"
         )
-    if out.exists() and not overwrite:
-        raise MobatlasError(f"{out}: exists already; choose another --out or pass --overwrite")
+    if not out.exists():
+        return
+    if not overwrite:
+        raise MobatlasError(f"{out}: {EXISTS}")
     try:
-        ours = not out.exists() or METADATA in (pq.read_metadata(out).metadata or {})
+        metadata = pq.read_metadata(out).metadata or {}
     except (OSError, pa.ArrowInvalid):
-        ours = False
-    if not ours:
-        raise MobatlasError(f"{out}: was not written by mobatlas, so --overwrite leaves it alone")
+        metadata = {}
+    if METADATA not in metadata:
+        raise MobatlasError(f"{out}: {FOREIGN}")
 
 
-@contextmanager
-def _parents(out: Path) -> Iterator[None]:
-    """Make the folders above; take the new ones away again if nothing comes of it."""
-    missing = [parent for parent in out.parents if not parent.exists()]
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+def _refuse_foreign_files(out: Path, foreign: list[str]) -> None:
+    if foreign:
         raise MobatlasError(
-            f"--out {out}: {out.parent} cannot be made ({error.strerror})"
-        ) from None
-    try:
-        yield
-    finally:
-        for parent in missing:
-            with suppress(OSError):  # not empty: something came of it
-                parent.rmdir()
+            f"{out}: holds {foreign[0]}, which mobatlas did not write; move it elsewhere before "
+            "you pass --overwrite"
+        )
 
 
-@contextmanager
-def _lock(out: Path) -> Iterator[None]:
-    path = beside(out, "lock")
-    try:
-        handle = path.open("w")
-    except OSError as error:
-        raise MobatlasError(f"--out {out}: cannot be written there ({error.strerror})") from None
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # the process that held it may have removed the file between our open and our lock
-            if not path.exists() or path.stat().st_ino != os.fstat(handle.fileno()).st_ino:
-                raise BlockingIOError
-        except OSError:
-            raise MobatlasError(
-                f"{out}: another mobatlas process is writing it; wait for it or choose another --out"
-            ) from None
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+def _foreign_names(out: Path, names: frozenset[str]) -> list[str]:
+    """The files and folders in an unfinished folder that are not part of it."""
+    known = names | {MANIFEST, checkpoint_folder(out).name}
+    known |= {hidden_sibling(out / name, "partial").name for name in known}
+    return sorted(path.name for path in out.iterdir() if path.name not in known)
 
 
-def _replace(partial: Path, out: Path) -> None:
-    """Rename into place; an old folder steps aside first and goes only when the new one is there."""
-    _step_aside(out)
-    partial.rename(out)
-    sync(out.parent)
-    shutil.rmtree(beside(out, "replaced"), ignore_errors=True)
+def _is_empty_attempt(out: Path, names: frozenset[str]) -> bool:
+    """Whether an unfinished folder holds no checkpoint and no foreign file."""
+    visible = checkpoint_folder(out).glob("[!.]*")  # hidden files are partial
+    return all(path.name == MARKER for path in visible) and not (
+        out.exists() and _foreign_names(out, names)
+    )
 
 
-def _step_aside(out: Path) -> None:
-    if out.exists():
-        shutil.rmtree(beside(out, "replaced"), ignore_errors=True)  # of a killed process
-        out.rename(beside(out, "replaced"))
-
-
-def _come_back(out: Path) -> None:
-    """Undo `_step_aside`, if nothing took the place."""
-    if beside(out, "replaced").exists() and not out.exists():
-        beside(out, "replaced").rename(out)
-
-
-def _forget_unbegun(out: Path) -> None:
-    """Remove the empty folders of a process that was killed before it could say that it began."""
-    if not (checkpoint_folder(out) / BEGUN).is_file():
-        with suppress(OSError):  # not there, or something is in it
-            beside(checkpoint_folder(out) / BEGUN, "partial").unlink(missing_ok=True)
+def _remove_unmarked_attempt(out: Path) -> None:
+    """Remove the empty folders of a process that was killed before it wrote the marker."""
+    if not _marker(out).is_file():
+        with suppress(OSError):  # they do not exist or are not empty
+            hidden_sibling(_marker(out), "partial").unlink(missing_ok=True)
             checkpoint_folder(out).rmdir()
             out.rmdir()
 
 
-def _sweep(out: Path) -> None:
-    """Remove what a finished folder does not need, the marker last: after a kill in between the next run knows it as ours."""
-    shutil.rmtree(beside(out, "replaced"), ignore_errors=True)
+def _backup(out: Path) -> None:
+    """Rename an existing folder, so that it can be restored."""
+    if out.exists():
+        _delete_backup(out)
+        out.rename(hidden_sibling(out, "replaced"))
+
+
+def _restore_backup(out: Path) -> None:
+    if not out.exists():
+        with suppress(FileNotFoundError):
+            hidden_sibling(out, "replaced").rename(out)
+
+
+def _delete_backup(out: Path) -> None:
+    shutil.rmtree(hidden_sibling(out, "replaced"), ignore_errors=True)
+
+
+def _remove_checkpoints(out: Path) -> None:
+    """Remove what a complete folder does not need.
+
+    The marker goes last: after a kill in between, the next run still removes the rest.
+    """
+    _delete_backup(out)
     folder = checkpoint_folder(out)
-    if (folder / BEGUN).is_file():
+    if _marker(out).is_file():
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name != BEGUN:
+            elif path != _marker(out):
                 path.unlink()
-        (folder / BEGUN).unlink()
-    with suppress(OSError):  # gone already, or not ours
+        _marker(out).unlink()
+    with suppress(OSError):  # it is gone, or holds files that are not ours
         folder.rmdir()

@@ -1,8 +1,7 @@
-"""Published tables of regions, Parquet or CSV: their columns, keys and numbers, with one sentence for what is wrong."""
+"""Tables of a user, Parquet or CSV: their columns, keys and numbers."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,32 +16,32 @@ SUFFIXES = (".parquet", ".csv", ".csv.gz")
 
 
 def find_table(folder: Path, name: str) -> Path | None:
-    """`name` in any of the forms we read, in a folder."""
-    found = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
-    return next((path for path in found if path.exists()), None)
+    """The first existing file of that name with one of the suffixes."""
+    paths = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
+    return next((path for path in paths if path.exists()), None)
 
 
 def require_columns(where: str, columns: Iterable[str], required: Iterable[str]) -> None:
-    """Refuse a table that lacks a column, naming the nearest one it has."""
+    """Refuse a table that lacks a column, and suggest a similar one."""
     columns = list(columns)
     refuse_duplicate_columns(where, columns)
     for name in required:
         if name not in columns:
-            hint = suggestion(name, columns)
             raise MobatlasError(
-                f"{where}: column '{name}' is missing{hint} (columns: {', '.join(columns) or 'none'})"
+                f"{where}: column '{name}' is missing{suggestion(name, columns)} "
+                f"(columns: {', '.join(columns) or 'none'})"
             )
 
 
 def refuse_duplicate_columns(where: str, columns: Sequence[str]) -> None:
-    """Refuse a table that has two columns of one name."""
-    twice = next((name for name, times in Counter(columns).items() if times > 1), None)
-    if twice is not None:
-        raise MobatlasError(f"{where}: two columns are called '{twice}'; rename one")
+    """Refuse a table with two columns of one name."""
+    for position, name in enumerate(columns):
+        if name in columns[:position]:
+            raise MobatlasError(f"{where}: two columns are called '{name}'; rename one")
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """A Parquet or CSV table; CSV as text, so that region ids keep their zeros."""
+    """Read a Parquet or CSV table; CSV as text, so that region ids keep leading zeros."""
     if not path.is_file():
         raise MobatlasError(f"{path}: no such file")
     try:
@@ -53,8 +52,8 @@ def read_table(path: Path) -> pd.DataFrame:
             table = pd.read_csv(
                 path, dtype=str, keep_default_na=False, encoding="utf-8-sig", sep=separator
             )
-    except (ValueError, OSError) as error:  # of pyarrow and of pandas' parser
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except (ValueError, OSError) as error:  # from pyarrow or pandas
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MobatlasError(
             f"{path}: cannot be read as Parquet or CSV ({reason}); quote names that hold a comma"
         ) from None
@@ -63,7 +62,7 @@ def read_table(path: Path) -> pd.DataFrame:
             f"{path}: rows have more fields than the header; quote group names, they hold a comma"
         )
     if table.empty:
-        raise MobatlasError(f"{path}: the table has no rows; give one that has")
+        raise MobatlasError(f"{path}: the table has no rows; give a table with rows")
     for name in table.columns:
         if pd.api.types.infer_dtype(table[name], skipna=True) == "bytes":
             raise MobatlasError(f"{path}: column '{name}' holds bytes; write it as text or numbers")
@@ -73,20 +72,24 @@ def read_table(path: Path) -> pd.DataFrame:
 def key_column(
     path: Path, table: pd.DataFrame, column: str
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """A text column as numbers and distinct names, in order of appearance; spaces around commas do not matter."""
+    """A text column as codes and distinct names, in order of appearance.
+
+    Spaces around commas do not matter.
+    """
     try:
         codes, values = pd.factorize(np.asarray(table[column], dtype=object))
     except TypeError:
-        raise MobatlasError(f"{path}: column '{column}' holds lists; give one name a row") from None
+        raise MobatlasError(
+            f"{path}: column '{column}' holds lists; give one name per row"
+        ) from None
     texts = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
     texts = [
         SEPARATOR.join(part.strip() for part in text.split(SEPARATOR.strip())) for text in texts
     ]
     distinct = tuple(dict.fromkeys(texts))
     position = {text: code for code, text in enumerate(distinct)}
-    merged = np.array([*(position[text] for text in texts), -1])[
-        codes
-    ]  # the last is for code -1, a missing value
+    # The last entry is for code -1, a missing value.
+    merged = np.array([*(position[text] for text in texts), -1])[codes]
     missing = (merged < 0) | np.array([not text for text in distinct] + [False])[merged]
     if missing.any():
         raise MobatlasError(
@@ -98,20 +101,21 @@ def key_column(
 def number_column(
     path: Path, table: pd.DataFrame, column: str, missing: bool = False
 ) -> npt.NDArray[np.float64]:
-    """A column of finite numbers; `missing` allows empty cells as NaN."""
+    """A column of finite numbers; with `missing`, empty cells are NaN."""
     raw = table[column]
     values = np.asarray(pd.to_numeric(raw, errors="coerce"), dtype=np.float64)
     empty = np.asarray(raw.isna())
     if not pd.api.types.is_numeric_dtype(raw):
         empty = empty | np.asarray(raw.astype(str).str.strip() == "")
     bad = ~np.isfinite(values) & ~(missing & empty)
-    if column == "n":  # our own tables write exact shares as known from infinitely many people
+    if column == "n":  # our own tables give exact shares an infinite number of people
         bad &= ~np.isposinf(values)
     if bad.any():
         row = int(np.argmax(bad))
         value = raw.iloc[row]
         shown = repr(value) if isinstance(value, str) else str(value)
         raise MobatlasError(
-            f"{path}: column '{column}' is empty or not a number in row {row + 1} ({shown}); mend it"
+            f"{path}: column '{column}' is empty or not a number in row {row + 1} ({shown}); "
+            "correct it"
         )
     return values
