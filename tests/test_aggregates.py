@@ -58,7 +58,10 @@ def test_a_person_with_ten_windows_counts_as_one_person() -> None:
 
 
 def test_spread_is_the_variance_between_people_of_one_region() -> None:
-    """Region A: 1, 3 (mean 2, squares 2); region B: 0, 0, 6 (mean 2, squares 24); 26 over 5 people less 2 means."""
+    """Squares about the means 2 and 2 are 2 in A (1, 3) and 24 in B (0, 0, 6).
+
+    The variance is 26 over 5 people less 2 means.
+    """
     phi = sparse.csr_array(np.array([[1.0], [3.0], [0.0], [0.0], [6.0], [99.0]]))
     result = aggregate(phi, np.array([0, 0, 1, 1, 1, -1]), ["A", "B"])
     assert result.values.ravel().tolist() == [2, 2]
@@ -76,7 +79,7 @@ def test_a_region_without_people_is_refused() -> None:
 def test_aggregates_are_composition_times_group_means(
     seed: int, groups: int, regions: int, activity: float
 ) -> None:
-    """V = P M, exactly, however much more one group goes out; people of a group behave alike, so no sampling is in the way."""
+    """V = P M exactly, also if one group goes out more; people of a group behave alike."""
     rng = np.random.default_rng(seed)
     cells = [(region, group) for region in range(regions) for group in range(groups)]
     chosen = [cell for cell in cells if rng.random() < 0.7] or cells
@@ -99,7 +102,7 @@ def test_aggregates_are_composition_times_group_means(
 
 
 def test_aggregates_within_groups_mix_to_the_population(dataset: TrajectoryDataset) -> None:
-    """With everybody in one region V = P M holds on real windows, M being the mean over each group's people."""
+    """With everybody in one region V = P M holds on real windows; M are means over people."""
     assert dataset.groups is not None
     labels = dataset.person_groups()
     phi = [build_feature("poi", dataset.vocabulary)]
@@ -117,10 +120,12 @@ def test_a_dataset_gives_the_mean_over_people_of_the_mean_over_windows(
 ) -> None:
     region = dataset.people["home_district"].to_pylist()
     maps = [build_feature(name, dataset.vocabulary) for name in ("poi", "category")]
-    found = aggregates_from_dataset(dataset, maps, region, split="val")
-    assert found.features == (*maps[0].bins, *maps[1].bins)
-    column = found.features.index("poi:HOME")
-    for name, value, n in zip(found.regions, found.values[:, column], found.n, strict=True):
+    aggregates = aggregates_from_dataset(dataset, maps, region, split="val")
+    assert aggregates.features == (*maps[0].bins, *maps[1].bins)
+    column = aggregates.features.index("poi:HOME")
+    for name, value, n in zip(
+        aggregates.regions, aggregates.values[:, column], aggregates.n, strict=True
+    ):
         per_person: dict[int, list[int]] = {}
         for index in dataset.split("val").tolist():
             if region[dataset.person[index]] == name:
@@ -138,21 +143,24 @@ def test_regions_of_other_people_are_refused(dataset: TrajectoryDataset) -> None
 
 
 def test_a_published_table_is_read_with_its_device_counts(tmp_path: Path) -> None:
-    found = read_aggregates(
+    aggregates = read_aggregates(
         table(tmp_path, published()), known_bins=("category:food", "category:shop")
     )
-    assert (found.regions, found.features) == (("A", "B"), ("category:food", "category:shop"))
-    assert found.values.tolist() == [[1, 2], [0.5, 0]]
-    assert found.n.tolist() == [10, 40]
-    assert not found.pooled
-    assert found.spread is None
+    assert (aggregates.regions, aggregates.features) == (
+        ("A", "B"),
+        ("category:food", "category:shop"),
+    )
+    assert aggregates.values.tolist() == [[1, 2], [0.5, 0]]
+    assert aggregates.n.tolist() == [10, 40]
+    assert not aggregates.pooled
+    assert aggregates.spread is None
 
 
 def test_total_visits_are_divided_by_devices(tmp_path: Path) -> None:
     rows = published(value=[], visits=[10, 20, 20, 0], noise_sd=[1, 1, 2, 2])
-    found = read_aggregates(table(tmp_path, rows))
-    assert found.values.tolist() == [[1, 2], [0.5, 0]]
-    assert found.noise == pytest.approx(np.array([[0.1**2] * 2, [0.05**2] * 2]))
+    aggregates = read_aggregates(table(tmp_path, rows))
+    assert aggregates.values.tolist() == [[1, 2], [0.5, 0]]
+    assert aggregates.noise == pytest.approx(np.array([[0.1**2] * 2, [0.05**2] * 2]))
 
 
 @pytest.mark.parametrize(
@@ -167,8 +175,8 @@ def test_suppressed_cells_are_unknown_not_zero(
     tmp_path: Path, changes: dict[str, list[Any]]
 ) -> None:
     notes: list[str] = []
-    found = read_aggregates(table(tmp_path, published(**changes)), notes=notes)
-    assert np.isnan(found.values).tolist() == [[False, True], [False, False]]
+    aggregates = read_aggregates(table(tmp_path, published(**changes)), notes=notes)
+    assert np.isnan(aggregates.values).tolist() == [[False, True], [False, False]]
     assert notes == ["aggregates.csv: 1 of 4 cells are suppressed"]
 
 
@@ -182,16 +190,20 @@ def test_absent_cells_are_zero_unless_the_table_suppresses(tmp_path: Path) -> No
 
 def test_a_region_with_nothing_but_suppressed_cells_is_left_out(tmp_path: Path) -> None:
     notes: list[str] = []
-    found = read_aggregates(table(tmp_path, published(value=[1.0, 2.0, "<5", "<5"])), notes=notes)
-    assert found.regions == ("A",)
+    aggregates = read_aggregates(
+        table(tmp_path, published(value=[1.0, 2.0, "<5", "<5"])), notes=notes
+    )
+    assert aggregates.regions == ("A",)
     assert notes[-1] == "aggregates.csv: 1 regions are left out: all their values are suppressed"
 
 
 def test_without_device_counts_only_shares_are_known(tmp_path: Path) -> None:
     notes: list[str] = []
-    found = read_aggregates(table(tmp_path, published(n=[], value=[10, 30, 5, 0])), notes=notes)
-    assert found.pooled
-    assert found.values.tolist() == [[0.25, 0.75], [1, 0]]
+    aggregates = read_aggregates(
+        table(tmp_path, published(n=[], value=[10, 30, 5, 0])), notes=notes
+    )
+    assert aggregates.pooled
+    assert aggregates.values.tolist() == [[0.25, 0.75], [1, 0]]
     assert "only shares of visits are known" in notes[0]
 
 

@@ -1,4 +1,4 @@
-"""What recovery believes of groups where people chose their regions: it says so where that binds, and an option lifts it."""
+"""The limit on what groups explain: recovery warns where it binds, and an option removes it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from tests.test_recovery import TWO, regions_of
 
 
 def of_bars(times: float) -> Regions:
-    """From .05 to .95 of a region are old and go to bars, the more the larger `times`; what else they do is what all do."""
+    """5 % to 95 % of a region are old and go to bars `times` as often; all else is equal."""
     old = np.linspace(0.05, 0.95, 40)
     shares = np.column_stack([1 - old, old])
     means = np.array([[10 - 10 * times, 40.0], [10 + 10 * times, 40.0]])
     values = np.random.default_rng(0).poisson(400 * shares @ means) / 400
-    made = regions_of(shares, values, 400.0, TWO, randomised=False)
+    simulated = regions_of(shares, values, 400.0, TWO, randomised=False)
     return replace(
-        made, aggregates=replace(made.aggregates, features=("category:bar", "category:home"))
+        simulated,
+        aggregates=replace(simulated.aggregates, features=("category:bar", "category:home")),
     )
 
 
 def test_a_belief_that_holds_groups_near_everybody_is_said(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    found = recover(of_bars(1.0))
-    assert found.interval()[0][0, 0] > 5  # the truth is 0
+    recovery = recover(of_bars(1.0))
+    assert recovery.interval()[0][0, 0] > 5  # the truth is 0
     [record] = caplog.records
     assert (
         "regions differ in 'category:bar' by more than groups can plausibly explain"
@@ -40,8 +41,8 @@ def test_a_belief_that_holds_groups_near_everybody_is_said(
 
 
 def test_the_belief_is_lifted_by_the_option_that_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    found = recover(of_bars(1.0), options=RecoveryOptions(groups_explain=100))
-    assert found.means[:, 0] == pytest.approx([0, 20], abs=0.3)
+    recovery = recover(of_bars(1.0), options=RecoveryOptions(groups_explain=100))
+    assert recovery.means[:, 0] == pytest.approx([0, 20], abs=0.3)
     recover(of_bars(1.0), quiet=True)
     assert not caplog.records
 
@@ -49,8 +50,8 @@ def test_the_belief_is_lifted_by_the_option_that_is_named(caplog: pytest.LogCapt
 def test_regions_that_differ_as_groups_may_are_no_matter_for_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    found = recover(of_bars(0.05))
-    assert found.means[:, 0] == pytest.approx([9.5, 10.5], abs=0.3)
+    recovery = recover(of_bars(0.05))
+    assert recovery.means[:, 0] == pytest.approx([9.5, 10.5], abs=0.3)
     assert not caplog.records
 
 
@@ -59,16 +60,17 @@ def of_rare() -> Regions:
     old = np.linspace(0.002, 0.1, 40)
     shares = np.column_stack([1 - old, old])
     values = np.random.default_rng(0).poisson(40_000 * shares @ [[0.0, 1.0], [0.4, 1.0]]) / 40_000
-    made = regions_of(shares, values, 40_000.0, TWO, randomised=False)
+    simulated = regions_of(shares, values, 40_000.0, TWO, randomised=False)
     return replace(
-        made, aggregates=replace(made.aggregates, features=("category:rare", "category:home"))
+        simulated,
+        aggregates=replace(simulated.aggregates, features=("category:rare", "category:home")),
     )
 
 
 def test_of_what_is_rare_groups_are_believed_to_differ_by_little_more_than_its_mean(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A share of the variance between people would be several times the mean of what one in fifty does."""
+    """For a rare activity, a share of the variance would be several times its mean."""
     held = recover(of_rare(), quiet=True)
     assert held.means[1, 0] < 5 * held.baseline[0]
     assert recover(of_rare(), options=RecoveryOptions(groups_explain=100), quiet=True).means[
@@ -79,8 +81,9 @@ def test_of_what_is_rare_groups_are_believed_to_differ_by_little_more_than_its_m
 
 
 def test_one_map_tells_the_same_beside_another() -> None:
-    """Bars follow who lives there, and what follows the place instead must not be held against them."""
-    bars, rng = of_bars(0.3), np.random.default_rng(1)
+    """Bars follow composition; a feature that follows places must not lower their share."""
+    bars = of_bars(0.3)
+    rng = np.random.default_rng(1)
     other = 5 + 3 * rng.normal(size=(40, 2))  # of each region, whoever lives there
     both = replace(
         bars,
@@ -91,7 +94,8 @@ def test_one_map_tells_the_same_beside_another() -> None:
             spread=None,
         ),
     )
-    alone, beside = recover(bars, quiet=True), recover(both, quiet=True)
+    alone = recover(bars, quiet=True)
+    beside = recover(both, quiet=True)
     np.testing.assert_allclose(beside.means[:, 1:3], alone.means)
     np.testing.assert_allclose(beside.covariance[1:3], alone.covariance)
     assert beside.features == both.aggregates.features and len(beside.baseline) == 4
@@ -101,12 +105,12 @@ def test_what_nobody_does_is_no_matter_for_a_warning(caplog: pytest.LogCaptureFi
     bars = of_bars(0.05)
     empty = np.column_stack([bars.aggregates.values, np.zeros(40)])
     features = (*bars.aggregates.features, "category:never")
-    found = recover(
+    recovery = recover(
         replace(
             bars, aggregates=replace(bars.aggregates, features=features, values=empty, spread=None)
         )
     )
-    assert found.means[:, 2].max() == 0 and not caplog.records
+    assert recovery.means[:, 2].max() == 0 and not caplog.records
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, float("nan")])

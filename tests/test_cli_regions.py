@@ -46,23 +46,23 @@ def paper_table(folder: Path, name: str) -> Path:
 def test_the_papers_matrices_are_seen_through(
     tmp_path: Path, name: str, rank: int, effective: int
 ) -> None:
-    said = json.loads(
+    output = json.loads(
         run("diagnose", "--composition", str(paper_table(tmp_path, name)), "--n", "1000", "--json")
     )
-    assert (said["rank"], said["effective_rank"]) == (rank, effective)
+    assert (output["rank"], output["effective_rank"]) == (rank, effective)
     gender = next(
         contrast
-        for contrast in said["contrasts"]
+        for contrast in output["contrasts"]
         if contrast["name"] == "gender, averaged over age"
     )
     assert not gender["identified"]
     if name == "fullrank":
-        assert said["sigma_min"] == pytest.approx(5.05e-5, rel=0.02)
+        assert output["sigma_min"] == pytest.approx(5.05e-5, rel=0.02)
 
 
 def test_a_diagnosis_reads_well_and_draws_itself(tmp_path: Path) -> None:
     figure = tmp_path / "diagnosis.png"
-    said = run(
+    output = run(
         "diagnose",
         "--composition",
         str(paper_table(tmp_path, "fullrank")),
@@ -71,8 +71,8 @@ def test_a_diagnosis_reads_well_and_draws_itself(tmp_path: Path) -> None:
         "--figure",
         str(figure),
     )
-    assert "not identified by these regions" in said
-    assert "add a region of 1,000 people" in said
+    assert "not identified by these regions" in output
+    assert "add a region of 1,000 people" in output
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
@@ -85,7 +85,7 @@ def test_a_diagnosis_without_n_says_whose_number_it_took(tmp_path: Path) -> None
 
 
 def test_regions_are_made_diagnosed_and_recovered_from(dataset: Path, tmp_path: Path) -> None:
-    made = json.loads(
+    details = json.loads(
         run(
             "regions",
             str(dataset),
@@ -96,19 +96,22 @@ def test_regions_are_made_diagnosed_and_recovered_from(dataset: Path, tmp_path: 
             "--json",
         )
     )
-    assert (made["separation"], made["diagnosis"]["effective_rank"]) == ("controlled partition", 8)
+    assert (details["separation"], details["diagnosis"]["effective_rank"]) == (
+        "controlled partition",
+        8,
+    )
     assert "8, 8 of 8" in run("diagnose", str(tmp_path / "r"))
     recovered = recover(load_regions(tmp_path / "r"))
     assert recovered.means.shape == (8, len(recovered.features))
 
 
 def test_real_regions_say_how_they_were_separated(dataset: Path, tmp_path: Path) -> None:
-    made = json.loads(
+    details = json.loads(
         run(
             "regions", str(dataset), "--out", str(tmp_path / "r"), "--by", "home_district", "--json"
         )
     )
-    assert made["separation"] == "disjoint halves"
+    assert details["separation"] == "disjoint halves"
     assert all(
         feature.startswith("category:")
         for feature in load_regions(tmp_path / "r").aggregates.features

@@ -66,8 +66,11 @@ def test_groups_are_read_from_their_names(tmp_path: Path) -> None:
 
 def test_attribute_columns_stand_for_a_group_column(tmp_path: Path) -> None:
     rows = {
-        "region": ["A", "A", "B"], "sex": ["Female", "Male", "Male"], "age": ["30-34", "20-24", "85+"], "count": [1, 3, 2],
-    }  # fmt: skip
+        "region": ["A", "A", "B"],
+        "sex": ["Female", "Male", "Male"],
+        "age": ["30-34", "20-24", "85+"],
+        "count": [1, 3, 2],
+    }
     composition = read_composition(table(tmp_path, rows), DEFAULT_GROUPS)
     assert composition.shares.tolist() == [[0.75, 0, 0, 0.25, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1, 0]]
     by_age = read_composition(table(tmp_path, rows), AGES)
@@ -125,7 +128,10 @@ def test_people_of_no_group_are_left_out_and_it_is_noted(tmp_path: Path) -> None
         (("00-24", "25-44"), [(0, 25), (25, 45)]),
         (("18-29", "30-49", ">49"), [(18, 30), (30, 50), (50, np.inf)]),
         (("<50", ">50"), [(0, 50), (50, np.inf)]),
-        (("Under 5 years", "5 to 9 years", "60 and 61 years", "85 years and over"), [(0, 5), (5, 10), (60, 62), (85, np.inf)]),
+        (
+            ("Under 5 years", "5 to 9 years", "60 and 61 years", "85 years and over"),
+            [(0, 5), (5, 10), (60, 62), (85, np.inf)],
+        ),
         (("20 years", "22\u201324"), [(20, 21), (22, 25)]),
     ],
 )  # fmt: skip
@@ -141,7 +147,7 @@ def test_what_is_no_age_is_no_age_range() -> None:
 
 
 def test_a_straddling_range_is_refused_or_split_by_years(tmp_path: Path) -> None:
-    """Of the years 25 to 34 five are below 30 and five above; of 45 to 99 five are below 50 and fifty above."""
+    """Five years of 25-34 are below 30; five of the 55 years of 45-99 are below 50."""
     rows: dict[str, list[Any]] = {"region": ["A", "A"], "age": ["25-34", "45+"], "count": [10, 110]}
     path = table(tmp_path, rows)
     with pytest.raises(
@@ -257,7 +263,7 @@ def test_one_group_is_a_composition(tmp_path: Path) -> None:
 
 
 def test_the_census_of_santiago_is_split_only_on_request(data_folder: Path) -> None:
-    """Santiago comuna: 56,052 men of 0-24 and 139,082 of 25-64, of whom twenty years of forty are 25-44."""
+    """A comuna of Santiago: 56,052 men of 0-24 and 139,082 of 25-64, half of them 25-44."""
     path = data_folder / "santiago" / "census_comuna.parquet"
     with pytest.raises(MobatlasError, match="'25-64' straddles '25-44' and '45-64'"):
         read_composition(path, SURVEY)

@@ -29,27 +29,27 @@ NAMES = ("A", "B")
 
 def test_a_cell_with_few_people_behind_it_hides_and_an_empty_one_does_not() -> None:
     v = aggregate(PHI, REGION, NAMES)
-    found = apply_disclosure(v, PHI, REGION, Disclosure(suppress=2)).values
-    assert found[0, 0] == pytest.approx(2.0), "two people of region A go there"
-    assert np.isnan(found[0, 1]) and np.isnan(found[0, 2]) and np.isnan(found[1, 0])
-    assert found[1, 2] == 0
+    released = apply_disclosure(v, PHI, REGION, Disclosure(suppress=2)).values
+    assert released[0, 0] == pytest.approx(2.0), "two people of region A go there"
+    assert np.isnan(released[0, 1]) and np.isnan(released[0, 2]) and np.isnan(released[1, 0])
+    assert released[1, 2] == 0
 
 
 def test_totals_become_multiples_and_recovery_hears_of_it() -> None:
     v = aggregate(PHI, REGION, NAMES)
-    found = apply_disclosure(v, PHI, REGION, Disclosure(rounding=5))
-    assert (found.values * found.n[:, None]).tolist() == [[5, 0, 0], [5, 5, 0]]
-    assert found.noise == pytest.approx(np.repeat(25 / 12 / np.array([[9.0], [1.0]]), 3, axis=1))
+    released = apply_disclosure(v, PHI, REGION, Disclosure(rounding=5))
+    assert (released.values * released.n[:, None]).tolist() == [[5, 0, 0], [5, 5, 0]]
+    assert released.noise == pytest.approx(np.repeat(25 / 12 / np.array([[9.0], [1.0]]), 3, axis=1))
 
 
 def test_nobody_moves_the_totals_by_more_than_the_bound() -> None:
     rng = np.random.default_rng(0)
     phi = sparse.csr_array(rng.poisson(2.0, (50, 8)).astype(float))
-    kept = clip_visits(phi, 5.0).toarray()
-    assert kept.sum(1).max() <= 5 + 1e-12
+    clipped = clip_visits(phi, 5.0).toarray()
+    assert clipped.sum(1).max() <= 5 + 1e-12
     few = phi.toarray().sum(1) <= 5
-    assert np.array_equal(kept[few], phi.toarray()[few])
-    assert kept[~few] == pytest.approx(
+    assert np.array_equal(clipped[few], phi.toarray()[few])
+    assert clipped[~few] == pytest.approx(
         phi.toarray()[~few] * 5 / phi.toarray()[~few].sum(1, keepdims=True)
     )
 
@@ -69,21 +69,22 @@ def test_noise_is_as_large_as_epsilon_says_and_cannot_be_repeated() -> None:
 
 
 def test_recovery_is_as_sure_as_the_noise_allows() -> None:
-    """Regions with noise of a size that differs between them: error bars hold the truth only if it is told."""
+    """Noise differs between regions: error bars cover the truth only if recovery knows it."""
     rng = np.random.default_rng(1)
-    shares, means = dirichlet(80, 4, seed=3), 5 + rng.normal(0, 0.3, (4, 40))
+    shares = dirichlet(80, 4, seed=3)
+    means = 5 + rng.normal(0, 0.3, (4, 40))
     sd = np.where(np.arange(80) < 60, 1.5, 0.05)[:, None] * np.ones((80, 40))
     values = (
         shares @ means + rng.normal(0, 1, (80, 40)) / np.sqrt(500) + sd * rng.normal(size=(80, 40))
     )
-    told = recover(regions_of(shares, values, 500.0, FOUR, spread=np.ones(40), noise=sd**2))
+    with_noise = recover(regions_of(shares, values, 500.0, FOUR, spread=np.ones(40), noise=sd**2))
     not_told = recover(regions_of(shares, values, 500.0, FOUR, spread=np.ones(40)))
-    held = [
+    coverage = [
         np.mean((means >= low) & (means <= high))
-        for low, high in (told.interval(), not_told.interval())
+        for low, high in (with_noise.interval(), not_told.interval())
     ]
-    assert held[0] > 0.8 > held[1]
-    error = [np.sqrt(((found.means - means) ** 2).mean()) for found in (told, not_told)]
+    assert coverage[0] > 0.8 > coverage[1]
+    error = [np.sqrt(((released.means - means) ** 2).mean()) for released in (with_noise, not_told)]
     assert error[0] < 0.6 * error[1], "quiet regions count for more"
 
 
@@ -126,13 +127,11 @@ def test_the_command_writes_nothing_exact_and_its_table_can_be_published(tmp_pat
         app, ["regions", str(dataset.path), *options, "--out", str(tmp_path / "regions")]
     )
     assert done.exit_code == 0, done.output
-    regions, exact = (
-        load_regions(tmp_path / "regions"),
-        build_regions(
-            dataset.path,
-            tmp_path / "exact",
-            RegionsOptions(partition="demogroups", features=["category"]),
-        ),
+    regions = load_regions(tmp_path / "regions")
+    exact = build_regions(
+        dataset.path,
+        tmp_path / "exact",
+        RegionsOptions(partition="demogroups", features=["category"]),
     )
     assert regions.details["disclosure"]["epsilon"] == 1 and exact.details["disclosure"] is None
     assert regions.population is None and exact.population is not None

@@ -40,7 +40,8 @@ def pairs(draw: st.DrawFn, same_support: bool = False) -> tuple[Floats, Floats]:
     if draw(st.integers(0, 9)) == 0:
         q = p
     if same_support:
-        p, q = p + 1e-3, q + 1e-3
+        p = p + 1e-3
+        q = q + 1e-3
     return p / p.sum(), q / q.sum()
 
 
@@ -48,7 +49,8 @@ def pairs(draw: st.DrawFn, same_support: bool = False) -> tuple[Floats, Floats]:
 @unhurried
 @given(pair=pairs())
 def test_numpy_and_torch_agree(name: str, pair: tuple[Floats, Floats]) -> None:
-    divergence, (p, q) = DIVERGENCES[name], pair
+    divergence = DIVERGENCES[name]
+    (p, q) = pair
     exact = float(divergence(p, q))
     assert float(divergence(torch.tensor(p), torch.tensor(q))) == pytest.approx(exact, abs=1e-6)
     if name != "kl":  # shares below the floor are not the same shares in single precision
@@ -85,7 +87,8 @@ def test_disjoint_distributions_are_one_apart_whatever_their_number_of_bins() ->
 
 
 def test_by_hand() -> None:
-    p, q = np.array([0.5, 0.5, 0.0]), np.array([0.5, 0.25, 0.25])
+    p = np.array([0.5, 0.5, 0.0])
+    q = np.array([0.5, 0.25, 0.25])
     assert tv(p, q) == 0.25
     assert kl(p, q) == 0.5  # half of the mass, twice as probable: one bit
     assert hellinger(p, q) == pytest.approx((1 - (0.5 + 0.125**0.5)) ** 0.5)
@@ -111,7 +114,8 @@ def test_divergences_keep_their_bounds(name: str, pair: tuple[Floats, Floats]) -
 def test_a_divergence_is_zero_if_and_only_if_both_are_equal(
     name: str, pair: tuple[Floats, Floats]
 ) -> None:
-    divergence, (p, q) = DIVERGENCES[name], pair
+    divergence = DIVERGENCES[name]
+    (p, q) = pair
     assert divergence(p, p) == 0
     assert divergence(torch.tensor(p), torch.tensor(p)) == 0
     if np.abs(p - q).max() > 1e-4:  # nearer than this, the square of the gap is lost in rounding
@@ -190,7 +194,8 @@ def test_descent_reaches_the_target(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_leading_axes_broadcast(name: str) -> None:
     rng = np.random.default_rng(0)
-    regions, groups = rng.dirichlet(np.ones(6), 4), rng.dirichlet(np.ones(6), 3)
+    regions = rng.dirichlet(np.ones(6), 4)
+    groups = rng.dirichlet(np.ones(6), 3)
     divergence = DIVERGENCES[name]
     table = divergence(regions[:, None], groups)  # (4, 3)
     assert table.shape == (4, 3)

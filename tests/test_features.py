@@ -33,7 +33,9 @@ from tests.feature_maps import (
     start_registered,
 )
 
-BAKERY, DINER, PARK = FIRST_POI, FIRST_POI + 1, FIRST_POI + 2
+BAKERY = FIRST_POI
+DINER = FIRST_POI + 1
+PARK = FIRST_POI + 2
 NAN = math.nan
 
 
@@ -175,10 +177,8 @@ def test_pois_of_one_category_share_a_bin_and_a_poi_without_one_is_unknown() -> 
 
 def test_transitions_stay_within_a_trajectory_and_do_not_jump_over_what_is_masked() -> None:
     rows = [[BAKERY, HOME, PARK, DINER], [BAKERY]]
-    plain, masked = (
-        build_feature("transitions", TOWN),
-        build_feature("transitions", TOWN, ("HOME",)),
-    )
+    plain = build_feature("transitions", TOWN)
+    masked = build_feature("transitions", TOWN, ("HOME",))
     assert named(plain, plain.counts(build_trajectories(rows))) == [
         {"transitions:food>home": 1, "transitions:home>unknown": 1, "transitions:unknown>food": 1},
         {},

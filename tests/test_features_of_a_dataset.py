@@ -83,9 +83,11 @@ def slowly(
             case "hour":
                 result[f"hour:{visit['arrival'].hour:02d}"] += 1
             case "distance":
-                lat, lon = visit["lat"], visit["lon"]
+                lat = visit["lat"]
+                lon = visit["lon"]
                 if visit["poi_id"] == "WORK":
-                    lat, lon = person["work_lat"], person["work_lon"]
+                    lat = person["work_lat"]
+                    lon = person["work_lon"]
                 if visit["poi_id"] != "HOME" and None not in (
                     lat,
                     lon,

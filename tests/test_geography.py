@@ -1,4 +1,4 @@
-"""Geography in recovery: a surface over the map is no difference between groups, and the algebra with it is the textbook's."""
+"""Recovery removes a surface over the map; its algebra agrees with dense textbook formulas."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ from tests.test_recovery import FOUR, dirichlet, error, regions_of, simulate
 def confounded(
     seed: int, regions: int = 200, *, valley: bool = False
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Shares, values, truth and centroids of a town whose young live in the north, or far from the river, and all travel more."""
+    """A town whose young live in the north or far from the river, where all travel more.
+
+    Returns shares, values, truth and centroids.
+    """
     rng = np.random.default_rng(seed)
     centroids = np.array([-33.4, -70.6]) + rng.normal(0, 0.1, (regions, 2))
     north = (centroids[:, 0] - centroids[:, 0].mean()) / 0.1
@@ -50,39 +53,46 @@ def test_what_follows_the_map_is_not_taken_for_a_difference_between_groups(
     seed: int, valley: bool
 ) -> None:
     shares, values, means, centroids = confounded(seed, valley=valley)
-    made = regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False)
+    simulated = regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False)
     off = means - shares.mean(0) @ means  # what recovery is about: deviations from the population
-    without, with_map = recover(made), recover(replace(made, centroids=centroids))
-    left = [error(found.means - found.baseline, off) for found in (without, with_map)]
+    without = recover(simulated)
+    with_map = recover(replace(simulated, centroids=centroids))
+    left = [error(estimate.means - estimate.baseline, off) for estimate in (without, with_map)]
     assert left[1] < (0.8 if valley else 0.5) * left[0]
     assert left[1] < error(np.zeros_like(off), off), "nearer than the population is"
     assert recover(
-        replace(made, centroids=centroids), options=RecoveryOptions(geography=False)
+        replace(simulated, centroids=centroids), options=RecoveryOptions(geography=False)
     ).means == pytest.approx(without.means)
 
 
 def test_regions_that_are_left_out_take_their_places_and_their_noise_with_them() -> None:
     shares, values, _, centroids = confounded(0, regions=60)
-    made = replace(
+    simulated = replace(
         regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False),
         centroids=centroids,
     )
     noise = np.random.default_rng(1).uniform(0, 0.1, values.shape)
-    made = replace(made, aggregates=replace(made.aggregates, noise=noise))
-    kept = made.select(np.array([5, 3]))
-    assert kept.composition.regions == tuple(made.composition.regions[row] for row in (5, 3))
-    assert kept.centroids is not None and np.array_equal(kept.centroids, centroids[[5, 3]])
-    assert kept.aggregates.noise is not None and np.array_equal(
-        kept.aggregates.noise, noise[[5, 3]]
+    simulated = replace(simulated, aggregates=replace(simulated.aggregates, noise=noise))
+    remaining = simulated.select(np.array([5, 3]))
+    assert remaining.composition.regions == tuple(
+        simulated.composition.regions[row] for row in (5, 3)
     )
-    found = held_out_regions(made)
-    assert found is not None and found["by_groups"] < found["by_everybody"]
+    assert remaining.centroids is not None and np.array_equal(
+        remaining.centroids, centroids[[5, 3]]
+    )
+    assert remaining.aggregates.noise is not None and np.array_equal(
+        remaining.aggregates.noise, noise[[5, 3]]
+    )
+    estimate = held_out_regions(simulated)
+    assert estimate is not None and estimate["by_groups"] < estimate["by_everybody"]
 
 
 def test_people_who_were_dealt_to_regions_have_no_geography() -> None:
-    made, _ = simulate(dirichlet(40, 8), 200.0, 0)
+    simulated, _ = simulate(dirichlet(40, 8), 200.0, 0)
     centroids = np.random.default_rng(0).normal(size=(40, 2))
-    assert recover(replace(made, centroids=centroids)).means == pytest.approx(recover(made).means)
+    assert recover(replace(simulated, centroids=centroids)).means == pytest.approx(
+        recover(simulated).means
+    )
 
 
 def test_few_regions_or_none_that_lie_somewhere_have_no_surface() -> None:
@@ -99,16 +109,15 @@ def test_few_regions_or_none_that_lie_somewhere_have_no_surface() -> None:
 
 def test_the_algebra_with_covariates_is_the_textbook_one() -> None:
     rng = np.random.default_rng(4)
-    shares, n, y = (
-        dirichlet(30, 4, seed=2),
-        rng.integers(50, 400, 30).astype(float),
-        rng.normal(size=(30, 3)),
-    )
+    shares = dirichlet(30, 4, seed=2)
+    n = rng.integers(50, 400, 30).astype(float)
+    y = rng.normal(size=(30, 3))
     x = independent_columns(surface(rng.normal(size=(30, 2)), 30))
     design = Design(shares, n, None, (np.eye(4),), np.eye(4) - 0.25, x)
     root = design.prior_root(np.ones(1))
     fit = Fit.of(design, Variances(root, 0.3, 0.1, np.zeros(30)))
-    prior, noise = 0.3 * root @ root.T, np.diag(1 / n + 0.03)
+    prior = 0.3 * root @ root.T
+    noise = np.diag(1 / n + 0.03)
     sigma = np.linalg.inv(shares @ prior @ shares.T + noise)
     q = sigma - sigma @ x @ np.linalg.inv(x.T @ sigma @ x) @ x.T @ sigma
     gain = prior @ shares.T @ q
@@ -126,10 +135,8 @@ def test_regions_of_a_column_know_where_their_people_live(tmp_path: Path) -> Non
     prepare(tmp_path / "city", tmp_path / "dataset", preset="small")
     dataset = TrajectoryDataset.open(tmp_path / "dataset")
     build_regions(dataset.path, tmp_path / "regions", RegionsOptions(by="home_district"))
-    regions, assignment = (
-        load_regions(tmp_path / "regions"),
-        RegionsFolder.open(tmp_path / "regions").assignment,
-    )
+    regions = load_regions(tmp_path / "regions")
+    assignment = RegionsFolder.open(tmp_path / "regions").assignment
     assert regions.centroids is not None and assignment is not None
     users = dataset.people["user_id"].to_pylist()
     train = set(dataset.split_people("train").tolist())
@@ -145,7 +152,7 @@ def test_regions_of_a_column_know_where_their_people_live(tmp_path: Path) -> Non
 
 
 def spread_out(seed: int, everywhere: bool) -> tuple[Regions, np.ndarray]:
-    """Regions all over a map whose groups differ alike everywhere, or otherwise in each of its corners."""
+    """Regions all over a map; groups differ alike everywhere, or by corner of the map."""
     rng = np.random.default_rng(seed)
     corners = np.array([[0, 0], [0, 1], [1, 0], [1, 1], [0.5, 0.5]])
     corner = np.arange(300) % 5
@@ -154,32 +161,34 @@ def spread_out(seed: int, everywhere: bool) -> tuple[Regions, np.ndarray]:
     means = 5 + rng.normal(0, 0.25, (1 if everywhere else 5, 4, 12))
     values = np.einsum("gd,gdj->gj", shares, means[corner if not everywhere else corner * 0])
     values += rng.normal(0, 1, values.shape) / np.sqrt(300)
-    made = regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False)
-    return replace(made, centroids=centroids), means[0]
+    simulated = regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False)
+    return replace(simulated, centroids=centroids), means[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_what_holds_in_one_part_of_the_map_alone_is_believed_less_and_said(seed: int) -> None:
-    alike, other = recover(spread_out(seed, True)[0]), recover(spread_out(seed, False)[0])
+    alike = recover(spread_out(seed, True)[0])
+    other = recover(spread_out(seed, False)[0])
     assert alike.transfer["category"] > 0.9 and confounding(alike) == []
     assert other.transfer["category"] < LOW_TRANSFER
     [sentence] = confounding(other)
     assert "'category' is confounded with where people live" in sentence
-    share, less = (found.group_share for found in (alike, other))
+    share, less = (estimate.group_share for estimate in (alike, other))
     assert share is not None and less is not None and less.mean() < 0.5 * share.mean()
 
 
 def test_few_regions_are_not_cut_into_blocks() -> None:
     shares, values, _, centroids = confounded(0, MIN_BLOCKED_REGIONS - 1)
-    made = regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False)
-    assert recover(replace(made, centroids=centroids)).transfer == {}
+    simulated = regions_of(shares, values, 300.0, FOUR, spread=np.ones(12), randomised=False)
+    assert recover(replace(simulated, centroids=centroids)).transfer == {}
 
 
 def test_each_feature_map_is_judged_by_itself() -> None:
-    alike, other = spread_out(0, True)[0], spread_out(0, False)[0]
+    alike = spread_out(0, True)[0]
+    other = spread_out(0, False)[0]
     both = np.hstack([alike.aggregates.values, other.aggregates.values[:, :12]])
     names = tuple(f"{name}:{number}" for name in ("category", "distance") for number in range(12))
     # The same people and centroids, so that only what they do differs.
     values = replace(alike.aggregates, features=names, values=both, spread=np.ones(24))
-    found = recover(replace(alike, aggregates=values))
-    assert found.transfer["category"] > LOW_TRANSFER > found.transfer["distance"]
+    estimate = recover(replace(alike, aggregates=values))
+    assert estimate.transfer["category"] > LOW_TRANSFER > estimate.transfer["distance"]

@@ -1,4 +1,4 @@
-"""What diagnose says of regions is true of the matrices, and the paper's bounds hold in simulation."""
+"""A diagnosis is true of the matrices, and the paper's bounds hold in simulation."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def of_paper(name: str) -> Diagnosis:
 
 
 def contrast(diagnosis: Diagnosis, start: str) -> Contrast:
-    return next(found for found in diagnosis.contrasts if found.name.startswith(start))
+    return next(each for each in diagnosis.contrasts if each.name.startswith(start))
 
 
 def test_the_papers_full_rank_matrix_is_all_but_singular() -> None:
     """Every region is half men, half women: the published decimals alone make the rank 8."""
-    found = of_paper("fullrank")
-    assert found.rank == 8
-    assert found.sigma_min == pytest.approx(5.05e-5, rel=0.02)
-    assert found.effective_rank == 7
-    assert contrast(found, "gender").verdict == "not identified"
+    diagnosis = of_paper("fullrank")
+    assert diagnosis.rank == 8
+    assert diagnosis.sigma_min == pytest.approx(5.05e-5, rel=0.02)
+    assert diagnosis.effective_rank == 7
+    assert contrast(diagnosis, "gender").verdict == "not identified"
     assert (
-        contrast(found, "gender").sentence()
+        contrast(diagnosis, "gender").sentence()
         == "gender, averaged over age: not identified by these regions"
     )
-    assert contrast(found, "age: <30 against >50").identified
+    assert contrast(diagnosis, "age: <30 against >50").identified
 
 
 @pytest.mark.parametrize(
@@ -63,34 +63,35 @@ def test_the_papers_full_rank_matrix_is_all_but_singular() -> None:
 def test_the_effective_ranks_of_the_papers_matrices(
     name: str, rank: int | None, effective: int
 ) -> None:
-    found = of_paper(name)
-    assert found.effective_rank == effective
-    assert rank is None or found.rank == rank
+    diagnosis = of_paper(name)
+    assert diagnosis.effective_rank == effective
+    assert rank is None or diagnosis.rank == rank
 
 
 def test_everything_is_identified_where_groups_live_apart() -> None:
-    found = of_paper("demogroups")
-    assert all(each.identified for each in found.contrasts)
-    assert found.condition_number == pytest.approx(1)
-    # men against women, four regions of 1,000 people each: the variance of a difference of two means of four means
-    assert contrast(found, "gender").standard_error == pytest.approx(np.sqrt(2 / 4 / 1_000))
+    diagnosis = of_paper("demogroups")
+    assert all(each.identified for each in diagnosis.contrasts)
+    assert diagnosis.condition_number == pytest.approx(1)
+    # Men against women, four regions of 1,000 people each: a difference of two means.
+    assert contrast(diagnosis, "gender").standard_error == pytest.approx(np.sqrt(2 / 4 / 1_000))
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**31), regions=st.integers(1, 12))
 def test_standard_errors_are_those_of_weighted_least_squares(seed: int, regions: int) -> None:
     rng = np.random.default_rng(seed)
-    shares, n = rng.dirichlet(np.ones(2), regions), 10_000.0
-    found = diagnose(composition_of(shares, SEX), n=n)
+    shares = rng.dirichlet(np.ones(2), regions)
+    n = 10_000.0
+    diagnosis = diagnose(composition_of(shares, SEX), n=n)
     information = n * shares.T @ shares
     weights = np.array([1.0, -1.0])
-    only = found.contrasts[0]
-    if found.effective_rank == 2:
+    only = diagnosis.contrasts[0]
+    if diagnosis.effective_rank == 2:
         assert only.share_identified == pytest.approx(1)
         assert only.standard_error == pytest.approx(
             np.sqrt(weights @ np.linalg.inv(information) @ weights), rel=1e-6
         )
-    assert found.effective_rank == int((np.linalg.eigvalsh(information) > 1).sum())
+    assert diagnosis.effective_rank == int((np.linalg.eigvalsh(information) > 1).sum())
 
 
 def test_contrasts_are_differences_of_averages() -> None:
@@ -113,7 +114,8 @@ def test_more_people_identify_more() -> None:
 def test_matching_aggregates_determines_group_means() -> None:
     """Lemma "Uniqueness": P of full rank and equal V leave one M; a P of lower rank leaves many."""
     rng = np.random.default_rng(0)
-    shares, means = rng.dirichlet(np.ones(8), 10), rng.random((8, 5))
+    shares = rng.dirichlet(np.ones(8), 10)
+    means = rng.random((8, 5))
     assert pseudo_inverse(shares, shares @ means) == pytest.approx(means)
     poor = rng.dirichlet(np.ones(8), 5)
     null = np.linalg.svd(poor)[2][-1]
@@ -139,7 +141,8 @@ def test_perturbed_aggregates_move_means_by_no_more_than_the_bound(seed: int, re
 def test_the_finite_sample_bound_holds_as_often_as_it_says(n: int) -> None:
     """Lemma "Finite Sample Error Bound": people choose one of m bins, so |phi| = 1 = B."""
     rng = np.random.default_rng(n)
-    shares, means = rng.dirichlet(np.ones(8), 16), rng.dirichlet(np.ones(12), 8)
+    shares = rng.dirichlet(np.ones(8), 16)
+    means = rng.dirichlet(np.ones(12), 8)
     composition = composition_of(shares)
     aggregates = Aggregates(
         composition.regions, tuple("abcdefghijkl"), shares @ means, np.full(16, float(n))
@@ -172,8 +175,8 @@ def test_the_bound_is_the_papers_formula() -> None:
 @pytest.mark.parametrize("name", ["fullrank", "rankdef", "messy"])
 def test_an_added_region_gives_the_sigma_min_it_promises(name: str) -> None:
     shares = nominal_partition(name, DEFAULT_GROUPS).shares
-    found = diagnose(composition_of(shares), n=1_000)
-    added = found.proposals[0]
+    diagnosis = diagnose(composition_of(shares), n=1_000)
+    added = diagnosis.proposals[0]
     group = next(
         number for number, each in enumerate(DEFAULT_GROUPS.names) if added.action.endswith(each)
     )
@@ -181,14 +184,16 @@ def test_an_added_region_gives_the_sigma_min_it_promises(name: str) -> None:
     row[group] = 0.85
     built = diagnose(composition_of(np.vstack([shares, row])), n=1_000)
     assert added.sigma_min == pytest.approx(built.sigma_min, abs=1e-12)
-    assert added.effective_rank == built.effective_rank >= found.effective_rank
+    assert added.effective_rank == built.effective_rank >= diagnosis.effective_rank
 
 
 def test_a_split_region_gives_the_sigma_min_it_promises() -> None:
     shares = nominal_partition("fullrank", DEFAULT_GROUPS).shares
-    found = diagnose(composition_of(shares), n=np.array([3_000.0, *[1_000.0] * 7]))
+    diagnosis = diagnose(composition_of(shares), n=np.array([3_000.0, *[1_000.0] * 7]))
     split = next(
-        each for each in found.proposals if each.action.startswith("split region 'R0' to separate ")
+        each
+        for each in diagnosis.proposals
+        if each.action.startswith("split region 'R0' to separate ")
     )
     apart = split.action.removeprefix("split region 'R0' to separate ").removesuffix(
         " from the other groups"
@@ -200,28 +205,34 @@ def test_a_split_region_gives_the_sigma_min_it_promises() -> None:
     built = diagnose(composition_of(rows), n=people)
     assert split.sigma_min == pytest.approx(built.sigma_min, abs=1e-12)
     assert split.effective_rank == built.effective_rank == 8
-    assert contrast(built, "gender").share_identified > contrast(found, "gender").share_identified
+    assert (
+        contrast(built, "gender").share_identified > contrast(diagnosis, "gender").share_identified
+    )
 
 
 def test_small_regions_are_proposed_to_be_joined_where_that_loses_nothing() -> None:
     twins = np.eye(8)[[0, 0, 1, 1, 2]]
-    found = diagnose(composition_of(twins), n=np.array([20.0, 500, 20, 500, 500]), min_region=50)
-    joined = next(each for each in found.proposals if each.action.startswith("merge"))
+    diagnosis = diagnose(
+        composition_of(twins), n=np.array([20.0, 500, 20, 500, 500]), min_region=50
+    )
+    joined = next(each for each in diagnosis.proposals if each.action.startswith("merge"))
     assert (
         joined.action == "merge the 2 regions below 50 people with regions of similar composition"
     )
     assert (
         (joined.sigma_min, joined.effective_rank)
-        == (found.sigma_min, found.effective_rank)
+        == (diagnosis.sigma_min, diagnosis.effective_rank)
         == (0, 3)
     )
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_small_regions_are_not_proposed_to_be_joined_where_groups_are_told_worse(seed: int) -> None:
+def test_merging_small_regions_is_not_proposed_where_it_loses_information(seed: int) -> None:
     shares = np.random.default_rng(seed).dirichlet(np.ones(8), 12)
-    found = diagnose(composition_of(shares), n=np.array([20.0] * 8 + [500.0] * 4), min_region=50)
-    assert not any("below 50 people" in each.action for each in found.proposals)
+    diagnosis = diagnose(
+        composition_of(shares), n=np.array([20.0] * 8 + [500.0] * 4), min_region=50
+    )
+    assert not any("below 50 people" in each.action for each in diagnosis.proposals)
 
 
 def test_a_census_without_people_observed_says_who_counts_as_such() -> None:
@@ -230,12 +241,12 @@ def test_a_census_without_people_observed_says_who_counts_as_such() -> None:
     assert (
         "without --n, everyone counts as observed" in diagnose(composition_of(np.eye(8))).warnings
     )
-    assert not any("--n" in said for said in diagnose(counted, n=100).warnings)
+    assert not any("--n" in warning for warning in diagnose(counted, n=100).warnings)
 
 
 def test_a_region_too_small_to_split_is_not_proposed() -> None:
-    found = diagnose(composition_of(np.array(PAPER["fullrank"])), n=80, min_region=50)
-    assert not any(each.action.startswith("split") for each in found.proposals)
+    diagnosis = diagnose(composition_of(np.array(PAPER["fullrank"])), n=80, min_region=50)
+    assert not any(each.action.startswith("split") for each in diagnosis.proposals)
 
 
 def test_what_limits_a_partition_is_said() -> None:
@@ -243,12 +254,13 @@ def test_what_limits_a_partition_is_said() -> None:
     assert (
         "3 regions for 8 groups: at most 3 combinations of groups can be estimated" in few.warnings
     )
-    assert any("no region has people of" in said for said in few.warnings)
+    assert any("no region has people of" in warning for warning in few.warnings)
     assert few.sigma_min == 0
     assert few.condition_number == np.inf
     twins = diagnose(composition_of(np.vstack([np.eye(8), np.eye(8)[:2]])), n=100)
     assert (
-        "2 regions repeat the composition of another: they add people, but do not help to distinguish groups"
+        "2 regions repeat the composition of another: they add people, but do not help to "
+        "distinguish groups"
         in twins.warnings
     )
     alone = diagnose(composition_of(np.ones((3, 1)), Groups.of({"all": ("x",)})), n=100)
@@ -261,8 +273,8 @@ def test_what_limits_a_partition_is_said() -> None:
 
 
 def test_the_diagnosis_is_json_with_the_promised_keys() -> None:
-    found = diagnose(composition_of(np.eye(8)[:3]), n=100).as_dict()
-    text = json.dumps(found, allow_nan=False)
+    diagnosis = diagnose(composition_of(np.eye(8)[:3]), n=100).as_dict()
+    text = json.dumps(diagnosis, allow_nan=False)
     promised = {
         "singular_values",
         "sigma_min",
@@ -272,8 +284,8 @@ def test_the_diagnosis_is_json_with_the_promised_keys() -> None:
         "contrasts",
     }
     assert promised <= json.loads(text).keys()
-    assert found["condition_number"] is None
-    assert {"name", "verdict", "identified", "standard_error"} <= found["contrasts"][0].keys()
+    assert diagnosis["condition_number"] is None
+    assert {"name", "verdict", "identified", "standard_error"} <= diagnosis["contrasts"][0].keys()
 
 
 @pytest.mark.parametrize("n", [0.0, -5.0, float("nan")])
@@ -283,14 +295,17 @@ def test_regions_without_people_are_refused(n: float) -> None:
 
 
 def test_the_papers_rankdef_hides_the_middle_ages_altogether() -> None:
-    """Each of its regions pairs one outer with one inner age, so what those of working age do more is seen nowhere."""
+    """Each region pairs an outer with an inner age, so no region shows their difference."""
     _, singular, right = np.linalg.svd(np.sqrt(1_000) * np.array(PAPER["rankdef"]))
     inner_ages = np.array([-1, -1, 1, 1, 1, 1, -1, -1]) / 4
     assert np.abs(right[singular > 1] @ inner_ages).max() < 1e-3
 
 
 def test_the_rest_of_the_population_is_said_beside_the_regions() -> None:
-    """1,000 people a region of rankdef, out of twice as many of working age as others: those left over show what it hides."""
+    """1,000 people per region of rankdef, with twice as many of working age as others.
+
+    The people outside all regions identify what rankdef does not.
+    """
     composition = composition_of(np.array(PAPER["rankdef"]))
     n = np.full(8, 1_000.0)
     aggregates = Aggregates(composition.regions, ("category:a",), np.ones((8, 1)), n)

@@ -1,4 +1,4 @@
-"""Rare places borrow from their category, and keep what is their own where there is enough of it."""
+"""Rare places borrow from their category; frequent ones keep their own differences."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from mobatlas.regions.types import Regions
 from tests.test_beliefs import of_bars
 from tests.test_recovery import FOUR, dirichlet, error, regions_of
 
-CATEGORIES, PLACES = 3, 40  # places of each category
+CATEGORIES = 3
+PLACES = 40  # places of each category
 PARENTS = {f"poi:{c}.{p}": f"category:{c}" for c in range(CATEGORIES) for p in range(PLACES)}
 
 
 def world(seed: int = 0, own: float = 0.0, people: float = 300.0) -> tuple[Regions, Floats]:
-    """Groups that differ in how much they go to a category, and by `own` in which of its places; counts are Poisson."""
+    """Groups differ in visits of a category, and by `own` in its places; Poisson counts."""
     rng = np.random.default_rng(seed)
     base = rng.dirichlet(np.ones(PLACES), CATEGORIES).ravel() * 2  # (places,) visits of everybody
     likes = np.exp(rng.normal(0, 0.4, (len(FOUR), CATEGORIES))).repeat(PLACES, 1)
@@ -26,15 +27,16 @@ def world(seed: int = 0, own: float = 0.0, people: float = 300.0) -> tuple[Regio
     shares = dirichlet(12, len(FOUR), seed=seed)
     places = rng.poisson(people * shares @ means) / people
     categories = places.reshape(len(shares), CATEGORIES, PLACES).sum(2)
-    made = regions_of(shares, np.hstack([places, categories]), people, FOUR)
+    simulated = regions_of(shares, np.hstack([places, categories]), people, FOUR)
     features = (*PARENTS, *(f"category:{c}" for c in range(CATEGORIES)))
-    return replace(made, aggregates=replace(made.aggregates, features=features)), means
+    return replace(simulated, aggregates=replace(simulated.aggregates, features=features)), means
 
 
 def test_rare_places_borrow_from_their_category() -> None:
     for seed in range(3):
         regions, means = world(seed)
-        alone, nested = recover(regions), recover(regions, parents=PARENTS)
+        alone = recover(regions)
+        nested = recover(regions, parents=PARENTS)
         places = slice(0, len(PARENTS))
         assert error(nested.means[:, places], means) < 0.6 * error(alone.means[:, places], means)
         assert nested.means[:, len(PARENTS) :] == pytest.approx(alone.means[:, len(PARENTS) :])
@@ -57,33 +59,37 @@ def test_places_that_are_nothing_like_their_category_lose_nothing(
     for seed in range(3):
         regions, means = world(seed, own, people)
         for parents, errors in ((None, alone), (PARENTS, nested)):
-            found = recover(regions, parents=parents)
-            errors.append(error(found.means[:, : len(PARENTS)], means))
-            assert found.shares @ found.means == pytest.approx(found.baseline, rel=1e-6, abs=1e-9)
+            recovery = recover(regions, parents=parents)
+            errors.append(error(recovery.means[:, : len(PARENTS)], means))
+            assert recovery.shares @ recovery.means == pytest.approx(
+                recovery.baseline, rel=1e-6, abs=1e-9
+            )
     assert np.mean(nested) < 1.02 * np.mean(alone)
 
 
 def test_a_place_that_a_group_never_visits_may_be_of_a_category_that_it_likes() -> None:
-    shares, people = dirichlet(30, len(FOUR)), 20_000.0
+    shares = dirichlet(30, len(FOUR))
+    people = 20_000.0
     places = np.array([[0.0, 3.0], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]])
     values = np.random.default_rng(0).poisson(people * shares @ places) / people
-    made = regions_of(shares, np.column_stack([values, values.sum(1)]), people, FOUR)
+    simulated = regions_of(shares, np.column_stack([values, values.sum(1)]), people, FOUR)
     features = ("poi:a", "poi:b", "category:c")
-    regions = replace(made, aggregates=replace(made.aggregates, features=features))
-    found = recover(regions, parents={"poi:a": "category:c", "poi:b": "category:c"})
-    assert found.means[:, :2] == pytest.approx(places, abs=0.03)
+    regions = replace(simulated, aggregates=replace(simulated.aggregates, features=features))
+    recovery = recover(regions, parents={"poi:a": "category:c", "poi:b": "category:c"})
+    assert recovery.means[:, :2] == pytest.approx(places, abs=0.03)
 
 
 def test_what_is_not_ascribed_to_groups_is_not_ascribed_to_their_places_either() -> None:
-    """A category of one place, where people chose their regions: both follow composition more than groups are believed to."""
+    """A category of one place, in chosen regions: both slopes exceed the limit of groups."""
     bars = of_bars(1.0)
-    told = replace(bars.aggregates, values=np.tile(bars.aggregates.values, 2), spread=None)
+    identified = replace(bars.aggregates, values=np.tile(bars.aggregates.values, 2), spread=None)
     regions = replace(
-        bars, aggregates=replace(told, features=("poi:bar", "poi:home", *bars.aggregates.features))
+        bars,
+        aggregates=replace(identified, features=("poi:bar", "poi:home", *bars.aggregates.features)),
     )
     parents = {"poi:bar": "category:bar", "poi:home": "category:home"}
-    found = recover(regions, parents=parents, quiet=True)
-    assert found.means[:, 0] == pytest.approx(found.means[:, 2], abs=0.05)
+    recovery = recover(regions, parents=parents, quiet=True)
+    assert recovery.means[:, 0] == pytest.approx(recovery.means[:, 2], abs=0.05)
 
 
 def test_suppressed_cells_leave_the_groups_together_the_population() -> None:
@@ -91,25 +97,28 @@ def test_suppressed_cells_leave_the_groups_together_the_population() -> None:
     values = regions.aggregates.values.copy()
     values[values * 3_000 < 5] = np.nan
     hidden = replace(regions, aggregates=replace(regions.aggregates, values=values))
-    found = recover(hidden, parents=PARENTS)
-    assert np.isnan(values).any() and found.shares @ found.means == pytest.approx(
-        found.baseline, rel=1e-6, abs=1e-9
+    recovery = recover(hidden, parents=PARENTS)
+    assert np.isnan(values).any() and recovery.shares @ recovery.means == pytest.approx(
+        recovery.baseline, rel=1e-6, abs=1e-9
     )
 
 
 def test_nested_error_bars_hold_the_truth() -> None:
-    held = []
+    measured = []
     for seed in range(4):
         regions, means = world(seed, own=0.2)
         low, high = recover(regions, parents=PARENTS).interval(0.9)
-        held.append(np.mean((means >= low[:, : len(PARENTS)]) & (means <= high[:, : len(PARENTS)])))
-    assert 0.8 < np.mean(held) <= 1
+        measured.append(
+            np.mean((means >= low[:, : len(PARENTS)]) & (means <= high[:, : len(PARENTS)]))
+        )
+    assert 0.8 < np.mean(measured) <= 1
 
 
 def test_parents_that_regions_do_not_tell_change_nothing() -> None:
     regions, _ = world()
     renamed = {place: f"elsewhere {category}" for place, category in PARENTS.items()}
-    alone, other = recover(regions), recover(regions, parents=renamed)
+    alone = recover(regions)
+    other = recover(regions, parents=renamed)
     assert np.array_equal(alone.means, other.means) and np.array_equal(
         alone.covariance, other.covariance
     )

@@ -108,7 +108,7 @@ def test_people_match_the_nominal_composition_to_less_than_one_person(
 
 
 def test_surplus_people_stay_unassigned_and_the_rest_are_used() -> None:
-    """Half and half from 30 and 10 people: two regions of ten use all ten of the second group, twenty are surplus."""
+    """Half and half from 30 and 10 people: two regions of ten people, and 20 are surplus."""
     group = np.array([0] * 30 + [1] * 10)
     gender = Groups.of({"gender": ("M", "F")})
     nominal = Composition(gender, ("A", "B"), np.full((2, 2), 0.5), np.full(2, np.inf))

@@ -1,4 +1,4 @@
-"""Recovery does what its model says, against dense textbook formulas and simulations that are built here."""
+"""Recovery agrees with dense textbook formulas and with simulations of its model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def simulate(
     bins: int = 30,
     scale: float = 0.1,
 ) -> tuple[Regions, Floats]:
-    """Means of groups around 5 visits with a person's variance of 1; and the regions that show them."""
+    """Group means around 5 visits with variance 1 between people, and their regions."""
     rng = np.random.default_rng(seed)
     means = 5 + rng.normal(0, np.sqrt(scale), (len(groups), bins))  # M
     each = np.broadcast_to(np.asarray(n, dtype=np.float64), (len(shares),))
@@ -75,29 +75,31 @@ def dirichlet(regions: int, groups: int, alpha: float = 0.5, seed: int = 0) -> F
 
 
 def dense_posterior(
-    regions: Regions, found: Recovery, bin_: int, known: Floats
+    regions: Regions, recovery: Recovery, bin_: int, known: Floats
 ) -> tuple[Floats, Floats]:
-    """The textbook: y = 1 alpha + P b + e, alpha flat, by (regions x regions) matrices; sd of a person is 1 here."""
-    groups, v = regions.groups, regions.aggregates
+    """The textbook: y = 1 alpha + P b + e with flat alpha, by (regions, regions) matrices."""
+    groups = regions.groups
+    v = regions.aggregates
     rows = np.flatnonzero(known)
-    p, n = regions.composition.shares[rows], v.n[rows]
-    inner = found.variances["share_group"] * np.eye(len(groups))
+    p = regions.composition.shares[rows]
+    n = v.n[rows]
+    inner = recovery.variances["share_group"] * np.eye(len(groups))
     for number, name in enumerate(groups.attribute_names):
         same = groups.level_codes[:, [number]] == groups.level_codes[:, number]
-        inner = inner + found.variances.get(f"share_{name}", 0.0) * same
-    centring = np.eye(len(groups)) - np.outer(np.ones(len(groups)), found.shares)
+        inner = inner + recovery.variances.get(f"share_{name}", 0.0) * same
+    centring = np.eye(len(groups)) - np.outer(np.ones(len(groups)), recovery.shares)
     s = centring @ inner @ centring.T
     s *= len(groups) / np.trace(s)
-    s *= found.prior_variance[0, bin_] / s[0, 0]  # the scale of this bin, as it was fitted
-    scale = found.prior_variance[:, bin_].sum() / len(groups)
-    noise = np.diag(1 / n + scale * found.variances["region_effect"])
+    s *= recovery.prior_variance[0, bin_] / s[0, 0]  # the scale of this bin, as it was fitted
+    scale = recovery.prior_variance[:, bin_].sum() / len(groups)
+    noise = np.diag(1 / n + scale * recovery.variances["region_effect"])
     sigma = np.linalg.inv(p @ s @ p.T + noise)
     one = np.ones(len(rows))
     q = sigma - np.outer(sigma @ one, sigma @ one) / (one @ sigma @ one)  # alpha integrated out
-    mean = found.baseline[bin_] + s @ p.T @ q @ (v.values[rows, bin_] - found.baseline[bin_])
+    mean = recovery.baseline[bin_] + s @ p.T @ q @ (v.values[rows, bin_] - recovery.baseline[bin_])
     covariance = s - s @ p.T @ q @ p @ s + 1 / n.sum()
     gain = s @ p.T @ q
-    relative = mean / found.baseline[bin_]  # noise grows with the mean
+    relative = mean / recovery.baseline[bin_]  # noise grows with the mean
     more = (relative - 1) * (np.diag(gain @ noise @ gain.T) + 1 / n.sum())
     wider = np.diag(np.sqrt(1 + more / np.diag(covariance)))
     return mean, wider @ covariance @ wider
@@ -108,46 +110,46 @@ def dense_posterior(
 def test_the_posterior_is_the_textbook_one(groups: Groups, randomised: bool) -> None:
     shares = dirichlet(12, len(groups), seed=1)
     n = np.random.default_rng(2).integers(50, 500, 12).astype(float)
-    made, _ = simulate(shares, n, 3, groups, bins=5, scale=0.02)
-    made = Regions(made.composition, made.aggregates, randomised)
-    found = recover(made)
+    simulated, _ = simulate(shares, n, 3, groups, bins=5, scale=0.02)
+    simulated = Regions(simulated.composition, simulated.aggregates, randomised)
+    recovery = recover(simulated)
     for bin_ in range(5):
-        mean, covariance = dense_posterior(made, found, bin_, np.ones(12))
-        assert found.means[:, bin_] == pytest.approx(mean, abs=1e-8)
-        assert found.covariance[bin_] == pytest.approx(covariance, abs=1e-9)
-        assert np.linalg.eigvalsh(found.covariance[bin_]).min() > -1e-12
+        mean, covariance = dense_posterior(simulated, recovery, bin_, np.ones(12))
+        assert recovery.means[:, bin_] == pytest.approx(mean, abs=1e-8)
+        assert recovery.covariance[bin_] == pytest.approx(covariance, abs=1e-9)
+        assert np.linalg.eigvalsh(recovery.covariance[bin_]).min() > -1e-12
 
 
 def test_a_suppressed_cell_is_one_region_less_for_that_bin_alone() -> None:
-    made, _ = simulate(dirichlet(14, 4), 300.0, 5, FOUR, bins=6)
-    holes = made.aggregates.values.copy()
+    simulated, _ = simulate(dirichlet(14, 4), 300.0, 5, FOUR, bins=6)
+    holes = simulated.aggregates.values.copy()
     holes[[2, 7], 1] = np.nan
     holes[7, 4] = np.nan
-    made = regions_of(made.composition.shares, holes, 300.0, FOUR, spread=np.ones(6))
-    found = recover(made)
+    simulated = regions_of(simulated.composition.shares, holes, 300.0, FOUR, spread=np.ones(6))
+    recovery = recover(simulated)
     for bin_ in range(6):
-        mean, covariance = dense_posterior(made, found, bin_, ~np.isnan(holes[:, bin_]))
-        assert found.means[:, bin_] == pytest.approx(mean, abs=1e-8)
-        assert found.covariance[bin_] == pytest.approx(covariance, abs=1e-9)
+        mean, covariance = dense_posterior(simulated, recovery, bin_, ~np.isnan(holes[:, bin_]))
+        assert recovery.means[:, bin_] == pytest.approx(mean, abs=1e-8)
+        assert recovery.covariance[bin_] == pytest.approx(covariance, abs=1e-9)
 
 
 def test_variances_are_fitted_even_where_every_bin_has_a_suppressed_cell() -> None:
-    made, means = simulate(dirichlet(30, 8), 500.0, 6, bins=40)
-    holes = made.aggregates.values.copy()
+    simulated, means = simulate(dirichlet(30, 8), 500.0, 6, bins=40)
+    holes = simulated.aggregates.values.copy()
     holes[np.arange(40) % 30, np.arange(40)] = np.nan
-    found = recover(regions_of(made.composition.shares, holes, 500.0, spread=np.ones(40)))
-    assert found.variances["group_scale"] == pytest.approx(0.1, rel=0.5)
-    assert error(found.means, means) < 0.5 * error(np.tile(found.baseline, (8, 1)), means)
+    recovery = recover(regions_of(simulated.composition.shares, holes, 500.0, spread=np.ones(40)))
+    assert recovery.variances["group_scale"] == pytest.approx(0.1, rel=0.5)
+    assert error(recovery.means, means) < 0.5 * error(np.tile(recovery.baseline, (8, 1)), means)
 
 
 def test_a_bin_that_every_region_suppressed_stays_at_the_prior() -> None:
-    made, _ = simulate(dirichlet(10, 8), 500.0, 6, bins=4)
-    holes = made.aggregates.values.copy()
+    simulated, _ = simulate(dirichlet(10, 8), 500.0, 6, bins=4)
+    holes = simulated.aggregates.values.copy()
     holes[:, 2] = np.nan
-    found = recover(regions_of(made.composition.shares, holes, 500.0, spread=np.ones(4)))
-    assert np.isfinite(found.means).all()
-    assert np.ptp(found.means[:, 2]) == 0
-    assert found.sd[:, 2].min() > 0
+    recovery = recover(regions_of(simulated.composition.shares, holes, 500.0, spread=np.ones(4)))
+    assert np.isfinite(recovery.means).all()
+    assert np.ptp(recovery.means[:, 2]) == 0
+    assert recovery.sd[:, 2].min() > 0
 
 
 @settings(max_examples=20, deadline=None)
@@ -159,65 +161,76 @@ def test_a_bin_that_every_region_suppressed_stays_at_the_prior() -> None:
 def test_the_groups_together_are_the_population(seed: int, regions: int, groups: Groups) -> None:
     n = np.random.default_rng(seed).integers(20, 2_000, regions).astype(float)
     for randomised in (True, False):
-        made, _ = simulate(
+        simulated, _ = simulate(
             dirichlet(regions, len(groups), seed=seed), n, seed, groups, bins=4, scale=0.01
         )
-        found = recover(Regions(made.composition, made.aggregates, randomised))
-        w, mu0 = population_mean(made.composition.shares, made.aggregates)
-        assert w @ found.means == pytest.approx(mu0, abs=1e-9)
+        recovery = recover(Regions(simulated.composition, simulated.aggregates, randomised))
+        w, mu0 = population_mean(simulated.composition.shares, simulated.aggregates)
+        assert w @ recovery.means == pytest.approx(mu0, abs=1e-9)
 
 
 def test_the_population_less_its_regions_is_one_region_more() -> None:
     """Of 60 men who go out once and 40 women who go twice, a region has 20 and 30."""
-    made = regions_of(np.array([[0.4, 0.6]]), np.array([[1.6]]), 50.0, TWO, spread=np.ones(1))
-    found = with_rest(
-        replace(made, population=Population(np.array([0.6, 0.4]), np.array([1.4]), 100.0))
+    simulated = regions_of(np.array([[0.4, 0.6]]), np.array([[1.6]]), 50.0, TWO, spread=np.ones(1))
+    recovery = with_rest(
+        replace(simulated, population=Population(np.array([0.6, 0.4]), np.array([1.4]), 100.0))
     )
-    assert found.composition.regions == ("R0", "rest")
-    assert found.composition.shares[1] == pytest.approx([0.8, 0.2])
-    assert found.aggregates.values[1] == pytest.approx([1.2])
-    assert found.aggregates.n.tolist() == [50, 50]
+    assert recovery.composition.regions == ("R0", "rest")
+    assert recovery.composition.shares[1] == pytest.approx([0.8, 0.2])
+    assert recovery.aggregates.values[1] == pytest.approx([1.2])
+    assert recovery.aggregates.n.tolist() == [50, 50]
 
 
 def test_the_rest_has_nobody_less_than_nobody() -> None:
     """Rounded shares: 50.5 women in the regions of a population that has 50."""
-    made = regions_of(np.array([[0.495, 0.505]]), np.array([[1.01, 0.5]]), 100.0, TWO)
-    found = with_rest(
-        replace(made, population=Population(np.array([0.75, 0.25]), np.array([0.5, 0.5]), 200.0))
+    simulated = regions_of(np.array([[0.495, 0.505]]), np.array([[1.01, 0.5]]), 100.0, TWO)
+    recovery = with_rest(
+        replace(
+            simulated, population=Population(np.array([0.75, 0.25]), np.array([0.5, 0.5]), 200.0)
+        )
     )
-    assert found.composition.shares[1].tolist() == [1, 0]
-    assert found.aggregates.values[1].tolist() == [0, 0.5]
+    assert recovery.composition.shares[1].tolist() == [1, 0]
+    assert recovery.aggregates.values[1].tolist() == [0, 0.5]
 
 
 def test_a_rest_that_cannot_be_known_or_hardly_exists_is_left_alone() -> None:
-    made = regions_of(np.array([[0.4, 0.6]]), np.array([[1.6]]), 5_000.0, TWO)
+    simulated = regions_of(np.array([[0.4, 0.6]]), np.array([[1.6]]), 5_000.0, TWO)
     everybody = Population(np.array([0.6, 0.4]), np.array([1.4]), 10_000.0)
-    assert len(with_rest(replace(made, population=everybody)).composition.regions) == 2
+    assert len(with_rest(replace(simulated, population=everybody)).composition.regions) == 2
     few = [
-        replace(made, population=replace(everybody, n=n))
+        replace(simulated, population=replace(everybody, n=n))
         for n in (4_000.0, 5_000.0, 5_029.0, 5_050.0)
     ]
-    published = replace(made.aggregates, noise=np.ones((1, 1)))
-    shares_only = replace(made.aggregates, pooled=True)
-    unknown = [replace(made, aggregates=v, population=everybody) for v in (published, shares_only)]
-    for regions in (made, *few, *unknown, replace(made, randomised=False, population=everybody)):
+    published = replace(simulated.aggregates, noise=np.ones((1, 1)))
+    shares_only = replace(simulated.aggregates, pooled=True)
+    unknown = [
+        replace(simulated, aggregates=v, population=everybody) for v in (published, shares_only)
+    ]
+    for regions in (
+        simulated,
+        *few,
+        *unknown,
+        replace(simulated, randomised=False, population=everybody),
+    ):
         assert with_rest(regions) is regions
 
 
 def test_what_a_region_suppresses_is_unknown_of_the_rest_too() -> None:
-    made = regions_of(np.eye(2), np.array([[1.0, np.nan], [2.0, 3.0]]), 50.0, TWO)
-    found = with_rest(
-        replace(made, population=Population(np.full(2, 0.5), np.array([1.5, 3.0]), 200.0))
+    simulated = regions_of(np.eye(2), np.array([[1.0, np.nan], [2.0, 3.0]]), 50.0, TWO)
+    recovery = with_rest(
+        replace(simulated, population=Population(np.full(2, 0.5), np.array([1.5, 3.0]), 200.0))
     )
-    assert np.isnan(found.aggregates.values[2]).tolist() == [False, True]
+    assert np.isnan(recovery.aggregates.values[2]).tolist() == [False, True]
 
 
 def test_who_is_left_over_tells_what_the_regions_hide() -> None:
-    """Regions of half men, half women show no difference; the rest of the population, mostly women, does."""
+    """Regions of half men, half women identify nothing; the rest, mostly women, does."""
     rng = np.random.default_rng(0)
     means = 5 + rng.normal(0, 0.3, (2, 20))
-    shares, n = np.full((4, 2), 0.5), np.full(4, 500.0)
-    rest, left = np.array([0.1, 0.9]), 2_000.0
+    shares = np.full((4, 2), 0.5)
+    n = np.full(4, 500.0)
+    rest = np.array([0.1, 0.9])
+    left = 2_000.0
     values = (
         np.vstack([shares, rest]) @ means
         + rng.normal(0, 1, (5, 20)) / np.sqrt(np.append(n, left))[:, None]
@@ -228,19 +241,20 @@ def test_who_is_left_over_tells_what_the_regions_hide() -> None:
     alone = regions_of(shares, values[:4], n, TWO, spread=np.ones(20))
     known = replace(alone, population=Population(w, mu0, float(total)))
     for method in METHODS:
-        found = recover(known, method)
-        assert found.shares == pytest.approx(w)
-        assert found.baseline == pytest.approx(mu0)
-    found, poor = recover(known), recover(alone)
+        recovery = recover(known, method)
+        assert recovery.shares == pytest.approx(w)
+        assert recovery.baseline == pytest.approx(mu0)
+    recovery = recover(known)
+    poor = recover(alone)
     assert poor.shares == pytest.approx([0.5, 0.5])
-    assert w @ found.means == pytest.approx(mu0)
-    assert error(found.means, means) < 0.5 * error(poor.means, means)
-    low, high = found.interval(0.9)
+    assert w @ recovery.means == pytest.approx(mu0)
+    assert error(recovery.means, means) < 0.5 * error(poor.means, means)
+    low, high = recovery.interval(0.9)
     assert ((low <= means) & (means <= high)).mean() > 0.75
 
 
 def test_positivity_keeps_the_population_mean_and_uses_what_it_knows() -> None:
-    """Two groups that only their sum is known of: where one would be negative, the other takes all of it."""
+    """Only the sum of two groups is known: if one would be negative, the other takes all."""
     covariance = np.array([[1.0, -1.0], [-1.0, 1.0]])
     means, left = nonnegative(np.array([[-0.3, 1.3], [0.4, 0.6]]), covariance)
     assert means == pytest.approx(np.array([[0.0, 1.0], [0.4, 0.6]]), abs=1e-9)
@@ -253,22 +267,23 @@ def test_positivity_keeps_the_population_mean_and_uses_what_it_knows() -> None:
 def test_positivity_finds_the_nearest_point_in_the_metric_of_the_covariance(seed: int) -> None:
     rng = np.random.default_rng(seed)
     root = rng.normal(size=(4, 4)) + np.eye(4)
-    covariance, mean = root @ root.T + 0.1 * np.eye(4), rng.normal(0.3, 1, 4)
+    covariance = root @ root.T + 0.1 * np.eye(4)
+    mean = rng.normal(0.3, 1, 4)
     half = np.linalg.cholesky(np.linalg.inv(covariance)).T
     expected, _ = optimize.nnls(half, half @ mean)
     assert nonnegative(mean[None], covariance)[0][0] == pytest.approx(expected, abs=1e-5)
 
 
 def test_what_no_region_tells_apart_stays_at_the_baseline() -> None:
-    """Regions that differ in age only: men and women of an age come out alike, and their error bar says why."""
+    """Regions differ in age only: men and women of an age get equal means and wide intervals."""
     ages = dirichlet(12, 4, seed=4)
-    made, _ = simulate(np.repeat(ages, 2, axis=1) / 2, 2_000.0, 8)
-    found = recover(made)
-    assert found.means[::2] == pytest.approx(found.means[1::2], abs=1e-8)
+    simulated, _ = simulate(np.repeat(ages, 2, axis=1) / 2, 2_000.0, 8)
+    recovery = recover(simulated)
+    assert recovery.means[::2] == pytest.approx(recovery.means[1::2], abs=1e-8)
     gap = np.array([1, -1, 0, 0, 0, 0, 0, 0.0])
     age = np.array([1, 1, 0, 0, 0, 0, -1, -1.0]) / 2
     unknown, known = (
-        np.sqrt(np.einsum("i,jik,k->j", c, found.covariance, c)).mean() for c in (gap, age)
+        np.sqrt(np.einsum("i,jik,k->j", c, recovery.covariance, c)).mean() for c in (gap, age)
     )
     assert unknown > 4 * known
 
@@ -278,13 +293,14 @@ def test_what_no_region_tells_apart_stays_at_the_baseline() -> None:
 )
 def test_recovery_beats_the_population_mean_and_says_how_sure_it_is(name: str) -> None:
     shares = nominal_partition(name, DEFAULT_GROUPS).shares
-    inside, won = [], []
+    inside = []
+    won = []
     for seed in range(5):
-        made, means = simulate(shares, 400.0, seed)
-        found = recover(made)
-        low, high = found.interval(0.9)
+        simulated, means = simulate(shares, 400.0, seed)
+        recovery = recover(simulated)
+        low, high = recovery.interval(0.9)
         inside.append(((low <= means) & (means <= high)).mean())
-        won.append(error(found.means, means) < error(np.tile(found.baseline, (8, 1)), means))
+        won.append(error(recovery.means, means) < error(np.tile(recovery.baseline, (8, 1)), means))
     assert all(won)
     assert (
         0.85 <= np.mean(inside) <= 0.98
@@ -292,60 +308,61 @@ def test_recovery_beats_the_population_mean_and_says_how_sure_it_is(name: str) -
 
 
 def test_one_region_says_nothing_about_groups() -> None:
-    made, _ = simulate(np.full((1, 8), 1 / 8), 500.0, 0)
-    found = recover(made)
-    assert found.means == pytest.approx(np.tile(made.aggregates.values, (8, 1)))
-    assert found.information() == pytest.approx(np.zeros(8), abs=0.01)
+    simulated, _ = simulate(np.full((1, 8), 1 / 8), 500.0, 0)
+    recovery = recover(simulated)
+    assert recovery.means == pytest.approx(np.tile(simulated.aggregates.values, (8, 1)))
+    assert recovery.information() == pytest.approx(np.zeros(8), abs=0.01)
 
 
 def test_one_group_is_the_population() -> None:
     alone = Groups.of({"everybody": ("all",)})
-    made, _ = simulate(np.ones((5, 1)), 500.0, 0, alone)
-    found = recover(made)
-    assert found.means[0] == pytest.approx(found.baseline)
-    assert found.sd == pytest.approx(np.full((1, 30), np.sqrt(1 / 2_500)), rel=1e-6)
+    simulated, _ = simulate(np.ones((5, 1)), 500.0, 0, alone)
+    recovery = recover(simulated)
+    assert recovery.means[0] == pytest.approx(recovery.baseline)
+    assert recovery.sd == pytest.approx(np.full((1, 30), np.sqrt(1 / 2_500)), rel=1e-6)
 
 
 def test_a_duplicated_region_counts_as_its_people() -> None:
     shares = dirichlet(10, 8)
-    made, _ = simulate(shares, 300.0, 1)
+    simulated, _ = simulate(shares, 300.0, 1)
     doubled = regions_of(
         np.vstack([shares, shares]),
-        np.vstack([made.aggregates.values] * 2),
+        np.vstack([simulated.aggregates.values] * 2),
         150.0,
         spread=np.ones(30),
     )
-    one, two = recover(made), recover(doubled)
+    one = recover(simulated)
+    two = recover(doubled)
     assert two.means == pytest.approx(one.means, abs=0.02)
     assert np.isfinite(two.covariance).all()
 
 
 def test_fewer_regions_than_groups_recover_what_they_can() -> None:
     shares = dirichlet(3, 8, seed=2)
-    made, means = simulate(shares, 2_000.0, 2)
-    found = recover(made)
-    assert np.isfinite(found.means).all()
-    assert error(shares @ found.means, shares @ means) < 0.05
-    assert error(found.means, means) < error(np.tile(found.baseline, (8, 1)), means)
+    simulated, means = simulate(shares, 2_000.0, 2)
+    recovery = recover(simulated)
+    assert np.isfinite(recovery.means).all()
+    assert error(shares @ recovery.means, shares @ means) < 0.05
+    assert error(recovery.means, means) < error(np.tile(recovery.baseline, (8, 1)), means)
 
 
 def test_a_group_that_lives_nowhere_stays_where_the_others_put_it() -> None:
     shares = np.hstack([dirichlet(12, 7, seed=3), np.zeros((12, 1))])
-    made, _ = simulate(shares, 2_000.0, 3)
-    found = recover(made)
-    assert np.isfinite(found.means).all()
-    assert found.sd[7].mean() > 2 * found.sd[:7].mean()
-    assert found.information()[7] < 0.5 < found.information()[:7].min()
+    simulated, _ = simulate(shares, 2_000.0, 3)
+    recovery = recover(simulated)
+    assert np.isfinite(recovery.means).all()
+    assert recovery.sd[7].mean() > 2 * recovery.sd[:7].mean()
+    assert recovery.information()[7] < 0.5 < recovery.information()[:7].min()
 
 
 def test_published_noise_makes_regions_tell_less_and_is_allowed_for() -> None:
     shares = dirichlet(30, 8)
-    made, means = simulate(shares, 1_000.0, 4)
-    values = made.aggregates.values + np.random.default_rng(1).normal(0, 0.2, (30, 30))
+    simulated, means = simulate(shares, 1_000.0, 4)
+    values = simulated.aggregates.values + np.random.default_rng(1).normal(0, 0.2, (30, 30))
     noisy = recover(
         regions_of(shares, values, 1_000.0, spread=np.ones(30), noise=np.full(values.shape, 0.04))
     )
-    assert noisy.sd.mean() > 1.5 * recover(made).sd.mean()
+    assert noisy.sd.mean() > 1.5 * recover(simulated).sd.mean()
     low, high = noisy.interval(0.9)
     assert 0.85 < ((low <= means) & (means <= high)).mean() < 0.98
 
@@ -355,15 +372,15 @@ def counted(shares: Floats, n: int, rng: np.random.Generator) -> Floats:
 
 
 def test_a_composition_counted_on_few_people_does_not_attenuate_differences() -> None:
-    """The slope of recovered on true contrasts: about n / (n + a) by plugging counts in, about one when calibrated."""
+    """Slope of recovered on true contrasts: n / (n + a) with counts, 1 when calibrated."""
     slopes: dict[bool, list[float]] = {True: [], False: []}
     for seed in range(6):
         rng = np.random.default_rng(seed)
         truth = rng.dirichlet(np.full(4, 5.0), 400)  # a = 20
-        made, means = simulate(truth, 400.0, seed, FOUR, bins=20)
+        simulated, means = simulate(truth, 400.0, seed, FOUR, bins=20)
         few = regions_of(
             counted(truth, 20, rng),
-            made.aggregates.values,
+            simulated.aggregates.values,
             400.0,
             FOUR,
             counted=20,
@@ -371,17 +388,20 @@ def test_a_composition_counted_on_few_people_does_not_attenuate_differences() ->
             randomised=False,
         )
         for exact in slopes:
-            found = recover(few, options=RecoveryOptions(exact_composition=exact))
-            wanted, got = means - means.mean(0), found.means - found.means.mean(0)
+            recovery = recover(few, options=RecoveryOptions(exact_composition=exact))
+            wanted = means - means.mean(0)
+            got = recovery.means - recovery.means.mean(0)
             slopes[exact].append(float((wanted * got).sum() / (wanted**2).sum()))
     assert np.mean(slopes[True]) < 0.65
     assert 0.85 < np.mean(slopes[False]) < 1.1
 
 
 def test_calibration_finds_the_expected_composition() -> None:
-    """Dirichlet(a w) regions: E[p | counts] is (counts + a w) / (n + a), the conjugate posterior."""
+    """Dirichlet(a w) regions: E[p | counts] is the conjugate (counts + a w) / (n + a)."""
     rng = np.random.default_rng(1)
-    w, a, n = np.array([0.1, 0.2, 0.3, 0.4]), 30.0, 25
+    w = np.array([0.1, 0.2, 0.3, 0.4])
+    a = 30.0
+    n = 25
     observed = counted(rng.dirichlet(a * w, 4_000), n, rng)
     composition = Composition(
         FOUR, tuple(map(str, range(4_000))), observed, np.full(4_000, float(n))
@@ -411,36 +431,42 @@ def test_regions_that_do_not_differ_calibrate_to_the_population() -> None:
 
 
 def test_slopes_too_steep_for_people_are_mostly_ascribed_to_places() -> None:
-    """Regions with older people are other places: a slope of ten standard deviations cannot be their age."""
+    """Regions with older people are other places: ten standard deviations exceed any age effect."""
     rng = np.random.default_rng(3)
     shares = rng.dirichlet(np.full(4, 5.0), 60)
     places = 20 + 10 * rng.normal(size=(4, 10))
     values = shares @ places + rng.normal(0, 0.05, (60, 10))
-    found = recover(regions_of(shares, values, 400.0, FOUR, spread=np.ones(10), randomised=False))
-    assert np.abs(found.means - found.baseline).max() < 2
-    assert found.sd.min() > 0.1
+    recovery = recover(
+        regions_of(shares, values, 400.0, FOUR, spread=np.ones(10), randomised=False)
+    )
+    assert np.abs(recovery.means - recovery.baseline).max() < 2
+    assert recovery.sd.min() > 0.1
 
 
 @pytest.mark.parametrize(("regions", "bins", "groups"), [(1_000, 2_000, 8), (10_000, 50, 8)])
 def test_many_regions_and_bins_are_recovered(regions: int, bins: int, groups: int) -> None:
-    made, means = simulate(dirichlet(regions, groups), 200.0, 0, bins=bins)
-    found = recover(made)
-    assert error(found.means, means) < 0.2 * error(np.tile(found.baseline, (groups, 1)), means)
+    simulated, means = simulate(dirichlet(regions, groups), 200.0, 0, bins=bins)
+    recovery = recover(simulated)
+    assert error(recovery.means, means) < 0.2 * error(
+        np.tile(recovery.baseline, (groups, 1)), means
+    )
 
 
 def test_least_squares_recover_exactly_where_there_is_no_noise() -> None:
-    shares, means = dirichlet(12, 8), np.random.default_rng(0).dirichlet(np.ones(6), 8) * 3
-    made = regions_of(shares, shares @ means)
-    assert recover(made, "least-squares").means == pytest.approx(means, abs=1e-8)
-    assert recover(made, "simplex").means == pytest.approx(means, abs=1e-3)
-    assert recover(made, "simplex").means.sum(1) == pytest.approx(np.full(8, 3.0))
+    shares = dirichlet(12, 8)
+    means = np.random.default_rng(0).dirichlet(np.ones(6), 8) * 3
+    simulated = regions_of(shares, shares @ means)
+    assert recover(simulated, "least-squares").means == pytest.approx(means, abs=1e-8)
+    assert recover(simulated, "simplex").means == pytest.approx(means, abs=1e-3)
+    assert recover(simulated, "simplex").means.sum(1) == pytest.approx(np.full(8, 3.0))
 
 
 def test_bad_input_is_said_in_a_sentence() -> None:
-    made, _ = simulate(dirichlet(4, 8), 100.0, 0)
+    simulated, _ = simulate(dirichlet(4, 8), 100.0, 0)
     with pytest.raises(MobatlasError, match=f"'magic' does not exist.*{METHODS[0]}"):
-        recover(made, "magic")
-    shares, values = made.composition.shares, made.aggregates.values
+        recover(simulated, "magic")
+    shares = simulated.composition.shares
+    values = simulated.aggregates.values
     with pytest.raises(MobatlasError, match="region 'R2' has no people; remove it"):
         recover(regions_of(shares, values, np.array([5, 5, 0, 5.0])))
     with pytest.raises(MobatlasError, match="nothing can be estimated"):
@@ -453,6 +479,6 @@ def test_bad_input_is_said_in_a_sentence() -> None:
         MobatlasError,
         match=r"the population has \(groups, features\) \(2, 30\), but the regions have \(8, 30\)",
     ):
-        replace(made, population=Population(np.full(2, 0.5), np.ones(30), 500.0))
+        replace(simulated, population=Population(np.full(2, 0.5), np.ones(30), 500.0))
     with pytest.raises(MobatlasError, match="must list the same regions"):
-        Regions(made.composition, simulate(dirichlet(5, 8), 9.0, 0)[0].aggregates, True)
+        Regions(simulated.composition, simulate(dirichlet(5, 8), 9.0, 0)[0].aggregates, True)

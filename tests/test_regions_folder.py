@@ -39,8 +39,9 @@ def santiago(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> Pat
 
 
 def files(tmp_path: Path, regions: list[str], rest: str = "category:home") -> dict[str, Any]:
-    """Two published tables: in region number i, i + 1 women to one man, and i + 1 visits a person."""
-    composition, aggregates = tmp_path / "p.csv", tmp_path / "v.csv"
+    """Two published tables: region i has i + 1 women per man and i + 1 visits per person."""
+    composition = tmp_path / "p.csv"
+    aggregates = tmp_path / "v.csv"
     pd.DataFrame(
         {
             "region": np.repeat(regions, 2),
@@ -60,7 +61,8 @@ def test_a_controlled_partition_counts_the_people_it_assigned(path: Path, tmp_pa
     dataset = TrajectoryDataset.open(path)
     assignment = RegionsFolder.open(tmp_path / "regions").assignment
     assert assignment is not None
-    ids, labels = dataset.people["user_id"].to_pylist(), dataset.person_groups()
+    ids = dataset.people["user_id"].to_pylist()
+    labels = dataset.person_groups()
     split = {
         ids[row]: name
         for name in ("train", "val", "test")
@@ -114,24 +116,23 @@ def test_those_left_over_are_what_the_population_has_more(path: Path, tmp_path: 
     regions = build_regions(
         path, tmp_path / "regions", RegionsOptions(partition="messy", features=("category",))
     )
-    dataset, assignment = (
-        TrajectoryDataset.open(path),
-        RegionsFolder.open(tmp_path / "regions").assignment,
-    )
+    dataset = TrajectoryDataset.open(path)
+    assignment = RegionsFolder.open(tmp_path / "regions").assignment
     assert assignment is not None
-    ids, labels = dataset.people["user_id"].to_pylist(), dataset.person_groups()
+    ids = dataset.people["user_id"].to_pylist()
+    labels = dataset.person_groups()
     over = [row for row in dataset.split_people("train").tolist() if ids[row] not in assignment]
     codes = np.full(len(ids), -1)
     codes[over] = 0
     counted = aggregates_from_dataset(
         dataset, [build_feature("category", dataset.vocabulary)], codes, "train", ("x",)
     )
-    found = with_rest(regions)
-    assert found.aggregates.n[-1] == len(over)
-    assert found.composition.shares[-1] == pytest.approx(
+    extended = with_rest(regions)
+    assert extended.aggregates.n[-1] == len(over)
+    assert extended.composition.shares[-1] == pytest.approx(
         np.bincount(labels[over], minlength=8) / len(over)
     )
-    assert found.aggregates.values[-1] == pytest.approx(counted.values[0], abs=1e-9)
+    assert extended.aggregates.values[-1] == pytest.approx(counted.values[0], abs=1e-9)
 
 
 def test_real_regions_and_published_tables_cover_their_population(
@@ -222,7 +223,7 @@ def test_real_regions_count_composition_and_aggregates_on_different_people(
 
 
 def test_half_of_the_people_is_a_matter_of_their_ids(path: Path, tmp_path: Path) -> None:
-    """Labels decide nothing about who is in which half: aggregates stay when labels are shuffled."""
+    """Halves do not depend on labels: aggregates stay when labels are shuffled."""
     shutil.copytree(path, tmp_path / "copy")
     labels = pq.read_table(path / "labels.parquet").to_pandas()
     labels["gender"] = labels["gender"].to_numpy()[::-1]
@@ -236,7 +237,7 @@ def test_half_of_the_people_is_a_matter_of_their_ids(path: Path, tmp_path: Path)
 def test_a_shuffled_partition_keeps_its_composition_and_loses_the_groups(
     path: Path, tmp_path: Path
 ) -> None:
-    """Under demogroups a region is a group: shuffled, its aggregates are everybody, its composition still the group."""
+    """A region of demogroups is a group: shuffling changes its aggregates only."""
     real = build_regions(
         path,
         tmp_path / "real",
@@ -257,7 +258,7 @@ def test_a_shuffled_partition_keeps_its_composition_and_loses_the_groups(
 def test_a_shuffled_partition_exchanges_people_with_those_left_over(
     path: Path, tmp_path: Path
 ) -> None:
-    """The population stays true, so whoever is left over must be anybody too, or the rest would tell."""
+    """Surplus people are shuffled too; otherwise the rest would reveal the groups."""
     real = build_regions(path, tmp_path / "real", RegionsOptions(partition="messy"))
     control = build_regions(
         path, tmp_path / "control", RegionsOptions(partition="messy", shuffle_regions=True)
@@ -289,8 +290,9 @@ def test_shuffled_people_keep_region_sizes_and_lose_their_composition(
     ).tolist()
 
     def excess(regions: Regions) -> float:
-        """Chi-squared of the compositions against their mean, a degree of freedom: 1 where regions are alike."""
-        shares, n = regions.composition.shares, regions.composition.n[:, None]
+        """Chi-squared per degree of freedom of compositions: 1 where regions are alike."""
+        shares = regions.composition.shares
+        n = regions.composition.n[:, None]
         mean = (n * shares).sum(0) / n.sum()
         return float(
             (n * (shares - mean) ** 2 / mean).sum() / ((len(n) - 1) * (shares.shape[1] - 1))
@@ -364,7 +366,7 @@ def test_regions_that_one_table_alone_has_are_counted_and_named(
     assert "1 region of v.csv left out, because p.csv has no such region ('north')" in caplog.text
 
 
-def test_tables_of_the_same_regions_leave_nobody_out(
+def test_tables_of_the_same_regions_leave_no_region_out(
     path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     build_regions(path, tmp_path / "regions", RegionsOptions(**files(tmp_path, ["a", "b"])))

@@ -51,8 +51,8 @@ def test_categories_of_places_without_any_are_warned_of(
     source.mkdir()
     for name in ("visits", "people"):
         table = pq.read_table(city / "city" / f"{name}.parquet")
-        kept = [each for each in table.column_names if each != "category"]
-        pq.write_table(table.select(kept), source / f"{name}.parquet")
+        remaining = [each for each in table.column_names if each != "category"]
+        pq.write_table(table.select(remaining), source / f"{name}.parquet")
     prepare(source, tmp_path / "dataset", preset="small")
     warned = "no place has a category, so category and transitions can only distinguish home"
     both = ["category", "transitions"]
