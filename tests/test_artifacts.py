@@ -120,10 +120,10 @@ def test_an_error_during_overwrite_keeps_the_old_folder(tmp_path: Path) -> None:
 
 
 def fill(
-    out: Path, text: str = "new", failure: BaseException | None = None, at: str = "", **manner: Any
+    out: Path, text: str = "new", failure: BaseException | None = None, at: str = "", **options: Any
 ) -> None:
     """Fill a folder that can be resumed, or fail after the checkpoint of that name."""
-    with resumable_folder(out, "thing", names=["file.txt"], **manner) as folder:
+    with resumable_folder(out, "thing", names=["file.txt"], **options) as folder:
         if at:
             (checkpoint_folder(out) / at).write_text("for going on")
         if failure:
@@ -131,7 +131,9 @@ def fill(
         (folder.path / "file.txt").write_text(text)
 
 
-def test_what_was_to_be_overwritten_comes_back_if_nothing_came_of_it(tmp_path: Path) -> None:
+def test_an_overwritten_folder_is_restored_if_the_attempt_leaves_no_checkpoint(
+    tmp_path: Path,
+) -> None:
     fill(tmp_path / "out", "old")
     for failure in (ZeroDivisionError(), KeyboardInterrupt()):
         with pytest.raises(type(failure)):
@@ -144,7 +146,7 @@ def test_what_was_to_be_overwritten_comes_back_if_nothing_came_of_it(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_what_was_overwritten_goes_once_there_is_something_to_go_on_from(tmp_path: Path) -> None:
+def test_an_overwritten_folder_is_deleted_once_there_is_a_checkpoint(tmp_path: Path) -> None:
     fill(tmp_path / "out", "old")
     with pytest.raises(MobatlasError, match="stopped; continue with --resume"):
         fill(tmp_path / "out", failure=KeyboardInterrupt(), at="step-1", overwrite=True)
@@ -159,7 +161,7 @@ def test_what_was_overwritten_goes_once_there_is_something_to_go_on_from(tmp_pat
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file.txt", "manifest.json", "out"]
 
 
-def test_what_stepped_aside_before_a_kill_comes_back(tmp_path: Path) -> None:
+def test_a_backup_is_restored_after_a_kill(tmp_path: Path) -> None:
     fill(tmp_path / "out", "old")
     (tmp_path / "out").rename(tmp_path / ".out.replaced")
     with pytest.raises(MobatlasError, match="exists already"):
@@ -167,7 +169,7 @@ def test_what_stepped_aside_before_a_kill_comes_back(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "file.txt").read_text() == "old"
 
 
-def test_a_file_of_somebody_else_in_a_begun_folder_is_no_part_of_it_and_never_goes(
+def test_a_foreign_file_in_an_unfinished_folder_is_left_as_it_is(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out, notes = tmp_path / "out", tmp_path / "out" / "notes.md"

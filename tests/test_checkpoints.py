@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from mobatlas import MobatlasError
 from tests.malice import Malice
-from tests.trainers import CONFIG, FINAL, begun, make_stage, train, undisturbed_bytes
+from tests.trainers import CONFIG, FINAL, interrupted_training, make_stage, train, undisturbed_bytes
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def undisturbed() -> bytes:
 def test_a_truncated_checkpoint_is_refused_with_what_to_do(
     folder: Path, undisturbed: bytes
 ) -> None:
-    newest = begun(folder)
+    newest = interrupted_training(folder)
     os.truncate(newest, newest.stat().st_size // 2)
     with pytest.raises(
         MobatlasError,
@@ -44,7 +44,7 @@ def test_a_truncated_checkpoint_is_refused_with_what_to_do(
 
 @pytest.mark.parametrize("name", ["mlp-00000006.safetensors", FINAL])
 def test_a_pickle_named_like_a_checkpoint_is_refused_and_not_run(folder: Path, name: str) -> None:
-    begun(folder)
+    interrupted_training(folder)
     marker = folder / "marker"
     (folder / name).write_bytes(pickle.dumps(Malice(marker)))
     with pytest.raises(MobatlasError, match=rf"{name}: is not a readable checkpoint"):
@@ -67,14 +67,14 @@ def test_a_pickle_named_like_a_checkpoint_is_refused_and_not_run(folder: Path, n
 def test_tensors_that_mobatlas_did_not_write_are_refused(
     folder: Path, header: dict[str, str] | None
 ) -> None:
-    newest = begun(folder)
+    newest = interrupted_training(folder)
     save_file(load_file(newest), newest, header)
     with pytest.raises(MobatlasError, match=r"not a readable checkpoint"):
         train(folder)
 
 
 def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(folder: Path) -> None:
-    newest = begun(folder)
+    newest = interrupted_training(folder)
     with safe_open(newest, framework="pt") as opened:
         facts = json.loads(opened.metadata()["mobatlas"])
     save_file(load_file(newest), newest, {"mobatlas": json.dumps(facts | {"format": 1})})
@@ -83,7 +83,7 @@ def test_a_checkpoint_of_an_older_format_is_refused_with_what_to_do(folder: Path
 
 
 def test_a_checkpoint_of_another_run_is_refused_by_the_first_difference(folder: Path) -> None:
-    begun(folder)
+    interrupted_training(folder)
     deeper = {**CONFIG, "denoiser": {"depth": 6, "width": 16}}
     with pytest.raises(
         MobatlasError,
@@ -104,7 +104,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_the_first_difference(folder: 
 
 
 def test_names_shapes_and_dtypes_must_all_agree(folder: Path) -> None:
-    begun(folder)
+    interrupted_training(folder)
     with pytest.raises(
         MobatlasError,
         match=r"network/0.weight is float32 \[16, 4\] in the file and float32 \[8, 4\] now",

@@ -94,7 +94,7 @@ def test_assignments_reach_into_sections() -> None:
         parse_assignments(["window.days"])
 
 
-def test_assignments_can_be_told_again() -> None:
+def test_assignments_can_be_written_and_read_again() -> None:
     values = {
         "denoiser": {"distance_curves": 4, "decay": "none"},
         "resume": True,
@@ -121,14 +121,14 @@ def test_later_layers_win_and_do_not_erase_their_neighbours() -> None:
 
 
 def test_a_coarsening_is_a_radius_or_a_grid(tmp_path: Path) -> None:
-    told = {
+    expected = {
         "1": Coarsening("disc", 1.0),
         "1.5 km": Coarsening("disc", 1.5),
         "500m": Coarsening("disc", 0.5),
         "grid:500m": Coarsening("grid", 0.5),
         "0": Coarsening("disc", 0.0),
     }
-    for text, coarsening in told.items():
+    for text, coarsening in expected.items():
         assert Coarsening.parse(text) == coarsening
         assert (
             load_run(run_file(tmp_path, f"samples: {{coarsen: '{text}'}}")).samples.coarsen == text

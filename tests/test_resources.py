@@ -55,7 +55,7 @@ def test_memory_that_was_freed_is_used_again_instead_of_given_back() -> None:
     )
 
 
-def test_another_system_and_whoever_told_the_library_otherwise_are_left_alone(
+def test_memory_is_not_kept_on_other_systems_or_against_the_users_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "0")

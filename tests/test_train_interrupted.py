@@ -68,9 +68,9 @@ def test_killed_as_each_of_its_files_appears_it_ends_in_the_same_bytes(
 ) -> None:
     """Between the stages and at the very end, where random moments seldom fall."""
     out = tmp_path / "model"
-    begun = checkpoint_folder(out) / "unfinished.json"
+    marker = checkpoint_folder(out) / "unfinished.json"
     for path in (
-        begun,
+        marker,
         checkpoint_folder(out) / "autoencoder-final.safetensors",
         checkpoint_folder(out) / "latents.npy",
         checkpoint_folder(out) / "denoiser-final.safetensors",
@@ -80,7 +80,7 @@ def test_killed_as_each_of_its_files_appears_it_ends_in_the_same_bytes(
         running = world.warm.start(*world.train(out, *OFTEN, "--resume"))
         wait_until(path.exists, path.name)
         assert running.signal(signal.SIGKILL).code in (0, -signal.SIGKILL)
-        if path != begun:
+        if path != marker:
             assert (out / "training").exists() or path.name == "manifest.json"
     assert world.warm.run(*world.train(out, *OFTEN, "--resume")).code == 0
     check_same(out, world.model)

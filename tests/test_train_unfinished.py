@@ -1,4 +1,4 @@
-"""A model that was begun and not finished: what `train` and `supervise` make of it, and of what somebody did to its files."""
+"""An unfinished model: `train` and `supervise` resume, replace or refuse it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.fixture(scope="module")
-def begun(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def interrupted(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed in the middle of its second stage, with two checkpoints of it."""
-    out = tmp_path_factory.mktemp("begun") / "model"
+    out = tmp_path_factory.mktemp("interrupted") / "model"
     running = world.warm.start(*world.train(out, "--checkpoint-seconds", 0.01))
     wait_until(lambda: last_step(out, "denoiser") >= 5, "a checkpoint")
     assert running.signal(signal.SIGKILL).code == -signal.SIGKILL
@@ -35,9 +35,9 @@ def begun(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def half(begun: Path, tmp_path: Path) -> Path:
+def half(interrupted: Path, tmp_path: Path) -> Path:
     """A copy of it, to be hurt."""
-    shutil.copytree(begun, tmp_path / "model")
+    shutil.copytree(interrupted, tmp_path / "model")
     return tmp_path / "model"
 
 

@@ -25,8 +25,8 @@ from tests.trainers import (
     Crash,
     Loss,
     at_step,
-    begun,
     crash,
+    interrupted_training,
     lines,
     make_stage,
     make_trainer,
@@ -157,7 +157,7 @@ def test_a_run_stopped_after_any_step_ends_in_the_same_bytes(
 ) -> None:
     for steps in range(1, 12):
         folder = tmp_path / str(steps) / "training"
-        begun(folder, steps)
+        interrupted_training(folder, steps)
         assert len(names(folder)) == min(steps, 2)
         train(folder)
         assert (folder / FINAL).read_bytes() == undisturbed
@@ -204,11 +204,12 @@ def test_a_finished_stage_is_read_and_not_trained_again(folder: Path) -> None:
     assert (folder / FINAL).read_bytes() == before
 
 
-def test_training_begun_needs_resume_and_an_empty_folder_does_not_mind_it(folder: Path) -> None:
-    begun(folder)
-    with pytest.raises(MobatlasError, match=r"unfinished training; pass --resume .* --overwrite"):
-        make_trainer(folder, resume=False)
-    assert train(folder.parent.parent / "new" / "training", resume=True)
+def test_resuming_without_a_checkpoint_trains_from_the_beginning(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    log = folder.parent / "metrics.jsonl"
+    log.write_text('{"stage": "other", "step": 1}\n')  # of a run killed before any checkpoint
+    assert train(folder, resume=True)
+    assert {line["stage"] for line in lines(folder)} == {"mlp"}
 
 
 def test_progress_counts_from_where_the_process_began(folder: Path) -> None:
@@ -223,7 +224,7 @@ def test_progress_counts_from_where_the_process_began(folder: Path) -> None:
         assert (title, total) == ("training mlp", 7)
         yield Recorder()
 
-    begun(folder, 5)
+    interrupted_training(folder, 5)
     train(folder, progress=progress)
     assert [done for done, _ in seen] == list(range(1, 8))
     assert "loss" in seen[-1][1] and "examples/s" in seen[-1][1]
@@ -234,7 +235,7 @@ def test_going_on_with_other_threads_warns_that_last_digits_may_differ(
 ) -> None:
     alike, other = tmp_path / "alike" / "training", tmp_path / "other" / "training"
     for folder in (alike, other):
-        begun(folder)
+        interrupted_training(folder)
     train(alike)
     assert "last digits" not in caplog.text
     threads = torch.get_num_threads()

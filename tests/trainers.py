@@ -87,7 +87,7 @@ def undisturbed_bytes() -> bytes:
         return (Path(folder) / "training" / FINAL).read_bytes()
 
 
-def begun(folder: Path, steps: int = 5) -> Path:
+def interrupted_training(folder: Path, steps: int = 5) -> Path:
     """A training that crashed after so many steps; returns its newest checkpoint."""
     with pytest.raises(Crash):
         train(folder, make_stage(loss=at_step(steps, crash)), checkpoint_steps=1)

@@ -251,12 +251,6 @@ class State:
         torch.set_rng_state(tensors["rng"])
 
 
-def find_checkpoint(folder: Path) -> Path | None:
-    """A checkpoint of any stage, if the folder holds one."""
-    steps = folder.glob(f"*-{STEP_PATTERN}.safetensors")
-    return min([*steps, *folder.glob(f"*-{FINAL}.safetensors")], default=None)
-
-
 def named_tensors(network: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers by name; tied weights are one tensor, under their first name."""
     first_names: dict[int, str] = {}

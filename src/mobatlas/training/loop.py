@@ -11,8 +11,8 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from mobatlas.training.checkpoints import (
     State,
     append_line,
     copy_strictly,
-    find_checkpoint,
     named_tensors,
     rewind_lines,
 )
@@ -176,17 +175,17 @@ class _Journal:
     """The log of a stage: progress bar, metrics.jsonl and TensorBoard."""
 
     stage: Stage
-    tracker: Tracker
-    metrics: Path | None
-    board: Any
     first: int  # steps that earlier processes finished
     start: float  # on the clock of this process, earlier processes included
+    tracker: Tracker = SILENT
+    metrics: Path | None = None
+    board: Any = None
+    _note: str = ""
+    _noted_at: float = -math.inf
 
     def __post_init__(self) -> None:
         self._logged = self.first
         self._logged_at = time.monotonic()
-        self._note = ""
-        self._noted_at = -math.inf
 
     @property
     def seconds(self) -> float:
@@ -279,7 +278,10 @@ class Trainer:
         self._progress: Progress = progress or partial(track, quiet=execution.quiet)
         self._board = _summary_writer() if execution.tensorboard else None
         if folder:
-            self._first(lambda: _prepare_folder(folder, execution.resume))
+            folder.mkdir(parents=True, exist_ok=True)
+            has_checkpoint = any(folder.glob("*.safetensors"))
+            if self.share.rank == 0 and not has_checkpoint:  # lines of a run without a checkpoint
+                (folder.parent / METRICS).unlink(missing_ok=True)
 
     def path(self, name: str) -> Path | None:
         """The path of a cache file of this process, if there is a folder."""
@@ -314,7 +316,8 @@ class Trainer:
         if newest:
             state.load(newest)
             self._report_resume(stage, newest)
-        with self._journal(stage, newest) as journal:
+        with ExitStack() as stack:
+            journal = self._journal(stage, newest, stack)
             return self._train(_Run(stage, state, checkpoints, journal, received))
 
     def _report_resume(self, stage: Stage, newest: Checkpoint) -> None:
@@ -439,27 +442,21 @@ class Trainer:
         seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
         seed(int.from_bytes(digest) >> 1)  # 63 bits
 
-    @contextmanager
-    def _journal(self, stage: Stage, newest: Checkpoint | None) -> Iterator[_Journal]:
+    def _journal(self, stage: Stage, newest: Checkpoint | None, stack: ExitStack) -> _Journal:
         """Open the journal of a stage; only the first process shows and writes anything."""
         done = newest.step if newest else 0
         seconds = newest.facts.get("seconds", 0.0) if newest else 0.0
-        tracker = SILENT
-        metrics = None
-        board = None
-        with ExitStack() as stack:
-            if self.share.rank == 0:
-                bar = self._progress(f"training {stage.name}", stage.steps - done)
-                tracker = stack.enter_context(bar)
-            if self.share.rank == 0 and self.folder:
-                metrics = self.folder.parent / METRICS
-                if self._board:
-                    logs = str(self.folder.parent / "tensorboard")
-                    board = self._board(logs, purge_step=done + 1)
-                    stack.callback(board.close)
-            if self.folder:
-                self._first(partial(rewind_lines, self.folder.parent / METRICS, stage.name, done))
-            yield _Journal(stage, tracker, metrics, board, done, time.monotonic() - seconds)
+        journal = _Journal(stage, done, time.monotonic() - seconds)
+        if self.share.rank == 0:
+            bar = self._progress(f"training {stage.name}", stage.steps - done)
+            journal.tracker = stack.enter_context(bar)
+        if self.folder:
+            journal.metrics = self.folder.parent / METRICS
+            self._first(partial(rewind_lines, journal.metrics, stage.name, done))
+            if self._board and self.share.rank == 0:
+                board = self._board(str(self.folder.parent / "tensorboard"), purge_step=done + 1)
+                journal.board = stack.enter_context(board)
+        return journal
 
     def _first(self, action: Callable[[], object]) -> None:
         """Call `action` in the first process; the others wait, and stop if it failed."""
@@ -484,21 +481,6 @@ class Trainer:
         mean = self.fabric.all_reduce(values, reduce_op="mean")
         assert isinstance(mean, Tensor)
         return mean
-
-
-def _prepare_folder(folder: Path, resume: bool) -> None:
-    checkpoint = find_checkpoint(folder)
-    if checkpoint and not resume:
-        raise MobatlasError(
-            f"{checkpoint}: is a checkpoint of an unfinished training; pass --resume to continue "
-            "it or --overwrite to start over"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not checkpoint:  # the lines of a run without any checkpoint
-            (folder.parent / METRICS).unlink(missing_ok=True)
-    except OSError as error:
-        raise MobatlasError(f"{folder}: cannot be created ({error.strerror})") from None
 
 
 def _summary_writer() -> Any:
