@@ -26,6 +26,7 @@ from bench.cells import (
 )
 from bench.downstream import ByGroup, compare_predictors
 from bench.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, with_two_visits
+from bench.options import check_options
 from bench.questions import profile_named
 from bench.real import DEALT
 from bench.summary import write_result
@@ -37,7 +38,6 @@ from mobatlas.evaluation.comparison import gap_closed, group_members, real_group
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import library_versions
-from mobatlas.pipeline.supervise import check_options
 from mobatlas.progress import track
 from mobatlas.supervision.samplers import PlainSampler, Sampler
 

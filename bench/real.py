@@ -30,6 +30,7 @@ from bench.cells import (
     summarise,
 )
 from bench.error_bars import error_bars
+from bench.options import check_options
 from bench.people import MANNER
 from bench.score_models import FLOOR, score_samples
 from bench.summary import write_result
@@ -43,7 +44,6 @@ from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.features.maps import FEATURE_MAPS
 from mobatlas.io.manifest import library_versions
-from mobatlas.pipeline.supervise import check_options
 
 log = logging.getLogger("mobatlas")
 FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # that name no place

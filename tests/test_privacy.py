@@ -49,8 +49,7 @@ from mobatlas.evaluation.privacy.audit import (
     Check,
 )
 from mobatlas.evaluation.privacy.cohort import distances, log_likelihood, number_grams, shingles
-from mobatlas.evaluation.privacy.membership import area, attacks, hit_rate, infer
-from mobatlas.evaluation.privacy.memorisation import rare_places
+from mobatlas.evaluation.privacy.measures import area, attacks, hit_rate, infer, rare_places
 from mobatlas.report.console import audit_table
 from mobatlas.sampling.generate import generate
 from mobatlas.sampling.request import SampleRequest, coarsen_anchors

@@ -45,6 +45,8 @@ MODELS = (BASELINE, OURS, STRONG, FLOOR)  # in the order of tables
 TRAIN = "train"
 MIXING = 3  # a stream of random numbers
 ByGroup = dict[str, Trajectories]
+# Real people, model -> trajectories, and the person of each real trajectory.
+_Everybody = tuple[Trajectories, dict[str, Trajectories], People]
 
 
 @dataclass(frozen=True)
@@ -203,17 +205,18 @@ class _Scorer:
     def everybody(self, groups: ModelScores | None) -> ModelScores:
         """Scores and diversity of all people together; groups in the proportions of `groups`."""
         by_group = any(file.groups is not None for file in self.files.values())
-        result = self._mixed(groups.sizes) if groups and by_group else self._together()
-        real, training = (
+        real, sides, people = self._mixed(groups.sizes) if groups and by_group else self._together()
+        one_group = {label: {EVERYBODY: side} for label, side in sides.items()}
+        result = self._score({EVERYBODY: real}, one_group, {EVERYBODY: people})
+        held_out, training = (
             Trajectories.of(self.dataset, self.dataset.split(side)) for side in (self.split, TRAIN)
         )
-        scores = dict(result.scores)
         for label, file in self.files.items():
-            shares = diversity(file.trajectories, training, real)
-            scores[label] = replace(scores[label], diversity=shares)
-        return replace(result, scores=scores)
+            shares = diversity(file.trajectories, training, held_out)
+            result.scores[label] = replace(result.scores[label], diversity=shares)
+        return result
 
-    def _mixed(self, sizes: Mapping[str, int]) -> ModelScores:
+    def _mixed(self, sizes: Mapping[str, int]) -> _Everybody:
         """The groups together, `sizes` of each on all sides; files without groups as they are."""
         whole = {
             label: file.trajectories for label, file in self.files.items() if file.groups is None
@@ -224,15 +227,14 @@ class _Scorer:
             for label, side in self._sides.items()
         }
         people = np.concatenate([self._people[name][chosen] for name, chosen in rows.items()])
-        return self._score_everybody(_joined(self._real, rows), sides, people)
+        return _joined(self._real, rows), sides, people
 
-    def _together(self) -> ModelScores:
+    def _together(self) -> _Everybody:
         """Everybody, with or without labels."""
         rows = self.dataset.split(self.split)
         training = Trajectories.of(self.dataset, self.dataset.split(TRAIN))
         sides = {label: file.trajectories for label, file in self.files.items()} | {FLOOR: training}
-        real = Trajectories.of(self.dataset, rows)
-        return self._score_everybody(real, sides, self.dataset.person[rows])
+        return Trajectories.of(self.dataset, rows), sides, self.dataset.person[rows]
 
     @cached_property
     def _real(self) -> ByGroup:
@@ -259,12 +261,6 @@ class _Scorer:
             rows[name] = np.sort(rng.permutation(len(parts[name]))[:n])
         return rows
 
-    def _score_everybody(
-        self, real: Trajectories, sides: Mapping[str, Trajectories], people: People
-    ) -> ModelScores:
-        one_group = {label: {EVERYBODY: side} for label, side in sides.items()}
-        return self._score({EVERYBODY: real}, one_group, {EVERYBODY: people})
-
     def _score(
         self, real: ByGroup, sides: Mapping[str, ByGroup], people: Mapping[str, People]
     ) -> ModelScores:
@@ -284,13 +280,12 @@ class _Scorer:
 
 
 def _check_split(dataset: TrajectoryDataset, split: str) -> None:
-    members = dataset.split(split)
     if split == TRAIN:
         raise MobatlasError(
             "--split train: models are trained on these people and the floor is computed from "
             "them; choose val or test"
         )
-    if not len(members):
+    if not len(dataset.split(split)):
         raise MobatlasError(
             f"--split {split}: {dataset.path} has no people in this split; "
             "choose another, or prepare more people"

@@ -227,15 +227,6 @@ def _plan(
     return _Plan(model, strategy, reason, run, checked, config, folder)
 
 
-def check_options(generator: str, preset: str, values: Mapping[str, Any]) -> None:
-    """Refuse wrong options of either phase before anything is written."""
-    family = family_of(generator)
-    supervision_values, generator_values = split_options(values)
-    resolved = family.resolve(generator_values, Path())
-    build(family.config, merge(family.presets[preset], resolved), "--set")
-    build(config_class(), supervision_values, "--set")
-
-
 def split_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split options into those of phase 2 and those of the generator."""
     known = config_class().model_fields

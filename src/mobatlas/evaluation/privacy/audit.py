@@ -32,20 +32,18 @@ from mobatlas.evaluation.privacy.cohort import (
     draw_equal_groups,
     measure_distances,
 )
-from mobatlas.evaluation.privacy.membership import (
+from mobatlas.evaluation.privacy.measures import (
+    RARE,
     Attack,
+    Excess,
     anchor_scores,
     attacks,
-    infer,
-    trajectory_scores,
-)
-from mobatlas.evaluation.privacy.memorisation import (
-    RARE,
-    Excess,
     closer,
+    infer,
     rare_places,
     shared,
     singled_out,
+    trajectory_scores,
 )
 from mobatlas.progress import SILENT, Tracker
 
