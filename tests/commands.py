@@ -1,4 +1,4 @@
-"""`train` as a user types it, in a process of its own that can be killed, and a small model made so."""
+"""Commands as a user types them, in processes that can be killed, and a small trained model."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ SAME = ["config.json", "lengths.json", "vocabulary.parquet", "weights.safetensor
 OFTEN = ("--checkpoint-seconds", 0.2)
 PATIENCE = 600  # seconds, on a machine that does other things as well
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
-# Importing torch takes longer than all that these runs do. This process has imported it, and becomes `mobatlas` with the
-# arguments it is sent, in a process of its own each time; it waits for that one only when told to, so that its number
-# stays its own.
+# Importing torch takes longer than these commands. This process has imported it and forks for each
+# command that it receives. It reaps a child only when asked to, so that its process id stays valid.
 WARM = """
 import gc, json, os, sys
 from mobatlas.cli import main
@@ -79,7 +78,8 @@ while line := sys.stdin.readline():
     print(child, flush=True)
     sys.stdin.readline()
     _, status, used = os.wait4(child, 0)
-    print(os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, flush=True)
+    seconds = used.ru_utime + used.ru_stime
+    print(os.waitstatus_to_exitcode(status), seconds, used.ru_maxrss / 1024, flush=True)
 os._exit(0)
 """
 
@@ -117,7 +117,8 @@ class Warm:
 
     def __init__(self, folder: Path, first: str = "") -> None:
         """`first` is Python that the process runs before it is warm."""
-        self._out, self._err = folder / "stdout", folder / "stderr"
+        self._out = folder / "stdout"
+        self._err = folder / "stderr"
         self._server = subprocess.Popen(
             [sys.executable, "-c", first + WARM],
             env=ENVIRONMENT,
@@ -127,7 +128,8 @@ class Warm:
             bufsize=1,
         )
         assert self._server.stdin and self._server.stdout
-        self._ask, self._answer = self._server.stdin, self._server.stdout
+        self._ask = self._server.stdin
+        self._answer = self._server.stdout
         assert self._answer.readline() == "ready\n"
 
     def start(self, *arguments: object, before: str = "") -> Running:
@@ -201,7 +203,7 @@ class World:
 
 @functools.cache
 def trained_world(base: Path) -> World:
-    """Made once below the folder of a session: training takes longer than most of what is asked of the model."""
+    """A trained model, once per session: training takes longer than most tests of it."""
     root = Path(mkdtemp(prefix="world-", dir=base))
     dataset = small_city(root, users=120)
     config = root / "run.yaml"
@@ -273,8 +275,9 @@ def last_step(model: Path, stage: str) -> int:
 def kill_until(
     kills: int, command: list[object], out: Path, whole: Path, longest: float, warm: Warm
 ) -> None:
-    """Kill a command at so many random moments, beginning anew whenever it was faster; then let it end."""
-    moments, done = random.Random(kills), 0
+    """Kill a command at `kills` random moments, start over if it was faster, then let it end."""
+    moments = random.Random(kills)
+    done = 0
     while done < kills:
         running = warm.start(*command, "--resume")
         time.sleep(moments.uniform(0, longest))
@@ -294,7 +297,7 @@ Refusal = Callable[..., str]  # `refusal_of` for a world and a folder beside it
 
 
 def refusal_of(world: World, tmp_path: Path, *command: object) -> str:
-    """The one sentence with which a command is refused, after a check that it left everything as it was."""
+    """The sentence that refuses a command, after a check that no file changed."""
     before = snapshot(world.root), snapshot(tmp_path)
     refused = world.warm.run(*command)
     assert refused.code == 2, refused.err

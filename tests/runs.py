@@ -1,4 +1,4 @@
-"""A tiny run, made once a session."""
+"""A tiny run, computed once per session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VALUES: dict[str, Any] = {
 
 @functools.cache
 def finished_run() -> Path:
-    """The folder of the run; nobody may change it."""
+    """The folder of the run; tests must not change it."""
     out = Path(tempfile.mkdtemp(prefix="mobatlas-")) / "run"
     run(build_run(VALUES), out, quiet=True)
     return out

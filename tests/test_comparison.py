@@ -52,7 +52,8 @@ def by_group(dataset: TrajectoryDataset) -> dict[str, dict[str, Trajectories]]:
 def test_real_and_synthetic_sizes_are_equal_in_every_group(
     spec: MetricSpec, by_group: dict[str, dict[str, Trajectories]]
 ) -> None:
-    real, synthetic = by_group["test"], by_group["train"]
+    real = by_group["test"]
+    synthetic = by_group["train"]
     scores = evaluate_groups(spec, real, synthetic, seed=3)
     assert scores.sizes == {name: min(len(real[name]), len(synthetic[name])) for name in real}
     for metric in NAMES:
@@ -86,7 +87,8 @@ def test_scores_of_several_draws_are_their_mean() -> None:
 def test_the_seed_alone_decides_who_is_compared(
     spec: MetricSpec, by_group: dict[str, dict[str, Trajectories]]
 ) -> None:
-    real, synthetic = by_group["test"], by_group["train"]
+    real = by_group["test"]
+    synthetic = by_group["train"]
     scores = evaluate_groups(spec, real, synthetic, seed=3)
     assert evaluate_groups(spec, real, dict(reversed(synthetic.items())), seed=3) == scores
     assert evaluate_groups(spec, real, synthetic, seed=4) != scores
@@ -95,10 +97,11 @@ def test_the_seed_alone_decides_who_is_compared(
     assert only.groups["<30, M"] == scores.groups["<30, M"]
 
 
-def test_models_of_one_size_meet_the_same_real_trajectories() -> None:
+def test_models_of_one_size_are_compared_with_the_same_real_trajectories() -> None:
     rng = np.random.default_rng(0)
     real = walks(*([HOME] * 2 + [PARK] * int(n) for n in rng.integers(0, 3, size=60)))
-    first, second = walks(*[[PARK]] * 20), walks(*[[SHOP]] * 20)
+    first = walks(*[[PARK]] * 20)
+    second = walks(*[[SHOP]] * 20)
     lengths = [
         evaluate_groups(TOWN, {"x": real}, {"x": sample}).groups["x"]["length"]
         for sample in (first, second)
@@ -186,9 +189,10 @@ def test_the_interval_lies_around_the_average_of_the_evaluation(
     assert bootstrap(spec, *sides, people, size=40, seed=3, resamples=50) == result
 
 
-def test_resamples_are_what_a_loop_over_people_draws() -> None:
+def test_resamples_agree_with_a_loop_over_people() -> None:
     """Three people of one window or two: the spread over all 27 equally likely draws."""
-    real, synthetic = walks([PARK], [PARK, SHOP], [SHOP], [CAFE]), walks(*[[PARK, SHOP]] * 4)
+    real = walks([PARK], [PARK, SHOP], [SHOP], [CAFE])
+    synthetic = walks(*[[PARK, SHOP]] * 4)
     person = np.array([7, 7, 3, 9])
     draws = []
     for drawn in np.ndindex(3, 3, 3):
@@ -201,7 +205,8 @@ def test_resamples_are_what_a_loop_over_people_draws() -> None:
 
 
 def test_windows_of_one_person_are_drawn_together() -> None:
-    real, synthetic = walks([PARK, SHOP], [PARK], [SHOP, CAFE]), walks(*[[PARK]] * 3)
+    real = walks([PARK, SHOP], [PARK], [SHOP, CAFE])
+    synthetic = walks(*[[PARK]] * 3)
     one = bootstrap(
         TOWN, {"x": real}, {"x": synthetic}, {"x": np.zeros(3, dtype=np.int64)}, resamples=20
     )
@@ -211,7 +216,8 @@ def test_windows_of_one_person_are_drawn_together() -> None:
 
 
 def test_more_people_narrow_the_interval(dataset: TrajectoryDataset, spec: MetricSpec) -> None:
-    rows, other = dataset.split("train"), dataset.split("test")
+    rows = dataset.split("train")
+    other = dataset.split("test")
     real, synthetic = ({"x": Trajectories.of(dataset, index)} for index in (rows, other))
     few, many = (
         bootstrap(spec, real, synthetic, {"x": dataset.person[rows]}, size=size, resamples=60)
@@ -222,12 +228,10 @@ def test_more_people_narrow_the_interval(dataset: TrajectoryDataset, spec: Metri
     assert all(few[name].spread > 1.5 * many[name].spread for name in unsaturated)
 
 
-def test_an_average_over_groups_is_surer_than_one_of_them() -> None:
-    real, synthetic, person = (
-        walks(*[[PARK], [SHOP, CAFE]] * 20),
-        walks(*[[PARK, SHOP]] * 40),
-        np.arange(40),
-    )
+def test_an_average_over_groups_has_a_narrower_interval_than_one_group() -> None:
+    real = walks(*[[PARK], [SHOP, CAFE]] * 20)
+    synthetic = walks(*[[PARK, SHOP]] * 40)
+    person = np.arange(40)
     one, four = (
         bootstrap(
             TOWN,

@@ -1,4 +1,4 @@
-"""The demo, on a city that is smaller still."""
+"""The demo, on a very small city."""
 
 from __future__ import annotations
 

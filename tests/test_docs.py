@@ -1,4 +1,4 @@
-"""The documentation is true: its Python runs, it names everything public, and it holds no path of a machine."""
+"""The documentation is true: its Python runs, it names the public API, and it has no local paths."""
 
 from __future__ import annotations
 

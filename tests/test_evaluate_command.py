@@ -60,11 +60,9 @@ def files(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
     """Training people of everybody, of each group, and of the wrong group."""
-    folder, (trajectories, groups), names = (
-        tmp_path_factory.mktemp("files"),
-        training,
-        DEFAULT_GROUPS.names,
-    )
+    folder = tmp_path_factory.mktemp("files")
+    (trajectories, groups) = training
+    names = DEFAULT_GROUPS.names
     wrong = [names[(names.index(name) + 1) % len(names)] for name in groups]
     return {
         name: write(folder / f"{name}.parquet", dataset, trajectories, group_labels)
@@ -150,7 +148,7 @@ def test_other_training_people_are_near_the_floor(
     assert standing.gap_closed_floor == standing.gap_closed_strong == {}
 
 
-def test_the_baseline_closes_nothing_and_strong_everything(
+def test_the_baseline_closes_no_gap_and_strong_all_of_it(
     dataset: TrajectoryDataset, files: dict[str, Path]
 ) -> None:
     options: dict[str, Any] = {"baseline": files["everybody"], "strong": files["real"]}
@@ -167,16 +165,14 @@ def test_the_baseline_closes_nothing_and_strong_everything(
             assert all((one.share is None) != (one.reason is None) for one in closed.values())
 
 
-def test_what_is_within_the_spread_is_not_a_share(evaluation: Evaluation) -> None:
+def test_a_gap_within_the_spread_has_no_share(evaluation: Evaluation) -> None:
     assert evaluation.groups is not None
     for metric, one in evaluation.groups.gap_closed_strong.items():
         baseline, strong = (
             evaluation.groups.intervals[label][metric] for label in ("baseline", "strong")
         )
-        gap, spread = (
-            baseline.estimate - strong.estimate,
-            math.hypot(baseline.spread, strong.spread),
-        )
+        gap = baseline.estimate - strong.estimate
+        spread = math.hypot(baseline.spread, strong.spread)
         assert (one.share is None) == (gap < spread), metric
         if one.reason is not None:
             assert one.reason.startswith(
@@ -203,7 +199,7 @@ def test_samples_of_the_wrong_group_are_worse_than_the_baseline(evaluation: Eval
     )
 
 
-def test_a_file_of_everybody_meets_the_people_of_every_group(
+def test_samples_without_groups_are_compared_with_every_group(
     dataset: TrajectoryDataset, files: dict[str, Path]
 ) -> None:
     evaluation = evaluate(files["everybody"], dataset.path)
@@ -220,7 +216,7 @@ def test_a_file_of_everybody_meets_the_people_of_every_group(
     )  # they are the training people
 
 
-def test_groups_are_mixed_alike_on_all_sides(
+def test_groups_are_mixed_in_equal_proportions_on_all_sides(
     dataset: TrajectoryDataset,
     training: tuple[Trajectories, list[str]],
     files: dict[str, Path],
@@ -252,13 +248,13 @@ def test_all_sides_are_as_small_as_the_smallest(
     assert {tuple(scores.sizes.values()) for scores in standing.scores.values()} == {(6,) * 8}
 
 
-def test_diversity_stands_beside_that_of_real_people(evaluation: Evaluation) -> None:
+def test_diversity_is_compared_with_that_of_real_people(evaluation: Evaluation) -> None:
     ours = evaluation.everybody.scores["ours"].diversity
     assert ours is not None and ours["copies"] == 1.0 > ours["held_out"]["copies"]
     assert evaluation.everybody.scores["floor"].diversity is None
 
 
-def test_without_labels_people_are_compared_all_together(
+def test_without_labels_all_people_are_compared_together(
     dataset: TrajectoryDataset, files: dict[str, Path], tmp_path: Path
 ) -> None:
     shutil.copytree(
@@ -368,12 +364,12 @@ def test_the_command_prints_models_side_by_side_and_writes_all_tables(
         str(files["everybody"]),
     ]
     command += ["--strong", str(files["real"]), "--out", str(out)]
-    said = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert said.exit_code == 0
+    printed = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert printed.exit_code == 0
     assert re.search(
-        r"metric +baseline +ours +low +high +strong +floor", said.output
+        r"metric +baseline +ours +low +high +strong +floor", printed.output
     ) and "Gap closed is the share of the gap from the baseline to the floor, or to" in " ".join(
-        said.output.split()
+        printed.output.split()
     )
     suffixes = ("csv", "json", "md", "tex")
     written = sorted(path.name for path in out.iterdir())
@@ -458,7 +454,7 @@ def test_a_column_that_cannot_be_used_is_named(
     )
 
 
-def test_a_file_that_is_none_is_refused(
+def test_a_file_that_is_not_readable_parquet_is_refused(
     dataset: TrajectoryDataset, files: dict[str, Path], tmp_path: Path
 ) -> None:
     empty, text, cut = (
@@ -480,7 +476,7 @@ def test_a_file_that_is_none_is_refused(
             assert str(caught.value).startswith(f"{path}: {sentence}")
 
 
-def test_people_who_cannot_be_compared_with_are_refused(
+def test_a_split_that_cannot_be_compared_with_is_refused(
     dataset: TrajectoryDataset, files: dict[str, Path], tmp_path: Path
 ) -> None:
     for split, sentence in (

@@ -139,7 +139,8 @@ def slow_counts(spec: MetricSpec, trajectories: Trajectories) -> dict[str, Count
 def slow_jsd(a: Counter[Hashable], b: Counter[Hashable]) -> float:
     total = 0.0
     for key in a.keys() | b.keys():
-        p, q = a[key] / a.total(), b[key] / b.total()
+        p = a[key] / a.total()
+        q = b[key] / b.total()
         total += sum(x / 2 * math.log2(2 * x / (p + q)) for x in (p, q) if x)
     return total
 
@@ -155,17 +156,16 @@ def random_walks(dataset: TrajectoryDataset, n: int = 150) -> Trajectories:
     anchors[::5, :2] = np.nan
     anchors[1::7] += 3.0
     visits = sum(map(len, tokens))
-    arrivals, stays = (
-        rng.integers(10 * 86_400, size=visits),
-        rng.integers(1 + 60 * rng.choice(DWELL_EDGES, size=visits)),
-    )
+    arrivals = rng.integers(10 * 86_400, size=visits)
+    stays = rng.integers(1 + 60 * rng.choice(DWELL_EDGES, size=visits))
     return replace(walks(*tokens, anchors=anchors.tolist()), arrivals=arrivals, stays=stays)
 
 
-def test_every_metric_is_what_a_slow_count_finds(
+def test_every_metric_agrees_with_a_slow_count(
     dataset: TrajectoryDataset, spec: MetricSpec
 ) -> None:
-    real, synthetic = Trajectories.of(dataset, dataset.split("test")), random_walks(dataset)
+    real = Trajectories.of(dataset, dataset.split("test"))
+    synthetic = random_walks(dataset)
     slow = [slow_counts(spec, sample) for sample in (real, synthetic)]
     for sample, expected in zip((real, synthetic), slow, strict=True):
         for name, row in spec.histograms(sample).items():
@@ -215,7 +215,7 @@ def test_training_people_fix_the_bins(dataset: TrajectoryDataset, spec: MetricSp
     assert (spec.longest, spec.days) == (max(dataset.lengths[train]), 3)
 
 
-def test_the_four_of_the_paper_are_among_the_metrics() -> None:
+def test_the_four_metrics_of_the_paper_are_registered() -> None:
     assert PAPER_METRICS == ("spatial", "travel_distance", "trip", "poi")
     assert set(PAPER_METRICS) < set(NAMES)
     assert len(set(NAMES)) == len(metrics())
@@ -250,7 +250,8 @@ def test_the_outermost_points_are_inside() -> None:
 
 @pytest.mark.parametrize("nowhere", [OTHER, HOME])
 def test_a_place_without_coordinates_is_skipped_in_geometry(nowhere: int) -> None:
-    with_it, without = walks([PARK, nowhere, SHOP], anchors=[UNKNOWN]), walks([PARK, SHOP])
+    with_it = walks([PARK, nowhere, SHOP], anchors=[UNKNOWN])
+    without = walks([PARK, SHOP])
     for metric in ("spatial", "trip", "trip_marginals", "travel_distance", "daily_distance", "poi"):
         assert counted(with_it, metric) == counted(without, metric)
     assert counted(with_it, "length") == {3: 1}
@@ -295,7 +296,7 @@ def test_histograms_are_the_column_sums_of_the_counts(sample: Trajectories) -> N
         assert histograms[name].toarray()[0].tolist() == table.toarray().sum(0).tolist()
 
 
-def test_trips_are_never_laid_out(dataset: TrajectoryDataset) -> None:
+def test_trip_counts_stay_sparse(dataset: TrajectoryDataset) -> None:
     fine = MetricSpec.of(dataset, cells=300)  # 8e9 possible trips
     real = Trajectories.of(dataset, dataset.split("test"))
     tracemalloc.start()
@@ -307,10 +308,8 @@ def test_trips_are_never_laid_out(dataset: TrajectoryDataset) -> None:
 
 def test_synthetic_data_do_not_move_the_grid(dataset: TrajectoryDataset, spec: MetricSpec) -> None:
     real = Trajectories.of(dataset, dataset.split("test"))
-    before, ruler = (
-        spec.histograms(real)["spatial"].toarray()[0],
-        json.dumps(spec.as_dict()),
-    )
+    before = spec.histograms(real)["spatial"].toarray()[0]
+    ruler = json.dumps(spec.as_dict())
     far = Trajectories(real.tokens, real.offsets, real.anchors + 40)
     moved = spec.histograms(far)["spatial"].toarray()[0]
     anchored = np.isin(real.tokens, [HOME, WORK]).sum()
@@ -347,8 +346,9 @@ def test_jsd_is_the_square_of_scipys_distance_in_bits(pair: tuple[list[int], lis
     assert jsd(sparse.csr_array(a[None]), b) == expected
 
 
-def test_what_counted_nothing_has_nothing_in_common() -> None:
-    some, none = np.array([1.0, 2.0]), np.zeros(2)
+def test_an_empty_histogram_has_the_largest_divergence() -> None:
+    some = np.array([1.0, 2.0])
+    none = np.zeros(2)
     assert (jsd(some, none), jsd(none, some), jsd(none, none)) == (1, 1, 0)
 
 

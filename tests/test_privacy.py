@@ -116,7 +116,8 @@ class Town:
 
     def copies(self, name: str, noise: float = 0.0, exact_homes: bool = False) -> Path:
         """Training trajectories of which a share of visits was replaced by others'."""
-        rng, rows = np.random.default_rng(0), self.dataset.split("train")
+        rng = np.random.default_rng(0)
+        rows = self.dataset.split("train")
         real = Trajectories.of(self.dataset, rows)
         tokens = np.where(
             rng.random(len(real.tokens)) < noise, rng.permutation(real.tokens), real.tokens
@@ -160,9 +161,11 @@ def test_noisy_copies_of_training_people_fail_though_their_homes_are_moved(town:
     assert result.closest["train"]["mean"] < result.closest["held_out"]["mean"]
 
 
-def test_real_homes_fail_whatever_is_done_there(town: Town) -> None:
-    table, rng = pq.read_table(town.fresh), np.random.default_rng(0)
-    dataset, names = town.dataset, ("home_lat", "home_lon", "work_lat", "work_lon")
+def test_samples_with_real_homes_fail(town: Town) -> None:
+    table = pq.read_table(town.fresh)
+    rng = np.random.default_rng(0)
+    dataset = town.dataset
+    names = ("home_lat", "home_lon", "work_lat", "work_lon")
     real = dataset.anchors[np.unique(dataset.person[dataset.split("train")])]
     chosen = real[rng.integers(len(real), size=table["trajectory"].to_numpy().max() + 1)][
         table["trajectory"].to_numpy()
@@ -178,11 +181,9 @@ def test_real_homes_fail_whatever_is_done_there(town: Town) -> None:
         assert result.equal_anchors["of_only_one_person"] == pytest.approx(float(verdict == RED))
 
 
-def test_the_share_of_copies_is_the_one_that_is_measured(town: Town) -> None:
-    fresh, copies = (
-        pq.read_table(town.fresh),
-        pq.read_table(town.copies("copies", exact_homes=True)),
-    )
+def test_the_measured_share_of_copies_is_the_true_one(town: Town) -> None:
+    fresh = pq.read_table(town.fresh)
+    copies = pq.read_table(town.copies("copies", exact_homes=True))
     firsts = [
         table.filter(pc.less(table["trajectory"], n)) for table, n in ((fresh, 900), (copies, 100))
     ]
@@ -225,8 +226,9 @@ def test_a_model_that_learnt_few_people_by_heart_fails_and_one_of_many_passes(
     )  # of few people home and work are far from anybody else's
 
 
-def test_choosing_the_best_of_many_attacks_gains_nothing() -> None:
-    corrected, naive = [], []
+def test_choosing_the_best_of_many_attacks_does_not_raise_the_auc() -> None:
+    corrected = []
+    naive = []
     for seed in range(30):
         rng = np.random.default_rng(seed)
         member = (np.arange(400) < 300).astype(np.int64)
@@ -238,7 +240,7 @@ def test_choosing_the_best_of_many_attacks_gains_nothing() -> None:
     assert np.mean(naive) > 0.55
 
 
-def test_an_attack_that_knows_everything_finds_everybody() -> None:
+def test_a_perfect_attack_identifies_every_member() -> None:
     member = (np.arange(500) < 300).astype(np.int64)
     result = infer(
         {"oracle": member.astype(np.float64), "blind": np.zeros(500)},
@@ -265,7 +267,7 @@ def test_the_area_is_the_chance_that_a_member_scores_higher(
 
 
 @pytest.mark.parametrize("others", [30, 99, 120, 250])
-def test_a_score_that_knows_nothing_finds_one_in_a_hundred(others: int) -> None:
+def test_a_random_score_identifies_one_member_in_a_hundred(others: int) -> None:
     rng = np.random.default_rng(0)
     result = [hit_rate(rng.random(200), rng.random(others)) for _ in range(2_000)]
     assert np.mean(result) == pytest.approx(0.01, abs=4 * np.std(result) / np.sqrt(len(result)))
@@ -275,7 +277,7 @@ steps = st.lists(st.integers(HOME, HOME + 3), min_size=1, max_size=7)
 
 
 @given(st.lists(steps, min_size=1, max_size=5), st.lists(steps, min_size=1, max_size=5))
-def test_distance_counts_tokens_and_pairs_that_both_have(
+def test_the_distance_counts_common_tokens_and_pairs(
     first: list[list[int]], second: list[list[int]]
 ) -> None:
     def things(walk: list[int]) -> Counter[Any]:
@@ -296,7 +298,8 @@ def test_distance_counts_tokens_and_pairs_that_both_have(
 def test_likelihoods_are_those_of_witten_and_bell(
     learnt: list[list[int]], asked: list[int]
 ) -> None:
-    words, order = HOME + 4, 3
+    words = HOME + 4
+    order = 3
 
     def chance(context: tuple[int, ...], token: int, n: int) -> float:
         if n == 0:
@@ -309,7 +312,8 @@ def test_likelihoods_are_those_of_witten_and_bell(
             if tuple(walk[k - n + 1 : k]) == recent
         )
         shorter = chance(context, token, n - 1)
-        different, total = len(after), after.total()
+        different = len(after)
+        total = after.total()
         return (after[token] + different * shorter) / (total + different) if total else shorter
 
     everything = walks(*learnt, asked)
@@ -343,7 +347,7 @@ def test_rare_places_are_those_of_few_training_people() -> None:
         (0.051, 0.9, RED),
     ],
 )
-def test_green_is_said_only_where_red_is_excluded(low: float, high: float, verdict: str) -> None:
+def test_a_check_is_green_only_if_red_is_excluded(low: float, high: float, verdict: str) -> None:
     check = Check("closest", measured=Interval((low + high) / 2, low, high, (high - low) / 4))
     assert check.verdict == verdict
     assert (check.explanation is not None) == (verdict == UNDECIDED)
@@ -378,7 +382,7 @@ def test_a_subject_is_green_if_half_of_its_checks_are(
     assert result.verdict == result.as_dict()["verdict"] == verdict
 
 
-def test_thirty_held_out_people_decide_nothing(town: Town) -> None:
+def test_thirty_held_out_people_are_too_few_for_a_verdict(town: Town) -> None:
     result = audit(
         town.fresh, town.prepared("thirty", {"train": 0.86, "val": 0.1, "test": 0.04}).path
     )
@@ -387,11 +391,14 @@ def test_thirty_held_out_people_decide_nothing(town: Town) -> None:
     assert result.verdict == UNDECIDED and result.advice == ()
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(audit_table(result))
-    said = console.export_text()
-    assert "Closest record: not decided, too few people" in said and "verdict: not decided" in said
+    printed = console.export_text()
+    assert (
+        "Closest record: not decided, too few people" in printed
+        and "verdict: not decided" in printed
+    )
 
 
-def test_what_cannot_be_tested_is_said_and_is_not_green(town: Town) -> None:
+def test_a_check_that_cannot_be_tested_is_named_and_is_not_green(town: Town) -> None:
     bare = town.folder / "bare.parquet"
     table = pq.read_table(town.fresh, columns=["trajectory", "position", "poi_id"])
     pq.write_table(table.filter(pc.less(table["position"], 4)), bare)
@@ -419,18 +426,19 @@ def test_one_sample_is_audited(town: Town) -> None:
     assert result.trajectories == 1 and result.verdict in (GREEN, AMBER)
 
 
-def test_the_command_prints_and_writes_the_verdict_and_ends_well(
+def test_the_command_prints_and_writes_the_verdict_and_exits_with_0(
     town: Town, tmp_path: Path
 ) -> None:
-    copies, out = town.copies("again", exact_homes=True), tmp_path / "audit"
+    copies = town.copies("again", exact_homes=True)
+    out = tmp_path / "audit"
     command = ["audit", str(copies), "--dataset", str(town.dataset.path), "--out", str(out)]
-    said = CliRunner().invoke(app, [*command, "--quiet"], catch_exceptions=False)
+    printed = CliRunner().invoke(app, [*command, "--quiet"], catch_exceptions=False)
     assert (
-        said.exit_code == 0
-        and "verdict: red" in said.output
-        and "Home and work, unique" in said.output
+        printed.exit_code == 0
+        and "verdict: red" in printed.output
+        and "Home and work, unique" in printed.output
     )
-    assert "generate with a larger --coarsen" in said.output.replace("\n", " ")
+    assert "generate with a larger --coarsen" in printed.output.replace("\n", " ")
     written = {
         f"{name}.{end}" for name in ("checks", "attacks") for end in ("csv", "json", "md", "tex")
     }

@@ -65,7 +65,7 @@ def opened(
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_fetched_nothing_complains_and_nothing_sticks_out(
+def test_the_report_fetches_nothing_logs_no_error_and_fits_the_screen(
     browser: Browser, tmp_path: Path, width: int, height: int, scheme: str
 ) -> None:
     seen = opened(browser, width, height, scheme)
@@ -85,7 +85,8 @@ def test_nothing_is_fetched_nothing_complains_and_nothing_sticks_out(
 def test_a_group_is_chosen_by_mouse_and_by_keyboard(browser: Browser) -> None:
     page = opened(browser, 1280, 800).page
     chapter = page.locator("section", has=page.locator("select.groups")).first
-    choice, views = chapter.locator("select.groups"), chapter.locator(".view")
+    choice = chapter.locator("select.groups")
+    views = chapter.locator(".view")
     shown = [views.nth(k).is_visible() for k in range(views.count())]
     assert shown == [True] + [False] * 8
     choice.select_option(label=">50, F")
@@ -98,7 +99,7 @@ def test_a_group_is_chosen_by_mouse_and_by_keyboard(browser: Browser) -> None:
     page.close()
 
 
-def test_everything_has_a_name_and_what_is_for_the_screen_is_not_printed(browser: Browser) -> None:
+def test_charts_have_descriptions_and_the_menu_is_not_printed(browser: Browser) -> None:
     page = opened(browser, 1280, 800).page
     unnamed = (
         "Array.from(document.querySelectorAll('svg[role=img]'))"

@@ -1,4 +1,4 @@
-"""A whole run: every stage once, what is unchanged kept, and a page that stands alone."""
+"""A whole run: every step once, unchanged steps from the cache, and a report that fetches nothing."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tests.runs import VALUES, finished_run
 
 
 @pytest.fixture(scope="module")
-def made() -> Path:
+def finished() -> Path:
     return finished_run()
 
 
 def times(folder: Path) -> dict[str, int]:
-    """When each stage was made."""
+    """When each step was computed."""
     names = (
         "dataset",
         "baseline",
@@ -46,10 +46,10 @@ def times(folder: Path) -> dict[str, int]:
     return {name: (folder / name).stat().st_mtime_ns for name in names}
 
 
-def test_a_run_goes_from_a_city_to_a_report(made: Path) -> None:
-    facts = json.loads((made / "run.json").read_text())
+def test_a_run_goes_from_a_city_to_a_report(finished: Path) -> None:
+    facts = json.loads((finished / "run.json").read_text())
     chapter = facts["regions"]["hot16"]
-    evaluation = json.loads((made / chapter["evaluation"]).read_text())
+    evaluation = json.loads((finished / chapter["evaluation"]).read_text())
     assert set(evaluation["groups"]["scores"]) == {"baseline", "ours", "strong", "floor"}
     assert set(evaluation["regional"]["held_out_regions"]) == {
         "regions",
@@ -57,17 +57,17 @@ def test_a_run_goes_from_a_city_to_a_report(made: Path) -> None:
         "by_everybody",
         "better_in",
     }
-    samples = pd.read_parquet(made / chapter["samples"])
+    samples = pd.read_parquet(finished / chapter["samples"])
     each = samples.groupby("group")["trajectory"].nunique()
     assert len(each) == 8 and (each == 20).all() and samples["trajectory"].nunique() == 160
     assert not list(made.rglob(".*partial*")) and not [
-        path for path in (made / "samples").iterdir() if path.is_dir()
+        path for path in (finished / "samples").iterdir() if path.is_dir()
     ]
 
 
-def test_what_did_not_change_is_not_made_again(made: Path, tmp_path: Path) -> None:
+def test_only_steps_whose_inputs_changed_are_computed_again(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(made, folder)
+    shutil.copytree(finished, folder)
     before = times(folder)
     run(build_run(VALUES), folder, quiet=True)
     assert times(folder) == before
@@ -84,26 +84,28 @@ def test_what_did_not_change_is_not_made_again(made: Path, tmp_path: Path) -> No
     assert times(folder)["dataset"] != before["dataset"]
 
 
-def test_the_command_ends_with_the_verdict_of_the_audit(made: Path, tmp_path: Path) -> None:
-    folder, path = tmp_path / "run", tmp_path / "run.yaml"
-    shutil.copytree(made, folder)
+def test_the_command_ends_with_the_verdict_of_the_audit(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    path = tmp_path / "run.yaml"
+    shutil.copytree(finished, folder)
     path.write_text(yaml.safe_dump(VALUES))
     verdict = json.loads((folder / "audit" / "hot16.json").read_text())["verdict"]
     command = ["run", str(path), "--out", str(folder), "--quiet"]
-    said = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert said.exit_code == 0 and said.stdout.splitlines()[-1] == f"privacy audit: hot16 {verdict}"
-    told = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
-    assert json.loads(told.stdout)["audit"] == {"hot16": verdict}
+    printed = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert printed.exit_code == 0
+    assert printed.stdout.splitlines()[-1] == f"privacy audit: hot16 {verdict}"
+    as_json = CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False)
+    assert json.loads(as_json.stdout)["audit"] == {"hot16": verdict}
     path.write_text(yaml.safe_dump(VALUES | {"audit": False}))
-    silent = CliRunner().invoke(app, command, catch_exceptions=False)
-    assert "privacy audit" not in silent.stdout
+    without_audit = CliRunner().invoke(app, command, catch_exceptions=False)
+    assert "privacy audit" not in without_audit.stdout
     assert "audit" not in json.loads(
         CliRunner().invoke(app, [*command, "--json"], catch_exceptions=False).stdout
     )
 
 
 class _Page(HTMLParser):
-    """What a page refers to, and whether its tags close."""
+    """The links of a page, and whether its tags close."""
 
     VOID = frozenset({"meta", "br", "img", "link", "input"})
 
@@ -127,9 +129,9 @@ class _Page(HTMLParser):
         self.text.append(data)
 
 
-def test_the_page_stands_alone_and_says_what_was_found(made: Path) -> None:
+def test_the_report_fetches_nothing_and_summarises_the_results(finished: Path) -> None:
     page = _Page()
-    source = (made / "report.html").read_text()
+    source = (finished / "report.html").read_text()
     page.feed(source)
     assert not page.open
     assert all(each.startswith(("#", "data:image/png;base64,")) for each in page.refers)
@@ -140,18 +142,19 @@ def test_the_page_stands_alone_and_says_what_was_found(made: Path) -> None:
         assert name in text
 
 
-def test_a_run_without_labels_says_what_cannot_be_measured(made: Path, tmp_path: Path) -> None:
+def test_a_run_without_labels_says_what_cannot_be_measured(finished: Path, tmp_path: Path) -> None:
     city = tmp_path / "city"
-    shutil.copytree(made / "city", city)
+    shutil.copytree(finished / "city", city)
     (city / "manifest.json").unlink()
     people = pd.read_parquet(city / "people.parquet").drop(columns=["age", "gender"])
     people.to_parquet(city / "people.parquet")
     known = build_regions(
-        made / "dataset",
+        finished / "dataset",
         tmp_path / "known",
         RegionsOptions(by="home_district", features=("category",)),
     )
-    composition, seen = known.composition, known.aggregates
+    composition = known.composition
+    seen = known.aggregates
     shares = pd.DataFrame(
         composition.shares * 1_000, columns=list(composition.groups.names)
     ).round()
@@ -165,8 +168,8 @@ def test_a_run_without_labels_says_what_cannot_be_measured(made: Path, tmp_path:
     regions = {"census": {"composition": "census.csv", "aggregates": "seen.csv"}}
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(rest | {"source": {"path": "city"}, "regions": regions}))
-    made_too = run(path, tmp_path / "run", quiet=True)
-    assert "Nobody in this dataset has a label" in made_too.report.read_text()
+    result = run(path, tmp_path / "run", quiet=True)
+    assert "Nobody in this dataset has a label" in result.report.read_text()
     with pytest.raises(MobatlasError, match="strong: the people of this dataset have no labels"):
         run(
             build_run(rest | {"source": {"path": str(city)}, "strong": True}),
@@ -180,10 +183,10 @@ def test_a_run_without_labels_says_what_cannot_be_measured(made: Path, tmp_path:
     assert not (tmp_path / "no" / "baseline").exists()
 
 
-def test_ages_of_a_census_are_split_where_the_configuration_says_so(
-    made: Path, tmp_path: Path
+def test_ages_of_a_census_are_split_if_the_configuration_says_so(
+    finished: Path, tmp_path: Path
 ) -> None:
-    people = pd.read_parquet(made / "city" / "people.parquet")[["home_district", "gender"]]
+    people = pd.read_parquet(finished / "city" / "people.parquet")[["home_district", "gender"]]
     ages = np.where(np.arange(len(people)) % 2, "<35", "35+")  # 30-40 is in both
     counted = (
         people.assign(age=ages, count=1)
@@ -191,25 +194,27 @@ def test_ages_of_a_census_are_split_where_the_configuration_says_so(
         .sum()
     )
     counted.rename(columns={"home_district": "region"}).to_csv(tmp_path / "census.csv", index=False)
-    way = {
+    source = {
         "by": "home_district",
         "composition": str(tmp_path / "census.csv"),
         "features": ["category"],
     }
     folder = tmp_path / "run"
-    shutil.copytree(made, folder)
+    shutil.copytree(finished, folder)
     values = VALUES | {"strong": False, "audit": False}
     with pytest.raises(
         MobatlasError, match=r"census.csv: age range .* straddles .*straddle: uniform in a config"
     ):
-        run(build_run(values | {"regions": {"census": way}}), folder, quiet=True)
+        run(build_run(values | {"regions": {"census": source}}), folder, quiet=True)
     run(
-        build_run(values | {"regions": {"census": way | {"straddle": "uniform"}}}),
+        build_run(values | {"regions": {"census": source | {"straddle": "uniform"}}}),
         folder,
         quiet=True,
     )
-    found = load_regions(folder / "regions" / "census").composition
-    ages = found.shares.reshape(len(found.regions), 4, 2).sum(2)  # <30, 30-40, 40-50, >50
+    composition = load_regions(folder / "regions" / "census").composition
+    ages = composition.shares.reshape(len(composition.regions), 4, 2).sum(
+        2
+    )  # <30, 30-40, 40-50, >50
     assert np.allclose(ages.sum(1), 1) and (ages[:, 1] > 0.05).all(), (
         "of both ranges some are 30 to 40"
     )
@@ -218,7 +223,7 @@ def test_ages_of_a_census_are_split_where_the_configuration_says_so(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"regions": {}}, "regions: the configuration has none"),
         ({"source": {"path": "nowhere"}}, "nowhere: does not exist"),
@@ -234,33 +239,33 @@ def test_ages_of_a_census_are_split_where_the_configuration_says_so(
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_is_trained(
-    made: Path, tmp_path: Path, changes: dict[str, Any], said: str
+def test_a_bad_configuration_is_refused_before_anything_is_trained(
+    finished: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     folder = tmp_path / "run"
-    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("baseline", "strong", "models"))
-    with pytest.raises(MobatlasError, match=said):
+    shutil.copytree(finished, folder, ignore=shutil.ignore_patterns("baseline", "strong", "models"))
+    with pytest.raises(MobatlasError, match=message):
         run(build_run(VALUES | changes), folder, quiet=True)
     assert not (folder / "baseline").exists()
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_of_something_else_is_left_alone(
-    made: Path, tmp_path: Path, overwrite: bool
+def test_a_folder_with_other_files_is_refused_and_left_unchanged(
+    finished: Path, tmp_path: Path, overwrite: bool
 ) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
-    for folder in (tmp_path / "mine", made / "dataset"):
+    for folder in (tmp_path / "mine", finished / "dataset"):
         before = sorted(path.name for path in folder.iterdir())
         with pytest.raises(
             MobatlasError,
-            match=f"{folder}: holds files that are not from a run of this version; choose another --out",
+            match=f"{folder}: holds files that are not from a run of this version; choose another",
         ):
             run(build_run(VALUES), folder, overwrite=overwrite, quiet=True)
         assert sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_a_run_that_was_killed_at_its_very_beginning_is_begun_again(tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_step_can_be_started_again(tmp_path: Path) -> None:
     (tmp_path / ".steps.json.partial").write_text("{")
     refuse_foreign_folder(tmp_path)
     (tmp_path / "city").mkdir()
@@ -271,24 +276,22 @@ def test_a_run_that_was_killed_at_its_very_beginning_is_begun_again(tmp_path: Pa
     refuse_foreign_folder(tmp_path / "nowhere")
 
 
-def test_a_page_is_written_of_a_run_only_and_over_nothing(made: Path, tmp_path: Path) -> None:
+def test_a_report_needs_a_run_and_overwrites_no_file(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(MobatlasError, match=r"has no run\.json"):
         write_report(tmp_path, tmp_path / "page.html")
     (tmp_path / "page.html").write_text("mine")
     with pytest.raises(MobatlasError, match="exists already"):
-        write_report(made, tmp_path / "page.html")
+        write_report(finished, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == "mine"
 
 
-def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: Path) -> None:
-    city = made / "city"
+def test_init_writes_a_configuration_that_fits_the_files(finished: Path, tmp_path: Path) -> None:
+    city = finished / "city"
     out = tmp_path / "run.yaml"
-    said = write_configuration(out, InputFiles(city))
-    assert (
-        "300 people" in said[0]
-        and "--by home_district" in said[1]
-        and f"mobatlas run {out}" in said[2]
-    )
+    lines = write_configuration(out, InputFiles(city))
+    assert "300 people" in lines[0]
+    assert "--by home_district" in lines[1]
+    assert f"mobatlas run {out}" in lines[2]
     with pytest.raises(MobatlasError, match=r"--out .*: is a folder; give the name of a YAML file"):
         write_configuration(tmp_path, InputFiles(city), overwrite=True)
     config = load_run(out)
@@ -324,10 +327,12 @@ def test_init_writes_a_configuration_that_fits_the_files(made: Path, tmp_path: P
     assert not (tmp_path / "bad.yaml").exists()
 
 
-def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(
-    made: Path, tmp_path: Path
+def test_init_counts_aggregates_by_a_column_of_people_if_only_a_census_is_given(
+    finished: Path, tmp_path: Path
 ) -> None:
-    city, out, census = made / "city", tmp_path / "run.yaml", tmp_path / "census.csv"
+    city = finished / "city"
+    out = tmp_path / "run.yaml"
+    census = tmp_path / "census.csv"
     census.write_text('region,group,count\nD1,"<30, F",10\n')
     write_configuration(out, InputFiles(city, census, by="home_district"))
     known = load_run(out).regions["census"]
@@ -380,14 +385,12 @@ def test_init_counts_visits_by_a_column_of_people_where_a_census_stands_alone(
     assert not bad.exists()
 
 
-def test_what_init_writes_of_a_column_with_an_unusual_name_reaches_the_regions(
-    made: Path, tmp_path: Path
-) -> None:
-    people = pd.read_parquet(made / "city" / "people.parquet").rename(
+def test_init_lists_a_region_column_with_an_unusual_name(finished: Path, tmp_path: Path) -> None:
+    people = pd.read_parquet(finished / "city" / "people.parquet").rename(
         columns={"home_district": "quarter"}
     )
     (tmp_path / "city").mkdir()
-    shutil.copy(made / "city" / "visits.parquet", tmp_path / "city")
+    shutil.copy(finished / "city" / "visits.parquet", tmp_path / "city")
     people.to_csv(tmp_path / "city" / "people.csv.gz", index=False)
     census = people.groupby(["quarter", "age", "gender"]).size().rename("count").reset_index()
     census.rename(columns={"quarter": "region"}).to_csv(tmp_path / "census.csv", index=False)
@@ -395,12 +398,12 @@ def test_what_init_writes_of_a_column_with_an_unusual_name_reaches_the_regions(
     write_configuration(tmp_path / "run.yaml", files)
     config = load_run(tmp_path / "run.yaml")
     prepare(tmp_path / "city", tmp_path / "dataset", values=config.prepare.model_dump())
-    told = config.regions["census"]
-    assert told.composition is not None
+    source = config.regions["census"]
+    assert source.composition is not None
     build_regions(
         tmp_path / "dataset",
         tmp_path / "regions",
-        RegionsOptions(by=told.by, composition=tmp_path / told.composition),
+        RegionsOptions(by=source.by, composition=tmp_path / source.composition),
     )
     assert set(load_regions(tmp_path / "regions").composition.regions) == set(
         people["quarter"].astype(str)
@@ -410,7 +413,7 @@ def test_what_init_writes_of_a_column_with_an_unusual_name_reaches_the_regions(
         write_configuration(tmp_path / "bad.yaml", InputFiles(tmp_path / "city", by="quarter"))
 
 
-def test_the_report_draws_how_finetuning_went_and_shows_the_papers_figures(tmp_path: Path) -> None:
+def test_the_report_shows_finetuning_curves_and_the_results_of_the_paper(tmp_path: Path) -> None:
     shutil.copytree(finished_run(), tmp_path / "run")
     rows = [
         {"step": step, "validation": 0.3 - step / 100, "js <30, M": 0.2, "js average": 0.2}

@@ -116,7 +116,7 @@ def _configure(family: Family, preset: str | None, values: Mapping[str, Any]) ->
 
 
 def _warn_of_truncation(model: Generator, dataset: TrajectoryDataset) -> None:
-    """Warn before training if the model cuts off many trajectories, and name a sufficient length."""
+    """Warn if the model cuts off many trajectories, and name a sufficient length."""
     lengths = dataset.lengths[dataset.split("train")]
     truncated = float(np.mean(lengths > model.max_length))
     if truncated > MAX_TRUNCATED:
@@ -179,5 +179,4 @@ def finished_report(out: Path, identity: Identity) -> dict[str, Any]:
             f"{out}: training finished with another configuration or seed; "
             "pass --overwrite to train again"
         )
-    report: dict[str, Any] = manifest.details["report"]
-    return report
+    return manifest.details["report"]

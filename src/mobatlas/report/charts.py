@@ -307,11 +307,6 @@ def _histogram(
 
 def _png(values: Floats) -> str:
     """Values from 0 to 1 as a PNG of one pixel each, in a colour-blind-safe scale; base64."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import image
-
     buffer = io.BytesIO()
-    image.imsave(buffer, values, cmap="cividis", vmin=0, vmax=1, format="png")
+    load_pyplot().imsave(buffer, values, cmap="cividis", vmin=0, vmax=1, format="png")
     return base64.b64encode(buffer.getvalue()).decode()

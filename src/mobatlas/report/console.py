@@ -113,10 +113,7 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
     if diagnosis.effective_rank_with_rest is not None:
         rank = f"effective rank {diagnosis.effective_rank_with_rest}"
         facts["with the people outside all regions"] = rank
-    contrasts = {}
-    for contrast in diagnosis.contrasts:
-        name, _, verdict = contrast.sentence().rpartition(": ")
-        contrasts[name] = verdict
+    contrasts = dict(each.sentence().rsplit(": ", 1) for each in diagnosis.contrasts)
     proposals = Table(
         ("action", "smallest singular value", "effective rank"),
         tuple(

@@ -101,7 +101,7 @@ def render(folder: Path, read: Callable[..., Samples] | None = None) -> str:
 
 def _read_run(folder: Path) -> dict[str, Any]:
     try:
-        facts: dict[str, Any] = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        return json.loads((folder / RUN).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise MobatlasError(
             f"{folder}: has no {RUN}; give the folder that `mobatlas run` or `mobatlas demo` wrote"
@@ -110,7 +110,6 @@ def _read_run(folder: Path) -> dict[str, Any]:
         raise MobatlasError(
             f"{folder / RUN}: cannot be read; run `mobatlas run` again to replace it"
         ) from None
-    return facts
 
 
 def _resource(*path: str) -> str:
@@ -133,8 +132,7 @@ class Chapter:
     @property
     def scores(self) -> dict[str, Any]:
         """Scores averaged over groups, or of everybody if there are no labels."""
-        chosen: dict[str, Any] = self.evaluation["groups"] or self.evaluation["everybody"]
-        return chosen
+        return self.evaluation["groups"] or self.evaluation["everybody"]
 
     @property
     def scores_table(self) -> Markup:
@@ -284,8 +282,7 @@ class _Page:
         )
 
     def _read_json(self, path: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.folder / path).read_text(encoding="utf-8"))
-        return content
+        return json.loads((self.folder / path).read_text(encoding="utf-8"))
 
     @cached_property
     def _members(self) -> dict[str, Ints]:

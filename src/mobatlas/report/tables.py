@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,11 @@ class Table:
     bold: frozenset[tuple[int, int]] = frozenset()
 
     def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise ValueError(
-                    f"a row of {len(row)} cells under {len(self.columns)} columns: {row}"
-                )
+        wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
+        if wrong is not None:
+            raise ValueError(
+                f"a row of {len(wrong)} cells under {len(self.columns)} columns: {wrong}"
+            )
 
     @classmethod
     def from_records(cls, records: Sequence[Mapping[str, Cell]], caption: str = "") -> Table:
@@ -171,11 +171,10 @@ class Table:
     def as_markdown(self) -> str:
         """GitHub's Markdown."""
         rule = ["---:" if numeric else "---" for numeric in self.numeric]
-        lines = [
-            _escaped(self.columns, MARKDOWN),
-            rule,
-            *(_escaped(row, MARKDOWN) for row in self.texts()),
-        ]
+        head, *body = (
+            [_escape(cell, MARKDOWN) for cell in row] for row in (self.columns, *self.texts())
+        )
+        lines = [head, rule, *body]
         table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
         caption, note = (_escape(text, MARKDOWN) for text in (self.caption, self.note))
         return "\n".join(
@@ -185,7 +184,7 @@ class Table:
     def as_latex(self, label: str = "") -> str:
         """LaTeX with the rules of booktabs."""
         head, *body = (
-            " & ".join(_escaped(row, LATEX)) + r" \\"
+            " & ".join(_escape(cell, LATEX) for cell in row) + r" \\"
             for row in (self.columns, *self.texts(missing="--"))
         )
         caption = _escape(f"{self.caption} {self.note}", LATEX)
@@ -362,16 +361,17 @@ def _scores_note(
 ) -> str:
     sentences = ["Low and high are the ends of the 95 % interval over people."]
     if gaps:
-        sentences.append("Gap closed is the share of the gap from the baseline to the floor")
-        if len(gaps) > 1:
-            sentences[-1] += ", or to the model trained on labels (strong)"
-        sentences[-1] += "."
+        strong = ", or to the model trained on labels (strong)" if len(gaps) > 1 else ""
+        gap = f"Gap closed is the share of the gap from the baseline to the floor{strong}."
+        sentences.append(gap)
     if any(each["share"] is None for gap in gaps.values() for each in gap.values()):
         sentences.append("A dash: the gap is within the spread of resampled people.")
-    timed = ["hour" in scores["intervals"][label] for label in labels]
-    if not all(timed):
-        files = "one of these files has" if any(timed[:-1]) else "these samples have"
-        sentences.append(f"Hour and dwell are not compared, because {files} no times.")
+    timed = {metric.name: metric.title for metric in METRICS.values() if metric.needs_times}
+    has_times = [not timed.keys().isdisjoint(scores["intervals"][label]) for label in labels]
+    if not all(has_times):
+        files = "one of these files has" if any(has_times[:-1]) else "these samples have"
+        titles = " and ".join(timed.values())
+        sentences.append(f"{titles} are not compared, because {files} no times.")
     return " ".join(sentences)
 
 
@@ -469,10 +469,6 @@ def _text(cell: Cell, format_: str, missing: str) -> str:
         return cell
     text = f"{cell:,}" if isinstance(cell, int) else format(cell, format_)
     return text.replace("-", MINUS, 1) if cell < 0 else text
-
-
-def _escaped(cells: Iterable[str], signs: Mapping[str, str]) -> list[str]:
-    return [_escape(cell, signs) for cell in cells]
 
 
 def _escape(text: str, signs: Mapping[str, str]) -> str:
