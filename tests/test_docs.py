@@ -1,4 +1,4 @@
-"""The documentation is true: its Python runs, it names the public API, and it has no local paths."""
+"""The documentation is true: its Python runs, it names the public API and no local path."""
 
 from __future__ import annotations
 

@@ -260,8 +260,7 @@ def test_what_limits_a_partition_is_said() -> None:
     twins = diagnose(composition_of(np.vstack([np.eye(8), np.eye(8)[:2]])), n=100)
     assert (
         "2 regions repeat the composition of another: they add people, but do not help to "
-        "distinguish groups"
-        in twins.warnings
+        "distinguish groups" in twins.warnings
     )
     alone = diagnose(composition_of(np.ones((3, 1)), Groups.of({"all": ("x",)})), n=100)
     assert "there is only one group: nothing to distinguish" in alone.warnings

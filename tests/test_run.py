@@ -1,4 +1,4 @@
-"""A whole run: every step once, unchanged steps from the cache, and a report that fetches nothing."""
+"""A whole run: every step once, unchanged steps from the cache, and a self-contained report."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_run_goes_from_a_city_to_a_report(finished: Path) -> None:
     samples = pd.read_parquet(finished / chapter["samples"])
     each = samples.groupby("group")["trajectory"].nunique()
     assert len(each) == 8 and (each == 20).all() and samples["trajectory"].nunique() == 160
-    assert not list(made.rglob(".*partial*")) and not [
+    assert not list(finished.rglob(".*partial*")) and not [
         path for path in (finished / "samples").iterdir() if path.is_dir()
     ]
 
@@ -77,9 +77,7 @@ def test_only_steps_whose_inputs_changed_are_computed_again(finished: Path, tmp_
         after.pop("samples/hot16.parquet") != before.pop("samples/hot16.parquet")
         and after == before
     )
-    (folder / "steps.json").write_text(
-        "{"
-    )  # nothing is known any more, so everything is made again
+    (folder / "steps.json").write_text("{")  # without the cache everything is computed again
     run(build_run(VALUES | {"samples": {"each": 12}, "strong": False}), folder, quiet=True)
     assert times(folder)["dataset"] != before["dataset"]
 
