@@ -1,26 +1,28 @@
-"""What phase 2 costs: the paper's finetuning for a fixed number of steps, and how soon a tilt has reached the same regions.
+"""The cost of phase 2: finetuning for a fixed number of steps, and how soon tilt is as good.
 
-Everything is measured in one run, on one baseline, in one folder of cells, where it is made if it is not there.
+All strategies start from one baseline and are measured on one machine. Each row is a cell, so an
+interrupted measurement resumes at the row where it stopped.
 """
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.cells import Bench, Job, Place, check_partition
+from bench.cells import Job, SeedFolder, Setup, check_partition
+from bench.runner import Cell, Command, Experiment, Runner
 from bench.summary import write_result
 from mobatlas.config import merge
 from mobatlas.generators.store import load_model
-from mobatlas.io.manifest import library_versions
 from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
-from mobatlas.progress import SILENT, Tracker
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 from mobatlas.supervision.group_tilts import fit_group_tilts
@@ -28,108 +30,137 @@ from mobatlas.supervision.samplers import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler
 from mobatlas.training.loop import Execution
 
-# The rollout and the batch of the paper; the learning rate is ours, larger than the paper's, so that few steps get further.
-PUBLISHED: Mapping[str, Any] = {"rollout_steps": 50, "batch": 256, "early": False}
-SHORT: Mapping[str, Any] = {
-    "rollout_steps": 5,
-    "batch": 256,
-    "early": False,
-}  # what is lost by a shorter rollout
-EARLY: Mapping[str, Any] = {}  # our defaults
-# A tilt in a hurry.
-BRIEF: Mapping[str, Any] = {
+# "as published" has the rollout and batch of the paper. Its learning rate is ours, which is
+# larger, so that few steps get further. "early" has our defaults.
+FINETUNE: Mapping[str, Mapping[str, Any]] = {
+    "early": {},
+    "5-step rollout": {"rollout_steps": 5, "batch": 256, "early": False},
+    "as published": {"rollout_steps": 50, "batch": 256, "early": False},
+}
+BRIEF_TILT: Mapping[str, Any] = {
     "weighted_fit": {"steps": 40, "warmup": 10},
     "calibration": {"pool": 512},
 }
-STEPS = 6
+MEASURE = (
+    "regional_loss: JSD in bits between simulated regions and those of validation people, a mean "
+    "over regions; seconds: of `supervise` from the baseline's weights to the new ones on disk; "
+    "gradient_agreement: mean cosine between gradients of one region from two batches, before "
+    "training"
+)
+ROW = ("seconds", "regional_loss", "gradient_agreement")
 
 
 def run(
-    out: Path,
-    seed: int = 0,
-    *,
+    experiment: Experiment,
     partition: str = "demogroups",
     steps: int = 150,
     values: Mapping[str, Any] | None = None,
     city: Mapping[str, Any] | None = None,
-    quiet: bool = False,
-    tracker: Tracker = SILENT,
 ) -> dict[str, Any]:
-    """Measure, write cost.json into `out`; `values` and `city` change the preset `small`."""
+    """Measure the first seed and write cost.json; `values` and `city` change preset `small`."""
     check_partition(partition)
+    seed = experiment.first_seed
     own, rest = split_options(values or {})
-    command = f"python -m bench cost --partition {partition} --steps {steps} --seed {seed} --out {out.name}"
-    place = Place(out / f"seed-{seed}", seed, Bench(command, rest, city or {}, quiet=quiet))
-    tracker.step(0, "baseline")
-    baseline, regions, dataset = (
-        place.baseline(),
-        place.regions(Job(partition, "tilt")),
-        place.dataset,
+    setup = Setup(rest, city or {}, quiet=experiment.quiet)
+    warmup = {"steps": steps, "validate_every": steps, "warmup": steps // 10}
+    task = _Task(
+        SeedFolder(experiment.out, seed, setup),
+        partition,
+        merge(warmup, own.get("finetune", {})),
+        merge(BRIEF_TILT, {"calibration": own["calibration"]} if "calibration" in own else {}),
     )
-    asked: dict[str, Any] = merge(
-        {"steps": steps, "validate_every": steps, "warmup": steps // 10}, own.get("finetune", {})
-    )
-    config = FinetuneConfig.model_validate(
-        {k: v for k, v in asked.items() if k.startswith("validation")}
-    )
-    rows: list[dict[str, Any]] = []
-
-    def row(name: str, seconds: float, sampler: Sampler, agreement: float | None = None) -> None:
-        loss = round(regional_loss(sampler, dataset, regions, config, seed), 5)
-        found = {
-            "seconds": round(seconds, 1),
-            "regional_loss": loss,
-            "gradient_agreement": agreement,
-        }
-        rows.append({"strategy": name, **found})
-        tracker.step(len(rows), name)
-
-    row("baseline", 0.0, PlainSampler(load_model(baseline).generator, dataset.anchors))
-    start = time.perf_counter()
-    fit_group_tilts(gather_evidence(dataset, regions), dataset)
-    recovered = time.perf_counter() - start
-    brief = merge(BRIEF, {"calibration": own["calibration"]} if "calibration" in own else {})
-    scratch = Path(tempfile.mkdtemp(prefix=".cost-", dir=out))
-    execution = Execution(quiet=quiet)
-    try:
-        start = time.perf_counter()
-        tilt_options = SuperviseOptions("tilt", values=brief)
-        supervise(baseline, scratch / "tilt", regions, tilt_options, seed=seed, execution=execution)
-        row(
-            "tilt, calibrated",
-            time.perf_counter() - start,
-            load_sampler(load_model(scratch / "tilt")),
-        )
-        for name, how in {
-            "early": EARLY,
-            "5-step rollout": SHORT,
-            "as published": PUBLISHED,
-        }.items():
-            tuning = {"finetune": merge(asked, how)}
-            start = time.perf_counter()
-            options = SuperviseOptions("finetune", values=tuning)
-            report = supervise(
-                baseline, scratch / name, regions, options, seed=seed, execution=execution
-            )
-            seconds, tuned = time.perf_counter() - start, load_model(scratch / name).generator
-            agreement = report["finetune"]["gradient_agreement"]
-            row(f"finetune, {name}", seconds, PlainSampler(tuned, dataset.anchors), agreement)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    by_name = {each["strategy"]: each for each in rows}
-    tilt, published = by_name["tilt, calibrated"], by_name["finetune, as published"]
+    computations = {"baseline": task.baseline, "tilt, calibrated": task.tilt}
+    for name, options in FINETUNE.items():
+        computations[f"finetune, {name}"] = partial(task.finetune, options)
+    inputs = setup.inputs() | {"partition": partition, "values": values, "steps": steps}
+    cells = [
+        Cell(seed, f"cost-{name.replace(', ', '-')}", inputs, compute, label=name)
+        for name, compute in computations.items()
+    ]
+    command = Command("cost", {"--partition": [partition], "--steps": [str(steps)]}, one_seed=True)
+    results = Runner(experiment, "cost", command).run(cells)
+    rows = {
+        name: {key: result[key] for key in ROW}
+        for name, result in zip(computations, results, strict=True)
+    }
+    tilt = rows["tilt, calibrated"]
+    published = rows["finetune, as published"]
     result = {
-        "command": command,
-        "seed": seed,
-        "versions": library_versions(),
+        **command.header(experiment),
         "threads": torch.get_num_threads(),
-        "measure": "regional_loss: JSD in bits between simulated regions and those of validation people, a mean over regions; "
-        "seconds: of `supervise` from the baseline's weights to the new ones on disk; gradient_agreement: mean cosine between "
-        "gradients of one region from two batches, before training",
-        "rows": rows,
-        "recovery_and_dual_seconds": round(recovered, 2),
+        "measure": MEASURE,
+        "rows": [{"strategy": name, **row} for name, row in rows.items()],
+        "recovery_and_dual_seconds": results[1]["recovery_and_dual_seconds"],
         "times_faster": round(published["seconds"] / tilt["seconds"], 1),
         "reaches_the_same_loss": tilt["regional_loss"] <= published["regional_loss"],
     }
-    write_result(out, "cost", result)
+    write_result(experiment.out, "cost", result)
     return result
+
+
+@dataclass(frozen=True)
+class _Task:
+    """The rows of one seed and partition."""
+
+    folder: SeedFolder
+    partition: str
+    finetune_values: Mapping[str, Any]
+    tilt_values: Mapping[str, Any]
+
+    def baseline(self) -> dict[str, Any]:
+        path = self.folder.baseline()
+        sampler = PlainSampler(load_model(path).generator, self.folder.dataset.anchors)
+        return self._row(0.0, sampler)
+
+    def tilt(self) -> dict[str, Any]:
+        self.folder.baseline()
+        dataset = self.folder.dataset
+        start = time.perf_counter()
+        fit_group_tilts(gather_evidence(dataset, self._regions()), dataset)
+        seconds = round(time.perf_counter() - start, 2)
+        with self._supervised("tilt", self.tilt_values) as (model, took, _):
+            row = self._row(took, load_sampler(load_model(model)))
+        return {**row, "recovery_and_dual_seconds": seconds}
+
+    def finetune(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        values = {"finetune": merge(self.finetune_values, options)}
+        with self._supervised("finetune", values) as (model, took, report):
+            sampler = PlainSampler(load_model(model).generator, self.folder.dataset.anchors)
+            return self._row(took, sampler, report["finetune"]["gradient_agreement"])
+
+    def _regions(self) -> Path:
+        return self.folder.regions(Job(self.partition, "tilt"))
+
+    @contextmanager
+    def _supervised(
+        self, strategy: str, values: Mapping[str, Any]
+    ) -> Iterator[tuple[Path, float, dict[str, Any]]]:
+        """Yield a supervised model that is deleted afterwards, its seconds and its report."""
+        baseline = self.folder.baseline()
+        regions = self._regions()
+        options = SuperviseOptions(strategy, values=values)
+        execution = Execution(quiet=self.folder.setup.quiet)
+        seed = self.folder.seed
+        with tempfile.TemporaryDirectory(prefix=".cost-", dir=self.folder.out) as scratch:
+            model = Path(scratch) / "model"
+            start = time.perf_counter()
+            report = supervise(baseline, model, regions, options, seed=seed, execution=execution)
+            yield model, time.perf_counter() - start, report
+
+    def _row(
+        self, seconds: float, sampler: Sampler, agreement: float | None = None
+    ) -> dict[str, Any]:
+        validation = {
+            name: value
+            for name, value in self.finetune_values.items()
+            if name.startswith("validation")
+        }
+        config = FinetuneConfig.model_validate(validation)
+        loss = regional_loss(
+            sampler, self.folder.dataset, self._regions(), config, self.folder.seed
+        )
+        return {
+            "seconds": round(seconds, 1),
+            "regional_loss": round(loss, 5),
+            "gradient_agreement": agreement,
+        }

@@ -1,28 +1,29 @@
-"""Recovered group means against those of labelled people: are they where their error bars say, what helped them there, and
-what do they tell of everything else that a group does?
+"""Recovered group means against labelled people: their error, coverage, and the gap they close.
 
-Real regions differ in more than their people, so that recovery takes several precautions; each is measured with those before
-it, on validation people. Training people weighed by recovered means, by those that are known from labels, and by where they
-live show, against test people, what comes of them before any generator. What is found reaches no model.
+Real regions differ in more than their people, so recovery takes several precautions; each is
+measured together with those before it, on validation people. Training people are weighted by
+recovered means, by means known from labels, and by residence, and compared with test people. No
+model sees these measurements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from scipy import sparse, special
 
-from bench.cells import PARTITIONS, Job, Place, read_cell, write_cell
-from bench.people import MANNER, METRICS, Crowd
+from bench.cells import PARTITIONS, Job, SeedFolder
+from bench.people import DRAWING, METRICS, WeightedPeople
 from bench.reweight import RIDGE, person_features
+from bench.runner import Cell, Runner
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest
-from mobatlas.progress import track
 from mobatlas.regions.composition import composition_from_labels, region_codes
 from mobatlas.regions.recovery.geography import confounding
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, RecoveryOptions, recover
@@ -32,244 +33,228 @@ from mobatlas.regions.types import Recovery
 from mobatlas.supervision.evidence import region_of, residence_shares, shrunk_shares
 from mobatlas.supervision.tilt import fit_tilt
 
-# By which training people are weighed: what labels know of means, what regions tell of them; what the composition says of who
-# lives where, and what labels of all of them say of it.
-KNOWN, RECOVERED, RESIDENCE, KNOWN_RESIDENCE = (
-    "known means",
-    "recovered means",
-    "residence",
-    "known residence",
-)
+# By which training people are weighted: means from labels or from recovery, or the groups of
+# their home region from the composition or from labels of all people.
+KNOWN = "known means"
+RECOVERED = "recovered means"
+RESIDENCE = "residence"
+KNOWN_RESIDENCE = "known residence"
 STAGES = (KNOWN, RECOVERED, RESIDENCE, KNOWN_RESIDENCE)
-LEVEL = 0.9  # of the error bars that are checked
-FEW = 30.0  # visits of test people, which tell something
+LEVEL = 0.9  # of the error bars
+MIN_VISITS = 30.0  # expected visits of test people in a cell that counts
 MEASURED = ("coverage", "coverage_of_labels", "error")
-TRUST = 1e6  # groups may differ as much as regions say
-# More in each than in the one before: doubt of the composition; regions that differ by themselves, and by themselves in each
-# feature map; a surface over the map, and belief in what holds all over it; a limit to what groups explain, which is all.
+NO_LIMIT = 1e6  # groups may explain all variance between regions
+# Each adds to the one before: error of the composition; effects of regions, in each feature map;
+# a surface over the map with a prior from the whole map; a limit to what groups explain.
 PRECAUTIONS: Mapping[str, Mapping[str, Any]] = {
     "none": {"exact_composition": True, "region_effects": False, "geography": False},
     "composition": {"region_effects": False, "geography": False},
-    "regions": {"geography": False, "groups_explain": TRUST},
-    "map": {"groups_explain": TRUST},
+    "regions": {"geography": False, "groups_explain": NO_LIMIT},
+    "map": {"groups_explain": NO_LIMIT},
     "all": {},
 }
 
 
-def error_bars(places: Sequence[Place], jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """A row for each kind of regions, means over seeds; what the guard says is of the first seed."""
-    rows, kinds = [], {job.regions: job for job in jobs}
-    known = _kept(places, list(kinds.values()))
-    for regions, job in kinds.items():
-        found = known[regions]
-        measured: dict[str, Any] = {
-            name: _known([each[name] for each in found]) for name in MEASURED
-        }
-        measured["cells"] = found[0]["cells"]
-        kind = {"partition": job.partition, "features": list(job.features), "census": job.census}
-        row: dict[str, Any] = {
-            **kind,
-            "shuffled": job.shuffled,
-            **measured,
-            "said": found[0]["said"],
-        }
-        row["people"] = {
+def error_bars(
+    runner: Runner, folders: Sequence[SeedFolder], jobs: Sequence[Job]
+) -> list[dict[str, Any]]:
+    """Return a row for each kind of regions: means over seeds, warnings of the first seed."""
+    kinds = {job.regions: job for job in jobs}
+    dataset = folders[0].dataset
+
+    @cache
+    def people() -> WeightedPeople:
+        return WeightedPeople.of(dataset)
+
+    def measure(folder: SeedFolder, job: Job) -> dict[str, Any]:
+        return _measure(folder, job, people())
+
+    cells = [
+        Cell(
+            folder.seed,
+            f"error-bars-{job.regions}",
+            _inputs(folder, job),
+            partial(measure, folder, job),
+        )
+        for job in kinds.values()
+        for folder in folders
+    ]
+    results = runner.run(cells)
+    n = len(folders)
+    return [_row(job, results[i * n : (i + 1) * n]) for i, job in enumerate(kinds.values())]
+
+
+def _row(job: Job, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    first = cells[0]
+    row: dict[str, Any] = {
+        "partition": job.partition,
+        "features": list(job.features),
+        "census": job.census,
+        "shuffled": job.shuffled,
+        **{name: _mean([cell[name] for cell in cells]) for name in MEASURED},
+        "cells": first["cells"],
+        "said": first["said"],
+        "people": {
             stage: {
-                metric: _known([each["people"][stage][metric] for each in found])
+                metric: _mean([cell["people"][stage][metric] for cell in cells])
                 for metric in METRICS
             }
-            for stage in found[0]["people"]
-        }
-        if job.partition not in PARTITIONS:
-            row["precautions"] = {
-                name: _known([each["precautions"][name] for each in found]) for name in PRECAUTIONS
-            }
-        rows.append(row)
-    return rows
-
-
-def _kept(places: Sequence[Place], jobs: Sequence[Job]) -> dict[str, list[dict[str, Any]]]:
-    """Name of regions -> what was found in each place: a file of its own each, made if it is not there of the same regions."""
-    plan = [
-        (place, job, f"error-bars-{job.regions}", _made_of(place, job))
-        for job in jobs
-        for place in places
-    ]
-    missing = [
-        (place, job, name, of) for place, job, name, of in plan if not _known_of(place, name, of)
-    ]
-    if missing:
-        crowd = Crowd.of(places[0].dataset)
-        with track(
-            "error bars", len(missing), quiet=True
-        ) as tracker:  # lines, as of the other cells
-            for done, (place, job, name, of) in enumerate(missing):
-                tracker.step(done, f"seed {place.seed}, {job.regions}")
-                write_cell(place, name, _one(place, job, crowd) | {"of": of})
-    found: dict[str, list[dict[str, Any]]] = {job.regions: [] for job in jobs}
-    for place, job, name, _ in plan:
-        found[job.regions].append(read_cell(place.path.parent, place.seed, name))
-    return found
-
-
-def _made_of(place: Place, job: Job) -> dict[str, Any]:
-    """What else than code they depend on."""
-    regions = read_manifest(place.regions(job), REGIONS).content_hash
-    asked = {
-        "level": LEVEL,
-        "few": FEW,
-        "metrics": list(METRICS),
-        "ridge": RIDGE,
-        "groups_explain": GROUPS_EXPLAIN,
-    }
-    ways = {"precautions": {name: dict(way) for name, way in PRECAUTIONS.items()}, "people": MANNER}
-    ways["stages"] = list(STAGES)
-    return {
-        "dataset": place.dataset.manifest.content_hash,
-        "regions": regions,
-        **asked,
-        **ways,
-        **_asked(place),
-    }
-
-
-def _known_of(place: Place, name: str, of: Mapping[str, Any]) -> bool:
-    there = (place.path / f"{name}.json").exists()
-    return there and read_cell(place.path.parent, place.seed, name).get("of") == of
-
-
-def _one(place: Place, job: Job, crowd: Crowd) -> dict[str, Any]:
-    dataset, folder = place.dataset, RegionsFolder.open(place.regions(job))
-    regions = folder.regions
-    phi, parents = person_features(dataset, regions), dataset.vocabulary.parents
-
-    def believe(**assumptions: Any) -> Recovery:
-        options = RecoveryOptions(**{**_asked(place), **assumptions})
-        return recover(regions, parents=parents, options=options, quiet=True)
-
-    recovery = believe()
-    told, tested = (Sample.of(dataset, phi, split) for split in ("train", "test"))
-    known = told.means
-    found: dict[str, Any] = {
-        "error": error_left(recovery, known),
-        **coverage(recovery, told, tested),
-    }
-    found["said"] = confounding(recovery)
-    people = np.intersect1d(dataset.split_people("train"), dataset.person)
-    wanted = {KNOWN: np.where(np.isnan(known), recovery.means, known), RECOVERED: recovery.means}
-    found["people"] = {
-        stage: crowd.closed(_tilted(phi[people], means)) for stage, means in wanted.items()
+            for stage in first["people"]
+        },
     }
     if job.partition not in PARTITIONS:
-        region = region_of(dataset, people, folder.assignment, regions.composition.regions)
+        row["precautions"] = {
+            name: _mean([cell["precautions"][name] for cell in cells]) for name in PRECAUTIONS
+        }
+    return row
+
+
+def _inputs(folder: SeedFolder, job: Job) -> dict[str, Any]:
+    return {
+        "dataset": folder.dataset.manifest.content_hash,
+        "regions": read_manifest(folder.regions(job), REGIONS).content_hash,
+        "level": LEVEL,
+        "min_visits": MIN_VISITS,
+        "metrics": METRICS,
+        "ridge": RIDGE,
+        "precautions": PRECAUTIONS,
+        "people": DRAWING,
+        "stages": STAGES,
+        "groups_explain": GROUPS_EXPLAIN,
+        **_assumptions(folder),
+    }
+
+
+def _assumptions(folder: SeedFolder) -> dict[str, Any]:
+    """Return the options of recovery that the models of this folder use."""
+    values = folder.setup.values
+    return {name: value for name, value in values.items() if name == "groups_explain"}
+
+
+def _measure(folder: SeedFolder, job: Job, people: WeightedPeople) -> dict[str, Any]:
+    dataset = folder.dataset
+    regions_folder = RegionsFolder.open(folder.regions(job))
+    regions = regions_folder.regions
+    phi = person_features(dataset, regions)  # (people, features)
+
+    def recover_with(assumptions: Mapping[str, Any]) -> Recovery:
+        options = RecoveryOptions(**{**_assumptions(folder), **assumptions})
+        parents = dataset.vocabulary.parents
+        return recover(regions, parents=parents, options=options, quiet=True)
+
+    recovery = recover_with({})
+    train = GroupSample.of(dataset, phi, "train")
+    known = train.means
+    result: dict[str, Any] = {
+        "error": relative_error(recovery, known),
+        **coverage(recovery, train, GroupSample.of(dataset, phi, "test")),
+        "said": confounding(recovery),
+    }
+    members = np.intersect1d(dataset.split_people("train"), dataset.person)
+    means = {KNOWN: np.where(np.isnan(known), recovery.means, known), RECOVERED: recovery.means}
+    weights = {stage: _tilt_weights(phi[members], each) for stage, each in means.items()}
+    if job.partition not in PARTITIONS:
+        names = regions.composition.regions
+        region = region_of(dataset, members, regions_folder.assignment, names)
         if region is not None:
-            known_there = known_residence(
-                regions.composition.regions, region, crowd.group, regions.groups
-            )
-            homes = {
-                RESIDENCE: residence_shares(shrunk_shares(regions), region),
-                KNOWN_RESIDENCE: known_there,
-            }
-            found["people"] |= {stage: crowd.closed(lives) for stage, lives in homes.items()}
-        truth = Sample.of(dataset, phi, "val").means
-        ways = {name: believe(**way) for name, way in PRECAUTIONS.items()}
-        found["precautions"] = {name: error_left(way, truth) for name, way in ways.items()}
-    return found
+            weights[RESIDENCE] = residence_shares(shrunk_shares(regions), region)
+            weights[KNOWN_RESIDENCE] = known_residence(names, region, people.group, regions.groups)
+    result["people"] = {stage: people.gap_closed(each) for stage, each in weights.items()}
+    if job.partition not in PARTITIONS:
+        validation = GroupSample.of(dataset, phi, "val").means
+        result["precautions"] = {
+            name: relative_error(recover_with(assumptions), validation)
+            for name, assumptions in PRECAUTIONS.items()
+        }
+    return result
 
 
 def known_residence(regions: Sequence[str], region: Ints, group: Ints, groups: Groups) -> Floats:
-    """What labels of all people say of who lives where they do (people, groups); without a region or label: of all of them."""
+    """Return the shares of groups among labelled people of the same region, (people, groups).
+
+    People without a region or label have the shares of all people.
+    """
     names = np.array([*regions, None], dtype=object)[region]
     names[group < 0] = None
-    return residence_shares(
-        composition_from_labels(group, names, groups).shares, region_codes(names)[0]
-    )
+    shares = composition_from_labels(group, names, groups).shares
+    return residence_shares(shares, region_codes(names)[0])
 
 
-def _asked(place: Place) -> dict[str, Any]:
-    """How models of this place believe their regions."""
-    return {name: value for name, value in place.bench.values.items() if name == "groups_explain"}
+def relative_error(recovery: Recovery, truth: Floats) -> float | None:
+    """Return the distance of recovered means to the truth (groups, features).
 
-
-def error_left(recovery: Recovery, truth: Floats) -> float | None:
-    """The distance to the truth (groups, features), 1 being that of the population's mean; groups without one are NaN."""
-    scale, known = np.sqrt(np.maximum(recovery.baseline, 1e-6)), ~np.isnan(truth).any(1)
-    left, whole = (
-        float(np.linalg.norm(((means - truth) / scale)[known]))
-        for means in (recovery.means, recovery.baseline)
-    )
-    return left / max(whole, 1e-12) if known.any() else None
+    1 is the distance of the population mean. Groups of NaN do not count.
+    """
+    scale = np.sqrt(np.maximum(recovery.baseline, 1e-6))
+    known = ~np.isnan(truth).any(1)
+    if not known.any():
+        return None
+    error = float(np.linalg.norm(((recovery.means - truth) / scale)[known]))
+    baseline = float(np.linalg.norm(((recovery.baseline - truth) / scale)[known]))
+    return error / max(baseline, 1e-12)
 
 
 @dataclass(frozen=True)
-class Sample:
-    """People of a split: how many of each group, what they do on average, and how they vary (groups, features)."""
+class GroupSample:
+    """People of a split by group: their number, means and variances."""
 
     n: Floats  # (groups,)
-    means: Floats  # NaN for a group that has nobody
-    spread: Floats  # variance between people
+    means: Floats  # (groups, features), NaN for a group without people
+    variance: Floats  # (groups, features) between people
 
     @classmethod
-    def of(cls, dataset: TrajectoryDataset, phi: sparse.csr_array, split: str) -> Sample:
-        people, group = (
-            np.intersect1d(dataset.split_people(split), dataset.person),
-            dataset.person_groups(),
-        )
-        assert dataset.groups is not None  # or there would be no regions of them
+    def of(cls, dataset: TrajectoryDataset, phi: sparse.csr_array, split: str) -> GroupSample:
+        """Average phi (people, features) over the people of a split."""
+        people = np.intersect1d(dataset.split_people(split), dataset.person)
+        group = dataset.person_groups()
+        assert dataset.groups is not None  # regions need groups
         members = [people[group[people] == number] for number in range(len(dataset.groups))]
-        nobody = np.full(phi.shape[1], np.nan)
-        means = np.stack([_mean_of(phi[some]) if len(some) else nobody for some in members])
-        squares = np.stack(
-            [_mean_of(phi[some].multiply(phi[some])) if len(some) else nobody for some in members]
-        )
-        return cls(
-            np.array([float(len(some)) for some in members]),
-            means,
-            np.maximum(squares - means**2, 0),
-        )
+        means = np.stack([_mean_of(phi[rows]) for rows in members])
+        squares = np.stack([_mean_of(phi[rows].multiply(phi[rows])) for rows in members])
+        n = np.array([float(len(rows)) for rows in members])
+        return cls(n, means, np.maximum(squares - means**2, 0))
 
 
-def coverage(recovery: Recovery, told: Sample, tested: Sample) -> dict[str, Any]:
-    """How often error bars hold the means of test people, of whom nothing was told; how often labels would; in how many cells.
+def coverage(recovery: Recovery, train: GroupSample, test: GroupSample) -> dict[str, Any]:
+    """Return how often error bars contain the means of test people, beside bars from labels.
 
-    An error bar is about a group, and test people are a sample of it, so bars are widened by what chance does to so many. The
-    people behind the aggregates would not do: their means are the data, noise and all, which recovery smooths. Cells in which
-    `FEW` visits of test people are expected count; in others chance is all. Places are named because training people visit
-    them often, so test people do less, and even bars around what labels tell of training people fall short of their level.
+    An error bar describes a group, and test people are a sample of it, so bars are widened by
+    their sampling error. Training people would not do: their means are the data, which recovery
+    smooths. Only cells with `MIN_VISITS` expected visits of test people count. Places are named
+    because training people visit them often, so test people visit them less, and even bars
+    around labelled training means fall short of their level.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):  # a group may have nobody
-        chance = told.spread / tested.n[:, None]
-        known = recovery.baseline * tested.n[:, None] >= FEW
-        known &= ~np.isnan(tested.means) & ~np.isnan(told.means)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a group may have no people
+        sampling_error = train.variance / test.n[:, None]
+        known = recovery.baseline * test.n[:, None] >= MIN_VISITS
+        known &= ~np.isnan(test.means) & ~np.isnan(train.means)
         bars = {
-            "coverage": (recovery.means, recovery.sd**2 + chance),
-            "coverage_of_labels": (told.means, told.spread / told.n[:, None] + chance),
+            "coverage": (recovery.means, recovery.sd**2 + sampling_error),
+            "coverage_of_labels": (train.means, train.variance / train.n[:, None] + sampling_error),
         }
-        wide = special.ndtri(0.5 + LEVEL / 2)
+        z = special.ndtri(0.5 + LEVEL / 2)
         inside = {
-            name: np.abs(tested.means - mean) <= wide * np.sqrt(width)
-            for name, (mean, width) in bars.items()
+            name: np.abs(test.means - mean) <= z * np.sqrt(variance)
+            for name, (mean, variance) in bars.items()
         }
-    found: dict[str, Any] = {
+    shares: dict[str, Any] = {
         name: float(each[known].mean()) if known.any() else None for name, each in inside.items()
     }
-    return found | {"cells": int(known.sum())}
+    return shares | {"cells": int(known.sum())}
 
 
 def _mean_of(phi: sparse.csr_array) -> Floats:
+    if not phi.shape[0]:
+        return np.full(phi.shape[1], np.nan)
     return np.asarray(phi.mean(0)).ravel()
 
 
-def _tilted(phi: sparse.csr_array, means: np.ndarray) -> np.ndarray:
-    """Weights of people (people, groups) that give them the means of each group."""
-    return np.stack([fit_tilt(phi, wanted, RIDGE).weights for wanted in means], axis=1)
+def _tilt_weights(phi: sparse.csr_array, means: Floats) -> Floats:
+    """Return weights (people, groups) that give people the means of each group."""
+    return np.stack([fit_tilt(phi, mean, RIDGE).weights for mean in means], axis=1)
 
 
-def _known(values: Sequence[float | None]) -> float | None:
-    """The mean, None where one of them is."""
-    some = [value for value in values if value is not None]
-    return _mean(some) if len(some) == len(values) else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return round(float(np.mean(values)), 4)
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean, or None if a value is None."""
+    known = [value for value in values if value is not None]
+    return round(float(np.mean(known)), 4) if len(known) == len(values) else None

@@ -1,6 +1,7 @@
-"""Families of generators side by side: each trains for the same time on the same city, and learns groups from the same regions.
+"""Families of generators at equal training time, on the same cities and regions.
 
-How many steps that is on this machine is found out by a trial and kept, so that a run that stopped goes on with the same.
+A short trial measures how many steps fit into the time on this machine. It is a cell, so a
+resumed run trains for the same number of steps.
 """
 
 from __future__ import annotations
@@ -10,182 +11,182 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.cells import BASELINE, MEASURE, Bench, Job, Place, fill, summarise
+from bench.cells import BASELINE, MEASURE, Job, SeedFolder, Setup, model_cells
+from bench.gaps import summarise
+from bench.runner import Cell, Command, Experiment, Runner
 from bench.summary import write_result
 from mobatlas.config import merge
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import family_of, generator_names
 from mobatlas.generators.store import load_model
-from mobatlas.io.manifest import library_versions, write_json
 from mobatlas.pipeline.supervise import split_options
 from mobatlas.pipeline.train import train
 from mobatlas.training.loop import METRICS, Execution
 
 JOBS = (Job("demogroups", "tilt"), Job("hot16", "tilt"))
-SECONDS = 600.0  # of phase 1; teaching has half of it
-TRIAL, WARM = 60, 20  # steps of a stage, and the first of them, which are not timed
+SECONDS = 600.0  # of phase 1; the weighted fit has half of it
+TRIAL_STEPS = 60  # of each stage
+WARM_STEPS = 20  # the first steps of a trial, which are not timed
 WEIGHTED_FIT = "weighted_fit"
-SAMPLES = 2_048  # that are timed
-STEPS_FILE, SPEED_FILE = "steps.json", "speed.json"
+SAMPLES = 2_048  # to time sampling
 
 
 def run(
-    out: Path,
-    seeds: int = 1,
-    first_seed: int = 0,
-    *,
+    experiment: Experiment,
     generators: Sequence[str] = (),
     seconds: float = SECONDS,
     values: Mapping[str, Mapping[str, Any]] | None = None,
     city: Mapping[str, Any] | None = None,
-    quiet: bool = False,
 ) -> dict[str, Any]:
-    """Fill a folder for each family within `out`, write families.json there; `values` change the preset of a family."""
+    """Train and score each family in a folder of its own, then write families.json.
+
+    `values` change the preset of a family.
+    """
     names = list(generators or (name for name in generator_names() if family_of(name).trainable))
-    for name in names:  # refused before anything is trained
+    for name in names:
         if not family_of(name).trainable:
             raise MobatlasError(
-                f"--generator {name}: is not trained here, so its time says nothing; leave it out"
+                f"--generator {name}: mobatlas does not train this family, so it has no training "
+                "time; leave it out"
             )
-    numbers = range(first_seed, first_seed + seeds)
-    asked = "".join(f" --generator {name}" for name in generators)
-    told = f"python -m bench families --seconds {seconds:g}{asked}"
-    command = f"{told} --seeds 1 --first-seed {{seed}} --out {out.name}"
-    steps: dict[str, dict[str, Any]] = {}
-    benches: dict[str, Bench] = {}
-    for name in names:  # all trials before anything long, so that they meet the same machine
-        own = Bench(
-            command,
-            merge(_mapless(name), (values or {}).get(name, {})),
-            city or {},
-            quiet=quiet,
-            generator=name,
-        )
-        steps[name] = _steps(out / name, first_seed, own, seconds)
-        benches[name] = replace(own, values=merge(own.values, steps[name]))
-    for name, bench in benches.items():
-        fill(out / name, name, JOBS, numbers, bench)
+    command = Command("families", {"--seconds": [f"{seconds:g}"], "--generator": generators})
+    runners = {
+        name: Runner(experiment, name, command, folder=experiment.out / name) for name in names
+    }
+    setups = {}
+    steps = {}
+    for name in names:  # all trials come first, so that they meet the same machine
+        options = merge(_without_map(name), (values or {}).get(name, {}))
+        setup = Setup(options, city or {}, generator=name, quiet=experiment.quiet)
+        steps[name] = _measure_steps(runners[name], setup, seconds)
+        setups[name] = replace(setup, values=merge(options, steps[name]))
+    for name, setup in setups.items():
+        runner = runners[name]
+        runner.run(model_cells(runner.out, setup, JOBS, experiment.numbers))
     rows = [
         {
             "generator": name,
             "steps": steps[name],
-            "trajectories_per_second": _speed(
-                Place(out / name / f"seed-{first_seed}", first_seed, bench)
-            ),
-            **summarise(out / name, numbers, JOBS),
+            "trajectories_per_second": _measure_sampling(runners[name], setup),
+            **summarise(runners[name].out, experiment.numbers, JOBS),
         }
-        for name, bench in benches.items()
+        for name, setup in setups.items()
     ]
     result = {
-        "command": f"{told} --seeds {seeds} --first-seed {first_seed} --out {out.name}",
-        "seed": first_seed,
-        "versions": library_versions(),
+        **command.header(experiment),
         "seconds": seconds,
-        "measure": f"{MEASURE}; every family trains for as many steps as take {seconds:g} s here, and half of that in phase 2; "
+        "measure": f"{MEASURE}; every family trains for as many steps as take {seconds:g} s here, "
+        "and half of that in phase 2; "
         "none of them is given a map (network.distance_curves)",
         "families": rows,
     }
-    write_result(out, "families", result)
+    write_result(experiment.out, "families", result)
     return result
 
 
-def _mapless(name: str) -> dict[str, Any]:
-    """Options of a family without what not all of them have: how far places are."""
+def _without_map(name: str) -> dict[str, Any]:
+    """Return options that turn off distances between places, which not all families have."""
     network = getattr(family_of(name).config(), "network", None)
-    return (
-        {"network": {"distance_curves": 0, "group_bias": False}}
-        if getattr(network, "distance_curves", 0)
-        else {}
-    )
+    has_map = getattr(network, "distance_curves", 0)
+    return {"network": {"distance_curves": 0, "group_bias": False}} if has_map else {}
 
 
 def stages(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The parts of a family's configuration that are trained in phase 1, in their order."""
+    """Return the sections of a family's configuration that phase 1 trains, in their order."""
     return {
-        name: part
-        for name, part in config.items()
-        if isinstance(part, Mapping) and {"steps", "batch"} <= part.keys()
+        name: section
+        for name, section in config.items()
+        if isinstance(section, Mapping) and {"steps", "batch"} <= section.keys()
     }
 
 
 def budget(
     config: Mapping[str, Any], step_seconds: Sequence[float], seconds: float
 ) -> dict[str, dict[str, int]]:
-    """Steps of all stages in proportion to those of the preset, so that together they take so long; teaching half of it."""
-    parts = stages(config)
-    whole = sum(
-        part["steps"] * each for part, each in zip(parts.values(), step_seconds, strict=True)
+    """Return the steps of all stages that take `seconds`, in the proportions of the preset.
+
+    The weighted fit of phase 2 has half of the time.
+    """
+    sections = stages(config)
+    preset_seconds = sum(
+        section["steps"] * each
+        for section, each in zip(sections.values(), step_seconds, strict=True)
     )
-    wanted = {name: part["steps"] * seconds / whole for name, part in parts.items()}
-    wanted[WEIGHTED_FIT] = seconds / 2 / step_seconds[-1]  # of what phase 1 trained last
-    told = {name: max(1, round(steps)) for name, steps in wanted.items()}
+    shares = {
+        name: section["steps"] * seconds / preset_seconds for name, section in sections.items()
+    }
+    shares[WEIGHTED_FIT] = seconds / 2 / step_seconds[-1]  # it trains the last stage
+    steps = {name: max(1, round(share)) for name, share in shares.items()}
     return {
         name: {"steps": n, "warmup": min(config[name]["warmup"], n // 5)}
-        for name, n in told.items()
+        for name, n in steps.items()
     }
 
 
-def _steps(folder: Path, seed: int, bench: Bench, seconds: float) -> dict[str, Any]:
-    """What the budget comes to on this machine, found out once."""
-    kept = folder / STEPS_FILE
-    if kept.exists():
-        found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
-        return found
-    place = Place(folder / f"seed-{seed}", seed, bench)
-    place.prepared()
-    family, values = family_of(bench.generator), split_options(bench.values)[1]
-    config = family.config.model_validate(merge(family.presets[bench.preset], values)).model_dump()
-    brief = {name: {"steps": TRIAL, "warmup": 0} for name in stages(config)}
-    with tempfile.TemporaryDirectory(prefix=".trial-", dir=folder) as scratch:
-        out = Path(scratch) / "model"
+def _measure_steps(runner: Runner, setup: Setup, seconds: float) -> dict[str, Any]:
+    """Return the steps that take `seconds` on this machine, measured once for all seeds."""
+    folder = SeedFolder(runner.out, runner.experiment.first_seed, setup)
+    inputs = setup.inputs() | {"seconds": seconds}
+    [cell] = runner.run([Cell(None, "steps-budget", inputs, partial(_trial, folder, seconds))])
+    steps: dict[str, Any] = cell["steps"]
+    return steps
+
+
+def _trial(folder: SeedFolder, seconds: float) -> dict[str, Any]:
+    setup = folder.setup
+    dataset = folder.prepare()
+    family = family_of(setup.generator)
+    values = split_options(setup.values)[1]
+    config = family.config.model_validate(merge(family.presets[setup.preset], values)).model_dump()
+    brief = {name: {"steps": TRIAL_STEPS, "warmup": 0} for name in stages(config)}
+    with tempfile.TemporaryDirectory(prefix=".trial-", dir=folder.out) as scratch:
+        model = Path(scratch) / "model"
         train(
-            place.dataset.path,
-            out,
-            generator=bench.generator,
-            preset=bench.preset,
+            dataset,
+            model,
+            generator=setup.generator,
+            preset=setup.preset,
             values=merge(values, brief),
-            seed=seed,
-            execution=Execution(quiet=bench.quiet),
+            seed=folder.seed,
+            execution=Execution(quiet=setup.quiet),
         )
-        lines = [
-            json.loads(line) for line in (out / METRICS).read_text(encoding="utf-8").splitlines()
-        ]
-    found = budget(
-        config,
-        [_step_seconds(lines, name) for name in dict.fromkeys(line["stage"] for line in lines)],
-        seconds,
-    )
-    write_json(kept, found)
-    return found
+        text = (model / METRICS).read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
+    names = dict.fromkeys(line["stage"] for line in lines)
+    return {"steps": budget(config, [_step_seconds(lines, name) for name in names], seconds)}
 
 
 def _step_seconds(lines: Sequence[Mapping[str, Any]], stage: str) -> float:
-    """How long a step took, once it was warm."""
-    mine = [line for line in lines if line["stage"] == stage]
-    last, first = mine[-1], next((line for line in mine if line["step"] >= WARM), mine[0])
+    """Return the time of a step after the first ones."""
+    own = [line for line in lines if line["stage"] == stage]
+    last = own[-1]
+    first = next((line for line in own if line["step"] >= WARM_STEPS), own[0])
     steps = last["step"] - first["step"]
-    return float(
-        (last["seconds"] - first["seconds"]) / steps if steps else last["seconds"] / last["step"]
-    )
+    if not steps:
+        return float(last["seconds"] / last["step"])
+    return float((last["seconds"] - first["seconds"]) / steps)
 
 
-def _speed(place: Place) -> float:
-    """Samples of the baseline a second; measured once, so that a run that goes on says the same."""
-    kept = place.path / SPEED_FILE
-    if not kept.exists():
-        model = load_model(place.path / BASELINE).generator
-        anchors = np.resize(place.dataset.anchors, (SAMPLES, 4))
-        model.sample(
-            model.tile, anchors=np.resize(anchors, (model.tile, 4)), seed=1
-        )  # what is made once is made now
-        start = time.perf_counter()
-        model.sample(SAMPLES, anchors=anchors, seed=2)
-        write_json(
-            kept, {"trajectories_per_second": round(SAMPLES / (time.perf_counter() - start), 1)}
-        )
-    return float(json.loads(kept.read_text(encoding="utf-8"))["trajectories_per_second"])
+def _measure_sampling(runner: Runner, setup: Setup) -> float:
+    """Return the samples per second of the baseline, measured once."""
+    seed = runner.experiment.first_seed
+    folder = SeedFolder(runner.out, seed, setup)
+    cell = Cell(seed, "sampling-speed", setup.inputs(), partial(_time_sampling, folder))
+    return float(runner.run([cell])[0]["trajectories_per_second"])
+
+
+def _time_sampling(folder: SeedFolder) -> dict[str, Any]:
+    model = load_model(folder.path / BASELINE).generator
+    anchors = np.resize(folder.dataset.anchors, (SAMPLES, 4))
+    # The first call also builds what later calls reuse.
+    model.sample(model.tile, anchors=np.resize(anchors, (model.tile, 4)), seed=1)
+    start = time.perf_counter()
+    model.sample(SAMPLES, anchors=anchors, seed=2)
+    seconds = time.perf_counter() - start
+    return {"trajectories_per_second": round(SAMPLES / seconds, 1)}

@@ -1,7 +1,7 @@
-"""Training people in the place of samples: drawn for each group by weights, and measured as samples of a model are.
+"""Weighted training people in the place of samples, scored as the samples of a model are.
 
-What a stage closes before there is any generator so stands beside what models close: the same metrics against the same test
-people, at equal sizes, from unweighted training people to those of the group.
+They show the gap that weights close before any generator is trained: same metrics, same test
+people, equal sizes. Unweighted training people are the baseline, those of the group the floor.
 """
 
 from __future__ import annotations
@@ -21,83 +21,93 @@ from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.features.divergences import jsd_rows
 
 METRICS = ("poi", "travel_distance", "category", "transitions", "spatial")
-DRAWS = 60  # they cost little
+DRAWS = 60  # they are cheap
 SEED = (0, 5)
-MANNER = {"draws": DRAWS, "seed": list(SEED), "repeated": "by weight alone"}  # how they are drawn
+DRAWING = {"draws": DRAWS, "seed": list(SEED), "repeated": "by weight alone"}  # for result files
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """What training trajectories count in each metric, and what test people of each group do."""
+class WeightedPeople:
+    """Counts of training trajectories in each metric, and histograms of test people."""
 
     counts: Mapping[str, sparse.csr_array]  # metric -> (training trajectories, bins)
-    row: Ints  # (training trajectories,) the place of each person among training people
+    row: Ints  # (training trajectories,) index of the person among training people
     group: Ints  # (training people,)
     real: Mapping[str, Floats]  # metric -> (groups, bins)
     sizes: Ints  # (groups,) test trajectories
 
     @classmethod
-    def of(cls, dataset: TrajectoryDataset) -> Crowd:
-        """Labels serve to compare, and for nothing else."""
-        spec, train = MetricSpec.of(dataset), dataset.split("train")
+    def of(cls, dataset: TrajectoryDataset) -> WeightedPeople:
+        """Count a dataset; labels are used only for the comparison."""
+        spec = MetricSpec.of(dataset)
+        train = dataset.split("train")
         people = np.unique(dataset.person[train])
-        tested = group_members(dataset, "test").values()
-        histograms = [spec.histograms(Trajectories.of(dataset, rows)) for rows in tested]
+        test = group_members(dataset, "test").values()
+        histograms = [spec.histograms(Trajectories.of(dataset, rows)) for rows in test]
         counts = spec.counts(Trajectories.of(dataset, train))
+        real = {
+            metric: np.vstack([each[metric].toarray() for each in histograms]) for metric in METRICS
+        }
         return cls(
             {metric: counts[metric] for metric in METRICS},
             np.searchsorted(people, dataset.person[train]),
             dataset.person_groups()[people],
-            {
-                metric: np.vstack([each[metric].toarray() for each in histograms])
-                for metric in METRICS
-            },
-            np.array([len(rows) for rows in tested]),
+            real,
+            np.array([len(rows) for rows in test]),
         )
 
-    def closed(self, weights: Floats) -> dict[str, float | None]:
-        """Metric by metric the share of the way that people weighed for each group (people, groups) close."""
-        ends, found = self._ends, self._divergences(weights)
+    def gap_closed(self, weights: Floats) -> dict[str, float | None]:
+        """Return the gap that weights (people, groups) close in each metric."""
+        baseline, floor = self._ends
+        scores = self._divergences(weights)
         return {
-            metric: gap_closed(found[metric], *(end[metric] for end in ends)) for metric in METRICS
+            metric: gap_closed(scores[metric], baseline[metric], floor[metric])
+            for metric in METRICS
         }
 
     @cached_property
     def _ends(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Everybody alike, and the people of the group alone."""
-        alone = (self.group[:, None] == np.arange(len(self.sizes))).astype(float)
-        return self._divergences(np.ones_like(alone)), self._divergences(alone)
+        """Baseline and floor: equal weights, and the people of the group alone."""
+        own_group = (self.group[:, None] == np.arange(len(self.sizes))).astype(float)
+        return self._divergences(np.ones_like(own_group)), self._divergences(own_group)
 
     def _divergences(self, weights: Floats) -> dict[str, float]:
-        """Mean over groups and draws of as many trajectories as the group has test ones; nobody tested, not counted."""
-        rng = np.random.default_rng(
-            SEED
-        )  # the same for all weights, whose noise so cancels in part
-        found: dict[str, list[float]] = {metric: [] for metric in METRICS}
+        """Return the mean JSD over groups and draws, at the sizes of the test trajectories.
+
+        Groups without test trajectories do not count.
+        """
+        # The same random numbers for all weights, so that their noise cancels in part.
+        rng = np.random.default_rng(SEED)
+        scores: dict[str, list[float]] = {metric: [] for metric in METRICS}
         for group, size in enumerate(self.sizes.tolist()):
-            each = np.maximum(weights[self.row, group], 0)  # (training trajectories,)
-            if not size or not each.sum() > 0:
+            expected = np.maximum(weights[self.row, group], 0)  # (training trajectories,)
+            if not size or not expected.sum() > 0:
                 continue
-            drawn = np.stack([_some(each, size, rng) for _ in range(DRAWS)])
-            where = (np.repeat(np.arange(DRAWS), size), drawn.ravel())
-            times = sparse.csr_array((np.ones(drawn.size), where), shape=(DRAWS, len(each)))
+            rows = np.stack([draw_rows(expected, size, rng) for _ in range(DRAWS)])
+            draw = np.repeat(np.arange(DRAWS), size)
+            shape = (DRAWS, len(expected))
+            repeats = sparse.csr_array((np.ones(rows.size), (draw, rows.ravel())), shape=shape)
             for metric, counts in self.counts.items():
-                made = (times @ counts).toarray()
-                real = np.broadcast_to(self.real[metric][group], made.shape)
-                found[metric].append(float(jsd_rows(real, made).mean()))
-        return {metric: float(np.mean(values)) for metric, values in found.items()}
+                histograms = (repeats @ counts).toarray()  # (draws, bins)
+                real = np.broadcast_to(self.real[metric][group], histograms.shape)
+                scores[metric].append(float(jsd_rows(real, histograms).mean()))
+        return {metric: float(np.mean(values)) for metric, values in scores.items()}
 
 
-def _some(weights: Floats, size: int, rng: np.random.Generator) -> Ints:
-    """So many rows, each as often as its weight says: whole times for certain, what is left by Pareto sampling (Rosen 1997).
+def draw_rows(weights: Floats, size: int, rng: np.random.Generator) -> Ints:
+    """Draw `size` rows, each as often as its weight asks: Pareto sampling (Rosen 1997).
 
-    Whoever is drawn twice by chance tells nothing new, and a group has fewer people to repeat than the population: so drawn,
-    the floor would be worse than samples of so many are, and all else would seem near to it.
+    The whole part of an expected count is certain; the rest is drawn without repetition. Plain
+    drawing would repeat people by chance. A group has fewer people than the population, so that
+    would raise the floor, and everything else would seem close to it.
     """
     expected = weights * (size / weights.sum())  # (rows,)
-    whole = np.floor(expected + 1e-9).astype(np.int64)
-    part, chance = np.maximum(expected - whole, 0), rng.random(len(weights))
-    open_, left = np.flatnonzero(part > 1e-12), size - int(whole.sum())
-    keys = chance[open_] / (1 - chance[open_]) * (1 - part[open_]) / part[open_]
-    last = open_[np.argpartition(keys, left - 1)[:left]] if left else open_[:0]
-    return np.concatenate([np.repeat(np.arange(len(weights)), whole), last])
+    certain = np.floor(expected + 1e-9).astype(np.int64)
+    rest = np.maximum(expected - certain, 0)
+    chance = rng.random(len(weights))
+    candidates = np.flatnonzero(rest > 1e-12)
+    left = size - int(certain.sum())
+    odds = chance[candidates] / (1 - chance[candidates])
+    keys = odds * (1 - rest[candidates]) / rest[candidates]
+    last = candidates[np.argpartition(keys, left - 1)[:left]] if left else candidates[:0]
+    return np.concatenate([np.repeat(np.arange(len(weights)), certain), last])

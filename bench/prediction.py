@@ -1,303 +1,324 @@
-"""The paper's third research question: does it help somebody who predicts where people of a group go next?
+"""Research question RQ3 of the paper: do samples help to predict where a group goes next?
 
-Under fullrank, as in the paper: predictors that learnt from real training people, from the baseline, from strong, and from
-models of phase 2, one predictor a group, tested on real test people of the group.
+Under the partition fullrank, as in the paper. A predictor for each group learns from real training
+people, from the baseline, from strong or from a supervised model. Real test people of the group
+test it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.cells import (
-    BASELINE,
-    STRONG,
-    Bench,
-    Job,
-    Place,
-    command_of,
-    in_one_folder,
-    read_cell,
-    write_cell,
-)
-from bench.downstream import ByGroup, compare_predictors
+from bench.cells import BASELINE, STRONG, Job, SeedFolder, Setup
+from bench.downstream import ByGroup, Comparison, compare_predictors
 from bench.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, with_two_visits
 from bench.options import check_options
-from bench.questions import profile_named
-from bench.real import DEALT
+from bench.questions import get_profile
+from bench.real import PARTITION_FEATURES
+from bench.runner import Cell, Command, Experiment, Runner, read_cell
 from bench.summary import write_result
-from bench.survey import check_survey, divided_people, said_files
+from bench.survey import check_survey, display_names, split_survey
 from mobatlas.config import format_assignments
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
-from mobatlas.io.manifest import library_versions
-from mobatlas.progress import track
 from mobatlas.supervision.samplers import PlainSampler, Sampler
 
-PARTITION, REAL, FAMILY = "fullrank", "real", "latent-diffusion"
-POI, TUNED = (
-    ("poi",),
-    ("js", "tv"),
-)  # on simulated cities; real people are measured without finetuning
-SIZES: Mapping[str, int] = {
-    "quick": 8_000,
-    "full": 30_000,
-}  # trajectories of all groups together; the paper's
-SPARE = 1.1  # times as many samples are made: some have fewer than two visits, which teach nothing
-BLOCK = 1_024  # samples made at a time
+PARTITION = "fullrank"
+REAL = "real"
+GENERATOR = "latent-diffusion"
+POI = ("poi",)
+DIVERGENCES = ("js", "tv")  # of finetune, on simulated cities only
+SIZES: Mapping[str, int] = {"quick": 8_000, "full": 30_000}  # trajectories of all groups together
+SPARE = 1.1  # times as many samples: predictors cannot learn from fewer than two visits
+BLOCK = 1_024  # samples at a time
 STREAM = 1_000  # of random numbers
 LESS_IS_BETTER = ("geo_error_km",)
+MEASURE = (
+    "of the next visit of real test people of a group, by a predictor that learnt from each "
+    "material, as many trajectories of each; average over groups; spread: standard deviation "
+    "between seeds; gap_closed: the share of the way from the baseline to real training people"
+)
+
+
+@dataclass(frozen=True)
+class PredictionOptions:
+    """The data and models of RQ3.
+
+    `data` is a folder of labelled real people. Its models are those of `python -m bench real`.
+    """
+
+    profile: str = "quick"
+    size: int | None = None  # trajectories of all groups together; None: that of the profile
+    data: Path | None = None  # None: simulate a city for each seed
+    generator: str = GENERATOR
+    prepared: Mapping[str, Any] = field(default_factory=dict)  # changes how `data` is prepared
+    predictor: Mapping[str, Any] = field(default_factory=dict)  # changes of the predictor
+    values: Mapping[str, Any] = field(default_factory=dict)  # changes of the preset
+
+    @property
+    def total(self) -> int:
+        """Trajectories of all groups together."""
+        return SIZES[self.profile] if self.size is None else self.size
+
+    @property
+    def name(self) -> str:
+        """The name of the result."""
+        return "rq3" if self.data is None else f"rq3-real-{self.generator}"
 
 
 @dataclass(frozen=True)
 class Material:
-    """What predictors learn from, and the name of its cell."""
+    """Trajectories that predictors learn from."""
 
     label: str
-    make: Callable[[Place, int], ByGroup]  # of so many trajectories a group
+    sample: Callable[[SeedFolder, int], ByGroup]  # (folder, trajectories of each group)
 
     @property
     def cell(self) -> str:
+        """The name of its cell."""
         return f"rq3-{self.label.replace(', ', '-')}"
 
 
+def materials(
+    features: tuple[str, ...] = POI, divergences: Sequence[str] = DIVERGENCES
+) -> list[Material]:
+    """Return the materials in the order of the tables.
+
+    `features` are those of the regions, `divergences` those of finetune.
+    """
+
+    def real(folder: SeedFolder, n: int) -> ByGroup:
+        return real_groups(folder.dataset)
+
+    def plain(path: Callable[[SeedFolder], Path], folder: SeedFolder, n: int) -> ByGroup:
+        return sample_at_homes(folder, load_model(path(folder)).generator, n)
+
+    def supervised(job: Job, label: str, folder: SeedFolder, n: int) -> ByGroup:
+        return sample_at_homes(folder, folder.samplers(job)[label], n)
+
+    tilt = Job(PARTITION, "tilt", features=features)
+    finetuned = [Job(PARTITION, "finetune", divergence) for divergence in divergences]
+    return [
+        Material(REAL, real),
+        Material(BASELINE, partial(plain, SeedFolder.baseline)),
+        Material(STRONG, partial(plain, SeedFolder.strong)),
+        Material("tilt, calibrated", partial(supervised, tilt, "tilt, calibrated")),
+        *(
+            Material(f"finetune, {job.divergence}", partial(supervised, job, "finetune"))
+            for job in finetuned
+        ),
+    ]
+
+
+def sample_at_homes(folder: SeedFolder, model: Generator | Sampler, n: int) -> ByGroup:
+    """Draw n samples of each group with the homes and workplaces of its training people."""
+    dataset = folder.dataset
+    sampler = model if isinstance(model, Sampler) else PlainSampler(model, dataset.anchors)
+    samples = {}
+    for number, (name, rows) in enumerate(group_members(dataset, "train").items()):
+        group = number if sampler.groups is None else sampler.groups.index(name)
+        rng = np.random.default_rng([folder.seed, STREAM, number])
+        homes = dataset.anchors[dataset.person[rng.choice(rows, n, replace=len(rows) < n)]]
+        groups = np.full(n, group, dtype=np.int64)
+        seed = folder.seed + STREAM + number
+        blocks = [slice(start, start + BLOCK) for start in range(0, n, BLOCK)]
+        parts = [
+            sampler.sample_at_anchors(groups[block], homes[block], seed, first=block.start)
+            for block in blocks
+        ]
+        samples[name] = Trajectories.joined(parts)
+    return samples
+
+
+def run(
+    experiment: Experiment, options: PredictionOptions, city: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Train and test the predictors, then write rq3.json, or rq3-real-GENERATOR.json."""
+    config = next_poi_config(options.profile, options.predictor)
+    _check(options)
+    simulated = options.data is None
+    people = None
+    folder = experiment.out
+    sources = materials()
+    if options.data is not None:
+        people = split_survey(options.data, experiment.out, prepared=options.prepared)[0]
+        folder = experiment.out / options.generator
+        sources = materials(PARTITION_FEATURES, ())
+    setup = Setup(
+        options.values,
+        city or {},
+        get_profile(options.profile).preset,
+        options.generator,
+        data=people,
+        quiet=experiment.quiet,
+    )
+    task = _Task(options.total, config)
+    inputs = setup.inputs() | {
+        "size": task.size,
+        "predictor": config.model_dump(mode="json"),
+        "features": POI if simulated else PARTITION_FEATURES,
+    }
+    cells = [
+        Cell(
+            seed,
+            material.cell,
+            inputs,
+            partial(task.measure, SeedFolder(folder, seed, setup), material),
+            label=material.label,
+        )
+        for seed in experiment.numbers
+        for material in sources
+    ]
+    command = _command(options)
+    Runner(experiment, "rq3", command, folder).run(cells)
+    header = command.header(experiment)
+    result = {
+        "command": header.pop("command"),
+        "question": "rq3",
+        "name": options.name,
+        "profile": options.profile,
+        **header,
+        "partition": PARTITION,
+        "predictor": config.model_dump(mode="json"),
+        "measure": MEASURE,
+        **summarise(folder, experiment.numbers, sources),
+    }
+    write_result(experiment.out, options.name, result)
+    return result
+
+
+def _check(options: PredictionOptions) -> None:
+    """Refuse wrong options before anything is prepared."""
+    check_options(options.generator, get_profile(options.profile).preset, options.values)
+    if options.data is not None:
+        check_survey(options.data, prepared=options.prepared)
+    elif options.generator != GENERATOR:
+        raise MobatlasError(
+            f"--generator {options.generator}: works only with --data; simulated cities use "
+            f"{GENERATOR}"
+        )
+
+
+def _command(options: PredictionOptions) -> Command:
+    data = [] if options.data is None else [display_names(options.data, None)[0]]
+    return Command(
+        "rq3",
+        {
+            "--profile": [options.profile],
+            "--size": [] if options.size is None else [str(options.size)],
+            "--data": data,
+            "--generator": [] if options.generator == GENERATOR else [options.generator],
+            "--set": list(format_assignments(options.values)),
+        },
+    )
+
+
 @dataclass(frozen=True)
-class Asked:
+class _Task:
     """How predictors learn."""
 
     size: int  # trajectories of all groups together
     predictor: NextPoiConfig
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"size": self.size, "predictor": self.predictor.model_dump(mode="json")}
+    def measure(self, folder: SeedFolder, material: Material) -> dict[str, Any]:
+        """Train and test predictors on a material, at most as large as real training people."""
+        folder.baseline()
+        dataset = folder.dataset
+        real = {name: len(with_two_visits(each)) for name, each in real_groups(dataset).items()}
+        sizes = {name: min(n, self.size // len(real)) for name, n in real.items()}
+        samples = material.sample(folder, int(SPARE * max(sizes.values())) + 1)
+        comparison = Comparison(sizes, fewest=1, seed=folder.seed, quiet=folder.setup.quiet)
+        result = compare_predictors(dataset, {material.label: samples}, self.predictor, comparison)
+        return {**result, **result.pop("materials")[material.label]}
 
 
-def materials(features: tuple[str, ...] = POI, tuned: Sequence[str] = TUNED) -> list[Material]:
-    """In the order of the tables; `features` are what regions tell, `tuned` the divergences of finetuning."""
+def summarise(out: Path, seeds: Sequence[int], sources: Sequence[Material]) -> dict[str, Any]:
+    """Return means over seeds, on average and by group, and the gap closed to real people.
 
-    def real(place: Place, n: int) -> ByGroup:
-        return real_groups(place.dataset)
-
-    def plain(path: Callable[[Place], Path]) -> Callable[[Place, int], ByGroup]:
-        return lambda place, n: sampled(place, load_model(path(place)).generator, n)
-
-    def supervised(job: Job, label: str) -> Callable[[Place, int], ByGroup]:
-        return lambda place, n: sampled(place, place.samplers(job)[label], n)
-
-    jobs = [Job(PARTITION, "finetune", divergence) for divergence in tuned]
-    return [
-        Material(REAL, real),
-        Material(BASELINE, plain(Place.baseline)),
-        Material(STRONG, plain(Place.strong)),
-        Material(
-            "tilt, calibrated",
-            supervised(Job(PARTITION, "tilt", features=features), "tilt, calibrated"),
-        ),
-        *(Material(f"finetune, {job.divergence}", supervised(job, "finetune")) for job in jobs),
-    ]
-
-
-def sampled(place: Place, model: Generator | Sampler, n: int) -> ByGroup:
-    """n samples of each group with the homes and workplaces of its training people."""
-    dataset = place.dataset
-    sampler = model if isinstance(model, Sampler) else PlainSampler(model, dataset.anchors)
-    made = {}
-    for number, (name, rows) in enumerate(group_members(dataset, "train").items()):
-        group = number if sampler.groups is None else sampler.groups.index(name)
-        rng = np.random.default_rng([place.seed, STREAM, number])
-        homes = dataset.anchors[dataset.person[rng.choice(rows, n, replace=len(rows) < n)]]
-        groups, seed = np.full(n, group, dtype=np.int64), place.seed + STREAM + number
-        blocks = [slice(start, start + BLOCK) for start in range(0, n, BLOCK)]
-        parts = [
-            sampler.sample_at_anchors(groups[some], homes[some], seed, first=some.start)
-            for some in blocks
-        ]
-        made[name] = Trajectories.joined(parts)
-    return made
-
-
-def run(
-    out: Path,
-    profile: str = "quick",
-    *,
-    seeds: int | None = None,
-    first_seed: int = 0,
-    size: int | None = None,
-    data: Path | None = None,
-    generator: str = FAMILY,
-    prepared: Mapping[str, Any] | None = None,
-    predictor: Mapping[str, Any] | None = None,
-    values: Mapping[str, Any] | None = None,
-    city: Mapping[str, Any] | None = None,
-    quiet: bool = False,
-) -> dict[str, Any]:
-    """Fill `out`, write rq3.json there; `values` and `city` change the preset of the profile, `predictor` the LSTM.
-
-    `data` is a folder of labelled real people, whose models lie where `python -m bench real` has them and are shared with it, and
-    whose result is rq3-real-FAMILY.json; `prepared` changes how it is prepared.
+    A group counts if every material taught as much as real people in every seed. The others are
+    in `left_out`.
     """
-    chosen, config = profile_named(profile), next_poi_config(profile, predictor)
-    check_options(generator, chosen.preset, values or {})  # refused before anything is prepared
-    if data is None and generator != FAMILY:
-        raise MobatlasError(
-            f"--generator {generator} goes with --data; simulated cities are measured with {FAMILY}"
-        )
-    if data is not None:
-        check_survey(data, prepared=prepared)
-    numbers = range(first_seed, first_seed + (chosen.seeds if seeds is None else seeds))
-    asked = Asked(SIZES[profile] if size is None else size, config)
-    options = {
-        "--profile": [profile],
-        "--size": [] if size is None else [str(size)],
-        "--data": [] if data is None else [said_files(data, None)[0]],
-        "--generator": [] if generator == FAMILY else [generator],
-        "--set": list(format_assignments(values or {})),
-    }
-    said = command_of("rq3", options)
-    people = None if data is None else divided_people(data, out, prepared=prepared)[0]
-    manner: dict[str, Any] = {
-        "preset": chosen.preset,
-        "quiet": quiet,
-        "generator": generator,
-        "data": people,
-    }
-    command = f"{said} --seeds 1 --first-seed {{seed}} --out {out.name}"
-    bench = Bench(command, values or {}, city or {}, **manner)
-    folder, name = (out, "rq3") if data is None else (out / generator, f"rq3-real-{generator}")
-    told = materials() if data is None else materials(DEALT, ())
-    plan = [
-        (Place(folder / f"seed-{seed}", seed, bench), material)
-        for seed in numbers
-        for material in told
-    ]
-    with (
-        in_one_folder(),
-        track("rq3", len(plan), quiet=True) as tracker,
-    ):  # lines: what it is made of has bars of its own
-        for done, (place, material) in enumerate(plan):
-            tracker.step(done, f"seed {place.seed}, {material.label}")
-            if not _made(place, material, asked):
-                place.baseline()
-                _cell(place, material, asked)
-    result = {
-        "command": f"{said.format()} --seeds {len(numbers)} --first-seed {first_seed} --out {out.name}",
-        "question": "rq3",
-        "name": name,
-        "profile": profile,
-        "seed": first_seed,
-        "versions": library_versions(),
-        "partition": PARTITION,
-        "predictor": config.model_dump(mode="json"),
-        "measure": "of the next visit of real test people of a group, by a predictor that learnt from each material, as many "
-        "trajectories of each; average over groups; spread: standard deviation between seeds; gap_closed: the share of the way "
-        "from the baseline to real training people",
-        **summarise(folder, numbers, told),
-    }
-    write_result(out, name, result)
-    return result
-
-
-def summarise(out: Path, seeds: Sequence[int], told: Sequence[Material]) -> dict[str, Any]:
-    """Means over seeds, on average and by group, and what is closed of the way from the baseline to real people.
-
-    Groups count that every material taught as much as real people did, in every seed; the others are in `left_out`.
-    """
-    cells = {each.label: [read_cell(out, seed, each.cell) for seed in seeds] for each in told}
-    left_out: dict[str, str] = {}
-    for label, found in cells.items():
-        for cell, real in zip(found, cells[REAL], strict=True):
-            left_out |= {name: f"{label}: {reason}" for name, reason in cell["left_out"].items()}
-            less = [name for name, n in real["sizes"].items() if cell["sizes"].get(name, n) < n]
-            left_out |= dict.fromkeys(less, f"{label}: too few samples have two visits")
+    cells = {each.label: [read_cell(out, seed, each.cell) for seed in seeds] for each in sources}
+    left_out = _left_out(cells)
     names = [name for name in cells[REAL][0]["groups"] if name not in left_out]
     groups = {
-        label: {name: _mean([cell["groups"][name] for cell in found]) for name in names}
-        for label, found in cells.items()
+        label: {name: _mean([cell["groups"][name] for cell in by_seed]) for name in names}
+        for label, by_seed in cells.items()
     }
     average = {label: _mean(list(each.values())) for label, each in groups.items()}
     spread = {
-        label: _spread([_mean([cell["groups"][name] for name in names]) for cell in some])
-        for label, some in cells.items()
+        label: _spread([_mean([cell["groups"][name] for name in names]) for cell in by_seed])
+        for label, by_seed in cells.items()
     }
     rows = []
-    first, last = average[BASELINE], average[REAL]
-    for label, reached in average.items():
+    for label, scores in average.items():
         closed = {
-            metric: _closed(
-                metric, reached[metric], first[metric], last[metric], spread[BASELINE][metric]
+            metric: _gap_closed(
+                metric,
+                scores[metric],
+                (average[BASELINE][metric], average[REAL][metric]),
+                spread[BASELINE][metric],
             )
             for metric in NEXT_POI_METRICS
         }
-        row = {"material": label, "average": reached, "spread": spread[label], "gap_closed": closed}
+        row = {"material": label, "average": scores, "spread": spread[label], "gap_closed": closed}
         rows.append(row | {"groups": groups[label]})
     sizes = {name: cells[REAL][0]["sizes"][name] for name in names}
     return {"seeds": list(seeds), "sizes": sizes, "left_out": left_out, "rows": rows}
 
 
-def _made(place: Place, material: Material, asked: Asked) -> bool:
-    """Whether the cell is there, as it is asked for now; files of before do not say how they were."""
-    if not place.scored(material.cell):
-        return False
-    cell = read_cell(place.path.parent, place.seed, material.cell)
-    return bool(cell.get("asked", asked.as_dict()) == asked.as_dict())
+def _left_out(cells: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
+    """Return the groups that a material cannot teach as well as real people, with the reason."""
+    left_out: dict[str, str] = {}
+    for label, by_seed in cells.items():
+        for cell, real in zip(by_seed, cells[REAL], strict=True):
+            left_out |= {name: f"{label}: {reason}" for name, reason in cell["left_out"].items()}
+            less = [name for name, n in real["sizes"].items() if cell["sizes"].get(name, n) < n]
+            left_out |= dict.fromkeys(less, f"{label}: too few samples have two visits")
+    return left_out
 
 
-def _cell(place: Place, material: Material, asked: Asked) -> None:
-    """As many trajectories of each group as asked for, or as real training people have."""
-    dataset = place.dataset
-    real = {name: len(with_two_visits(each)) for name, each in real_groups(dataset).items()}
-    sizes = {name: min(n, asked.size // len(real)) for name, n in real.items()}
-    made = material.make(place, int(SPARE * max(sizes.values())) + 1)
-    manner: dict[str, Any] = {
-        "size": sizes,
-        "seed": place.seed,
-        "quiet": place.bench.quiet,
-        "fewest": 1,
-    }
-    found = compare_predictors(dataset, {material.label: made}, asked.predictor, **manner)
-    scores = found.pop("materials")[material.label]
-    write_cell(place, material.cell, found | scores | {"asked": asked.as_dict()})
-
-
-def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Of each metric; None where one of them has none, or where there are none at all."""
-    values = {metric: [each[metric] for each in found] for metric in NEXT_POI_METRICS}
-    return {
-        metric: None
-        if not some or any(each is None for each in some)
-        else round(float(np.mean(some)), 4)
-        for metric, some in values.items()
-    }
+def _mean(scores: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """Return the mean of each metric; None if there are no scores or one of them is None."""
+    means: dict[str, float | None] = {}
+    for metric in NEXT_POI_METRICS:
+        values = [each[metric] for each in scores]
+        complete = values and None not in values
+        means[metric] = round(float(np.mean(values)), 4) if complete else None
+    return means
 
 
 def _spread(averages: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Standard deviation between seeds of each metric; None where there is one seed, or nothing to compare."""
-    values = {metric: [each[metric] for each in averages] for metric in NEXT_POI_METRICS}
-    return {
-        metric: None
-        if len(some) < 2 or None in some
-        else round(float(np.std(np.array(some, float), ddof=1)), 4)
-        for metric, some in values.items()
-    }
+    """Return the standard deviation between seeds; None for one seed or an unknown average."""
+    spread: dict[str, float | None] = {}
+    for metric in NEXT_POI_METRICS:
+        values = [each[metric] for each in averages]
+        comparable = len(values) > 1 and None not in values
+        sd = float(np.std(np.array(values, float), ddof=1)) if comparable else 0.0
+        spread[metric] = round(sd, 4) if comparable else None
+    return spread
 
 
-def _closed(
+def _gap_closed(
     metric: str,
-    ours: float | None,
-    baseline: float | None,
-    real: float | None,
+    value: float | None,
+    ends: tuple[float | None, float | None],  # baseline, real
     spread: float | None,
 ) -> float | None:
-    """More is better but for distances, and `gap_closed` is about what should fall; None where seeds differ by more."""
-    if ours is None or baseline is None or real is None:
+    """Return the gap closed; None where baseline and real differ by less than seeds do."""
+    baseline, real = ends
+    if value is None or baseline is None or real is None:
         return None
+    # `gap_closed` expects that less is better.
     sign = 1 if metric in LESS_IS_BETTER else -1
-    share = gap_closed(sign * ours, sign * baseline, sign * real, spread or 0.0)
+    share = gap_closed(sign * value, sign * baseline, sign * real, spread or 0.0)
     return None if share is None else round(share, 3)

@@ -1,8 +1,8 @@
-"""The paper's first two research questions on simulated cities.
+"""Research questions RQ1 and RQ2 of the paper, on simulated cities.
 
-RQ1: how does the way in which groups are mixed in regions bear on what can be learnt? Baseline, strong and every strategy, over
-the five partitions. Tilt and resample minimise no divergence, they meet the moments; finetuning is run with JS and TV.
-RQ2: how does the choice of the feature bear on it? POIs, categories and transitions, under demogroups.
+RQ1 varies the partition: baseline, strong and every strategy under five partitions. Tilt and
+resample match moments and minimise no divergence; finetune minimises JS or TV.
+RQ2 varies the feature map of the aggregates: POIs, categories and transitions, under demogroups.
 """
 
 from __future__ import annotations
@@ -12,98 +12,102 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cells import MEASURE, PARTITIONS, PHASE1, Bench, Job, fill, read_cell, summarise
+from bench.cells import MEASURE, PARTITIONS, PHASE1, Job, Setup, model_cells
+from bench.gaps import summarise
+from bench.runner import Command, Experiment, Runner, read_cell
 from bench.summary import write_result
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.io.manifest import library_versions
 
 DIVERGENCES = ("js", "tv")
 FEATURES = (("poi",), ("category",), ("transitions",))
-FINETUNED = ("demogroups", "fullrank")  # in profile quick: half an hour each
+FINETUNED = ("demogroups", "fullrank")  # partitions in profile quick: half an hour each
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How much is computed."""
+    """The size of a benchmark."""
 
     preset: str
     seeds: int
-    everything: bool
+    finetune_all: bool
 
 
 PROFILES: Mapping[str, Profile] = {
-    "quick": Profile("small", 1, everything=False),
-    "full": Profile("paper", 3, everything=True),  # the sizes of the paper, for a GPU
+    "quick": Profile("small", 1, finetune_all=False),
+    "full": Profile("paper", 3, finetune_all=True),  # the sizes of the paper, for a GPU
 }
 
 
-def profile_named(name: str) -> Profile:
+def get_profile(name: str) -> Profile:
+    """Return a profile by its name."""
     if name not in PROFILES:
         raise MobatlasError(
-            f"--profile {name} does not exist{suggestion(name, PROFILES)} (known: {', '.join(PROFILES)})"
+            f"--profile {name} does not exist{suggestion(name, PROFILES)} "
+            f"(known: {', '.join(PROFILES)})"
         )
     return PROFILES[name]
 
 
 def rq1_jobs(profile: Profile) -> list[Job]:
-    """Every strategy under every partition; finetuning where the profile has time for it."""
+    """Return every strategy under every partition; finetune where the profile allows the time."""
     jobs = [
         Job(partition, strategy) for partition in PARTITIONS for strategy in ("tilt", "resample")
     ]
-    tuned = [name for name in PARTITIONS if profile.everything or name in FINETUNED]
+    finetuned = [name for name in PARTITIONS if profile.finetune_all or name in FINETUNED]
     return jobs + [
-        Job(partition, "finetune", divergence) for partition in tuned for divergence in DIVERGENCES
+        Job(partition, "finetune", divergence)
+        for partition in finetuned
+        for divergence in DIVERGENCES
     ]
 
 
 def rq2_jobs(profile: Profile) -> list[Job]:
-    """The default strategy with every feature; finetuning where the profile has time for it."""
+    """Return tilt with every feature map; finetune where the profile allows the time."""
     jobs = [Job("demogroups", "tilt", features=features) for features in FEATURES]
-    tuned = FEATURES if profile.everything else ()
+    finetuned = FEATURES if profile.finetune_all else ()
     return jobs + [
-        Job("demogroups", "finetune", way, features) for features in tuned for way in DIVERGENCES
+        Job("demogroups", "finetune", divergence, features)
+        for features in finetuned
+        for divergence in DIVERGENCES
     ]
 
 
-PLANS = {"rq1": rq1_jobs, "rq2": rq2_jobs}
+QUESTIONS = {"rq1": rq1_jobs, "rq2": rq2_jobs}
 
 
 def run(
     question: str,
-    out: Path,
+    experiment: Experiment,
     profile: str = "quick",
-    *,
-    seeds: int | None = None,
-    first_seed: int = 0,
     values: Mapping[str, Any] | None = None,
     city: Mapping[str, Any] | None = None,
-    quiet: bool = False,
 ) -> dict[str, Any]:
-    """Fill `out`, write rq1.json or rq2.json there; `values` and `city` change the preset of the profile."""
-    chosen = profile_named(profile)
-    numbers = range(first_seed, first_seed + (chosen.seeds if seeds is None else seeds))
-    jobs = PLANS[question](chosen)
-    said = f"python -m bench {question} --profile {profile}"
-    command = f"{said} --seeds 1 --first-seed {{seed}} --out {{out}}"
-    fill(
-        out, question, jobs, numbers, Bench(command, values or {}, city or {}, chosen.preset, quiet)
-    )
+    """Train and score the models of a question, then write rq1.json or rq2.json.
+
+    `values` and `city` change the preset of the profile.
+    """
+    options = get_profile(profile)
+    jobs = QUESTIONS[question](options)
+    setup = Setup(values or {}, city or {}, options.preset, quiet=experiment.quiet)
+    command = Command(question, {"--profile": [profile]})
+    out = experiment.out
+    Runner(experiment, question, command).run(model_cells(out, setup, jobs, experiment.numbers))
+    header = command.header(experiment)
     result = {
-        "command": f"{said} --seeds {len(numbers)} --first-seed {first_seed} --out {out.name}",
+        "command": header.pop("command"),
         "question": question,
         "profile": profile,
-        "seed": first_seed,
-        "versions": library_versions(),
+        **header,
         "measure": MEASURE,
-        **summarise(out, numbers, jobs),
-        "between_groups": read_cell(out, first_seed, PHASE1)["between_groups"],
-        "curves": curves(out, first_seed, jobs),
+        **summarise(out, experiment.numbers, jobs),
+        "between_groups": read_cell(out, experiment.first_seed, PHASE1)["between_groups"],
+        "curves": finetune_curves(out, experiment.first_seed, jobs),
     }
     write_result(out, question, result)
     return result
 
 
-def curves(out: Path, seed: int, jobs: Sequence[Job]) -> dict[str, Any]:
-    """How finetuning went, of one seed: name of the job -> rows with the step, the loss, and JSD on average and by group."""
-    cells = {job.name: read_cell(out, seed, job.name) for job in jobs if job.strategy == "finetune"}
-    return {name: cell["curve"] for name, cell in cells.items()}
+def finetune_curves(out: Path, seed: int, jobs: Sequence[Job]) -> dict[str, Any]:
+    """Return the training curve of each finetune job of a seed: step, loss and JSD."""
+    names = [job.name for job in jobs if job.strategy == "finetune"]
+    return {name: read_cell(out, seed, name)["curve"] for name in names}

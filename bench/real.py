@@ -1,14 +1,16 @@
-"""Real people: baseline, strong and the default strategy on a labelled survey, under partitions and under real regions.
+"""Real people: baseline, strong and tilt on a labelled survey, under partitions and real regions.
 
-Controlled partitions show what the method gives where its assumption holds. Real home regions take their composition from
-people whom the aggregates were not counted on, or from a census; shuffled ones are the negative control. Those who are marked
-as another kind of day do not train: they are the shift test.
+Controlled partitions show the method where its assumption holds. Real home regions take their
+composition from people whose visits the aggregates do not count, or from a census; shuffled
+regions are the negative control. People of another kind of day do not train: they are the shift
+test.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +20,69 @@ from bench.cells import (
     MEASURE,
     PARTITIONS,
     PHASE1,
-    Bench,
     Job,
-    Place,
+    OtherViews,
     Samples,
+    SeedFolder,
+    Setup,
+    Views,
     check_partition,
-    command_of,
-    fill,
-    over_seeds,
-    read_cell,
-    summarise,
+    model_cells,
 )
 from bench.error_bars import error_bars
+from bench.gaps import over_seeds, summarise
 from bench.options import check_options
-from bench.people import MANNER
+from bench.people import DRAWING
+from bench.runner import Command, Experiment, Runner, read_cell
 from bench.score_models import FLOOR, score_samples
 from bench.summary import write_result
-from bench.survey import SHIFT, census_column, check_survey, divided_people, said_files
+from bench.survey import SHIFT, census_column, check_survey, display_names, split_survey
 from mobatlas.config import format_assignments
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.evaluation.comparison import Scores, real_groups
+from mobatlas.evaluation.comparison import real_groups
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.features.maps import FEATURE_MAPS
-from mobatlas.io.manifest import library_versions
 
-log = logging.getLogger("mobatlas")
-FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # that name no place
-# Who lives far out travels far, of whatever group: nothing is trained on distances, they show the guard.
-BANDS = ("distance",)
-DEALT = (
-    "poi",
-    "category",
-)  # of partitions: rare places borrow from their category what they do not tell themselves
-DRAWS = 3  # the spread between seeds says whether they are enough
-LONG = 4  # visits: a day with fewer is home, one place, home
-NONE = "none"  # in the place of partitions, or of regions: the others alone
+FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # they name no place
+# People who live far out travel far, whatever their group. No model is trained on distances;
+# they show the warning about confounding.
+DISTANCE = ("distance",)
+# Of partitions: rare places borrow from their category.
+PARTITION_FEATURES = ("poi", "category")
+DRAWS = 3  # the spread between seeds shows whether they are enough
+MIN_LONG = 4  # visits; a shorter day is home, one place, home
+NONE = "none"  # instead of partitions or regions: measure only the others
 KINDS = ("partitions", "regions")
 FOUR_VISITS = "four visits"
-Real = Mapping[str, Trajectories]
+Groups = Mapping[str, Trajectories]
+
+
+@dataclass(frozen=True)
+class RealOptions:
+    """What is measured on a survey.
+
+    An empty list means all: all partitions, all region columns. The last of `features` is used
+    where only one is tried. `shift` is a column that is false for people who do not train;
+    `weekday` by default. `prepared` changes how the survey is prepared.
+    """
+
+    generator: str = "autoregressive"
+    partitions: Sequence[str] = ()
+    regions: Sequence[str] = ()
+    features: Sequence[tuple[str, ...]] = FEATURES
+    census: Path | None = None
+    shift: str | None = None
+    draws: int = DRAWS
+    prepared: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # changes of the preset
+
+    @property
+    def controlled(self) -> tuple[str, ...]:
+        """The partitions."""
+        return () if list(self.partitions) == [NONE] else tuple(self.partitions or PARTITIONS)
 
 
 def real_jobs(
@@ -67,194 +91,212 @@ def real_jobs(
     census: str | None,
     features: Sequence[tuple[str, ...]] = FEATURES,
 ) -> list[Job]:
-    """(a) partitions, (b) real regions, (c) those of the census, (d) shuffled ones; `census` is the column that it is about.
+    """Return jobs of partitions, real regions, census regions and shuffled regions.
 
-    Where a person lives counts, and regions are shuffled, with the last of the features.
+    `census` is the region column that the census covers. Membership and shuffled regions use
+    the last of the features.
     """
     last = features[-1]
-    jobs = [Job(name, "tilt", features=DEALT) for name in partitions]
-    jobs += [Job(column, "tilt", features=some) for column in columns for some in features]
+    jobs = [Job(name, "tilt", features=PARTITION_FEATURES) for name in partitions]
+    jobs += [Job(column, "tilt", features=maps) for column in columns for maps in features]
     jobs += [Job(column, "tilt", features=last, membership=True) for column in columns]
     if census is not None:
-        jobs += [Job(census, "tilt", features=some, census=True) for some in features]
+        jobs += [Job(census, "tilt", features=maps, census=True) for maps in features]
         jobs += [Job(census, "tilt", features=last, census=True, membership=True)]
     return jobs + [Job(column, "tilt", features=last, shuffled=True) for column in columns]
 
 
-def _bands(dataset: TrajectoryDataset, columns: Sequence[str], census: str | None) -> list[Job]:
-    """Regions that tell distances, where it is known where people live."""
+def _distance_jobs(
+    dataset: TrajectoryDataset, columns: Sequence[str], census: str | None
+) -> list[Job]:
+    """Return jobs with aggregates of distances, if homes are known."""
     if np.isnan(dataset.anchors[dataset.split_people("train"), :2]).all():
         return []
-    jobs = [Job(column, "tilt", features=BANDS) for column in columns]
-    return jobs if census is None else [*jobs, Job(census, "tilt", features=BANDS, census=True)]
+    jobs = [Job(column, "tilt", features=DISTANCE) for column in columns]
+    return jobs if census is None else [*jobs, Job(census, "tilt", features=DISTANCE, census=True)]
 
 
-def run(
-    source: Path,
-    out: Path,
-    seeds: int = 3,
-    first_seed: int = 0,
-    *,
-    generator: str = "autoregressive",
-    partitions: Sequence[str] = (),
-    regions: Sequence[str] = (),
-    features: Sequence[tuple[str, ...]] = FEATURES,
-    census: Path | None = None,
-    shift: str | None = None,
-    draws: int = DRAWS,
-    prepared: Mapping[str, Any] | None = None,
-    values: Mapping[str, Any] | None = None,
-    quiet: bool = False,
-) -> dict[str, Any]:
-    """Fill a folder of the family within `out`, write real-FAMILY.json there (of one kind alone real-FAMILY-KIND.json).
+def run(source: Path, experiment: Experiment, options: RealOptions) -> dict[str, Any]:
+    """Train and score models in `out`/GENERATOR, then write real-GENERATOR.json.
 
-    `partitions` are all by default, `regions` all columns of people that look like regions, and either may be `none`.
-    `features` are what real regions tell, the last of them is used for what is tried with one alone; `shift` is a column that
-    is false for those who do not train, `weekday` where there is one; scores are means of so many `draws`; `prepared` and
-    `values` change how data are prepared and models trained.
+    With partitions or regions alone the file is real-GENERATOR-KIND.json.
     """
-    _check_kinds(partitions, regions, census, features)
-    for name in {name for some in features for name in some}:
-        FEATURE_MAPS.get_entry(name)
-    check_options(generator, Bench.preset, values or {})
-    check_survey(source, () if list(regions) == [NONE] else regions, prepared, census)
-    train_on, others = divided_people(source, out, shift, prepared)
-    dataset = TrajectoryDataset.open(train_on)
-    columns = _columns(dataset, regions)
-    about = None if census is None else census_column(dataset, columns, census)
-    folder, numbers = out / generator, range(first_seed, first_seed + seeds)
-    data, about_census = said_files(source, census)
-    asked = {
-        "--data": [data],
-        "--generator": [generator],
-        "--census": [] if about_census is None else [about_census],
-        "--partition": partitions,
-        "--regions": regions,
-        "--feature": [] if tuple(features) == FEATURES else ["+".join(some) for some in features],
-        "--shift": [] if shift is None else [shift],
-        "--draws": [] if draws == DRAWS else [str(draws)],
-        "--set": list(format_assignments(values or {})),
-    }
-    told = command_of("real", asked)
-    bench = Bench(
-        f"{told} --seeds 1 --first-seed {{seed}} --out {out.name}",
-        values or {},
-        quiet=quiet,
-        generator=generator,
-        data=train_on,
-        census=census,
-        draws=draws,
-        views=lambda samples, seed: _views(dataset, others, samples, seed),
+    _check(source, options)
+    trained_on, others = split_survey(source, experiment.out, options.shift, options.prepared)
+    dataset = TrajectoryDataset.open(trained_on)
+    columns = _region_columns(dataset, options.regions)
+    census = None if options.census is None else census_column(dataset, columns, options.census)
+    setup = Setup(
+        options.values,
+        quiet=experiment.quiet,
+        generator=options.generator,
+        data=trained_on,
+        census=options.census,
+        draws=options.draws,
+        views=_other_views(dataset, others),
     )
-    dealt = () if list(partitions) == [NONE] else tuple(partitions or PARTITIONS)
-    jobs = real_jobs(dealt, columns, about, features)
-    kinds = [kind for kind, some in zip(KINDS, (dealt, columns), strict=True) if some]
-    fill(folder, generator, jobs, numbers, bench)
-    places = [Place(folder / f"seed-{seed}", seed, bench) for seed in numbers]
+    jobs = real_jobs(options.controlled, columns, census, options.features)
+    command = _command(source, options)
+    folder = experiment.out / options.generator
+    seeds = experiment.numbers
+    runner = Runner(experiment, options.generator, command, folder)
+    runner.run(model_cells(folder, setup, jobs, seeds))
+    distances = _distance_jobs(dataset, columns, census)
+    bars = error_bars(
+        Runner(experiment, "error bars", command, folder),
+        [SeedFolder(folder, seed, setup) for seed in seeds],
+        [*jobs, *distances],
+    )
+    kinds = [
+        kind for kind, names in zip(KINDS, (options.controlled, columns), strict=True) if names
+    ]
+    phase1 = [read_cell(folder, seed, PHASE1) for seed in seeds]
+    header = command.header(experiment)
     result = {
-        "command": f"{told.format()} --seeds {seeds} --first-seed {first_seed} --out {out.name}",
+        "command": header.pop("command"),
         "question": "real",
-        "generator": generator,
-        "seed": first_seed,
-        "versions": library_versions(),
+        "generator": options.generator,
+        **header,
         "kinds": kinds,
-        "people": MANNER,
-        "draws": draws,
-        "measure": f"{MEASURE}; mean of {draws} draws; {FOUR_VISITS}: trajectories of at least {LONG} visits on either side; "
+        "people": DRAWING,
+        "draws": options.draws,
+        "measure": f"{MEASURE}; mean of {options.draws} draws; "
+        f"{FOUR_VISITS}: trajectories of at least {MIN_LONG} visits on either side; "
         f"{SHIFT}: against people of another kind of day",
-        **summarise(folder, numbers, jobs),
-        "floor_of_groups": over_seeds([read_cell(folder, seed, PHASE1) for seed in numbers], FLOOR),
-        "error_bars": error_bars(places, [*jobs, *_bands(dataset, columns, about)]),
-        "between_groups": read_cell(folder, first_seed, PHASE1)["between_groups"],
+        **summarise(folder, seeds, jobs),
+        "floor_of_groups": over_seeds(phase1, FLOOR),
+        "error_bars": bars,
+        "between_groups": phase1[0]["between_groups"],
     }
-    write_result(out, real_name(generator, kinds), result)
+    write_result(experiment.out, real_name(options.generator, kinds), result)
     return result
 
 
+def _check(source: Path, options: RealOptions) -> None:
+    """Refuse wrong options before anything is prepared."""
+    _check_kinds(options)
+    for name in {name for maps in options.features for name in maps}:
+        FEATURE_MAPS.get_entry(name)
+    check_options(options.generator, Setup.preset, options.values)
+    regions = () if list(options.regions) == [NONE] else options.regions
+    check_survey(source, regions, options.prepared, options.census)
+
+
+def _command(source: Path, options: RealOptions) -> Command:
+    data, census = display_names(source, options.census)
+    default_features = tuple(options.features) == FEATURES
+    features = [] if default_features else ["+".join(maps) for maps in options.features]
+    return Command(
+        "real",
+        {
+            "--data": [data],
+            "--generator": [options.generator],
+            "--census": [] if census is None else [census],
+            "--partition": options.partitions,
+            "--regions": options.regions,
+            "--feature": features,
+            "--shift": [] if options.shift is None else [options.shift],
+            "--draws": [] if options.draws == DRAWS else [str(options.draws)],
+            "--set": list(format_assignments(options.values)),
+        },
+    )
+
+
 def real_name(generator: str, kinds: Sequence[str]) -> str:
-    """Of the result, that of one kind alone by its kind as well."""
+    """Return the name of a result; that of one kind alone contains the kind."""
     return "-".join(("real", generator, *(kinds if len(kinds) < len(KINDS) else ())))
 
 
-def _check_kinds(
-    partitions: Sequence[str],
-    regions: Sequence[str],
-    census: Path | None,
-    features: Sequence[tuple[str, ...]],
-) -> None:
-    """Partitions that do not exist, and `none` beside something."""
-    for option, asked in {"--partition": partitions, "--regions": regions}.items():
-        if NONE in asked and len(asked) > 1:
-            raise MobatlasError(f"{option} none: stands beside others; leave it or them out")
-    for name in partitions:
+def _check_kinds(options: RealOptions) -> None:
+    """Refuse unknown partitions, and `none` beside other names."""
+    for option, names in {"--partition": options.partitions, "--regions": options.regions}.items():
+        if NONE in names and len(names) > 1:
+            raise MobatlasError(f"{option} none: leave out either none or the other names")
+    for name in options.partitions:
         check_partition(name, (*PARTITIONS, NONE))
-    if list(regions) == [NONE]:
-        if list(partitions) == [NONE]:
-            raise MobatlasError(
-                "--partition none --regions none: nothing is left to measure; leave one of them out"
-            )
-        about = {"--census": census is not None, "--feature": tuple(features) != FEATURES}
-        for option in (option for option, given in about.items() if given):
-            raise MobatlasError(
-                f"{option}: is about regions, and --regions none asks for none; leave one out"
-            )
+    if list(options.regions) != [NONE]:
+        return
+    if list(options.partitions) == [NONE]:
+        raise MobatlasError(
+            "--partition none --regions none: nothing is left to measure; leave one of them out"
+        )
+    about_regions = {
+        "--census": options.census is not None,
+        "--feature": tuple(options.features) != FEATURES,
+    }
+    for option in (option for option, used in about_regions.items() if used):
+        raise MobatlasError(f"{option}: has no effect with --regions none; leave one of them out")
 
 
-def _columns(dataset: TrajectoryDataset, asked: Sequence[str]) -> list[str]:
+def _region_columns(dataset: TrajectoryDataset, names: Sequence[str]) -> list[str]:
     known = dataset.region_columns
-    if list(asked) == [NONE]:
+    if list(names) == [NONE]:
         return []
-    for name in asked:
+    for name in names:
         if name not in known:
             raise MobatlasError(
-                f"--regions {name}: is no region column{suggestion(name, known)} (known: {', '.join(known)})"
+                f"--regions {name}: is no region column{suggestion(name, known)} "
+                f"(known: {', '.join(known)})"
             )
     if not known:
         raise MobatlasError(
             f"{dataset.path}: people have no region column, such as home_zone; add one"
         )
-    return list(asked or known)
+    return list(names or known)
 
 
-def _views(
-    dataset: TrajectoryDataset, others: Path | None, samples: Samples, seed: int
-) -> dict[str, dict[str, Scores]]:
-    """The same samples, those of long days against long days, and all of them against people of another kind of day."""
-    spec, training = MetricSpec.of(dataset), real_groups(dataset, "train")
-    long = {label: _long(made) for label, made in samples.items()}
+def _other_views(dataset: TrajectoryDataset, others: Path | None) -> OtherViews:
+    shifted = None if others is None else TrajectoryDataset.open(others)
+    inputs = {
+        "min_long": MIN_LONG,
+        "shift": None if shifted is None else shifted.manifest.content_hash,
+    }
+    return OtherViews(inputs, partial(_score_views, dataset, shifted))
+
+
+def _score_views(
+    dataset: TrajectoryDataset, others: TrajectoryDataset | None, samples: Samples, seed: int
+) -> Views:
+    """Score long days against long days, and all samples against people of another kind of day."""
+    spec = MetricSpec.of(dataset)
+    training = real_groups(dataset, "train")
+    long = {label: _long(groups) for label, groups in samples.items()}
     real = _long(real_groups(dataset, "test"))
-    found = {FOUR_VISITS: score_samples(dataset, spec, long, real, seed, training=_long(training))}
+    views = {FOUR_VISITS: score_samples(dataset, spec, long, real, seed, training=_long(training))}
     if others is not None:
-        shifted = _in_words_of(dataset.vocabulary, TrajectoryDataset.open(others))
-        found[SHIFT] = score_samples(dataset, spec, samples, shifted, seed, training=training)
-    return found
+        shifted = _retokenise(dataset.vocabulary, others)
+        views[SHIFT] = score_samples(dataset, spec, samples, shifted, seed, training=training)
+    return views
 
 
-def _long(groups: Real) -> dict[str, Trajectories]:
+def _long(groups: Groups) -> dict[str, Trajectories]:
     return {
-        name: each.take(np.flatnonzero(np.diff(each.offsets) >= LONG))
+        name: each.take(np.flatnonzero(np.diff(each.offsets) >= MIN_LONG))
         for name, each in groups.items()
     }
 
 
-def _in_words_of(vocabulary: Vocabulary, others: TrajectoryDataset) -> dict[str, Trajectories]:
-    """All people of another dataset by group, their places as tokens of this one: OTHER where it has none."""
+def _retokenise(vocabulary: Vocabulary, others: TrajectoryDataset) -> dict[str, Trajectories]:
+    """Return all people of another dataset by group, in tokens of this vocabulary.
+
+    A place that this vocabulary does not know becomes OTHER.
+    """
     token = {poi: FIRST_POI + number for number, poi in enumerate(vocabulary.poi_ids[FIRST_POI:])}
     known = (token.get(poi, OTHER) for poi in others.vocabulary.poi_ids[FIRST_POI:])
-    own = np.array([*range(FIRST_POI), *known], dtype=np.int32)
+    tokens = np.array([*range(FIRST_POI), *known], dtype=np.int32)
     splits = [real_groups(others, split) for split in ("train", "val", "test")]
     return {
-        name: _collapsed(Trajectories.joined([each[name] for each in splits]), own)
+        name: map_tokens(Trajectories.joined([each[name] for each in splits]), tokens)
         for name in splits[0]
     }
 
 
-def _collapsed(trajectories: Trajectories, token: np.ndarray) -> Trajectories:
-    """With other tokens; those that repeat the one before are one visit, as `prepare` has it."""
-    tokens, owner = token[trajectories.tokens], trajectories.owner
-    keep = np.ones(len(tokens), dtype=bool)
-    keep[1:] = (tokens[1:] != tokens[:-1]) | (owner[1:] != owner[:-1])
-    lengths = np.bincount(owner[keep], minlength=len(trajectories))
-    return Trajectories(
-        tokens[keep], np.concatenate(([0], np.cumsum(lengths))), trajectories.anchors
-    )
+def map_tokens(trajectories: Trajectories, token: np.ndarray) -> Trajectories:
+    """Replace tokens; as in `prepare`, equal tokens in a row become one visit."""
+    tokens = token[trajectories.tokens]
+    owner = trajectories.owner
+    first = np.ones(len(tokens), dtype=bool)
+    first[1:] = (tokens[1:] != tokens[:-1]) | (owner[1:] != owner[:-1])
+    lengths = np.bincount(owner[first], minlength=len(trajectories))
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    return Trajectories(tokens[first], offsets, trajectories.anchors)

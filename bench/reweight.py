@@ -1,30 +1,37 @@
-"""Reweighting: training people weighed by recovered group means against test people of the group, without any generator."""
+"""Training people weighted by recovered group means, against test people; no generator."""
 
 from __future__ import annotations
 
-import shlex
+import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 
+from bench.runner import Cell, Command, Experiment, Runner
 from bench.summary import write_result
-from bench.survey import DIARY, census_column, check_survey, region_columns, said_files
-from mobatlas.data.arrays import Floats
+from bench.survey import (
+    DIARY,
+    census_column,
+    check_survey,
+    display_names,
+    prepare_survey,
+    region_columns,
+)
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.features.divergences import js, normalise
 from mobatlas.features.maps import build_feature
-from mobatlas.io.manifest import library_versions
-from mobatlas.io.output import new_folder, refuse_overlap
-from mobatlas.progress import track
+from mobatlas.io.manifest import file_hash
+from mobatlas.io.output import refuse_overlap
 from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, RecoveryOptions, recover
@@ -34,206 +41,238 @@ from mobatlas.supervision.tilt import fit_tilt
 
 MASK = ("HOME", "WORK", "OTHER")
 METRICS = ("poi", "travel_distance", "category", "transitions")
-# Equal widths up to that quantile of real trajectories, then one bin for the rest.
-DISTANCE_BINS, DISTANCE_QUANTILE = 50, 0.99
+# Bins of equal width up to that quantile of real trajectories, then one bin for the rest.
+DISTANCE_BINS = 50
+DISTANCE_QUANTILE = 0.99
 RIDGE = 3e-3  # on validation people of the Santiago survey 1e-2 was no better
 CONTROLLED = ("demogroups", "fullrank", "hot16", "rankdef", "messy")
-# Rare places borrow what they do not tell from the category that they share. Real regions are confounded with the places
-# near them, so there places are not named.
-CONTROLLED_FEATURES, REAL_FEATURES = ("poi", "category"), ("category",)
-# These leave people over, whom recovery knows as the rest of the population: measured with and without them.
-LEAVING = CONTROLLED[1:]
-ALONE, CENSUS = "regions_alone", "census"
+# Rare places borrow from their category. Real regions are confounded with the places near them,
+# so there the features name no place.
+CONTROLLED_FEATURES = ("poi", "category")
+REAL_FEATURES = ("category",)
+# These partitions leave people over: measured with and without the population.
+INCOMPLETE = CONTROLLED[1:]
+ALONE = "regions_alone"
+SHUFFLED = "shuffle_regions"
+CENSUS = "census"
 SPLITS = ("test", "val")
-LIFTED = 1e6  # a limit that is none
-Ints = npt.NDArray[np.int64]
+MAX_LIMIT = 1e6  # a limit without effect
 
 
-def planned(
-    columns: Sequence[str], limits: Sequence[float] = (), census: bool = False
-) -> list[dict[str, Any]]:
-    """Every kind of regions; or real ones alone, with each of the limits to what groups explain: no other depends on it."""
-    controlled: list[dict[str, Any]] = [
-        {"partition": name, "features": CONTROLLED_FEATURES} for name in CONTROLLED
+@dataclass(frozen=True)
+class Case:
+    """One kind of regions."""
+
+    partition: str | None = None  # controlled, or
+    by: str | None = None  # a region column of people
+    features: tuple[str, ...] = CONTROLLED_FEATURES
+    alone: bool = False  # without the population
+    shuffled: bool = False  # people change regions at random
+    census: bool = False  # the composition comes from the census table
+    groups_explain: float | None = None  # the limit; None: the default
+
+    def row(self) -> dict[str, Any]:
+        """Return the keys of its row in the result; what is not set has none."""
+        keys = {
+            "partition": self.partition,
+            "by": self.by,
+            "features": list(self.features),
+            ALONE: self.alone or None,
+            SHUFFLED: self.shuffled or None,
+            CENSUS: self.census or None,
+            "groups_explain": self.groups_explain,
+        }
+        return {name: value for name, value in keys.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class ReweightOptions:
+    """What is measured on a survey."""
+
+    groups_explain: Sequence[float] = ()  # limits; with them only real regions are measured
+    census: Path | None = None
+    split: str = SPLITS[0]  # people to compare with
+
+    def command(self, source: Path) -> Command:
+        """Return the command that measures them."""
+        data, census = display_names(source, self.census)
+        return Command(
+            "reweight",
+            {
+                "--data": [data],
+                "--groups-explain": [repr(limit) for limit in self.groups_explain],
+                "--census": [] if census is None else [census],
+                "--split": [] if self.split == SPLITS[0] else [self.split],
+            },
+        )
+
+
+def plan_cases(
+    columns: Sequence[str], limits: Sequence[float] = (), census: str | None = None
+) -> list[Case]:
+    """Return every kind of regions; with limits only real regions, which depend on them.
+
+    `census` is the region column that the census covers.
+    """
+    controlled = [
+        *(Case(name) for name in CONTROLLED),
+        *(Case(name, alone=True) for name in INCOMPLETE),
+        *(Case(name, shuffled=True) for name in INCOMPLETE),
     ]
-    controlled += [
-        {"partition": name, "features": CONTROLLED_FEATURES, ALONE: True} for name in LEAVING
-    ]
-    controlled += [
-        {"partition": name, "features": CONTROLLED_FEATURES, "shuffle_regions": True}
-        for name in LEAVING
-    ]
-    real: list[dict[str, Any]] = [{"by": name, "features": REAL_FEATURES} for name in columns]
-    real += [{"features": REAL_FEATURES, CENSUS: True}] if census else []
+    own = [Case(by=name, features=REAL_FEATURES) for name in columns]
+    real = list(own)
+    if census is not None:
+        real.append(Case(by=census, features=REAL_FEATURES, census=True))
     if limits:
         return [
-            {**case, "groups_explain": limit} for case in real for limit in dict.fromkeys(limits)
+            replace(case, groups_explain=limit) for case in real for limit in dict.fromkeys(limits)
         ]
-    return [
-        *controlled,
-        *real,
-        *({**case, "shuffle_regions": True} for case in real if not case.get(CENSUS)),
-    ]
+    return [*controlled, *real, *(replace(case, shuffled=True) for case in own)]
 
 
-def run(
-    source: Path,
-    out: Path,
-    seeds: int = 3,
-    first_seed: int = 0,
-    *,
-    groups_explain: Sequence[float] = (),
-    census: Path | None = None,
-    split: str = SPLITS[0],
-    overwrite: bool = False,
-    quiet: bool = True,
-) -> dict[str, Any]:
-    """Reweight the people of a one-day survey as `planned`, against those of `split`; write reweighting.json.
+def run(source: Path, experiment: Experiment, options: ReweightOptions) -> dict[str, Any]:
+    """Reweight the people of a one-day survey in each case, and write reweighting.json.
 
-    A seed deals people to the regions of a partition, or halves them into those whose labels and those whose visits count.
+    A seed assigns people to the regions of a partition, or halves them into people whose labels
+    count and people whose visits count.
     """
-    check_survey(source, census=census)
+    columns = _check(source, experiment.out, options)
+    dataset = prepare_survey(source, experiment.out)
+    census = None if options.census is None else census_column(dataset, columns, options.census)
+    cases = plan_cases(columns, options.groups_explain, census)
+    inputs = {
+        "dataset": dataset.manifest.content_hash,
+        "ridge": RIDGE,
+        "prepare": DIARY,
+        "split": options.split,
+        "census": None if options.census is None else file_hash(options.census),
+    }
+
+    @cache
+    def person_behaviour() -> Behaviour:
+        return behaviour(dataset)
+
+    def measure(case: Case, seed: int) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory(prefix=".regions-", dir=experiment.out) as scratch:
+            regions = _build_regions(dataset, Path(scratch) / "regions", case, options, seed)
+        limit = GROUPS_EXPLAIN if case.groups_explain is None else case.groups_explain
+        result = reweight(
+            dataset, regions, seen=person_behaviour(), split=options.split, groups_explain=limit
+        )
+        return {name: result[name] for name in ("metrics", "effective_sample_size")}
+
+    cells = [
+        Cell(seed, _cell_name(case), inputs | {"case": case.row()}, partial(measure, case, seed))
+        for case in cases
+        for seed in experiment.numbers
+    ]
+    command = options.command(source)
+    results = Runner(experiment, "reweighting", command).run(cells)
+    n = experiment.seeds
+    rows = [_row(case, results[i * n : (i + 1) * n]) for i, case in enumerate(cases)]
+    result = {
+        **command.header(experiment),
+        "measure": f"JSD in bits against {options.split} people of the group, averaged over "
+        "groups; gap closed towards labelled people",
+        "rows": rows,
+    }
+    write_result(experiment.out, "reweighting", result)
+    return result
+
+
+def _check(source: Path, out: Path, options: ReweightOptions) -> list[str]:
+    """Refuse wrong options before anything is written; return the region columns."""
+    check_survey(source, census=options.census)
     refuse_overlap(source, out)
     columns = region_columns(source)
     if not columns:
         raise MobatlasError(
             f"{source / 'people.parquet'}: has no column of regions, such as home_zone; add one"
         )
-    if split not in SPLITS:
+    if options.split not in SPLITS:
         raise MobatlasError(
-            f"--split {split}: is not among those to compare with; give {' or '.join(SPLITS)}"
+            f"--split {options.split}: cannot be compared with; give {' or '.join(SPLITS)}"
         )
-    for limit in groups_explain:
-        if not 0 < limit <= LIFTED:
+    for limit in options.groups_explain:
+        if not 0 < limit <= MAX_LIMIT:
             raise MobatlasError(
-                f"--groups-explain {limit:g}: give a share of the variance above 0; 100 lifts the limit"
+                f"--groups-explain {limit:g}: give a share of the variance above 0; "
+                "100 lifts the limit"
             )
-    cases = planned(columns, groups_explain, census is not None)
-    data, about_census = said_files(source, census)
-    asked = [word for limit in groups_explain for word in ("--groups-explain", repr(limit))]
-    asked += [] if about_census is None else ["--census", about_census]
-    asked += [] if split == SPLITS[0] else ["--split", split]
-    config = {
-        "seeds": seeds,
-        "first_seed": first_seed,
-        "ridge": RIDGE,
-        "prepare": DIARY,
-        "asked": asked,
-    }
-    with (
-        new_folder(out, "benchmark", seed=first_seed, config=config, overwrite=overwrite) as folder,
-        track("reweighting", len(cases), quiet) as tracker,
-    ):
-        scratch = folder.scratch()
-        prepare(source, scratch / "dataset", values=DIARY)
-        dataset = TrajectoryDataset.open(scratch / "dataset")
-        if dataset.groups is None or len(dataset.groups) < 2:
-            raise MobatlasError(
-                f"{source / 'people.parquet'}: all people are of one group; give people of several"
-            )
-        if census is not None:
-            column = census_column(dataset, columns, census)
-            cases = [{**case, "by": column} if case.get(CENSUS) else case for case in cases]
-        seen, rows = behaviour(dataset), []
-        for number, case in enumerate(cases):
-            tracker.step(number, case_label(case))
-            options = RegionsOptions(
-                partition=case.get("partition"),
-                by=case.get("by"),
-                composition=census if case.get(CENSUS) else None,
-                features=case.get("features"),
-                shuffle_regions=case.get("shuffle_regions", False),
-                straddle="uniform" if case.get(CENSUS) else "refuse",
-            )
-            limit, found = case.get("groups_explain", GROUPS_EXPLAIN), []
-            for seed in range(first_seed, first_seed + seeds):
-                regions = build_regions(
-                    dataset.path, scratch / f"{number}-{seed}", options, seed=seed
-                )
-                if case.get(ALONE):
-                    regions = replace(regions, population=None)
-                found.append(
-                    reweight(dataset, regions, seen=seen, split=split, groups_explain=limit)
-                )
-            rows.append(_row(case, found))
-        command = [
-            "python",
-            "-m",
-            "bench",
-            "reweight",
-            "--data",
-            data,
-            *asked,
-            "--seeds",
-            str(seeds),
-            "--out",
-            out.name,
-        ]
-        result = {
-            "command": shlex.join(command),
-            "seed": first_seed,
-            "versions": library_versions(),
-            "measure": f"JSD in bits against {split} people of the group, averaged over groups; gap closed towards labelled "
-            "people",
-            "rows": rows,
-        }
-        write_result(folder.path, "reweighting", result)
-        tracker.step(len(cases), "done")
-    return result
+    return columns
 
 
-def case_label(case: Mapping[str, Any]) -> str:
-    """What tells it from the others."""
-    notes = {"shuffle_regions": " (shuffled)", ALONE: " (regions alone)", CENSUS: ", census"}
-    name: str = case.get("partition") or case.get("by") or ""
-    limit = f", limit {case['groups_explain']:g}" if "groups_explain" in case else ""
-    return name + "".join(note for key, note in notes.items() if case.get(key)) + limit
+def _build_regions(
+    dataset: TrajectoryDataset, out: Path, case: Case, options: ReweightOptions, seed: int
+) -> Regions:
+    regions_options = RegionsOptions(
+        partition=case.partition,
+        by=case.by,
+        composition=options.census if case.census else None,
+        features=case.features,
+        shuffle_regions=case.shuffled,
+        straddle="uniform" if case.census else "refuse",
+    )
+    regions = build_regions(dataset.path, out, regions_options, seed=seed)
+    return replace(regions, population=None) if case.alone else regions
 
 
-def _row(case: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, Any]:
+def case_label(row: Mapping[str, Any]) -> str:
+    """Return what distinguishes a case from the others."""
+    notes = {SHUFFLED: " (shuffled)", ALONE: " (regions alone)", CENSUS: ", census"}
+    name: str = row.get("partition") or row.get("by") or ""
+    limit = f", limit {row['groups_explain']:g}" if "groups_explain" in row else ""
+    return name + "".join(note for key, note in notes.items() if row.get(key)) + limit
+
+
+def _cell_name(case: Case) -> str:
+    words = re.findall(r"[\w.+]+", case_label(case.row()))
+    return "-".join(["reweight", *words])
+
+
+def _row(case: Case, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return means over seeds."""
     metrics: dict[str, Any] = {}
     for metric in METRICS:
-        each = [one["metrics"][metric] for one in found]
+        by_seed = [cell["metrics"][metric] for cell in cells]
         metrics[metric] = {
-            kind: round(float(np.mean([one[kind] for one in each])), 4) for kind in each[0]
+            kind: round(float(np.mean([each[kind] for each in by_seed])), 4) for kind in by_seed[0]
         }
-        metrics[metric]["gap_closed_by_seed"] = [round(one["gap_closed"], 3) for one in each]
-    size = round(float(np.mean([one["effective_sample_size"] for one in found])))
-    return {**case, "seeds": len(found), "effective_sample_size": size} | metrics
+        metrics[metric]["gap_closed_by_seed"] = [round(each["gap_closed"], 3) for each in by_seed]
+    size = round(float(np.mean([cell["effective_sample_size"] for cell in cells])))
+    return {**case.row(), "seeds": len(cells), "effective_sample_size": size} | metrics
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What each person does on average, as the metrics count it."""
+    """The average counts of each person in the bins of each metric."""
 
     counts: dict[str, sparse.csr_array]  # metric -> (people, bins)
 
     def distribution(self, metric: str, people: Ints, weights: Floats | None = None) -> Floats:
-        """Shares of the bins among weighted people."""
-        each = np.full(len(people), 1 / len(people)) if weights is None else weights
-        return np.asarray(normalise(self.counts[metric][people].T @ each))
+        """Return the shares of the bins among weighted people."""
+        shares = np.full(len(people), 1 / len(people)) if weights is None else weights
+        return np.asarray(normalise(self.counts[metric][people].T @ shares))
 
 
 def behaviour(dataset: TrajectoryDataset) -> Behaviour:
-    """POI frequency without HOME, WORK and OTHER, travel distance, category and transitions of every person."""
-    trajectories, people = Trajectories.of(dataset), dataset.people.num_rows
+    """Return POI frequency without HOME, WORK and OTHER, and the other metrics of every person."""
+    trajectories = Trajectories.of(dataset)
 
-    def of_people(counts: sparse.csr_array) -> sparse.csr_array:
-        return person_means(counts, dataset.person, people)
+    def per_person(counts: sparse.csr_array) -> sparse.csr_array:
+        return person_means(counts, dataset.person, dataset.people.num_rows)
 
-    maps = {
-        name: build_feature(name, dataset.vocabulary, MASK if name == "poi" else ())
-        for name in METRICS[::2]
+    masks = {"poi": MASK, "category": (), "transitions": ()}
+    counts = {
+        name: per_person(build_feature(name, dataset.vocabulary, mask).counts(trajectories))
+        for name, mask in masks.items()
     }
-    maps["transitions"] = build_feature("transitions", dataset.vocabulary)
-    counted = {name: of_people(feature.counts(trajectories)) for name, feature in maps.items()}
     km = travel_distance(trajectories, dataset.vocabulary)
     edges = np.linspace(0, np.quantile(km, DISTANCE_QUANTILE), DISTANCE_BINS + 1)[1:]
-    where = (np.arange(len(km)), np.searchsorted(edges, km, side="right"))
-    counted["travel_distance"] = of_people(
-        sparse.csr_array((np.ones(len(km)), where), shape=(len(km), DISTANCE_BINS + 1))
-    )
-    return Behaviour(counted)
+    bins = (np.arange(len(km)), np.searchsorted(edges, km, side="right"))
+    shape = (len(km), DISTANCE_BINS + 1)
+    counts["travel_distance"] = per_person(sparse.csr_array((np.ones(len(km)), bins), shape=shape))
+    return Behaviour(counts)
 
 
 def reweight(
@@ -245,29 +284,26 @@ def reweight(
     ridge: float = RIDGE,
     groups_explain: float = GROUPS_EXPLAIN,
 ) -> dict[str, Any]:
-    """Recover group means, tilt training people to them, and compare with people of `split` by JSD in bits.
+    """Recover group means, tilt training people to them, and compare with people of `split`.
 
-    Baseline are unweighted training people, labelled the training people of the group; gap closed is 1 - (tilted - labelled) /
-    (baseline - labelled), of divergences averaged over groups. Labels serve to compare, and for nothing else.
+    The baseline is unweighted training people; `labelled` is the training people of the group.
+    JSD in bits is averaged over groups, and the gap closed is 1 - (tilted - labelled) /
+    (baseline - labelled). Labels are used only for the comparison.
     """
-    seen = behaviour(dataset) if seen is None else seen
+    counts = behaviour(dataset) if seen is None else seen
+    group = dataset.person_groups()
     train, others = (
         np.intersect1d(dataset.split_people(name), dataset.person) for name in ("train", split)
     )
-    group = dataset.person_groups()
-    recovered = recover(
-        regions,
-        options=RecoveryOptions(groups_explain=groups_explain),
-        parents=dataset.vocabulary.parents,
-        quiet=True,
-    )
+    options = RecoveryOptions(groups_explain=groups_explain)
+    recovered = recover(regions, options=options, parents=dataset.vocabulary.parents, quiet=True)
     phi = person_features(dataset, regions)[train]
-    found = []
+    rows = []
     for number, name in enumerate(regions.groups.names):
-        theirs = others[group[others] == number]
-        if not len(theirs):
+        members = others[group[others] == number]
+        if not len(members):
             raise MobatlasError(
-                f"{dataset.path}: nobody of group '{name}' in split '{split}' to compare with"
+                f"{dataset.path}: split '{split}' has no people of group '{name}' to compare with"
             )
         tilt = fit_tilt(phi, recovered.means[number], ridge)
         samples = {
@@ -277,43 +313,41 @@ def reweight(
         }
         row: dict[str, Any] = {"group": name, "effective_sample_size": tilt.effective_sample_size}
         for metric in METRICS:
-            real = seen.distribution(metric, theirs)
+            real = counts.distribution(metric, members)
             row[metric] = {
-                kind: float(js(seen.distribution(metric, *sample), real))
+                kind: float(js(counts.distribution(metric, *sample), real))
                 for kind, sample in samples.items()
             }
-        found.append(row)
-    metrics = {}
-    for metric in METRICS:
-        mean = {
-            kind: float(np.mean([row[metric][kind] for row in found]))
-            for kind in ("tilted", "baseline", "labelled")
-        }
-        gap = 1 - (mean["tilted"] - mean["labelled"]) / (mean["baseline"] - mean["labelled"])
-        metrics[metric] = mean | {"gap_closed": gap}
-    size = float(np.mean([row["effective_sample_size"] for row in found]))
+        rows.append(row)
     return {
-        "metrics": metrics,
-        "effective_sample_size": size,
-        "groups": found,
+        "metrics": {metric: _gap([row[metric] for row in rows]) for metric in METRICS},
+        "effective_sample_size": float(np.mean([row["effective_sample_size"] for row in rows])),
+        "groups": rows,
         "variances": recovered.variances,
     }
 
 
+def _gap(divergences: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Average over groups, and add the gap closed."""
+    mean = {
+        kind: float(np.mean([each[kind] for each in divergences]))
+        for kind in ("tilted", "baseline", "labelled")
+    }
+    gap = 1 - (mean["tilted"] - mean["labelled"]) / (mean["baseline"] - mean["labelled"])
+    return mean | {"gap_closed": gap}
+
+
 def person_features(dataset: TrajectoryDataset, regions: Regions) -> sparse.csr_array:
-    """phi of every person, in the bins of the aggregates."""
+    """Return phi (people, bins) of every person, in the bins of the aggregates."""
     trajectories = Trajectories.of(dataset)
     mask: Sequence[str] = regions.details.get("mask", ())
-    maps = dict.fromkeys(name.partition(":")[0] for name in regions.aggregates.features)
-    built = [build_feature(name, dataset.vocabulary, mask) for name in maps]
+    names = dict.fromkeys(name.partition(":")[0] for name in regions.aggregates.features)
+    maps = [build_feature(name, dataset.vocabulary, mask) for name in names]
     counts = sparse.csr_array(
-        sparse.hstack([feature.counts(trajectories) for feature in built], format="csr")
+        sparse.hstack([feature.counts(trajectories) for feature in maps], format="csr")
     )
-    position = {
-        name: number
-        for number, name in enumerate(name for feature in built for name in feature.bins)
-    }
+    bins = [name for feature in maps for name in feature.bins]
+    position = {name: number for number, name in enumerate(bins)}
     columns = [position[name] for name in regions.aggregates.features]
-    return sparse.csr_array(
-        person_means(counts, dataset.person, dataset.people.num_rows)[:, columns]
-    )
+    means = person_means(counts, dataset.person, dataset.people.num_rows)
+    return sparse.csr_array(means[:, columns])

@@ -1,7 +1,7 @@
-"""Models under the same conditions: samples with anchors of training people, the same for every model, against held-out people.
+"""Scores of models on equal terms: samples at the same training anchors, against held-out people.
 
-Labels choose the anchors of a group's samples, as in the paper, and nothing else. Models that are calibrated are scored as
-samplers, in the form that fits where the anchors come from.
+Labels only choose the anchors of a group's samples, as in the paper. Calibrated models are scored
+as samplers, in the form that fits the source of the anchors.
 """
 
 from __future__ import annotations
@@ -41,16 +41,12 @@ def score_everybody(
     seed: int = 0,
     split: str = "test",
 ) -> Scores:
-    """As many samples as the split has trajectories, no group given, against the split."""
+    """Score as many samples as the split has trajectories, without groups."""
     members = dataset.split(split)
-    made = model.sample(
-        len(members),
-        anchors=_anchors(dataset, dataset.split("train"), len(members), seed),
-        seed=seed,
-    )
-    return evaluate_groups(
-        spec, {EVERYBODY: Trajectories.of(dataset, members)}, {EVERYBODY: made}, seed=seed
-    )
+    anchors = _anchors(dataset, dataset.split("train"), len(members), seed)
+    samples = model.sample(len(members), anchors=anchors, seed=seed)
+    real = Trajectories.of(dataset, members)
+    return evaluate_groups(spec, {EVERYBODY: real}, {EVERYBODY: samples}, seed=seed)
 
 
 def score_groups(
@@ -62,9 +58,9 @@ def score_groups(
     *,
     anchors: str = "group",
 ) -> dict[str, Scores]:
-    """Each model's samples of each group against the split's people of that group, and the sampling floor at the same sizes."""
-    made = sample_groups(dataset, models, seed, split, anchors=anchors)
-    return score_samples(dataset, spec, made, real_groups(dataset, split), seed)
+    """Score samples of each group against people of the split, beside the sampling floor."""
+    samples = sample_groups(dataset, models, seed, split, anchors=anchors)
+    return score_samples(dataset, spec, samples, real_groups(dataset, split), seed)
 
 
 def sample_groups(
@@ -75,13 +71,14 @@ def sample_groups(
     *,
     anchors: str = "group",
 ) -> dict[str, dict[str, Trajectories]]:
-    """As many samples of each group as the split has trajectories of it: name of a model -> group -> samples.
+    """Draw as many samples of each group as the split has: model -> group -> samples.
 
-    A model that knows no groups is the baseline: its samples differ between groups by their anchors alone. With anchors of
-    the `group` every model is given the same homes, of training people of the group, so a calibrated one chooses among
-    candidates for each of them (the form `given`, which does not touch anchors; its tilt was fitted on homes of everybody, or
-    of the group's regions, since whose they are is a label). With anchors of the `population` homes are drawn from everybody,
-    or by regions, and a calibrated model chooses homes and trajectories together (the form `population`).
+    A model without groups is the baseline: its samples differ between groups only by anchors.
+    With anchors of the `group` every model samples at the same homes of training people of the
+    group. A calibrated model then selects among candidates at each home (the form `given`); its
+    tilt was fitted at homes of all people, since the owner of a home is a label. With anchors of
+    the `population` homes come from all people or from regions, and a calibrated model selects
+    homes and trajectories together (the form `population`).
     """
     return draw_groups(dataset, models, 1, seed, split, anchors=anchors)[0]
 
@@ -95,35 +92,36 @@ def draw_groups(
     *,
     anchors: str = "group",
 ) -> list[dict[str, dict[str, Trajectories]]]:
-    """`sample_groups` several times: what one draw of so few people says by chance, their mean says less.
+    """Draw `sample_groups` several times, to average out chance.
 
-    Anchors of the `group` are the same in all draws, and a calibrated model then chooses again among the same candidates.
+    Anchors of the `group` are the same in all draws; a calibrated model selects again among the
+    same candidates.
     """
     if draws < 1:
-        raise MobatlasError(f"--draws {draws}: ask for at least one")
+        raise MobatlasError(f"--draws {draws}: give at least 1")
     if anchors not in ANCHORS_OF:
         raise MobatlasError(
-            f"anchors '{anchors}' do not exist; take those of the {' or the '.join(ANCHORS_OF)}"
+            f"anchors '{anchors}' do not exist; use those of the {' or the '.join(ANCHORS_OF)}"
         )
-    held_out, training = group_members(dataset, split), group_members(dataset, "train")
-    everybody = dataset.anchors[np.intersect1d(dataset.split_people("train"), dataset.person)]
+    held_out = group_members(dataset, split)
+    training = group_members(dataset, "train")
+    all_anchors = dataset.anchors[np.intersect1d(dataset.split_people("train"), dataset.person)]
     samples: list[dict[str, dict[str, Trajectories]]] = [
         {label: {} for label in models} for _ in range(draws)
     ]
     for label, model in models.items():
-        sampler = model if isinstance(model, Sampler) else PlainSampler(model, everybody)
+        sampler = model if isinstance(model, Sampler) else PlainSampler(model, all_anchors)
         for number, (name, rows) in enumerate(held_out.items()):
-            n, group = len(rows), number if sampler.groups is None else sampler.groups.index(name)
+            n = len(rows)
+            group = number if sampler.groups is None else sampler.groups.index(name)
             if anchors == "population":
-                made = sampler.sample(draws * n, group, seed + number + 1).trajectories
+                drawn = sampler.sample(draws * n, group, seed + number + 1).trajectories
             else:
-                told, homes = (
-                    np.full(n, group, dtype=np.int64),
-                    _anchors(dataset, training[name], n, seed),
-                )
-                made = sampler.sample_at_anchors(told, homes, seed + number + 1, draws=draws)
-            for draw, of in enumerate(samples):
-                of[label][name] = made.take(np.arange(draw * n, (draw + 1) * n))
+                groups = np.full(n, group, dtype=np.int64)
+                homes = _anchors(dataset, training[name], n, seed)
+                drawn = sampler.sample_at_anchors(groups, homes, seed + number + 1, draws=draws)
+            for draw, each in enumerate(samples):
+                each[label][name] = drawn.take(np.arange(draw * n, (draw + 1) * n))
     return samples
 
 
@@ -136,21 +134,22 @@ def score_samples(
     *,
     training: Mapping[str, Trajectories] | None = None,
 ) -> dict[str, Scores]:
-    """The samples of each model against real people by group, and as the floor training people, all of them by default."""
-    seen, others = (
-        Trajectories.of(dataset, dataset.split("train")),
-        Trajectories.joined(list(real.values())),
-    )
+    """Score the samples of each model against real people by group.
+
+    The floor is that of `training` people, of all training people by default.
+    """
+    seen = Trajectories.of(dataset, dataset.split("train"))
+    others = Trajectories.joined(list(real.values()))
     scores = {}
-    for label, made in samples.items():
-        variety = diversity(Trajectories.joined(list(made.values())), seen, others)
-        scores[label] = replace(evaluate_groups(spec, real, made, seed=seed), diversity=variety)
-    trained = real_groups(dataset, "train") if training is None else training
-    return scores | {FLOOR: evaluate_groups(spec, real, trained, seed=seed)}
+    for label, groups in samples.items():
+        shares = diversity(Trajectories.joined(list(groups.values())), seen, others)
+        scores[label] = replace(evaluate_groups(spec, real, groups, seed=seed), diversity=shares)
+    floor = real_groups(dataset, "train") if training is None else training
+    return scores | {FLOOR: evaluate_groups(spec, real, floor, seed=seed)}
 
 
 def mean_scores(scores: Sequence[Scores]) -> Scores:
-    """Of several draws; sizes and diversity are those of the first."""
+    """Average the scores of several draws; sizes and diversity are those of the first."""
     first = scores[0]
     groups = {
         name: {
@@ -165,17 +164,17 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
 def pairwise(
     dataset: TrajectoryDataset, spec: MetricSpec, split: str = "train", seed: int = 0
 ) -> dict[str, Floats]:
-    """How far groups are from each other: name of a metric -> (groups, groups), at equal sizes, zero with themselves."""
+    """Return the JSD between groups at equal sizes: metric -> (groups, groups)."""
     members = {
         name: Trajectories.of(dataset, rows) for name, rows in group_members(dataset, split).items()
     }
     size = min(len(rows) for rows in members.values())
     rng = np.random.default_rng([seed, crc32(b"pairwise")])
-    some = [rows.take(np.sort(rng.permutation(len(rows))[:size])) for rows in members.values()]
-    counted = [spec.histograms(each) for each in some]
+    equal = [rows.take(np.sort(rng.permutation(len(rows))[:size])) for rows in members.values()]
+    histograms = [spec.histograms(each) for each in equal]
     return {
         metric.name: np.array(
-            [[jsd(a[metric.name], b[metric.name]) for b in counted] for a in counted]
+            [[jsd(a[metric.name], b[metric.name]) for b in histograms] for a in histograms]
         )
         for metric in metrics()
     }
@@ -183,6 +182,5 @@ def pairwise(
 
 def _anchors(dataset: TrajectoryDataset, members: Ints, n: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, 77])
-    return dataset.anchors[
-        dataset.person[np.sort(rng.choice(members, n, replace=len(members) < n))]
-    ]
+    rows = np.sort(rng.choice(members, n, replace=len(members) < n))
+    return dataset.anchors[dataset.person[rows]]

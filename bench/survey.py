@@ -1,11 +1,11 @@
-"""A labelled survey as benchmarks use it: those who train, and those of another kind of day, each prepared once."""
+"""A labelled survey as benchmarks use it: people who train, and people of another kind of day."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bench.runner import compute_once
 from mobatlas.config import merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.engine import parquet_schema
@@ -25,9 +26,10 @@ from mobatlas.data.schema import (
     looks_like_region,
 )
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.io.manifest import file_hash, read_parquet, write_json
+from mobatlas.io.manifest import file_hash, read_parquet
 from mobatlas.io.output import refuse_overlap
 from mobatlas.io.tables import require_columns
+from mobatlas.pipeline.cache import STEPS_FILE, StepCache
 from mobatlas.regions.composition import read_composition
 
 DIARY: dict[str, Any] = {
@@ -37,8 +39,11 @@ DIARY: dict[str, Any] = {
     "vocabulary_size": 2_000,
 }
 WEEKDAY = "weekday"
-# In the folder of a benchmark: those who train, the others, their tables, and whom it was begun with.
-DATASET, SHIFT, SOURCES, BEGUN = "dataset", "shift", "sources", "survey.json"
+# In the folder of a benchmark:
+DATASET = "dataset"  # people who train
+SHIFT = "shift"  # people of another kind of day
+SOURCES = "sources"  # their tables
+FOLDERS = (SOURCES, DATASET, SHIFT)
 REQUIRED = {"people": PEOPLE_REQUIRED, "visits": VISITS_REQUIRED}
 
 
@@ -48,18 +53,18 @@ def check_survey(
     prepared: Mapping[str, Any] | None = None,
     census: Path | None = None,
 ) -> None:
-    """Refuse what is no labelled survey, or has not these columns, before anything is written."""
+    """Refuse what is no labelled survey, or lacks a region column, before anything is written."""
     if census is not None and not census.is_file():
         raise MobatlasError(
-            f"--census {census}: is no file; give a table of people by region, age and gender"
+            f"--census {census}: is not a file; give a table of people by region, age and gender"
         )
     people = _table(source, "people")
     schema = parquet_schema(people)
-    named = (prepared or {}).get("attributes")
-    if named is None and not any(name.lower() in ATTRIBUTE_NAMES for name in schema.names):
+    attributes = (prepared or {}).get("attributes")
+    if attributes is None and not any(name.lower() in ATTRIBUTE_NAMES for name in schema.names):
         raise MobatlasError(
-            f"{people}: has no attribute of people ({', '.join(ATTRIBUTE_NAMES)}), so that nobody's group is known; "
-            "give a labelled dataset"
+            f"{people}: has no attribute of people ({', '.join(ATTRIBUTE_NAMES)}), so their "
+            "groups are unknown; give a labelled dataset"
         )
     _table(source, "visits")
     for name in regions:
@@ -72,123 +77,141 @@ def check_survey(
 
 
 def region_columns(source: Path) -> list[str]:
-    """Columns of people that look like regions, as `prepare` takes them for."""
+    """Return the columns of people that `prepare` takes for regions."""
     return [
         name for name in parquet_schema(source / "people.parquet").names if looks_like_region(name)
     ]
 
 
-def said_files(source: Path, census: Path | None) -> tuple[str, str | None]:
-    """How a result names its files: without the way to them on this machine."""
-    name = source.absolute().name
+def display_names(source: Path, census: Path | None) -> tuple[str, str | None]:
+    """Return the names of folder and census for result files, without paths of this machine."""
+    folder = source.absolute()
     if census is None:
-        return name, None
-    return (
-        name,
-        f"{name}/{census.name}" if census.absolute().parent == source.absolute() else census.name,
-    )
+        return folder.name, None
+    inside = census.absolute().parent == folder
+    return folder.name, f"{folder.name}/{census.name}" if inside else census.name
 
 
-def divided_people(
+def prepare_survey(source: Path, out: Path) -> TrajectoryDataset:
+    """Prepare all people of a survey once, as a dataset in `out`; refuse people of one group."""
+    refuse_overlap(source, out)
+    inputs = _inputs(source, None, DIARY)
+    with _survey_folder(source, out, inputs) as cache:
+        compute = partial(prepare, source, out / DATASET, values=DIARY, overwrite=True)
+        dataset = TrajectoryDataset.open(
+            compute_once(cache, DATASET, out / DATASET, inputs, compute)
+        )
+        if dataset.groups is None or len(dataset.groups) < 2:
+            raise MobatlasError(
+                f"{source / 'people.parquet'}: all people are of one group; give people of several"
+            )
+        return dataset
+
+
+def split_survey(
     source: Path, out: Path, shift: str | None = None, prepared: Mapping[str, Any] | None = None
 ) -> tuple[Path, Path | None]:
-    """The dataset to train on, and that of those who do not train, None where nobody is marked; made if they are not there."""
+    """Prepare people who train and people who do not, once; return both datasets.
+
+    The second is None if all people train.
+    """
     refuse_overlap(source, out)
-    column, values = _shift_column(source, shift), merge(DIARY, prepared or {})
-    with _begun(source, out, {"shift": column, "prepared": values}):
-        return _prepared(source, out, column, values)
-
-
-def _prepared(
-    source: Path, out: Path, column: str | None, values: Mapping[str, Any]
-) -> tuple[Path, Path | None]:
-    parts = {DATASET: source} if column is None else _divided(source, out, column)
-    made = {}
-    for name, part in parts.items():
-        made[name] = out / name
-        # Whatever place those who do not train visit is known by its name, and it is the vocabulary of the others that counts.
-        own = values if name == DATASET else merge(values, {"vocabulary_size": 1_000_000})
-        if not made[name].exists():
-            prepare(part, made[name], values=own)
-    return made[DATASET], made.get(SHIFT)
+    column = _shift_column(source, shift)
+    values = merge(DIARY, prepared or {})
+    inputs = _inputs(source, column, values)
+    with _survey_folder(source, out, inputs) as cache:
+        parts = {DATASET: source}
+        if column is not None:
+            parts = _write_parts(source, cache, column, inputs)
+        datasets = {}
+        for name, part in parts.items():
+            # People who do not train may visit any place; the vocabulary is that of the others.
+            limit = {} if name == DATASET else {"vocabulary_size": 1_000_000}
+            compute = partial(
+                prepare, part, out / name, values=merge(values, limit), overwrite=True
+            )
+            datasets[name] = compute_once(cache, name, out / name, inputs, compute)
+    return datasets[DATASET], datasets.get(SHIFT)
 
 
 def census_column(dataset: TrajectoryDataset, columns: Sequence[str], census: Path) -> str:
-    """The column most of whose regions the census knows."""
+    """Return the region column that shares most regions with the census."""
     known = set(read_composition(census, dataset.groups, straddle="uniform").regions)
     shared = {name: len(known & set(dataset.people[name].unique().to_pylist())) for name in columns}
     best = max(shared, key=lambda name: shared[name])
     if not shared[best]:
         raise MobatlasError(
-            f"--census {census}: has no region of {', '.join(columns)}; write the ids the same way in both"
+            f"--census {census}: has no region of {', '.join(columns)}; "
+            "write the ids the same way in both"
         )
     return best
 
 
-@contextmanager
-def _begun(source: Path, out: Path, manner: Mapping[str, Any]) -> Iterator[None]:
-    """A folder goes on with the people that it was begun with; people who are refused begin none."""
-    if out.exists() and not out.is_dir():
-        raise MobatlasError(f"--out {out}: is a file; give a folder to fill")
+def _inputs(source: Path, column: str | None, values: Mapping[str, Any]) -> dict[str, Any]:
     files = {
         path.name: file_hash(path)
         for path in sorted(source.glob("*.parquet"))
-        if path.stem in ("people", "visits")
+        if path.stem in REQUIRED
     }
-    mine = json.loads(json.dumps({"files": files, **manner}, default=str))
-    kept = out / BEGUN
-    if kept.exists() and json.loads(kept.read_text(encoding="utf-8")) != mine:
+    return {"files": files, "shift": column, "prepared": values}
+
+
+@contextmanager
+def _survey_folder(source: Path, out: Path, inputs: Mapping[str, Any]) -> Iterator[StepCache]:
+    """Yield the step cache of a folder that holds the same people, or none yet.
+
+    If the people are refused, everything that was written is removed.
+    """
+    if out.exists() and not out.is_dir():
+        raise MobatlasError(f"--out {out}: is a file; give a folder to fill")
+    cache = StepCache(out)
+    if cache.has_other_inputs(DATASET, inputs):
         raise MobatlasError(
-            f"{out}: was begun with other people than --data {source}; choose another --out"
+            f"{out}: holds other people than --data {source}, or prepared in another way; "
+            "choose another --out"
         )
-    new, first = not out.exists(), not kept.exists()
-    missing = [out / name for name in (SOURCES, DATASET, SHIFT) if not (out / name).exists()]
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(kept, mine)
+    new_folders = [path for path in (out, *map(out.joinpath, FOLDERS)) if not path.exists()]
+    first_attempt = not (out / STEPS_FILE).exists()
     try:
-        yield
+        yield cache
     except MobatlasError:
-        for path in missing if first else ():
+        if first_attempt:
+            (out / STEPS_FILE).unlink(missing_ok=True)
+        for path in new_folders:
             shutil.rmtree(path, ignore_errors=True)
-        if first:
-            kept.unlink()
-        if new:
-            shutil.rmtree(out)  # with locks and whatever else was written since
         raise
 
 
-def _shift_column(source: Path, asked: str | None) -> str | None:
-    """The column that marks who does not train; None where all do."""
+def _shift_column(source: Path, shift: str | None) -> str | None:
+    """Return the column that is false for people who do not train; None if all train."""
     people = _table(source, "people")
     schema = parquet_schema(people)
-    if asked is not None and asked not in schema.names:
+    if shift is not None and shift not in schema.names:
         raise MobatlasError(
-            f"--shift {asked}: {people} has no such column{suggestion(asked, schema.names)}"
+            f"--shift {shift}: {people} has no such column{suggestion(shift, schema.names)}"
         )
-    column = asked or WEEKDAY
+    column = shift or WEEKDAY
     if column not in schema.names or not pa.types.is_boolean(schema.field(column).type):
-        if asked is not None:
+        if shift is not None:
             raise MobatlasError(
-                f"--shift {asked}: is no column of true and false in {people}; make it one"
+                f"--shift {shift}: this column of {people} is not true or false; make it so"
             )
         return None
     marked = read_parquet(people, [column])[column]
     if not pc.any(marked).as_py():
         raise MobatlasError(
-            f"--shift {column}: is true for nobody in {people}, so that nobody would train; mark those who do"
+            f"--shift {column}: is false for all people in {people}, so no one would train; "
+            "set it to true for people who do"
         )
     return None if pc.all(marked).as_py() else column
 
 
 def _table(source: Path, name: str) -> Path:
-    """People, or visits: refused where it is not there, not readable, or empty."""
-    if not source.is_dir():
-        what = (
-            "is a file; give its folder"
-            if source.exists()
-            else "does not exist; give a folder of labelled people"
-        )
-        raise MobatlasError(f"--data {source}: {what}")
+    """Return the path of people or visits; refuse a table that is missing, damaged or empty."""
+    if source.is_file():
+        raise MobatlasError(f"--data {source}: is a file; give its folder")
+    if not source.exists():
+        raise MobatlasError(f"--data {source}: does not exist; give a folder of labelled people")
     path = source / f"{name}.parquet"
     if not path.is_file():
         raise MobatlasError(
@@ -204,38 +227,36 @@ def _table(source: Path, name: str) -> Path:
     return path
 
 
-def _divided(source: Path, out: Path, column: str) -> dict[str, Path]:
-    """The tables of those who are marked and of the others, written once."""
+def _write_parts(
+    source: Path, cache: StepCache, column: str, inputs: Mapping[str, Any]
+) -> dict[str, Path]:
+    """Write the tables of people who are marked and of the others, once."""
     parts = {}
-    for name, condition in ((DATASET, "{}"), (SHIFT, "NOT {}")):
-        folder = parts[name] = out / SOURCES / name
-        if folder.exists():
-            continue
-        partial = folder.with_name(f".{name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        try:
-            _write_some(source, partial, condition.format(f'"{column}"'))
-        except (
-            duckdb.InvalidInputException,
-            duckdb.ConversionException,
-            duckdb.BinderException,
-        ) as error:
-            reason = str(error).splitlines()[0]
-            raise MobatlasError(
-                f"--data {source}: people.parquet or visits.parquet cannot be read ({reason}); write them anew"
-            ) from None
-        partial.rename(folder)
+    for name, condition in ((DATASET, f'"{column}"'), (SHIFT, f'NOT "{column}"')):
+        folder = cache.folder / SOURCES / name
+        compute = partial(_write_part, source, folder, condition)
+        parts[name] = compute_once(cache, f"{SOURCES} {name}", folder, inputs, compute)
     return parts
 
 
-def _write_some(source: Path, out: Path, condition: str) -> None:
-    """People for whom a condition holds, and their visits."""
-    people, visits = (f"{table}.parquet" for table in ("people", "visits"))
-    with duckdb.connect() as connection:
-        connection.read_parquet(str(source / people)).filter(condition).write_parquet(
-            str(out / people)
-        )
-        ids = connection.read_parquet(str(out / people)).project("user_id")
-        theirs = connection.read_parquet(str(source / visits)).join(ids, "user_id", how="semi")
-        theirs.write_parquet(str(out / visits))
+def _write_part(source: Path, folder: Path, condition: str) -> None:
+    """Write the people for whom a condition holds, and their visits."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        with duckdb.connect() as connection:
+            people = connection.read_parquet(str(source / "people.parquet")).filter(condition)
+            people.write_parquet(str(folder / "people.parquet"))
+            ids = connection.read_parquet(str(folder / "people.parquet")).project("user_id")
+            visits = connection.read_parquet(str(source / "visits.parquet"))
+            visits.join(ids, "user_id", how="semi").write_parquet(str(folder / "visits.parquet"))
+    except (
+        duckdb.InvalidInputException,
+        duckdb.ConversionException,
+        duckdb.BinderException,
+    ) as error:
+        reason = str(error).splitlines()[0]
+        raise MobatlasError(
+            f"--data {source}: people.parquet or visits.parquet cannot be read ({reason}); "
+            "write them anew"
+        ) from None

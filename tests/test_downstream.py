@@ -1,4 +1,4 @@
-"""The downstream comparison: one predictor a group and material, at equal sizes, on the same test people."""
+"""The downstream comparison: a predictor for each group and material, on equal terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from bench.downstream import _average, compare_predictors
+from bench.downstream import Comparison, average_metrics, compare_predictors
 from bench.next_poi import NEXT_POI_METRICS, next_poi_config
 from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
@@ -43,13 +43,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
 
 @pytest.fixture(scope="module")
 def real(dataset: TrajectoryDataset) -> Material:
-    found = real_groups(dataset)
-    return {group: found[group] for group in SOME}
+    groups = real_groups(dataset)
+    return {group: groups[group] for group in SOME}
 
 
 @pytest.fixture(scope="module")
 def nonsense(real: Material) -> Material:
-    """The same visits in any order, by the first half of the trajectories."""
+    """The visits of the first half of the trajectories in random order."""
     rng = np.random.default_rng(0)
     halves = {group: each.take(np.arange(len(each) // 2)) for group, each in real.items()}
     return {
@@ -62,35 +62,35 @@ def nonsense(real: Material) -> Material:
 def compared(dataset: TrajectoryDataset, real: Material, nonsense: Material) -> dict[str, Any]:
     small = dict(nonsense)
     small["<30, M"] = small["<30, M"].take(np.arange(7))
-    return compare_predictors(
-        dataset, {"real": real, "nonsense": small}, CONFIG, fewest=8, quiet=True
-    )
+    materials = {"real": real, "nonsense": small}
+    return compare_predictors(dataset, materials, CONFIG, Comparison(fewest=8, quiet=True))
 
 
-def asking(trajectories: Trajectories) -> int:
+def with_questions(trajectories: Trajectories) -> int:
     return int(np.sum(np.diff(trajectories.offsets) >= 2))
 
 
-def test_what_makes_sense_teaches_more_than_what_does_not(compared: dict[str, Any]) -> None:
+def test_real_trajectories_teach_more_than_random_ones(compared: dict[str, Any]) -> None:
     real, nonsense = (compared["materials"][name]["average"] for name in ("real", "nonsense"))
     assert real["accuracy"] > nonsense["accuracy"] + 0.05
     assert real["ndcg10"] > nonsense["ndcg10"]
     assert real["geo_error_km"] < nonsense["geo_error_km"]
 
 
-def test_materials_of_a_group_are_of_one_size_and_meet_the_same_people(
+def test_materials_of_a_group_have_one_size_and_the_same_test_people(
     dataset: TrajectoryDataset, compared: dict[str, Any], nonsense: Material
 ) -> None:
     test = real_groups(dataset, "test")
     for group in SOME[1:]:
-        assert compared["sizes"][group] == asking(nonsense[group])
-        ours, theirs = (
+        assert compared["sizes"][group] == with_questions(nonsense[group])
+        sensible, random = (
             compared["materials"][name]["groups"][group] for name in ("real", "nonsense")
         )
-        asked = int(np.maximum(np.diff(test[group].offsets) - 1, 0).sum())
-        assert ours["predictions"] == theirs["predictions"] == asked
-        assert (ours["located"], ours["pois"]) == (theirs["located"], theirs["pois"])
-        assert theirs["learnt"] == np.maximum(np.diff(nonsense[group].offsets) - 1, 0).sum()
+        predictions = int(np.maximum(np.diff(test[group].offsets) - 1, 0).sum())
+        assert sensible["predictions"] == random["predictions"] == predictions
+        assert sensible["located"] == random["located"]
+        assert sensible["pois"] == random["pois"]
+        assert random["learnt"] == np.maximum(np.diff(nonsense[group].offsets) - 1, 0).sum()
 
 
 def test_averages_are_over_the_groups_that_could_be_compared(compared: dict[str, Any]) -> None:
@@ -108,23 +108,20 @@ def test_averages_are_over_the_groups_that_could_be_compared(compared: dict[str,
     assert json.loads(json.dumps(compared, allow_nan=False)) == compared
 
 
-def test_a_size_can_be_asked_for_and_the_seed_says_who_stays(
+def test_a_size_limits_the_material_and_the_seed_selects_it(
     dataset: TrajectoryDataset, real: Material
 ) -> None:
     brief = CONFIG.model_copy(update={"steps": 2})
     group = "30-40, F"
 
     def run(seed: int, **material: Trajectories) -> dict[str, Any]:
-        given = {name: {group: each} for name, each in material.items()}
-        return compare_predictors(
-            dataset, given, brief, size={group: 20}, fewest=8, seed=seed, quiet=True
-        )
+        materials = {name: {group: each} for name, each in material.items()}
+        comparison = Comparison(size={group: 20}, fewest=8, seed=seed, quiet=True)
+        return compare_predictors(dataset, materials, brief, comparison)
 
-    alone, beside, other = (
-        run(1, a=real[group]),
-        run(1, b=real[group], a=real[group]),
-        run(2, a=real[group]),
-    )
+    alone = run(1, a=real[group])
+    beside = run(1, b=real[group], a=real[group])
+    other = run(2, a=real[group])
     assert alone["sizes"] == other["sizes"] == {group: 20}
     assert alone["materials"]["a"] == beside["materials"]["a"] == beside["materials"]["b"]
     assert alone["materials"]["a"] != other["materials"]["a"]
@@ -132,12 +129,12 @@ def test_a_size_can_be_asked_for_and_the_seed_says_who_stays(
     assert run(1, c=commuters)["materials"]["c"]["groups"][group]["learnt"] == 20 * 2
 
 
-def test_a_metric_that_a_group_lacks_is_no_zero_in_the_average() -> None:
+def test_a_metric_that_a_group_lacks_does_not_count_in_the_average() -> None:
     scores: list[dict[str, Any]] = [
         dict.fromkeys(NEXT_POI_METRICS, value) for value in (0.5, 0.7, 0.9)
     ]
     scores[2]["geo_error_km"] = None
-    average = _average(dict(zip("abc", scores, strict=True)))
+    average = average_metrics(dict(zip("abc", scores, strict=True)))
     assert average["geo_error_km"] == pytest.approx(0.6)
     assert average["accuracy"] == pytest.approx(0.7)
 
@@ -145,13 +142,13 @@ def test_a_metric_that_a_group_lacks_is_no_zero_in_the_average() -> None:
 def test_a_group_without_test_people_is_reported_and_not_averaged(
     dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
-    """Labels are forgotten of one group's test people and of another's validation people."""
+    """Test people of one group and validation people of another lose their labels."""
     shutil.copytree(dataset.path, tmp_path / "copy")
-    unknown = [(dataset.split_people("test"), 0), (dataset.split_people("val"), 1)]
-    forgotten = np.concatenate(
-        [people[dataset.person_groups()[people] == group] for people, group in unknown]
+    chosen = [(dataset.split_people("test"), 0), (dataset.split_people("val"), 1)]
+    unlabelled = np.concatenate(
+        [people[dataset.person_groups()[people] == group] for people, group in chosen]
     )
-    users = {dataset.people["user_id"][int(person)].as_py() for person in forgotten}
+    users = {dataset.people["user_id"][int(person)].as_py() for person in unlabelled}
     labels = pq.read_table(dataset.path / "labels.parquet").to_pandas()
     (tmp_path / "copy" / "labels.parquet").unlink()
     labels[~labels.user_id.isin(users)].to_parquet(
@@ -159,22 +156,23 @@ def test_a_group_without_test_people_is_reported_and_not_averaged(
     )
     changed = TrajectoryDataset.open(tmp_path / "copy")
     first, second, third = list(group_members(changed, "test"))[:3]
-    given = {group: real_groups(changed)[group] for group in (first, second, third)}
-    found = compare_predictors(
-        changed, {"real": given}, CONFIG.model_copy(update={"steps": 1}), fewest=8, quiet=True
-    )
-    assert found["left_out"][first] == "no test person of the group has two visits"
-    assert found["left_out"][second] == "no validation person of the group has two visits"
-    assert list(found["materials"]["real"]["groups"]) == [third]
-    assert found["materials"]["real"]["average"]["accuracy"] is not None
+    groups = {group: real_groups(changed)[group] for group in (first, second, third)}
+    brief = CONFIG.model_copy(update={"steps": 1})
+    result = compare_predictors(changed, {"real": groups}, brief, Comparison(fewest=8, quiet=True))
+    assert result["left_out"][first] == "no test person of the group has two visits"
+    assert result["left_out"][second] == "no validation person of the group has two visits"
+    assert list(result["materials"]["real"]["groups"]) == [third]
+    assert result["materials"]["real"]["average"]["accuracy"] is not None
 
 
-def test_where_no_group_can_be_compared_there_is_no_average(
+def test_without_a_comparable_group_there_is_no_average(
     dataset: TrajectoryDataset, real: Material
 ) -> None:
-    found = compare_predictors(dataset, {"real": real}, CONFIG, fewest=10**6, quiet=True)
-    assert len(found["left_out"]) == 8 and not found["sizes"]
-    assert set(found["materials"]["real"]["average"].values()) == {None}
+    comparison = Comparison(fewest=10**6, quiet=True)
+    result = compare_predictors(dataset, {"real": real}, CONFIG, comparison)
+    assert len(result["left_out"]) == 8
+    assert not result["sizes"]
+    assert set(result["materials"]["real"]["average"].values()) == {None}
 
 
 def test_progress_counts_predictors(
@@ -182,34 +180,35 @@ def test_progress_counts_predictors(
 ) -> None:
     brief = CONFIG.model_copy(update={"steps": 2})
     with caplog.at_level(logging.INFO, logger="mobatlas"):
-        compare_predictors(dataset, {"real": real}, brief, size=20, fewest=8, quiet=True)
+        comparison = Comparison(size=20, fewest=8, quiet=True)
+        compare_predictors(dataset, {"real": real}, brief, comparison)
     assert caplog.messages[-1].startswith("next-POI prediction: real, 40-50, F, 3 of 3")
 
 
 @pytest.mark.parametrize(
-    ("groups", "options", "sentence"),
+    ("groups", "comparison", "sentence"),
     [
         (
             ["30-40 F"],
-            {},
+            Comparison(),
             "material 'x': the dataset has no group '30-40 F'; did you mean '30-40, F'",
         ),
         (
             ["30-40, F"],
-            {"size": 0, "fewest": 1},
+            Comparison(size=0, fewest=1),
             "size 0 of group '30-40, F' leaves nothing to learn from",
         ),
-        ([], {}, "no material to compare"),
+        ([], Comparison(), "no material to compare"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(
+def test_a_comparison_without_usable_material_is_refused(
     dataset: TrajectoryDataset,
     real: Material,
     groups: list[str],
-    options: dict[str, Any],
+    comparison: Comparison,
     sentence: str,
 ) -> None:
-    given = {"x": dict.fromkeys(groups, real["30-40, F"])} if groups else {}
+    materials = {"x": dict.fromkeys(groups, real["30-40, F"])} if groups else {}
     with pytest.raises(MobatlasError, match=sentence) as error:
-        compare_predictors(dataset, given, CONFIG, **options, quiet=True)
+        compare_predictors(dataset, materials, CONFIG, comparison)
     assert "\n" not in str(error.value)

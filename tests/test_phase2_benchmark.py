@@ -1,4 +1,4 @@
-"""The benchmark of phase 2: what it computes of divergences, and that it goes on where it stopped."""
+"""The benchmark of phase 2: means and spreads over seeds, and that it resumes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bench.cells import ANCHORS, Job, summarise
+from bench.cells import ANCHORS, Job
+from bench.gaps import summarise
 from bench.phase2 import run
 from bench.report.console import phase2_table
 from bench.report.phase2 import phase2_tables, write_phase2
+from bench.runner import Experiment
 from mobatlas import MobatlasError
 from mobatlas.evaluation.metrics import metrics
 from mobatlas.io.manifest import write_json
@@ -35,30 +37,35 @@ VALUES: dict[str, Any] = OPTIONS["latent-diffusion"] | {
 }
 
 
-def written(folder: Path, seed: int, name: str, models: dict[str, float], **more: Any) -> None:
-    (folder / f"seed-{seed}").mkdir(exist_ok=True)
+def scored(models: dict[str, float], seed: int = 0) -> dict[str, Any]:
+    """A cell in which all metrics of a model have one value."""
     jsd = {
         anchors: {model: dict.fromkeys(NAMES, value) for model, value in models.items()}
         for anchors in ANCHORS
     }
-    variety = {
+    diversity = {
         "n": 10,
         "distinct": 1 - 0.2 * seed,
         "copies": 0.1,
         "held_out": {"n": 10, "distinct": 1.0, "copies": 0.5},
     }
-    shown = {anchors: dict.fromkeys(set(models) - {"floor"}, variety) for anchors in ANCHORS}
+    without_floor = [model for model in models if model != "floor"]
+    by_view = {anchors: dict.fromkeys(without_floor, diversity) for anchors in ANCHORS}
     groups = {model: {"a": {"poi": value}, "b": {"poi": value}} for model, value in models.items()}
-    facts = {"threads": 1, "jsd": jsd, "groups": groups, "diversity": shown} | more
-    write_json(folder / f"seed-{seed}" / f"{name}.json", facts)
+    return {"threads": 1, "jsd": jsd, "groups": groups, "diversity": by_view}
 
 
-def test_what_is_closed_is_of_the_means_over_seeds_and_the_spread_is_between_them(
+def write_cell(folder: Path, seed: int, name: str, models: dict[str, float]) -> None:
+    (folder / f"seed-{seed}").mkdir(exist_ok=True)
+    write_json(folder / f"seed-{seed}" / f"{name}.json", scored(models, seed))
+
+
+def test_gap_closed_is_that_of_means_over_seeds_and_the_spread_is_between_seeds(
     tmp_path: Path,
 ) -> None:
     for seed, (baseline, ours) in enumerate([(0.3, 0.2), (0.5, 0.3)]):
-        written(tmp_path, seed, "phase1", {"baseline": baseline, "strong": 0.15, "floor": 0.1})
-        written(tmp_path, seed, "messy-tilt", {"tilt": ours, "floor": 0.1})
+        write_cell(tmp_path, seed, "phase1", {"baseline": baseline, "strong": 0.15, "floor": 0.1})
+        write_cell(tmp_path, seed, "messy-tilt", {"tilt": ours, "floor": 0.1})
     rows = summarise(tmp_path, range(2), [Job("messy", "tilt")])["rows"]
     row = next(row for row in rows if row["model"] == "tilt" and row["anchors"] == "group")
     assert row["diversity"] == {
@@ -67,23 +74,22 @@ def test_what_is_closed_is_of_the_means_over_seeds_and_the_spread_is_between_the
         "held_out": {"distinct": 1.0, "copies": 0.5},
     }
     assert row["groups"]["b"]["poi"] == pytest.approx([0.25, 0.1 / 2**0.5], abs=1e-4)
-    found = row["metrics"]["poi"]
-    assert found["jsd"] == pytest.approx(0.25) and found["baseline"] == pytest.approx(0.4)
-    assert found["floor_closed"] == pytest.approx(0.15 / 0.3) and found[
-        "gap_closed"
-    ] == pytest.approx(0.15 / 0.25)
-    assert found["spread"] == pytest.approx(0.1 / 2**0.5, abs=1e-4)  # of -0.1 and -0.2
-    assert found["by_seed"] == pytest.approx([0.5, 0.5])
-    assert next(row for row in rows if row["model"] == "strong")["metrics"]["poi"][
-        "gap_closed"
-    ] == pytest.approx(1.0)
+    poi = row["metrics"]["poi"]
+    assert poi["jsd"] == pytest.approx(0.25)
+    assert poi["baseline"] == pytest.approx(0.4)
+    assert poi["floor_closed"] == pytest.approx(0.15 / 0.3)
+    assert poi["gap_closed"] == pytest.approx(0.15 / 0.25)
+    assert poi["spread"] == pytest.approx(0.1 / 2**0.5, abs=1e-4)  # of -0.1 and -0.2
+    assert poi["by_seed"] == pytest.approx([0.5, 0.5])
+    strong = next(row for row in rows if row["model"] == "strong")
+    assert strong["metrics"]["poi"]["gap_closed"] == pytest.approx(1.0)
 
 
-def test_what_is_above_the_baseline_by_more_than_the_spread_is_marked(tmp_path: Path) -> None:
+def test_an_increase_above_the_spread_is_marked(tmp_path: Path) -> None:
     for seed, (messy, shuffled) in enumerate([(0.39, 0.52), (0.43, 0.48), (0.41, 0.51)]):
-        written(tmp_path, seed, "phase1", {"baseline": 0.4, "strong": 0.2, "floor": 0.1})
-        written(tmp_path, seed, "messy-tilt", {"tilt": messy, "floor": 0.1})
-        written(tmp_path, seed, "shuffled-demogroups-tilt", {"tilt": shuffled, "floor": 0.1})
+        write_cell(tmp_path, seed, "phase1", {"baseline": 0.4, "strong": 0.2, "floor": 0.1})
+        write_cell(tmp_path, seed, "messy-tilt", {"tilt": messy, "floor": 0.1})
+        write_cell(tmp_path, seed, "shuffled-demogroups-tilt", {"tilt": shuffled, "floor": 0.1})
     jobs = [Job("messy", "tilt"), Job("demogroups", "tilt", shuffled=True)]
     result = summarise(tmp_path, range(3), jobs)
     tables = phase2_tables(result)
@@ -102,27 +108,23 @@ def test_what_is_above_the_baseline_by_more_than_the_spread_is_marked(tmp_path: 
     assert (tmp_path / "phase2-tables" / "changes.csv").exists()
 
 
-def test_no_gap_is_closed_where_there_is_none(tmp_path: Path) -> None:
-    written(tmp_path, 0, "phase1", {"baseline": 0.1, "strong": 0.2, "floor": 0.1})
-    written(tmp_path, 0, "messy-tilt", {"tilt": 0.1, "floor": 0.1})
-    found = summarise(tmp_path, [0], [Job("messy", "tilt")])["rows"][-1]["metrics"]["poi"]
-    assert found["floor_closed"] is None and found["gap_closed"] is None
+def test_gap_closed_is_none_without_a_gap(tmp_path: Path) -> None:
+    write_cell(tmp_path, 0, "phase1", {"baseline": 0.1, "strong": 0.2, "floor": 0.1})
+    write_cell(tmp_path, 0, "messy-tilt", {"tilt": 0.1, "floor": 0.1})
+    poi = summarise(tmp_path, [0], [Job("messy", "tilt")])["rows"][-1]["metrics"]["poi"]
+    assert poi["floor_closed"] is None
+    assert poi["gap_closed"] is None
 
 
 def test_an_unknown_partition_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MobatlasError, match=r"--partition mesy does not exist.*messy"):
-        run(tmp_path / "out", partitions=["mesy"])
+        run(Experiment(tmp_path / "out"), ["mesy"])
     assert not (tmp_path / "out").exists()
 
 
-def test_the_benchmark_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    manner: dict[str, Any] = {
-        "partitions": ["demogroups"],
-        "values": VALUES,
-        "city": CITY,
-        "quiet": True,
-    }
-    first = run(tmp_path / "out", 1, 3, **manner)
+def test_the_benchmark_runs_and_resumes(tmp_path: Path) -> None:
+    experiment = Experiment(tmp_path / "out", first_seed=3, quiet=True)
+    first = run(experiment, ["demogroups"], VALUES, CITY)
     supervised = {"tilt", "tilt, calibrated", "resample", "finetune"}
     assert {row["model"] for row in first["rows"]} == {"baseline", "strong"} | supervised
     for row in first["rows"]:
@@ -132,36 +134,30 @@ def test_the_benchmark_runs_and_goes_on_where_it_stopped(tmp_path: Path) -> None
     page = io.StringIO()
     Console(width=160, file=page).print(phase2_table(first))
     assert "floor (real people)" in page.getvalue()
-    place = tmp_path / "out" / "seed-3"
-    cell = json.loads((place / "demogroups-tilt.json").read_text())
+    folder = tmp_path / "out" / "seed-3"
+    cell = json.loads((folder / "demogroups-tilt.json").read_text())
     assert (
         cell["command"]
-        == "python -m bench phase2 --seeds 1 --first-seed 3 --partition demogroups --out out"
+        == "python -m bench phase2 --partition demogroups --seeds 1 --first-seed 3 --out out"
     )
-    assert (
-        set(cell["groups"]) == {"tilt", "tilt, calibrated", "floor"}
-        and len(cell["groups"]["tilt"]) == 8
-    )
-    curve = json.loads((place / "demogroups-finetune-js.json").read_text())["curve"]
-    assert curve[0]["step"] == 0 and "js average" in curve[-1]
-    apart = np.array(json.loads((place / "phase1.json").read_text())["between_groups"]["poi"])
-    assert (
-        apart.shape == (8, 8)
-        and (np.diag(apart) == 0).all()
-        and (apart == apart.T).all()
-        and apart.max() > 0.1
-    )
-    assert (
-        cell["seed"] == 3
-        and "mobatlas" in cell["versions"]
-        and str(tmp_path) not in json.dumps(cell)
-    )
-    kept = {path.name: path.stat().st_mtime_ns for path in place.glob("*.json")}
-    (place / "demogroups-resample.json").unlink()
-    again = run(tmp_path / "out", 1, 3, **manner)
+    assert set(cell["groups"]) == {"tilt", "tilt, calibrated", "floor"}
+    assert len(cell["groups"]["tilt"]) == 8
+    curve = json.loads((folder / "demogroups-finetune-js.json").read_text())["curve"]
+    assert curve[0]["step"] == 0
+    assert "js average" in curve[-1]
+    distances = json.loads((folder / "phase1.json").read_text())["between_groups"]["poi"]
+    between = np.array(distances)  # (groups, groups)
+    assert between.shape == (8, 8)
+    assert (np.diag(between) == 0).all()
+    assert (between == between.T).all()
+    assert between.max() > 0.1
+    assert cell["seed"] == 3
+    assert "mobatlas" in cell["versions"]
+    assert str(tmp_path) not in json.dumps(cell)
+    written = {path.name: path.stat().st_mtime_ns for path in folder.glob("*-*.json")}
+    (folder / "demogroups-resample.json").unlink()
+    again = run(experiment, ["demogroups"], VALUES, CITY)
     assert again["rows"] == first["rows"]
-    del kept["demogroups-resample.json"]
-    assert kept == {name: (place / name).stat().st_mtime_ns for name in kept}
-    assert json.loads((tmp_path / "out" / "phase2.json").read_text())["command"].endswith(
-        "--partition demogroups --out out"
-    )
+    del written["demogroups-resample.json"]
+    assert written == {name: (folder / name).stat().st_mtime_ns for name in written}
+    assert json.loads((tmp_path / "out" / "phase2.json").read_text())["command"] == cell["command"]

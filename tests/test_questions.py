@@ -1,30 +1,35 @@
-"""The research questions: what is planned, computed, tabulated and drawn."""
+"""The research questions: their jobs, cells, tables and figures."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bench import prediction, questions
-from bench.cells import ANCHORS, Bench, Job, fill, summarise
+from bench.cells import ANCHORS, PHASE1, Job, Setup, model_cells
+from bench.gaps import summarise
 from bench.next_poi import NEXT_POI_METRICS
 from bench.questions import PROFILES, rq1_jobs, rq2_jobs
 from bench.report.questions import question_tables, write_page, write_question
+from bench.runner import Command, Experiment, Runner
 from mobatlas import MobatlasError
 from mobatlas.evaluation.metrics import metrics
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.io.manifest import write_json
 from tests.outcomes import refused, run
-from tests.test_phase2_benchmark import CITY, VALUES, written
+from tests.test_phase2_benchmark import CITY, VALUES, scored
 
 PNG = b"\x89PNG"
 
 
 def test_quick_finetunes_two_partitions_and_full_all_of_them() -> None:
-    quick, full = rq1_jobs(PROFILES["quick"]), rq1_jobs(PROFILES["full"])
+    quick = rq1_jobs(PROFILES["quick"])
+    full = rq1_jobs(PROFILES["full"])
     assert {job.partition for job in quick} == {
         "demogroups",
         "hot16",
@@ -39,12 +44,12 @@ def test_quick_finetunes_two_partitions_and_full_all_of_them() -> None:
         ("fullrank", "js"),
         ("fullrank", "tv"),
     ]
-    assert len([job for job in full if job.strategy == "finetune"]) == 10 and set(quick) < set(full)
-    assert len({job.name for job in (*full, *rq2_jobs(PROFILES["full"]))}) == len(
-        {*full, *rq2_jobs(PROFILES["full"])}
-    )
+    assert len([job for job in full if job.strategy == "finetune"]) == 10
+    assert set(quick) < set(full)
+    jobs = {*full, *rq2_jobs(PROFILES["full"])}
+    assert len({job.name for job in jobs}) == len(jobs), "names are unique"
     with pytest.raises(MobatlasError, match=r"--profile fulll does not exist.*full"):
-        questions.profile_named("fulll")
+        questions.get_profile("fulll")
 
 
 def row(job: Job | None, model: str, value: float, anchors: str) -> dict[str, Any]:
@@ -70,8 +75,8 @@ def row(job: Job | None, model: str, value: float, anchors: str) -> dict[str, An
     }
 
 
-def found(question: str, seeds: int = 1) -> dict[str, Any]:
-    """A result of that shape, with one job of each strategy."""
+def result_of(question: str, seeds: int = 1) -> dict[str, Any]:
+    """A result of that form, with two jobs."""
     jobs = [Job("messy", "tilt"), Job("messy", "finetune", "tv")]
     rows = [
         one
@@ -88,42 +93,49 @@ def found(question: str, seeds: int = 1) -> dict[str, Any]:
         | {f"js {g}": 0.2 for g in DEFAULT_GROUPS.names}
         for s in (0, 5)
     ]
-    apart = {
+    distances = {
         each.name: [[0.0 if a == b else 0.4 for a in range(8)] for b in range(8)]
         for each in metrics()
     }
-    made = {
+    header = {
         "command": "python -m bench",
         "versions": {"mobatlas": "1"},
         "seeds": list(range(seeds)),
     }
-    return made | {
+    return header | {
         "question": question,
         "rows": rows,
         "curves": {"a": curve},
-        "between_groups": apart,
+        "between_groups": distances,
     }
 
 
 def test_cells_that_are_finished_are_read_and_not_computed(tmp_path: Path) -> None:
-    models = {"baseline": 0.4, "strong": 0.2, "floor": 0.1}
-    written(tmp_path, 0, "phase1", models, between_groups={"poi": [[0.0]]})
-    for job in rq2_jobs(PROFILES["quick"]):
-        written(tmp_path, 0, job.name, {"tilt": 0.3, "tilt, calibrated": 0.2, "floor": 0.1})
-    result = questions.run("rq2", tmp_path)
+    tilt = scored({"tilt": 0.3, "tilt, calibrated": 0.2, "floor": 0.1})
+    phase1 = scored({"baseline": 0.4, "strong": 0.2, "floor": 0.1})
+    phase1["between_groups"] = {"poi": [[0.0]]}
+    experiment = Experiment(tmp_path)
+    cells = model_cells(tmp_path, Setup(), rq2_jobs(PROFILES["quick"]), [0])
+    finished = [
+        replace(cell, compute=partial(dict, phase1 if cell.name == PHASE1 else tilt))
+        for cell in cells
+    ]
+    Runner(experiment, "another benchmark", Command("rq2")).run(finished)
+    result = questions.run("rq2", experiment)
     assert [each["features"] for each in result["rows"] if each["model"] == "tilt"][:3] == [
         ["poi"],
         ["category"],
         ["transitions"],
     ]
-    assert result["between_groups"] == {"poi": [[0.0]]} and result["curves"] == {}
+    assert result["between_groups"] == {"poi": [[0.0]]}
+    assert result["curves"] == {}
     assert json.loads((tmp_path / "rq2.json").read_text())["command"] == (
         f"python -m bench rq2 --profile quick --seeds 1 --first-seed 0 --out {tmp_path.name}"
     )
 
 
-def test_tables_stand_beside_baseline_strong_floor_and_the_paper() -> None:
-    tables = question_tables(found("rq1"))
+def test_tables_show_baseline_strong_floor_and_the_numbers_of_the_paper() -> None:
+    tables = question_tables(result_of("rq1"))
     lines = [line for line in tables["average"].as_csv().splitlines() if line]
     assert [line.split(",")[:2] for line in lines[1:4]] == [
         ["", "baseline"],
@@ -131,15 +143,12 @@ def test_tables_stand_beside_baseline_strong_floor_and_the_paper() -> None:
         ["", "floor"],
     ]
     texts = {line[1]: line for line in tables["average"].texts()}
-    assert texts["tilt, calibrated"][2:4] == ["0.130", "90%"] and texts["floor"][2:4] == [
-        "0.100",
-        "100%",
-    ]
+    assert texts["tilt, calibrated"][2:4] == ["0.130", "90%"]
+    assert texts["floor"][2:4] == ["0.100", "100%"]
     assert texts["finetune, tv"][3] == "\N{MINUS SIGN}10%"
-    assert (
-        "0.130" in tables["groups-poi"].as_markdown() and ">50, F" in tables["groups-poi"].columns
-    )
-    assert "0.130 ± 0.010" in question_tables(found("rq1", seeds=3))["groups-poi"].as_markdown()
+    assert "0.130" in tables["groups-poi"].as_markdown()
+    assert ">50, F" in tables["groups-poi"].columns
+    assert "0.130 ± 0.010" in question_tables(result_of("rq1", seeds=3))["groups-poi"].as_markdown()
     published = tables["published-virginia"]
     assert "proprietary" in published.caption
     assert [line[2:] for line in published.texts() if line[1] == "baseline"] == [
@@ -147,15 +156,17 @@ def test_tables_stand_beside_baseline_strong_floor_and_the_paper() -> None:
     ]
 
 
-def test_the_page_and_the_figures_are_of_what_lies_there(tmp_path: Path) -> None:
+def test_the_page_shows_the_results_in_the_folder(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     missing = refused("bench", "results", tmp_path / "results", "--out", tmp_path / "results.md")
-    assert "rq1.json" in missing and not (tmp_path / "results.md").exists()
-    (tmp_path / "results" / "rq1.json").write_text(json.dumps(found("rq1")))
+    assert "rq1.json" in missing
+    assert not (tmp_path / "results.md").exists()
+    (tmp_path / "results" / "rq1.json").write_text(json.dumps(result_of("rq1")))
     done = run("bench", "results", tmp_path / "results", "--out", tmp_path / "docs" / "page.md")
     assert done.code == 0, done.err
     page = (tmp_path / "docs" / "page.md").read_text(encoding="utf-8")
-    assert "messy 90%" in page and "RQ2" not in page
+    assert "messy 90%" in page
+    assert "RQ2" not in page
     for name in ("bars", "curves", "groups"):
         assert f"(page/rq1-{name}.png)" in page
         assert (tmp_path / "docs" / "page" / f"rq1-{name}.png").read_bytes()[:4] == PNG
@@ -165,30 +176,29 @@ def test_the_page_and_the_figures_are_of_what_lies_there(tmp_path: Path) -> None
     )
 
 
-def test_predictors_are_compared_on_one_city_and_a_run_goes_on_where_it_stopped(
+def test_predictors_are_compared_on_one_city_and_a_run_resumes(
     tmp_path: Path,
 ) -> None:
-    out, small = tmp_path / "out", {"embedding": 8, "hidden": 8, "steps": 6, "validate_every": 3}
-    manner: dict[str, Any] = {"values": VALUES, "city": CITY, "quiet": True}
-    third = prediction.run(out, size=160, predictor=small, first_seed=3, **manner)
+    out = tmp_path / "out"
+    small = {"embedding": 8, "hidden": 8, "steps": 6, "validate_every": 3}
+    experiment = Experiment(out, first_seed=3, quiet=True)
+    options = prediction.PredictionOptions(size=160, predictor=small, values=VALUES)
+    third = prediction.run(experiment, options, CITY)
     labels = ["real", "baseline", "strong", "tilt, calibrated", "finetune, js", "finetune, tv"]
     assert [each["material"] for each in third["rows"]] == labels
-    assert set(third["sizes"].values()) == {20} and set(third["sizes"]).isdisjoint(
-        third["left_out"]
-    )
-    assert len(third["sizes"]) + len(third["left_out"]) == 8 and third["sizes"]
-    real, baseline = third["rows"][0], third["rows"][1]
+    assert set(third["sizes"].values()) == {20}
+    assert set(third["sizes"]).isdisjoint(third["left_out"])
+    assert len(third["sizes"]) + len(third["left_out"]) == 8
+    real = third["rows"][0]
+    baseline = third["rows"][1]
     assert set(real["groups"]) == set(third["sizes"])
-    assert 0 <= real["average"]["accuracy"] <= 1 and baseline["gap_closed"]["accuracy"] in (
-        0.0,
-        None,
-    )
-    kept = {path.name: path.stat().st_mtime_ns for path in (out / "seed-3").glob("*.json")}
-    assert (
-        prediction.run(out, size=160, predictor=small, first_seed=3, **manner)["rows"]
-        == third["rows"]
-    )
-    assert kept == {path.name: path.stat().st_mtime_ns for path in (out / "seed-3").glob("*.json")}
+    assert 0 <= real["average"]["accuracy"] <= 1
+    assert baseline["gap_closed"]["accuracy"] in (0.0, None)
+    written = {path.name: path.stat().st_mtime_ns for path in (out / "seed-3").glob("*.json")}
+    assert prediction.run(experiment, options, CITY)["rows"] == third["rows"]
+    assert written == {
+        path.name: path.stat().st_mtime_ns for path in (out / "seed-3").glob("*.json")
+    }
     write_question(out, third)
     assert (out / "rq3-tables" / "average.tex").exists()
     assert "rq3" in write_page(out, tmp_path / "results.md")
@@ -197,33 +207,35 @@ def test_predictors_are_compared_on_one_city_and_a_run_goes_on_where_it_stopped(
     with pytest.raises(MobatlasError, match=r"notes\.md: was not written by"):
         write_page(out, tmp_path / "notes.md")
     page = (tmp_path / "results.md").read_text(encoding="utf-8")
-    assert f"real {real['average']['accuracy']:.3f}" in page and "HR@10" in page
+    assert f"real {real['average']['accuracy']:.3f}" in page
+    assert "HR@10" in page
     job = Job("demogroups", "resample", features=("category",))
-    fill(out, "features", [job], [3], Bench("mobatlas", **manner))
-    found = summarise(out, [3], [job])["rows"]
-    assert [(each["model"], each["features"]) for each in found if each["anchors"] == "group"] == [
+    setup = Setup(VALUES, CITY, quiet=True)
+    Runner(experiment, "features", Command("rq2")).run(model_cells(out, setup, [job], [3]))
+    rows = [each for each in summarise(out, [3], [job])["rows"] if each["anchors"] == "group"]
+    assert [(each["model"], each["features"]) for each in rows] == [
         ("baseline", None),
         ("strong", None),
         ("resample", ["category"]),
     ]
 
 
-def test_what_seeds_differ_by_is_told_and_hides_what_is_less(tmp_path: Path) -> None:
-    told = {
+def test_a_gap_below_the_spread_between_seeds_is_none(tmp_path: Path) -> None:
+    accuracy = {
         "real": (0.5, 0.5),
         "baseline": (0.3, 0.5),
         "strong": (0.5, 0.6),
         "tilt, calibrated": (0.4, 0.4),
     }
-    materials = prediction.materials(tuned=())
+    materials = prediction.materials(divergences=())
     for seed in (0, 1):
         (tmp_path / f"seed-{seed}").mkdir()
         for material in materials:
-            scores = dict.fromkeys(NEXT_POI_METRICS, told[material.label][seed]) | {
+            scores = dict.fromkeys(NEXT_POI_METRICS, accuracy[material.label][seed]) | {
                 "hr10": 0.1 * len(material.label)
             }
-            found = {"sizes": {"a": 9}, "left_out": {}, "groups": {"a": scores}}
-            write_json(tmp_path / f"seed-{seed}" / f"{material.cell}.json", found)
+            cell = {"sizes": {"a": 9}, "left_out": {}, "groups": {"a": scores}}
+            write_json(tmp_path / f"seed-{seed}" / f"{material.cell}.json", cell)
     rows = {
         row["material"]: row for row in prediction.summarise(tmp_path, [0, 1], materials)["rows"]
     }
@@ -238,19 +250,21 @@ def test_a_group_that_one_material_cannot_teach_is_left_out_of_all(tmp_path: Pat
     (tmp_path / "seed-0").mkdir()
     for number, material in enumerate(prediction.materials()):
         scores = dict.fromkeys(NEXT_POI_METRICS, 0.1 * number)
-        sizes, left_out = {"a": 9, "b": 8 if material.label == "strong" else 9}, {}
+        sizes = {"a": 9, "b": 8 if material.label == "strong" else 9, "c": 9}
+        left_out = {}
         if material.label == "baseline":
-            sizes, left_out = {"a": 9, "b": 9}, {"c": "nobody"}
-        else:
-            sizes["c"] = 9
-        found = {"sizes": sizes, "left_out": left_out, "groups": dict.fromkeys(sizes, scores)}
-        write_json(tmp_path / "seed-0" / f"{material.cell}.json", found)
-    made = prediction.summarise(tmp_path, [0], prediction.materials())
-    assert list(made["sizes"]) == ["a"] and set(made["left_out"]) == {"b", "c"}
-    assert made["rows"][2]["average"]["accuracy"] == pytest.approx(0.2)
-    assert made["rows"][2]["gap_closed"]["geo_error_km"] == pytest.approx(-1.0), (
+            left_out["c"] = "no people"
+            del sizes["c"]
+        cell = {"sizes": sizes, "left_out": left_out, "groups": dict.fromkeys(sizes, scores)}
+        write_json(tmp_path / "seed-0" / f"{material.cell}.json", cell)
+    summary = prediction.summarise(tmp_path, [0], prediction.materials())
+    assert list(summary["sizes"]) == ["a"]
+    assert set(summary["left_out"]) == {"b", "c"}
+    strong = summary["rows"][2]
+    assert strong["average"]["accuracy"] == pytest.approx(0.2)
+    assert strong["gap_closed"]["geo_error_km"] == pytest.approx(-1.0), (
         "0.2 km, baseline 0.1, real 0"
     )
-    assert made["rows"][2]["gap_closed"]["accuracy"] is None, (
+    assert strong["gap_closed"]["accuracy"] is None, (
         "real people are no better than the baseline here"
     )

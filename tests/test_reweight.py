@@ -1,4 +1,4 @@
-"""Benchmarks of recovery: their measures counted by hand, and what must hold on the real survey."""
+"""Benchmarks of recovery: measures against hand-computed values, and the real survey."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from bench.reweight import (
     METRICS,
     REAL_FEATURES,
     Behaviour,
+    ReweightOptions,
     behaviour,
-    planned,
+    plan_cases,
     reweight,
     run,
 )
+from bench.runner import Experiment
 from bench.survey import DIARY
 from mobatlas import MobatlasError, TrajectoryDataset, prepare
 from mobatlas.data.trajectories import Trajectories
@@ -40,7 +42,7 @@ from mobatlas.regions.store import build_regions
 SEX = Groups.of({"sex": ("M", "F")})
 
 
-def test_travel_distance_goes_from_place_to_place_and_skips_unknown_ones() -> None:
+def test_travel_distance_is_that_between_known_places() -> None:
     rows: list[tuple[object, ...]] = [
         (token, name, None, None, None, 0) for token, name in enumerate(SPECIALS)
     ]
@@ -50,13 +52,12 @@ def test_travel_distance_goes_from_place_to_place_and_skips_unknown_ones() -> No
     )
     anchors = np.array([[41.0, 10.0, np.nan, np.nan], [41.0, 10.0, 40.0, 10.0]])
     tokens = np.array([HOME, OTHER, FIRST_POI, HOME, HOME, WORK], dtype=np.int32)
-    found = travel_distance(Trajectories(tokens, np.array([0, 4, 6]), anchors), vocabulary)
-    assert found == pytest.approx(
-        [2 * 111.195, 111.195], rel=1e-4
-    )  # a degree of latitude is 111.195 km
+    distance = travel_distance(Trajectories(tokens, np.array([0, 4, 6]), anchors), vocabulary)
+    degree = 111.195  # km of latitude
+    assert distance == pytest.approx([2 * degree, degree], rel=1e-4)
 
 
-def test_a_distribution_counts_people_by_their_weight() -> None:
+def test_a_distribution_weights_people() -> None:
     seen = Behaviour({"poi": sparse.csr_array(np.array([[2.0, 0.0], [0.0, 1.0], [5.0, 5.0]]))})
     assert seen.distribution("poi", np.array([0, 1])).tolist() == pytest.approx([2 / 3, 1 / 3])
     assert seen.distribution(
@@ -64,7 +65,7 @@ def test_a_distribution_counts_people_by_their_weight() -> None:
     ).tolist() == pytest.approx([1 / 3, 2 / 3])
 
 
-def test_the_truth_of_groups_is_their_mean_with_its_standard_error() -> None:
+def test_the_truth_of_groups_is_their_mean_with_a_standard_error() -> None:
     phi = sparse.csr_array(np.array([[1.0], [3.0], [5.0], [2.0], [2.0]]))
     truth = recovery.group_truth(phi, np.array([0, 0, 0, 1, 1]), SEX)
     assert truth.means.ravel().tolist() == [3.0, 2.0]
@@ -83,8 +84,11 @@ def test_a_study_counts_wins_and_averages_over_seeds() -> None:
         "simplex": 2.0,
         "coverage": 0.9,
     }
-    (found,) = recovery.summarise([row | {"error": 0.5}, row | {"error": 1.5}])
-    assert (found["wins"], found["seeds"], found["ratio"], found["worst_ratio"]) == (1, 2, 1.0, 1.5)
+    [summary] = recovery.summarise([row | {"error": 0.5}, row | {"error": 1.5}])
+    assert summary["wins"] == 1
+    assert summary["seeds"] == 2
+    assert summary["ratio"] == 1.0
+    assert summary["worst_ratio"] == 1.5
 
 
 @dataclass(frozen=True)
@@ -109,13 +113,13 @@ def test_reweighted_people_of_santiago_look_like_their_group(survey: Survey) -> 
         survey.scratch / "groups",
         RegionsOptions(partition="demogroups", features=CONTROLLED_FEATURES),
     )
-    found = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
-    assert found["poi"]["gap_closed"] > 0.9
-    assert min(found[metric]["gap_closed"] for metric in METRICS) > 0.8
+    metrics = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
+    assert metrics["poi"]["gap_closed"] > 0.9
+    assert min(metrics[metric]["gap_closed"] for metric in METRICS) > 0.8
 
 
-def test_the_population_tells_what_rankdef_hides(survey: Survey) -> None:
-    """Working age against the rest decides how far people travel, and no region of rankdef shows it."""
+def test_the_population_identifies_what_rankdef_does_not(survey: Survey) -> None:
+    """Working age decides how far people travel, and no region of rankdef shows it."""
     path = survey.dataset.path
     regions = build_regions(
         path,
@@ -127,15 +131,14 @@ def test_the_population_tells_what_rankdef_hides(survey: Survey) -> None:
         for one in (replace(regions, population=None), regions)
     )
     assert alone["travel_distance"]["gap_closed"] < 0.1
-    assert (
-        known["travel_distance"]["gap_closed"] > 0.4
-    )  # the design's prototype closed 0.17, and 0.52 of POI
+    # The prototype of the design closed 0.17, and 0.52 of POI.
+    assert known["travel_distance"]["gap_closed"] > 0.4
     assert known["poi"]["gap_closed"] > 0.6
     assert known["poi"]["gap_closed"] > alone["poi"]["gap_closed"]
 
 
 @pytest.mark.parametrize("name", ["rankdef", "messy"])
-def test_a_shuffled_partition_tells_nothing_though_the_population_is_true(
+def test_a_shuffled_partition_closes_no_gap_though_the_population_is_true(
     survey: Survey, name: str
 ) -> None:
     regions = build_regions(
@@ -144,13 +147,13 @@ def test_a_shuffled_partition_tells_nothing_though_the_population_is_true(
         RegionsOptions(partition=name, features=("category",), shuffle_regions=True),
     )
     assert regions.population is not None
-    found = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
-    assert max(abs(found[metric]["gap_closed"]) for metric in METRICS) < 0.02
+    metrics = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
+    assert max(abs(metrics[metric]["gap_closed"]) for metric in METRICS) < 0.02
 
 
 @pytest.mark.parametrize("column", ["home_comuna", "home_zone"])
 def test_real_regions_of_santiago_help_more_than_they_harm(survey: Survey, column: str) -> None:
-    """Composition and aggregates from other people, over three ways to halve them; shuffled regions neither help nor harm."""
+    """Composition and aggregates come from different people, with three seeds to halve them."""
     gaps: dict[bool, list[list[float]]] = {False: [], True: []}
     for shuffled, seeds in ((False, (0, 1, 2)), (True, (0,))):
         for seed in seeds:
@@ -161,64 +164,60 @@ def test_real_regions_of_santiago_help_more_than_they_harm(survey: Survey, colum
                 RegionsOptions(by=column, features=REAL_FEATURES, shuffle_regions=shuffled),
                 seed=seed,
             )
-            found = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
-            gaps[shuffled].append([found[metric]["gap_closed"] for metric in METRICS])
+            metrics = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
+            gaps[shuffled].append([metrics[metric]["gap_closed"] for metric in METRICS])
     assert np.mean(gaps[False], axis=0).min() > 0
     assert np.abs(gaps[True]).max() < 0.05
 
 
-def test_real_regions_are_weighed_with_each_limit_and_the_census(
+def test_real_regions_are_measured_with_each_limit_and_the_census(
     data_folder: Path, tmp_path: Path
 ) -> None:
-    source, limits = data_folder / "santiago", (0.1, 1e6)
-    asked: dict[str, Any] = {
-        "groups_explain": limits,
-        "census": source / "census_comuna.parquet",
-        "split": "val",
-    }
-    found = run(source, tmp_path / "out", seeds=1, **asked)
-    table = reweighting_table(found)
+    source = data_folder / "santiago"
+    limits = (0.1, 1e6)
+    options = ReweightOptions(limits, source / "census_comuna.parquet", "val")
+    experiment = Experiment(tmp_path / "out")
+    result = run(source, experiment, options)
+    table = reweighting_table(result)
     names = [str(row[0]) for row in table.rows]
     kinds = ("home_zone", "home_comuna", "home_comuna, census")
     assert names == [f"{name}, limit {limit:g}" for name in kinds for limit in limits]
-    assert (
-        "--groups-explain 0.1 --groups-explain 1000000.0 --census santiago/census_comuna.parquet --split val"
-        in found["command"]
-    )
-    believed = dict(zip(names, found["rows"], strict=True))
+    for words in (
+        "--groups-explain 0.1 --groups-explain 1000000.0",
+        "--census santiago/census_comuna.parquet --split val",
+    ):
+        assert words in result["command"]
+    rows = dict(zip(names, result["rows"], strict=True))
     for name in kinds:
-        careful, bold = (
-            believed[f"{name}, limit {limit:g}"]["effective_sample_size"] for limit in limits
+        strict, loose = (
+            rows[f"{name}, limit {limit:g}"]["effective_sample_size"] for limit in limits
         )
-        assert careful > bold, "who believes less moves fewer people"
-    poi = found["rows"][0]["poi"]
-    assert table.rows[0][1] == f"{poi['gap_closed']:.0%}" and table.columns[:2] == (
-        "regions",
-        "POI frequency",
-    )
-    written = json.loads((tmp_path / "out" / "reweighting.json").read_text())
-    assert written == json.loads(json.dumps(found))
+        assert strict > loose, "a lower limit moves fewer people"
+    poi = result["rows"][0]["poi"]
+    assert table.rows[0][1] == f"{poi['gap_closed']:.0%}"
+    assert table.columns[:2] == ("regions", "POI frequency")
+    assert json.loads((tmp_path / "out" / "reweighting.json").read_text()) == result
+    assert run(source, experiment, options) == result
 
 
-def test_the_table_of_reweighting_has_a_spread_where_seeds_differ() -> None:
+def test_the_table_of_reweighting_shows_the_spread_between_seeds() -> None:
     def row(by: str, *closed: float, **more: Any) -> dict[str, Any]:
         each = {"gap_closed": float(np.mean(closed)), "gap_closed_by_seed": list(closed)}
         return {"by": by, **more} | dict.fromkeys(METRICS, each)
 
-    found = reweighting_table(
+    table = reweighting_table(
         {"rows": [row("zone", -0.1, -0.3), row("zone", 0.2, 0.2, census=True)]}
     )
-    assert [cells[:2] for cells in found.rows] == [
+    assert [cells[:2] for cells in table.rows] == [
         ("zone", "\N{MINUS SIGN}20% ± 14%"),
         ("zone, census", "20%"),
     ]
 
 
-def test_what_cannot_be_weighed_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    source, people = (
-        tmp_path / "survey",
-        {"user_id": ["a", "b"], "age": ["<30", "<30"], "home_zone": ["1", "2"]},
-    )
+def test_wrong_options_and_surveys_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    source = tmp_path / "survey"
+    people = {"user_id": ["a", "b"], "age": ["<30", "<30"], "home_zone": ["1", "2"]}
+    experiment = Experiment(tmp_path / "out")
     day = [datetime(2026, 3, 2, 8), datetime(2026, 3, 2, 9)]
     visits = {
         "user_id": ["a", "b"],
@@ -231,39 +230,41 @@ def test_what_cannot_be_weighed_is_refused_before_anything_is_written(tmp_path: 
     pq.write_table(pa.table(people), source / "people.parquet")
     pq.write_table(pa.table(visits), source / "visits.parquet")
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"split": "train"}, "--split train: is not among those to compare with; give test or val"),
+        ({"split": "train"}, "--split train: cannot be compared with; give test or val"),
         *(
-            ({"groups_explain": [some]}, f"--groups-explain {some:g}: give a share")
-            for some in (0.0, -1.0, nan, inf)
+            ({"groups_explain": [limit]}, f"--groups-explain {limit:g}: give a share")
+            for limit in (0.0, -1.0, nan, inf)
         ),
-        ({"census": tmp_path / "none.csv"}, r"--census .*none.csv: is no file"),
+        ({"census": tmp_path / "none.csv"}, r"--census .*none.csv: is not a file"),
     ]
-    for asked, said in refused:
-        with pytest.raises(MobatlasError, match=said):
-            run(source, tmp_path / "out", **asked)
+    for options, sentence in refused:
+        with pytest.raises(MobatlasError, match=sentence):
+            run(source, experiment, ReweightOptions(**options))
     with pytest.raises(MobatlasError, match=r"--data .*nowhere: does not exist"):
-        run(tmp_path / "nowhere", tmp_path / "out")
+        run(tmp_path / "nowhere", experiment, ReweightOptions())
     with pytest.raises(MobatlasError, match="overlaps with the source"):
-        run(source, source / "out")
+        run(source, Experiment(source / "out"), ReweightOptions())
     with pytest.raises(
         MobatlasError, match=r"people.parquet: all people are of one group; give people of several"
     ):
-        run(source, tmp_path / "out")
+        run(source, experiment, ReweightOptions())
     pq.write_table(pa.table(people).drop_columns("home_zone"), source / "people.parquet")
     with pytest.raises(
         MobatlasError, match=r"people.parquet: has no column of regions, such as home_zone; add one"
     ):
-        run(source, tmp_path / "out")
+        run(source, experiment, ReweightOptions())
     assert not (tmp_path / "out").exists()
 
 
 def test_without_a_limit_all_kinds_of_regions_are_planned() -> None:
     columns = ("home_zone", "home_comuna")
-    everything, limited = planned(columns, census=True), planned(columns, (0.1, 0.2, 0.1))
-    assert [case.get("partition") for case in everything[:5]] == list(CONTROLLED)
-    assert sum(bool(case.get("census")) for case in everything) == 1, "the census is not shuffled"
-    assert {case["by"] for case in limited} == {case["by"] for case in everything if "by" in case}
-    assert len(limited) == 4 and not any("partition" in case for case in limited)
+    everything = plan_cases(columns, census="home_comuna")
+    limited = plan_cases(columns, (0.1, 0.2, 0.1))
+    assert [case.partition for case in everything[:5]] == list(CONTROLLED)
+    assert sum(case.census for case in everything) == 1, "the census is not shuffled"
+    assert {case.by for case in limited} == {case.by for case in everything if case.by}
+    assert len(limited) == 4
+    assert not any(case.partition for case in limited)
 
 
 def test_a_split_without_a_group_is_refused(survey: Survey) -> None:
@@ -272,5 +273,5 @@ def test_a_split_without_a_group_is_refused(survey: Survey) -> None:
         survey.scratch / "few",
         RegionsOptions(partition="hot16", features=("category",)),
     )
-    with pytest.raises(MobatlasError, match="--split nobody does not exist"):
-        reweight(survey.dataset, regions, seen=survey.seen, split="nobody")
+    with pytest.raises(MobatlasError, match="--split unknown does not exist"):
+        reweight(survey.dataset, regions, seen=survey.seen, split="unknown")

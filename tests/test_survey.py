@@ -1,9 +1,8 @@
-"""Surveys that benchmarks are given: what is refused before anything is written, and folders that were begun."""
+"""Surveys as input of benchmarks: what is refused, and folders that hold a survey already."""
 
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench import prediction
-from bench.cells import in_one_folder
-from bench.real import run
-from bench.survey import divided_people, said_files
+from bench.prediction import PredictionOptions
+from bench.real import RealOptions, run
+from bench.runner import Experiment
+from bench.survey import display_names, split_survey
 from mobatlas import MobatlasError
 from mobatlas.config import CityConfig, load_run
 from mobatlas.data.city import write_city_folder
-from mobatlas.training.checkpoints import START_OVER
-from mobatlas.training.loop import Stopped
 
 FAMILY = "autoregressive"
 
@@ -48,19 +46,20 @@ VISITS = pa.table(
 )
 
 
-def spoilt(folder: Path, kind: str) -> Path:
-    """A survey that is none."""
+def write_bad_survey(folder: Path, kind: str) -> Path:
+    """Write a survey that benchmarks refuse."""
     folder.mkdir()
     people = pa.table({"user_id": ["a", "b"], "age": ["<30", "<30"], "weekday": [False, False]})
-    path, visited = folder / "people.parquet", folder / "visits.parquet"
+    path = folder / "people.parquet"
+    visited = folder / "visits.parquet"
     pq.write_table(VISITS, visited)
-    whole = visited.read_bytes()
+    content = visited.read_bytes()
     pq.write_table(people.set_column(2, "weekday", pa.array([True, False])), path)
     match kind:
         case "no visits":
             visited.unlink()
         case "cut visits":
-            visited.write_bytes(whole[:-20])
+            visited.write_bytes(content[:-20])
         case "no arrival":
             pq.write_table(VISITS.drop_columns("arrival"), visited)
         case "no visit":
@@ -69,7 +68,7 @@ def spoilt(folder: Path, kind: str) -> Path:
             words = pa.array(["morning"] * len(VISITS))
             pq.write_table(VISITS.set_column(4, "arrival", words), visited)
         case "a hole":
-            visited.write_bytes(whole[:100] + b"\xff" * 20_000 + whole[20_100:])
+            visited.write_bytes(content[:100] + b"\xff" * 20_000 + content[20_100:])
         case "nothing":
             path.write_bytes(b"")
         case "nobody":
@@ -86,12 +85,20 @@ def spoilt(folder: Path, kind: str) -> Path:
     return folder
 
 
+def run_real(data: Path, out: Path) -> None:
+    run(data, Experiment(out, seeds=3), RealOptions())
+
+
+def run_prediction(data: Path, out: Path) -> None:
+    prediction.run(Experiment(out), PredictionOptions(data=data, generator=FAMILY))
+
+
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
         ("nothing", r"people\.parquet: .*read"),
         ("nobody", r"people\.parquet: the table has no rows; give a labelled dataset"),
-        ("no weekday", "--shift weekday: is true for nobody in"),
+        ("no weekday", "--shift weekday: is false for all people in"),
         ("no people", "has no people.parquet; give labelled people.parquet and visits.parquet"),
         ("no visits", "has no visits.parquet; give labelled people.parquet and visits.parquet"),
         ("cut visits", r"visits\.parquet: .*read"),
@@ -106,19 +113,17 @@ def spoilt(folder: Path, kind: str) -> Path:
         ("elsewhere", "does not exist; give a folder of labelled people"),
     ],
 )
-@pytest.mark.parametrize(
-    "benchmark", [run, lambda data, out: prediction.run(out, data=data, generator=FAMILY)]
-)
-def test_what_is_no_survey_is_refused_and_leaves_nothing(
+@pytest.mark.parametrize("benchmark", [run_real, run_prediction])
+def test_a_bad_survey_is_refused_and_leaves_nothing(
     tmp_path: Path, benchmark: Callable[[Path, Path], Any], kind: str, sentence: str
 ) -> None:
     with pytest.raises(MobatlasError, match=sentence):
-        benchmark(spoilt(tmp_path / "data", kind), tmp_path / "out")
+        benchmark(write_bad_survey(tmp_path / "data", kind), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("options", "sentence"),
     [
         ({"generator": "autoregresive"}, "did you mean 'autoregressive'"),
         (
@@ -133,64 +138,46 @@ def test_what_is_no_survey_is_refused_and_leaves_nothing(
             {"regions": ["home_distrikt"]},
             "--regions home_distrikt: .* has no such column; did you mean 'home_district'",
         ),
-        ({"census": Path("nowhere.csv")}, "--census nowhere.csv: is no file"),
+        ({"census": Path("nowhere.csv")}, "--census nowhere.csv: is not a file"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_prepared(
-    city: Path, tmp_path: Path, asked: dict[str, Any], sentence: str
+    city: Path, tmp_path: Path, options: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(MobatlasError, match=sentence):
-        run(city, tmp_path / "out", 1, **asked)
+        run(city, Experiment(tmp_path / "out"), RealOptions(**options))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_apart_from_the_survey_is_filled(city: Path, tmp_path: Path) -> None:
+def test_the_output_folder_must_not_overlap_the_survey(city: Path, tmp_path: Path) -> None:
     with pytest.raises(MobatlasError, match="overlaps with the source"):
-        divided_people(city, city / "out")
+        split_survey(city, city / "out")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(MobatlasError, match=r"--out .*file: is a file; give a folder to fill"):
-        divided_people(city, tmp_path / "file")
+        split_survey(city, tmp_path / "file")
     assert not (city / "out").exists() and (tmp_path / "file").read_text() == "mine"
 
 
-def test_results_name_files_without_the_way_to_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_name_files_without_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     survey = tmp_path / "survey"
     survey.mkdir()
     monkeypatch.chdir(survey)
-    assert said_files(Path(), Path("census.csv")) == ("survey", "survey/census.csv")
+    assert display_names(Path(), Path("census.csv")) == ("survey", "survey/census.csv")
     assert (
-        said_files(survey, tmp_path / "census.csv") == ("survey", "census.csv")
-        and said_files(survey, None)[1] is None
+        display_names(survey, tmp_path / "census.csv") == ("survey", "census.csv")
+        and display_names(survey, None)[1] is None
     )
 
 
-def test_a_folder_goes_on_with_the_people_it_was_begun_with(city: Path, tmp_path: Path) -> None:
+def test_a_folder_of_other_people_is_refused(city: Path, tmp_path: Path) -> None:
     prepared = load_run(preset="small").prepare.model_dump()
-    first = divided_people(city, tmp_path / "out", prepared=prepared)
-    assert divided_people(city, tmp_path / "out", prepared=prepared) == first
+    first = split_survey(city, tmp_path / "out", prepared=prepared)
+    assert split_survey(city, tmp_path / "out", prepared=prepared) == first
     shutil.copytree(city, tmp_path / "half")
     people = pq.read_table(tmp_path / "half" / "people.parquet")
     pq.write_table(people.slice(0, people.num_rows // 2), tmp_path / "half" / "people.parquet")
     with pytest.raises(
         MobatlasError,
-        match=r"out: was begun with other people than --data .*half; choose another --out",
+        match=r"out: holds other people than --data .*half, .*; choose another --out",
     ):
-        divided_people(tmp_path / "half", tmp_path / "out", prepared=prepared)
-
-
-def test_benchmarks_point_at_no_option_that_they_do_not_have() -> None:
-    with (
-        pytest.raises(Stopped, match=r"stopped at step 3; the same command goes on$") as stopped,
-        in_one_folder(),
-    ):
-        raise Stopped("stopped at step 3", [int(signal.SIGTERM)])
-    assert stopped.value.signal == signal.SIGTERM
-    with (
-        pytest.raises(
-            MobatlasError, match=r"model: is of another configuration; choose another --out$"
-        ),
-        in_one_folder(),
-    ):
-        raise MobatlasError(f"model: is of another configuration; {START_OVER}")
+        split_survey(tmp_path / "half", tmp_path / "out", prepared=prepared)

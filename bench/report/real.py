@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.people import MANNER
+from bench.people import DRAWING
 from bench.real import real_name
 from bench.report.figures import forest_figure
 from bench.report.questions import TITLES, WRITTEN, question_tables, write_markdown
@@ -136,7 +136,7 @@ def write_real_page(folder: Path, out: Path, *, all_tables: bool = False) -> str
         "seeds, with the standard deviation between seeds; it is empty where the two differ by no more than that.\n",
     ]
     for name, result in found.items():
-        if result.get("people") != MANNER:
+        if result.get("people") != DRAWING:
             raise MobatlasError(
                 f"{folder / name}.json: was written by an older mobatlas; run python -m bench real again"
             )

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ log = logging.getLogger("mobatlas")
 STEPS_FILE = "steps.json"
 
 
-@dataclass
+@dataclass(frozen=True)
 class StepCache:
     """The steps of one folder, each with a hash of its inputs.
+
+    The folder is read anew for every step, so that processes may compute different steps of it.
 
     Examples
     --------
@@ -29,15 +31,16 @@ class StepCache:
 
     folder: Path
     recompute: bool = False  # compute every step again
-    _steps: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        try:
-            steps = json.loads((self.folder / STEPS_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):  # missing or damaged: compute everything
-            steps = {}
-        if isinstance(steps, dict) and all(isinstance(step, dict) for step in steps.values()):
-            self._steps = steps
+    def is_done(self, name: str, out: Path, inputs: Mapping[str, Any]) -> bool:
+        """Return whether `out` exists and was computed from `inputs`."""
+        step = {"key": _key(inputs), "done": True}
+        return not self.recompute and self._read().get(name) == step and out.exists()
+
+    def has_other_inputs(self, name: str, inputs: Mapping[str, Any]) -> bool:
+        """Return whether a step was computed, or begun, from other inputs."""
+        step = self._read().get(name)
+        return step is not None and step.get("key") != _key(inputs)
 
     def run(
         self, name: str, out: Path, inputs: Mapping[str, Any], compute: Callable[[bool], Any]
@@ -46,23 +49,34 @@ class StepCache:
 
         `compute` receives whether an interrupted attempt with the same inputs may be resumed.
         """
-        text = json.dumps(inputs, sort_keys=True, default=str)
-        key = hashlib.sha256(text.encode()).hexdigest()
-        last = {} if self.recompute else self._steps.get(name, {})
-        same_inputs = last.get("key") == key
-        if same_inputs and last.get("done") and out.exists():
+        if self.is_done(name, out, inputs):
             log.info("%s: already computed", name)
             return out
+        key = _key(inputs)
+        same_inputs = not self.recompute and self._read().get(name, {}).get("key") == key
         self._record(name, key, done=False)
         out.parent.mkdir(parents=True, exist_ok=True)
         compute(same_inputs)
         self._record(name, key, done=True)
         return out
 
+    def _read(self) -> dict[str, dict[str, Any]]:
+        try:
+            steps = json.loads((self.folder / STEPS_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):  # missing or damaged: compute everything
+            return {}
+        valid = isinstance(steps, dict) and all(isinstance(step, dict) for step in steps.values())
+        return steps if valid else {}
+
     def _record(self, name: str, key: str, *, done: bool) -> None:
-        self._steps[name] = {"key": key, "done": done}
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_json(self.folder / STEPS_FILE, self._steps)
+        steps = {**self._read(), name: {"key": key, "done": done}}
+        write_json(self.folder / STEPS_FILE, steps)
+
+
+def _key(inputs: Mapping[str, Any]) -> str:
+    text = json.dumps(inputs, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def refuse_foreign_folder(folder: Path) -> None:
