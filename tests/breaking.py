@@ -80,7 +80,10 @@ WORDS = (
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{chr(98 + n)}: &{chr(98 + n)} [{','.join(['*' + chr(97 + n)] * 9)}]\n" for n in range(9)
 )
-ALIASES = f"train: {{options: {{x: &x [1, 1]}}}}\nsupervise: {{options: {{y: [{', '.join(['*x'] * 50)}]}}}}\n"  # no harm
+ALIASES = (  # harmless
+    "train: {options: {x: &x [1, 1]}}\n"
+    f"supervise: {{options: {{y: [{', '.join(['*x'] * 50)}]}}}}\n"
+)
 YAML = (
     BOMB,
     ALIASES,
@@ -256,9 +259,8 @@ def _break_yaml(path: Path, dice: random.Random) -> None:
         lines = text.splitlines()
         row = dice.randrange(len(lines))
         key = lines[row].split(":")[0]
-        lines[row] = (
-            f"{key}: {dice.choice((*WORDS, *map(str, NUMBERS), '[]', '{}', '[[1]]', '*x', '&x', '!!set {a}'))}"
-        )
+        odd_values = ("[]", "{}", "[[1]]", "*x", "&x", "!!set {a}")
+        lines[row] = f"{key}: {dice.choice((*WORDS, *map(str, NUMBERS), *odd_values))}"
         path.write_text("\n".join(lines), errors="replace")
 
 

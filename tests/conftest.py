@@ -15,7 +15,8 @@ settings.register_profile("mobatlas", deadline=None)  # a busy machine is not a 
 settings.load_profile("mobatlas")
 
 
-# Files are dealt out one after the other: those that take longest come first, or one process ends long after the others.
+# Test files are distributed in order: the slowest come first, so that all processes end at about
+# the same time.
 LONGEST = (
     "engines_agree",
     "readers",
@@ -44,7 +45,10 @@ def data_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def spark_session() -> Iterator[Any]:
-    """One local Spark session for all tests that need it; its zone has daylight saving, to show that it does not matter."""
+    """One local Spark session for all tests; its time zone has daylight saving time.
+
+    The results must not depend on it.
+    """
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java, and there is none here")
     pyspark = pytest.importorskip("pyspark.sql")

@@ -1,4 +1,4 @@
-"""Faults for commands: a kill or Ctrl-C before a chosen file operation, a full disk, too little memory, a clock that runs back.
+"""Faults for commands: signals before a chosen file operation, a full disk, too little memory.
 
 Everything is done to one tiny run, made once a session: its stages are what the commands read.
 """
@@ -58,10 +58,12 @@ VALUES: dict[str, Any] = {
     "regions": {"demogroups": {"partition": "demogroups"}},
 }
 ALSO = "import mobatlas.pipeline.run, mobatlas.generators.sequence.sequence_generator\n"
-# Every operation of Python on files below a folder leaves a dot in a file; before a chosen one the process is signalled.
+# Every file operation of Python below a folder appends a dot to a file; before a chosen one the
+# process receives a signal.
 WATCH = """
 import os, sys
-def watch(event, given, left=[{at}], dots=os.open({dots!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)):
+dots_file = os.open({dots!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def watch(event, given, left=[{at}], dots=dots_file):
     if event not in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"):
         return
     writes = event != "open" or (given[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
@@ -198,7 +200,7 @@ def samples(world: World, name: str = "demogroups") -> Path:
 
 
 def watched(folder: Path, at: int = 0, number: signal.Signals = signal.SIGKILL) -> str:
-    """Python that counts the file operations below a folder, and sends a signal before one of them."""
+    """Python code that counts file operations below a folder and sends a signal before one."""
     return WATCH.format(at=at, dots=str(folder) + ".dots", place=str(folder), number=int(number))
 
 
@@ -208,7 +210,7 @@ def operations(folder: Path) -> int:
 
 
 def contents(out: Path) -> dict[str, Any]:
-    """What a result holds, file by file; times of day and seconds are left out, as is where it lies."""
+    """The contents of a result by file, without times, durations and its own path."""
     if out.is_file():
         return {"": _content(out, out)}
     return {
@@ -239,7 +241,7 @@ def _timeless(value: Any) -> Any:
 
 
 def check_whole(folder: Path) -> None:
-    """Every file that has its name is whole, and every folder with a manifest holds what that lists."""
+    """Check that every file is complete and that every manifest lists what its folder holds."""
     for path in folder.rglob("*"):
         hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
         if hidden or not path.is_file():

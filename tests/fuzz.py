@@ -1,6 +1,7 @@
-"""Hostile files: valid ones of every format that we read, broken in many ways and given to the commands that read them.
+"""Hostile files: valid files of every format that we read, damaged, and the commands that read them.
 
-A case is a target and a number, and always the same. `python -m tests.fuzz` goes through many and writes a tally.
+A case is a target and a number, and always the same. `python -m tests.fuzz` runs many cases and
+writes a tally.
 """
 
 from __future__ import annotations
@@ -39,7 +40,14 @@ import os, sys
 resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds}))
 os.chdir({here!r})
 def guard(event, given):
-    ran = event in ("pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "socket.connect")
+    ran = event in (
+        "pickle.find_class",
+        "os.system",
+        "subprocess.Popen",
+        "os.exec",
+        "os.posix_spawn",
+        "socket.connect",
+    )
     if ran or (event == "compile" and {mark!r} in str(given[0])):
         os.write(2, ("a file ran " + event + " " + str(given)[:200] + chr(10)).encode())
         os._exit({faulty})
@@ -47,8 +55,9 @@ sys.addaudithook(guard)
 """
 )
 MEASURE = (
-    "cases: files broken in one way each; accepted: exit code 0; refused: exit code 2 and one sentence; seconds and peak_mb: "
-    "the most of one case; faults: anything else, be it a traceback, a hang, a crash, code that ran or a file that was left"
+    "cases: damaged files; accepted: exit code 0; refused: exit code 2 and one sentence; seconds "
+    "and peak_mb: the largest of any case; "
+    "faults: anything else, such as a traceback, a hang, a crash, executed code or a leftover file"
 )
 
 
@@ -352,7 +361,7 @@ TARGETS = {
 
 
 def attempt(world: World, target: Target, number: int, here: Path) -> tuple[Outcome, str | None]:
-    """Break a file and run the command; what came of it, and what is wrong with that, if anything is."""
+    """Damage a file and run the command; return the outcome and its faults."""
     dice = random.Random(f"{target.name} {number}")
     broken = dice.choice(target.lay(world, here))
     break_file(broken, dice)
@@ -418,7 +427,9 @@ def main() -> None:
             number += 1
             result = {
                 # As far as it came: somebody may stop it.
-                "command": f"python -m tests.fuzz --first {asked.first} --cases {number - asked.first}",
+                "command": (
+                    f"python -m tests.fuzz --first {asked.first} --cases {number - asked.first}"
+                ),
                 "seed": asked.first,
                 "versions": library_versions(),
                 "measure": MEASURE,

@@ -1,4 +1,4 @@
-"""Small visit logs for the tests, and the preprocessing written a second time, slowly, from the definitions."""
+"""Small visit logs, and a second, slow implementation of the preprocessing."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def slow_preparation(
     min_coverage: float,
     vocabulary: list[str],
 ) -> dict[tuple[str, int], list[tuple[str, datetime, datetime]]]:
-    """The section "Preprocessing" of the design, one person at a time: (user, window) -> (token, arrival, departure)."""
+    """Preprocess one person at a time: (user, window) -> (token, arrival, departure)."""
     unique = [
         dict(items)
         for items in dict.fromkeys(tuple(sorted(row.items(), key=lambda kv: kv[0])) for row in rows)

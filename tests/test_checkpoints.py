@@ -1,4 +1,4 @@
-"""Checkpoints that are not what they should be, cut short, pickled, or of another run, are refused and never run."""
+"""Damaged checkpoints, pickles and checkpoints of another run are refused and never executed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Faults in every long command: nothing is lost or half-written, one sentence each, and what goes on ends in the same bytes.
+"""Faults in every long command: one sentence each, no partial file, and resuming gives equal bytes.
 
-Kills and interrupts come before chosen file operations, the moments that matter, and in `make test-slow` before every one of
-them and at random moments as well.
+Signals arrive before chosen file operations; in `make test-slow` before every one of them, and at
+random moments as well.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from tests.faults import (
 
 CELLS = """
 import functools, bench.phase2 as phase2
-phase2.run = functools.partial(phase2.run, city={"users": 400, "pois": 16, "districts": 3, "days": 9})
+city = {"users": 400, "pois": 16, "districts": 3, "days": 9}
+phase2.run = functools.partial(phase2.run, city=city)
 """
 TINY = (
     *(
@@ -87,7 +88,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @cache
 def undisturbed(world: World, name: str) -> tuple[dict[str, Any], int]:
-    """What a command comes to, and with how many file operations; of a run that is the world itself."""
+    """The result of a command and its number of file operations; a run is the world itself."""
     if name == "run":
         return contents(world.run), operations(world.root)
     command = next(each for each in LONG if each.name == name)
@@ -185,7 +186,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bytes(
 def test_killed_while_it_overwrites_it_loses_neither_the_old_nor_the_new(
     world: World, tmp_path: Path, command: Command
 ) -> None:
-    """Between the two renames there is nothing in that place; the next run puts the old folder back before all else."""
+    """Between the two renames the output is missing; the next run restores the old folder first."""
     out = tmp_path / command.out
     assert world.warm.run(*command.line(world, tmp_path)).code == 0
     old, count = contents(out), undisturbed(world, command.name)[1]
@@ -231,7 +232,7 @@ def test_ctrl_c_while_it_imports_is_one_sentence() -> None:
 
 
 def test_ctrl_c_within_what_is_executed_ends_with_its_exit_code(tmp_path: Path) -> None:
-    """Python ends a module by the signal, whatever code it was told, once an interrupt crossed an exec()."""
+    """After an interrupt inside exec(), Python exits by the signal, not by our exit code."""
     (tmp_path / "interrupted.py").write_text(
         "import mobatlas.cli as cli\n"
         "stopped = cli._catch_signals()\n"
@@ -319,7 +320,7 @@ def test_too_little_memory_is_one_sentence_and_leaves_nothing(
 def test_however_little_memory_there_is_a_sentence_or_a_whole_result(
     world: World, tmp_path: Path, name: str
 ) -> None:
-    """With hardly any, the C library ends the process, which nobody can put into words; nothing half-written stays."""
+    """With very little memory the C library ends the process; no partial file stays."""
     command, codes = COMMANDS[name], []
     for power in (18, 19, 20, 21, 22, 23):
         folder = tmp_path / str(power)
@@ -340,7 +341,7 @@ def test_however_little_memory_there_is_a_sentence_or_a_whole_result(
 def test_an_engine_that_dies_for_want_of_memory_leaves_no_half_dataset(
     world: World, tmp_path: Path
 ) -> None:
-    """DuckDB may end the process by itself, which nobody can put into words; the next run goes as if nothing had been."""
+    """DuckDB may end the process without a message; the next run is not affected."""
     command = COMMANDS["prepare"]
     failed = world.warm.run(*command.line(world, tmp_path), before=LITTLE_MEMORY.format(more=2**24))
     assert failed.code != 0

@@ -1,4 +1,4 @@
-"""Broken and hostile files of every format that we read: read or refused in one sentence, within bounds, and never run."""
+"""Damaged and hostile files of every format: read, or refused in one sentence, and never run."""
 
 from __future__ import annotations
 

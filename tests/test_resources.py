@@ -15,8 +15,8 @@ from mobatlas import cli
 from mobatlas.sampling import processes as workers
 from mobatlas.training.resources import keep_memory
 
-# Ten rounds after ten others, each of which asks for eight pieces, writes into them and frees them: how many pages the system
-# had to hand out for the later ten. Directly from the C library, since what others put on top of a piece may keep it by chance.
+# Allocates, fills and frees eight blocks in each of twenty rounds, and prints the page faults of the
+# last ten. It calls the C library directly, because other layers may keep a block by chance.
 ROUNDS = """
 import ctypes, resource
 from mobatlas.training.resources import keep_memory

@@ -1,4 +1,4 @@
-"""No code path unpickles, evaluates or shells out: the source says so, and test_fuzz.py watches while files are read."""
+"""No code path unpickles, evaluates or starts a shell; test_fuzz.py checks it at run time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ PREFIXES = (
     "asyncio.create_subprocess",
 )
 IMPORTS = ("import_module", "importlib.import_module", "spec_from_file_location")
-# Who may import by a name that is no constant: names of ours, and code that the user asks for by an option of its own.
+# Modules that may import by a variable name: names of ours, and code that the user asks for with
+# an option.
 MAY_IMPORT = {"__init__.py", "generators/protocol.py", "generators/external/code.py"}
 # Who may start a process: of mobatlas itself, with arguments of its own.
 MAY_START: set[str] = set()

@@ -1,4 +1,4 @@
-"""`train` as a user types it: what it leaves, a finished model asked for again, what is refused, and several processes."""
+"""`mobatlas train`: its output, a finished model, refused input, and several processes."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_two_processes_stopped_and_killed_end_in_the_same_bytes(
     assert "continue with --resume" in stopped.err
     process = start_cold(*world.train(out, *TWO, *OFTEN, "--resume"))
     wait_until(lambda: last_step(out, "denoiser") > 0, "a checkpoint")
-    process.kill()  # the first only; the other one must not stay behind, it holds our end of the pipe
+    process.kill()  # the first process; the other must end too, because it holds our pipe
     assert finish_cold(process).code == -signal.SIGKILL
     assert finish_cold(start_cold(*world.train(out, *TWO, "--resume"))).code == 0
     check_same(out, whole)

@@ -1,4 +1,4 @@
-"""`train` killed at any moment or stopped by a signal: it says how to go on, and what comes of it is the same bytes."""
+"""`mobatlas train`, killed or stopped by a signal: it says how to resume, to equal bytes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_killed_as_each_of_its_files_appears_it_ends_in_the_same_bytes(
 def test_a_model_killed_after_its_last_file_is_tidied_up_by_resuming(
     world: World, tmp_path: Path
 ) -> None:
-    """It is complete, but for what the process would have swept up: its lock, and what it went on from."""
+    """The model is complete, but its lock and its checkpoints are still there."""
     out = tmp_path / "model"
     shutil.copytree(world.model, out)
     checkpoint_folder(out).mkdir()

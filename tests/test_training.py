@@ -1,4 +1,4 @@
-"""What a stage of training computes, what it logs, and that stopping and going on changes neither."""
+"""A stage of training: its results, its log, and that an interruption changes neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training under real signals, on a full disk and in real processes: killed, stopped, and two at a time."""
+"""Training with real signals, a full disk and real processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.trainers import (
 )
 
 ROOT = Path(__file__).parents[1]
-# Real processes come from a server that has imported torch already: importing it takes longer than all that they do.
+# Processes start from a server that has already imported torch, which takes longer than the tests.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["lightning_fabric", __name__])
 
@@ -214,7 +214,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_half_file(
     process.join()
     path = folder / "mlp-00000009.safetensors"
     assert (tmp_path / "said").read_text() == (
-        f"{path}: could not be written (File too large); the checkpoint of step 6 is intact, make room and continue "
+        f"{path}: could not be written (File too large); the checkpoint of step 6 is intact, make "
+        "room and continue "
         "with --resume"
     )
     assert names(folder) == ["mlp-00000003.safetensors", "mlp-00000006.safetensors"]
@@ -231,7 +232,8 @@ from mobatlas.training.loop import Stopped
 from tests.trainers import at_step, make_stage, make_trainer
 folder = Path(sys.argv[1])
 talking = torch.distributed.is_initialized
-atexit.register(lambda: (folder / f"talking-{trainer.share.rank}").write_text(str(talking())))  # runs last
+# runs last
+atexit.register(lambda: (folder / f"talking-{trainer.share.rank}").write_text(str(talking())))
 trainer = make_trainer(folder, devices=2, log_every=1)
 stage = make_stage(dropout=0.0, examples_per_step=16)
 trainer.path("cache.npy").touch()

@@ -40,7 +40,8 @@ _NAMES = {
     "mobatlas.regions.store": "build_regions load_regions",
     "mobatlas.regions.types": "Aggregates Composition Population Recovery Regions",
     "mobatlas.report.html": "write_report",
-    "mobatlas.report.tables": "Table audit_tables evaluation_tables write_audit write_evaluation write_tables",
+    "mobatlas.report.tables": "Table audit_tables evaluation_tables write_audit write_evaluation "
+    "write_tables",
     "mobatlas.sampling.generate": "generate",
     "mobatlas.sampling.request": "SampleRequest",
     "mobatlas.supervision.store": "load_sampler",
