@@ -192,7 +192,7 @@ def diagnose(
     ] = None,
     split_ages: SplitAges = False,
     min_region: Annotated[
-        float, typer.Option(help="Warn of regions with fewer people than this.")
+        float, typer.Option(help="Propose to merge regions with fewer people than this.")
     ] = 50.0,
     figure: Annotated[
         Path | None, typer.Option(help="Also write a figure to this PNG file.")

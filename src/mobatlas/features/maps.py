@@ -211,8 +211,8 @@ class VisitsFeature:
         # (batch, length + 1) the probability of each number of visits so far
         chance = _matmul(visited[:, :1] * 0 + 1, number[None] == 0)
         for place in range(visited.shape[1]):
-            here = visited[:, place : place + 1]
-            chance = chance * (1 - here) + _matmul(chance, one_more) * here
+            visit = visited[:, place : place + 1]
+            chance = chance * (1 - visit) + _matmul(chance, one_more) * visit
         return _matmul(chance, _visits_bin(number)[:, None] == np.arange(len(self.bins)))
 
 

@@ -67,7 +67,7 @@ class RegionsOptions:
     straddle
         "uniform" spreads a census age range that covers two groups evenly over its years.
     disclosure
-        Disclosure control of aggregates that are counted here.
+        Disclosure control of aggregates that are counted from visits.
 
     Examples
     --------
@@ -217,21 +217,21 @@ def _from_column(
     rows = np.flatnonzero(region_sizes(counted, len(names))[usable] >= MIN_PEOPLE)
     if not len(rows):
         raise _no_region(options)
-    kept, number = renumber(names, usable[rows])
+    remaining, number = renumber(names, usable[rows])
     details = {
         "source": "by",
         "by": by,
         "separation": separation,
         "census": Path(options.composition).name if options.composition is not None else None,
-        "dropped_regions": len(names) - len(kept),
+        "dropped_regions": len(names) - len(remaining),
     }
     aggregates = aggregates_from_dataset(
-        dataset, maps, number[counted], "train", kept, options.disclosure
+        dataset, maps, number[counted], "train", remaining, options.disclosure
     )
-    centroids = _centroids(dataset, number[train], len(kept))
+    centroids = _centroids(dataset, number[train], len(remaining))
     return BuiltRegions(
         Regions(composition.select(rows), aggregates, False, details, centroids=centroids),
-        validation=_validation(dataset, maps, number[region], kept, options.disclosure),
+        validation=_validation(dataset, maps, number[region], remaining, options.disclosure),
         region_of_person=number[region],
         notes=notes,
         warnings=warnings,
@@ -332,8 +332,8 @@ def _split_people(
     usable = np.flatnonzero(region_sizes(with_labels, len(names)) >= MIN_PEOPLE)
     if not len(usable):
         raise _no_region(options)
-    kept, number = renumber(names, usable)
-    return composition_from_labels(labels, number[with_labels], groups, kept), usable, counted
+    remaining, number = renumber(names, usable)
+    return composition_from_labels(labels, number[with_labels], groups, remaining), usable, counted
 
 
 def _no_region(options: RegionsOptions) -> MobatlasError:

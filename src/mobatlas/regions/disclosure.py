@@ -89,8 +89,9 @@ def apply_disclosure(
     variance = np.zeros(v.values.shape)  # (regions, features)
     if disclosure.suppress:
         rows = np.flatnonzero(region >= 0)
-        shape = (len(v.regions), phi.shape[0])
-        membership = sparse.csr_array((np.ones(len(rows)), (region[rows], rows)), shape=shape)
+        membership = sparse.csr_array(
+            (np.ones(len(rows)), (region[rows], rows)), shape=(len(v.regions), phi.shape[0])
+        )
         people = np.asarray((membership @ (phi > 0).astype(np.float64)).todense())
         totals[(people > 0) & (people < disclosure.suppress)] = np.nan
     if disclosure.epsilon is not None:

@@ -30,6 +30,7 @@ from mobatlas.regions.types import (
 RANK_TOLERANCE = 1e-6  # of the largest singular value: published shares have six decimals
 IDENTIFIED = 0.9  # share of a contrast's square in directions with signal above noise
 PARTLY = 0.5
+FEATURE_BOUND = 1.0  # B of the paper: the largest norm of shares
 TYPICAL_SHARE = 0.05  # of visits: a typical place, where there are no aggregates
 TYPICAL_VISITS = 10.0  # per window
 HOT_SHARE = 0.85  # of one group in a proposed region
@@ -132,10 +133,8 @@ def diagnose(
         People behind the aggregates, if there are no aggregates yet.
     aggregates
         The aggregates of the same regions.
-    randomised
-        Whether people were assigned to regions at random: geography is then no confounder.
-    population
-        All people; only `effective_rank_with_rest` uses it.
+    randomised, population
+        As in `Regions`; random assignment rules out confounding with geography.
     delta
         Probability that the bound fails.
     min_region
@@ -155,14 +154,8 @@ def diagnose(
     shares = composition.shares
     singular = np.linalg.svd(shares, compute_uv=False)  # (min(regions, groups),)
     groups = len(composition.groups)
-    sigma_min = float(singular[-1]) if len(shares) >= groups else 0.0  # 0: rank deficient
+    sigma_min = float(singular[-1]) if len(shares) >= groups else 0.0
     rank = int((singular > RANK_TOLERANCE * singular[0]).sum())
-    features = len(aggregates.features) if aggregates else 1
-    rank_with_rest = None
-    if aggregates is not None and population is not None:
-        regions = with_rest(Regions(composition, aggregates, randomised, population=population))
-        if len(regions.composition.regions) > len(shares):
-            rank_with_rest = effective_rank(regions.composition.shares, regions.aggregates.n)
     return Diagnosis(
         groups=composition.groups.names,
         regions=len(shares),
@@ -173,18 +166,26 @@ def diagnose(
         effective_rank=effective_rank(shares, people),
         condition_number=float(singular[0] / sigma_min) if sigma_min > 0 else float("inf"),
         contrasts=tuple(_contrasts(composition.groups, shares, people, _share_unit(aggregates))),
-        bounds=_bounds(sigma_min if rank == groups else 0.0, people, features, delta),
+        bounds=_bounds(sigma_min if rank == groups else 0.0, people, aggregates, delta),
         proposals=tuple(_proposals(composition, people, min_region)),
-        warnings=_warnings(
-            composition, aggregates, rank, randomised, n is None and aggregates is None
-        ),
-        effective_rank_with_rest=rank_with_rest,
+        warnings=_warnings(composition, aggregates, rank, randomised, n),
+        effective_rank_with_rest=None
+        if aggregates is None
+        else _rank_with_rest(Regions(composition, aggregates, randomised, population=population)),
     )
 
 
 def effective_rank(shares: Floats, n: Floats) -> int:
     """The number of singular values of diag(sqrt(n)) P above 1: directions above one person."""
     return int((np.linalg.svd(np.sqrt(n)[:, None] * shares, compute_uv=False) > 1).sum())
+
+
+def _rank_with_rest(regions: Regions) -> int | None:
+    """The effective rank with people outside all regions; None if they cannot be computed."""
+    extended = with_rest(regions)
+    if extended is regions:
+        return None
+    return effective_rank(extended.composition.shares, extended.aggregates.n)
 
 
 def contrast_vectors(groups: Groups) -> list[tuple[str, str, Floats]]:
@@ -251,12 +252,13 @@ def _share_unit(aggregates: Aggregates | None) -> float:
     return float((mean / visits) @ np.sqrt(np.maximum(variance, 0)) / visits)
 
 
-def _bounds(sigma_min: float, n: Floats, features: int, delta: float, bound: float = 1.0) -> Bounds:
+def _bounds(sigma_min: float, n: Floats, aggregates: Aggregates | None, delta: float) -> Bounds:
+    features = 1 if aggregates is None else len(aggregates.features)
     n_min = float(n.min())
     deviation = np.sqrt(features) + np.sqrt(2 * np.log(len(n) / delta))
-    sampling = float(bound * deviation / np.sqrt(n_min) * np.sqrt(len(n)))
+    sampling = float(FEATURE_BOUND * deviation / np.sqrt(n_min) * np.sqrt(len(n)))
     finite_sample = sampling / sigma_min if sigma_min > 0 else float("inf")
-    return Bounds(delta, bound, features, n_min, sampling, finite_sample)
+    return Bounds(delta, FEATURE_BOUND, features, n_min, sampling, finite_sample)
 
 
 def _proposals(composition: Composition, n: Floats, min_region: float) -> list[Proposal]:
@@ -386,7 +388,7 @@ def _warnings(
     aggregates: Aggregates | None,
     rank: int,
     randomised: bool,
-    without_n: bool,
+    n: Floats | float | None,
 ) -> tuple[str, ...]:
     regions, groups = composition.shares.shape
     absent = "; ".join(composition.absent_groups)
@@ -396,7 +398,7 @@ def _warnings(
     )
     maps = () if aggregates is None or randomised else bins_by_map(aggregates.features)
     warnings = {
-        f"without --n, {observed} as observed": without_n,
+        f"without --n, {observed} as observed": n is None and aggregates is None,
         "there is only one group: nothing to distinguish": groups == 1,
         f"{regions} regions for {groups} groups: at most {rank} combinations of groups can be "
         "estimated": regions < groups,

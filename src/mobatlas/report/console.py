@@ -124,7 +124,7 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
     )
     return Group(
         _facts(facts),
-        _facts(contrasts, "What the regions know about differences between groups"),
+        _facts(contrasts, "Differences between groups that these regions identify"),
         proposals.as_rich(),
         _lines(f"warning: {warning}" for warning in diagnosis.warnings),
     )

@@ -31,7 +31,7 @@ from mobatlas.generators.protocol import Generator, has_times
 from mobatlas.generators.rng import draw_rows
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.supervision.evidence import TIMES, Moments
+from mobatlas.supervision.evidence import Moments
 from mobatlas.supervision.tilt import (
     CALIBRATION_RIDGE,
     fit_capped_tilt,
@@ -323,11 +323,11 @@ def _comparable_moments(model: Generator, moments: Moments) -> Moments:
             f"calibration: the groups of the model ({'; '.join(model.groups.names)}) are not those "
             f"of {moments.source} ({'; '.join(moments.groups.names)})"
         )
-    if has_times(model) or not any(each.name == TIMES for each in moments.phi.maps):
+    if has_times(model) or not moments.phi.timed_maps:
         return moments
     log.warning(
         "%s: samples of this model have no times, so the feature '%s' is not calibrated",
         moments.source,
-        TIMES,
+        "' and '".join(moments.phi.timed_maps),
     )
     return moments.without_times(model.vocabulary)

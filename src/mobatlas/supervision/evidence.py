@@ -23,7 +23,7 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import js, normalise
-from mobatlas.features.maps import FeatureMap, VisitsFeature, build_feature
+from mobatlas.features.maps import FEATURE_MAPS, FeatureMap, VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import compare_levels, person_means, same_level
 from mobatlas.regions.identifiability import Diagnosis
@@ -43,7 +43,6 @@ from mobatlas.regions.types import (
 log = logging.getLogger("mobatlas")
 MAX_NAMED = 20  # groups in one sentence
 STEEPEST = 3.0  # tilt of the number of visits, per standard deviation
-TIMES = "hour"  # the one map that needs arrival times, which few generators sample
 VISITS = "visits"
 
 
@@ -69,6 +68,11 @@ class Phi:
                 )
         columns = np.array([position[name] for name in features], dtype=np.int64)
         return cls(tuple(features), tuple(mask), maps, columns)
+
+    @property
+    def timed_maps(self) -> list[str]:
+        """The feature maps that need arrival times, which few generators sample."""
+        return [each.name for each in self.maps if FEATURE_MAPS[each.name].needs_times]
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
         """phi of each trajectory, (trajectories, features)."""
@@ -124,12 +128,13 @@ class Moments:
 
     def without_times(self, vocabulary: Vocabulary) -> Moments:
         """The moments of samples without arrival times."""
-        if {each.name for each in self.phi.maps} <= {TIMES, VISITS}:
+        timed = self.phi.timed_maps
+        if {each.name for each in self.phi.maps} <= {*timed, VISITS}:
             raise MobatlasError(
-                f"{self.source}: '{TIMES}' is the only feature, and samples of this model have no "
-                "times; add another feature"
+                f"{self.source}: '{' and '.join(timed)}' is the only feature, and samples of this "
+                "model have no times; add another feature"
             )
-        timeless = [not name.startswith(f"{TIMES}:") for name in self.phi.features]
+        timeless = [name.partition(":")[0] not in timed for name in self.phi.features]
         phi = Phi.of(list(compress(self.phi.features, timeless)), vocabulary, self.phi.mask)
         means = self.means[:, timeless]
         return replace(self, phi=phi, means=means, baseline=self.baseline[timeless])

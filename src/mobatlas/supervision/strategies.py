@@ -22,7 +22,7 @@ from mobatlas.progress import track
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
 from mobatlas.registry import Registry
 from mobatlas.supervision.calibration import Calibration, CalibrationConfig, fit_calibration
-from mobatlas.supervision.evidence import TIMES, Evidence, Moments
+from mobatlas.supervision.evidence import Evidence, Moments
 from mobatlas.supervision.finetune import PRESETS, FinetuneConfig, finetune
 from mobatlas.supervision.group_tilts import GroupTilts, TiltConfig, fit_group_tilts, fit_weighted
 from mobatlas.supervision.samplers import PlainSampler
@@ -289,7 +289,7 @@ def _run_tilt(
     )
     moments = evidence.moments_by(options.membership)
     calibration = None
-    if has_times(conditioned) or any(each.name != TIMES for each in moments.phi.maps):
+    if has_times(conditioned) or len(moments.phi.timed_maps) < len(moments.phi.maps):
         calibration = _calibrate(conditioned, moments, trainer, options)
     else:
         log.warning(

@@ -245,8 +245,7 @@ class _BayesModel:
         centroids = None if self.groups_explain is None else self.centroids
         transfer = _transfer(design, y, centroids, members, fitted)
         group_share = self._group_share(mu0, scale, members, fitted, transfer)
-        no_shift = np.zeros((len(mu0), len(self.groups)))
-        start = no_shift if shift is None else shift.T / scale[:, None]
+        start = np.zeros((len(mu0), len(w))) if shift is None else shift.T / scale[:, None]
         means, covariance, prior = _posteriors(
             design, y, members, overall, fitted, group_share, start
         )
@@ -306,11 +305,11 @@ def _posteriors(
     prior = np.full(len(means), overall.scale)
     for stratum, bins in members.items():
         variances = fitted[stratum]
-        whole = Fit.of(design, variances)
+        all_regions = Fit.of(design, variances)
         prior[bins] = group_share[bins] * variances.scale
         share = float(group_share[bins[0]])
         for part in y.bin_sets(design, bins):
-            fit = part.fit(whole, variances)
+            fit = part.fit(all_regions, variances)
             mean_variance = part.mean_variance(variances.added_noise)
             means[part.bins], covariance[part.bins] = _posterior(
                 part, fit, population[part.bins], means[part.bins], mean_variance, share
