@@ -1,5 +1,7 @@
-"""Many regions: what regions, recovery and tilts cost with ten thousand regions and a hundred groups, and how near they come to
-means that are known, because the world is made of them."""
+"""Cost and error of regions, recovery and tilts with up to ten thousand regions and 90 groups.
+
+The world is simulated, so its true group means are known.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.speed import Measured, measure
+from bench.measure import Measured, Row, measure
 from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
@@ -28,28 +30,32 @@ from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.group_tilts import fit_group_tilts
 
 SIZES = ((1_000, 18), (10_000, 18), (10_000, 90))  # regions, groups
-PANEL, RESIDENTS = 30, 1_500  # people of a region whose visits are known, and whom a census counts
-POIS, CATEGORIES = 9_000, 60
-VISITS, MOST_VISITS = (6.0, 10.0), 24  # of a day: the mean is between these by group
-# Spread between levels of the logarithms of preferences, and of shares of a region; men and women live together.
-PREFER = {"age": 0.4, "sex": 0.3, "income": 0.4}
-LIVE_APART = {"age": 0.5, "sex": 0.1, "income": 0.8}
-OWN = 0.2  # of both, group by group
+PANEL = 30  # people of a region whose visits are known
+RESIDENTS = 1_500  # people of a region whom the census counts
+POIS = 9_000
+CATEGORIES = 60
+MEAN_VISITS = (6.0, 10.0)  # range of the mean visits per day of a group
+MAX_VISITS = 24  # per day
+# Standard deviations between levels, of log preferences and of log shares of a region.
+PREFERENCE_SPREAD = {"age": 0.4, "sex": 0.3, "income": 0.4}
+SEGREGATION = {"age": 0.5, "sex": 0.1, "income": 0.8}
+GROUP_SPREAD = 0.2  # standard deviation of both between groups of the same levels
 DIARY = {
     "window": {"days": 1, "stride": 1},
     "quality": {"min_coverage": 0.0},
     "anchors": {"infer": "never", "require_both": False},
 }
-MIDDLE, REACH = (40.0, -100.0), 0.3  # degrees
+CENTRE = (40.0, -100.0)  # latitude, longitude
+EXTENT = 0.3  # degrees
 TRUTH = "means.npy"
-LEVEL = 0.9
+LEVEL = 0.9  # of intervals
+STEPS = 5  # of the progress bar, for each size
 Result = TypeVar("Result")
-STEPS = 5  # of a size
 
 
 @dataclass(frozen=True)
 class World:
-    """What groups do, and who lives where."""
+    """The true preferences of groups and the true composition of regions."""
 
     groups: Groups
     preferences: Floats  # (groups, pois) sum to 1
@@ -58,45 +64,46 @@ class World:
 
     @property
     def means(self) -> Floats:
-        """Visits of a day (groups, pois); the same place twice in a row is one visit."""
+        """Mean visits per day, (groups, pois); repeated visits in a row count once."""
         visits = self.visits[:, None]
         return self.preferences * (visits - (visits - 1) * self.preferences)
 
 
 def rows(
     scratch: Path, seed: int, tracker: Tracker = SILENT, sizes: Sequence[tuple[int, int]] = SIZES
-) -> list[dict[str, Any]]:
-    """For each size what regions, their diagnosis, recovery and tilts take, and the error that recovery leaves."""
-    found: list[dict[str, Any]] = []
+) -> list[Row]:
+    """Return a row for each size and task; the row of recovery also has its error."""
+    table: list[Row] = []
     for number, (regions, groups) in enumerate(sizes):
         folder = scratch / f"{regions}x{groups}"
         tracker.step(STEPS * number, f"{regions:,} regions, {groups} groups")
         people = measure(write_dataset, folder, make_world(regions, groups, seed), seed).value
         size = f"{regions:,} regions, {groups} groups, {POIS:,} POIs, {people:,} people"
-        for step, (what, work) in enumerate(WORK.items(), start=1):
-            tracker.step(STEPS * number + step, what)
-            found.append(_row(what, size, measure(work, folder)))
+        for step, (task, work) in enumerate(WORK.items(), start=1):
+            tracker.step(STEPS * number + step, task)
+            table.append(_row(task, size, measure(work, folder)))
     tracker.step(STEPS * len(sizes), "done")
-    return found
+    return table
 
 
 def make_world(regions: int, groups: int, seed: int, pois: int | None = None) -> World:
-    """Preferences and shares that follow age, sex and income, each with something of its own."""
-    named, pois = groups_of(groups), pois or POIS
+    """Draw preferences and shares that depend on age, sex and income, and a little on the group."""
+    all_groups = groups_of(groups)
+    places = pois or POIS
     rng = np.random.default_rng([seed, regions, groups])
-    popular = -np.log(np.arange(1, pois + 1) + 10.0)
-    preferences = np.exp(popular + _by_level(named, PREFER, rng, pois).T)
-    living = np.exp(_by_level(named, LIVE_APART, rng, regions))  # (regions, groups)
+    popularity = -np.log(np.arange(1, places + 1) + 10.0)
+    preferences = np.exp(popularity + _by_level(all_groups, PREFERENCE_SPREAD, rng, places).T)
+    residents = np.exp(_by_level(all_groups, SEGREGATION, rng, regions))  # (regions, groups)
     return World(
-        named,
+        all_groups,
         preferences / preferences.sum(1, keepdims=True),
-        rng.uniform(*VISITS, groups),
-        living / living.sum(1, keepdims=True),
+        rng.uniform(*MEAN_VISITS, groups),
+        residents / residents.sum(1, keepdims=True),
     )
 
 
 def groups_of(number: int) -> Groups:
-    """Age and sex, and in five parts income where the number allows it."""
+    """Return that many groups of age and sex, and of five incomes where the number allows it."""
     incomes = 5 if number % 10 == 0 and number > 10 else 1
     ages = number // 2 // incomes
     attributes = {"age": [f"{10 * k}-{10 * k + 9}" for k in range(1, ages + 1)], "sex": ["M", "F"]}
@@ -106,14 +113,15 @@ def groups_of(number: int) -> Groups:
 
 
 def write_dataset(folder: Path, world: World, seed: int) -> int:
-    """Visits and people as a user has them, prepared into a dataset, beside a census of the regions; how many people."""
-    regions, pois = len(world.shares), world.preferences.shape[1]
+    """Write people, visits, a census and the prepared dataset; return the number of people."""
+    regions = len(world.shares)
+    pois = world.preferences.shape[1]
     rng = np.random.default_rng([seed, regions])
     source = folder / "source"
     source.mkdir(parents=True)
     np.save(folder / TRUTH, world.means)
     region = rng.integers(regions, size=PANEL * regions)
-    group = _drawn(world.shares, region, rng)
+    group = _draw_columns(world.shares, region, rng)
     _write_people(source / "people.parquet", world, region, group, rng)
     _write_visits(source / "visits.parquet", world, group, rng)
     _write_census(folder / "census.parquet", world, rng)
@@ -123,8 +131,11 @@ def write_dataset(folder: Path, world: World, seed: int) -> int:
 
 
 def error(recovery: Recovery, truth: Floats) -> dict[str, float]:
-    """|M - truth| as a share of visits, averaged over groups, of recovered means and of everybody's in their place; and how
-    often intervals hold the truth, places weighed by visits."""
+    """Return errors of recovered means and of the population mean, and the coverage of intervals.
+
+    An error is |M - truth| as a share of visits, averaged over groups. Coverage weighs places by
+    their visits.
+    """
     low, high = recovery.interval(LEVEL)
     visits = truth.sum(1)
     weight = truth / truth.sum()
@@ -136,65 +147,57 @@ def error(recovery: Recovery, truth: Floats) -> dict[str, float]:
 
 
 def true_means(folder: Path, features: Sequence[str]) -> Floats:
-    """Of features in their order (groups, features); nobody goes to OTHER, HOME or WORK."""
+    """Return true means, (groups, features); OTHER, HOME and WORK have no visits."""
     means = np.load(folder / TRUTH, allow_pickle=False)
     place = {f"poi:{_poi(number)}": number for number in range(means.shape[1])}
     padded = np.column_stack([means, np.zeros(len(means))])
     return np.asarray(padded[:, [place.get(name, -1) for name in features]])
 
 
-def _row(what: str, size: str, found: Measured) -> dict[str, Any]:
-    return {
-        "what": what,
-        "size": size,
-        "seconds": found.value.pop("seconds"),
-        "peak_gb": found.peak_gb,
-        **found.value,
-    }
+def _row(task: str, size: str, measured: Measured) -> Row:
+    facts = {"task": task, "size": size, "seconds": None, "peak_gb": measured.peak_gb}
+    return facts | measured.value
 
 
 def _timed(work: Callable[[], Result]) -> tuple[Result, dict[str, Any]]:
-    """What it gives, and its seconds: those that passed, and those that it had of a processor."""
-    start = time.perf_counter(), time.process_time()
+    """Return the result of a function, and its wall clock and CPU seconds."""
+    start = time.perf_counter()
+    cpu_start = time.process_time()
     result = work()
     return result, {
-        "seconds": time.perf_counter() - start[0],
-        "cpu_seconds": time.process_time() - start[1],
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - cpu_start,
     }
 
 
 def _regions(folder: Path) -> dict[str, Any]:
-    made, took = _timed(
-        lambda: build_regions(
-            folder / "dataset",
-            folder / "regions",
-            RegionsOptions(by="region", composition=folder / "census.parquet", features=("poi",)),
-            overwrite=True,
-        )
+    options = RegionsOptions(by="region", composition=folder / "census.parquet", features=("poi",))
+    regions, times = _timed(
+        lambda: build_regions(folder / "dataset", folder / "regions", options, overwrite=True)
     )
-    return took | {"kept": len(made.composition.regions)}
+    return times | {"kept": len(regions.composition.regions)}
 
 
 def _diagnose(folder: Path) -> dict[str, Any]:
-    made = load_regions(folder / "regions")
-    found, took = _timed(lambda: diagnose(made.composition, aggregates=made.aggregates))
-    return took | {"effective_rank": found.effective_rank}
+    regions = load_regions(folder / "regions")
+    diagnosis, times = _timed(lambda: diagnose(regions.composition, aggregates=regions.aggregates))
+    return times | {"effective_rank": diagnosis.effective_rank}
 
 
 def _recover(folder: Path) -> dict[str, Any]:
-    made = load_regions(folder / "regions")
-    found, took = _timed(lambda: recover(made))
-    return took | error(found, true_means(folder, found.features))
+    regions = load_regions(folder / "regions")
+    recovery, times = _timed(lambda: recover(regions))
+    return times | error(recovery, true_means(folder, recovery.features))
 
 
 def _tilt(folder: Path) -> dict[str, Any]:
     dataset = TrajectoryDataset.open(folder / "dataset")
     evidence = gather_evidence(dataset, folder / "regions")
-    found, took = _timed(lambda: fit_group_tilts(evidence, dataset))
-    return took | {
-        "seconds_per_group": took["seconds"] / len(found.groups),
-        "converged": float(np.mean([each.converged for each in found.tilts])),
-        "relative_size": float(np.mean([each.relative_size for each in found.tilts])),
+    fitted, times = _timed(lambda: fit_group_tilts(evidence, dataset))
+    return times | {
+        "seconds_per_group": times["seconds"] / len(fitted.groups),
+        "converged": float(np.mean([tilt.converged for tilt in fitted.tilts])),
+        "relative_size": float(np.mean([tilt.relative_size for tilt in fitted.tilts])),
     }
 
 
@@ -204,18 +207,16 @@ WORK = {"regions": _regions, "diagnose": _diagnose, "recovery": _recover, "tilts
 def _by_level(
     groups: Groups, spread: dict[str, float], rng: np.random.Generator, columns: int
 ) -> Floats:
-    """Sums over attributes of normal numbers that groups of one level share, (columns, groups)."""
-    total = OWN * rng.standard_normal((columns, len(groups)))
+    """Sum normal effects of attribute levels and of groups, (columns, groups)."""
+    total = GROUP_SPREAD * rng.standard_normal((columns, len(groups)))
     for number, (name, levels) in enumerate(groups.attributes):
-        total += (
-            spread[name]
-            * rng.standard_normal((columns, len(levels)))[:, groups.level_codes[:, number]]
-        )
+        effects = rng.standard_normal((columns, len(levels)))
+        total += spread[name] * effects[:, groups.level_codes[:, number]]
     return total
 
 
-def _drawn(shares: Floats, row: Any, rng: np.random.Generator) -> Any:
-    """For each row a column by its shares."""
+def _draw_columns(shares: Floats, row: Any, rng: np.random.Generator) -> Any:
+    """Draw a column for each row by the shares of the row."""
     cumulative = np.cumsum(shares, 1)[row]
     return np.minimum((rng.random(len(row))[:, None] > cumulative).sum(1), shares.shape[1] - 1)
 
@@ -227,7 +228,7 @@ def _poi(number: int) -> str:
 def _write_people(
     path: Path, world: World, region: Any, group: Any, rng: np.random.Generator
 ) -> None:
-    homes = MIDDLE + REACH * rng.standard_normal((len(world.shares), 2))
+    homes = CENTRE + EXTENT * rng.standard_normal((len(world.shares), 2))
     codes = world.groups.level_codes[group]  # (people, attributes)
     attributes = {
         name: pa.array(levels).take(pa.array(codes[:, number]))
@@ -243,17 +244,16 @@ def _write_people(
 
 
 def _write_visits(path: Path, world: World, group: Any, rng: np.random.Generator) -> None:
-    """A visit every forty minutes from midnight on."""
-    number = 1 + np.minimum(rng.poisson(world.visits[group] - 1), MOST_VISITS - 1)  # (people,)
+    """Write a visit every forty minutes from midnight."""
+    number = 1 + np.minimum(rng.poisson(world.visits[group] - 1), MAX_VISITS - 1)  # (people,)
     person = np.repeat(np.arange(len(group)), number)
     turn = np.arange(len(person)) - np.repeat(np.cumsum(number) - number, number)
     token = np.empty(len(person), dtype=np.int64)
     for code, cumulative in enumerate(np.cumsum(world.preferences, 1)):
-        here = np.flatnonzero(group[person] == code)
-        token[here] = np.searchsorted(
-            cumulative / cumulative[-1], rng.random(len(here)), side="right"
-        )
-    places = MIDDLE + REACH * rng.standard_normal((world.preferences.shape[1], 2))
+        own = np.flatnonzero(group[person] == code)
+        draws = rng.random(len(own))
+        token[own] = np.searchsorted(cumulative / cumulative[-1], draws, side="right")
+    places = CENTRE + EXTENT * rng.standard_normal((world.preferences.shape[1], 2))
     arrival = np.datetime64("2024-03-04T00:00:00", "s") + 2_400 * turn
     names = [_poi(code) for code in range(len(places))]
     kinds = [f"C{code % CATEGORIES:02d}" for code in range(len(places))]
@@ -272,7 +272,7 @@ def _write_visits(path: Path, world: World, group: Any, rng: np.random.Generator
 
 
 def _write_census(path: Path, world: World, rng: np.random.Generator) -> None:
-    """Residents counted by region and attribute, one row a cell."""
+    """Write the counts of residents, one row for each region and group."""
     counts = rng.multinomial(RESIDENTS, world.shares)  # (regions, groups)
     region, group = (each.ravel() for each in np.indices(counts.shape))
     attributes = {

@@ -1,10 +1,14 @@
-"""Speed of the latent diffusion generator: sampling against the arrangement of the paper's published code, training against
-fp32 without our savings, each in the same run, and the share of the machine's measured matmul peak that they reach."""
+"""Speed of latent diffusion against the setup of the paper's published code, in the same run.
+
+Training is compared with plain fp32. Both report the share that they reach of the machine's matrix
+multiplication peak.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from bench.measure import Row
 from bench.phase1 import POOLED
 from mobatlas.config import build, load_run, merge
 from mobatlas.data.city import write_city_folder
@@ -29,37 +34,51 @@ from mobatlas.training.devices import fast_bf16, trains_in_bf16
 from mobatlas.training.loop import Execution, Share, Trainer
 from mobatlas.training.resources import keep_memory, peak_gb
 
-# The arrangement of the published code; the widths stay ours, so that nothing but the arrangement is compared. Its time hardly
-# depends on how well it is trained (samples must end where they should); its divergences are those of our weights sampled so.
+# The setup of the published code. Widths are ours, so that only the setup differs. Its time hardly
+# depends on how well it is trained, but samples must end; its JSD is that of our weights.
 PUBLISHED: dict[str, Any] = {"length": 64, "diffusion": {"solver": "ddim", "steps": 50}}
-ENOUGH: dict[str, Any] = {"denoiser": {"steps": 250}}
-BEAMS = 4
-SOLVER = ("ddim", 50)
+PUBLISHED_TRAINING: dict[str, Any] = {"denoiser": {"steps": 250}}
+PUBLISHED_SOLVER = ("ddim", 50)
 PUBLISHED_BATCH = 64
+BEAMS = 4
 REPEATS = 3
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The trained model that is measured, and the data it is measured with."""
+
+    dataset: TrajectoryDataset
+    model: LatentDiffusion
+    samples: int
+    seed: int
+
+    def anchors(self, n: int) -> Any:
+        """Draw anchors of training people, (n, 4)."""
+        chosen = np.random.default_rng(self.seed).choice(self.dataset.split("train"), n)
+        return self.dataset.anchors[self.dataset.person[chosen]]
 
 
 def rows(
     scratch: Path, options: Mapping[str, Any], samples: int, compared: int | None, seed: int
-) -> list[dict[str, Any]]:
-    """Train both arrangements on the small city and measure them; meant for a process of its own."""
+) -> list[Row]:
+    """Train both setups on the small city and measure them; needs a process of its own."""
     write_city_folder(scratch / "small-city", load_run(preset="small").simulate, seed)
     prepare(scratch / "small-city", scratch / "small-dataset", preset="small")
     dataset = TrajectoryDataset.open(scratch / "small-dataset")
-    ours = _trained(dataset, options, seed)
-    kept = _memory_row(dataset, ours, samples, seed)
-    published = _trained(dataset, merge(ENOUGH, options, PUBLISHED), seed)
-    peak, trained = (
-        matmul_peak(torch.bfloat16 if in_bf16(ours.device) else torch.float32)
-        for in_bf16 in (fast_bf16, trains_in_bf16)
+    job = _Job(dataset, _train(dataset, options, seed), samples, seed)
+    memory_row = _memory_row(job)
+    published = _train(dataset, merge(PUBLISHED_TRAINING, options, PUBLISHED), seed)
+    peak = matmul_peak(torch.bfloat16 if fast_bf16(job.model.device) else torch.float32)
+    training_peak = matmul_peak(
+        torch.bfloat16 if trains_in_bf16(job.model.device) else torch.float32
     )
     return [
-        _sampling_row(dataset, ours, published, samples, peak, seed)
-        | _divergences(dataset, ours, compared, seed),
-        kept,
-        _training_row(dataset, ours, trained, seed),
+        _sampling_row(job, published, peak) | _divergences(job, compared),
+        memory_row,
+        _training_row(job, training_peak),
         {
-            "what": "matmul peak",
+            "task": "matmul peak",
             "size": "2048 x 2048",
             "seconds": 0.0,
             "gflops": round(peak / 1e9),
@@ -68,124 +87,105 @@ def rows(
     ]
 
 
-def _trained(dataset: TrajectoryDataset, values: Mapping[str, Any], seed: int) -> LatentDiffusion:
-    model = LatentDiffusion(
-        build(LatentDiffusionConfig, values, "speed"), dataset.vocabulary, seed=seed
-    )
+def _train(dataset: TrajectoryDataset, values: Mapping[str, Any], seed: int) -> LatentDiffusion:
+    config = build(LatentDiffusionConfig, values, "speed")
+    model = LatentDiffusion(config, dataset.vocabulary, seed=seed)
     model.fit(dataset, Trainer(None, Execution(quiet=True), seed=seed))
     return model
 
 
-def _sampling_row(
-    dataset: TrajectoryDataset,
-    ours: LatentDiffusion,
-    published: LatentDiffusion,
-    samples: int,
-    peak: float,
-    seed: int,
-) -> dict[str, Any]:
-    anchors = _anchors(dataset, samples, seed)
-    timed = {}
+def _sampling_row(job: _Job, published: LatentDiffusion, peak: float) -> Row:
+    anchors = job.anchors(job.samples)
     start = time.perf_counter()
-    slow = sample_as_published(published, anchors, seed)
-    timed["published"] = samples / (time.perf_counter() - start)
-    seconds = _sampling_seconds(ours, anchors, seed)
-    timed["ours"] = samples / seconds
-    flops = _flops(lambda: ours.sample(samples, anchors=anchors, seed=seed))
-    reached = flops / seconds / peak
+    reference = sample_as_published(published, anchors, job.seed)
+    reference_seconds = time.perf_counter() - start
+    seconds = _sampling_seconds(job, anchors)
+    flops = _flops(lambda: job.model.sample(job.samples, anchors=anchors, seed=job.seed))
     return {
-        "what": "sample",
-        "size": f"{samples} trajectories",
-        "seconds": samples / timed["ours"],
+        "task": "sample",
+        "size": f"{job.samples} trajectories",
+        "seconds": seconds,
         "reference": f"64 places, fp32, 50 DDIM steps, {BEAMS} beams, no cache; same widths",
-        "reference_seconds": samples / timed["published"],
-        "ratio": timed["published"] / timed["ours"],
-        "speedup": timed["ours"] / timed["published"],
-        "trajectories_per_second": round(timed["ours"], 1),
-        "reference_trajectories_per_second": round(timed["published"], 2),
-        "reference_tokens": round(float(np.diff(slow.offsets).mean()), 1),  # of a trajectory
-        "share_of_matmul_peak": round(reached, 3),
+        "reference_seconds": reference_seconds,
+        "ratio": seconds / reference_seconds,
+        "speedup": reference_seconds / seconds,
+        "trajectories_per_second": round(job.samples / seconds, 1),
+        "reference_trajectories_per_second": round(job.samples / reference_seconds, 2),
+        "reference_tokens": round(float(np.diff(reference.offsets).mean()), 1),  # per trajectory
+        "share_of_matmul_peak": round(flops / seconds / peak, 3),
         "peak_gb": peak_gb(),
     }
 
 
-def _memory_row(
-    dataset: TrajectoryDataset, model: LatentDiffusion, samples: int, seed: int
-) -> dict[str, Any]:
-    """What it saves to keep memory, as commands do from here on, instead of giving it back."""
-    anchors = _anchors(dataset, samples, seed)
-    given_back = _sampling_seconds(model, anchors, seed)
-    able = keep_memory()
-    kept = _sampling_seconds(model, anchors, seed)
+def _memory_row(job: _Job) -> Row:
+    """Compare a process that keeps its memory, as commands do, with one that returns it."""
+    anchors = job.anchors(job.samples)
+    reference_seconds = _sampling_seconds(job, anchors)
+    keeps_memory = keep_memory()
+    seconds = _sampling_seconds(job, anchors)
     return {
-        "what": "sample, memory kept",
-        "size": f"{samples} trajectories",
-        "seconds": kept,
-        "reference": "memory given back to the system",
-        "reference_seconds": given_back,
-        "ratio": kept / given_back,
-        "kept": able,
+        "task": "sample, memory kept",
+        "size": f"{job.samples} trajectories",
+        "seconds": seconds,
+        "reference": "memory returned to the system",
+        "reference_seconds": reference_seconds,
+        "ratio": seconds / reference_seconds,
+        "kept": keeps_memory,
         "peak_gb": peak_gb(),
     }
 
 
-def _sampling_seconds(model: LatentDiffusion, anchors: Any, seed: int) -> float:
-    """The best of a few."""
+def _sampling_seconds(job: _Job, anchors: Any) -> float:
+    """Return the shortest of several times."""
     seconds = []
     for _ in range(REPEATS):
         start = time.perf_counter()
-        model.sample(len(anchors), anchors=anchors, seed=seed)
+        job.model.sample(len(anchors), anchors=anchors, seed=job.seed)
         seconds.append(time.perf_counter() - start)
     return min(seconds)
 
 
-def _divergences(
-    dataset: TrajectoryDataset, model: LatentDiffusion, compared: int | None, seed: int
-) -> dict[str, Any]:
-    """Both ways of sampling the same weights, and the floor at the same size."""
-    anchors = _anchors(dataset, compared or len(dataset.split("test")), seed)
-    fast = model.sample(len(anchors), anchors=anchors, seed=seed)
-    slow = sample_as_published(model.with_solver(*SOLVER), anchors, seed)
-    floor = sampling_floor(
-        dataset, MetricSpec.of(dataset), size=len(anchors), seed=seed
-    ).everybody.average
+def _divergences(job: _Job, compared: int | None) -> dict[str, Any]:
+    """Return JSD of our samples, of samples as published from the same weights, and the floor."""
+    dataset = job.dataset
+    anchors = job.anchors(compared or len(dataset.split("test")))
+    ours = job.model.sample(len(anchors), anchors=anchors, seed=job.seed)
+    published = sample_as_published(job.model.with_solver(*PUBLISHED_SOLVER), anchors, job.seed)
+    floor = sampling_floor(dataset, MetricSpec.of(dataset), size=len(anchors), seed=job.seed)
     return {
-        "jsd": _jsd(dataset, fast, seed),
-        "reference_jsd": _jsd(dataset, slow, seed),
-        "floor_jsd": {name: round(floor[name], 4) for name in POOLED},
+        "jsd": _jsd(dataset, ours, job.seed),
+        "reference_jsd": _jsd(dataset, published, job.seed),
+        "floor_jsd": {name: round(floor.everybody.average[name], 4) for name in POOLED},
         "jsd_samples": len(anchors),
     }
 
 
 @torch.no_grad()
 def sample_as_published(model: LatentDiffusion, anchors: Any, seed: int) -> Trajectories:
-    """In fp32 and batches of 64, by beam search that computes every prefix again."""
-    made = []
+    """Sample in fp32 and batches of 64, with a beam search that has no cache."""
+    batches = []
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, len(anchors), PUBLISHED_BATCH):
-        some = anchors[start : start + PUBLISHED_BATCH]
+        batch = anchors[start : start + PUBLISHED_BATCH]
         noise = torch.randn(
-            len(some), model.max_length, model.config.autoencoder.latent, generator=generator
+            len(batch), model.max_length, model.config.autoencoder.latent, generator=generator
         )
-        latents = model.roll_out(noise, np.full(len(some), UNKNOWN), some).clean
-        made.append(
-            model.autoencoder.decode(model.autoencoder.restore(latents), beams=BEAMS, cache=False)
-        )
-    tokens = torch.cat(made).numpy()
+        latents = model.roll_out(noise, np.full(len(batch), UNKNOWN), batch).clean
+        memory = model.autoencoder.restore(latents)
+        batches.append(model.autoencoder.decode(memory, beams=BEAMS, cache=False))
+    tokens = torch.cat(batches).numpy()
     valid = tokens != PAD
     return Trajectories(
         tokens[valid].astype(np.int32), np.concatenate(([0], np.cumsum(valid.sum(1)))), anchors
     )
 
 
-def _training_row(
-    dataset: TrajectoryDataset, model: LatentDiffusion, peak: float, seed: int
-) -> dict[str, Any]:
-    """A step of the denoiser: cached latents in the precision of this machine, against fp32 that encodes in every step."""
-    trainer = Trainer(None, Execution(quiet=True), seed=seed)
-    stage = model.training_stage(
-        dataset, unlabelled(dataset, seed), "denoiser", trainer, fresh=True
-    )
+def _training_row(job: _Job, peak: float) -> Row:
+    """Compare a denoiser step on cached latents with one in fp32 that encodes its batch."""
+    model = job.model
+    trainer = Trainer(None, Execution(quiet=True), seed=job.seed)
+    examples = unlabelled(job.dataset, job.seed)
+    stage = model.training_stage(job.dataset, examples, "denoiser", trainer, fresh=True)
     network, optimizer = trainer.fabric.setup(model.network.train(), stage.state().optimizer)
 
     def ours() -> Tensor:
@@ -196,7 +196,8 @@ def _training_row(
         return loss
 
     plain = stage.state().optimizer
-    tokens = dataset.batch("train", model.config.denoiser.batch, seed, 1, model.max_length)
+    batch_size = model.config.denoiser.batch
+    tokens = job.dataset.batch("train", batch_size, job.seed, 1, model.max_length)
 
     def reference() -> Tensor:
         model.encode(tokens.tokens)
@@ -206,25 +207,26 @@ def _training_row(
         plain.zero_grad()
         return loss
 
-    fast, slow = _best(ours), _best(reference)
+    seconds = _best(ours)
+    reference_seconds = _best(reference)
     flops = _flops(ours)
     model.network.eval()
     return {
-        "what": "train, one step of the denoiser",
-        "size": f"{model.config.denoiser.batch} trajectories",
-        "seconds": fast,
+        "task": "train, one step of the denoiser",
+        "size": f"{batch_size} trajectories",
+        "seconds": seconds,
         "reference": "fp32 eager, latents encoded in the step",
-        "reference_seconds": slow,
-        "ratio": fast / slow,
-        "share_of_matmul_peak": round(flops / fast / peak, 3),
+        "reference_seconds": reference_seconds,
+        "ratio": seconds / reference_seconds,
+        "share_of_matmul_peak": round(flops / seconds / peak, 3),
         "peak_gb": peak_gb(),
     }
 
 
 def matmul_peak(dtype: torch.dtype, size: int = 2_048) -> float:
-    """Floating-point operations a second of a large product, the best of a few."""
-    a, b = torch.randn(2, size, size).to(dtype)
-    return 2 * size**3 / _best(lambda: a @ b)
+    """Return floating point operations per second of a large matrix product."""
+    left, right = torch.randn(2, size, size).to(dtype)
+    return 2 * size**3 / _best(lambda: left @ right)
 
 
 def _best(work: Callable[[], Tensor]) -> float:
@@ -243,14 +245,8 @@ def _flops(work: Callable[[], object]) -> float:
     return float(counter.get_total_flops())
 
 
-def _jsd(dataset: TrajectoryDataset, made: Trajectories, seed: int) -> dict[str, float]:
+def _jsd(dataset: TrajectoryDataset, samples: Trajectories, seed: int) -> dict[str, float]:
     real = Trajectories.of(dataset, dataset.split("test"))
-    found = evaluate_groups(
-        MetricSpec.of(dataset), {EVERYBODY: real}, {EVERYBODY: made}, seed=seed
-    ).average
-    return {name: round(found[name], 4) for name in POOLED}
-
-
-def _anchors(dataset: TrajectoryDataset, n: int, seed: int) -> Any:
-    chosen = np.random.default_rng(seed).choice(dataset.split("train"), n)
-    return dataset.anchors[dataset.person[chosen]]
+    spec = MetricSpec.of(dataset)
+    scores = evaluate_groups(spec, {EVERYBODY: real}, {EVERYBODY: samples}, seed=seed)
+    return {name: round(scores.average[name], 4) for name in POOLED}

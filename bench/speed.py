@@ -1,14 +1,12 @@
-"""Speed: each row is a ratio to a reference measured in the same run, with the peak memory of its own process."""
+"""Speed of mobatlas: each row has a reference that was measured in the same run."""
 
 from __future__ import annotations
 
-import multiprocessing
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bench import growth, many_regions, processes
+from bench.measure import MEMORY_LIMIT, Row, city_of, measure, run_in_process
 from bench.summary import write_result
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
@@ -30,42 +30,46 @@ from mobatlas.evaluation.evaluate import evaluate
 from mobatlas.io.manifest import library_versions
 from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.training.resources import keep_memory, peak_gb
 
 EVALUATED = 100_000  # trajectories
-MEMORY_LIMIT = "2GB"  # of DuckDB, for the reference as for us
-VISITS_PER_USER = 67.0  # of the default city in 28 days; the table says how many there really were
+STARTS = 5  # processes; the fastest one counts
 
 
 @dataclass(frozen=True)
-class Profile:
-    """How much is measured."""
+class Workload:
+    """The amount of work that a profile measures."""
 
     visits: int  # about
-    options: dict[str, Any]  # of the generator
+    options: Mapping[str, Any]  # of the generator
     samples: int  # that are timed
-    compared: int | None = None  # that are compared with test people; None: as many as there are
-
-
-BRIEF = {"autoencoder": {"steps": 250}, "denoiser": {"steps": 250}}
-PROFILES = {"quick": Profile(1_000_000, BRIEF, 128, 128), "full": Profile(10_000_000, {}, 512)}
-# Goals: `import mobatlas` under half a second, `mobatlas --help` under one.
-STARTUP = {
-    "import mobatlas": ("-c", "import mobatlas"),
-    "mobatlas --help": ("-m", "mobatlas", "--help"),
-}
-STARTS = 5  # processes of which the fastest counts
-# What the bar counts to.
-STEPS = {"quick": 5.0, "full": 5.0, "prepare": 9.0, "processes": 1.0, "regions": 15.0}
+    compared: int | None = None  # samples compared with test people; None: one per test trajectory
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One piece of work in a process of its own."""
+class Startup:
+    """A command that must start fast."""
 
-    seconds: float
-    peak_gb: float
-    value: Any
+    name: str
+    arguments: tuple[str, ...]  # of Python
+    limit_seconds: float
+
+
+SHORT_TRAINING = {"autoencoder": {"steps": 250}, "denoiser": {"steps": 250}}
+WORKLOADS = {
+    "quick": Workload(1_000_000, SHORT_TRAINING, 128, 128),
+    "full": Workload(10_000_000, {}, 512),
+}
+GROWTH: dict[str, Callable[[Path, int, Tracker], list[Row]]] = {
+    "prepare": growth.rows,
+    "processes": processes.rows,
+    "regions": many_regions.rows,
+}
+STARTUPS = (
+    Startup("import mobatlas", ("-c", "import mobatlas"), 0.5),
+    Startup("mobatlas --help", ("-m", "mobatlas", "--help"), 1.0),
+)
+# Steps of the progress bar of each profile.
+STEPS = {"quick": 5.0, "full": 5.0, "prepare": 9.0, "processes": 1.0, "regions": 15.0}
 
 
 def run(
@@ -76,7 +80,7 @@ def run(
     overwrite: bool = False,
     tracker: Tracker = SILENT,
 ) -> dict[str, Any]:
-    """Measure everything and write speed.json."""
+    """Measure one profile and write speed.json."""
     if profile not in STEPS:
         raise MobatlasError(f"--profile {profile} does not exist (known: {', '.join(STEPS)})")
     with new_folder(
@@ -89,7 +93,7 @@ def run(
             "profile": profile,
             "seed": seed,
             "versions": library_versions(),
-            "startup": startup_seconds(),
+            "startup": startup_rows(),
             "rows": rows,
         }
         write_result(folder.path, "speed", result)
@@ -97,45 +101,42 @@ def run(
     return result
 
 
-def startup_seconds() -> dict[str, float]:
-    """Seconds until `import mobatlas` and `mobatlas --help` are done: the best of a few processes."""
-    return {
-        name: round(min(_process_seconds(words) for _ in range(STARTS)), 3)
-        for name, words in STARTUP.items()
-    }
+def startup_rows(startups: Sequence[Startup] = STARTUPS) -> list[Row]:
+    """Measure each command as the fastest of several processes, and compare it with its limit."""
+    rows: list[Row] = []
+    for startup in startups:
+        seconds = min(_process_seconds(startup.arguments) for _ in range(STARTS))
+        rows.append(
+            {
+                "command": startup.name,
+                "seconds": round(seconds, 3),
+                "limit_seconds": startup.limit_seconds,
+                "within_limit": seconds <= startup.limit_seconds,
+            }
+        )
+    return rows
 
 
-def _process_seconds(words: Sequence[str]) -> float:
+def _process_seconds(arguments: Sequence[str]) -> float:
     start = time.perf_counter()
-    subprocess.run([sys.executable, *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
     return time.perf_counter() - start
 
 
-def _rows(scratch: Path, profile: str, seed: int, tracker: Tracker) -> list[dict[str, Any]]:
-    # how it grows; these modules measure by what is here
-    if profile == "prepare":
-        from bench import growth
-
-        return growth.rows(scratch, seed, tracker)
-    if profile == "processes":
-        from bench import processes
-
-        return processes.rows(scratch, seed, tracker)
-    if profile == "regions":
-        from bench import many_regions
-
-        return many_regions.rows(scratch, seed, tracker)
-    rows = _data_rows(scratch, PROFILES[profile].visits, seed, tracker)
+def _rows(scratch: Path, profile: str, seed: int, tracker: Tracker) -> list[Row]:
+    if profile in GROWTH:
+        return GROWTH[profile](scratch, seed, tracker)
+    workload = WORKLOADS[profile]
+    rows = _data_rows(scratch, workload.visits, seed, tracker)
     tracker.step(3, "evaluating")
     rows.append(_evaluation_row(scratch, seed))
     tracker.step(4, "training and sampling")
-    return rows + list(measure(_model_rows, scratch, PROFILES[profile], seed).value)
+    return rows + list(run_in_process(_model_rows, scratch, workload, seed))
 
 
-def _data_rows(scratch: Path, visits: int, seed: int, tracker: Tracker) -> list[dict[str, Any]]:
-    config = CityConfig(users=max(1, round(visits / VISITS_PER_USER)), pois=9_000, districts=36)
+def _data_rows(scratch: Path, visits: int, seed: int, tracker: Tracker) -> list[Row]:
     tracker.step(0, "simulating")
-    city = measure(_simulate, scratch / "city", config, seed)
+    city = measure(_simulate, scratch / "city", city_of(visits), seed)
     size = f"{city.value:,} visits"
     tracker.step(1, "bare sorted copy")
     bare = measure(_bare_copy, scratch / "city" / "visits.parquet", scratch / "bare.parquet")
@@ -143,14 +144,14 @@ def _data_rows(scratch: Path, visits: int, seed: int, tracker: Tracker) -> list[
     prepared = measure(_prepare, scratch / "city", scratch / "dataset")
     return [
         {
-            "what": "simulate",
+            "task": "simulate",
             "size": size,
             "seconds": city.seconds,
             "peak_gb": city.peak_gb,
             "visits_per_second": round(city.value / city.seconds),
         },
         {
-            "what": "prepare",
+            "task": "prepare",
             "size": size,
             "seconds": prepared.seconds,
             "reference": "COPY (... ORDER BY user_id, arrival) TO Parquet, same DuckDB",
@@ -162,34 +163,17 @@ def _data_rows(scratch: Path, visits: int, seed: int, tracker: Tracker) -> list[
     ]
 
 
-def _evaluation_row(scratch: Path, seed: int) -> dict[str, Any]:
-    """`evaluate` of a large file: people of the city again and again, as if a model had made them."""
+def _evaluation_row(scratch: Path, seed: int) -> Row:
+    """Evaluate a large file of samples: trajectories of the city, drawn with replacement."""
     groups = measure(_write_samples, scratch / "dataset", scratch / "samples.parquet", seed).value
-    found = measure(_evaluate, scratch / "samples.parquet", scratch / "dataset")
-    size = f"{EVALUATED:,} trajectories, {groups} groups"
+    evaluated = measure(_evaluate, scratch / "samples.parquet", scratch / "dataset")
     return {
-        "what": "evaluate",
-        "size": size,
-        "seconds": found.seconds,
-        "peak_gb": found.peak_gb,
-        "test_trajectories": found.value,
+        "task": "evaluate",
+        "size": f"{EVALUATED:,} trajectories, {groups} groups",
+        "seconds": evaluated.seconds,
+        "peak_gb": evaluated.peak_gb,
+        "test_trajectories": evaluated.value,
     }
-
-
-def measure(work: Callable[..., Any], *arguments: Any) -> Measured:
-    """Time a function in a fresh process, so that its peak memory is its own."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(_timed, work, *arguments).result()
-
-
-def _timed(work: Callable[..., Any], *arguments: Any) -> Measured:
-    if work is not _model_rows:  # which measures what it saves
-        keep_memory()  # as commands do
-    start = time.perf_counter()
-    value = work(*arguments)
-    seconds = time.perf_counter() - start
-    return Measured(seconds, peak_gb(), value)
 
 
 def _simulate(folder: Path, config: CityConfig, seed: int) -> int:
@@ -197,47 +181,45 @@ def _simulate(folder: Path, config: CityConfig, seed: int) -> int:
 
 
 def _bare_copy(source: Path, target: Path) -> None:
-    spill = str(target.with_suffix(".spill"))
-    with duckdb.connect(
-        config={
-            "memory_limit": MEMORY_LIMIT,
-            "temp_directory": spill,
-            "preserve_insertion_order": False,
-        }
-    ) as connection:
+    config: dict[str, Any] = {
+        "memory_limit": MEMORY_LIMIT,
+        "temp_directory": str(target.with_suffix(".spill")),
+        "preserve_insertion_order": False,
+    }
+    with duckdb.connect(config=config) as connection:
         connection.execute("SET enable_progress_bar = false")
         table = connection.read_parquet(str(source)).order("user_id, arrival")
         table.write_parquet(str(target))
 
 
-def _model_rows(scratch: Path, profile: Profile, seed: int) -> list[dict[str, Any]]:
-    from bench import model_speed
-
-    return model_speed.rows(scratch, profile.options, profile.samples, profile.compared, seed)
+def _prepare(source: Path, out: Path) -> int:
+    return prepare(source, out, preset="paper", values={"memory_limit": MEMORY_LIMIT}).windows.kept
 
 
 def _write_samples(dataset: Path, out: Path, seed: int) -> int:
-    """A file as a foreign program might write it; how many groups it tells."""
+    """Write a file of samples as another program might, and return its number of groups."""
     opened = TrajectoryDataset.open(dataset)
     assert opened.groups is not None  # a simulated city has labels
     rows = np.random.default_rng(seed).choice(opened.split("train"), EVALUATED)
-    made = Trajectories.of(opened, rows)
+    samples = Trajectories.of(opened, rows)
     names = np.array(opened.groups.names, dtype=object)[opened.person_groups()[opened.person[rows]]]
-    places = opened.vocabulary.table["poi_id"].combine_chunks().take(pa.array(made.tokens))
-    anchors = {name: made.anchors[made.owner, k] for k, name in enumerate(ANCHORS)}
-    pq.write_table(
-        pa.table(
-            {"trajectory": made.owner, "poi_id": places, "group": names[made.owner], **anchors}
-        ),
-        out,
-    )
+    places = opened.vocabulary.table["poi_id"].combine_chunks().take(pa.array(samples.tokens))
+    columns = {
+        "trajectory": samples.owner,
+        "poi_id": places,
+        "group": names[samples.owner],
+        **{name: samples.anchors[samples.owner, k] for k, name in enumerate(ANCHORS)},
+    }
+    pq.write_table(pa.table(columns), out)
     return len(opened.groups)
 
 
 def _evaluate(samples: Path, dataset: Path) -> int:
-    found = evaluate(samples, dataset)
-    return sum(found.groups.sizes.values()) if found.groups is not None else 0
+    evaluation = evaluate(samples, dataset)
+    return 0 if evaluation.groups is None else sum(evaluation.groups.sizes.values())
 
 
-def _prepare(source: Path, out: Path) -> int:
-    return prepare(source, out, preset="paper", values={"memory_limit": MEMORY_LIMIT}).windows.kept
+def _model_rows(scratch: Path, workload: Workload, seed: int) -> list[Row]:
+    from bench import model_speed  # torch takes seconds to import
+
+    return model_speed.rows(scratch, workload.options, workload.samples, workload.compared, seed)

@@ -14,7 +14,7 @@ import pytest
 from scipy import sparse
 
 from bench import many_regions
-from bench.speed import Measured
+from bench.measure import Measured
 from mobatlas.data.arrays import Floats
 from mobatlas.regions import identifiability, types
 from mobatlas.regions.recovery.posterior import Design, Fit, Variances, independent_columns
@@ -168,7 +168,7 @@ def test_the_whole_way_with_three_attributes(
     monkeypatch.setattr(many_regions, "POIS", 40)
     monkeypatch.setattr(many_regions, "measure", inline)
     found = many_regions.rows(tmp_path, 0, sizes=((150, 20),))
-    assert [row["what"] for row in found] == ["regions", "diagnose", "recovery", "tilts"]
+    assert [row["task"] for row in found] == ["regions", "diagnose", "recovery", "tilts"]
     assert {row["size"] for row in found} == {"150 regions, 20 groups, 40 POIs, 4,500 people"}
     assert found[0]["kept"] == 150
     assert 0 < found[2]["error"] < found[2]["baseline_error"]
@@ -181,6 +181,6 @@ def test_ten_thousand_regions_and_ninety_groups_take_minutes_and_four_gigabytes(
 ) -> None:
     found = many_regions.rows(tmp_path, 0, sizes=((10_000, 90),))
     assert max(row["peak_gb"] for row in found) < 4
-    recovered = next(row for row in found if row["what"] == "recovery")
+    recovered = next(row for row in found if row["task"] == "recovery")
     assert recovered["error"] < 0.85 * recovered["baseline_error"]
     assert recovered["coverage"] > 0.8

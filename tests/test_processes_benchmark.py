@@ -1,4 +1,4 @@
-"""The benchmark of two processes beside one: how losses are compared."""
+"""The benchmark of two processes against one: how losses are compared."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ from typing import Any
 
 import pytest
 
-from bench.processes import compared
+from bench.processes import compare_losses
 from mobatlas import MobatlasError
 
 
-def lines(*losses: float, **last: float) -> list[dict[str, Any]]:
+def log_of(*losses: float, **validation: float) -> list[dict[str, Any]]:
     steps = (1, *range(10, 10 * len(losses), 10))
-    found: list[dict[str, Any]] = [
+    lines: list[dict[str, Any]] = [
         {"step": step, "loss": loss} for step, loss in zip(steps, losses, strict=True)
     ]
-    found[-1] |= {"lr": 0.1, "seconds": 3.0} | last
-    return found
+    lines[-1] |= {"lr": 0.1, "seconds": 3.0} | validation
+    return lines
 
 
-def test_the_largest_difference_is_told_up_to_several_steps() -> None:
-    found = compared(lines(4.0, 3.0, 2.0, nats=2.5), lines(4.0, 3.3, 1.0, nats=2.25))
-    assert (found["loss"], found["reference_loss"], found["loss_difference"]) == (1.0, 2.0, -1.0)
-    assert (found["nats"], found["nats_difference"]) == (
-        2.25,
-        -0.25,
-    ) and "lr_difference" not in found
-    assert found["largest_relative_difference"] == pytest.approx(
+def test_the_largest_difference_is_reported_up_to_several_steps() -> None:
+    comparison = compare_losses(log_of(4.0, 3.0, 2.0, nats=2.5), log_of(4.0, 3.3, 1.0, nats=2.25))
+    assert comparison["loss"] == 1.0
+    assert comparison["reference_loss"] == 2.0
+    assert comparison["loss_difference"] == -1.0
+    assert comparison["nats"] == 2.25
+    assert comparison["nats_difference"] == -0.25
+    assert "lr_difference" not in comparison
+    assert comparison["largest_relative_difference"] == pytest.approx(
         {"to step 1": 0.0, "to step 10": 0.1, "to step 20": 0.5}
     )
 
 
-def test_runs_that_logged_other_steps_are_not_compared() -> None:
-    with pytest.raises(MobatlasError, match="nothing can be compared"):
-        compared(lines(4.0, 3.0), lines(4.0))
+def test_runs_that_logged_different_steps_are_not_compared() -> None:
+    with pytest.raises(MobatlasError, match="logged different steps"):
+        compare_losses(log_of(4.0, 3.0), log_of(4.0))

@@ -1,4 +1,4 @@
-"""Results of benchmarks as tables for the terminal."""
+"""Tables of benchmark results for the terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from mobatlas.report.tables import Table
 
 
 def phase1_table(result: Mapping[str, Any]) -> RenderableType:
-    """The figures of `python -m bench phase1`, seed by seed."""
+    """Show the result of `python -m bench phase1`, one table for each seed."""
     tables: list[RenderableType] = []
     for row in result["rows"]:
-        everybody, groups = row["everybody"], row["groups"]
+        everybody = row["everybody"]
+        by_group = row["groups"]["jsd"]
         rows = [
             {"metric": name}
             | {key: everybody[key][name] for key in ("baseline", "floor")}
-            | {f"groups: {label}": values[name] for label, values in groups["jsd"].items()}
+            | {f"groups: {label}": values[name] for label, values in by_group.items()}
             for name in everybody["baseline"]
         ]
         seconds = ", ".join(
@@ -32,55 +33,58 @@ def phase1_table(result: Mapping[str, Any]) -> RenderableType:
 
 
 def phase2_table(result: Mapping[str, Any]) -> RenderableType:
-    """The figures of `python -m bench phase2`: JSD, and the share of the way from baseline to floor that is closed."""
+    """Show the result of `python -m bench phase2`: JSD, and the gap closed to the floor."""
+    views = dict.fromkeys(row["anchors"] for row in result["rows"])
     tables = []
-    for anchors in dict.fromkeys(row["anchors"] for row in result["rows"]):
-        rows = []
-        for row in (each for each in result["rows"] if each["anchors"] == anchors):
-            found = {name: row["metrics"][name] for name in PAPER_METRICS}
-            told = {
-                name: f"{each['jsd']:.3f} {_closed(each['floor_closed'])}"
-                for name, each in found.items()
-            }
-            variety = {
-                "distinct": f"{row['diversity']['distinct']:.1%}",
-                "copies": f"{row['diversity']['copies']:.1%}",
-            }
-            where = f"shuffled {row['partition']}" if row["shuffled"] else row["partition"] or ""
-            rows.append({"partition": where, "model": row["model"]} | told | variety)
-        real = row["diversity"]["held_out"]
-        floor = {name: f"{each['floor']:.3f} {_closed(1.0)}" for name, each in found.items()}
-        variety = {"distinct": f"{real['distinct']:.1%}", "copies": f"{real['copies']:.1%}"}
-        rows.insert(2, {"partition": "", "model": "floor (real people)"} | floor | variety)
-        tables.append(
-            Table.from_records(
-                rows, f"JSD in bits, and closed of baseline - floor; anchors of the {anchors}"
-            ).as_rich()
-        )
+    for anchors in views:
+        models = [row for row in result["rows"] if row["anchors"] == anchors]
+        rows = [_phase2_row(row) for row in models]
+        rows.insert(2, _phase2_floor(models[-1]))
+        title = f"JSD in bits, and gap closed to the floor; anchors of the {anchors}"
+        tables.append(Table.from_records(rows, title).as_rich())
     return Group(*tables)
 
 
+def _phase2_row(row: Mapping[str, Any]) -> dict[str, str]:
+    shuffled = f"shuffled {row['partition']}" if row["shuffled"] else row["partition"] or ""
+    scores = {name: row["metrics"][name] for name in PAPER_METRICS}
+    cells = {
+        name: f"{score['jsd']:.3f} {_share(score['floor_closed'])}"
+        for name, score in scores.items()
+    }
+    variety = _variety(row["diversity"])
+    return {"partition": shuffled, "model": row["model"]} | cells | variety
+
+
+def _phase2_floor(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return the row of real people, which is the same for all models."""
+    scores = {name: row["metrics"][name] for name in PAPER_METRICS}
+    cells = {name: f"{score['floor']:.3f} {_share(1.0)}" for name, score in scores.items()}
+    variety = _variety(row["diversity"]["held_out"])
+    return {"partition": "", "model": "floor (real people)"} | cells | variety
+
+
+def _variety(diversity: Mapping[str, Any]) -> dict[str, str]:
+    return {name: f"{diversity[name]:.1%}" for name in ("distinct", "copies")}
+
+
 def cost_table(result: Mapping[str, Any]) -> RenderableType:
-    """The figures of `python -m bench cost`."""
-    also = (
-        "at the same regional loss or a lower one"
-        if result["reaches_the_same_loss"]
-        else "at a higher regional loss"
-    )
+    """Show the result of `python -m bench cost`."""
+    loss = "the same or a lower" if result["reaches_the_same_loss"] else "a higher"
     lines = (
         f"recovery and dual alone: {result['recovery_and_dual_seconds']:.1f} s",
-        f"tilt with calibration is {result['times_faster']:.0f} times faster than finetune as published, {also}",
+        f"tilt with calibration is {result['times_faster']:.0f} times faster than finetune as "
+        f"published, at {loss} regional loss",
     )
-    return Group(
-        Table.from_records(result["rows"], "cost of phase 2").as_rich(), Text("\n".join(lines))
-    )
+    table = Table.from_records(result["rows"], "cost of phase 2").as_rich()
+    return Group(table, Text("\n".join(lines)))
 
 
 def speed_table(result: Mapping[str, Any]) -> RenderableType:
-    """The rows of `python -m bench speed`."""
+    """Show the result of `python -m bench speed`."""
     rows = tuple(
         (
-            row["what"],
+            row["task"],
             row["size"],
             row["seconds"],
             row.get("reference", "-"),
@@ -90,10 +94,21 @@ def speed_table(result: Mapping[str, Any]) -> RenderableType:
         )
         for row in result["rows"]
     )
-    columns = ("what", "size", "seconds", "reference", "its seconds", "ratio", "peak GB")
+    columns = ("task", "size", "seconds", "reference", "its seconds", "ratio", "peak GB")
     formats = {"seconds": ".1f", "its seconds": ".1f", "ratio": ".2f", "peak GB": ".2f"}
-    return Table(columns, rows, f"speed, profile {result['profile']}", formats).as_rich()
+    table = Table(columns, rows, f"speed, profile {result['profile']}", formats)
+    starts = tuple(
+        (
+            row["command"],
+            row["seconds"],
+            row["limit_seconds"],
+            "yes" if row["within_limit"] else "no",
+        )
+        for row in result["startup"]
+    )
+    startup = Table(("command", "seconds", "limit", "within the limit"), starts, "start")
+    return Group(table.as_rich(), startup.as_rich())
 
 
-def _closed(share: float | None) -> str:
-    return f"{'-' if share is None else format(share, '.0%'):>5}"
+def _share(value: float | None) -> str:
+    return f"{'-' if value is None else format(value, '.0%'):>5}"

@@ -77,6 +77,8 @@ RENAMES = Renames(
     files={"stages.json": "steps.json", "places.parquet": "centroids.parquet"},
     values={
         "given": "fixed_anchors",
+        "closed": "gap closed, floor",
+        "gap closed": "gap closed, strong",
         "Trajectories of one": "Trajectories, unique",
         "5-grams of one": "5-grams, unique",
         "Member AUC": "Membership AUC",
@@ -96,7 +98,7 @@ RENAMES = Renames(
     ),
     ignored_paths=frozenset({("format",)}),  # of a folder; readers of data have a key of that name
     prose_keys=frozenset(
-        {"warnings", "notes", "note", "reason", "advice", "sentence", "action"},
+        {"warnings", "notes", "note", "reason", "advice", "sentence", "action", "caption"},
     ),
     ignored_columns=frozenset(),
     ignored_files=frozenset(),
