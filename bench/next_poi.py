@@ -1,18 +1,20 @@
-"""Next-POI prediction, the downstream task of the paper's RQ3: an LSTM that learns where people go next, and its scores.
+"""Next-POI prediction, the downstream task of the paper's RQ3: an LSTM and its scores.
 
-The paper: it "takes a variable-length history of visited POIs as input" and "predicts the next POI from the final hidden state
-via a linear output layer over the full POI vocabulary", with "early stopping based on the validation loss". Where it is silent:
+The paper: it "takes a variable-length history of visited POIs as input" and "predicts the next POI
+from the final hidden state via a linear output layer over the full POI vocabulary", with "early
+stopping based on the validation loss". Choices that the paper leaves open:
 
-- Every visit but a trajectory's first is predicted, from all visits before it in the trajectory.
-- HOME, WORK and OTHER are predicted like POIs, because the paper's vocabulary holds them. The end of a trajectory is not: it
-  is where a window was cut, not where somebody went. Padding, start, end and mask are no outputs at all.
-- Training trajectories are cut to `length` tokens, the paper's "max sequence length", so that real ones teach no more than
-  generated ones can. Those of validation and test people are not.
-- Ties go to the token of the lower number, HOME before the most visited POI, so that no rank is left to chance.
-- GeoError is the mean distance of the true place from the predicted one, right predictions counted as 0 km. HOME and WORK are
-  at the person's anchors. OTHER and unknown anchors are nowhere: a true visit there is left out, and the predicted place is
-  the likeliest one that is somewhere. Whether a visit counts thus depends on the truth alone, and predictors of different
-  training meet the same questions.
+- Every visit but the first of a trajectory is predicted, from all visits before it.
+- HOME, WORK and OTHER are predicted like POIs, because they are in the paper's vocabulary. The end
+  of a trajectory is not, because it is the end of a window. Padding, start, end and mask are not
+  outputs.
+- Training trajectories are cut to `length` tokens, the paper's "max sequence length", so that real
+  ones are no longer than generated ones. Those of validation and test people are not cut.
+- Of equal scores the token with the lower number comes first.
+- GeoError is the mean distance between the true and the predicted place; a correct prediction has
+  0 km. HOME and WORK are at the person's anchors. OTHER and unknown anchors have no place: a true
+  visit there is left out, and the predicted place is the likeliest one that has a place. So all
+  predictors are scored on the same visits.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ TILE = 4_096  # tokens that are scored at a time
 
 
 class NextPoiConfig(Section):
-    """The predictor and how it is trained; the defaults are the paper's where it gives any."""
+    """The predictor and its training; defaults are the paper's where it gives any."""
 
     embedding: int = Field(256, ge=1, le=4_096)
     layers: int = Field(2, ge=1, le=16)
@@ -51,7 +53,7 @@ class NextPoiConfig(Section):
     learning_rate: float = Field(1e-4, gt=0)  # of Adam
     # The paper does not give the rest.
     batch: int = Field(64, ge=1)  # trajectories
-    length: int = Field(64, ge=2)  # tokens of a training trajectory; what is beyond is cut
+    length: int = Field(64, ge=2)  # tokens of a training trajectory; the rest is cut
     steps: int = Field(20_000, ge=1)  # at most
     validate_every: int = Field(200, ge=1)  # steps
     patience: int = Field(5, ge=1)  # validations without a better loss, after which training stops
@@ -59,7 +61,7 @@ class NextPoiConfig(Section):
 
 PROFILES: Mapping[str, Mapping[str, Any]] = {
     "full": {},
-    # For two CPU cores. So few steps must be longer ones: at the paper's rate the loss is still falling after them.
+    # For two CPU cores. With so few steps the paper's learning rate would be too low.
     "quick": {
         "embedding": 64,
         "hidden": 64,
@@ -74,10 +76,11 @@ PROFILES: Mapping[str, Mapping[str, Any]] = {
 def next_poi_config(
     profile: str = "full", values: Mapping[str, Any] | None = None
 ) -> NextPoiConfig:
-    """The configuration of a profile, `values` over it."""
+    """Return the configuration of a profile, changed by `values`."""
     if profile not in PROFILES:
         raise MobatlasError(
-            f"--profile {profile} does not exist{suggestion(profile, PROFILES)} (known: {', '.join(PROFILES)})"
+            f"--profile {profile} does not exist{suggestion(profile, PROFILES)} "
+            f"(known: {', '.join(PROFILES)})"
         )
     return build(
         NextPoiConfig,
@@ -87,7 +90,7 @@ def next_poi_config(
 
 
 class NextPoiNetwork(nn.Module):
-    """Embedding, LSTM, and one linear layer over what can come next."""
+    """An embedding, an LSTM and one linear layer over all tokens that can follow."""
 
     def __init__(self, config: NextPoiConfig, vocabulary: int) -> None:
         super().__init__()
@@ -99,8 +102,9 @@ class NextPoiNetwork(nn.Module):
         self.output = nn.Linear(config.hidden, vocabulary - HOME)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of every token from HOME on, for each visit that follows another, row by row."""
-        history, follows = tokens[:, :-1], tokens[:, 1:] != PAD  # (batch, length - 1)
+        """Return scores of all tokens from HOME on, for each visit that follows another."""
+        history = tokens[:, :-1]  # (batch, length - 1)
+        follows = tokens[:, 1:] != PAD  # (batch, length - 1)
         hidden, _ = self.lstm(self.embedding(history))  # (batch, length - 1, hidden)
         scores: Tensor = self.output(hidden[follows])  # (predictions, vocabulary - HOME)
         return scores
@@ -108,39 +112,35 @@ class NextPoiNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Predictor:
-    """A trained network, with the weights that were best for validation people."""
+    """A trained network with the weights of its lowest validation loss."""
 
-    network: nn.Module = field(
-        repr=False
-    )  # tokens (batch, length) -> scores, as `NextPoiNetwork` gives them
+    network: nn.Module = field(repr=False)  # tokens -> scores, as `NextPoiNetwork`
     vocabulary: Vocabulary = field(repr=False)
-    learnt: int  # predictions that an epoch trains on
+    learnt: int  # predictions of a training epoch
     steps: int  # until training stopped
     best_step: int
-    losses: tuple[
-        float, ...
-    ]  # of validation people, in nats a prediction, validation by validation
+    losses: tuple[float, ...]  # of validation people, in nats per prediction
 
     @property
     def validation_loss(self) -> float:
-        """Of the weights that were kept."""
+        """The loss of the weights."""
         return min(self.losses)
 
 
 @dataclass(frozen=True)
 class PredictionScores:
-    """How well next visits of real people were predicted; None where there was nothing to predict."""
+    """Scores of next visits of real people; None where there was no visit to predict."""
 
     accuracy: float | None  # the true token is the likeliest
     hr10: float | None  # it is among the ten likeliest
     ndcg10: float | None  # 1 / log2(1 + its rank) if it is, else 0
     geo_error_km: float | None
-    # Of visits to POIs, among POIs alone: HOME and WORK are so frequent that hardly a POI is ever the likeliest of all.
+    # Visits to POIs, ranked among POIs alone; HOME and WORK are almost always likelier than a POI.
     poi_accuracy: float | None
     poi_hr10: float | None
     predictions: int
-    located: int  # of them, those that GeoError is the mean of
-    pois: int  # of them, those to POIs
+    located: int  # predictions with a true place, for GeoError
+    pois: int  # predictions of visits to POIs
 
     def as_dict(self) -> dict[str, Any]:
         """For reports."""
@@ -150,13 +150,13 @@ class PredictionScores:
 NEXT_POI_METRICS = ("accuracy", "hr10", "ndcg10", "geo_error_km", "poi_accuracy", "poi_hr10")
 
 
-class _Enough(Exception):  # noqa: N818
-    """Validation people say that it does not get better."""
+class _StopTraining(Exception):  # noqa: N818
+    """The validation loss has stopped falling."""
 
 
 @dataclass
 class _EarlyStopping:
-    """The validation of a stage: keeps the best weights, and ends the training when none better come."""
+    """Keeps the best weights of a stage and ends it when the validation loss stops falling."""
 
     validation: Trajectories
     patience: int
@@ -171,7 +171,7 @@ class _EarlyStopping:
                 name: tensor.detach().clone() for name, tensor in network.state_dict().items()
             }
         elif len(self.losses) - 1 - best >= self.patience:
-            raise _Enough
+            raise _StopTraining
         return {"validation_loss": self.losses[-1]}
 
 
@@ -186,16 +186,16 @@ def train_predictor(
     quiet: bool = False,
     progress: Progress | None = None,
 ) -> Predictor:
-    """Learn from trajectories, real or synthetic, until the loss of real validation people has stopped falling.
+    """Train on real or synthetic trajectories until the loss of validation people stops falling.
 
-    Weights are a function of the arguments and the machine: those at the beginning of the seed, batches and dropout of the
-    seed and the step.
+    The same arguments give the same weights on the same machine: the seed determines the initial
+    weights, the seed and the step determine batches and dropout.
     """
     learnt = _usable(trajectories, vocabulary, "training trajectories")
     watch = _EarlyStopping(
         _usable(validation, vocabulary, "validation trajectories"), config.patience
     )
-    # Not bf16: the LSTM has no such backward on CPUs.
+    # An LSTM has no backward pass in bf16 on CPUs.
     trainer = Trainer(
         None,
         Execution(accelerator=accelerator, precision="32-true", quiet=quiet),
@@ -221,7 +221,7 @@ def train_predictor(
             validate_every=config.validate_every,
             examples_per_step=config.batch,
         )
-        with suppress(_Enough):
+        with suppress(_StopTraining):
             trainer.run(stage)
     network.load_state_dict(watch.weights)
     network.zero_grad()
@@ -240,23 +240,24 @@ def train_predictor(
 
 
 def score_predictor(predictor: Predictor, trajectories: Trajectories) -> PredictionScores:
-    """Every metric over all visits that follow another; a trajectory of one visit asks nothing."""
+    """Score all visits that follow another; a trajectory of one visit has none."""
     vocabulary = predictor.vocabulary
     _check_tokens(trajectories, vocabulary, "test trajectories")
-    ranks, among_pois, km = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
+    ranks = [np.empty(0, np.int64)]
+    among_pois = [np.empty(0, np.int64)]
+    km = [np.empty(0)]
     first = FIRST_POI - HOME  # column
-    for scores, true, owner in _questions(predictor.network, trajectories):
-        anchors, poi = (
-            trajectories.anchors[owner],
-            true >= first,
-        )  # (predictions, 4), (predictions,)
-        guess, token = _likeliest_place(scores, anchors, vocabulary), true.cpu().numpy() + HOME
-        km.append(
-            haversine_km(_places(guess, anchors, vocabulary), _places(token, anchors, vocabulary))
-        )
+    for scores, true, owner in _predictions(predictor.network, trajectories):
+        anchors = trajectories.anchors[owner]  # (predictions, 4)
+        poi = true >= first  # (predictions,)
+        predicted = _places(_likeliest_place(scores, anchors, vocabulary), anchors, vocabulary)
+        actual = _places(true.cpu().numpy() + HOME, anchors, vocabulary)
+        km.append(haversine_km(predicted, actual))
         ranks.append(_ranks(scores, true))
         among_pois.append(_ranks(scores[poi, first:], true[poi] - first))
-    rank, poi_rank, distance = np.concatenate(ranks), np.concatenate(among_pois), np.concatenate(km)
+    rank = np.concatenate(ranks)
+    poi_rank = np.concatenate(among_pois)
+    distance = np.concatenate(km)
     located = ~np.isnan(distance)
     return PredictionScores(
         accuracy=_mean(rank == 0),
@@ -272,33 +273,34 @@ def score_predictor(predictor: Predictor, trajectories: Trajectories) -> Predict
 
 
 def with_two_visits(trajectories: Trajectories) -> Trajectories:
-    """Those in which there is something to predict."""
+    """Return the trajectories that have a visit to predict."""
     return trajectories.take(np.flatnonzero(np.diff(trajectories.offsets) >= 2))
 
 
-def _usable(trajectories: Trajectories, vocabulary: Vocabulary, what: str) -> Trajectories:
-    _check_tokens(trajectories, vocabulary, what)
-    kept = with_two_visits(trajectories)
-    if not len(kept):
+def _usable(trajectories: Trajectories, vocabulary: Vocabulary, name: str) -> Trajectories:
+    _check_tokens(trajectories, vocabulary, name)
+    usable = with_two_visits(trajectories)
+    if not len(usable):
         raise MobatlasError(
-            f"{what}: none of {len(trajectories)} has two visits, so there is no next one to predict; give longer ones"
+            f"{name}: none of {len(trajectories)} has two visits, so there is no next visit to "
+            "predict; pass longer ones"
         )
-    return kept
+    return usable
 
 
-def _check_tokens(trajectories: Trajectories, vocabulary: Vocabulary, what: str) -> None:
+def _check_tokens(trajectories: Trajectories, vocabulary: Vocabulary, name: str) -> None:
     wrong = trajectories.tokens[
         (trajectories.tokens < HOME) | (trajectories.tokens >= len(vocabulary))
     ]
     if len(wrong):
         raise MobatlasError(
-            f"{what}: token {wrong[0]} is no place of this vocabulary, which numbers them {HOME} to {len(vocabulary) - 1}; "
-            "give trajectories and the vocabulary of one dataset"
+            f"{name}: token {wrong[0]} is no place of this vocabulary, whose places have numbers "
+            f"{HOME} to {len(vocabulary) - 1}; pass trajectories and the vocabulary of one dataset"
         )
 
 
 def _batch(n: int, size: int, seed: int, step: int) -> Ints:
-    """Which of n trajectories a step learns from: all once an epoch, in an order that the seed and the epoch decide."""
+    """Choose the trajectories of a step: all once per epoch, shuffled by the seed and the epoch."""
     epochs, places = np.divmod(step * size + np.arange(size), n)
     return np.concatenate(
         [
@@ -309,7 +311,7 @@ def _batch(n: int, size: int, seed: int, step: int) -> Ints:
 
 
 def _padded(trajectories: Trajectories, chosen: Ints, longest: int | None = None) -> Tensor:
-    """The tokens of some, PAD after the end: (chosen, length)."""
+    """Return the tokens of some trajectories, padded: (chosen, length)."""
     lengths = np.diff(trajectories.offsets)[chosen]
     columns = np.arange(min(int(lengths.max()), longest or np.iinfo(np.int64).max))
     valid = columns < lengths[:, None]  # (chosen, length)
@@ -319,56 +321,59 @@ def _padded(trajectories: Trajectories, chosen: Ints, longest: int | None = None
 
 
 def _truths(tokens: Tensor) -> Tensor:
-    """What the rows of the network's scores should have been, as columns of theirs: (predictions,)."""
+    """Return the columns of the true tokens in the scores of the network: (predictions,)."""
     later = tokens[:, 1:]
     return later[later != PAD] - HOME
 
 
 @torch.no_grad()
-def _questions(
+def _predictions(
     network: nn.Module, trajectories: Trajectories
 ) -> Iterator[tuple[Tensor, Tensor, Ints]]:
-    """Scores (predictions, vocabulary - HOME), truths and trajectories (predictions,), tile by tile in order of length."""
+    """Yield scores, true columns and trajectories of predictions, in tiles by length.
+
+    Shapes are (predictions, vocabulary - HOME), (predictions,) and (predictions,).
+    """
     lengths = np.diff(trajectories.offsets)
     order = np.argsort(lengths, kind="stable")
     order = order[lengths[order] >= 2]
     device = next(network.parameters()).device
     while len(order):
-        fits = np.arange(1, len(order) + 1) * lengths[order] <= TILE  # up to there, padded
+        fits = np.arange(1, len(order) + 1) * lengths[order] <= TILE  # tokens with padding
         tile, order = np.split(order, [max(1, int(fits.sum()))])
         tokens = _padded(trajectories, tile).to(device)
         yield network(tokens), _truths(tokens), np.repeat(tile, lengths[tile] - 1)
 
 
 def _loss(network: nn.Module, trajectories: Trajectories) -> float:
-    """Cross-entropy in nats a prediction."""
+    """Return the cross-entropy in nats per prediction."""
     parts = [
         (float(F.cross_entropy(scores, true, reduction="sum")), len(true))
-        for scores, true, _ in _questions(network, trajectories)
+        for scores, true, _ in _predictions(network, trajectories)
     ]
     total, predictions = map(sum, zip(*parts, strict=True))
     return total / predictions
 
 
 def _ranks(scores: Tensor, true: Tensor) -> Ints:
-    """How many tokens are likelier than the true one, or as likely with a lower number: (predictions,)."""
-    its = scores.gather(1, true[:, None])  # (predictions, 1)
+    """Count the tokens that rank before the true one: (predictions,)."""
+    true_scores = scores.gather(1, true[:, None])  # (predictions, 1)
     lower = torch.arange(scores.shape[1], device=scores.device) < true[:, None]
-    return ((scores > its) | ((scores == its) & lower)).sum(1).cpu().numpy()
+    return ((scores > true_scores) | ((scores == true_scores) & lower)).sum(1).cpu().numpy()
 
 
 def _likeliest_place(scores: Tensor, anchors: Floats, vocabulary: Vocabulary) -> Ints:
-    """The likeliest token that is somewhere for the person: (predictions,)."""
-    somewhere = np.repeat(~np.isnan(vocabulary.coordinates[None, HOME:]).any(2), len(anchors), 0)
-    somewhere[:, HOME - HOME] = ~np.isnan(anchors[:, :2]).any(1)
-    somewhere[:, WORK - HOME] = ~np.isnan(anchors[:, 2:]).any(1)
-    nowhere = torch.from_numpy(~somewhere).to(scores.device)  # (predictions, vocabulary - HOME)
-    found: Ints = scores.masked_fill(nowhere, -math.inf).argmax(1).cpu().numpy() + HOME
-    return found
+    """Return the likeliest token that has a place for the person: (predictions,)."""
+    has_place = np.repeat(~np.isnan(vocabulary.coordinates[None, HOME:]).any(2), len(anchors), 0)
+    has_place[:, HOME - HOME] = ~np.isnan(anchors[:, :2]).any(1)
+    has_place[:, WORK - HOME] = ~np.isnan(anchors[:, 2:]).any(1)
+    unplaced = torch.from_numpy(~has_place).to(scores.device)  # (predictions, vocabulary - HOME)
+    tokens: Ints = scores.masked_fill(unplaced, -math.inf).argmax(1).cpu().numpy() + HOME
+    return tokens
 
 
 def _places(tokens: Ints, anchors: Floats, vocabulary: Vocabulary) -> Floats:
-    """Latitude and longitude of each token for the person beside it, NaN where it is nowhere: (tokens, 2)."""
+    """Return latitude and longitude of tokens, NaN where there is no place: (tokens, 2)."""
     places = vocabulary.coordinates[tokens]
     for token, columns in ((HOME, slice(0, 2)), (WORK, slice(2, 4))):
         places[tokens == token] = anchors[tokens == token, columns]

@@ -62,7 +62,7 @@ def test_a_family_is_measured_and_a_run_resumes_with_the_same_steps(tmp_path: Pa
         "tilt, calibrated",
     }
     table = families_table(first)
-    assert table.texts()[0][0] == FAMILY and "closed, hot16" in table.columns
+    assert table.texts()[0][0] == FAMILY and "gap closed, hot16" in table.columns
     assert {"POI frequency", "Hour of arrival", "Dwell"} <= {row[2] for row in table.texts()}
     write_families(tmp_path / "out", first)
     assert (tmp_path / "out" / "families-tables" / "families.md").read_text() == table.as_markdown()

@@ -96,7 +96,7 @@ def test_an_increase_above_the_spread_is_marked(tmp_path: Path) -> None:
     changes = {row[:2]: row[2] for row in tables["changes"].rows}
     assert changes["messy", "tilt"] == "+0.0100 ± 0.0200"
     assert changes["demogroups, shuffled", "tilt"] == "+0.1033 ± 0.0208 !"
-    closed: dict[Any, Any] = {row[:2]: row[2:6] for row in tables["closed"].rows}
+    closed: dict[Any, Any] = {row[:2]: row[2:6] for row in tables["gaps"].rows}
     assert closed["messy", "tilt"] == (
         0.41,
         pytest.approx(-0.033),

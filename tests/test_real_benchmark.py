@@ -176,7 +176,7 @@ def test_weighted_people_are_measured_before_any_generator(measured: Measured) -
 def test_tables_and_the_page_show_every_kind_of_regions(measured: Measured, tmp_path: Path) -> None:
     result = measured.result
     tables = real_tables(result)
-    assert {"closed-group", "closed-shift", "jsd-four-visits", "error-bars"} <= set(tables)
+    assert {"gaps-group", "gaps-shift", "jsd-four-visits", "error-bars"} <= set(tables)
     district = "home_district, category"
     census = "home_district, census, category"
     regions = [
@@ -239,7 +239,7 @@ def test_partitions_and_regions_may_be_measured_apart(survey: Path, tmp_path: Pa
     assert kinds == [{"demogroups"}, {"home_district"}]
     assert set(headline_tables(controlled)) == {"summary", "partitions", "groups"}
     assert "precautions" not in real_tables(controlled)
-    assert set(headline_tables(real)) == {"summary", "regions", "regions-given", "stages"}
+    assert set(headline_tables(real)) == {"summary", "regions", "regions-group-homes", "stages"}
     assert "--partition none --regions home_district" in real["command"]
     write_real(experiment.out, controlled)
     write_real(experiment.out, real)

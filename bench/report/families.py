@@ -1,8 +1,8 @@
-"""Families of generators as one table."""
+"""The comparison of generator families as one table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,58 +10,60 @@ from mobatlas.evaluation.metrics import METRICS
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 SHOWN = ("poi", "spatial", "travel_distance", "length", "hour", "dwell")
-LEAST = 0.01  # bits between baseline and floor of which a share can be told
-OWN = "tilt, calibrated"  # the default strategy
+MIN_GAP = 0.01  # bits between baseline and floor; no share is computed below
+DEFAULT = "tilt, calibrated"  # the default strategy
 
 
 def families_table(result: Mapping[str, Any]) -> Table:
-    """A family and a metric a row: baseline, strong, floor, and what the default strategy comes to under each partition."""
-    titles = {metric.name: metric.title for metric in METRICS.values()}
-    partitions = list(
-        dict.fromkeys(row["partition"] for row in result["families"][0]["rows"] if row["partition"])
+    """Compare families: baseline, strong, floor, and the default strategy for each partition."""
+    first_rows = result["families"][0]["rows"]
+    partitions = list(dict.fromkeys(row["partition"] for row in first_rows if row["partition"]))
+    rows = [row for family in result["families"] for row in _family_rows(family, partitions)]
+    columns = [name for partition in partitions for name in (partition, f"gap closed, {partition}")]
+    formats = {name: SHARE for name in columns if name.startswith("gap closed")}
+    formats["samples per second"] = ",.0f"
+    caption = (
+        "JSD in bits to test people of the same group, average over groups; each family trained "
+        f"for {result['seconds']:g} s."
     )
-    rows: list[tuple[Cell, ...]] = []
-    for family in result["families"]:
-        ours = {
-            row["partition"]: row["metrics"]
-            for row in family["rows"]
-            if row["model"] == OWN and row["anchors"] == "group"
-        }
-        told = [
-            metric for metric in SHOWN if metric in ours[partitions[0]]
-        ]  # not everybody tells times
-        for number, metric in enumerate(told):
-            first = ours[partitions[0]][metric]
-            said = (
-                (family["generator"], family["trajectories_per_second"])
-                if number == 0
-                else ("", None)
-            )
-            cells: list[Cell] = [first["baseline"], first["strong"], first["floor"]]
-            for name in partitions:
-                cells += [ours[name][metric]["jsd"], _closed(ours[name][metric])]
-            rows.append((*said, titles[metric], *cells))
-    columns = [name for partition in partitions for name in (partition, f"closed, {partition}")]
-    formats = {name: SHARE for name in columns if name.startswith("closed")} | {
-        "samples a second": ",.0f"
-    }
-    caption = f"JSD in bits to test people of a group, average over groups; {result['seconds']:g} s of training each."
     note = (
-        f"Closed: of the way from the baseline to the floor; none where the two are within {LEAST:g} bits or the "
-        "spread between seeds."
+        "Gap closed: share of the distance from the baseline to the floor. It is empty where the "
+        f"two are within {MIN_GAP:g} bits or within the spread between seeds."
     )
-    head = ("generator", "samples a second", "metric", "baseline", "strong", "floor", *columns)
+    head = ("generator", "samples per second", "metric", "baseline", "strong", "floor", *columns)
     return Table(head, tuple(rows), caption, formats, note)
 
 
-def _closed(found: Mapping[str, Any]) -> float | None:
-    """Of the way to the floor, where there is one."""
-    closed: float | None = found["floor_closed"]
-    return closed if found["baseline"] - found["floor"] >= LEAST else None
+def _family_rows(family: Mapping[str, Any], partitions: Sequence[str]) -> list[tuple[Cell, ...]]:
+    """Return a row for each metric of a family; only the first names the family."""
+    scores = {
+        row["partition"]: row["metrics"]
+        for row in family["rows"]
+        if row["model"] == DEFAULT and row["anchors"] == "group"
+    }
+    # Only families that generate times have metrics of time.
+    metrics = [metric for metric in SHOWN if metric in scores[partitions[0]]]
+    rows: list[tuple[Cell, ...]] = []
+    for number, metric in enumerate(metrics):
+        first = scores[partitions[0]][metric]
+        cells: list[Cell] = ["", None]
+        if number == 0:
+            cells = [family["generator"], family["trajectories_per_second"]]
+        cells += [METRICS[metric].title, first["baseline"], first["strong"], first["floor"]]
+        for partition in partitions:
+            score = scores[partition][metric]
+            cells += [score["jsd"], _gap_closed(score)]
+        rows.append(tuple(cells))
+    return rows
+
+
+def _gap_closed(score: Mapping[str, Any]) -> float | None:
+    share: float | None = score["floor_closed"]
+    return share if score["baseline"] - score["floor"] >= MIN_GAP else None
 
 
 def write_families(out: Path, result: Mapping[str, Any]) -> None:
-    """The table in four formats, in a folder within `out`."""
+    """Write the table in four formats, in a folder within `out`."""
     folder = out / "families-tables"
     folder.mkdir(exist_ok=True)
     write_tables(folder, {"families": families_table(result)})

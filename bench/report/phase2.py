@@ -1,4 +1,4 @@
-"""Phase 2 on simulated cities as two tables: what is closed of the way to the floor, and what changed for better or worse."""
+"""Tables of phase 2 on simulated cities: the gap closed, the change of JSD, and the cost."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ from bench.score_models import FLOOR
 from mobatlas.evaluation.metrics import metrics
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
-CLOSED = ("poi", "spatial")  # where groups differ by more than sampling
+SHOWN = ("poi", "spatial")  # groups differ by more than sampling noise
 Result = Mapping[str, Any]
 
 
 def phase2_tables(result: Result) -> dict[str, Table]:
-    """By name; anchors are those of the group."""
-    return {"closed": _closed(result), "changes": _changes(result)}
+    """Return both tables by name; anchors are those of the group."""
+    return {"gaps": _gap_table(result), "changes": _change_table(result)}
 
 
 def write_phase2(out: Path, result: Result) -> None:
-    """Both in four formats, in a folder within `out`."""
+    """Write both tables in four formats, in a folder within `out`."""
     folder = out / "phase2-tables"
     folder.mkdir(exist_ok=True)
     write_tables(folder, phase2_tables(result))
 
 
 def cost_table(result: Result) -> Table:
-    """What strategies cost, of `python -m bench cost`."""
+    """Return the seconds and the regional loss of strategies, from `python -m bench cost`."""
     rows: list[tuple[Cell, ...]] = [
         (row["strategy"], row["seconds"], row["regional_loss"], row["gradient_agreement"])
         for row in result["rows"]
     ]
-    caption = f"One simulated city, preset small, latent diffusion, seed {result['seed']}, threads: {result['threads']}."
+    caption = (
+        f"One simulated city, preset small, latent diffusion, seed {result['seed']}, "
+        f"{result['threads']} threads."
+    )
     note = (
-        "Regional loss: JSD in bits between simulated regions and those of validation people. Gradient agreement: mean cosine "
-        "between gradients of one region from two batches."
+        "Regional loss: JSD in bits between simulated regions and those of validation people. "
+        "Gradient agreement: mean cosine between gradients of one region from two batches."
     )
     columns = ("strategy", "seconds", "regional loss", "gradient agreement")
     return Table(columns, tuple(rows), caption, {"seconds": ".0f"}, note)
@@ -49,59 +52,57 @@ def _regions(row: Mapping[str, Any]) -> str:
     return f"{row['partition'] or ''}{', shuffled' if row['shuffled'] else ''}"
 
 
-def _closed(result: Result) -> Table:
+def _gap_table(result: Result) -> Table:
     titles = {metric.name: metric.title for metric in metrics()}
     rows: list[tuple[Cell, ...]] = []
     for row in _rows(result):
         cells: list[Cell] = []
-        for name in CLOSED:
-            found = row["metrics"][name]
-            cells += [
-                found["jsd"],
-                found["floor_closed"],
-                " to ".join(_by_seed(found)),
-                found["gap_closed"],
-            ]
+        for name in SHOWN:
+            score = row["metrics"][name]
+            range_of_seeds = " to ".join(_seed_range(score))
+            cells += [score["jsd"], score["floor_closed"], range_of_seeds, score["gap_closed"]]
         rows.append((_regions(row), row["model"], *cells))
     first = _rows(result)[0]["metrics"]
     rows.insert(
-        2, ("", FLOOR, *(cell for name in CLOSED for cell in (first[name]["floor"], 1.0, "", None)))
+        2, ("", FLOOR, *(cell for name in SHOWN for cell in (first[name]["floor"], 1.0, "", None)))
     )
     columns = tuple(
-        f"{what}{titles[name]}"
-        for name in CLOSED
-        for what in ("", "closed, ", "lowest and highest seed, ", "gap, ")
+        f"{prefix}{titles[name]}"
+        for name in SHOWN
+        for prefix in ("", "gap closed, ", "lowest and highest seed, ", "gap to strong closed, ")
     )
-    formats = {name: SHARE for name in columns if name.startswith(("closed", "gap"))}
+    formats = {name: SHARE for name in columns if name.startswith("gap")}
     note = (
-        "JSD in bits, mean over seeds. Closed: of the way from the baseline to the floor; gap: of the way from the baseline to "
-        "strong; none where that way is within the spread between seeds."
+        "JSD in bits, mean over seeds. Gap closed: share of the distance from the baseline to the "
+        "floor, or to strong. It is empty where that distance is within the spread between seeds."
     )
     return Table(("regions", "model", *columns), tuple(rows), _caption(result), formats, note)
 
 
-def _by_seed(found: Mapping[str, Any]) -> list[str]:
-    """The least and the most that a seed closes."""
-    shares = [share for share in found["by_seed"] if share is not None]
+def _seed_range(score: Mapping[str, Any]) -> list[str]:
+    """Return the smallest and the largest gap closed of a seed."""
+    shares = [share for share in score["by_seed"] if share is not None]
     return [format(share, ".0%") for share in (min(shares), max(shares))] if shares else []
 
 
-def _changes(result: Result) -> Table:
+def _change_table(result: Result) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for row in _rows(result):
         if row["model"] == "baseline":
             continue
-        told = (_change(row["metrics"][metric.name], len(result["seeds"])) for metric in metrics())
-        rows.append((_regions(row), row["model"], *told))
+        seeds = len(result["seeds"])
+        changes = (_change(row["metrics"][metric.name], seeds) for metric in metrics())
+        rows.append((_regions(row), row["model"], *changes))
     first = _rows(result)[0]["metrics"]
     rows.insert(
         0, ("", "baseline", *(f"{first[metric.name]['baseline']:.4f}" for metric in metrics()))
     )
     rows.insert(1, ("", FLOOR, *(f"{first[metric.name]['floor']:.4f}" for metric in metrics())))
-    note = (
-        "An exclamation mark: above the baseline by more than the standard deviation between seeds."
+    note = "An exclamation mark: above the baseline by more than the standard deviation of seeds."
+    caption = (
+        "Difference to the JSD of the baseline and its standard deviation between seeds; lower is "
+        "better."
     )
-    caption = "Difference to the JSD of the baseline and its standard deviation between seeds; less is better."
     return Table(
         ("regions", "model", *(metric.title for metric in metrics())),
         tuple(rows),
@@ -110,16 +111,18 @@ def _changes(result: Result) -> Table:
     )
 
 
-def _change(found: Mapping[str, Any], seeds: int) -> str:
-    change, spread = found["jsd"] - found["baseline"], found["spread"]
-    return (
-        f"{change:+.4f} ± {spread:.4f}{' !' if change > spread else ''}"
-        if seeds > 1
-        else f"{change:+.4f}"
-    )
+def _change(score: Mapping[str, Any], seeds: int) -> str:
+    change = score["jsd"] - score["baseline"]
+    spread = score["spread"]
+    if seeds == 1:
+        return f"{change:+.4f}"
+    return f"{change:+.4f} ± {spread:.4f}{' !' if change > spread else ''}"
 
 
 def _caption(result: Result) -> str:
     seeds = len(result["seeds"])
-    said = f"{seeds} seeds" if seeds > 1 else "one seed"
-    return f"Simulated city, preset small, latent diffusion, {said}; homes of training people of the group."
+    number = f"{seeds} seeds" if seeds > 1 else "one seed"
+    return (
+        f"Simulated city, preset small, latent diffusion, {number}; homes of training people of "
+        "the group."
+    )

@@ -1,4 +1,4 @@
-"""The paper's published results, to stand beside ours for orientation: what its tables print, digit by digit."""
+"""The numbers that the paper's tables print, to compare with ours."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ class PublishedRow(TypedDict):
     """One cell of one of the paper's tables."""
 
     state: str
-    partition: str | None  # None where the model has seen no region: baseline, strong, real
-    feature: str | None  # of the aggregates; None likewise
+    partition: str | None  # None for models without regions: baseline, strong, real
+    feature: str | None  # of the aggregates; None for models without regions
     model: str  # baseline, strong, atlas-js, atlas-tv; in rq3 real instead of strong
     metric: str
     group: str  # or AVERAGE
     mean: float
-    std: float | None  # of a group over seeds, of the average over groups
-    gap_closed: float | None  # a share; in rq1 alone, and not of the baseline
+    std: float | None  # over seeds for a group, over groups for the average
+    gap_closed: float | None  # a share; only in rq1, and not for the baseline
 
 
 @cache
 def published() -> Mapping[str, Any]:
-    """All of it: `source` with its caveat, `remarks` on odd values, and for each question a note, columns and rows."""
-    text = TABLES.read_text(encoding="utf-8")
-    found: Mapping[str, Any] = json.loads(text)
-    return found
+    """Return `source` with its caveat, `remarks` on odd values, and a table for each question."""
+    tables: Mapping[str, Any] = json.loads(TABLES.read_text(encoding="utf-8"))
+    return tables
 
 
 def published_rows(question: str, state: str) -> list[PublishedRow]:
-    """The cells that answer a question in a state, in the paper's order."""
-    for what, name, known in (("question", question, QUESTIONS), ("state", state, STATES)):
+    """Return the cells of a question and a state, in the paper's order."""
+    for kind, name, known in (("question", question, QUESTIONS), ("state", state, STATES)):
         if name not in known:
             raise MobatlasError(
-                f"the paper has no {what} '{name}'{suggestion(name, known)} (known: {', '.join(known)})"
+                f"the paper has no {kind} '{name}'{suggestion(name, known)} "
+                f"(known: {', '.join(known)})"
             )
     table = published()[question]
     [(axis, columns)] = table["columns"].items()  # metric or group

@@ -1,4 +1,4 @@
-"""The research questions as tables, figures and one page: what `python -m bench rq1` to `rq3` found, the paper's own beside it."""
+"""Tables, figures and one page of the research questions, with the paper's own numbers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.report.figures import bars_figure, curves_figure, heatmap_figure
+from bench.report.figures import Bars, Lines, bars_figure, curves_figure, heatmap_figure
 from bench.report.published import AVERAGE, STATES, published, published_rows
 from bench.score_models import FLOOR
 from bench.summary import Result, read_result
@@ -19,7 +19,7 @@ from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 QUESTIONS = {
     "rq1": "RQ1: how groups are mixed in regions",
-    "rq2": "RQ2: which feature the regions tell",
+    "rq2": "RQ2: which feature the aggregates contain",
     "rq3": "RQ3: next-POI prediction",
 }
 PREDICTION = {
@@ -31,16 +31,17 @@ PREDICTION = {
 POI_ALONE = {"poi_accuracy": "Accuracy, POIs alone", "poi_hr10": "HR@10, POIs alone"}
 TITLES = {metric.name: metric.title for metric in metrics()}
 WRITTEN = "Written by `python -m bench results"
-OWN = "tilt, calibrated"  # the default strategy
+DEFAULT = "tilt, calibrated"  # the default strategy
+MATERIAL = "training material"
 
 
 def question_tables(result: Result) -> dict[str, Table]:
-    """Of one question, by name; the first is the one to read."""
+    """Return the tables of a question by name, the most important first."""
     return _prediction_tables(result) if result["question"] == "rq3" else _divergence_tables(result)
 
 
 def write_question(out: Path, result: Result) -> None:
-    """Tables in four formats and figures, in folders of the question within `out`."""
+    """Write tables in four formats and figures, in a folder within `out`."""
     folder = out / f"{result.get('name', result['question'])}-tables"
     folder.mkdir(exist_ok=True)
     write_tables(folder, question_tables(result))
@@ -53,15 +54,11 @@ def write_page(folder: Path, out: Path, *, all_tables: bool = False) -> str:
     Figures go into a folder beside the page that has its name. By default each question shows
     its average table; `all_tables` adds the other metrics, every group and the paper's numbers.
     """
-    found = {
-        name: read_result(folder / f"{name}.json")
-        for name in QUESTIONS
-        if (folder / f"{name}.json").exists()
-    }
-    if not found:
-        raise MobatlasError(
-            f"{folder}: has none of {', '.join(f'{name}.json' for name in QUESTIONS)}; run python -m bench rq1 first"
-        )
+    files = {name: folder / f"{name}.json" for name in QUESTIONS}
+    results = {name: read_result(path) for name, path in files.items() if path.exists()}
+    if not results:
+        names = ", ".join(path.name for path in files.values())
+        raise MobatlasError(f"{folder}: has none of {names}; run python -m bench rq1 first")
     figures = out.parent / out.stem
     figures.mkdir(parents=True, exist_ok=True)
     more = " --all" if all_tables else ""
@@ -72,10 +69,10 @@ def write_page(folder: Path, out: Path, *, all_tables: bool = False) -> str:
         "people: sampling noise alone. *Gap closed* is the share of the distance from the baseline "
         "to the floor.\n",
     ]
-    for name, result in found.items():
+    for name, result in results.items():
         parts += _section(name, result, figures, all_tables)
     write_markdown(out, parts)
-    return f"{out}: {', '.join(found)}"
+    return f"{out}: {', '.join(results)}"
 
 
 def _section(name: str, result: Result, figures: Path, all_tables: bool) -> Iterator[str]:
@@ -95,29 +92,31 @@ def _section(name: str, result: Result, figures: Path, all_tables: bool) -> Iter
 
 
 def _sentence(result: Result) -> str:
-    """What was found, in plain words."""
+    """Summarise a result in one sentence."""
     if result["question"] == "rq3":
         rows = {row["material"]: row for row in result["rows"]}
-        closed = rows[OWN]["gap_closed"]["accuracy"]
-        said = ", ".join(f"{label} {row['average']['accuracy']:.3f}" for label, row in rows.items())
-        ours = (
-            "no gap to close"
-            if closed is None
-            else f"{closed:.0%} of the way from the baseline to real people"
+        accuracies = ", ".join(
+            f"{label} {row['average']['accuracy']:.3f}" for label, row in rows.items()
         )
-        return f"Accuracy of the next visit by what the predictor learnt from: {said}. The default strategy: {ours}."
-    rows_of = [row for row in _rows(result, "group") if row["model"] == OWN]
-    what = "partition" if result["question"] == "rq1" else "features"
-    told = [
-        (row[what] if what == "partition" else "+".join(row[what]), row["metrics"]["poi"])
-        for row in rows_of
+        closed = rows[DEFAULT]["gap_closed"]["accuracy"]
+        return (
+            f"Accuracy of the next visit, by training material: {accuracies}. The default strategy "
+            f"closes {_share(closed)} of the gap from the baseline to real people."
+        )
+    shares = [
+        f"{' + '.join(_varied(result, row))} {_share(row['metrics']['poi']['floor_closed'])}"
+        for row in _rows(result, "group")
+        if row["model"] == DEFAULT
     ]
-    closed = [f"{name} {_share(found['floor_closed'])}" for name, found in told]
-    return f"The default strategy, of the way from the baseline to the floor on POI frequency: {', '.join(closed)}."
+    return f"Gap closed by the default strategy on POI frequency: {', '.join(shares)}."
+
+
+def _varied(result: Result, row: Mapping[str, Any]) -> Sequence[str]:
+    return [row["partition"]] if result["question"] == "rq1" else row["features"]
 
 
 def _share(value: float | None) -> str:
-    return "nothing to close" if value is None else format(value, SHARE)
+    return "none" if value is None else format(value, SHARE)
 
 
 def _rows(result: Result, anchors: str) -> list[Mapping[str, Any]]:
@@ -128,8 +127,8 @@ def _label(row: Mapping[str, Any]) -> str:
     return f"{row['model']}, {row['divergence']}" if row["divergence"] else str(row["model"])
 
 
-def _where(result: Result) -> tuple[str, Callable[[Mapping[str, Any]], str]]:
-    """The first column: what a question varies."""
+def _varied_column(result: Result) -> tuple[str, Callable[[Mapping[str, Any]], str]]:
+    """Return the name and the cells of the column that a question varies."""
     if result["question"] == "rq1":
         return "partition", lambda row: row["partition"] or ""
     return "feature", lambda row: " + ".join(row["features"] or ())
@@ -139,7 +138,8 @@ def _divergence_tables(result: Result) -> dict[str, Table]:
     seeds = len(result["seeds"])
     of_seeds = f"{seeds} seeds" if seeds > 1 else "one seed"
     caption = (
-        f"JSD in bits to test people of a group, average over groups, {of_seeds}; anchors of the"
+        f"JSD in bits to test people of the same group, average over groups, {of_seeds}; anchors "
+        "of the"
     )
     rest = [metric.name for metric in metrics() if metric.name not in PAPER_METRICS]
     tables = {
@@ -154,27 +154,26 @@ def _divergence_tables(result: Result) -> dict[str, Table]:
 
 
 def _averages(result: Result, anchors: str, metrics: Sequence[str], caption: str) -> Table:
-    """JSD, and what is closed of the way to the floor."""
-    first, where = _where(result)
+    """Return JSD and the gap closed to the floor."""
+    first, cell_of = _varied_column(result)
     rows: list[tuple[Cell, ...]] = []
     for row in _rows(result, anchors):
-        found = [row["metrics"][name] for name in metrics]
-        rows.append(
-            (
-                where(row),
-                _label(row),
-                *_pairs((each["jsd"], each["floor_closed"]) for each in found),
-            )
-        )
+        scores = [row["metrics"][name] for name in metrics]
+        pairs = _pairs((score["jsd"], score["floor_closed"]) for score in scores)
+        rows.append((cell_of(row), _label(row), *pairs))
     floor = [
         (row["metrics"][name]["floor"], 1.0)
         for row in _rows(result, anchors)[:1]
         for name in metrics
     ]
     rows.insert(2, ("", FLOOR, *_pairs(floor)))
-    columns = [name for metric in metrics for name in (TITLES[metric], f"closed, {TITLES[metric]}")]
-    formats = {name: SHARE for name in columns if name.startswith("closed")}
-    note = "Closed: none where baseline and floor differ by no more than the spread between seeds."
+    titles = [TITLES[metric] for metric in metrics]
+    columns = [name for title in titles for name in (title, f"gap closed, {title}")]
+    formats = {name: SHARE for name in columns if name.startswith("gap closed")}
+    note = (
+        "Gap closed: share of the distance from the baseline to the floor. It is empty where that "
+        "distance is within the spread between seeds."
+    )
     return Table((first, "model", *columns), tuple(rows), caption, formats, note)
 
 
@@ -183,125 +182,120 @@ def _pairs(values: Any) -> list[Cell]:
 
 
 def _gaps(result: Result) -> Table:
-    """Gap closed towards strong, as the paper has it."""
-    first, where = _where(result)
+    """Return the gap closed to strong, as the paper defines it."""
+    first, cell_of = _varied_column(result)
     rows = [
-        (where(row), _label(row), *(row["metrics"][name]["gap_closed"] for name in PAPER_METRICS))
+        (cell_of(row), _label(row), *(row["metrics"][name]["gap_closed"] for name in PAPER_METRICS))
         for row in _rows(result, "group")
         if row[first if first == "partition" else "features"]
     ]
     columns = (first, "model", *(TITLES[name] for name in PAPER_METRICS))
     note = (
-        "None where strong is not better than the baseline by more than the spread between seeds."
+        "Empty where strong is not better than the baseline by more than the spread between seeds."
     )
-    return Table(
-        columns, tuple(rows), "Gap closed towards strong.", dict.fromkeys(columns[2:], SHARE), note
-    )
+    formats = dict.fromkeys(columns[2:], SHARE)
+    return Table(columns, tuple(rows), "Gap closed to strong.", formats, note)
 
 
 def _by_group(result: Result, metric: str, of_seeds: str) -> Table:
-    first, where = _where(result)
+    first, cell_of = _varied_column(result)
     rows = []
     names = list(_rows(result, "group")[0]["groups"])
     for row in _rows(result, "group"):
-        found = [row["groups"][name][metric] for name in names]
+        scores = [row["groups"][name][metric] for name in names]
         cells: list[Cell] = [
-            f"{mean:.3f} ± {sd:.3f}" if len(result["seeds"]) > 1 else mean for mean, sd in found
+            f"{mean:.3f} ± {sd:.3f}" if len(result["seeds"]) > 1 else mean for mean, sd in scores
         ]
-        spread = float(np.std([mean for mean, _ in found], ddof=1))
-        rows.append((where(row), _label(row), *cells, row["metrics"][metric]["jsd"], spread))
+        spread = float(np.std([mean for mean, _ in scores], ddof=1))
+        rows.append((cell_of(row), _label(row), *cells, row["metrics"][metric]["jsd"], spread))
     caption = f"{TITLES[metric]}: JSD in bits to test people of each group, {of_seeds}."
     return Table((first, "model", *names, "average", "sd over groups"), tuple(rows), caption)
 
 
 def _published(result: Result, state: str) -> Table:
-    """The averages that the paper printed."""
+    """Return the averages that the paper prints."""
     question = result["question"]
     caption = f"For orientation, as published: {state}. {published()['source']['caveat']}"
     cells = [row for row in published_rows(question, state) if row["group"] == AVERAGE]
     metrics = PREDICTION if question == "rq3" else {name: TITLES[name] for name in PAPER_METRICS}
     first = "feature" if question == "rq2" else "partition"
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    models: dict[tuple[str, str], dict[str, float]] = {}
     for row in cells:
         key = (str(row["feature" if question == "rq2" else "partition"] or ""), row["model"])
-        found.setdefault(key, {})[row["metric"]] = row["mean"]
-    rows = tuple((*key, *(values.get(name) for name in metrics)) for key, values in found.items())
+        models.setdefault(key, {})[row["metric"]] = row["mean"]
+    rows = tuple((*key, *(values.get(name) for name in metrics)) for key, values in models.items())
     return Table((first, "model", *metrics.values()), rows, caption)
 
 
 def _prediction_tables(result: Result) -> dict[str, Table]:
-    sizes = sum(result["sizes"].values())
     columns = PREDICTION | POI_ALONE
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (
-            row["material"],
-            *(row["average"][name] for name in columns),
-            row["gap_closed"]["accuracy"],
-        )
-        for row in result["rows"]
-    )
-    caption = f"Next visits of real test people, average over groups; {sizes:,} trajectories of each material to learn from."
-    closed = "closed, Accuracy"
-    note = "Closed: of the way from the baseline to real training people."
-    head: tuple[str, ...] = ("learnt from", *columns.values(), closed)
-    also = f"closed, {POI_ALONE['poi_hr10']}"
-    if len(result["seeds"]) > 1 and "spread" in result["rows"][0]:
-        note += " Empty where seeds differ by more than that way. Spread: standard deviation between seeds."
-        head = (*head, also, *(f"spread, {columns[name]}" for name in ("accuracy", "poi_hr10")))
-        rows = tuple(
-            (
-                *row,
-                found["gap_closed"]["poi_hr10"],
-                found["spread"]["accuracy"],
-                found["spread"]["poi_hr10"],
-            )
-            for row, found in zip(rows, result["rows"], strict=True)
-        )
-    tables = {"average": Table(head, rows, caption, {closed: SHARE, also: SHARE}, note)}
-    names = list(result["rows"][0]["groups"])
+    tables = {"average": _prediction_averages(result, columns)}
+    groups = list(result["rows"][0]["groups"])
     for metric, title in columns.items():
         body = tuple(
             (
                 row["material"],
-                *(row["groups"][name][metric] for name in names),
+                *(row["groups"][group][metric] for group in groups),
                 row["average"][metric],
             )
             for row in result["rows"]
         )
         tables[f"groups-{metric.replace('_', '-')}"] = Table(
-            ("learnt from", *names, "average"), body, f"{title} of the next visit, by group."
+            (MATERIAL, *groups, "average"), body, f"{title} of the next visit, by group."
         )
     return tables | {f"published-{state.lower()}": _published(result, state) for state in STATES}
 
 
+def _prediction_averages(result: Result, columns: Mapping[str, str]) -> Table:
+    spread = len(result["seeds"]) > 1 and "spread" in result["rows"][0]
+    closed = ("accuracy", "poi_hr10") if spread else ("accuracy",)
+    rows: list[tuple[Cell, ...]] = []
+    for row in result["rows"]:
+        cells: list[Cell] = [row["material"], *(row["average"][name] for name in columns)]
+        cells += [row["gap_closed"][name] for name in closed]
+        cells += [row["spread"][name] for name in closed if spread]
+        rows.append(tuple(cells))
+    sizes = sum(result["sizes"].values())
+    caption = (
+        f"Next visits of real test people, average over groups; {sizes:,} training trajectories of "
+        "each material."
+    )
+    note = "Gap closed: share of the distance from the baseline to real training people."
+    if spread:
+        note += (
+            " It is empty where seeds differ by more than that distance. "
+            "Spread: standard deviation between seeds."
+        )
+    shares = [f"gap closed, {columns[name]}" for name in closed]
+    spreads = [f"spread, {columns[name]}" for name in closed if spread]
+    head = (MATERIAL, *columns.values(), *shares, *spreads)
+    return Table(head, tuple(rows), caption, dict.fromkeys(shares, SHARE), note)
+
+
 def _draw(folder: Path, result: Result) -> list[Path]:
-    """The figures of a question, as PNG files of its name."""
+    """Draw the figures of a question as PNG files and return their paths."""
     name = result["question"]
-    made: list[Path] = []
     if name == "rq3":
-        return made
-    bars = folder / f"{name}-bars.png"
-    bars_figure(bars, *_bars(result))
-    made.append(bars)
+        return []
+    figures = [folder / f"{name}-bars.png"]
+    bars_figure(figures[-1], *_bars(result))
     if result["curves"]:
-        made.append(folder / f"{name}-curves.png")
-        curves_figure(made[-1], result["curves"])
+        figures.append(folder / f"{name}-curves.png")
+        curves_figure(figures[-1], result["curves"])
     if name == "rq1":
-        made.append(folder / f"{name}-groups.png")
+        figures.append(folder / f"{name}-groups.png")
         groups = list(_rows(result, "group")[0]["groups"])
-        apart = {
+        distances = {
             TITLES[metric]: np.array(result["between_groups"][metric])
             for metric in ("poi", "spatial")
         }
-        heatmap_figure(made[-1], groups, apart)
-    return made
+        heatmap_figure(figures[-1], groups, distances)
+    return figures
 
 
-def _bars(
-    result: Result,
-) -> tuple[dict[str, dict[str, dict[str, tuple[float, float]]]], dict[str, dict[str, float]]]:
-    """Metric -> what is varied -> model -> (JSD, sd over groups); and the lines that all of a metric have in common."""
-    _, where = _where(result)
+def _bars(result: Result) -> tuple[Bars, Lines]:
+    """Return JSD and its standard deviation over groups, and the lines that models share."""
+    _, cell_of = _varied_column(result)
     rows = _rows(result, "group")
     bars: dict[str, Any] = {TITLES[name]: {} for name in PAPER_METRICS}
     lines: dict[str, Any] = {}
@@ -312,15 +306,13 @@ def _bars(
             if row["features"] is None:  # phase 1, drawn as lines
                 continue
             spread = float(np.std([values[name][0] for values in row["groups"].values()], ddof=1))
-            bars[TITLES[name]].setdefault(where(row), {})[_label(row)] = (
-                row["metrics"][name]["jsd"],
-                spread,
-            )
+            models = bars[TITLES[name]].setdefault(cell_of(row), {})
+            models[_label(row)] = (row["metrics"][name]["jsd"], spread)
     return bars, lines
 
 
 def write_markdown(out: Path, parts: Sequence[str]) -> None:
-    """Write a page over one that was written so, and over nothing else."""
+    """Write a page; replace only a page that this function wrote."""
     if out.exists() and WRITTEN not in out.read_text(encoding="utf-8", errors="replace"):
         raise MobatlasError(
             f"{out}: was not written by python -m bench results; choose another --out"

@@ -1,8 +1,9 @@
-"""The benchmark on real people as tables and one page."""
+"""Tables and one page of the benchmark on real people."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,75 +25,77 @@ from mobatlas.report.tables import MINUS, SHARE, Cell, Table, write_tables
 SHOWN = (*PAPER_METRICS, "category", "transitions", "length")
 VIEWS = {
     "group": "Homes of training people of the group, against test people.",
-    "population": "Homes of everybody, chosen together with the trajectory where the model is calibrated.",
-    "four visits": "Trajectories of at least four visits alone, on either side.",
-    "shift": "Against people of another kind of day, on whom nothing was trained.",
+    "population": "Homes of all training people; a calibrated model chooses home and trajectory "
+    "together.",
+    "four visits": "Only trajectories of at least four visits, on either side.",
+    "shift": "Against people of another kind of day, without whom the model was trained.",
 }
 PRECAUTIONS = {
     "none": "regression",
-    "composition": "doubt of the composition",
-    "regions": "regions of their own",
+    "composition": "composition error",
+    "regions": "region effects",
     "map": "surface over the map",
-    "all": "limit to groups",
+    "all": "limit of group variance",
 }
 DEFAULT = "tilt, calibrated"
 
 
 def real_tables(result: Result) -> dict[str, Table]:
-    """By name; the first is the one to read."""
+    """Return all tables by name, the most important first."""
     views = [view for view in VIEWS if any(row["anchors"] == view for row in result["rows"])]
-    tables = {f"closed-{view.replace(' ', '-')}": _closed(result, view) for view in views}
+    tables = {f"gaps-{view.replace(' ', '-')}": _gaps(result, view) for view in views}
     tables |= {f"jsd-{view.replace(' ', '-')}": _divergences(result, view) for view in views}
     tables |= {
         f"groups-{metric}": _by_group(result, metric)
         for metric in ("poi", "category", "transitions")
     }
     tables["error-bars"] = _error_bars(result)
-    if _chosen(result):
+    if _real_regions(result):
         tables["precautions"] = _precautions(result)
     return tables | {"stages": _stages(result, result["error_bars"])}
 
 
 def headline_tables(result: Result) -> dict[str, Table]:
-    """Strong and the default strategy alone: in short, partitions with homes of the group, real regions with either kind."""
-    chosen = _chosen(result)
+    """Return tables of strong and the default strategy, for partitions and for real regions."""
+    real_regions = _real_regions(result)
     kinds = {
         "partitions": ("group", False),
         "regions": ("population", True),
-        "regions-given": ("group", True),
+        "regions-group-homes": ("group", True),
     }
     tables = {"summary": summary_table(result)}
     for name, (view, real) in kinds.items():
         rows = [
             row
             for row in _rows(result, view)
-            if row["partition"] is None or (row["partition"] in chosen) == real
+            if row["partition"] is None or (row["partition"] in real_regions) == real
         ]
-        if any(row["partition"] is not None for row in rows):  # either kind may be left out
-            tables[name] = _closed_table(
-                result, [row for row in rows if row["model"] in ("strong", DEFAULT)], view
-            )
+        if any(row["partition"] is not None for row in rows):  # a result may lack either kind
+            shown = [row for row in rows if row["model"] in ("strong", DEFAULT)]
+            tables[name] = _gap_table(result, shown, view)
     if "partitions" in tables:
-        tables["groups"] = _by_group(result, "poi", chosen)
-    if chosen:
-        regional = [
-            row for row in result["error_bars"] if "precautions" in row and not row["shuffled"]
+        tables["groups"] = _by_group(result, "poi", real_regions)
+    if real_regions:
+        features = [row["features"] for row in result["rows"] if row["partition"] in real_regions]
+        shown = [
+            row
+            for row in result["error_bars"]
+            if "precautions" in row
+            and not row["shuffled"]
+            and row["features"] in (features[0], features[-1])
         ]
-        told = [row["features"] for row in result["rows"] if row["partition"] in chosen]
-        some = (told[0], told[-1])  # one feature alone, and what is also shuffled
-        tables["stages"] = _stages(result, [row for row in regional if row["features"] in some])
+        tables["stages"] = _stages(result, shown)
     return tables
 
 
 def summary_table(result: Result) -> Table:
-    """Strong, and the default strategy by kinds of regions with the first features they tell, with homes of everybody."""
+    """Return the gap closed by strong and by the default strategy, one row for each regions."""
     metrics = ("poi", "category", "transitions", "travel_distance", "spatial")
     kinds: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for row in _rows(result, "population"):
         if row["model"] in ("strong", DEFAULT):
-            kinds.setdefault(
-                tuple(row[name] for name in ("partition", "census", "shuffled", "membership")), row
-            )
+            keys = ("partition", "census", "shuffled", "membership")
+            kinds.setdefault(tuple(row[name] for name in keys), row)
     seeds = len(result["seeds"])
     body = [
         (
@@ -102,52 +105,54 @@ def summary_table(result: Result) -> Table:
         for row in kinds.values()
     ]
     caption = (
-        f"{result['generator']}: closed of the way from the baseline to the floor by strong, which was trained on labels, and "
-        f"by the default strategy ({DEFAULT}), with homes of everybody."
+        f"{result['generator']}: gap closed from the baseline to the floor, by strong (trained on "
+        f"labels) and by the default strategy ({DEFAULT}). {VIEWS['population']}"
     )
     return Table(("regions", *(TITLES[metric] for metric in metrics)), tuple(body), caption)
 
 
-def _chosen(result: Result) -> set[str]:
-    """Columns of regions that people chose themselves."""
+def _real_regions(result: Result) -> set[str]:
+    """Return the columns of people that name real regions."""
     return {row["partition"] for row in result["error_bars"] if "precautions" in row}
 
 
 def write_real(out: Path, result: Result) -> None:
-    """Tables in four formats, in a folder within `out`."""
+    """Write all tables in four formats, in a folder within `out`."""
     folder = out / f"{real_name(result['generator'], result['kinds'])}-tables"
     folder.mkdir(exist_ok=True)
     write_tables(folder, real_tables(result))
 
 
 def write_real_page(folder: Path, out: Path, *, all_tables: bool = False) -> str:
-    """Write one page with every family whose real-FAMILY.json lies in `folder`.
+    """Write one page with every family that has a real-FAMILY.json in `folder`.
 
     By default each family shows its headline tables; `all_tables` adds all others.
     """
-    found = {path.stem: read_result(path) for path in _results(folder, "real-*.json")}
-    if not found:
+    results = {path.stem: read_result(path) for path in _results(folder, "real-*.json")}
+    if not results:
         raise MobatlasError(f"{folder}: has no real-FAMILY.json; run python -m bench real first")
     more = " --all" if all_tables else ""
     parts = [
         "# Real people: tables\n",
         f"{WRITTEN} {folder.as_posix()} --real{more} --out {out.as_posix()}`.\n",
-        "JSD in bits, lower is better. *Closed* is the share of the way from the baseline to the sampling floor, of means over "
-        "seeds, with the standard deviation between seeds; it is empty where the two differ by no more than that.\n",
+        "JSD in bits, lower is better. *Gap closed* is the share of the distance from the baseline "
+        "to the sampling floor, of means over seeds, with the standard deviation between seeds. It "
+        "is empty where the distance is within that deviation.\n",
     ]
-    for name, result in found.items():
+    for name, result in results.items():
         if result.get("people") != DRAWING:
             raise MobatlasError(
-                f"{folder / name}.json: was written by an older mobatlas; run python -m bench real again"
+                f"{folder / name}.json: was written by an older mobatlas; "
+                "run python -m bench real again"
             )
     figures = out.parent / out.stem
     figures.mkdir(parents=True, exist_ok=True)
-    for name, result in found.items():
+    for name, result in results.items():
         parts += _section(name, result, figures, all_tables)
     for path in _results(folder, "rq3-real-*.json"):
         parts += _prediction(read_result(path))
     write_markdown(out, parts)
-    return f"{out}: {', '.join(found)}"
+    return f"{out}: {', '.join(results)}"
 
 
 def _results(folder: Path, pattern: str) -> list[Path]:
@@ -181,30 +186,44 @@ def _prediction(result: Result) -> Iterator[str]:
             yield table.as_markdown()
 
 
+@dataclass(frozen=True)
+class _Figure:
+    """The rows and metrics of one figure."""
+
+    name: str
+    view: str
+    real: bool
+    metrics: tuple[str, ...]
+
+
+FIGURES = (
+    _Figure("partitions", "group", False, ("poi", "category", "transitions")),
+    _Figure(
+        "regions",
+        "population",
+        True,
+        ("spatial", "travel_distance", "poi", "category", "transitions"),
+    ),
+)
+
+
 def draw_real(folder: Path, title: str, result: Result) -> list[Path]:
-    """What is closed under partitions with homes of the group, and under real regions with homes of everybody."""
-    made, chosen = [], _chosen(result)
-    for name, view, real, shown in (
-        ("partitions", "group", False, ("poi", "category", "transitions")),
-        (
-            "regions",
-            "population",
-            True,
-            ("spatial", "travel_distance", "poi", "category", "transitions"),
-        ),
-    ):
-        rows = [row for row in _rows(result, view) if row["partition"] is not None]
-        rows = [row for row in rows if (row["partition"] in chosen) == real]
-        bars = {
-            TITLES[metric]: found
-            for metric in shown
-            if any((found := _bars(rows, metric)).values())
-        }
+    """Draw the gap closed under partitions and under real regions; return the PNG files."""
+    paths = []
+    real_regions = _real_regions(result)
+    for figure in FIGURES:
+        rows = [
+            row
+            for row in _rows(result, figure.view)
+            if row["partition"] is not None and (row["partition"] in real_regions) == figure.real
+        ]
+        all_bars = {TITLES[metric]: _bars(rows, metric) for metric in figure.metrics}
+        bars = {name: values for name, values in all_bars.items() if any(values.values())}
         if bars:
-            made.append(folder / f"{title.removesuffix(f'-{name}')}-{name}.png")
-            lines = {title: {"baseline": 0.0, "floor": 1.0} for title in bars}
-            forest_figure(made[-1], bars, lines, "closed of baseline to floor")
-    return made
+            paths.append(folder / f"{title.removesuffix(f'-{figure.name}')}-{figure.name}.png")
+            lines = {name: {"baseline": 0.0, "floor": 1.0} for name in bars}
+            forest_figure(paths[-1], bars, lines, "gap closed, baseline to floor")
+    return paths
 
 
 def _bars(
@@ -212,15 +231,17 @@ def _bars(
 ) -> dict[str, dict[str, tuple[float, float]]]:
     bars: dict[str, dict[str, tuple[float, float]]] = {}
     for row in rows:
-        found = row["metrics"][metric]
-        own, gap = bars.setdefault(regions_label(row), {}), found["baseline"] - found["floor"]
-        if gap > found["spread"]:
-            own[row["model"]] = ((found["baseline"] - found["jsd"]) / gap, found["spread"] / gap)
+        score = row["metrics"][metric]
+        models = bars.setdefault(regions_label(row), {})
+        gap = score["baseline"] - score["floor"]
+        if gap > score["spread"]:
+            share = (score["baseline"] - score["jsd"]) / gap
+            models[row["model"]] = (share, score["spread"] / gap)
     return bars
 
 
 def regions_label(row: Mapping[str, Any]) -> str:
-    """Where what was learnt came from."""
+    """Describe the regions that a model was supervised with."""
     parts = (
         "shuffled" if row["shuffled"] else "",
         str(row["partition"] or ""),
@@ -235,14 +256,13 @@ def _rows(result: Result, view: str) -> list[Mapping[str, Any]]:
     return [row for row in result["rows"] if row["anchors"] == view]
 
 
-def _closed(result: Result, view: str) -> Table:
-    """Of supervised models."""
-    return _closed_table(
-        result, [row for row in _rows(result, view) if row["model"] != "baseline"], view
-    )
+def _gaps(result: Result, view: str) -> Table:
+    """Return the gap closed by all models but the baseline."""
+    shown = [row for row in _rows(result, view) if row["model"] != "baseline"]
+    return _gap_table(result, shown, view)
 
 
-def _closed_table(result: Result, shown: Sequence[Mapping[str, Any]], view: str) -> Table:
+def _gap_table(result: Result, shown: Sequence[Mapping[str, Any]], view: str) -> Table:
     seeds = len(result["seeds"])
     rows: list[tuple[Cell, ...]] = [
         (
@@ -253,50 +273,55 @@ def _closed_table(result: Result, shown: Sequence[Mapping[str, Any]], view: str)
         for row in shown
     ]
     columns = ("regions", "model", *(TITLES[name] for name in SHOWN))
-    caption = (
-        f"{result['generator']}: closed of the way from the baseline to the floor. {VIEWS[view]}"
-    )
+    caption = f"{result['generator']}: gap closed from the baseline to the floor. {VIEWS[view]}"
     return Table(columns, tuple(rows), caption)
 
 
-def _with_spread(found: Mapping[str, Any], seeds: int) -> str | None:
-    """A share, and how much seeds differ where there are several."""
-    if found["floor_closed"] is None:
+def _with_spread(score: Mapping[str, Any], seeds: int) -> str | None:
+    """Format the gap closed, with the spread between seeds if there are several."""
+    if score["floor_closed"] is None:
         return None
-    gap = found["baseline"] - found["floor"]
-    spread = f" ± {found['spread'] / gap:.0%}" if seeds > 1 and gap > 0 else ""
-    return format(found["floor_closed"], SHARE).replace("-", MINUS) + spread
+    gap = score["baseline"] - score["floor"]
+    spread = f" ± {score['spread'] / gap:.0%}" if seeds > 1 and gap > 0 else ""
+    return _percent(score["floor_closed"]) + spread
+
+
+def _percent(share: float) -> str:
+    return format(share, SHARE).replace("-", MINUS)
 
 
 def _by_group(result: Result, metric: str, without: Container[str] = ()) -> Table:
-    """Of strong and the default strategy, `without` some kinds of regions."""
-    rows = [row for row in _rows(result, "group") if row["model"] in ("strong", DEFAULT)]
-    rows = [row for row in rows if row["partition"] not in without]
-    floor, first = result["floor_of_groups"], _rows(result, "group")[0]["groups"]  # of the baseline
+    """Return the gap closed by strong and the default strategy for each group."""
+    rows = [
+        row
+        for row in _rows(result, "group")
+        if row["model"] in ("strong", DEFAULT) and row["partition"] not in without
+    ]
+    floor = result["floor_of_groups"]
+    baseline = _rows(result, "group")[0]["groups"]
 
     def closed(row: Mapping[str, Any], group: str) -> str | None:
-        (start, early), (end, late), (ours, spread) = (
-            each[group][metric] for each in (first, floor, row["groups"])
-        )
-        share = gap_closed(ours, start, end, float(np.hypot(early, late)))
+        start, start_spread = baseline[group][metric]
+        end, end_spread = floor[group][metric]
+        jsd, spread = row["groups"][group][metric]
+        share = gap_closed(jsd, start, end, float(np.hypot(start_spread, end_spread)))
         if share is None:
             return None
-        said = format(share, SHARE).replace("-", MINUS)
-        return (
-            f"{said} ± {np.hypot(early, spread) / (start - end):.0%}"
-            if len(result["seeds"]) > 1
-            else said
-        )
+        if len(result["seeds"]) == 1:
+            return _percent(share)
+        return f"{_percent(share)} ± {np.hypot(start_spread, spread) / (start - end):.0%}"
 
     body = tuple(
         (regions_label(row) or row["model"], *(closed(row, group) for group in floor))
         for row in rows
     )
-    caption = f"{TITLES[metric]}: closed of the way from the baseline to the floor, by group. {VIEWS['group']}"
-    apart = ", ".join(
-        f"{group} {first[group][metric][0] - floor[group][metric][0]:.3f}" for group in floor
+    caption = (
+        f"{TITLES[metric]}: gap closed from the baseline to the floor, by group. {VIEWS['group']}"
     )
-    note = f"Bits on that way: {apart}. Spread: of baseline and model between seeds."
+    distances = ", ".join(
+        f"{group} {baseline[group][metric][0] - floor[group][metric][0]:.3f}" for group in floor
+    )
+    note = f"Gap in bits: {distances}. Spread: of baseline and model between seeds."
     return Table(("regions", *floor), body, caption, note=note)
 
 
@@ -332,63 +357,62 @@ def _error_bars(result: Result) -> Table:
     ]
     caption = "Recovered group means against those of labelled people."
     note = (
-        "Covered: how often a 90 % error bar, widened by what chance does to so few, holds the mean of test people, in cells "
-        "(a feature of a group) where 30 of their visits are expected. Labels: the same of the means of training people. "
-        "Error left: to those, 1 being that of the population's mean for everybody. "
-        "Warned: supervise says that it follows places, or differs by more than groups are believed to explain."
+        "Covered: share of cells (a feature of a group) whose 90 % error bar contains the mean of "
+        "test people; the bar includes their sampling error, and cells have at least 30 expected "
+        "visits. Labels: the same for the means of training people. Error left: error to these "
+        "means, as a share of the error of the population mean. Warned: supervise warns that "
+        "estimates follow places, or that groups differ by more than they are expected to."
     )
     columns = ("regions", "covered", "labels", "cells", "error left", "warned")
     return Table(columns, tuple(rows), caption, dict.fromkeys(("covered", "labels"), SHARE), note)
 
 
-def _stages(result: Result, told: Sequence[Mapping[str, Any]]) -> Table:
-    """What is closed before any generator, as it is taught, and as it is calibrated."""
-    shown = ("poi", "travel_distance", "category", "transitions", "spatial")
+def _stages(result: Result, shown: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the gap closed without a generator, after the weighted fit, and when calibrated."""
+    metrics = ("poi", "travel_distance", "category", "transitions", "spatial")
     body: list[tuple[Cell, ...]] = []
-    for row in told:
+    for row in shown:
         label = regions_label(row)
-        people = [(f"people, {stage}", found) for stage, found in row["people"].items()]
-        models = [
-            (
-                each["model"] + name.removeprefix(label),
-                {key: each["metrics"][key]["floor_closed"] for key in shown},
-            )
-            for each in _rows(result, "population")
-            if (name := regions_label(each)) in (label, f"{label}, membership")
-        ]
-        body += [
-            (label, stage, *(found[name] for name in shown)) for stage, found in (*people, *models)
-        ]
-    titles = [TITLES[name] for name in shown]
+        stages = [(f"people, {stage}", shares) for stage, shares in row["people"].items()]
+        for model in _rows(result, "population"):
+            name = regions_label(model)
+            if name in (label, f"{label}, membership"):
+                shares = {key: model["metrics"][key]["floor_closed"] for key in metrics}
+                stages.append((model["model"] + name.removeprefix(label), shares))
+        body += [(label, stage, *(shares[key] for key in metrics)) for stage, shares in stages]
+    titles = [TITLES[name] for name in metrics]
     note = (
-        "People: training people drawn by weights, nobody twice by chance, without a generator, from unweighted ones to those "
-        "of the group: weighed to the means that labels know, to those that regions tell (the difference is what recovery "
-        "changes), or by residence: what the composition says of their region, and what labels of all of them say of it (known "
-        "residence). Models: with homes of everybody, or by region (membership)."
+        "People: training people drawn by weights, without a generator. The gap is that from "
+        "unweighted people to people of the group. Weights match the means of labels, the "
+        "recovered means (the difference is the error of recovery), the composition of each "
+        "person's region, or the labels of that region (known residence). Models: with homes of "
+        "all training people, or by region (membership)."
     )
-    caption = f"{result['generator']}: what is closed against test people, stage by stage."
-    return Table(
-        ("regions", "stage", *titles), tuple(body), caption, dict.fromkeys(titles, SHARE), note
-    )
+    caption = f"{result['generator']}: gap closed against test people, stage by stage."
+    formats = dict.fromkeys(titles, SHARE)
+    return Table(("regions", "stage", *titles), tuple(body), caption, formats, note)
 
 
 def reweighting_table(result: Result) -> Table:
-    """What training people close who are weighed by recovered means, with the spread between seeds."""
+    """Return the gap closed by training people who are weighted by recovered means."""
     rows: list[tuple[Cell, ...]] = []
     for row in result["rows"]:
-        shares = [row[metric]["gap_closed_by_seed"] for metric in WEIGHED]
-        several = [
-            f" ± {np.std(each, ddof=1):.0%}" if len(set(each)) > 1 else "" for each in shares
-        ]
-        closed = [
-            format(row[metric]["gap_closed"], SHARE).replace("-", MINUS) for metric in WEIGHED
-        ]
-        rows.append((case_label(row), *map("".join, zip(closed, several, strict=True))))
-    caption = "Training people weighed by what regions tell: closed of the way from everybody to people of the group."
-    note = "±: standard deviation between seeds, which halve the people; a census needs no half of them, and has none."
-    return Table(
-        ("regions", *(TITLES[metric] for metric in WEIGHED)), tuple(rows), caption, note=note
+        cells: list[Cell] = [case_label(row)]
+        for metric in WEIGHED:
+            by_seed = row[metric]["gap_closed_by_seed"]
+            spread = f" ± {np.std(by_seed, ddof=1):.0%}" if len(set(by_seed)) > 1 else ""
+            cells.append(_percent(row[metric]["gap_closed"]) + spread)
+        rows.append(tuple(cells))
+    caption = (
+        "Training people weighted by recovered means: gap closed from all people to people of the "
+        "group."
     )
+    note = (
+        "±: standard deviation between seeds, which halve the people. Regions with a census use "
+        "all people and have none."
+    )
+    columns = ("regions", *(TITLES[metric] for metric in WEIGHED))
+    return Table(columns, tuple(rows), caption, note=note)
 
 
 def _precautions(result: Result) -> Table:
@@ -397,8 +421,9 @@ def _precautions(result: Result) -> Table:
         for row in result["error_bars"]
         if "precautions" in row
     ]
-    caption = "What recovery gains from each precaution: error left to the group means of labelled validation people."
-    note = (
-        "1 is the error of the population's mean for everybody. Each column adds to the one before."
+    caption = (
+        "Error of recovered means with each precaution, against the group means of labelled "
+        "validation people."
     )
+    note = "1 is the error of the population mean. Each column adds a precaution to the one before."
     return Table(("regions", *PRECAUTIONS.values()), tuple(rows), caption, note=note)
