@@ -1,4 +1,4 @@
-"""Many regions and groups: the same answers as with few, and no array that grows with the square of either times the centroids."""
+"""Many regions and groups give the same answers as few, in little memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PANEL = 30.0
 
 
 def many(regions: int, groups: int, pois: int, seed: int = 0) -> tuple[Regions, Floats]:
-    """Regions of people who go somewhere as often as their groups do, and what these do."""
+    """Return regions with aggregates of their groups, and the true group means."""
     world = many_regions.make_world(regions, groups, seed, pois)
     rng = np.random.default_rng(seed)
     values = rng.poisson(PANEL * world.shares @ world.means) / PANEL
@@ -44,7 +44,7 @@ def many(regions: int, groups: int, pois: int, seed: int = 0) -> tuple[Regions, 
 
 
 def peak(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What it gives, and the megabytes that it held at once."""
+    """Return the result of a function and its peak memory in megabytes."""
     tracemalloc.start()
     try:
         return work(), tracemalloc.get_traced_memory()[1] / 1e6
@@ -69,7 +69,7 @@ def test_thousands_of_regions_and_dozens_of_groups_are_recovered_in_little_memor
     assert megabytes < 25, "regions x regions are 32, groups x centroids x regions 128"
 
 
-def test_what_is_recovered_does_not_depend_on_how_much_is_held_at_once(
+def test_recovery_does_not_depend_on_the_size_of_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, _ = many(120, 8, 16)
@@ -86,9 +86,10 @@ def test_what_is_recovered_does_not_depend_on_how_much_is_held_at_once(
     assert apart.sd == pytest.approx(whole.sd, rel=0.05)
 
 
-def test_regions_that_do_not_tell_are_taken_off_the_sums() -> None:
+def test_a_fit_without_some_regions_equals_a_fit_of_the_others() -> None:
     rng = np.random.default_rng(2)
-    shares, centroids = rng.dirichlet(np.ones(6), 80), rng.normal(size=(80, 2))
+    shares = rng.dirichlet(np.ones(6), 80)
+    centroids = rng.normal(size=(80, 2))
     covariates = independent_columns(np.column_stack([np.ones(80), centroids]))
     design = Design(
         shares,
@@ -109,7 +110,7 @@ def test_regions_that_do_not_tell_are_taken_off_the_sums() -> None:
     assert taken_off.means(design, y) == pytest.approx(alone.means(fewer, y[rest]), abs=1e-7)
     assert taken_off.covariance() == pytest.approx(alone.covariance(), abs=1e-9)
     assert taken_off.sampling_variance() == pytest.approx(alone.sampling_variance(), abs=1e-9)
-    # The surface has other units there, which the likelihood knows of, but no variance does.
+    # The surface has other units, which shift the deviance of all columns by one constant.
     off = [
         one.deviance(p, values)
         for one, p, values in ((taken_off, design, y), (alone, fewer, y[rest]))
@@ -132,11 +133,12 @@ def test_aggregates_are_written_and_read_in_parts(
     assert read.noise is not None and np.allclose(read.noise, v.values**2, equal_nan=True)
 
 
-def test_very_many_small_regions_merge_among_those_that_are_like_them(
+def test_small_regions_merge_with_regions_of_similar_composition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, _ = many(300, 8, 10)
-    shares, n = made.composition.shares, np.full(300, 20.0)
+    shares = made.composition.shares
+    n = np.full(300, 20.0)
     closest = identifiability._merge(shares, n, 100.0)
     monkeypatch.setattr(identifiability, "MERGE_BLOCK", 64)
     rows, people = identifiability._merge(shares, n, 100.0)
@@ -149,10 +151,11 @@ def test_very_many_small_regions_merge_among_those_that_are_like_them(
     assert spread[1] > 0.7 * spread[0], "what differs between regions stays apart"
 
 
-def test_tilts_fitted_on_a_sample_hold_for_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilts_fitted_on_a_sample_hold_for_all_units(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(3)
     rows = sparse.csr_array(rng.poisson(0.4, (8_000, 12)).astype(float))
-    target, prior = np.asarray(rows.mean(0)).ravel() * rng.uniform(0.8, 1.25, 12), rng.random(8_000)
+    target = np.asarray(rows.mean(0)).ravel() * rng.uniform(0.8, 1.25, 12)
+    prior = rng.random(8_000)
     monkeypatch.setattr(group_tilts, "MAX_UNITS", 4_000)
     tilt, gap = _Units.of(rows, 1e-3).fit(target, prior, None)
     exact = fit_tilt(rows, target, 1e-3, prior=prior)
@@ -162,7 +165,7 @@ def test_tilts_fitted_on_a_sample_hold_for_everybody(monkeypatch: pytest.MonkeyP
     assert tilt.effective_sample_size == pytest.approx(exact.effective_sample_size, rel=0.05)
 
 
-def test_the_whole_way_with_three_attributes(
+def test_regions_diagnosis_recovery_and_tilts_with_three_attributes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(many_regions, "POIS", 40)

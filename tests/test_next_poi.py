@@ -1,4 +1,4 @@
-"""The predictor of next visits: languages it must and cannot learn, scores against slow counts and by hand, early stopping."""
+"""The next-POI predictor: what it can learn, its scores against slow counts, early stopping."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_ties_are_settled_by_the_number_of_the_token() -> None:
 
 
 def test_the_error_in_kilometres_is_what_a_map_says() -> None:
-    """The park at (0, 0), the shop at (2, 0); home is at (1, 0) and work at (0, 3): degrees along a meridian or the equator."""
+    """The park is at (0, 0), the shop at (2, 0), home at (1, 0) and work at (0, 3), in degrees."""
     oracle = known(
         AfterEach(
             {PARK: [HOME], SHOP: [PARK], HOME: [PARK], WORK: [OTHER, PARK], CAFE: [WORK]},
@@ -345,22 +345,22 @@ def test_training_trajectories_are_cut_and_test_ones_are_not() -> None:
     assert equal(predictor, train_predictor(cut, walks([HOME, PARK]), tiny(steps=3), places()))
 
 
-def test_progress_is_told_step_by_step() -> None:
-    told: list[tuple[float, str]] = []
+def test_progress_is_reported_step_by_step() -> None:
+    steps: list[tuple[float, str]] = []
 
     class Recorder:
         def step(self, done: float, note: str = "") -> None:
-            told.append((done, note))
+            steps.append((done, note))
 
     @contextmanager
     def progress(title: str, total: float) -> Iterator[Tracker]:
-        told.append((total, title))
+        steps.append((total, title))
         yield Recorder()
 
     train_predictor(rounds(30, 0), rounds(9, 1), tiny(steps=4), places(), progress=progress)
-    assert told[0] == (4, "training next-POI predictor")
-    assert [done for done, _ in told[1:]] == [1, 2, 3, 4]
-    assert told[-1][1].startswith("loss ")
+    assert steps[0] == (4, "training next-POI predictor")
+    assert [done for done, _ in steps[1:]] == [1, 2, 3, 4]
+    assert steps[-1][1].startswith("loss ")
 
 
 def test_the_full_profile_is_the_papers() -> None:
