@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from bench.measure import MEMORY_LIMIT, Measured, Row, city_of, measure
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.prepare import spark
+from mobatlas.data.prepare.engine import open_spark_session, stop_spark_session
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.io.manifest import file_hash
 from mobatlas.progress import SILENT, Tracker
@@ -121,14 +121,14 @@ def _with_spark(source: Path, out: Path, master: str) -> Cost:
     if master.startswith("local-cluster"):
         os.environ["SPARK_HOME"] = str(_spark_home(home))
     start = time.perf_counter()
-    session, _ = spark.open_session(MEMORY_LIMIT)
+    session, _ = open_spark_session(MEMORY_LIMIT)
     started = time.perf_counter() - start
     try:
         partitions = session.read.parquet(str(source / "visits.parquet")).rdd.getNumPartitions()
         prepare(source, out, preset="paper", engine="spark")
         java_gb, cpu_seconds = _usage_of_children()
     finally:
-        spark.stop_session(session)
+        stop_spark_session(session)
         shutil.rmtree(home, ignore_errors=True)
     return Cost(time.process_time() + cpu_seconds, int(partitions), started, java_gb)
 

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from bench.runner import compute_once
 from mobatlas.config import merge
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare.engine import parquet_schema
 from mobatlas.data.prepare.pipeline import prepare
+from mobatlas.data.prepare.tables import parquet_schema
 from mobatlas.data.schema import (
     ATTRIBUTE_NAMES,
     PEOPLE_REQUIRED,

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mobatlas import MobatlasError, prepare
+from mobatlas.data.prepare.people import PeopleColumns
 from tests.logs import VISITS, Visit, write_visits
 
 VALUES: dict[str, Any] = {
@@ -40,7 +41,7 @@ def refused(tmp_path: Path, lines: list[str], header: str = HEADER, **changes: A
 
 
 @pytest.mark.parametrize("engine", ["duckdb", "spark"])
-def test_a_missing_file_is_told_before_an_engine_starts(
+def test_a_missing_file_is_refused_before_an_engine_starts(
     tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -273,7 +274,7 @@ def test_a_time_zone_is_refused(tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "visits.parquet")
     with pytest.raises(
-        MobatlasError, match="'arrival' carries the time zone UTC; convert it to naive local time"
+        MobatlasError, match="'arrival' has the time zone UTC; convert it to naive local time"
     ):
         prepare(tmp_path / "visits.parquet", tmp_path / "dataset", values=VALUES)
 
@@ -329,10 +330,14 @@ def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
         (
             {"user_id": ["A", "B"], "age": ["<30", "<30"]},
             {},
-            "no user_id of .* is in it .there 'a', here 'A'",
+            "has no user_id of .* .people have 'A', visits have 'a'",
         ),
-        ({"user_id": pa.array([], pa.string())}, {}, r"people\.parquet: holds nobody"),
-        ({"user_id": ["a"], "home_lat": ["n/a"]}, {}, "column 'home_lat' is no number in 1 rows"),
+        ({"user_id": pa.array([], pa.string())}, {}, r"people\.parquet: has no rows; leave it out"),
+        (
+            {"user_id": ["a"], "home_lat": ["n/a"]},
+            {},
+            "column 'home_lat' is not a number in 1 rows",
+        ),
         ({"user_id": ["a", "a"]}, {}, "'user_id' is empty or repeated"),
         ({"user_id": ["a"], "home_lat": [95.0]}, {}, "column 'home_lat' is outside the globe"),
         (
@@ -348,7 +353,7 @@ def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
         (
             {"user_id": ["a"], "age": [None]},
             {"attributes": ["age"]},
-            "attribute column 'age' is empty",
+            "column 'age' is empty for everyone",
         ),
         (
             {"user_id": ["a"], "age": ["x"]},
@@ -365,7 +370,7 @@ def test_a_wrong_people_table(
     assert not (tmp_path / "dataset").exists()
 
 
-def test_columns_that_nobody_declared_stay_with_the_labels(tmp_path: Path) -> None:
+def test_columns_without_a_declared_use_stay_with_the_labels(tmp_path: Path) -> None:
     people: dict[str, list[Any]] = {
         "user_id": ["a", "b"],
         "age": ["<30", None],
@@ -373,11 +378,7 @@ def test_columns_that_nobody_declared_stay_with_the_labels(tmp_path: Path) -> No
         "home_zone": [1, 2],
     }
     summary = prepare(with_people(tmp_path, people), tmp_path / "dataset", values=VALUES)
-    assert summary.columns == {
-        "attributes": ("age",),
-        "regions": ("home_zone",),
-        "others": ("income",),
-    }
+    assert summary.columns == PeopleColumns(("age",), ("home_zone",), ("income",))
     assert "income" not in pq.read_schema(tmp_path / "dataset" / "people.parquet").names
     assert "income" in pq.read_schema(tmp_path / "dataset" / "labels.parquet").names
 

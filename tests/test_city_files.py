@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from mobatlas.config import CityConfig
-from mobatlas.data.city import simulate, simulate_visits, write_city, write_city_folder
+from mobatlas.data.city import simulate, write_city_folder
 from mobatlas.data.city import simulation as city_module
 from mobatlas.errors import MobatlasError
 
@@ -24,38 +23,38 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path: Path) -> None:
     config = CityConfig(users=300)
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
-        (tmp_path / name).mkdir()
-        write_city(config, seed, tmp_path / name)
+        write_city_folder(tmp_path / name, config, seed)
     first, again, other = (files(tmp_path / name) for name in "abc")
-    assert set(first) == {"visits.parquet", "people.parquet", "pois.parquet"}
+    tables = {"visits.parquet", "people.parquet", "pois.parquet"}
+    assert set(first) == {*tables, "manifest.json"}
     assert first == again
     assert all(first[name] != other[name] for name in first)
 
 
-def test_streamed_written_and_in_memory_visits_are_the_same(
+def test_written_and_in_memory_tables_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(city_module, "CHUNK_PEOPLE", 300)
     config = CityConfig(users=1_000, days=9)
-    progress: list[tuple[int, int]] = []
-    facts = write_city(
-        config, 2, tmp_path, on_progress=lambda done, total: progress.append((done, total))
-    )
-    assert progress == [(300, 1_000), (600, 1_000), (900, 1_000), (1_000, 1_000)]
+    people_done: list[int] = []
+
+    class Steps:
+        def step(self, done: float, note: str = "") -> None:
+            people_done.append(int(done))
+
+    facts = write_city_folder(tmp_path / "city", config, 2, tracker=Steps())
+    assert people_done == [300, 600, 900, 1_000]
     city = simulate(config, 2)
-    batches = list(simulate_visits(config, 2))
-    assert len(batches) == 4
-    assert pa.Table.from_batches(batches).equals(city.visits)
     for name in ("visits", "people", "pois"):
-        assert pq.read_table(tmp_path / f"{name}.parquet").equals(getattr(city, name))
+        assert pq.read_table(tmp_path / "city" / f"{name}.parquet").equals(getattr(city, name))
     assert facts["visits"] == city.visits.num_rows
 
 
-def test_tables_that_are_not_kept_give_the_same_visits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_are_not_cached_give_the_same_visits(monkeypatch: pytest.MonkeyPatch) -> None:
     config = CityConfig(users=500, days=7)
-    kept = simulate(config, 1).visits
-    monkeypatch.setattr("mobatlas.data.city.days.Tables.KEEP_BYTES", 0)
-    assert simulate(config, 1).visits.equals(kept)
+    cached = simulate(config, 1).visits
+    monkeypatch.setattr("mobatlas.data.city.days.Tables.CACHE_BYTES", 0)
+    assert simulate(config, 1).visits.equals(cached)
 
 
 def test_a_city_folder_has_a_manifest_and_is_not_overwritten_unasked(tmp_path: Path) -> None:
@@ -104,23 +103,24 @@ def test_bad_cities_are_refused_in_one_sentence(options: dict[str, Any], sentenc
         simulate(CityConfig(**({"users": 20} | options)), 0)
 
 
-def test_a_negative_seed_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+def test_a_negative_seed_is_refused() -> None:
     with pytest.raises(MobatlasError, match="seed"):
         simulate(CityConfig(users=1), -1)
-    with pytest.raises(MobatlasError, match="no such folder"):
-        write_city(CityConfig(users=1), 0, tmp_path / "nowhere")
 
 
 @pytest.mark.slow
 def test_ten_million_visits_are_written_in_bounded_memory(tmp_path: Path) -> None:
     program = (
         "import resource, sys; from pathlib import Path; from mobatlas.config import CityConfig; "
-        "from mobatlas.data.city import write_city; "
-        "facts = write_city(CityConfig(users=155_000), 0, Path(sys.argv[1])); "
+        "from mobatlas.data.city import write_city_folder; "
+        "facts = write_city_folder(Path(sys.argv[1]), CityConfig(users=155_000), 0); "
         "print(facts['visits'], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     run = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(tmp_path / "city")],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     visits, peak = map(int, run.stdout.split())
     assert visits > 10_000_000

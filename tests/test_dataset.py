@@ -234,8 +234,14 @@ def test_rows_are_cut_only_between_trajectories() -> None:
 
 
 def test_times_go_in_step_with_tokens(dataset: TrajectoryDataset) -> None:
-    arrivals, departures = dataset.times()
-    assert [len(times) for times in arrivals.to_pylist()] == dataset.lengths.tolist()
-    first, last = arrivals[0].as_py(), departures[0].as_py()
-    assert all(start <= end for start, end in zip(first, last, strict=True))
+    arrivals, departures = dataset.all_times()
+    assert len(arrivals) == len(departures) == dataset.lengths.sum()
+    assert (arrivals <= departures).all()
+    first = arrivals[: dataset.lengths[0]].tolist()
     assert first == sorted(first)
+    some = np.arange(5)
+    padded = np.zeros(dataset.gather(some).tokens.shape, np.int64)
+    padded[np.arange(padded.shape[1]) < dataset.lengths[:5, None]] = arrivals[
+        : dataset.lengths[:5].sum()
+    ]
+    assert np.array_equal(dataset.gather_times(some)[0], padded)

@@ -290,8 +290,7 @@ def test_groups_without_people_or_samples_are_named_and_not_averaged(
         np.mean([row["poi"] for row in scores.groups.values()])
     )
     assert any(
-        f"{group_labels.count(None):,} of {len(group_labels):,} trajectories are of no group"
-        in each
+        f"{group_labels.count(None):,} of {len(group_labels):,} trajectories have no group" in each
         for each in evaluation.warnings
     )
 
@@ -327,7 +326,6 @@ def test_a_hundred_thousand_trajectories_take_seconds(
 def test_a_file_of_generate_is_read_as_it_was_written(
     dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
-    from mobatlas.data.synthetic import read_synthetic
     from mobatlas.sampling.generate import generate
     from tests.worlds import FAMILY, keep
 
@@ -336,13 +334,14 @@ def test_a_file_of_generate_is_read_as_it_was_written(
     model = keep(tmp_path / "model", fresh(FAMILY, dataset).with_groups(groups, 1), dataset)
     generate(model, tmp_path / "made.parquet", 40, SampleRequest(group="30-40, F"))
     read = read_samples(tmp_path / "made.parquet", dataset.vocabulary, groups)
-    trajectories, names, _ = read_synthetic(tmp_path / "made.parquet", dataset.vocabulary)
-    assert np.array_equal(read.trajectories.tokens, trajectories.tokens)
-    assert np.array_equal(read.trajectories.offsets, trajectories.offsets)
-    assert np.array_equal(read.trajectories.anchors, trajectories.anchors, equal_nan=True)
-    assert (
-        read.groups is not None and [groups.names[code] for code in read.groups] == names.tolist()
-    )
+    table = pq.read_table(tmp_path / "made.parquet")
+    poi_ids = [dataset.vocabulary.poi_ids[token] for token in read.trajectories.tokens]
+    assert poi_ids == table["poi_id"].to_pylist()
+    assert read.trajectories.owner.tolist() == table["trajectory"].to_pylist()
+    assert read.groups is not None
+    names = [groups.names[code] for code in read.groups[read.trajectories.owner]]
+    assert names == table["group"].to_pylist()
+    assert read.warnings == ()
     evaluation = evaluate(tmp_path / "made.parquet", dataset.path)
     assert (
         evaluation.groups is not None
@@ -428,7 +427,7 @@ def changed(files: dict[str, Path], out: Path, **columns: Any) -> Path:
         ),
         (
             {"trajectory": 7, "position": None},
-            "trajectory 7 is of two groups; number trajectories anew",
+            "trajectory 7 has two groups; number trajectories anew",
         ),
         ({"home_lat": 95.0}, "column 'home_lat' holds 95, outside -90..90; give degrees"),
         ({"work_lon": "west"}, "column 'work_lon' cannot be read"),
@@ -464,7 +463,7 @@ def test_a_file_that_is_not_readable_parquet_is_refused(
     text.write_text("trajectory,poi_id\n0,park\n")
     cut.write_bytes(files["real"].read_bytes()[:-100])
     for path, sentence in (
-        (empty, "holds no trajectory, it has no rows"),
+        (empty, "has no rows; give a file with at least one trajectory"),
         (text, "not a readable Parquet file"),
         (cut, "not a readable Parquet file"),
         (tmp_path, "is a folder; give one Parquet file"),

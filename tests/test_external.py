@@ -268,7 +268,7 @@ BAD_POOLS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: written(
             path, trajectory=pa.array([], pa.int64()), poi_id=pa.array([], pa.string())
         ),
-        "holds no trajectory",
+        "has no rows; give a file with",
     ),
     "no places": (lambda path: written(path, trajectory=[1]), "poi_id"),
     "unknown places": (

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from mobatlas.config import load_run, parse_assignments
-from mobatlas.data.prepare.engine import csv_header
+from mobatlas.data.prepare.tables import csv_header
 from mobatlas.errors import MobatlasError
 from mobatlas.io.manifest import read_manifest, refuse_corrupt
 from mobatlas.pipeline.cache import StepCache

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from mobatlas import MobatlasError, load_regions
 from mobatlas.config import Coarsening
 from mobatlas.data.geodesy import haversine_km
+from mobatlas.data.samples import SCHEMA, read_samples
 from mobatlas.data.schema import ANCHORS
-from mobatlas.data.synthetic import SCHEMA, read_synthetic
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.generators.rng import uniforms
 from mobatlas.generators.store import load_model
@@ -321,12 +321,16 @@ def test_what_is_read_back_is_what_was_sampled(world: World, homes: Path, tmp_pa
     shuffled = pd.read_parquet(tmp_path / "out").sample(frac=1, random_state=0)
     shuffled.to_parquet(tmp_path / "shuffled")
     for name in ("out", "shuffled"):
-        read, groups, regions = read_synthetic(tmp_path / name, world.dataset.vocabulary)
-        assert np.array_equal(read.tokens, sampled.tokens) and np.array_equal(
-            read.offsets, sampled.offsets
-        )
+        table = pd.read_parquet(tmp_path / name)
+        numbers = table["trajectory"].unique()  # (trajectories,) in order of appearance
+        samples = read_samples(tmp_path / name, world.dataset.vocabulary, model.generator.groups)
+        read = samples.trajectories.take(np.argsort(numbers))
+        assert np.array_equal(read.tokens, sampled.tokens)
+        assert np.array_equal(read.offsets, sampled.offsets)
         assert np.array_equal(read.anchors, anchors, equal_nan=True)
-        assert groups.tolist() == [GROUP] * 300 and regions.tolist() == [None] * 300
+        assert samples.groups is not None
+        assert samples.groups.tolist() == [model.generator.groups.index(GROUP)] * 300
+        assert table["region"].isna().all()
 
 
 def test_labels_are_never_read(world: World, tmp_path: Path) -> None:

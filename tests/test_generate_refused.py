@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mobatlas import MobatlasError
-from mobatlas.data.synthetic import SCHEMA, read_synthetic
+from mobatlas.data.samples import SCHEMA, read_samples
 from mobatlas.sampling.generate import generate
 from mobatlas.sampling.request import SampleRequest
 from tests.tiny import small_city
@@ -188,30 +188,31 @@ def changed(source: Path, out: Path, **columns: Any) -> Path:
     return out
 
 
-def test_a_synthetic_file_that_cannot_be_read_is_refused_by_name(
+def test_a_file_of_samples_that_cannot_be_read_is_refused_by_name(
     world: World, tmp_path: Path
 ) -> None:
-    good, bad, words = tmp_path / "good.parquet", tmp_path / "bad.parquet", world.dataset.vocabulary
+    good = tmp_path / "good.parquet"
+    bad = tmp_path / "bad.parquet"
+    vocabulary = world.dataset.vocabulary
     generate(world.model, good, 20)
     for columns, sentence in (
-        ({"position": None}, "bad.parquet: column 'position' is missing"),
-        ({"home_lat": None}, "bad.parquet: column 'home_lat' is missing"),
-        ({"poi_id": "Atlantis"}, "poi_id 'Atlantis' is no place of the vocabulary"),
-        ({"poi_id": "<pad>"}, "poi_id '<pad>' is no place of the vocabulary"),
-        ({"poi_id": pd.NA}, "column 'poi_id' is empty in some rows"),
-        ({"trajectory": "first"}, "a column is not as mobatlas writes it"),
-        ({"trajectory": 7}, "trajectory 7 has position 0 twice; number trajectories anew"),
+        ({"trajectory": None}, "bad.parquet: column 'trajectory' is missing"),
+        ({"poi_id": None}, "bad.parquet: column 'poi_id' is missing"),
+        ({"poi_id": pd.NA}, "column 'poi_id' is empty in"),
+        ({"position": "first"}, "column 'position' cannot be read"),
+        ({"home_lat": "north"}, "column 'home_lat' cannot be read"),
+        ({"trajectory": 7}, "trajectory 7 has one position twice; number trajectories anew"),
     ):
         with pytest.raises(MobatlasError) as caught:
-            read_synthetic(changed(good, bad, **columns), words)
+            read_samples(changed(good, bad, **columns), vocabulary)
         assert sentence in str(caught.value)
     pq.write_table(SCHEMA.empty_table(), bad)
-    with pytest.raises(MobatlasError, match="column 'trajectory' is empty"):
-        read_synthetic(bad, words)
+    with pytest.raises(MobatlasError, match="has no rows; give a file with"):
+        read_samples(bad, vocabulary)
     cut(good)
     for path, sentence in (
         (good, "not a readable Parquet file"),
         (tmp_path / "nowhere", "no such file"),
     ):
         with pytest.raises(MobatlasError, match=sentence):
-            read_synthetic(path, words)
+            read_samples(path, vocabulary)

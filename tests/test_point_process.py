@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from mobatlas import TrajectoryDataset, build_regions, evaluate, generate, supervise
 from mobatlas.cli import main
 from mobatlas.config import build
-from mobatlas.data.dataset import DAY
 from mobatlas.data.samples import read_samples
-from mobatlas.data.synthetic import read_synthetic
+from mobatlas.data.schema import DAY
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
@@ -348,15 +347,11 @@ def test_generate_fills_arrival_and_departure_and_evaluate_compares_them(
     assert list(table.columns[-2:]) == ["arrival", "departure"]
     assert (table["departure"] >= table["arrival"]).all()
     assert (table.groupby("trajectory")["arrival"].diff().dropna() >= pd.Timedelta(0)).all()
-    made, _, _ = read_synthetic(tmp_path / "made.parquet", dataset.vocabulary)
     read = read_samples(tmp_path / "made.parquet", dataset.vocabulary).trajectories
-    for each in (made, read):
-        assert each.arrivals is not None and each.hours is not None and each.stays is not None
-        assert np.array_equal(each.hours, table["arrival"].dt.hour)
-        assert np.array_equal(each.arrivals // DAY % 7, table["arrival"].dt.dayofweek)
-        assert np.array_equal(
-            each.stays, (table["departure"] - table["arrival"]).dt.total_seconds()
-        )
+    assert read.arrivals is not None and read.hours is not None and read.stays is not None
+    assert np.array_equal(read.hours, table["arrival"].dt.hour)
+    assert np.array_equal(read.arrivals // DAY % 7, table["arrival"].dt.dayofweek)
+    assert np.array_equal(read.stays, (table["departure"] - table["arrival"]).dt.total_seconds())
     table.drop(columns=["arrival", "departure"]).to_parquet(tmp_path / "silent.parquet")
     found = evaluate(
         tmp_path / "made.parquet", dataset.path, baseline=tmp_path / "silent.parquet", resamples=5

@@ -11,7 +11,7 @@ from mobatlas.config import PrepareConfig, build
 from mobatlas.data.prepare.engine import Engine, SparkEngine
 from mobatlas.data.readers import READERS
 from mobatlas.data.readers.base import Source
-from mobatlas.data.readers.geohash import centre
+from mobatlas.data.readers.veraset import geohash_centre
 from mobatlas.data.schema import VISITS, VISITS_REQUIRED
 from mobatlas.errors import MobatlasError
 from tests.samples import EMBEE_VISITS, SAMPLES, rows, time, write_embee, write_veraset
@@ -114,7 +114,7 @@ def test_the_panel_is_read_from_parquet_by_other_names_in_any_case(
     assert rows(engine, source.people, "user_id") == people
 
 
-def test_a_column_of_the_panel_can_be_named_and_a_missing_one_is_told(
+def test_a_column_of_the_panel_can_be_named_and_a_missing_one_is_refused(
     folder: Path, engine: Engine
 ) -> None:
     write_embee(folder)
@@ -202,9 +202,9 @@ def test_veraset_without_any_coordinates_asks_for_places(folder: Path, engine: E
 
 
 def test_a_geohash_is_the_middle_of_its_cell() -> None:
-    assert centre("ezs42") == pytest.approx((42.60498, -5.60303), abs=1e-5)
-    assert centre("u4pruydqqvj") == pytest.approx((57.64911, 10.40744), abs=1e-5)
-    assert centre("aaaa") is None and centre("") is None
+    assert geohash_centre("ezs42") == pytest.approx((42.60498, -5.60303), abs=1e-5)
+    assert geohash_centre("u4pruydqqvj") == pytest.approx((57.64911, 10.40744), abs=1e-5)
+    assert geohash_centre("aaaa") is None and geohash_centre("") is None
 
 
 @pytest.mark.spark

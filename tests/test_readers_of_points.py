@@ -22,7 +22,7 @@ from tests.samples import (
 )
 
 
-def test_new_york_check_ins_are_told_in_local_time(folder: Path, engine: Engine) -> None:
+def test_new_york_check_ins_have_local_times(folder: Path, engine: Engine) -> None:
     source = READERS["foursquare"].open(write_foursquare(folder), engine, {})
     assert rows(engine, source.visits, "user_id") == [
         {
@@ -91,7 +91,7 @@ def test_check_ins_without_venues_and_two_cities_at_once_are_refused(
     write_foursquare(folder)
     with pytest.raises(
         MobatlasError,
-        match=r"several files of check-ins \(dataset_TIST2015_Checkins\.txt, dataset_TSMC",
+        match=r"holds several \(dataset_TIST2015_Checkins\.txt, dataset_TSMC",
     ):
         READERS["foursquare"].open(folder, engine, {})
 
@@ -167,7 +167,7 @@ def test_gps_tracks_become_stays_at_shared_places_in_local_time(
     )  # latitude 400, and the cut last line
 
 
-def test_tracks_without_a_stay_and_files_that_are_no_tracks_are_told(
+def test_tracks_without_a_stay_and_files_that_are_no_tracks_are_refused(
     folder: Path, engine: Engine
 ) -> None:
     with pytest.raises(

@@ -69,7 +69,7 @@ def test_the_least_a_file_must_hold_is_trajectories_and_places(tmp_path: Path) -
     assert read.trajectories.offsets.tolist() == [0, 3, 4] and read.groups is None
     assert np.isnan(read.trajectories.anchors).all()
     assert [warning.partition(": ")[2] for warning in read.warnings] == [
-        "has no column 'home_lat', so visits to HOME are left out in space"
+        "has no column 'home_lat', so visits to HOME have no position"
     ]
 
 
@@ -120,7 +120,7 @@ def test_times_are_seconds_of_the_week_and_a_run_of_places_outside_is_one_stay(
         (
             moments(8, 7, 12, 23),
             moments(9, 12, 13, 25),
-            "trajectory 4 arrives at a visit before the one before it",
+            "trajectory 4 has visits out of order",
         ),
         (
             moments(8, 10, 12, 23),

@@ -17,7 +17,7 @@ import pytest
 
 from bench import growth
 from mobatlas import CityConfig, MobatlasError, prepare, write_city_folder
-from mobatlas.data.prepare import engine, spark
+from mobatlas.data.prepare import engine
 from tests.test_engines_agree import assert_same_folder
 
 PARTS = 12
@@ -105,7 +105,7 @@ def test_workers_that_keep_rows_to_themselves_are_noticed(
         running.stage(rows, "rows").aggregate(n=lambda t: t.id.sum())
     ).to_pylist() == [{"n": 4950}]
 
-    original = spark.write
+    original = engine.write_frame
 
     def write(frame: Any, address: str) -> int:
         """As if one of four workers had a disk of its own."""
@@ -118,7 +118,7 @@ def test_workers_that_keep_rows_to_themselves_are_noticed(
         part.unlink()
     with pytest.raises(MobatlasError, match="Spark's workers do not share"):
         running.collect(written)
-    monkeypatch.setattr(spark, "write", write)
+    monkeypatch.setattr(engine, "write_frame", write)
     with pytest.raises(MobatlasError, match="Spark's workers do not share"):
         running.stage(rows, "rows")
     assert pads.dataset(tmp_path / "work" / "rows.parquet").count_rows() == 75
@@ -137,7 +137,7 @@ def test_workers_that_keep_rows_to_themselves_are_noticed(
 )
 def test_an_error_of_spark_is_a_sentence(tmp_path: Path, raised: Exception, sentence: str) -> None:
     pytest.importorskip("pyspark")
-    with pytest.raises(MobatlasError, match=sentence), spark.in_sentences(tmp_path):
+    with pytest.raises(MobatlasError, match=sentence), engine.explain_spark_errors(tmp_path):
         raise raised
 
 
@@ -146,12 +146,12 @@ def test_an_error_of_spark_is_a_sentence(tmp_path: Path, raised: Exception, sent
     [("2GB", "1907m"), ("1.5 gb", "1430m"), ("512MiB", "512m"), ("4GiB", "4096m")],
 )
 def test_a_local_session_has_the_memory_limit_as_its_heap(limit: str, heap: str) -> None:
-    assert spark.heap(limit) == heap
+    assert engine.java_heap(limit) == heap
 
 
 def test_a_memory_limit_that_is_none() -> None:
     with pytest.raises(MobatlasError, match="memory_limit '80%': give a number and a unit"):
-        spark.heap("80%")
+        engine.java_heap("80%")
 
 
 @pytest.mark.spark

@@ -25,11 +25,10 @@ from mobatlas.data.city import (
 )
 from mobatlas.data.dataset import Batch as Batch
 from mobatlas.data.dataset import TrajectoryDataset as TrajectoryDataset
+from mobatlas.data.prepare.pipeline import Summary as Summary
 from mobatlas.data.prepare.pipeline import prepare as prepare
-from mobatlas.data.prepare.summary import Summary as Summary
 from mobatlas.data.samples import Samples as Samples
 from mobatlas.data.samples import read_samples as read_samples
-from mobatlas.data.synthetic import read_synthetic as read_synthetic
 from mobatlas.data.trajectories import Trajectories as Trajectories
 from mobatlas.data.vocabulary import Vocabulary as Vocabulary
 from mobatlas.errors import MobatlasError as MobatlasError

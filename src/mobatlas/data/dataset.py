@@ -1,4 +1,4 @@
-"""TrajectoryDataset: a prepared folder, memory-mapped; batches are a function of (seed, step)."""
+"""TrajectoryDataset: a prepared folder, memory-mapped; batches depend only on seed and step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mobatlas.config import SplitConfig, WindowConfig, build
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.prepare.sequences import SEQUENCES, SPLITS, WIDE
-from mobatlas.data.prepare.steps import split_thresholds
-from mobatlas.data.schema import ANCHORS
+from mobatlas.data.schema import ANCHORS, DAY
 from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.data.vocabulary import SCHEMA as VOCABULARY
 from mobatlas.errors import MobatlasError
@@ -30,24 +30,34 @@ from mobatlas.io.manifest import (
 )
 
 KIND = "dataset"
-DAY = 86_400  # seconds
 LABELS = "labels.parquet"
 Int = TypeVar("Int", np.int32, np.int64)
+Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Batch:
     """Some trajectories, padded to the longest of them."""
 
-    indices: npt.NDArray[np.int64]  # (batch,) trajectories of the dataset
-    tokens: npt.NDArray[np.int32]  # (batch, length), PAD after the end
-    lengths: npt.NDArray[np.int64]  # (batch,)
-    anchors: npt.NDArray[np.float64]  # (batch, 4) home lat, lon, work lat, lon; NaN where unknown
+    indices: Ints  # (batch,) trajectories of the dataset
+    tokens: Tokens  # (batch, length), PAD after the end
+    lengths: Ints  # (batch,)
+    anchors: Floats  # (batch, 4) home lat, lon, work lat, lon; NaN where unknown
 
 
 @dataclass(frozen=True)
 class TrajectoryDataset:
-    """Trajectories without labels; `labels()` is a separate door, for `strong`, controlled partitions and evaluation."""
+    """Trajectories of a DATASET folder, without labels.
+
+    Labels are read by `labels` only: for `strong`, controlled partitions and evaluation.
+
+    Examples
+    --------
+    >>> dataset = TrajectoryDataset.open("dataset")  # doctest: +SKIP
+    >>> batch = dataset.batch("train", 64, seed=0, step=10)  # doctest: +SKIP
+    >>> batch.tokens.shape  # doctest: +SKIP
+    (64, 71)
+    """
 
     path: Path
     manifest: Manifest
@@ -55,21 +65,21 @@ class TrajectoryDataset:
     people: pa.Table  # user_id, anchors, region columns
     person: npt.NDArray[np.int32]  # (trajectories,) row of people
     window: npt.NDArray[np.int32]  # (trajectories,)
-    _tokens: tuple[npt.NDArray[np.int32], ...]  # one per record batch, memory-mapped
-    _starts: npt.NDArray[np.int64]  # (trajectories,) first token within its record batch
-    _lengths: npt.NDArray[np.int64]  # (trajectories,)
-    _bounds: npt.NDArray[np.int64]  # (record batches + 1,) first trajectory of each
-    _split_of_person: npt.NDArray[np.int64]  # (people,)
+    lengths: Ints  # (trajectories,) tokens of each
+    _batches: tuple[pa.RecordBatch, ...]  # memory-mapped
+    _starts: Ints  # (trajectories,) first token within its record batch
+    _bounds: Ints  # (record batches + 1,) first trajectory of each
+    _split_of_person: Ints  # (people,)
 
     @classmethod
     def open(cls, path: Path | str) -> TrajectoryDataset:
-        """Map a folder that `prepare` wrote; refuses one whose splits share a person."""
+        """Map a folder that `prepare` wrote; a person in two splits is refused."""
         folder = Path(path)
         manifest = read_manifest(folder, KIND)
         with refuse_corrupt(folder):
-            opened = cls._map(folder, manifest)
-            opened._check()
-        return opened
+            dataset = cls._map(folder, manifest)
+            dataset._check()
+        return dataset
 
     @classmethod
     def _map(cls, folder: Path, manifest: Manifest) -> TrajectoryDataset:
@@ -84,22 +94,22 @@ class TrajectoryDataset:
             people=people,
             person=np.concatenate([batch["person"].to_numpy() for batch in batches]),
             window=np.concatenate([batch["window"].to_numpy() for batch in batches]),
-            _tokens=tuple(batch["tokens"].values.to_numpy() for batch in batches),
+            lengths=np.concatenate([np.diff(offset) for offset in offsets]).astype(np.int64),
+            _batches=batches,
             _starts=np.concatenate([offset[:-1] for offset in offsets]).astype(np.int64),
-            _lengths=np.concatenate([np.diff(offset) for offset in offsets]).astype(np.int64),
             _bounds=np.cumsum([0, *(batch.num_rows for batch in batches)]),
             _split_of_person=split_of_person,
         )
 
     def _check(self) -> None:
-        """Numbers that point somewhere point into the folder; the tokens of large files are not read for it."""
-        people, words = self.people.num_rows, len(self.vocabulary)
-        small = sum(part.nbytes for part in self._tokens) <= HASHED_ON_LOAD
+        """Refuse numbers that point outside the folder; the tokens of large files are not read."""
+        people = self.people.num_rows
+        is_small = sum(part.nbytes for part in self._tokens) <= HASHED_ON_LOAD
         if (
             not len(self)
             or not _within(self.person, people)
-            or not all(_within(part, words) for part in self._tokens if small)
-            or self._lengths.min() < 1
+            or not all(_within(part, len(self.vocabulary)) for part in self._tokens if is_small)
+            or self.lengths.min() < 1
             or self.anchors.shape != (people, len(ANCHORS))
             or self.vocabulary.table.schema != VOCABULARY
             or not set(self.region_columns) <= set(self.people.column_names)
@@ -111,221 +121,202 @@ class TrajectoryDataset:
     def __len__(self) -> int:
         return len(self.person)
 
-    @property
-    def lengths(self) -> npt.NDArray[np.int64]:
-        """Tokens of each trajectory."""
-        return self._lengths
-
     @cached_property
     def groups(self) -> Groups | None:
-        """The groups that the labels span, None where there are none."""
+        """The groups that the labels span, None without labels."""
         attributes = self.manifest.details.get("attributes")
         return Groups.of(attributes) if attributes else None
 
     @property
     def region_columns(self) -> tuple[str, ...]:
+        """The columns of people that name a region."""
         return tuple(self.manifest.details.get("regions", ()))
 
-    def split(self, name: str) -> npt.NDArray[np.int64]:
-        """The trajectories of `train`, `val` or `test` people."""
+    def split(self, name: str) -> Ints:
+        """Return the trajectories of `train`, `val` or `test` people."""
         return np.flatnonzero(self._split_of_person[self.person] == _split_code(name))
 
-    def split_people(self, name: str) -> npt.NDArray[np.int64]:
-        """The rows of people in that split."""
+    def split_people(self, name: str) -> Ints:
+        """Return the rows of people in that split."""
         return np.flatnonzero(self._split_of_person == _split_code(name))
 
-    def trajectory(self, index: int) -> npt.NDArray[np.int32]:
-        """The tokens of one trajectory, a view of the file."""
-        index = range(len(self))[index]
-        part = int(np.searchsorted(self._bounds, index, side="right")) - 1
-        start = self._starts[index]
-        return self._tokens[part][start : start + self._lengths[index]]
+    def trajectory(self, index: int) -> Tokens:
+        """Return the tokens of one trajectory, a view of the file."""
+        number = range(len(self))[index]
+        start = self._starts[number]
+        return self._tokens[self._part(number)][start : start + self.lengths[number]]
 
-    def all_tokens(self) -> npt.NDArray[np.int32]:
-        """The tokens of all trajectories, end to end."""
+    def all_tokens(self) -> Tokens:
+        """Return the tokens of all trajectories, end to end."""
         return np.concatenate(self._tokens)
 
-    def gather(
-        self, indices: Sequence[int] | npt.NDArray[np.int64], max_length: int | None = None
-    ) -> Batch:
-        """Trajectories by number, padded; those past `max_length` are truncated."""
+    def gather(self, indices: Sequence[int] | Ints, max_length: int | None = None) -> Batch:
+        """Return trajectories by number, padded, and truncated after `max_length` tokens."""
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
             raise IndexError(f"trajectories are numbered 0 to {len(self) - 1}")
-        lengths = (
-            self._lengths[chosen]
-            if max_length is None
-            else np.minimum(self._lengths[chosen], max_length)
-        )
         tokens = self._padded(self._tokens, chosen, max_length)
+        lengths = self._lengths(chosen, max_length)
         return Batch(chosen, tokens, lengths, self.anchors[self.person[chosen]])
 
+    def _lengths(self, chosen: Ints, max_length: int | None) -> Ints:
+        lengths = self.lengths[chosen]
+        return lengths if max_length is None else np.minimum(lengths, max_length)
+
+    def _part(self, trajectories: int | Ints) -> Ints:
+        """The record batch of trajectories."""
+        return np.searchsorted(self._bounds, trajectories, side="right") - 1
+
     def _padded(
-        self,
-        parts: Sequence[npt.NDArray[Int]],
-        chosen: npt.NDArray[np.int64],
-        max_length: int | None,
+        self, parts: Sequence[npt.NDArray[Int]], chosen: Ints, max_length: int | None
     ) -> npt.NDArray[Int]:
-        """Values of some trajectories (batch, length), from one array per record batch; PAD after the end."""
-        lengths = (
-            self._lengths[chosen]
-            if max_length is None
-            else np.minimum(self._lengths[chosen], max_length)
-        )
+        """Values of some trajectories (batch, length), PAD after the end; one array per part."""
+        lengths = self._lengths(chosen, max_length)
         columns = np.arange(int(lengths.max(initial=0)))
         valid = columns < lengths[:, None]  # (batch, length)
         position = self._starts[chosen, None] + columns  # (batch, length) within the record batch
         values = np.full(valid.shape, PAD, dtype=parts[0].dtype)
-        part = np.searchsorted(self._bounds, chosen, side="right") - 1
+        part = self._part(chosen)
         for number in np.unique(part):
-            here = valid & (part == number)[:, None]
-            values[here] = parts[number][position[here]]
+            cells = valid & (part == number)[:, None]
+            values[cells] = parts[number][position[cells]]
         return values
 
     def batch(
         self, split: str, size: int, seed: int, step: int, max_length: int | None = None
     ) -> Batch:
-        """The batch of that step: every trajectory once an epoch, in an order that only the seed and the epoch decide."""
+        """Return the batch of a step: every trajectory once per epoch, in an order by seed."""
         return self.gather(self.order(split, size, seed, step), max_length)
 
-    def order(self, split: str, size: int, seed: int, step: int) -> npt.NDArray[np.int64]:
-        """Which trajectories the batch of that step holds."""
+    def order(self, split: str, size: int, seed: int, step: int) -> Ints:
+        """Return the trajectories of the batch of a step."""
         members = self.split(split)
         if not len(members):
             raise MobatlasError(f"{self.path}: no trajectory in split '{split}'")
-        places = step * size + np.arange(size)
-        epochs = places // len(members)
+        epochs, places = np.divmod(step * size + np.arange(size), len(members))
         chosen = np.empty(size, dtype=np.int64)
         for epoch in np.unique(epochs):
             order = _permutation(len(members), seed, int(epoch))
-            here = epochs == epoch
-            chosen[here] = members[order[places[here] % len(members)]]
+            chosen[epochs == epoch] = members[order[places[epochs == epoch]]]
         return chosen
 
-    def order_by_length(
-        self, split: str, size: int, seed: int, step: int, among: int = 8
-    ) -> npt.NDArray[np.int64]:
-        """As `order`, but `among` batches in a row are dealt anew by length, for less padding."""
+    def order_by_length(self, split: str, size: int, seed: int, step: int, among: int = 8) -> Ints:
+        """As `order`, but each block of `among` batches is sorted by length, for less padding."""
         block, place = divmod(step, among)
         chosen = self.order(split, size * among, seed, block)
-        chosen = chosen[np.argsort(self._lengths[chosen], kind="stable")]
-        which = np.random.default_rng([seed, block, among]).permutation(among)[place]
-        return chosen[which * size : (which + 1) * size]
+        chosen = chosen[np.argsort(self.lengths[chosen], kind="stable")]
+        number = np.random.default_rng([seed, block, among]).permutation(among)[place]
+        return chosen[number * size : (number + 1) * size]
 
     @cached_property
-    def anchors(self) -> npt.NDArray[np.float64]:
-        """Home lat, lon, work lat, lon of each person; NaN where unknown."""
-        columns = [
-            self.people[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS
-        ]
-        return np.stack(columns, axis=1)  # (people, 4)
-
-    def times(self) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-        """Arrivals and departures of every trajectory, in step with its tokens."""
-        table = pa.Table.from_batches(_map_sequences(self.path / SEQUENCES))
-        return table["arrivals"], table["departures"]
+    def anchors(self) -> Floats:
+        """Home lat, lon, work lat, lon of each person, NaN where unknown: (people, 4)."""
+        return np.stack([self.people[name].to_numpy().astype(np.float64) for name in ANCHORS], 1)
 
     @cached_property
     def windows(self) -> WindowConfig:
-        """Which days a trajectory is of."""
+        """Length, stride and origin of the windows."""
         return WindowConfig.model_validate(self.manifest.config["prepare"]["window"])
 
     @property
     def window_days(self) -> int:
+        """Days of a window."""
         return self.windows.days
 
     @cached_property
-    def first_days(self) -> npt.NDArray[np.int64]:
-        """The day on which the window of each trajectory begins, counted from 1970-01-01.
+    def first_days(self) -> Ints:
+        """The first day of each trajectory's window, counted from 1970-01-01.
 
-        Where windows are counted from a person's first observed day, which is not kept, it is the latest that can be.
+        If windows begin on a person's first observed day, which the folder does not hold, this is
+        the latest day that it can be.
         """
         origin = self.windows.origin
         since = self.window.astype(np.int64) * self.windows.stride  # (trajectories,)
         if origin != "user":
             return np.asarray(np.datetime64(origin, "D").astype(np.int64) + since)
-        part = np.searchsorted(self._bounds, np.arange(len(self)), side="right") - 1
-        arrival = np.zeros(len(self), dtype=np.int64)
-        for number, (arrivals, _) in enumerate(self._times):
-            arrival[part == number] = arrivals[self._starts[part == number]]
+        arrival = self._padded(self._times[0], np.arange(len(self)), 1)[:, 0]
         earliest = np.full(self.people.num_rows, np.iinfo(np.int64).max)
         np.minimum.at(earliest, self.person, arrival // DAY - since)
         return np.asarray(earliest[self.person] + since)
 
-    def all_times(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Arrivals and departures in seconds of the local clock since 1970-01-01, end to end like `all_tokens`."""
-        arrivals, departures = (np.concatenate(parts) for parts in zip(*self._times, strict=True))
-        return arrivals, departures
+    def all_times(self) -> tuple[Ints, Ints]:
+        """Return arrivals and departures in local seconds since 1970, end to end."""
+        return np.concatenate(self._times[0]), np.concatenate(self._times[1])
 
-    def gather_times(
-        self, indices: npt.NDArray[np.int64], max_length: int | None = None
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Arrivals and departures (batch, length) in step with the tokens that `gather` gives; 0 after the end."""
-        arrivals, departures = (
-            self._padded(parts, indices, max_length) for parts in zip(*self._times, strict=True)
+    def gather_times(self, indices: Ints, max_length: int | None = None) -> tuple[Ints, Ints]:
+        """Return arrivals and departures (batch, length) of `gather`'s tokens; 0 after the end."""
+        arrivals, departures = self._times
+        return (
+            self._padded(arrivals, indices, max_length),
+            self._padded(departures, indices, max_length),
         )
-        return arrivals, departures
 
     @cached_property
-    def _times(self) -> tuple[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], ...]:
-        """Arrivals and departures, one pair per record batch, memory-mapped."""
-        return tuple(
-            (
-                batch["arrivals"].values.view(pa.int64()).to_numpy(),
-                batch["departures"].values.view(pa.int64()).to_numpy(),
-            )
-            for batch in _map_sequences(self.path / SEQUENCES)
+    def _tokens(self) -> list[Tokens]:
+        """One array per record batch, memory-mapped."""
+        return [batch["tokens"].values.to_numpy() for batch in self._batches]
+
+    @cached_property
+    def _times(self) -> tuple[list[Ints], list[Ints]]:
+        """Arrivals and departures, one array per record batch, memory-mapped."""
+        arrivals, departures = (
+            [batch[name].values.view(pa.int64()).to_numpy() for batch in self._batches]
+            for name in ("arrivals", "departures")
         )
+        return arrivals, departures
 
     def labels(self) -> pa.Table | None:
-        """Attributes of people, row for row, null for people without any; None where the source knew none."""
+        """Return the attributes of people, row by row, null where unknown; None without labels."""
         path = self.path / LABELS
         if not path.exists():
             return None
         with refuse_corrupt(path):
             table = read_parquet(path)
             row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
-            users = self.people["user_id"].to_pylist()
-            aligned = table.take(pa.array([row.get(user) for user in users], pa.int64()))
-            told = aligned.set_column(
-                aligned.schema.get_field_index("user_id"), "user_id", pa.array(users, pa.string())
-            )
+            users = self.people["user_id"]
+            numbers = [row.get(user) for user in users.to_pylist()]
+            aligned = table.take(pa.array(numbers, pa.int64()))
+            column = aligned.schema.get_field_index("user_id")
+            labels = aligned.set_column(column, "user_id", users.cast(pa.string()))
             names = self.groups.attribute_names if self.groups is not None else ()
-            if not all(
-                _is_text(told[name].type) for name in names
-            ):  # others write the same text as other types
-                raise ValueError
-            return told
+            # a program that rewrites the file may change types, and numbers are not level names
+            if not all(_is_text(labels[name].type) for name in names):
+                raise ValueError(f"{path}: an attribute is not text")
+            return labels
 
-    def person_groups(self) -> npt.NDArray[np.int64]:
-        """The group of each person from the labels, -1 where it is unknown."""
+    def person_groups(self) -> Ints:
+        """Return the group of each person from the labels, -1 where unknown."""
         labels = self.labels()
         if labels is None or self.groups is None:
             raise MobatlasError(f"{self.path}: this dataset has no labels")
-        return self.groups.codes(
-            {name: labels[name].to_pylist() for name in self.groups.attribute_names}
-        )
+        names = self.groups.attribute_names
+        return self.groups.codes({name: labels[name].to_pylist() for name in names})
 
 
 @lru_cache(maxsize=4)
-def _permutation(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+def _permutation(n: int, seed: int, epoch: int) -> Ints:
     return np.random.default_rng([seed, epoch]).permutation(n)
 
 
-def split_by_hash(user_ids: Sequence[str], config: SplitConfig) -> npt.NDArray[np.int64]:
+def split_thresholds(config: SplitConfig) -> tuple[str, str]:
+    """The hashes at which validation and test people begin; `g` is above every hash."""
+    val, test = (
+        f"{round(share * 16**8):08x}" if share < 1 else "g"
+        for share in (config.train, round(config.train + config.val, 9))
+    )
+    return val, test
+
+
+def split_by_hash(user_ids: Sequence[str], config: SplitConfig) -> Ints:
     """The split of each user id: 0 train, 1 val, 2 test."""
     val, test = split_thresholds(config)
-    digests = np.array(
-        [
-            hashlib.md5(f"{config.salt}:{user}".encode(), usedforsecurity=False).hexdigest()[:8]
-            for user in user_ids
-        ],
-        dtype="U8",
-    )
+    salted = [f"{config.salt}:{user}".encode() for user in user_ids]
+    hashes = [hashlib.md5(user, usedforsecurity=False).hexdigest()[:8] for user in salted]
+    digests = np.array(hashes, dtype="U8")
     return (digests >= val).astype(np.int64) + (digests >= test).astype(np.int64)
 
 
-def _within(numbers: npt.NDArray[np.int32], end: int) -> bool:
+def _within(numbers: Tokens, end: int) -> bool:
     return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=0) < end)
 
 
@@ -335,23 +326,21 @@ def _split_code(name: str) -> int:
     return SPLITS.index(name)
 
 
-def _checked_splits(folder: Path, manifest: Manifest, people: pa.Table) -> npt.NDArray[np.int64]:
-    splits = read_parquet(folder / "splits.parquet")
+def _checked_splits(folder: Path, manifest: Manifest, people: pa.Table) -> Ints:
+    path = folder / "splits.parquet"
+    splits = read_parquet(path)
     users = splits["user_id"].to_pylist()
-    codes = {name: code for code, name in enumerate(SPLITS)}
-    stored = np.array([codes.get(name, -1) for name in splits["split"].to_pylist()], dtype=np.int64)
-    config = build(
-        SplitConfig, manifest.config.get("prepare", {}).get("split", {}), f"{folder}: manifest"
-    )
+    prepared = manifest.config.get("prepare", {}).get("split", {})
+    codes = split_by_hash(users, build(SplitConfig, prepared, f"{folder}: manifest"))
     if len(set(users)) != len(users) or users != people["user_id"].to_pylist():
         raise MobatlasError(
-            f"{folder / 'splits.parquet'}: a person is in two splits or in none; prepare the dataset again"
+            f"{path}: a person is in two splits or in none; prepare the dataset again"
         )
-    if not np.array_equal(stored, split_by_hash(users, config)):
+    if splits["split"].to_pylist() != [SPLITS[code] for code in codes]:
         raise MobatlasError(
-            f"{folder / 'splits.parquet'}: is not the split of these user ids; prepare the dataset again"
+            f"{path}: is not the split of these user ids; prepare the dataset again"
         )
-    return stored
+    return codes
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -360,13 +349,12 @@ def _is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _map_sequences(path: Path) -> list[pa.RecordBatch]:
+def _map_sequences(path: Path) -> tuple[pa.RecordBatch, ...]:
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
-    batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+    batches = tuple(reader.get_batch(number) for number in range(reader.num_record_batches))
     for batch in batches:
-        batch.validate(
-            full=batch.nbytes <= HASHED_ON_LOAD
-        )  # offsets into memory that nobody else looks at
+        # nothing else checks offsets into memory
+        batch.validate(full=batch.nbytes <= HASHED_ON_LOAD)
         if not batch.schema.equals(WIDE) or any(
             column.null_count or column.offset for column in batch.columns
         ):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
+
+from mobatlas.data.arrays import Floats
 
 EARTH_KM = 6371.0088  # mean radius (IUGG)
 KM_PER_DEGREE = math.radians(EARTH_KM)  # of latitude
 
 
-def haversine_km(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def haversine_km(a: Floats, b: Floats) -> Floats:
     """Great-circle distance of coordinates in degrees, (..., 2) against (..., 2)."""
     (lat_a, lon_a), (lat_b, lon_b) = (np.moveaxis(np.radians(x), -1, 0) for x in (a, b))
     h = (

@@ -1,12 +1,11 @@
-"""Samples from a file: what `generate` wrote, or somebody else, in the words of a dataset.
+"""Files of samples, one row per visit: as `generate` writes them, and as any program may write them.
 
-A place outside the vocabulary is OTHER and a run of such places one visit, as `prepare` has it.
+A place outside the vocabulary becomes OTHER, and a run of such places one visit, as in `prepare`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,95 +14,166 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mobatlas.data.dataset import DAY
-from mobatlas.data.schema import ANCHORS
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.trajectories import monday as monday_of
+from mobatlas.data.arrays import Flags, Floats, Ints
+from mobatlas.data.schema import ANCHORS, DAY
+from mobatlas.data.trajectories import Trajectories, monday
 from mobatlas.data.vocabulary import HOME, OTHER, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, out_of_memory
 from mobatlas.groups import Groups
 from mobatlas.io.tables import require_columns
 
-REQUIRED = ("trajectory", "poi_id")
+TEXT = pa.string()
+NUMBER = pa.float64()
+TIME = pa.timestamp("us")
 TIMES = ("arrival", "departure")
-MICROSECONDS = 1_000_000  # of a second
-NAMED = 3  # places of a warning
-DEGREES = (90.0, 180.0, 90.0, 180.0)  # the furthest that an anchor can be
-AGAIN = "number trajectories anew when you put files together"
+# HOME and WORK are at the anchors and OTHER has no position; an unknown value is null.
+SCHEMA = pa.schema(
+    [
+        ("trajectory", pa.int64()),
+        ("position", pa.int32()),
+        ("poi_id", TEXT),
+        ("lat", NUMBER),
+        ("lon", NUMBER),
+        ("category", TEXT),
+        ("group", TEXT),
+        ("region", TEXT),
+        *((name, NUMBER) for name in ANCHORS),
+    ]
+)
+# Naive local times, as in tables of visits. The day of the week matters and the date does not: all
+# windows begin in one week.
+TIMED_SCHEMA = pa.schema([*SCHEMA, *((name, TIME) for name in TIMES)])
+FIRST_MONDAY = int(np.datetime64("2024-01-01", "s").astype(np.int64))
+MICROSECONDS = 1_000_000  # per second
+MAX_NAMED_PLACES = 3  # in a warning
+MAX_DEGREES = (90.0, 180.0, 90.0, 180.0)  # of the anchors
+RENUMBER = "number trajectories anew when you put files together"
 Tokens = npt.NDArray[np.int32]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
+
+
+def to_rows(
+    samples: Trajectories, first: int, groups: pa.Array, region: str | None, vocabulary: Vocabulary
+) -> pa.RecordBatch:
+    """The visits of samples as rows of a file; trajectories are numbered from `first` on."""
+    owner = samples.owner
+    tokens = samples.tokens
+    anchors = samples.anchors[owner]  # (tokens, 4)
+    places = np.where((tokens == HOME)[:, None], anchors[:, :2], vocabulary.coordinates[tokens])
+    places = np.where((tokens == WORK)[:, None], anchors[:, 2:], places)  # (tokens, 2)
+    columns = {
+        "trajectory": pa.array(first + owner),
+        "position": pa.array((np.arange(len(tokens)) - samples.offsets[owner]).astype(np.int32)),
+        "group": groups.take(pa.array(owner)),
+        "region": pa.array([region], TEXT).take(pa.array(np.zeros_like(owner))),
+    }
+    for name in ("poi_id", "category"):
+        columns[name] = vocabulary.table[name].combine_chunks().take(pa.array(tokens))
+    for name, degrees in zip(("lat", "lon", *ANCHORS), (*places.T, *anchors.T), strict=True):
+        columns[name] = pa.array(degrees, from_pandas=True)  # NaN becomes null
+    schema = SCHEMA
+    if samples.arrivals is not None and samples.stays is not None:
+        schema = TIMED_SCHEMA
+        times = (samples.arrivals, samples.arrivals + samples.stays)
+        for name, seconds in zip(TIMES, times, strict=True):
+            columns[name] = pa.array((FIRST_MONDAY + seconds) * MICROSECONDS).view(TIME)
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Trajectories of a file, each of a group or all of everybody."""
+    """The trajectories of a file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    trajectories
+        Its trajectories, in order of appearance.
+    groups
+        The number of each trajectory's group, -1 where it has none. None if no trajectory has a
+        group: then each of them may stand for any group.
+    unknown_places, unknown_visits
+        Places that the vocabulary does not list, and visits to them. They count as OTHER.
+    warnings
+        Sentences about what was ignored or replaced.
+    """
 
     path: Path
     trajectories: Trajectories
-    groups: (
-        Ints | None
-    )  # (trajectories,) -1: of none; None where the file tells none, and each may stand for any group
+    groups: Ints | None  # (trajectories,)
     unknown_places: int = 0
     unknown_visits: int = 0
     warnings: tuple[str, ...] = ()
 
     def of_group(self, number: int) -> Trajectories:
-        """Those of a group, or everybody's."""
+        """Return the trajectories of a group, or all of them if the file names no groups."""
         if self.groups is None:
             return self.trajectories
         return self.trajectories.take(np.flatnonzero(self.groups == number))
 
 
 def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None = None) -> Samples:
-    """The samples of a Parquet file with columns trajectory and poi_id, one row a visit.
+    """Read a Parquet file of samples, one row per visit.
 
-    Visits are ordered by `position`, or as they stand in the file; anchors are unknown where it has none, and so are times
-    unless it has `arrival` and `departure`. Without `groups` its column `group` is not looked at.
+    Parameters
+    ----------
+    path
+        A file with the columns `trajectory` and `poi_id`. Visits are ordered by the column
+        `position`, or as the file has them. Anchors and times are read if the file has them.
+    vocabulary
+        The vocabulary of the dataset that the samples are compared with.
+    groups
+        The groups that the column `group` may name. None ignores that column.
+
+    Returns
+    -------
+    Samples
+        Trajectories, the group of each, and warnings.
+
+    Examples
+    --------
+    >>> dataset = TrajectoryDataset.open("dataset")  # doctest: +SKIP
+    >>> samples = read_samples("samples.parquet", dataset.vocabulary)  # doctest: +SKIP
+    >>> len(samples.trajectories)  # doctest: +SKIP
+    500
     """
-    file = _File.open(Path(path))
-    words = file.coded("trajectory")
-    number, places = words.indices.to_numpy(), file.coded("poi_id", pa.string())
-    position = file.column("position", pa.int64()).to_numpy() if "position" in file.names else None
-    order = (
-        np.argsort(number, kind="stable") if position is None else np.lexsort((position, number))
-    )
-    same = np.diff(number[order]) == 0  # (rows - 1,)
-    told = _Rows(file, order, same, words)
-    if position is not None:
-        told.refuse(np.diff(position[order]) == 0, f"has one position twice; {AGAIN}")
-    starts = np.concatenate(([0], np.flatnonzero(~same) + 1))  # (trajectories,)
-    of_group = told.groups(groups)[starts] if groups is not None and "group" in file.names else None
-    anchors = file.anchors(order[starts])  # (trajectories, 4)
-    token_of = _token_of(places.dictionary, vocabulary)  # (distinct,)
-    tokens = token_of[places.indices.to_numpy()][order]
-    unknown = np.bincount(places.indices.to_numpy(), minlength=len(token_of)) * (
-        token_of < 0
-    )  # (distinct,)
-    arrivals, departures, of_times = told.times()
-    tokens, kept = _collapsed(tokens, same)
-    offsets = np.concatenate(([0], np.cumsum(kept)))[
-        np.append(starts, len(kept))
-    ]  # (trajectories + 1,)
-    times: dict[str, Ints] = {}
-    if arrivals is not None and departures is not None:
-        monday = DAY * monday_of(arrivals[starts] // DAY)  # (trajectories,)
-        departures = np.maximum.reduceat(departures, np.flatnonzero(kept))
-        times["arrivals"] = arrivals[kept] - np.repeat(monday, np.diff(offsets))
-        times["stays"] = departures - arrivals[kept]
-    warnings = [*_of_places(file.path, places, unknown), *_of_anchors(file, tokens), *of_times]
-    if of_group is not None and (of_group < 0).all():
-        of_group = None
-    if of_group is not None and (of_group < 0).any():
-        none = int(np.count_nonzero(of_group < 0))
-        warnings.append(
-            f"{file.path}: {none:,} of {len(starts):,} trajectories are of no group and are left out"
-        )
+    file = _SampleFile.open(Path(path))
+    rows = _Rows.sort(file)
+    group_codes = rows.group_codes(groups) if groups is not None and "group" in file.names else None
+    anchors = file.anchors(rows.order[rows.starts])  # (trajectories, 4)
+    places = file.dictionary("poi_id", TEXT)
+    token_of = _token_of(places.dictionary, vocabulary)  # (distinct places,)
+    visits = np.bincount(places.indices.to_numpy(), minlength=len(token_of))
+    unknown = visits * (token_of < 0)  # (distinct places,)
+    times = rows.times()
+    tokens, is_visit = _merge_unknown(token_of[places.indices.to_numpy()][rows.order], rows.same)
+    ends = np.append(rows.starts, len(is_visit))
+    offsets = np.concatenate(([0], np.cumsum(is_visit)))[ends]  # (trajectories + 1,)
+    arrivals = None
+    stays = None
+    if times is not None:
+        since_monday = DAY * monday(times[0][rows.starts] // DAY)  # (trajectories,)
+        arrivals = times[0][is_visit] - np.repeat(since_monday, np.diff(offsets))
+        departures = np.maximum.reduceat(times[1], np.flatnonzero(is_visit))
+        stays = departures - times[0][is_visit]
+    warnings = [
+        *_place_warnings(file.path, places, unknown),
+        *_anchor_warnings(file, tokens),
+        *file.warnings,
+    ]
+    if group_codes is not None and (group_codes < 0).any():
+        without = int(np.count_nonzero(group_codes < 0))
+        if without == len(group_codes):
+            group_codes = None
+        else:
+            warnings.append(
+                f"{file.path}: {without:,} of {len(group_codes):,} trajectories have no group "
+                "and are left out"
+            )
     return Samples(
         path=file.path,
-        trajectories=Trajectories(tokens, offsets, anchors, **times),
-        groups=of_group,
+        trajectories=Trajectories(tokens, offsets, anchors, arrivals, stays),
+        groups=group_codes,
         unknown_places=int(np.count_nonzero(unknown)),
         unknown_visits=int(unknown.sum()),
         warnings=tuple(warnings),
@@ -111,37 +181,36 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
 
 
 @dataclass(frozen=True)
-class _File:
-    """A Parquet file, a column at a time."""
+class _SampleFile:
+    """A Parquet file that is read one column at a time, to save memory."""
 
     path: Path
     parquet: pq.ParquetFile
     names: list[str]
+    warnings: list[str] = field(default_factory=list)
 
     @classmethod
-    def open(cls, path: Path) -> _File:
+    def open(cls, path: Path) -> _SampleFile:
         if not path.is_file():
-            raise MobatlasError(
-                f"{path}: {'is a folder; give one Parquet file' if path.is_dir() else 'no such file'}"
-            )
+            reason = "is a folder; give one Parquet file" if path.is_dir() else "no such file"
+            raise MobatlasError(f"{path}: {reason}")
         try:
             parquet = pq.ParquetFile(path, memory_map=True)
         except (OSError, pa.ArrowException) as error:
             raise MobatlasError(
-                f"{path}: not a readable Parquet file ({_first_line(error)}); give one as `mobatlas generate` writes it"
+                f"{path}: not a readable Parquet file ({_first_line(error)}); "
+                "give one as `mobatlas generate` writes it"
             ) from None
         names = parquet.schema_arrow.names
-        require_columns(str(path), names, REQUIRED)
+        require_columns(str(path), names, ("trajectory", "poi_id"))
         if not parquet.metadata.num_rows:
-            raise MobatlasError(
-                f"{path}: holds no trajectory, it has no rows; generate at least one"
-            )
+            raise MobatlasError(f"{path}: has no rows; give a file with at least one trajectory")
         return cls(path, parquet, names)
 
     def column(
-        self, name: str, kind: pa.DataType | None = None, missing: bool = False
+        self, name: str, kind: pa.DataType | None = None, nullable: bool = False
     ) -> pa.ChunkedArray:
-        """Cast to a type, if one is given; `missing` allows nulls."""
+        """Read a column, cast to a type if one is given."""
         try:
             values = self.parquet.read(columns=[name], use_threads=False)[name]
             values = values if kind is None else values.cast(kind)
@@ -149,42 +218,41 @@ class _File:
             if out_of_memory(error):
                 raise
             raise self._unreadable(name, error) from None
-        if values.null_count and not missing:
+        if values.null_count and not nullable:
             raise MobatlasError(
                 f"{self.path}: column '{name}' is empty in {values.null_count:,} rows; fill it"
             )
         return values
 
-    def coded(
-        self, name: str, kind: pa.DataType | None = None, missing: bool = False
+    def dictionary(
+        self, name: str, kind: pa.DataType | None = None, nullable: bool = False
     ) -> pa.DictionaryArray:
-        """A column as distinct values, in order of appearance, and the number of each row's."""
+        """Read a column as distinct values, in order of appearance, and one index per row."""
         try:
-            return self.column(name, kind, missing).dictionary_encode().combine_chunks()
+            return self.column(name, kind, nullable).dictionary_encode().combine_chunks()
         except pa.ArrowException as error:
             raise self._unreadable(name, error) from None
 
     def anchors(self, rows: Ints) -> Floats:
-        """Of some rows, (rows, 4); NaN where unknown. One column at a time, because only a row a trajectory is needed."""
-        found = np.full((len(rows), len(ANCHORS)), np.nan)
-        for place, (name, furthest) in enumerate(zip(ANCHORS, DEGREES, strict=True)):
+        """Read the anchors of some rows, (rows, 4); NaN where unknown."""
+        anchors = np.full((len(rows), len(ANCHORS)), np.nan)
+        for axis, (name, limit) in enumerate(zip(ANCHORS, MAX_DEGREES, strict=True)):
             if name not in self.names:
                 continue
-            values = (
-                self.column(name, pa.float64(), missing=True).to_numpy().astype(np.float64)[rows]
-            )
-            wrong = np.flatnonzero(np.abs(values) > furthest)
-            if len(wrong):
+            degrees = self.column(name, NUMBER, nullable=True).to_numpy().astype(np.float64)[rows]
+            outside = np.flatnonzero(np.abs(degrees) > limit)
+            if len(outside):
                 raise MobatlasError(
-                    f"{self.path}: column '{name}' holds {values[wrong[0]]:g}, outside -{furthest:g}..{furthest:g}; "
-                    "give degrees"
+                    f"{self.path}: column '{name}' holds {degrees[outside[0]]:g}, "
+                    f"outside -{limit:g}..{limit:g}; give degrees"
                 )
-            found[:, place] = values
-        return found
+            anchors[:, axis] = degrees
+        return anchors
 
     def _unreadable(self, name: str, error: Exception) -> MobatlasError:
         return MobatlasError(
-            f"{self.path}: column '{name}' cannot be read ({_first_line(error)}); write it as `mobatlas generate` does"
+            f"{self.path}: column '{name}' cannot be read ({_first_line(error)}); "
+            "write it as `mobatlas generate` does"
         )
 
 
@@ -192,83 +260,110 @@ class _File:
 class _Rows:
     """The rows of a file in order of trajectory and position."""
 
-    file: _File
+    file: _SampleFile
+    names: pa.DictionaryArray  # (rows,) the trajectory of each row, as the file calls it
     order: Ints  # (rows,)
-    same: Flags  # (rows - 1,) whether a row is of the trajectory of the one before
-    words: pa.DictionaryArray  # (rows,) trajectories as the file calls them
+    same: Flags  # (rows - 1,) whether a row belongs to the same trajectory as the one before
+    starts: Ints  # (trajectories,) first row of each
+
+    @classmethod
+    def sort(cls, file: _SampleFile) -> _Rows:
+        """Sort the rows; refuse two of the same trajectory and position."""
+        names = file.dictionary("trajectory")
+        number = names.indices.to_numpy()
+        keys = [number]
+        if "position" in file.names:
+            keys.insert(0, file.column("position", pa.int64()).to_numpy())
+        order = np.lexsort(keys)
+        same = np.diff(number[order]) == 0
+        rows = cls(file, names, order, same, np.flatnonzero(np.append(True, ~same)))
+        if len(keys) == 2:
+            rows.refuse(np.diff(keys[0][order]) == 0, f"has one position twice; {RENUMBER}")
+        return rows
 
     def refuse(self, wrong: Flags, sentence: str) -> None:
-        """Name the first trajectory that has two rows in a row of which this is wrong."""
-        found = np.flatnonzero(self.same & wrong)
-        if len(found):
-            name = self.words[int(self.order[found[0]])].as_py()
-            raise MobatlasError(f"{self.file.path}: trajectory {name} {sentence}")
+        """Name the first trajectory with two neighbouring rows that are wrong."""
+        pairs = np.flatnonzero(self.same & wrong)
+        if len(pairs):
+            self._refuse_row(pairs[0], sentence)
 
-    def times(self) -> tuple[Ints | None, Ints | None, list[str]]:
-        """Arrivals and departures in seconds, None where the file does not tell them all; what there is to say of it."""
-        there = [name for name in TIMES if name in self.file.names]
-        columns = [self.file.column(name, pa.timestamp("us"), missing=True) for name in there]
+    def _refuse_row(self, row: int, sentence: str) -> None:
+        name = self.names[int(self.order[row])].as_py()
+        raise MobatlasError(f"{self.file.path}: trajectory {name} {sentence}")
+
+    def times(self) -> tuple[Ints, Ints] | None:
+        """Arrivals and departures in seconds, None unless the file has all of them."""
+        present = [name for name in TIMES if name in self.file.names]
+        columns = [self.file.column(name, TIME, nullable=True) for name in present]
         if all(column.null_count == len(column) for column in columns):
-            return None, None, []
-        if len(there) < len(TIMES) or any(column.null_count for column in columns):
-            said = f"{self.file.path}: not every visit has '{TIMES[0]}' and '{TIMES[1]}', so times are not compared"
-            return None, None, [said]
+            return None
+        if len(present) < len(TIMES) or any(column.null_count for column in columns):
+            self.file.warnings.append(
+                f"{self.file.path}: not every visit has 'arrival' and 'departure', "
+                "so times are not compared"
+            )
+            return None
         arrivals, departures = (
             column.cast(pa.int64()).to_numpy()[self.order] // MICROSECONDS for column in columns
         )  # (rows,) each
-        self.refuse(
-            np.diff(arrivals) < 0, "arrives at a visit before the one before it; order them by time"
-        )
+        self.refuse(np.diff(arrivals) < 0, "has visits out of order; order them by arrival")
         if (departures < arrivals).any():
-            row = int(self.order[int(np.argmax(departures < arrivals))])
-            raise MobatlasError(
-                f"{self.file.path}: trajectory {self.words[row].as_py()} leaves a visit before it arrives; correct its times"
-            )
-        return arrivals, departures, []
+            row = int(np.argmax(departures < arrivals))
+            self._refuse_row(row, "leaves a visit before it arrives; correct its times")
+        return arrivals, departures
 
-    def groups(self, groups: Groups) -> Ints:
-        """The group of each row, -1 where it has none."""
-        coded = self.file.coded("group", pa.string(), missing=True)
+    def group_codes(self, groups: Groups) -> Ints:
+        """The number of each trajectory's group, -1 where it has none: (trajectories,)."""
+        names = self.file.dictionary("group", TEXT, nullable=True)
         try:
-            numbers = [groups.index(name) for name in coded.dictionary.to_pylist()]
+            numbers = [groups.index(name) for name in names.dictionary.to_pylist()]
         except MobatlasError as error:
             raise MobatlasError(f"{self.file.path}: column 'group': {error}") from None
-        found = np.array([*numbers, -1])[pc.fill_null(coded.indices, -1).to_numpy()][self.order]
-        self.refuse(np.diff(found) != 0, f"is of two groups; {AGAIN}")
-        return found
+        rows = pc.fill_null(names.indices, -1).to_numpy()[self.order]
+        codes = np.array([*numbers, -1])[rows]  # (rows,)
+        self.refuse(np.diff(codes) != 0, f"has two groups; {RENUMBER}")
+        return codes[self.starts]
 
 
 def _token_of(places: pa.Array, vocabulary: Vocabulary) -> Tokens:
-    """The token of each place, -1 where it is none; those before HOME are for models alone."""
+    """The token of each place, -1 where unknown; tokens before HOME are not places."""
     known = vocabulary.table["poi_id"].combine_chunks()[HOME:]
     return (pc.fill_null(pc.index_in(places, known), -1 - HOME).to_numpy() + HOME).astype(np.int32)
 
 
-def _collapsed(tokens: Tokens, same: Flags) -> tuple[Tokens, Flags]:
-    """Tokens with OTHER for -1, which is no visit of its own beside another -1 or OTHER, and which rows are left (rows,)."""
-    nowhere, unknown = (tokens < 0) | (tokens == OTHER), tokens < 0
-    again = same & nowhere[1:] & nowhere[:-1] & (unknown[1:] | unknown[:-1])
-    kept = np.concatenate(([True], ~again))  # (rows,)
-    return np.where(unknown, np.int32(OTHER), tokens)[kept], kept
+def _merge_unknown(tokens: Tokens, same: Flags) -> tuple[Tokens, Flags]:
+    """Replace -1 by OTHER and merge it with OTHER beside it; also returns which rows remain."""
+    unknown = tokens < 0
+    other = unknown | (tokens == OTHER)
+    repeats = same & other[1:] & other[:-1] & (unknown[1:] | unknown[:-1])
+    is_visit = np.append(True, ~repeats)  # (rows,)
+    return np.where(unknown, np.int32(OTHER), tokens)[is_visit], is_visit
 
 
-def _of_places(path: Path, places: pa.DictionaryArray, unknown: Ints) -> Iterator[str]:
-    found = np.flatnonzero(unknown)
-    if len(found):
-        names = ", ".join(f"'{places.dictionary[int(number)].as_py()}'" for number in found[:NAMED])
-        visits, more = int(unknown.sum()), ", ..." if len(found) > NAMED else ""
-        yield (
-            f"{path}: {visits:,} visits ({visits / len(places):.1%}) are to {len(found):,} places that the dataset does not "
-            f"know and count as OTHER ({names}{more})"
-        )
+def _place_warnings(path: Path, places: pa.DictionaryArray, unknown: Ints) -> list[str]:
+    codes = np.flatnonzero(unknown)
+    if not len(codes):
+        return []
+    names = [f"'{places.dictionary[int(code)].as_py()}'" for code in codes[:MAX_NAMED_PLACES]]
+    if len(codes) > MAX_NAMED_PLACES:
+        names.append("...")
+    visits = int(unknown.sum())
+    return [
+        f"{path}: {visits:,} visits ({visits / len(places):.1%}) are to {len(codes):,} places "
+        f"that the dataset does not know and count as OTHER ({', '.join(names)})"
+    ]
 
 
-def _of_anchors(file: _File, tokens: Tokens) -> Iterator[str]:
+def _anchor_warnings(file: _SampleFile, tokens: Tokens) -> list[str]:
+    warnings = []
     for token, name, columns in ((HOME, "HOME", ANCHORS[:2]), (WORK, "WORK", ANCHORS[2:])):
         missing = [column for column in columns if column not in file.names]
         if missing and (tokens == token).any():
-            yield f"{file.path}: has no column '{missing[0]}', so visits to {name} are left out in space"
+            warnings.append(
+                f"{file.path}: has no column '{missing[0]}', so visits to {name} have no position"
+            )
+    return warnings
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""The canonical tables visits, people and pois, and the checks they pass where they enter."""
+"""The canonical tables visits, people and pois: their columns, and how columns are recognised."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from mobatlas.io.tables import require_columns
 
-# Times are naive local and counted in whole seconds; departure, category and the flags may be absent.
+DAY = 86_400  # seconds
+# Times are naive, local and in whole seconds; departure, category and flags may be missing.
 VISITS = {
     "user_id": "string",
     "poi_id": "string",
@@ -24,11 +25,11 @@ POIS_REQUIRED = ("poi_id", "lat", "lon")
 PEOPLE_REQUIRED = ("user_id",)
 ANCHORS = ("home_lat", "home_lon", "work_lat", "work_lon")
 
-# Columns of people that are taken for attributes or regions when the configuration names none. What is neither stays with
-# the labels: a column that might describe the person must not reach the models by accident.
+# Columns of people that are attributes or regions if the configuration names none. Every other
+# column is stored with the labels: what might describe a person must not reach a model by accident.
 ATTRIBUTE_NAMES = ("age", "age_group", "age_bin", "gender", "sex")
-REGION_NAMES = (
-    *(
+REGION_NAMES = frozenset(
+    {
         "region",
         "district",
         "zone",
@@ -40,8 +41,6 @@ REGION_NAMES = (
         "state",
         "tract",
         "cbg",
-    ),
-    *(
         "block_group",
         "census_block_group",
         "zip",
@@ -51,21 +50,23 @@ REGION_NAMES = (
         "postal_code",
         "ward",
         "borough",
-    ),
-    *("neighborhood", "neighbourhood", "msa"),
+        "neighborhood",
+        "neighbourhood",
+        "msa",
+    }
 )
 
 
 def looks_like_region(column: str) -> bool:
-    """Whether a column of people is a region when nobody said so: a word of the list, with or without `home_` before it."""
+    """Whether a column of people is a region by its name, with or without the prefix `home_`."""
     return column.lower().removeprefix("home_") in REGION_NAMES
 
 
 def region_column(path: Path, columns: Sequence[str]) -> str:
-    """Which column names the region: `region`, a census GEO_ID, or one that looks like it."""
-    for accepts in (lambda c: c == "region", lambda c: c in ("geo_id", "geoid"), looks_like_region):
-        for column in columns:
-            if accepts(column.lower()):
-                return column
-    require_columns(str(path), columns, ("region",))
-    raise AssertionError
+    """The column that names the region: `region`, a census GEO_ID, or one that looks like it."""
+    exact = [name for name in columns if name.lower() == "region"]
+    census = [name for name in columns if name.lower() in ("geo_id", "geoid")]
+    candidates = [*exact, *census, *filter(looks_like_region, columns)]
+    if not candidates:
+        require_columns(str(path), columns, ("region",))
+    return candidates[0]

@@ -16,7 +16,7 @@ from scipy import sparse
 
 from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.prepare.columns import TRUE_WORDS
+from mobatlas.data.prepare.tables import TRUE_WORDS
 from mobatlas.data.schema import region_column
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError, suggestion

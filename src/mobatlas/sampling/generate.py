@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from mobatlas.config import Coarsening
 from mobatlas.data.arrays import Flags, Floats
+from mobatlas.data.samples import SCHEMA, TIMED_SCHEMA
 from mobatlas.data.schema import ANCHORS
-from mobatlas.data.synthetic import SCHEMA, TIMED
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.protocol import has_times
 from mobatlas.generators.store import SUPERVISION, Model, load_model
@@ -146,7 +146,7 @@ def _write(
     plan = sampler.plan
     facts = _facts(sampler.model, plan, request)
     metadata = json.dumps(facts if len(facts) > 1 else facts[0], sort_keys=True)
-    columns = TIMED if has_times(sampler.model.generator) else SCHEMA
+    columns = TIMED_SCHEMA if has_times(sampler.model.generator) else SCHEMA
     schema = columns.with_metadata({METADATA: metadata})
     start = time.perf_counter()
     tasks = sampler.tasks()

@@ -28,7 +28,7 @@ import pyarrow as pa
 import torch
 
 from mobatlas.data.arrays import Ints
-from mobatlas.data.synthetic import rows_of
+from mobatlas.data.samples import to_rows
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import UNKNOWN
@@ -95,7 +95,7 @@ class ChunkSampler:
         draw = self._from_population if self.plan.form == POPULATION else self._from_people
         samples, groups, candidates = draw(*task)
         names = [self.plan.people.names[code] if code != UNKNOWN else None for code in groups]
-        rows = rows_of(
+        rows = to_rows(
             samples,
             task.part.first + task.start,
             pa.array(names, pa.string()),

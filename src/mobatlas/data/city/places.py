@@ -1,22 +1,20 @@
-"""The map of the simulated city: districts and who lives in them, jobs, and points of interest (POIs)."""
+"""The map of the simulated city: districts and their people, jobs, and points of interest."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mobatlas.config import CityConfig
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.groups import Groups
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 RADIUS_KM = 12.0
-CELL_KM = 1.5  # origins are told apart at this grain; finer cells cost memory in proportion and change nothing visible
-LAT, LON = 37.54, -77.44
-KM_PER_DEGREE = 111.195
+CELL_KM = 1.5  # grain of trip origins; finer cells cost memory and change nothing visible
+LAT = 37.54
+LON = -77.44
+KM_PER_DEGREE = 111.195  # rounded; another value would move every simulated POI
 
 # Share of the POIs in each category.
 CATEGORIES = {
@@ -37,7 +35,7 @@ CATEGORIES = {
 
 @dataclass(frozen=True)
 class Places:
-    """Everything that has a position; coordinates are km east and north of the centre."""
+    """Everything with a position; coordinates are km east and north of the centre."""
 
     cells: Floats  # (cells, 2) centres
     district_sizes: Floats  # (districts,) shares of the population
@@ -50,13 +48,13 @@ class Places:
 
     @property
     def group_home_cells(self) -> Floats:
-        """p(home cell | group), of shape (groups, cells)."""
+        """p(home cell | group): (groups, cells)."""
         joint = self.district_sizes[:, None] * self.composition  # (districts, groups)
         return np.asarray((joint / joint.sum(0)).T @ self.home_cells)
 
     @property
     def category_bounds(self) -> Ints:
-        """Where each category begins among the POIs, and the end: (categories + 1,)."""
+        """First POI of each category, and the end: (categories + 1,)."""
         return np.searchsorted(self.category, np.arange(len(CATEGORIES) + 1))
 
 
@@ -76,7 +74,6 @@ def build_places(config: CityConfig, rng: np.random.Generator) -> Places:
     work_cells = jobs * np.exp(-distance(cells, cells) / 10)
     work_cells /= work_cells.sum(1, keepdims=True)
 
-    counts = _poi_counts(config.pois)
     attraction = np.exp(-radius / 8) + 0.5 * near.sum(1)
     poi_cells = rng.choice(len(cells), config.pois, p=attraction / attraction.sum())
     return Places(
@@ -86,7 +83,7 @@ def build_places(config: CityConfig, rng: np.random.Generator) -> Places:
         home_cells=home_cells,
         work_cells=work_cells,
         pois=scatter(cells[poi_cells], rng),
-        category=np.repeat(np.arange(len(CATEGORIES)), counts),
+        category=np.repeat(np.arange(len(CATEGORIES)), _poi_counts(config.pois)),
         popularity=rng.lognormal(0, 0.6, config.pois),
     )
 
@@ -97,7 +94,7 @@ def scatter(centres: Floats, rng: np.random.Generator) -> Floats:
 
 
 def coordinates(positions: Floats) -> tuple[Floats, Floats]:
-    """Latitudes and longitudes of positions in km; six decimals are a decimetre."""
+    """Latitudes and longitudes of positions in km, to a decimetre."""
     lat = LAT + positions[:, 1] / KM_PER_DEGREE
     lon = LON + positions[:, 0] / (KM_PER_DEGREE * np.cos(np.radians(LAT)))
     return lat.round(6), lon.round(6)
@@ -119,25 +116,24 @@ def _work_centres(rng: np.random.Generator) -> Floats:
 def _districts(
     count: int, cells: Floats, density: Floats, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
-    """p(home cell | district), (districts, cells), and the districts' shares of the population, (districts,)."""
-    # A sunflower covers the disc evenly whatever the number of districts.
+    """p(home cell | district), (districts, cells), and population shares, (districts,)."""
+    # A sunflower pattern covers the disc evenly for any number of districts.
     turn = np.arange(count) * np.pi * (3 - np.sqrt(5))
     reach = RADIUS_KM * np.sqrt((np.arange(count) + 0.5) / count)
-    away = distance(
-        np.stack([reach * np.cos(turn), reach * np.sin(turn)], 1), cells
-    )  # (districts, cells)
-    member = np.zeros_like(away)
-    member[away.argmin(0), np.arange(len(cells))] = 1
+    centres = np.stack([reach * np.cos(turn), reach * np.sin(turn)], 1)
+    km = distance(centres, cells)  # (districts, cells)
+    member = np.zeros_like(km)
+    member[km.argmin(0), np.arange(len(cells))] = 1
     # With more districts than cells, some share a cell.
     empty = np.flatnonzero(member.sum(1) == 0)
-    member[empty, away[empty].argmin(1)] = 1
+    member[empty, km[empty].argmin(1)] = 1
     homes = member * density
     sizes = homes.sum(1) * rng.lognormal(0, 0.2, count)
     return homes / homes.sum(1, keepdims=True), sizes / sizes.sum()
 
 
 def _composition(config: CityConfig, sizes: Floats, rng: np.random.Generator) -> Floats:
-    """p(group | district): each attribute leans one way or the other in every district."""
+    """p(group | district): districts lean towards levels of each attribute."""
     levels = Groups.of(config.attributes).level_codes  # (groups, attributes)
     lean = 0.15 * rng.standard_normal((config.districts, len(levels)))
     for attribute, names in enumerate(config.attributes.values()):
@@ -151,7 +147,7 @@ def _composition(config: CityConfig, sizes: Floats, rng: np.random.Generator) ->
             lean += 0.4 * np.outer(tilt, position)
     shares = np.exp(config.segregation * lean)
     shares /= shares.sum(1, keepdims=True)
-    # Raked to groups of about one size: leaning alone would swell the first and the last levels.
+    # Raked to groups of about one size: leaning alone would favour the first and last levels.
     population = rng.lognormal(0, 0.07, len(levels))
     population /= population.sum()
     for _ in range(50):
@@ -161,13 +157,12 @@ def _composition(config: CityConfig, sizes: Floats, rng: np.random.Generator) ->
 
 
 def _standardised(rows: Floats) -> Floats:
-    """Zero mean and unit spread across districts, so that no seed gives a city without segregation."""
+    """Zero mean and unit spread across districts, so that every seed gives segregation."""
     centred = rows - rows.mean(1, keepdims=True)
     return np.asarray(centred / np.maximum(centred.std(1, keepdims=True), 1e-12))
 
 
 def _poi_counts(pois: int) -> Ints:
-    """How many POIs each category has: at least one, the rest by share."""
-    spare = pois - len(CATEGORIES)
-    ends = np.round(np.cumsum(list(CATEGORIES.values())) * spare).astype(np.int64)
-    return 1 + np.diff(ends, prepend=0)
+    """POIs of each category: at least one, the rest by share."""
+    ends = np.round(np.cumsum(list(CATEGORIES.values())) * (pois - len(CATEGORIES)))
+    return 1 + np.diff(ends.astype(np.int64), prepend=0)

@@ -1,8 +1,8 @@
-"""From a configuration and a seed to the three canonical tables of a city, a chunk of people at a time."""
+"""From a configuration and a seed to the three canonical tables of a city, in chunks of people."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,33 @@ import numpy as np
 import pyarrow as pa
 
 from mobatlas.config import CityConfig
+from mobatlas.data.arrays import Floats
 from mobatlas.data.city.behaviour import Behaviour, build_behaviour, mean_pairwise_jsd
-from mobatlas.data.city.days import DAY_SLOTS, HOME, WORK, People, Rows, Tables, draw_people, live
-from mobatlas.data.city.places import CATEGORIES, Floats, Places, build_places, coordinates
+from mobatlas.data.city.days import (
+    DAY_SLOTS,
+    HOME,
+    WORK,
+    People,
+    Rows,
+    Tables,
+    draw_people,
+    simulate_days,
+)
+from mobatlas.data.city.places import CATEGORIES, Places, build_places, coordinates
+from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import write_parquet
+from mobatlas.io.output import new_folder
+from mobatlas.progress import SILENT, Tracker
 
-Progress = Callable[[int, int], None]  # people done, people in all
+KIND = "city"
 
-# The number of people that are simulated together follows from the configuration alone, as do their random numbers.
-CHUNK_PEOPLE, CHUNK_SLOTS = 8_192, 3_000_000
-MAX_PAIRS_BY_POIS = 10**9  # work of one look at all pairs of groups
-PEOPLE_COLUMNS = {"user_id", "home_lat", "home_lon", "work_lat", "work_lon", "home_district"}
+# Chunks depend on the configuration only, and so do the random numbers of their people.
+CHUNK_PEOPLE = 8_192
+CHUNK_SLOTS = 3_000_000
+MAX_PAIRS_BY_POIS = 10**9  # cost of comparing all pairs of groups
+PEOPLE_COLUMNS = {"user_id", *ANCHORS, "home_district"}
 
 VISITS_SCHEMA = pa.schema(
     [
@@ -42,7 +56,7 @@ VISITS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class City:
-    """The three canonical tables."""
+    """The three canonical tables of a simulated city."""
 
     visits: Any  # pyarrow.Table
     people: Any  # pyarrow.Table, with the attributes
@@ -58,47 +72,91 @@ class _Plan:
     people: People
 
 
-def simulate(config: CityConfig, seed: int, on_progress: Progress | None = None) -> City:
-    """The whole city in memory."""
+def simulate(config: CityConfig, seed: int) -> City:
+    """Simulate a city in memory.
+
+    Parameters
+    ----------
+    config
+        Size, attributes and divergence of the city.
+    seed
+        Random seed.
+
+    Returns
+    -------
+    City
+        Its visits, people and pois.
+
+    Examples
+    --------
+    >>> city = simulate(CityConfig(users=5, pois=12, days=3), seed=0)
+    >>> city.people.num_rows
+    5
+    """
     plan = _plan(config, seed)
-    visits = pa.Table.from_batches(_visits(plan, on_progress), VISITS_SCHEMA)
+    visits = pa.Table.from_batches(_visits(plan, SILENT), VISITS_SCHEMA)
     return City(visits, _people_table(plan), _pois_table(plan))
 
 
-def simulate_visits(
-    config: CityConfig, seed: int, on_progress: Progress | None = None
-) -> Iterator[Any]:
-    """The visits as record batches of some thousand people each, ordered by person and time."""
-    return _visits(_plan(config, seed), on_progress)
-
-
-def write_city(
-    config: CityConfig, seed: int, folder: Path, on_progress: Progress | None = None
+def write_city_folder(
+    out: Path | str,
+    config: CityConfig,
+    seed: int = 0,
+    *,
+    overwrite: bool = False,
+    tracker: Tracker = SILENT,
 ) -> dict[str, Any]:
-    """Write visits.parquet, people.parquet and pois.parquet into an existing folder in bounded memory; what was written."""
-    if not folder.is_dir():
-        raise MobatlasError(
-            f"{folder}: no such folder to write the simulated city to; create it first"
-        )
-    plan = _plan(config, seed)
-    for name, table in (("people", _people_table(plan)), ("pois", _pois_table(plan))):
-        write_parquet(folder / f"{name}.parquet", table.schema, table.to_batches())
-    visits = write_parquet(folder / "visits.parquet", VISITS_SCHEMA, _visits(plan, on_progress))
-    return {
-        "people": config.users,
-        "pois": config.pois,
-        "districts": config.districts,
-        "groups": len(plan.behaviour.expected),
-        "days": config.days,
-        "visits": visits,
-        "divergence": round(mean_pairwise_jsd(plan.behaviour.expected), 4),
-    }
+    """Simulate a city into a folder, in bounded memory.
+
+    Parameters
+    ----------
+    out
+        The folder; it gets visits.parquet, people.parquet and pois.parquet.
+    config
+        Size, attributes and divergence of the city.
+    seed
+        Random seed.
+    overwrite
+        Replace an existing folder.
+    tracker
+        Shows progress.
+
+    Returns
+    -------
+    dict
+        The numbers of people, POIs, districts, groups, days and visits, and the divergence.
+
+    Examples
+    --------
+    >>> facts = write_city_folder("city", CityConfig(users=500), seed=1)  # doctest: +SKIP
+    >>> facts["people"]  # doctest: +SKIP
+    500
+    """
+    recorded = {"simulate": config.model_dump(mode="json")}
+    with new_folder(Path(out), KIND, seed=seed, config=recorded, overwrite=overwrite) as folder:
+        plan = _plan(config, seed)
+        for name, table in (("people", _people_table(plan)), ("pois", _pois_table(plan))):
+            write_parquet(folder.path / f"{name}.parquet", table.schema, table.to_batches())
+        batches = _visits(plan, tracker)
+        visits = write_parquet(folder.path / "visits.parquet", VISITS_SCHEMA, batches)
+        facts = {
+            "people": config.users,
+            "pois": config.pois,
+            "districts": config.districts,
+            "groups": len(plan.behaviour.expected),
+            "days": config.days,
+            "visits": visits,
+            "divergence": round(mean_pairwise_jsd(plan.behaviour.expected), 4),
+        }
+        folder.details.update(facts)
+    return facts
 
 
 def expected_poi_distribution(config: CityConfig, seed: int) -> Floats:
-    """The expected distribution of POI visits of every group, (groups, pois): what `divergence` is measured on.
+    """The expected distribution of POI visits of each group, (groups, pois).
 
-    Groups come in the order of `Groups`, POIs in the order of the pois table.
+    The setting `divergence` is measured on it. Groups are in the order of `Groups`, POIs in the
+    order of the pois table.
     """
     return _plan(config, seed).behaviour.expected
 
@@ -110,11 +168,13 @@ def _plan(config: CityConfig, seed: int) -> _Plan:
     taken = PEOPLE_COLUMNS & set(groups.attribute_names)
     if taken:
         raise MobatlasError(
-            f"simulate.attributes: '{min(taken)}' is already a column of people; choose another name"
+            f"simulate.attributes: '{min(taken)}' is already a column of people; "
+            "choose another name"
         )
     if len(groups) ** 2 * config.pois > MAX_PAIRS_BY_POIS:
         raise MobatlasError(
-            f"simulate: {len(groups)} groups and {config.pois} POIs are too much together; use fewer levels or POIs"
+            f"simulate: {len(groups)} groups and {config.pois} POIs are too many together; "
+            "use fewer levels or POIs"
         )
     rng = _generator(seed, 0)
     places = build_places(config, rng)
@@ -126,37 +186,34 @@ def _generator(seed: int, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
 
 
-def _visits(plan: _Plan, on_progress: Progress | None) -> Iterator[Any]:
-    config, total = plan.config, len(plan.people)
+def _visits(plan: _Plan, tracker: Tracker) -> Iterator[Any]:
+    """Record batches of some thousand people each, ordered by person and time."""
+    config = plan.config
     tables = Tables(plan.places, plan.behaviour)
     size = int(np.clip(CHUNK_SLOTS // (config.days * DAY_SLOTS), 1, CHUNK_PEOPLE))
-    for chunk, begin in enumerate(range(0, total, size)):
-        end = min(begin + size, total)
+    for chunk, begin in enumerate(range(0, config.users, size)):
+        end = min(begin + size, config.users)
         people = plan.people.part(slice(begin, end))
-        rows = live(config, people, tables, _generator(plan.seed, 1, chunk))
+        rows = simulate_days(config, people, tables, _generator(plan.seed, 1, chunk))
         yield _batch(plan, people, _user_ids(config, begin, end), rows)
-        if on_progress:
-            on_progress(end, total)
+        tracker.step(end)
 
 
 def _batch(plan: _Plan, people: People, user_ids: list[str], rows: Rows) -> Any:
-    """Rows as they go to disk: every place of these people has an index among POIs, homes and works, in this order."""
-    pois, users = len(plan.places.pois), len(people)
-    at_home, at_work = rows.place == HOME, rows.place == WORK
-    index = np.where(
-        at_home, pois + rows.person, np.where(at_work, pois + users + rows.person, rows.place)
-    )
-    ids = (
-        _poi_ids(pois)
-        + [f"home:{user}" for user in user_ids]
-        + [f"work:{user}" for user in user_ids]
-    )
+    """Rows of visits; the places of these people are indexed as POIs, homes, then works."""
+    pois = len(plan.places.pois)
+    at_home = rows.place == HOME
+    at_work = rows.place == WORK
+    anchors = [pois + rows.person, pois + len(people) + rows.person]
+    index = np.select([at_home, at_work], anchors, rows.place)
+    ids = [
+        *_poi_ids(pois),
+        *(f"home:{user}" for user in user_ids),
+        *(f"work:{user}" for user in user_ids),
+    ]
     lat, lon = coordinates(np.concatenate([plan.places.pois, people.home, people.work]))
-    kind = np.select(
-        [at_home, at_work],
-        [len(CATEGORIES), len(CATEGORIES) + 1],
-        plan.places.category[index % pois],
-    )
+    anchor_kinds = [len(CATEGORIES), len(CATEGORIES) + 1]
+    kind = np.select([at_home, at_work], anchor_kinds, plan.places.category[index % pois])
     midnight = np.datetime64(plan.config.start, "us")
     return pa.record_batch(
         [
@@ -175,13 +232,12 @@ def _batch(plan: _Plan, people: People, user_ids: list[str], rows: Rows) -> Any:
 
 
 def _people_table(plan: _Plan) -> Any:
-    config, people = plan.config, plan.people
+    config = plan.config
+    people = plan.people
     home_lat, home_lon = coordinates(people.home)
     work_lat, work_lon = coordinates(people.work)
-    districts = [
-        f"D{number + 1:0{max(2, len(str(config.districts)))}d}"
-        for number in range(config.districts)
-    ]
+    width = max(2, len(str(config.districts)))
+    districts = [f"D{number + 1:0{width}d}" for number in range(config.districts)]
     columns = {
         "user_id": pa.array(_user_ids(config, 0, config.users)),
         "home_lat": home_lat,

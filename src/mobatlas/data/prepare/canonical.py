@@ -1,14 +1,17 @@
-"""The door: a source's visits as typed columns; rows that cannot be true are counted, named, refused or dropped."""
+"""Visits of a source as typed columns; rows that cannot be true are refused or dropped."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import ibis
 from ibis import ir
 
 from mobatlas.config import PrepareConfig
-from mobatlas.data.prepare.columns import (
+from mobatlas.data.prepare.engine import Engine, one
+from mobatlas.data.prepare.tables import (
     FALSE_WORDS,
     NO_ANSWER,
     TRUE_WORDS,
@@ -17,52 +20,55 @@ from mobatlas.data.prepare.columns import (
     as_text,
     is_word,
 )
-from mobatlas.data.prepare.engine import Engine, one
 from mobatlas.data.readers.base import Source
-from mobatlas.data.schema import VISITS_REQUIRED
+from mobatlas.data.schema import DAY, VISITS_REQUIRED
 from mobatlas.data.vocabulary import SPECIALS
 from mobatlas.errors import MobatlasError
 from mobatlas.io.tables import require_columns
 
-DAY = 86_400  # seconds
 ISO_LOCAL = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?)?$"
-# Columns as given, to tell what is absent from what is wrong.
+# The columns of the source, which distinguish a missing value from a wrong one.
 RAW = ("raw_arrival", "raw_departure", "raw_lat", "raw_lon", "raw_is_home", "raw_is_work")
 
 
 @dataclass(frozen=True)
 class RowCounts:
-    """What became of the rows of the source."""
+    """Rows of the source, and how many of them are dropped."""
 
     rows: int
     missing_coordinates: int
     not_poi: int
     invalid: int
 
+    @property
+    def usable(self) -> int:
+        """Rows that are not dropped."""
+        return self.rows - self.missing_coordinates - self.not_poi - self.invalid
+
 
 @dataclass(frozen=True)
 class _Fault:
-    """A way in which a row cannot be true."""
+    """A reason why a row cannot be true."""
 
-    name: str
     rows: ir.Value  # boolean
     columns: tuple[str, ...]  # shown in the message
     sentence: str
 
 
 def canonical_visits(source: Source) -> ir.Table:
-    """Typed columns; times as seconds of the local clock since 1970, null where the text is not a time."""
+    """Typed columns; times are local seconds since 1970, null where the text is not a time."""
     table = source.visits
     require_columns(source.where, table.columns, VISITS_REQUIRED)
     for name in ("arrival", "departure"):
         if name in table.columns:
             _refuse_time_type(source.where, name, table[name])
 
-    def optional(name: str, otherwise: ir.Value) -> ir.Value:
-        return table[name] if name in table.columns else otherwise
+    def optional(name: str, default: ir.Value) -> ir.Value:
+        return table[name] if name in table.columns else default
 
     departure = optional("departure", ibis.null("timestamp"))
-    home, work = (optional(name, ibis.literal(False)) for name in ("is_home", "is_work"))
+    home = optional("is_home", ibis.literal(False))
+    work = optional("is_work", ibis.literal(False))
     return table.select(
         user_id=as_text(table.user_id),
         poi_id=as_text(table.poi_id),
@@ -80,162 +86,135 @@ def canonical_visits(source: Source) -> ir.Table:
 def check_rows(
     visits: ir.Table, source: Source, engine: Engine, config: PrepareConfig
 ) -> tuple[ir.Table, RowCounts]:
-    """Count what is wrong; refuse, or leave only the rows that can be used."""
+    """Count what is wrong; refuse it, or return only the rows that can be used."""
     faults = _faults(visits, config)
-    invalid = faults[0].rows
-    for fault in faults[1:]:
-        invalid = invalid | fault.rows
+    invalid = reduce(or_, [fault.rows for fault in faults.values()])
     # a row is counted once: as invalid, else as missing, else as no POI
     missing = ~invalid & (visits.lat.isnull() | visits.lon.isnull())
     not_poi = ~invalid & ~missing & visits.poi_id.isnull() & ~visits.home & ~visits.work
-    counts = one(
+    row = one(
         engine,
         visits.aggregate(
             n=visits.count(),
             n_missing=missing.sum(),
             n_not_poi=not_poi.sum(),
             n_invalid=invalid.sum(),
-            **{fault.name: fault.rows.sum() for fault in faults},
+            **{name: fault.rows.sum() for name, fault in faults.items()},
         ),
     )
-    rows = int(counts["n"])
-    if rows == 0:
+    if row["n"] == 0:
         raise MobatlasError(f"{source.where}: the table has no rows")
-    for fault in faults:
-        if counts[fault.name] and config.invalid_rows == "refuse":
+    names = ("n", "n_missing", "n_not_poi", "n_invalid")
+    counts = RowCounts(*(int(row[name] or 0) for name in names))
+    for name, fault in faults.items():
+        if row[name] and config.invalid_rows == "refuse":
+            example = _example(fault, visits, engine)
             raise MobatlasError(
-                _describe(fault, visits, source, engine, int(counts[fault.name]), rows)
+                f"{source.where}: {fault.sentence} in {row[name]:,} of {counts.rows:,} rows "
+                f"(for example {example}); correct them, or set invalid_rows: drop to leave such "
+                "rows out"
             )
-    n_missing = int(counts["n_missing"])
-    if n_missing > config.max_missing_coordinates * rows:
+    if counts.missing_coordinates > config.max_missing_coordinates * counts.rows:
         raise MobatlasError(
-            f"{source.where}: columns 'lat' and 'lon' are missing in {n_missing:,} of {rows:,} rows, more than "
-            f"max_missing_coordinates = {config.max_missing_coordinates:g} allows; fill them or raise the limit"
+            f"{source.where}: columns 'lat' and 'lon' are missing in "
+            f"{counts.missing_coordinates:,} of {counts.rows:,} rows, more than "
+            f"max_missing_coordinates = {config.max_missing_coordinates:g} allows; "
+            "fill them or raise the limit"
         )
-    counted = RowCounts(
-        rows, n_missing, int(counts["n_not_poi"] or 0), int(counts["n_invalid"] or 0)
-    )
-    if not (counted.missing_coordinates or counted.not_poi or counted.invalid):
-        return visits.drop(
-            *RAW
-        ), counted  # asking every row again, in every pass, costs a tenth of a preparation
-    return visits.filter(~(missing | not_poi | invalid)).drop(*RAW), counted
+    if counts.usable < counts.rows:
+        visits = visits.filter(~(missing | not_poi | invalid))
+    return visits.drop(*RAW), counts
 
 
-def _faults(visits: ir.Table, config: PrepareConfig) -> list[_Fault]:
-    unparsed = (visits.start.isnull() & _is_given(visits.raw_arrival)) | (
-        visits.end.isnull() & _is_given(visits.raw_departure)
-    )
-    words = (visits.lat.isnull() & is_word(visits.raw_lat)) | (
-        visits.lon.isnull() & is_word(visits.raw_lon)
-    )
-    times = ("raw_arrival", "raw_departure")
+def _faults(visits: ir.Table, config: PrepareConfig) -> dict[str, _Fault]:
+    arrival_given = _is_given(visits.raw_arrival)
+    departure_given = _is_given(visits.raw_departure)
+    bad_time = (visits.start.isnull() & arrival_given) | (visits.end.isnull() & departure_given)
+    bad_lat = visits.lat.isnull() & is_word(visits.raw_lat)
+    bad_lon = visits.lon.isnull() & is_word(visits.raw_lon)
     flags = (*TRUE_WORDS, *FALSE_WORDS, *NO_ANSWER)
-    unclear = is_word(visits.raw_is_home, flags) | is_word(visits.raw_is_work, flags)
+    bad_flag = is_word(visits.raw_is_home, flags) | is_word(visits.raw_is_work, flags)
     reserved = visits.poi_id.isin(SPECIALS).fill_null(False) & ~visits.home & ~visits.work
-    return [
-        _Fault(
-            "no_user",
-            visits.user_id.isnull(),
-            ("poi_id", "raw_arrival"),
-            "column 'user_id' is empty",
+    too_long = visits.end - visits.start > config.max_stay_days * DAY
+    times = RAW[:2]
+    return {
+        "no_user": _Fault(
+            visits.user_id.isnull(), ("poi_id", "raw_arrival"), "column 'user_id' is empty"
         ),
-        _Fault(
-            "bad_time",
-            unparsed,
+        "bad_time": _Fault(
+            bad_time,
             times,
-            "columns 'arrival' and 'departure' must be local times like 2024-03-04 08:15:00, without a zone, and are not",
+            "columns 'arrival' and 'departure' must be local times like 2024-03-04 08:15:00, "
+            "without a zone, and are not",
         ),
-        _Fault(
-            "no_time",
-            ~_is_given(visits.raw_arrival),
-            ("user_id", "poi_id"),
-            "column 'arrival' is empty",
+        "no_time": _Fault(~arrival_given, ("user_id", "poi_id"), "column 'arrival' is empty"),
+        "bad_number": _Fault(
+            bad_lat | bad_lon, RAW[2:4], "columns 'lat' and 'lon' must be numbers, and are not"
         ),
-        _Fault(
-            "bad_number",
-            words,
-            ("raw_lat", "raw_lon"),
-            "columns 'lat' and 'lon' must be numbers, and are not",
+        "bad_lat": _Fault(
+            _is_true(visits.lat.abs() > 90), ("raw_lat",), "column 'lat' is outside -90..90"
         ),
-        _Fault(
-            "bad_lat",
-            (visits.lat.abs() > 90).fill_null(False),
-            ("raw_lat",),
-            "column 'lat' is outside -90..90",
+        "bad_lon": _Fault(
+            _is_true(visits.lon.abs() > 180), ("raw_lon",), "column 'lon' is outside -180..180"
         ),
-        _Fault(
-            "bad_lon",
-            (visits.lon.abs() > 180).fill_null(False),
-            ("raw_lon",),
-            "column 'lon' is outside -180..180",
+        "bad_flag": _Fault(
+            bad_flag, RAW[4:], "columns 'is_home' and 'is_work' must be true or false"
         ),
-        _Fault(
-            "bad_flag",
-            unclear,
-            ("raw_is_home", "raw_is_work"),
-            "columns 'is_home' and 'is_work' must be true or false",
-        ),
-        _Fault(
-            "reserved",
+        "reserved": _Fault(
             reserved,
             ("poi_id",),
-            "column 'poi_id' uses a reserved word; flag the row as is_home or is_work, or rename the place;",
+            "column 'poi_id' uses a reserved word; flag the row as is_home or is_work, or rename "
+            "the place;",
         ),
-        _Fault(
-            "reversed",
-            (visits.end < visits.start).fill_null(False),
-            times,
-            "column 'departure' is before 'arrival'",
+        "reversed": _Fault(
+            _is_true(visits.end < visits.start), times, "column 'departure' is before 'arrival'"
         ),
-        _Fault(
-            "long_stay",
-            (visits.end - visits.start > config.max_stay_days * DAY).fill_null(False),
+        "long_stay": _Fault(
+            _is_true(too_long),
             times,
             f"the visit lasts longer than max_stay_days = {config.max_stay_days}",
         ),
-    ]
+    }
 
 
-def _describe(
-    fault: _Fault, visits: ir.Table, source: Source, engine: Engine, count: int, rows: int
-) -> str:
-    names = dict.fromkeys(("user_id", *fault.columns))
-    shown = visits.filter(fault.rows).select(
-        **{name.removeprefix("raw_"): visits[name].cast("string") for name in names}
-    )
-    example = engine.collect(shown.order_by(shown.columns).limit(1)).to_pylist()[0]
-    values = ", ".join(f"{name} {value!r}" for name, value in example.items() if value is not None)
-    return (
-        f"{source.where}: {fault.sentence} in {count:,} of {rows:,} rows (for example {values}); "
-        "mend them, or set invalid_rows: drop to leave such rows out"
-    )
+def _example(fault: _Fault, visits: ir.Table, engine: Engine) -> str:
+    columns = {
+        name.removeprefix("raw_"): visits[name].cast("string")
+        for name in ("user_id", *fault.columns)
+    }
+    rows = visits.filter(fault.rows).select(**columns)
+    row = one(engine, rows.order_by(rows.columns).limit(1))
+    return ", ".join(f"{name} {value!r}" for name, value in row.items() if value is not None)
 
 
 def _refuse_time_type(where: str, name: str, column: ir.Value) -> None:
     kind = column.type()
-    if kind.is_timestamp() and getattr(kind, "timezone", None) not in (None, ""):
+    if kind.is_timestamp() and kind.timezone:
         raise MobatlasError(
-            f"{where}: column '{name}' carries the time zone {kind.timezone}; convert it to naive local time"
+            f"{where}: column '{name}' has the time zone {kind.timezone}; "
+            "convert it to naive local time"
         )
     if not (kind.is_timestamp() or kind.is_date() or kind.is_string() or kind.is_null()):
         raise MobatlasError(
-            f"{where}: column '{name}' is of type {kind}; give local timestamps, or text in ISO form"
+            f"{where}: column '{name}' is of type {kind}; give local timestamps, "
+            "or text in ISO form"
         )
 
 
 def _as_seconds(column: ir.Value) -> ir.Value:
     kind = column.type()
     if kind.is_string():
-        column = ibis.ifelse(column.re_search(ISO_LOCAL), column, ibis.null("string")).try_cast(
-            "timestamp"
-        )
+        text = ibis.ifelse(column.re_search(ISO_LOCAL), column, ibis.null("string"))
+        column = text.try_cast("timestamp")
     elif not kind.is_timestamp():
         column = column.cast("timestamp")
-    return (
-        column.truncate("s").epoch_seconds().cast("int64")
-    )  # engines round a fraction of a second differently
+    # engines round a fraction of a second differently
+    return column.truncate("s").epoch_seconds().cast("int64")
 
 
 def _is_given(raw: ir.Value) -> ir.Value:
-    return (raw != "").fill_null(False) if raw.type().is_string() else raw.notnull()
+    return _is_true(raw != "") if raw.type().is_string() else raw.notnull()
+
+
+def _is_true(condition: ir.Value) -> ir.Value:
+    return condition.fill_null(False)

@@ -1,13 +1,13 @@
-"""Where the Ibis expressions run: DuckDB in this process, or any Spark session. Both stage their tables as Parquet."""
+"""Where Ibis expressions run: DuckDB in this process, or a Spark session; both stage Parquet."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import hashlib
-import zlib
+import os
+import re
+import signal
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,13 +18,16 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 from ibis import ir
 
-from mobatlas.data.prepare import spark
+from mobatlas.data.prepare.tables import as_parquet, parquet_schema, refuse_damaged
 from mobatlas.errors import MobatlasError
-from mobatlas.io.tables import refuse_duplicate_columns
 
-ENGINES = ("duckdb", "spark")
 BATCH_ROWS = 65_536
-LONGEST_HEADER = 131_072  # characters; what has no end of line before is no table
+# Spark must not shift naive local times by the session's zone, and reads nanoseconds as integers.
+SPARK_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.legacy.parquet.nanosAsLong": "true",
+}
+MORE_MEMORY = "raise memory_limit, or on a cluster --driver-memory and --executor-memory"
 
 
 class Engine(Protocol):
@@ -35,27 +38,22 @@ class Engine(Protocol):
 
     def read(self, path: Path) -> ir.Table:
         """A Parquet file or folder, or a CSV file (every column text)."""
-        ...
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
-        """Evaluate once, keep the rows on disk, and go on from there."""
-        ...
+        """Evaluate once and keep the rows on disk."""
 
     def collect(self, expression: ir.Table) -> pa.Table:
         """A small result."""
-        ...
 
     def sorted_batches(self, expression: ir.Table, by: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """A large result in order, a batch at a time."""
-        ...
+        """A large result in order, one batch at a time."""
 
     def close(self) -> None:
-        """Give back what the engine holds."""
-        ...
+        """Release what the engine holds."""
 
 
 class DuckDBEngine:
-    """DuckDB embedded; spills into the work folder beyond its memory limit."""
+    """DuckDB in this process; it spills into the work folder beyond its memory limit."""
 
     name = "duckdb"
 
@@ -66,26 +64,25 @@ class DuckDBEngine:
         self._backend = ibis.duckdb.connect(
             temp_directory=str(spill), preserve_insertion_order=False, memory_limit=memory_limit
         )
-        self._backend.con.execute("SET enable_progress_bar = false")  # ours is enough
-        self._read: dict[Path, str] = {}  # the files of the user, and what DuckDB calls them
+        self._backend.con.execute("SET enable_progress_bar = false")  # mobatlas has its own
+        self._sources: dict[Path, str] = {}  # the user's paths, and the patterns DuckDB reads
 
     def read(self, path: Path) -> ir.Table:
-        several = path.is_dir()
-        found = path / "**" / "*.parquet" if several else parquet_of(path, self.work)
-        self._read[path] = str(found)
-        with self._blaming():
-            return self._backend.read_parquet(
-                str(found), **({"hive_partitioning": False} if several else {})
-            )
+        is_folder = path.is_dir()
+        pattern = str(path / "**" / "*.parquet" if is_folder else as_parquet(path, self.work))
+        self._sources[path] = pattern
+        options = {"hive_partitioning": False} if is_folder else {}
+        with self._naming_damaged_files():
+            return self._backend.read_parquet(pattern, **options)
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
         path = self.work / f"{name}.parquet"
-        with self._blaming():
+        with self._naming_damaged_files():
             self._backend.to_parquet(expression, path, compression="lz4_raw")
         return self._backend.read_parquet(str(path))
 
     def collect(self, expression: ir.Table) -> pa.Table:
-        with self._blaming():
+        with self._naming_damaged_files():
             return self._backend.to_pyarrow(expression)
 
     def sorted_batches(self, expression: ir.Table, by: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -94,15 +91,15 @@ class DuckDBEngine:
         yield from self._backend.con.sql(query).to_arrow_reader(BATCH_ROWS)
 
     @contextmanager
-    def _blaming(self) -> Iterator[None]:
-        """An error of a query is that of the first file which cannot be read to its end, if there is one."""
+    def _naming_damaged_files(self) -> Iterator[None]:
+        """If a query fails, name the first source file that cannot be read to its end."""
         try:
             yield
         except (duckdb.OutOfMemoryException, duckdb.InterruptException):
             raise
         except duckdb.Error:
-            for path, found in self._read.items():
-                _read_whole(path, found)
+            for path, pattern in self._sources.items():
+                refuse_damaged(path, pattern)
             raise
 
     def close(self) -> None:
@@ -110,26 +107,26 @@ class DuckDBEngine:
 
 
 class SparkEngine:
-    """A Spark session: local by default, on a cluster as Spark is configured (spark-submit, SPARK_CONF_DIR)."""
+    """A Spark session: local by default, or on a cluster as Spark is configured."""
 
     name = "spark"
 
     def __init__(self, work: Path, memory_limit: str = "2GB") -> None:
         self.work = work
         work.mkdir(parents=True, exist_ok=True)
-        self._session, self._owned = spark.open_session(memory_limit)
-        self._before = {key: self._session.conf.get(key, None) for key in spark.SETTINGS}
-        for key, value in spark.SETTINGS.items():
+        self._session, self._owned = open_spark_session(memory_limit)
+        self._old_settings = {key: self._session.conf.get(key, None) for key in SPARK_SETTINGS}
+        for key, value in SPARK_SETTINGS.items():
             self._session.conf.set(key, value)
         self._backend = ibis.pyspark.connect(self._session)
 
     def read(self, path: Path) -> ir.Table:
-        path = parquet_of(path, self.work)
-        with spark.in_sentences(self.work):
-            table = self._backend.read_parquet(_local(path), recursiveFileLookup="true")
+        source = as_parquet(path, self.work)
+        with explain_spark_errors(self.work):
+            table = self._backend.read_parquet(_file_url(source), recursiveFileLookup="true")
         nanoseconds = {
             field.name: (table[field.name] // 1_000_000_000).as_timestamp("s")
-            for field in parquet_schema(path)
+            for field in parquet_schema(source)
             if pa.types.is_timestamp(field.type)
             and field.type.unit == "ns"
             and table[field.name].type().is_integer()
@@ -137,12 +134,12 @@ class SparkEngine:
         return table.mutate(**nanoseconds) if nanoseconds else table
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
-        return self._backend.read_parquet(_local(self._write(expression, name)))
+        return self._backend.read_parquet(_file_url(self._write(expression, name)))
 
     def collect(self, expression: ir.Table) -> pa.Table:
-        with spark.in_sentences(self.work):
-            found = self._frame(expression).toArrow()
-        return found.cast(expression.schema().to_pyarrow())
+        with explain_spark_errors(self.work):
+            rows = self._frame(expression).toArrow()
+        return rows.cast(expression.schema().to_pyarrow())
 
     def sorted_batches(self, expression: ir.Table, by: Sequence[str]) -> Iterator[pa.RecordBatch]:
         path = self._write(expression.order_by(list(by)), "sorted")
@@ -152,134 +149,155 @@ class SparkEngine:
 
     def close(self) -> None:
         if self._owned:
-            spark.stop_session(self._session)
+            stop_spark_session(self._session)
             return
-        for key, value in self._before.items():
+        for key, value in self._old_settings.items():
             self._session.conf.unset(key) if value is None else self._session.conf.set(key, value)
 
     def _frame(self, expression: ir.Table) -> Any:
         return self._session.sql(str(self._backend.compile(expression)))
 
     def _write(self, expression: ir.Table, name: str) -> Path:
-        """The rows in Parquet, all of them: workers with disks of their own would leave theirs there."""
+        """Write the rows as Parquet, and check that all of them are on this machine's storage."""
         path = self.work / f"{name}.parquet"
-        with spark.in_sentences(self.work):
-            written = spark.write(self._frame(expression), _local(path))
+        with explain_spark_errors(self.work):
+            written = write_frame(self._frame(expression), _file_url(path))
         if pads.dataset(path, format="parquet").count_rows() != written:
-            raise MobatlasError(spark.not_shared(self.work))
+            raise MobatlasError(_storage_not_shared(self.work))
         return path
+
+
+ENGINES = {"duckdb": DuckDBEngine, "spark": SparkEngine}
 
 
 def open_engine(name: str, work: Path, memory_limit: str = "2GB") -> Engine:
     """The engine of that name, working in that folder."""
-    if name == "duckdb":
-        try:
-            return DuckDBEngine(work, memory_limit)
-        except duckdb.Error as error:
-            raise MobatlasError(
-                f"memory_limit '{memory_limit}': DuckDB refused it ({error})"
-            ) from None
-    if name == "spark":
-        return SparkEngine(work, memory_limit)
-    raise MobatlasError(f"--engine {name} does not exist (known: {', '.join(ENGINES)})")
-
-
-def _local(path: Path) -> str:
-    """A path that Spark does not look for on the cluster's own file system."""
-    return f"file://{path.absolute()}"
-
-
-def is_csv(path: Path) -> bool:
-    """CSV by name, compressed or not."""
-    return path.name.lower().endswith((".csv", ".csv.gz", ".txt", ".tsv"))
-
-
-def parquet_of(path: Path, work: Path) -> Path:
-    """The path itself, or for CSV a copy as Parquet, every column text: one parser, whatever the engine."""
-    if path.is_dir() or not is_csv(path):
-        return path
-    names, delimiter = csv_header(path)
-    digest = hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]
-    copy = work / f"{path.name.split('.')[0]}-{digest}.parquet"
-    columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in names)
-    options = f"auto_detect=false, header=true, delim={literal(delimiter)}, quote='\"', escape='\"', columns={{{columns}}}"
+    if name not in ENGINES:
+        raise MobatlasError(f"--engine {name} does not exist (known: {', '.join(ENGINES)})")
     try:
-        with duckdb.connect(
-            config={"temp_directory": str(work / "spill"), "memory_limit": "1GB"}
-        ) as connection:
-            connection.execute("SET enable_progress_bar = false")
-            connection.execute(
-                f"COPY (SELECT * FROM read_csv({literal(path)}, {options})) TO {literal(copy)} (FORMAT parquet)"
-            )
+        return ENGINES[name](work, memory_limit)
     except duckdb.Error as error:
-        raise MobatlasError(
-            f"{path}: not a readable CSV file in UTF-8: {_first_words(error)}"
-        ) from None
-    return copy
-
-
-def _read_whole(path: Path, found: str) -> None:
-    """Refuse a path that DuckDB, which calls it by another name, does not read to its end."""
-    try:
-        with duckdb.connect() as connection:  # that of a query that failed may be of no more use
-            connection.execute(
-                f"SELECT max(hash(COLUMNS(*))) FROM read_parquet({literal(found)})"
-            ).fetchall()
-    except duckdb.Error as error:
-        raise MobatlasError(f"{path}: is damaged, or not Parquet ({_first_words(error)})") from None
-
-
-def _first_words(error: duckdb.Error) -> str:
-    return " ".join(str(error).split("Possible")[0].split())[:200]
-
-
-def csv_header(path: Path) -> tuple[list[str], str]:
-    """The column names of a CSV file and what separates them."""
-    first = first_line(path)
-    delimiter = max(",;\t|", key=first.count)
-    names = next(csv.reader([first.rstrip("\r\n")], delimiter=delimiter), [])
-    if not any(name.strip() for name in names):
-        raise MobatlasError(f"{path}: the first line names no columns")
-    if len(set(names)) != len(names):
-        raise MobatlasError(f"{path}: two columns have the same name in the first line")
-    return names, delimiter
-
-
-def first_line(path: Path) -> str:
-    """The first line of a text file, compressed or not; refused if it does not end."""
-    open_text = gzip.open if path.suffix == ".gz" else Path.open
-    try:
-        with open_text(path, "rt", encoding="utf-8-sig") as lines:
-            first = str(lines.readline(LONGEST_HEADER))
-    except (OSError, EOFError, UnicodeError, zlib.error) as error:
-        raise MobatlasError(f"{path}: not a readable CSV file in UTF-8 ({error})") from None
-    if len(first) >= LONGEST_HEADER:
-        raise MobatlasError(
-            f"{path}: the first line names no columns, it is longer than {LONGEST_HEADER:,} characters"
-        )
-    return first
-
-
-def literal(value: object) -> str:
-    """A value as SQL text."""
-    return "'" + str(value).replace("'", "''") + "'"
-
-
-def parquet_schema(path: Path) -> pa.Schema:
-    """The Arrow schema of a Parquet file or folder."""
-    try:
-        schema = (
-            pads.dataset(path, format="parquet").schema if path.is_dir() else pq.read_schema(path)
-        )
-    except (pa.ArrowInvalid, OSError) as error:
-        raise MobatlasError(
-            f"{path}: not a readable Parquet file; give .parquet or .csv ({str(error).splitlines()[0]})"
-        ) from None
-    refuse_duplicate_columns(str(path), schema.names)
-    return schema
+        raise MobatlasError(f"memory_limit '{memory_limit}': DuckDB refused it ({error})") from None
 
 
 def one(engine: Engine, expression: ir.Table) -> dict[str, Any]:
     """The single row of an aggregate."""
     row: dict[str, Any] = engine.collect(expression).to_pylist()[0]
     return row
+
+
+def _file_url(path: Path) -> str:
+    """A URL that keeps Spark from looking on the cluster's own file system."""
+    return f"file://{path.absolute()}"
+
+
+def open_spark_session(memory_limit: str) -> tuple[Any, bool]:
+    """A Spark session, and whether it is ours to stop; an active session keeps its settings."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise MobatlasError(
+            "--engine spark needs the extra: pip install 'mobatlas[spark]'"
+        ) from None
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active, False
+    # the last place where Spark looks, so that other settings of memory prevail
+    os.environ.setdefault("SPARK_DRIVER_MEMORY", java_heap(memory_limit))
+    builder = SparkSession.builder.appName("mobatlas")
+    try:
+        with _own_interrupts():
+            session = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    except _spark_errors() as error:
+        raise MobatlasError(_why_not_started(str(error), memory_limit)) from error
+    if session.sparkContext.master.startswith("local"):
+        # Spark warns whenever people and places are numbered
+        session.sparkContext.setLogLevel("ERROR")
+    return session, True
+
+
+def stop_spark_session(session: Any) -> None:
+    """Stop a session if its Java process still runs; an earlier error said why it does not."""
+    with suppress(*_spark_errors()):
+        session.stop()
+
+
+def write_frame(frame: Any, url: str) -> int:
+    """Write a Spark frame as Parquet; returns how many rows the workers wrote."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    counted = Observation()
+    frame.observe(counted, f.count(f.lit(1)).alias("rows")).write.parquet(url, mode="overwrite")
+    return int(counted.get["rows"])
+
+
+@contextmanager
+def explain_spark_errors(work: Path) -> Iterator[None]:
+    """Turn errors that the user can act on into one sentence; others pass."""
+    try:
+        yield
+    except _spark_errors() as error:
+        text = str(error)
+        lost_java = isinstance(error, (ConnectionError, EOFError)) or type(error).__name__ in (
+            "Py4JError",
+            "Py4JNetworkError",
+        )
+        missing = r"FileNotFoundException|FILE_NOT_EXIST|Mkdirs failed|UNABLE_TO_INFER_SCHEMA"
+        if "OutOfMemoryError" in text or "spark.driver.maxResultSize" in text:
+            sentence = f"Spark ran out of memory; {MORE_MEMORY}"
+        elif lost_java:
+            sentence = f"Spark's Java process ended, usually for lack of memory; {MORE_MEMORY}"
+        elif re.search(missing, text):
+            sentence = _storage_not_shared(work)
+        else:
+            raise
+        raise MobatlasError(sentence) from error
+
+
+def _storage_not_shared(work: Path) -> str:
+    return (
+        f"Spark's workers do not share {work.parent}; give a source and an --out on storage "
+        "that all of them mount"
+    )
+
+
+def java_heap(memory_limit: str) -> str:
+    """`2GB` as Java writes it."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([MGT])(i?)B?\s*", memory_limit, re.IGNORECASE)
+    if not match:
+        raise MobatlasError(f"memory_limit '{memory_limit}': give a number and a unit, such as 4GB")
+    number, unit, binary = match.groups()
+    size = float(number) * (1024 if binary else 1000) ** ("MGT".index(unit.upper()) + 2)
+    return f"{int(size) // 2**20}m"
+
+
+def _spark_errors() -> tuple[type[Exception], ...]:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    return PySparkException, Py4JError, ConnectionError, EOFError
+
+
+def _why_not_started(text: str, memory_limit: str) -> str:
+    if "JAVA_GATEWAY_EXITED" in text:
+        return (
+            "Spark did not start, for the reason above; it needs Java 17 or 21, "
+            "on the PATH or in JAVA_HOME"
+        )
+    if "System memory" in text:
+        return f"memory_limit '{memory_limit}' is too little for Spark; give 1GB or more"
+    reason = re.search(r"(?:Exception|Error): (.*)", text)
+    cause = reason[1] if reason else text.splitlines()[0]
+    return f"Spark did not start ({cause}); correct its configuration"
+
+
+@contextmanager
+def _own_interrupts() -> Iterator[None]:
+    """Keep this program's handler of Ctrl-C, which Spark would replace."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)

@@ -1,20 +1,22 @@
-"""People: anchors and regions on one side, labels on the other, so that no model sees the second by accident."""
+"""People: anchors and regions are separated from labels, so that no model sees a label by accident."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 
 import ibis
 import pyarrow as pa
 from ibis import ir
 
 from mobatlas.config import PrepareConfig
-from mobatlas.data.prepare.columns import as_number, as_text, is_word
 from mobatlas.data.prepare.engine import Engine, one
+from mobatlas.data.prepare.steps import DEGREES, whole_degrees
+from mobatlas.data.prepare.tables import as_number, as_text, is_word
 from mobatlas.data.readers.base import Source
 from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, PEOPLE_REQUIRED, looks_like_region
-from mobatlas.data.vocabulary import DEGREES, whole
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import Groups, order_levels
 from mobatlas.io.tables import require_columns
@@ -22,175 +24,153 @@ from mobatlas.io.tables import require_columns
 
 @dataclass(frozen=True)
 class PeopleColumns:
-    """Which column of people is what."""
+    """The columns of people by their use."""
 
     attributes: tuple[str, ...] = ()
     regions: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()  # neither: kept with the labels
+    others: tuple[str, ...] = ()  # neither: stored with the labels
 
     @property
     def inside(self) -> dict[str, str]:
-        """For each column, a name that cannot meet one of the pipeline's own."""
-        return {
-            name: f"described_{number}"
-            for number, name in enumerate((*self.attributes, *self.regions, *self.others))
-        }
+        """For each column, a name that differs from every column of the pipeline."""
+        names = (*self.attributes, *self.regions, *self.others)
+        return {name: f"described_{number}" for number, name in enumerate(names)}
 
 
 def sort_columns(source: Source, config: PrepareConfig) -> PeopleColumns:
     """Attributes and regions as configured, or by their names."""
+    configured = {"attributes": config.attributes, "regions": config.regions}
     if source.people is None:
-        for key, value in (("attributes", config.attributes), ("regions", config.regions)):
-            if value is not None:
+        for key, names in configured.items():
+            if names is not None:
                 raise MobatlasError(
-                    f"{source.where}: the source has no people table, so '{key}' cannot be given"
+                    f"{source.where}: the source has no people table; remove '{key}'"
                 )
         return PeopleColumns()
-    columns = [name for name in source.people.columns if name != "user_id" and name not in ANCHORS]
+    columns = [name for name in source.people.columns if name not in ("user_id", *ANCHORS)]
     require_columns(source.people_where, source.people.columns, PEOPLE_REQUIRED)
-    for key, names in (("attributes", config.attributes or ()), ("regions", config.regions or ())):
-        for name in names:
+    for key, names in configured.items():
+        for name in names or ():
             if name not in columns:
-                raise MobatlasError(
-                    f"{key}: {source.people_where} has no column '{name}'{suggestion(name, columns)}"
-                )
-    attributes = (
-        tuple(config.attributes)
-        if config.attributes is not None
-        else tuple(name for name in columns if name.lower() in ATTRIBUTE_NAMES)
-    )
-    regions = (
-        tuple(config.regions)
-        if config.regions is not None
-        else tuple(name for name in columns if looks_like_region(name) and name not in attributes)
-    )
+                hint = suggestion(name, columns)
+                raise MobatlasError(f"{key}: {source.people_where} has no column '{name}'{hint}")
+    attributes = config.attributes
+    if attributes is None:
+        attributes = tuple(name for name in columns if name.lower() in ATTRIBUTE_NAMES)
+    regions = config.regions
+    if regions is None:
+        regions = tuple(filter(looks_like_region, columns))
+        regions = tuple(name for name in regions if name not in attributes)
     both = set(attributes) & set(regions)
     if both:
         raise MobatlasError(
-            f"{source.people_where}: column '{min(both)}' is named both as an attribute and as a region"
+            f"{source.people_where}: column '{min(both)}' is named both as an attribute and as a "
+            "region"
         )
-    others = tuple(name for name in columns if name not in attributes and name not in regions)
-    return PeopleColumns(attributes, regions, others)
+    others = tuple(name for name in columns if name not in (*attributes, *regions))
+    return PeopleColumns(tuple(attributes), tuple(regions), others)
 
 
 def canonical_people(source: Source, columns: PeopleColumns, engine: Engine) -> ir.Table | None:
-    """One row a person: anchors as numbers, everything else as text."""
+    """One row per person: anchors as numbers, everything else as text."""
     table = source.people
     if table is None:
         return None
     where = source.people_where
-    given = [name for name in ANCHORS if name in table.columns]
-    everything = table.select(
+    present = [name for name in ANCHORS if name in table.columns]
+    missing = [name for name in ANCHORS if name not in table.columns]
+    people = table.select(
         user_id=as_text(table.user_id),
-        **{
-            name: as_number(table[name]) if name in given else ibis.null("float64")
-            for name in ANCHORS
-        },
-        **{f"raw_{name}": table[name] for name in given},
+        **{name: as_number(table[name]) for name in present},
+        **{f"raw_{name}": table[name] for name in present},
+        **{name: ibis.null("float64") for name in missing},
         **{inside: as_text(table[name]) for name, inside in columns.inside.items()},
     )
-    outside = {
-        name: (everything[name].abs() > (90 if name.endswith("lat") else 180)).fill_null(False)
-        for name in ANCHORS
-    }
-    words = {
-        f"word_{name}": everything[name].isnull() & is_word(everything[f"raw_{name}"])
-        for name in given
-    }
+    faults = {}
+    for name in present:
+        limit = 90 if name.endswith("lat") else 180
+        faults[f"outside_{name}"] = (people[name].abs() > limit).fill_null(False)
+        faults[f"word_{name}"] = people[name].isnull() & is_word(people[f"raw_{name}"])
     counts = one(
         engine,
-        everything.aggregate(
-            rows=everything.count(),
-            distinct=everything.user_id.nunique(),
-            **{name: rows.sum() for name, rows in (outside | words).items()},
+        people.aggregate(
+            rows=people.count(),
+            distinct=people.user_id.nunique(),
+            **{fault: rows.sum() for fault, rows in faults.items()},
         ),
     )
     if counts["rows"] != counts["distinct"]:
         raise MobatlasError(
             f"{where}: column 'user_id' is empty or repeated in some rows; give each person one row"
         )
-    for name in ANCHORS:
-        if counts[name]:
+    for name in present:
+        outside = counts[f"outside_{name}"]
+        words = counts[f"word_{name}"]
+        if outside:
             raise MobatlasError(
-                f"{where}: column '{name}' is outside the globe in {counts[name]:,} rows; mend them"
+                f"{where}: column '{name}' is outside the globe in {outside:,} rows; correct them"
             )
-        if counts.get(f"word_{name}"):
+        if words:
             raise MobatlasError(
-                f"{where}: column '{name}' is no number in {counts[f'word_{name}']:,} rows; leave them empty"
+                f"{where}: column '{name}' is not a number in {words:,} rows; leave them empty"
             )
-    return everything.drop(*(f"raw_{name}" for name in given))
+    return people.drop(*(f"raw_{name}" for name in present))
 
 
 def require_known_people(users: ir.Table, people: ir.Table, source: Source, engine: Engine) -> int:
-    """How many of those who made visits are in people; none at all is a mistake in the ids."""
-    known = int(
-        one(engine, users.semi_join(people, "user_id").aggregate(n=lambda t: t.count()))["n"]
+    """Count the users with visits who are in people; zero means that the ids do not match."""
+    matched = users.semi_join(people, "user_id").aggregate(n=lambda t: t.count())
+    known = int(one(engine, matched)["n"])
+    if known:
+        return known
+    in_visits, in_people = (
+        engine.collect(table.select("user_id").order_by("user_id").limit(1))["user_id"].to_pylist()
+        for table in (users, people)
     )
-    if not known:
-        firsts = [
-            engine.collect(table.select("user_id").order_by("user_id").limit(1))
-            for table in (users, people)
-        ]
-        there, here = (first["user_id"].to_pylist() for first in firsts)
-        if there and not here:
-            raise MobatlasError(
-                f"{source.people_where}: holds nobody; leave it out, or give a row for each person"
-            )
-        if there:
-            raise MobatlasError(
-                f"{source.people_where}: no user_id of {source.where} is in it (there '{there[0]}', here '{here[0]}'); "
-                "write the ids the same way in both"
-            )
+    if in_visits and not in_people:
+        raise MobatlasError(
+            f"{source.people_where}: has no rows; leave it out, or give a row for each person"
+        )
+    if in_visits:
+        raise MobatlasError(
+            f"{source.people_where}: has no user_id of {source.where} "
+            f"(people have '{in_people[0]}', visits have '{in_visits[0]}'); "
+            "write the ids the same way in both"
+        )
     return known
 
 
 def anchors_from_visits(visits: ir.Table) -> ir.Table:
     """Mean coordinates of each user's home and work visits."""
-    at_home, at_work = visits.home, visits.work & ~visits.home
-    sums = visits.filter(visits.home | visits.work).group_by("user")
-    totals = sums.aggregate(
-        home_n=at_home.cast("int64").sum(),
-        work_n=at_work.cast("int64").sum(),
-        **{
-            f"{place}_{axis}": ibis.ifelse(where, whole(visits[axis]), 0).sum()
-            for place, where in (("home", at_home), ("work", at_work))
-            for axis in ("lat", "lon")
-        },
-    )
-    return totals.select(
-        "user",
-        **{
-            f"seen_{name}": totals[name].cast("float64")
-            / totals[f"{name[:4]}_n"].nullif(0)
-            / DEGREES
-            for name in ANCHORS
-        },
-    )
+    flags = {"home": visits.home, "work": visits.work & ~visits.home}
+    totals = {f"{place}_n": flag.cast("int64").sum() for place, flag in flags.items()}
+    for name in ANCHORS:
+        place, axis = name.split("_")
+        totals[name] = ibis.ifelse(flags[place], whole_degrees(visits[axis]), 0).sum()
+    sums = visits.filter(visits.home | visits.work).group_by("user").aggregate(**totals)
+    means = {
+        f"seen_{name}": sums[name].cast("float64") / sums[f"{name[:4]}_n"].nullif(0) / DEGREES
+        for name in ANCHORS
+    }
+    return sums.select("user", **means)
 
 
 def join_people(
     users: ir.Table, seen: ir.Table, people: ir.Table | None, config: PrepareConfig
 ) -> ir.Table:
-    """Everybody with anchors (given, else seen), and whether they are complete enough to be kept."""
+    """All users with anchors (given, else seen), and whether they are complete enough to keep."""
     joined = users.left_join(seen, "user").drop("user_right")
+    anchors = {name: joined[f"seen_{name}"] for name in ANCHORS}
     if people is not None:
         joined = joined.left_join(people, "user_id").drop("user_id_right")
-        # a place is a pair of coordinates: never one of each
-        given = {
-            place: joined[f"{place}_lat"].notnull() & joined[f"{place}_lon"].notnull()
-            for place in ("home", "work")
-        }
-        anchors = {
-            name: ibis.ifelse(given[name[:4]], joined[name], joined[f"seen_{name}"])
-            for name in ANCHORS
-        }
-    else:
-        anchors = {name: joined[f"seen_{name}"] for name in ANCHORS}
+        for name in ANCHORS:
+            # a place is a pair of coordinates: never one given and one seen
+            given = joined[f"{name[:4]}_lat"].notnull() & joined[f"{name[:4]}_lon"].notnull()
+            anchors[name] = ibis.ifelse(given, joined[name], joined[f"seen_{name}"])
     joined = joined.mutate(**anchors).drop(*(f"seen_{name}" for name in ANCHORS))
     complete = ibis.literal(True)
     if config.anchors.require_both:
-        for name in ANCHORS:
-            complete = complete & joined[name].notnull()
+        complete = reduce(and_, [joined[name].notnull() for name in ANCHORS], complete)
     return joined.mutate(eligible=complete)
 
 
@@ -202,19 +182,17 @@ def find_groups(
         return None
     levels: dict[str, tuple[str, ...]] = {}
     for name in columns.attributes:
-        found = {value for value in labels[name].unique().to_pylist() if value is not None}
+        values = set(labels[name].unique().to_pylist()) - {None}
         if isinstance(config.attributes, dict) and config.attributes[name]:
             levels[name] = config.attributes[name]
-            unknown = sorted(found - set(levels[name]))
+            unknown = sorted(values - set(levels[name]))
             if unknown:
                 raise MobatlasError(
-                    f"attributes.{name}: people holds '{unknown[0]}', which is not among the levels "
-                    f"{', '.join(levels[name])}"
+                    f"attributes.{name}: people holds '{unknown[0]}', which is not among the "
+                    f"levels {', '.join(levels[name])}"
                 )
-        elif not found:
-            raise MobatlasError(
-                f"people: attribute column '{name}' is empty for everybody who was kept"
-            )
+        elif not values:
+            raise MobatlasError(f"people: column '{name}' is empty for everyone who was kept")
         else:
-            levels[name] = order_levels(found)
+            levels[name] = order_levels(values)
     return Groups.of(levels)

@@ -1,10 +1,10 @@
-"""Preparation: a reader's visits through the pipeline into a dataset folder, with a summary of what was kept and why."""
+"""Preparation: visits of a source become a dataset folder, with a summary of what was dropped."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from ibis import ir
 
 from mobatlas.config import PrepareConfig, build, merge, preset_values
 from mobatlas.data.dataset import KIND, LABELS
-from mobatlas.data.prepare import steps as pipeline
+from mobatlas.data.prepare import steps
 from mobatlas.data.prepare.canonical import RowCounts, canonical_visits, check_rows
-from mobatlas.data.prepare.columns import as_number, as_text, is_word
 from mobatlas.data.prepare.engine import Engine, one, open_engine
 from mobatlas.data.prepare.people import (
     PeopleColumns,
@@ -28,12 +27,12 @@ from mobatlas.data.prepare.people import (
     require_known_people,
     sort_columns,
 )
-from mobatlas.data.prepare.sequences import write_sequences
-from mobatlas.data.prepare.summary import Summary, WindowCounts
-from mobatlas.data.readers import Source, reader_named
-from mobatlas.data.readers.plain import require_path
+from mobatlas.data.prepare.sequences import SplitCounts, write_sequences
+from mobatlas.data.prepare.tables import as_number, as_text, is_word
+from mobatlas.data.readers import READERS
+from mobatlas.data.readers.base import Source, require_path
 from mobatlas.data.schema import ANCHORS, POIS_REQUIRED
-from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary, modal_categories, most_frequent
+from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary
 from mobatlas.data.vocabulary import SCHEMA as VOCABULARY_SCHEMA
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
@@ -43,12 +42,74 @@ from mobatlas.io.tables import require_columns
 from mobatlas.progress import SILENT, Tracker
 
 STEPS = 7
-FEW_LEVELS = 12
+MANY_LEVELS = 12  # of an attribute; more are mentioned in the summary
+
+
+@dataclass(frozen=True)
+class WindowCounts:
+    """Windows with at least one observed day."""
+
+    kept: int
+    fell: dict[str, int]  # windows by the first reason that applies
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a preparation kept and dropped; `as_dict()` is what summary.json and `--json` hold.
+
+    Parameters
+    ----------
+    rows
+        Rows of the source, and how many were dropped.
+    duplicates
+        Rows that repeat another row.
+    users
+        People with a usable visit.
+    windows
+        Windows that were kept, and dropped ones by reason.
+    pois
+        Distinct places that are neither home nor work of the visitor.
+    splits
+        Counts of `train`, `val` and `test`.
+    inferred
+        Anchors (`home`, `work`) that were inferred because the source has none.
+    columns
+        Columns of people by their use.
+    users_in_people
+        Users whom the people table lists; None without such a table.
+    notes
+        Sentences about how the source was read.
+    """
+
+    rows: RowCounts
+    duplicates: int
+    users: int
+    windows: WindowCounts
+    pois: int
+    splits: Mapping[str, SplitCounts]
+    inferred: tuple[str, ...] = ()
+    columns: PeopleColumns = field(default_factory=PeopleColumns)
+    users_in_people: int | None = None
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "visits": asdict(self.rows) | {"duplicates": self.duplicates},
+            "users": self.users,
+            "users_in_people": self.users_in_people,
+            "pois": self.pois,
+            "windows": asdict(self.windows),
+            "splits": {name: counts.as_dict() for name, counts in self.splits.items()},
+            "inferred_anchors": list(self.inferred),
+            "people_columns": {key: list(names) for key, names in asdict(self.columns).items()},
+            "notes": list(self.notes),
+        }
 
 
 @dataclass(frozen=True)
 class _Observed:
-    """What the first half of the preparation knows."""
+    """What is known before the vocabulary."""
 
     rows: ir.Table  # every usable row as the source has it
     visits: ir.Table  # distinct and in numbers, with home and work flags
@@ -57,7 +118,7 @@ class _Observed:
     counts: RowCounts
     duplicates: int
     inferred: tuple[str, ...]
-    in_people: int | None  # users with visits whom the people table knows
+    in_people: int | None  # users with visits whom the people table lists
 
 
 def prepare_config(
@@ -65,8 +126,9 @@ def prepare_config(
     values: Mapping[str, Any] | None = None,
     where: str = "prepare",
 ) -> PrepareConfig:
-    """Defaults, then what suits the source, then what the user wants."""
-    return build(PrepareConfig, merge(reader_named(format).suggests, values or {}), where)
+    """Merge the defaults, the values that suit the source, and those of the user."""
+    suggested = READERS.get_entry(format).suggests
+    return build(PrepareConfig, merge(suggested, values or {}), where)
 
 
 def prepare(
@@ -80,13 +142,43 @@ def prepare(
     overwrite: bool = False,
     tracker: Tracker = SILENT,
 ) -> Summary:
-    """Prepare `source` into the dataset folder `out`; `values` are fields of PrepareConfig."""
+    """Prepare a source of visits into a DATASET folder.
+
+    Parameters
+    ----------
+    source
+        A file or folder in the layout of `format`.
+    out
+        The DATASET folder to write.
+    format
+        The reader: `plain`, `embee`, `veraset`, `foursquare`, `yjmob100k` or `geolife`.
+    preset
+        `small` or `paper`.
+    values
+        Fields of `PrepareConfig` that differ from the preset.
+    engine
+        `duckdb` or `spark`; both write the same bytes.
+    overwrite
+        Replace an existing folder.
+    tracker
+        Shows progress.
+
+    Returns
+    -------
+    Summary
+        What was kept and what was dropped.
+
+    Examples
+    --------
+    >>> summary = prepare("city", "dataset", preset="small")  # doctest: +SKIP
+    >>> summary.windows.kept  # doctest: +SKIP
+    2134
+    """
     config = prepare_config(format, merge(preset_values(preset).get("prepare", {}), values or {}))
-    for place in (source, out):
-        _refuse_address(str(place))
+    for path in (source, out):
+        _refuse_address(str(path))
     refuse_overlap(Path(source), Path(out))
     require_path(Path(source))  # before an engine starts: Java takes seconds
-    reader = reader_named(format)
     recorded = {
         "format": format,
         "prepare": config.model_dump(mode="json", exclude={"memory_limit"}),
@@ -95,151 +187,144 @@ def prepare(
         running = open_engine(engine, folder.scratch(), config.memory_limit)
         try:
             tracker.step(0, "reading")
-            opened = reader.open(Path(source), running, config.reader)
-            summary, details = _run(opened, running, config, folder.path, tracker)
+            tables = READERS[format].open(Path(source), running, config.reader)
+            summary, groups = _run(tables, running, config, folder.path, tracker)
         except duckdb.OutOfMemoryException:
             raise MobatlasError(
                 f"memory_limit '{config.memory_limit}' is too little for {source}; raise it"
             ) from None
         finally:
             running.close()
-        folder.details.update(details)
-        folder.unlisted.add(
-            LABELS
-        )  # a dataset without its labels, or with others, is the same dataset
+        folder.details["attributes"] = groups.as_dict() if groups else None
+        folder.details["regions"] = list(summary.columns.regions)
+        # a dataset without its labels, or with others, is the same dataset
+        folder.unlisted.add(LABELS)
         write_json(folder.path / "summary.json", summary.as_dict())
     tracker.step(STEPS, "done")
     return summary
 
 
-def _refuse_address(place: str) -> None:
-    """hdfs://, s3a:// and the like, also as a Path has them, with one stroke."""
-    if re.match(r"[a-z][a-z0-9+.-]+:/", place, re.IGNORECASE) and not Path(place).exists():
+def _refuse_address(path: str) -> None:
+    """Refuse hdfs://, s3a:// and the like, also as `Path` writes them, with one slash."""
+    if re.match(r"[a-z][a-z0-9+.-]+:/", path, re.IGNORECASE) and not Path(path).exists():
         raise MobatlasError(
-            f"{place}: is an address, not a path; mount that storage, on every worker too, and give the path"
+            f"{path}: is an address, not a path; mount that storage, on every worker too, "
+            "and give the path"
         )
 
 
 def _run(
     source: Source, engine: Engine, config: PrepareConfig, folder: Path, tracker: Tracker
-) -> tuple[Summary, dict[str, Any]]:
+) -> tuple[Summary, Groups | None]:
     columns = sort_columns(source, config)
     observed = _observe(source, engine, config, columns, tracker)
 
     tracker.step(3, "vocabulary")
-    tokens = _vocabulary(observed, source, engine, config, folder)
+    tokens = _write_vocabulary(observed, source, engine, config, folder)
 
     tracker.step(4, "days")
-    split = pipeline.split_at_midnights(pipeline.tokenise(observed.visits, tokens))
-    pieces = engine.stage(pipeline.compare_neighbours(split), "pieces")
-    days = engine.stage(pipeline.judge_days(pieces, config), "days")
+    split = steps.split_at_midnights(steps.tokenise(observed.visits, tokens))
+    pieces = engine.stage(steps.compare_neighbours(split), "pieces")
+    days = engine.stage(steps.judge_days(pieces, config), "days")
 
     tracker.step(5, "windows")
-    per_user = config.window.origin == "user"
-    origins = (
-        engine.stage(days.group_by("user").aggregate(origin=days.day.min()), "origins")
-        if per_user
-        else None
-    )
-    judged = pipeline.judge_windows(
-        pipeline.in_windows(days, origins, config.window), observed.users, config
-    )
+    origins = None
+    if config.window.origin == "user":
+        first_days = days.group_by("user").aggregate(origin=days.day.min())
+        origins = engine.stage(first_days, "origins")
+    days_of_windows = steps.in_windows(days, origins, config.window)
+    judged = steps.judge_windows(days_of_windows, observed.users, config)
     windows = engine.stage(judged, "windows")
     counts = _count_windows(windows, engine)
     if not counts.kept:
-        raise MobatlasError(_nothing_kept(source, observed, counts, config, engine))
+        raise MobatlasError(_no_window_passed(source, observed, counts, config, engine))
 
     tracker.step(6, "trajectories")
-    people, groups = _write_people(windows, observed.users, engine, config, columns, folder)
-    long_form = pipeline.assemble(pipeline.in_windows(pieces, origins, config.window), windows)
-    batches = engine.sorted_batches(long_form, pipeline.IN_ORDER)
+    kept = steps.kept_windows(windows)
+    people = _kept_users(kept, observed.users, engine)
+    groups = _write_people(people, config, columns, folder)
+    pieces_of_windows = steps.assemble(steps.in_windows(pieces, origins, config.window), kept)
+    batches = engine.sorted_batches(pieces_of_windows, steps.IN_ORDER)
     splits = write_sequences(folder, batches, people)
+    visits_to_pois = observed.visits.filter(~observed.visits.home & ~observed.visits.work)
     summary = Summary(
         rows=observed.counts,
         duplicates=observed.duplicates,
         users=one(engine, observed.users.aggregate(n=observed.users.count()))["n"],
         windows=counts,
-        pois=_count_pois(observed.visits, engine),
+        pois=int(one(engine, visits_to_pois.aggregate(n=visits_to_pois.poi.nunique()))["n"]),
         splits=splits,
         inferred=observed.inferred,
-        columns={
-            "attributes": columns.attributes,
-            "regions": columns.regions,
-            "others": columns.others,
-        },
+        columns=columns,
         users_in_people=observed.in_people,
         notes=(*source.notes, *_many_levels(groups)),
     )
-    return summary, {
-        "attributes": groups.as_dict() if groups else None,
-        "regions": list(columns.regions),
-    }
+    return summary, groups
 
 
 def _observe(
     source: Source, engine: Engine, config: PrepareConfig, columns: PeopleColumns, tracker: Tracker
 ) -> _Observed:
-    """Clean, numbered, de-duplicated visits with their home and work flags, and everybody who made them."""
+    """Clean, numbered, distinct visits with home and work flags, and the users who made them."""
     tracker.step(0, "checking rows")
     clean, counts = check_rows(canonical_visits(source), source, engine, config)
     tracker.step(1, "people and places")
     people = canonical_people(source, columns, engine)
-    numbered = engine.stage(pipeline.number_users(clean, config.split), "users")
+    numbered = engine.stage(steps.number_users(clean, config.split), "users")
     known = None if people is None else require_known_people(numbered, people, source, engine)
-    places = engine.stage(pipeline.number_places(clean), "places")
+    places = engine.stage(steps.number_places(clean), "places")
     tracker.step(2, "visits")
-    usable = counts.rows - counts.missing_coordinates - counts.not_poi - counts.invalid
-    encoded = engine.stage(pipeline.encode(clean, numbered, places), "visits")
-    facts = one(
-        engine,
-        encoded.aggregate(rows=encoded.count(), home=encoded.home.any(), work=encoded.work.any()),
-    )
+    encoded = engine.stage(steps.encode(clean, numbered, places), "visits")
+    flagged = {"home": encoded.home.any(), "work": encoded.work.any()}
+    facts = one(engine, encoded.aggregate(rows=encoded.count(), **flagged))
     if not facts["rows"]:
         raise MobatlasError(
-            f"{source.where}: no row is left of {counts.rows:,} ({counts.missing_coordinates:,} without coordinates, "
+            f"{source.where}: no row is left of {counts.rows:,} "
+            f"({counts.missing_coordinates:,} without coordinates, "
             f"{counts.not_poi:,} not at a POI, {counts.invalid:,} invalid)"
         )
-    visits = pipeline.fill_departures(encoded, config)
-    lacking = tuple(
-        place
-        for place in ("home", "work")
-        if config.anchors.infer == "always" or (config.anchors.infer == "auto" and not facts[place])
+    visits = steps.fill_departures(encoded, config)
+    infer = config.anchors.infer
+    missing = tuple(
+        place for place in flagged if infer == "always" or (infer == "auto" and not facts[place])
     )
-    if lacking:
-        given = (
-            None if people is None else numbered.join(people, "user_id").select("user", *ANCHORS)
-        )
-        anchors = engine.stage(pipeline.infer_anchors(visits, config.anchors, lacking), "anchors")
-        visits = engine.stage(
-            pipeline.flag_anchors(visits, anchors, given, lacking, config.anchors), "flagged"
-        )
-    users = engine.stage(
-        join_people(numbered, anchors_from_visits(visits), people, config), "people"
-    )
+    if missing:
+        given = None
+        if people is not None:
+            given = numbered.join(people, "user_id").select("user", *ANCHORS)
+        inferred = engine.stage(steps.infer_anchors(visits, config.anchors, missing), "anchors")
+        flags = steps.flag_anchors(visits, inferred, given, missing, config.anchors)
+        visits = engine.stage(flags, "flagged")
+    joined = join_people(numbered, anchors_from_visits(visits), people, config)
     return _Observed(
-        clean, visits, users, places, counts, usable - int(facts["rows"]), lacking, known
+        rows=clean,
+        visits=visits,
+        users=engine.stage(joined, "people"),
+        places=places,
+        counts=counts,
+        duplicates=counts.usable - int(facts["rows"]),
+        inferred=missing,
+        in_people=known,
     )
 
 
-def _vocabulary(
+def _write_vocabulary(
     observed: _Observed, source: Source, engine: Engine, config: PrepareConfig, folder: Path
 ) -> ir.Table:
-    """Write vocabulary.parquet; returns the token of each POI's number."""
+    """Write vocabulary.parquet; returns the token of each POI number."""
     users = observed.users
     training = users.select("user", train=(users.split == "train") & users.eligible)
     with_split = observed.visits.join(training, "user")
-    frequent = engine.stage(
-        most_frequent(with_split, observed.places, config.vocabulary_size), "frequent"
-    )
-    categories = modal_categories(observed.rows, frequent)
+    ranked = steps.most_frequent(with_split, observed.places, config.vocabulary_size)
+    frequent = engine.stage(ranked, "frequent")
+    categories = steps.modal_categories(observed.rows, frequent)
     described = frequent.left_join(categories, "poi_id").select(
         "poi_id", "visits", "lat", "lon", categories.category
     )
     if source.pois is not None:
-        described = _described_by(described, source.pois, source.pois_where, engine)
-    vocabulary = build_vocabulary(
-        engine.collect(described.order_by([described.visits.desc(), described.poi_id]))
-    )
+        described = _with_poi_table(described, source.pois, source.pois_where, engine)
+    ordered = described.order_by([described.visits.desc(), described.poi_id])
+    vocabulary = build_vocabulary(engine.collect(ordered))
     path = folder / "vocabulary.parquet"
     write_parquet(path, VOCABULARY_SCHEMA, vocabulary.table.to_batches())
     table = engine.read(path)
@@ -247,119 +332,110 @@ def _vocabulary(
     return own.join(frequent.select("poi", "poi_id"), "poi_id").select("poi", "token")
 
 
-def _described_by(places: ir.Table, pois: ir.Table, where: str, engine: Engine) -> ir.Table:
-    """Coordinates and category from the source's own table of POIs, where it has them."""
+def _with_poi_table(places: ir.Table, pois: ir.Table, where: str, engine: Engine) -> ir.Table:
+    """Prefer coordinates and category of the source's table of POIs."""
     require_columns(where, pois.columns, POIS_REQUIRED)
-    category = as_text(pois.category) if "category" in pois.columns else ibis.null("string")
-    everything = pois.select(
+    table = pois.select(
         poi_id=as_text(pois.poi_id),
         poi_lat=as_number(pois.lat),
         poi_lon=as_number(pois.lon),
-        poi_category=category,
+        poi_category=as_text(pois.category) if "category" in pois.columns else ibis.null("string"),
         raw_lat=pois.lat,
         raw_lon=pois.lon,
     )
-    words = (everything.poi_lat.isnull() & is_word(everything.raw_lat)) | (
-        everything.poi_lon.isnull() & is_word(everything.raw_lon)
-    )
-    outside = ((everything.poi_lat.abs() > 90) | (everything.poi_lon.abs() > 180)).fill_null(False)
-    counts = one(
-        engine,
-        everything.aggregate(
-            rows=everything.count(),
-            distinct=everything.poi_id.nunique(),
-            wrong=(words | outside).sum(),
-        ),
-    )
+    bad_lat = (table.poi_lat.abs() > 90).fill_null(False)
+    bad_lon = (table.poi_lon.abs() > 180).fill_null(False)
+    lat_word = table.poi_lat.isnull() & is_word(table.raw_lat)
+    lon_word = table.poi_lon.isnull() & is_word(table.raw_lon)
+    wrong = bad_lat | bad_lon | lat_word | lon_word
+    facts = {"rows": table.count(), "distinct": table.poi_id.nunique(), "wrong": wrong.sum()}
+    counts = one(engine, table.aggregate(**facts))
     if counts["rows"] != counts["distinct"]:
         raise MobatlasError(
             f"{where}: column 'poi_id' is empty or repeated in some rows; give each POI one row"
         )
     if counts["wrong"]:
         raise MobatlasError(
-            f"{where}: columns 'lat' and 'lon' are no place on the globe in {counts['wrong']:,} rows; mend them"
+            f"{where}: columns 'lat' and 'lon' are no place on the globe in "
+            f"{counts['wrong']:,} rows; correct them"
         )
-    described = everything.drop("raw_lat", "raw_lon")
-    joined = places.left_join(described, "poi_id")
-    return joined.select(
-        "poi_id",
-        "visits",
-        category=ibis.coalesce(joined.poi_category, joined.category),
-        lat=ibis.coalesce(joined.poi_lat, joined.lat),
-        lon=ibis.coalesce(joined.poi_lon, joined.lon),
-    )
+    joined = places.left_join(table.drop("raw_lat", "raw_lon"), "poi_id")
+    preferred = {
+        name: ibis.coalesce(joined[f"poi_{name}"], joined[name])
+        for name in ("category", "lat", "lon")
+    }
+    return joined.select("poi_id", "visits", **preferred)
 
 
 def _many_levels(groups: Groups | None) -> list[str]:
     return [
         f"attribute '{name}' has {len(levels)} levels; bin it if these are not the groups you want"
         for name, levels in (groups.attributes if groups else ())
-        if len(levels) > FEW_LEVELS
+        if len(levels) > MANY_LEVELS
     ]
-
-
-def _count_pois(visits: ir.Table, engine: Engine) -> int:
-    elsewhere = visits.filter(~visits.home & ~visits.work)
-    return int(one(engine, elsewhere.aggregate(n=elsewhere.poi.nunique()))["n"])
 
 
 def _count_windows(windows: ir.Table, engine: Engine) -> WindowCounts:
     counted = windows.group_by("reason").aggregate(n=windows.count())
     by_reason = {row["reason"]: int(row["n"]) for row in engine.collect(counted).to_pylist()}
     return WindowCounts(
-        kept=by_reason.pop(None, 0),
-        fell={name: by_reason.get(name, 0) for name in pipeline.REASONS},
+        kept=by_reason.get(None, 0),
+        fell={reason: by_reason.get(reason, 0) for reason in steps.REASONS},
     )
 
 
-def _nothing_kept(
+def _no_window_passed(
     source: Source, observed: _Observed, counts: WindowCounts, config: PrepareConfig, engine: Engine
 ) -> str:
     visits = observed.visits
-    instants = bool(
-        one(engine, visits.aggregate(all_instants=(visits.end == visits.start).all()))[
-            "all_instants"
-        ]
-    )
+    facts = visits.aggregate(all_instants=(visits.end == visits.start).all())
     fell = counts.fell
-    worst = max(fell, key=lambda name: fell[name]) if any(fell.values()) else ""
+    coverage = (
+        "lower quality.min_coverage or quality.min_high_quality, or take shorter windows "
+        "(window.days)"
+    )
+    if one(engine, facts)["all_instants"]:
+        coverage = (
+            "the source has no departures: set quality.min_coverage=0, or "
+            "missing_departure=until_next"
+        )
     advice = {
-        "coverage": "the source has no departures: set quality.min_coverage=0, or missing_departure=until_next"
-        if instants
-        else "lower quality.min_coverage or quality.min_high_quality, or take shorter windows (window.days)",
+        "coverage": coverage,
         "unreliable": "raise quality.max_day_km or quality.max_unreliable",
         "short": "lower quality.min_tokens",
         "anchors": "set anchors.require_both=false to keep people without a known home and work",
         "": "window.origin lies after the last visit",
-    }[worst]
+    }
+    worst = max(fell, key=fell.__getitem__) if any(fell.values()) else ""
     return (
-        f"{source.where}: no window passed the quality rule: {sum(fell.values()):,} windows of {config.window.days} days, "
-        f"{fell['unreliable']:,} with too many unreliable days, {fell['coverage']:,} with too few well-covered days, "
-        f"{fell['short']:,} too short, {fell['anchors']:,} of people without home and work; {advice}"
+        f"{source.where}: no window passed the quality rule: {sum(fell.values()):,} windows of "
+        f"{config.window.days} days, {fell['unreliable']:,} with too many unreliable days, "
+        f"{fell['coverage']:,} with too few well-covered days, {fell['short']:,} too short, "
+        f"{fell['anchors']:,} of people without home and work; {advice[worst]}"
     )
 
 
+def _kept_users(kept: ir.Table, users: ir.Table, engine: Engine) -> pa.Table:
+    """The users with a trajectory, in order."""
+    rows = users.semi_join(kept, "user")
+    # not `collect`: a Spark driver may refuse to collect so many rows
+    return pa.Table.from_batches(engine.sorted_batches(rows, ["user"]))
+
+
 def _write_people(
-    windows: ir.Table,
-    users: ir.Table,
-    engine: Engine,
-    config: PrepareConfig,
-    columns: PeopleColumns,
-    folder: Path,
-) -> tuple[pa.Table, Groups | None]:
-    """people.parquet, splits.parquet and, where the source knows attributes, labels.parquet: those with a trajectory."""
-    kept = windows.filter(windows.reason.isnull()).select("user").distinct()
-    # not `collect`: there may be too many of them for what a Spark driver collects
-    people = pa.Table.from_batches(engine.sorted_batches(users.semi_join(kept, "user"), ["user"]))
-    described = {name: people[inside].cast(pa.string()) for name, inside in columns.inside.items()}
-    user_id = {"user_id": people["user_id"].cast(pa.string())}
-    labels = {name: described[name] for name in (*columns.attributes, *columns.others)}
+    people: pa.Table, config: PrepareConfig, columns: PeopleColumns, folder: Path
+) -> Groups | None:
+    """Write people.parquet, splits.parquet and, if the source has attributes, labels.parquet."""
+    texts = {name: people[inside].cast(pa.string()) for name, inside in columns.inside.items()}
+    labels = {name: texts[name] for name in (*columns.attributes, *columns.others)}
+    anchors = {name: people[name].cast(pa.float64()) for name in ANCHORS}
     files = {
-        "people.parquet": {name: people[name].cast(pa.float64()) for name in ANCHORS}
-        | {name: described[name] for name in columns.regions},
+        "people.parquet": anchors | {name: texts[name] for name in columns.regions},
         "splits.parquet": {"split": people["split"].cast(pa.string())},
-    } | ({LABELS: labels} if labels else {})
+    }
+    if labels:
+        files[LABELS] = labels
     for name, values in files.items():
-        table = pa.table(user_id | values)
+        table = pa.table({"user_id": people["user_id"].cast(pa.string())} | values)
         write_parquet(folder / name, table.schema, table.to_batches())
-    return people, find_groups(labels, config, columns)
+    return find_groups(labels, config, columns)

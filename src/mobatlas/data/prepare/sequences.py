@@ -1,8 +1,9 @@
-"""Trajectories on disk: the long table as Parquet, and one row a trajectory as an Arrow file that can be memory-mapped."""
+"""Trajectories on disk: one row per visit as Parquet, and one row per trajectory as mapped Arrow."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.data.prepare.summary import SplitCounts
+from mobatlas.data.arrays import Ints
+from mobatlas.data.vocabulary import HOME, OTHER, WORK
 from mobatlas.io.manifest import ROWS_PER_GROUP, rechunk
 
 TRAJECTORIES = "trajectories.parquet"
 SEQUENCES = "sequences.arrow"
 SPLITS = ("train", "val", "test")
 
-# What the engine hands over, in order: people by number, times in seconds of the local clock, cut at midnights.
+# What an engine returns, in order: people by number, local times in seconds, split at midnights.
 PIECES = pa.schema(
     [
         ("user", pa.int64()),
@@ -38,7 +40,7 @@ LONG = pa.schema(
         ("departure", pa.timestamp("us")),
     ]
 )
-# Times are distinct and ascending: their differences take half the space, and no dictionary is tried in vain.
+# Times are distinct and ascending: delta encoding halves their size, and a dictionary is useless.
 ENCODING: dict[str, Any] = {
     "compression": "zstd",
     "use_dictionary": ["user_id", "window", "position", "token"],
@@ -55,22 +57,70 @@ WIDE = pa.schema(
 )
 
 
+@dataclass
+class SplitCounts:
+    """Counts of one split, added up while its trajectories are written."""
+
+    users: int = 0
+    trajectories: int = 0
+    tokens: int = 0
+    poi_tokens: int = 0  # neither HOME nor WORK
+    other_tokens: int = 0  # OTHER
+    lengths: Ints = field(default_factory=lambda: np.zeros(1, np.int64))  # trajectories by length
+
+    def add(self, tokens: npt.NDArray[np.int32], lengths: Ints) -> None:
+        """Count some trajectories by all their tokens and the length of each."""
+        self.trajectories += len(lengths)
+        self.tokens += len(tokens)
+        self.poi_tokens += int(np.count_nonzero((tokens != HOME) & (tokens != WORK)))
+        self.other_tokens += int(np.count_nonzero(tokens == OTHER))
+        histogram = np.bincount(lengths, minlength=len(self.lengths))
+        histogram[: len(self.lengths)] += self.lengths
+        self.lengths = histogram.astype(np.int64)
+
+    @property
+    def coverage(self) -> float | None:
+        """Share of POI tokens that have a token of their own."""
+        return 1 - self.other_tokens / self.poi_tokens if self.poi_tokens else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what summary.json says about the split; lengths are None if it is empty."""
+        quantiles: dict[str, int | None] = dict.fromkeys(
+            ("length_median", "length_p95", "length_max")
+        )
+        if self.trajectories:
+            # the smallest length that a share of the trajectories does not exceed
+            targets = np.array([0.5, 0.95, 1.0]) * self.trajectories
+            found = np.searchsorted(np.cumsum(self.lengths), targets)
+            quantiles = dict(zip(quantiles, found.tolist(), strict=True))
+        return {
+            "users": self.users,
+            "trajectories": self.trajectories,
+            "tokens": self.tokens,
+            "vocabulary_coverage": self.coverage,
+            **quantiles,
+        }
+
+
 def write_sequences(
     folder: Path, batches: Iterable[pa.RecordBatch], people: pa.Table
 ) -> dict[str, SplitCounts]:
-    """Write both forms from pieces in order of user, window and time; `people` holds user, user_id and split, by user."""
+    """Write both files from pieces in order of user, window and time.
+
+    `people` has the columns user, user_id and split, in order of user.
+    """
     numbers = people["user"].to_numpy()
     ids = people["user_id"].combine_chunks()
-    split_of = np.array(
-        [SPLITS.index(split) for split in people["split"].to_pylist()], dtype=np.int64
-    )  # (people,)
+    split_of = np.array([SPLITS.index(split) for split in people["split"].to_pylist()])  # (people,)
     counts = {
         name: SplitCounts(users=int(np.count_nonzero(split_of == code)))
         for code, name in enumerate(SPLITS)
     }
     ordered = (
-        pa.RecordBatch.from_arrays([b[n] for n in PIECES.names], PIECES.names).cast(PIECES)
-        for b in batches
+        pa.RecordBatch.from_arrays([batch[name] for name in PIECES.names], PIECES.names).cast(
+            PIECES
+        )
+        for batch in batches
     )
     with (
         pq.ParquetWriter(folder / TRAJECTORIES, LONG, **ENCODING) as long_file,
@@ -78,77 +128,71 @@ def write_sequences(
         pa.ipc.new_file(sink, WIDE) as wide_file,
     ):
         for pieces in whole_trajectories(rechunk(ordered, PIECES, ROWS_PER_GROUP)):
-            rows = collapse(pieces)
+            rows = _merge_runs(pieces)
             person = np.searchsorted(numbers, rows["user"].to_numpy())
-            long_file.write_table(_long(rows, ids, person), row_group_size=2 * ROWS_PER_GROUP)
-            wide_file.write_batch(_wide(rows, person))
-            _count(rows, split_of[person], counts)
+            starts = _starts(rows, "user", "window")
+            lengths = np.diff(np.append(starts, rows.num_rows))
+            position = np.arange(rows.num_rows) - np.repeat(starts, lengths)
+            table = _long(rows, ids.take(pa.array(person)), position)
+            long_file.write_table(table, row_group_size=2 * ROWS_PER_GROUP)
+            wide_file.write_batch(_wide(rows, person, starts))
+            split = split_of[person]
+            tokens = rows["token"].to_numpy()
+            for code, name in enumerate(SPLITS):
+                counts[name].add(tokens[split == code], lengths[split[starts] == code])
     return counts
 
 
 def whole_trajectories(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """The same rows, cut only between trajectories."""
-    held: pa.Table | None = None
+    """Yield the same rows in tables that end where a trajectory ends."""
+    rest: pa.Table | None = None
     for table in tables:
-        table = pa.concat_tables([held, table]).combine_chunks() if held is not None else table
-        starts = trajectory_starts(table)
-        held = table.slice(starts[-1])
-        if starts[-1]:
-            yield table.slice(0, starts[-1]).combine_chunks()
-    if held is not None:
-        yield held.combine_chunks()
+        joined = pa.concat_tables([rest, table]).combine_chunks() if rest is not None else table
+        last_start = _starts(joined, "user", "window")[-1]
+        rest = joined.slice(last_start)
+        if last_start:
+            yield joined.slice(0, last_start).combine_chunks()
+    if rest is not None:
+        yield rest.combine_chunks()
 
 
-def collapse(pieces: pa.Table) -> pa.Table:
-    """Run-length encoding: consecutive pieces of one token become one, from the first arrival to the latest departure."""
+def _merge_runs(pieces: pa.Table) -> pa.Table:
+    """Merge consecutive pieces of one token, from the first arrival to the latest departure."""
+    starts = _starts(pieces, "user", "window", "token")
     columns = {name: pieces[name].to_numpy() for name in PIECES.names}
-    keys = [columns[name] for name in ("user", "window", "token")]
-    changes = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    starts = np.concatenate(([0], np.flatnonzero(changes) + 1))
     runs = {name: values[starts] for name, values in columns.items()}
     runs["departure"] = np.maximum.reduceat(columns["departure"], starts)
     return pa.table(runs, schema=PIECES)
 
 
-def trajectory_starts(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """The rows at which trajectories begin."""
-    user, window = rows["user"].to_numpy(), rows["window"].to_numpy()
-    changes = (user[1:] != user[:-1]) | (window[1:] != window[:-1])
+def _starts(rows: pa.Table, *keys: str) -> Ints:
+    """The rows at which one of the key columns changes, row 0 included."""
+    columns = [rows[key].to_numpy() for key in keys]
+    changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return np.concatenate(([0], np.flatnonzero(changes) + 1)).astype(np.int64)
 
 
-def _long(rows: pa.Table, ids: pa.StringArray, person: npt.NDArray[np.int64]) -> pa.Table:
+def _long(rows: pa.Table, user_ids: pa.StringArray, position: Ints) -> pa.Table:
     times = [
         rows[name].cast(pa.timestamp("s")).cast(pa.timestamp("us"))
         for name in ("arrival", "departure")
     ]
-    starts = trajectory_starts(rows)
-    lengths = np.diff(np.append(starts, rows.num_rows))
-    position = pa.array((np.arange(rows.num_rows) - np.repeat(starts, lengths)).astype(np.int32))
-    columns = [ids.take(pa.array(person)), rows["window"], position, rows["token"], *times]
+    positions = pa.array(position.astype(np.int32))
+    columns = [user_ids, rows["window"], positions, rows["token"], *times]
     return pa.Table.from_arrays(columns, schema=LONG)
 
 
-def _wide(rows: pa.Table, person: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    starts = trajectory_starts(rows)
+def _wide(rows: pa.Table, person: Ints, starts: Ints) -> pa.RecordBatch:
     offsets = pa.array(np.append(starts, rows.num_rows).astype(np.int32))
-
-    def gather(name: str, kind: pa.DataType) -> pa.ListArray:
-        return pa.ListArray.from_arrays(offsets, rows[name].combine_chunks().cast(kind))
-
+    lists = [
+        pa.ListArray.from_arrays(
+            offsets, rows[name].combine_chunks().cast(WIDE.field(f"{name}s").type.value_type)
+        )
+        for name in ("token", "arrival", "departure")
+    ]
     columns = [
         pa.array(person[starts].astype(np.int32)),
         pa.array(rows["window"].to_numpy()[starts]),
-        gather("token", pa.int32()),
-        gather("arrival", pa.timestamp("s")),
-        gather("departure", pa.timestamp("s")),
+        *lists,
     ]
     return pa.RecordBatch.from_arrays(columns, schema=WIDE)
-
-
-def _count(rows: pa.Table, split: npt.NDArray[np.int64], counts: dict[str, SplitCounts]) -> None:
-    starts = trajectory_starts(rows)
-    lengths = np.diff(np.append(starts, rows.num_rows))
-    tokens = rows["token"].to_numpy()
-    for code, name in enumerate(SPLITS):
-        counts[name].add(tokens[split == code], lengths[split[starts] == code])

@@ -1,7 +1,8 @@
-"""The paper's preprocessing (appendix, "Preprocessing pipeline") as Ibis expressions, the same for every engine.
+"""The paper's preprocessing (appendix, "Preprocessing pipeline") as Ibis expressions.
 
-Times are seconds of the local clock since 1970, days are whole numbers of 86,400 seconds since then: no engine's calendar,
-time zone or rounding takes part. Every step is a function from tables to a table; `prepare` decides what is evaluated when.
+They mean the same on every engine: times are local seconds since 1970 and days are whole numbers of
+86,400 seconds, so no calendar, time zone or rounding of an engine matters. Each step is a function
+from tables to a table; `pipeline` decides when it is evaluated.
 """
 
 from __future__ import annotations
@@ -13,27 +14,28 @@ import ibis
 from ibis import ir
 
 from mobatlas.config import AnchorConfig, PrepareConfig, SplitConfig, WindowConfig
-from mobatlas.data.prepare.canonical import DAY
-from mobatlas.data.vocabulary import DEGREES, HOME, OTHER, WORK, whole
+from mobatlas.data.dataset import split_thresholds
+from mobatlas.data.geodesy import EARTH_KM
+from mobatlas.data.prepare.tables import nearest_whole
+from mobatlas.data.schema import DAY
+from mobatlas.data.vocabulary import HOME, OTHER, WORK
 
-EARTH_KM = 6371.0088
 HOUR = 3_600
-SPLITS = ("train", "val", "test")
-# Why a window falls, in the order in which the reasons are asked.
+# Coordinates are averaged as whole 1e-7 degrees (1 cm), because sums of integers do not depend on
+# the order of the rows.
+DEGREES = 10_000_000
+# Why a window is dropped; the first reason that applies counts.
 REASONS = ("unreliable", "coverage", "short", "anchors")
+IN_ORDER = ("user", "window", "arrival", "start", "end", "token")
 
 
-def split_thresholds(config: SplitConfig) -> tuple[str, str]:
-    """The hexadecimal hashes at which validation and test people begin; `g` is above every hash."""
-
-    def border(share: float) -> str:
-        return f"{round(share * 16**8):08x}" if share < 1 else "g"
-
-    return border(config.train), border(round(config.train + config.val, 9))
+def whole_degrees(degrees: ir.Value) -> ir.Value:
+    """Degrees as whole 1e-7 degrees."""
+    return nearest_whole(degrees * DEGREES)
 
 
 def number_users(visits: ir.Table, config: SplitConfig) -> ir.Table:
-    """Everybody once, numbered in the order of their ids, with the split that the hash of the id gives."""
+    """Every user once, numbered in the order of ids, with the split by the hash of the id."""
     users = visits.select("user_id").distinct()
     digest = (ibis.literal(f"{config.salt}:") + users.user_id).hexdigest("md5").substr(0, 8)
     val, test = split_thresholds(config)
@@ -42,10 +44,12 @@ def number_users(visits: ir.Table, config: SplitConfig) -> ir.Table:
 
 
 def number_places(visits: ir.Table) -> ir.Table:
-    """Every POI once, numbered in the order of the ids, at the mean of its coordinates."""
+    """Every POI once, numbered in the order of ids, at the mean of its coordinates."""
     known = visits.filter(visits.poi_id.notnull())
     places = known.group_by("poi_id").aggregate(
-        n=known.count(), lat_sum=whole(known.lat).sum(), lon_sum=whole(known.lon).sum()
+        n=known.count(),
+        lat_sum=whole_degrees(known.lat).sum(),
+        lon_sum=whole_degrees(known.lon).sum(),
     )
     return places.select(
         "poi_id",
@@ -56,7 +60,7 @@ def number_places(visits: ir.Table) -> ir.Table:
 
 
 def encode(visits: ir.Table, users: ir.Table, places: ir.Table) -> ir.Table:
-    """Distinct visits in numbers alone, which sort and spill several times faster than text."""
+    """Distinct visits as numbers only, which sort and spill several times faster than text."""
     of_users = visits.join(users.select("user_id", "user"), "user_id")
     encoded = of_users.left_join(
         places.select(place_id="poi_id", poi="poi"), of_users.poi_id == places.poi_id
@@ -65,7 +69,7 @@ def encode(visits: ir.Table, users: ir.Table, places: ir.Table) -> ir.Table:
 
 
 def fill_departures(visits: ir.Table, config: PrepareConfig) -> ir.Table:
-    """A visit without departure is an instant, or lasts until the next arrival, at most `max_gap_hours`."""
+    """Make a visit without departure an instant, or end it at the next arrival or after a limit."""
     if config.missing_departure == "instant":
         return visits.mutate(end=ibis.coalesce(visits.end, visits.start))
     moments = visits.select("user", "start").distinct()
@@ -78,7 +82,7 @@ def fill_departures(visits: ir.Table, config: PrepareConfig) -> ir.Table:
 
 
 def split_at_midnights(visits: ir.Table) -> ir.Table:
-    """One piece for each calendar day that a visit touches; a stay that ends at midnight does not touch the next day."""
+    """One piece for each day that a visit touches; an end at midnight does not touch the next."""
     first = visits.start // DAY
     last = ibis.greatest(first, (visits.end - 1) // DAY)
     days = visits.mutate(day=ibis.range(first, last + 1).unnest())
@@ -90,25 +94,23 @@ def split_at_midnights(visits: ir.Table) -> ir.Table:
 
 
 def infer_anchors(visits: ir.Table, config: AnchorConfig, which: tuple[str, ...]) -> ir.Table:
-    """`which` of home and work of each user: the modal place at night, and another one in working hours on weekdays.
+    """The home and work of each user: the modal place at night, and in weekday working hours.
 
-    Places are ranked by seconds observed in those hours, then by days, then by id, so that check-ins without
-    departures are ranked by days. What the source flags as home is not taken for work.
+    Places are ranked by seconds observed in those hours, then by days, then by id, so that
+    check-ins without departures are ranked by days. Work is never a place flagged as home.
     """
     pieces = split_at_midnights(visits.filter(visits.poi.notnull()))
     since_midnight = pieces.piece_start - pieces.day * DAY
     until = pieces.piece_end - pieces.day * DAY
+    never = ibis.literal(False)
     night_seconds, night = _overlap(since_midnight, until, config.night)
-    homes = pieces.filter(night if "home" in which else ibis.literal(False)).mutate(
-        seconds=night_seconds
-    )
+    homes = pieces.filter(night if "home" in which else never).mutate(seconds=night_seconds)
     home = _modal_place(homes, config.min_days).rename(home_poi="poi")
     work_seconds, working = _overlap(since_midnight, until, config.working_hours)
     weekday = (pieces.day + 3) % 7 < 5  # day 0 was a Thursday
-    wanted = working & weekday if "work" in which else ibis.literal(False)
-    office = pieces.filter(wanted if "home" in which else wanted & ~pieces.home).mutate(
-        seconds=work_seconds
-    )
+    candidate = working & weekday if "work" in which else never
+    candidate = candidate if "home" in which else candidate & ~pieces.home
+    office = pieces.filter(candidate).mutate(seconds=work_seconds)
     away = office.left_join(home, "user").filter(
         lambda t: t.home_poi.isnull() | (t.home_poi != t.poi)
     )
@@ -120,7 +122,7 @@ def infer_anchors(visits: ir.Table, config: AnchorConfig, which: tuple[str, ...]
 
 
 def _overlap(start: ir.Value, end: ir.Value, hours: tuple[int, int]) -> tuple[ir.Value, ir.Value]:
-    """Seconds of a piece within hours of the day that may wrap around midnight, and whether it touches them at all."""
+    """Seconds of a piece within hours that may wrap around midnight, and whether it touches them."""
     opening, closing = hours
     spans = [(opening, closing)] if opening < closing else [(0, closing), (opening, 24)]
     seconds = ibis.literal(0)
@@ -140,41 +142,41 @@ def _modal_place(pieces: ir.Table, min_days: int) -> ir.Table:
         seconds=pieces.seconds.sum(), days=pieces.day.nunique()
     )
     often = places.filter(places.days >= min_days)
-    order = ibis.window(
-        group_by="user", order_by=[often.seconds.desc(), often.days.desc(), often.poi]
-    )
-    ranked = often.mutate(rank=ibis.row_number().over(order))
-    return ranked.filter(ranked["rank"] == 0).select("user", "poi")
+    order = [often.seconds.desc(), often.days.desc(), often.poi]
+    return first_by(often, "user", order).select("user", "poi")
 
 
 def flag_anchors(
     visits: ir.Table,
-    anchors: ir.Table,
+    inferred: ir.Table,
     given: ir.Table | None,
     which: tuple[str, ...],
     config: AnchorConfig,
 ) -> ir.Table:
-    """Flags where the source has none: near a given anchor, else at the inferred place; a flag without a place id stays."""
-    joined = visits.left_join(anchors, "user").drop("user_right")
+    """Flag visits near the given anchor, else at the inferred place.
+
+    A flag of the source without a place id stays.
+    """
+    joined = visits.left_join(inferred, "user").drop("user_right")
     if given is not None:
         joined = joined.left_join(given, "user").drop("user_right")
     flags = {}
     for place in which:
-        inferred = (joined.poi == joined[f"{place}_poi"]).fill_null(False)
+        at_place = (joined.poi == joined[f"{place}_poi"]).fill_null(False)
         if given is not None:
-            lat, lon = joined[f"{place}_lat"], joined[f"{place}_lon"]
-            near = (
-                _flat_metres(joined.lat, joined.lon, lat, lon) <= config.radius_metres
-            ).fill_null(False)
-            inferred = ibis.ifelse(lat.notnull() & lon.notnull(), near, inferred)
-        flags[place] = inferred | (joined[place] & joined.poi.isnull())
+            lat = joined[f"{place}_lat"]
+            lon = joined[f"{place}_lon"]
+            metres = _flat_metres(joined.lat, joined.lon, lat, lon)
+            near = (metres <= config.radius_metres).fill_null(False)
+            at_place = ibis.ifelse(lat.notnull() & lon.notnull(), near, at_place)
+        flags[place] = at_place | (joined[place] & joined.poi.isnull())
     return joined.select(*[name for name in visits.columns if name not in which], **flags)
 
 
 def _flat_metres(
     lat: ir.Value, lon: ir.Value, other_lat: ir.Value, other_lon: ir.Value
 ) -> ir.Value:
-    """Distance over a few hundred metres, where the earth is flat."""
+    """Distance over a few hundred metres, where Earth is flat enough."""
     degree = EARTH_KM * 1000 * math.pi / 180
     north = (lat - other_lat) * degree
     east = (lon - other_lon) * degree * other_lat.radians().cos()
@@ -182,7 +184,7 @@ def _flat_metres(
 
 
 def tokenise(visits: ir.Table, tokens: ir.Table) -> ir.Table:
-    """HOME, WORK, the POI's own token, or OTHER; `tokens` maps numbers of POIs to theirs."""
+    """HOME, WORK, the POI's own token, or OTHER; `tokens` maps POI numbers to tokens."""
     joined = visits.left_join(tokens.select(known="poi", own="token"), visits.poi == tokens.poi)
     token = ibis.cases(
         (joined.home, HOME), (joined.work, WORK), else_=ibis.coalesce(joined.own, OTHER)
@@ -191,9 +193,10 @@ def tokenise(visits: ir.Table, tokens: ir.Table) -> ir.Table:
 
 
 def compare_neighbours(pieces: ir.Table) -> ir.Table:
-    """For each piece: is its token another than the one before, does it open a day, how many new seconds does it observe.
+    """Mark pieces that change the token or open a day, and count the seconds they newly observe.
 
-    One pass in time order serves run-length encoding, day boundaries and coverage: overlapping time is counted once.
+    One pass in time order serves run lengths, day boundaries and coverage; overlapping time counts
+    once.
     """
     order = {"group_by": "user", "order_by": ["piece_start", "start", "end", "token"]}
     before = ibis.window(**order)
@@ -207,7 +210,7 @@ def compare_neighbours(pieces: ir.Table) -> ir.Table:
 
 
 def judge_days(pieces: ir.Table, config: PrepareConfig) -> ir.Table:
-    """Per user and day: is it spatially reliable, is it high quality, and how many runs of tokens begin in it."""
+    """Per user and day: reliability, coverage, and how many runs of tokens begin in it."""
     days = pieces.group_by(["user", "day"]).aggregate(
         observed=pieces.observed.sum(),
         south=pieces.lat.min(),
@@ -215,15 +218,13 @@ def judge_days(pieces: ir.Table, config: PrepareConfig) -> ir.Table:
         west=pieces.lon.min(),
         east=pieces.lon.max(),
         changes=pieces.changes.sum(),
-        opening_change=(
-            pieces.changes * pieces.opens_day
-        ).sum(),  # 0 where the day goes on with the token of the last
+        # 0 if the day continues the last token of the day before
+        opening_change=(pieces.changes * pieces.opens_day).sum(),
     )
     width = days.east - days.west
-    shorter = ibis.least(
-        width, 360 - width
-    )  # a day around the antimeridian is not a day around the world
-    km = _haversine(days.south, days.north, shorter)
+    # a day across the antimeridian does not span the world
+    shorter = ibis.least(width, 360 - width)
+    km = _haversine_km(days.south, days.north, shorter)
     needed = math.ceil(config.quality.min_coverage * DAY)
     return days.select(
         "user",
@@ -235,7 +236,7 @@ def judge_days(pieces: ir.Table, config: PrepareConfig) -> ir.Table:
     )
 
 
-def _haversine(south: ir.Value, north: ir.Value, width: ir.Value) -> ir.Value:
+def _haversine_km(south: ir.Value, north: ir.Value, width: ir.Value) -> ir.Value:
     phi = (north.radians() - south.radians()) / 2
     theta = width.radians() / 2
     h = (
@@ -246,7 +247,7 @@ def _haversine(south: ir.Value, north: ir.Value, width: ir.Value) -> ir.Value:
 
 
 def in_windows(days: ir.Table, origins: ir.Table | None, config: WindowConfig) -> ir.Table:
-    """Each row once for every window that its day belongs to; `window` k begins `k * stride` days after the origin."""
+    """Each row once per window of its day; window k begins `k * stride` days after the origin."""
     if origins is None:
         assert isinstance(config.origin, date)
         relative = days.mutate(since=days.day - (config.origin - date(1970, 1, 1)).days)
@@ -261,19 +262,20 @@ def in_windows(days: ir.Table, origins: ir.Table | None, config: WindowConfig) -
 
 
 def judge_windows(days: ir.Table, users: ir.Table, config: PrepareConfig) -> ir.Table:
-    """Every window with an observed day, how long its trajectory is, and why it falls (null: it is kept)."""
-    quality, length = config.quality, config.window.days
+    """Every window with an observed day, and the reason why it is dropped (null: it is kept)."""
+    quality = config.quality
+    length = config.window.days
     windows = days.group_by(["user", "window"]).aggregate(
         unreliable=days.unreliable.sum(),
         covered=days.covered.sum(),
         observed_days=days.count(),
-        # the first piece of a window begins a token, whether or not it continues one from before the window
+        # the first piece of a window begins a token, even if it continues an earlier one
         tokens=days.changes.sum() + 1 - days.opening_change.argmin(days.day),
     )
-    if quality.min_coverage == 0:  # a day without a visit has coverage 0, and that is enough
+    if quality.min_coverage == 0:  # a day without a visit is then covered as well
         windows = windows.mutate(covered=ibis.literal(length))
     windows = windows.join(users.select("user", "eligible"), "user")
-    # at most 10 % and at least 80 % of the days, in whole days and without binary fractions: 0.1 * 30 is not 3.0000000000000004
+    # in whole days, without binary fractions: 0.1 * 30 is not 3.0000000000000004
     allowed = math.floor(round(quality.max_unreliable * length, 9))
     needed = math.ceil(round(quality.min_high_quality * length, 9))
     reason = ibis.cases(
@@ -286,13 +288,35 @@ def judge_windows(days: ir.Table, users: ir.Table, config: PrepareConfig) -> ir.
     return windows.select("user", "window", reason=reason)
 
 
-def assemble(pieces: ir.Table, windows: ir.Table) -> ir.Table:
-    """The pieces of the windows that are kept; the writer joins consecutive pieces of one token."""
-    kept = windows.filter(windows.reason.isnull()).select("user", "window")
+def kept_windows(windows: ir.Table) -> ir.Table:
+    """The windows without a reason to be dropped."""
+    return windows.filter(windows.reason.isnull()).select("user", "window")
+
+
+def assemble(pieces: ir.Table, kept: ir.Table) -> ir.Table:
+    """The pieces of the windows that are kept."""
     joined = pieces.join(kept, ["user", "window"])
     return joined.select(
         "user", "window", "token", "start", "end", arrival="piece_start", departure="piece_end"
     )
 
 
-IN_ORDER = ("user", "window", "arrival", "start", "end", "token")
+def most_frequent(visits: ir.Table, places: ir.Table, size: int) -> ir.Table:
+    """The POIs that training people visit most, with coordinates; ties are broken by id."""
+    of_pois = visits.filter(visits.train & ~visits.home & ~visits.work)
+    counted = of_pois.group_by("poi").aggregate(visits=of_pois.count())
+    frequent = counted.order_by([counted.visits.desc(), counted.poi]).limit(size)
+    return frequent.join(places, "poi").select("poi", "poi_id", "visits", "lat", "lon")
+
+
+def modal_categories(visits: ir.Table, frequent: ir.Table) -> ir.Table:
+    """The most frequent category of each of these POIs; ties are broken by name."""
+    named = visits.filter(visits.category.notnull()).semi_join(frequent, "poi_id")
+    counted = named.group_by(["poi_id", "category"]).aggregate(n=lambda t: t.count())
+    return first_by(counted, "poi_id", [counted.n.desc(), counted.category]).drop("n")
+
+
+def first_by(rows: ir.Table, key: str, order: list[ir.Value]) -> ir.Table:
+    """The first row of each key in that order."""
+    ranked = rows.mutate(rank=ibis.row_number().over(ibis.window(group_by=key, order_by=order)))
+    return ranked.filter(ranked["rank"] == 0).drop("rank")

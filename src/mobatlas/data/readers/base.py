@@ -1,8 +1,8 @@
-"""What a reader is: a name, the settings its source calls for, and a function from a path to the canonical tables."""
+"""What a reader is: a name, the settings that suit its source, and a function to canonical tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,19 @@ from pydantic import BaseModel
 
 from mobatlas.config import Section, build
 from mobatlas.data.prepare.engine import Engine
+from mobatlas.data.prepare.tables import is_csv, parquet_schema
+from mobatlas.errors import MobatlasError
 
 
 @dataclass(frozen=True)
 class Source:
-    """The canonical tables of one source, before validation; times may still be strings in ISO form."""
+    """The canonical tables of a source, before validation; times may be text in ISO form."""
 
-    where: str  # named in errors
+    where: str  # the path of the visits, for error messages
     visits: ir.Table
     people: ir.Table | None = None
     pois: ir.Table | None = None
-    notes: tuple[str, ...] = ()  # what the user should know of how it was read
+    notes: tuple[str, ...] = ()  # for the summary
     people_where: str = "people"
     pois_where: str = "pois"
 
@@ -33,18 +35,43 @@ class NoOptions(Section):
 
 @dataclass(frozen=True)
 class Reader:
-    """One source's layout."""
+    """The layout of one source."""
 
     name: str
     description: str
     read: Callable[[Path, Engine, Any], Source]  # (path, engine, options) -> Source
     options: type[BaseModel] = NoOptions
-    suggests: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # values of PrepareConfig that suit this source
+    suggests: Mapping[str, Any] = field(default_factory=dict)  # fields of PrepareConfig
 
     def open(self, path: Path, engine: Engine, options: Mapping[str, Any]) -> Source:
-        """Read with checked options."""
-        return self.read(
-            path, engine, build(self.options, options, f"options of the reader '{self.name}'")
-        )
+        """Check the options and read."""
+        checked = build(self.options, options, f"options of the reader '{self.name}'")
+        return self.read(require_path(path), engine, checked)
+
+
+def require_path(path: Path) -> Path:
+    """Refuse a path that does not exist."""
+    if not path.exists():
+        raise MobatlasError(f"{path}: no such file or folder")
+    return path
+
+
+def require_one(folder: Path, files: Iterable[Path], expected: str) -> Path:
+    """The only file; refuse a folder with none or several."""
+    paths = list(files)
+    if not paths:
+        raise MobatlasError(f"{folder}: holds no {expected}")
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
+        raise MobatlasError(f"{folder}: holds several ({names}); give the path of one of them")
+    return paths[0]
+
+
+def open_table(path: Path, engine: Engine) -> ir.Table:
+    """Read one table, after a check that it is what its name says."""
+    require_path(path)
+    if path.is_file() and path.stat().st_size == 0:
+        raise MobatlasError(f"{path}: the file is empty")
+    if not is_csv(path):
+        parquet_schema(path)
+    return engine.read(path)

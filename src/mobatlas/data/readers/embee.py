@@ -1,4 +1,4 @@
-"""`embee`: the paper's source, a phone panel of inferred POI visits with home and work flags, and its survey."""
+"""`embee`: the paper's source, a phone panel of POI visits with home and work flags, and a survey."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from ibis import ir
 from pydantic import Field, field_validator
 
 from mobatlas.config import Section
-from mobatlas.data.prepare.columns import NO_ANSWER, as_flag, as_number, as_text, nearest_whole
 from mobatlas.data.prepare.engine import Engine
-from mobatlas.data.readers.base import Reader, Source
-from mobatlas.data.readers.plain import open_table, require_path
+from mobatlas.data.prepare.tables import NO_ANSWER, as_flag, as_number, as_text, nearest_whole
+from mobatlas.data.readers.base import Reader, Source, open_table
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.io.tables import find_table
@@ -22,7 +21,7 @@ from mobatlas.io.tables import find_table
 VISITS_FILES = ("traj", "visits")
 PEOPLE_FILES = ("demo", "people", "survey")
 
-# The names that a field goes by in deliveries of the panel, the usual one first; letter case does not matter.
+# The names of a field in deliveries of the panel, the usual one first; case does not matter.
 VISIT_SYNONYMS: dict[str, tuple[str, ...]] = {
     "user_id": ("panelist_id", "user_id"),
     "lat": ("latitude", "lat"),
@@ -47,26 +46,23 @@ PEOPLE_SYNONYMS: dict[str, tuple[str, ...]] = {
     "work_lon": ("work_lon", "work_longitude", "work_lng"),
 }
 REQUIRED = ("user_id", "lat", "lon", "arrival")
+FIELDS = {**VISIT_SYNONYMS, **PEOPLE_SYNONYMS}
 MAX_AGE = 120  # surveys write 999 and the like for no answer
 
 
 class EmbeeOptions(Section):
     """Names and bins that differ between deliveries."""
 
-    columns: dict[str, str] = Field(
-        {}
-    )  # field -> the source's column, where it goes by none of the names above
+    columns: dict[str, str] = Field({})  # field -> column, if it has none of the names above
     age_edges: tuple[int, ...] = (30, 40, 50)  # of a numeric age; the paper's four bins
 
     @field_validator("columns")
     @classmethod
     def _known_fields(cls, value: dict[str, str]) -> dict[str, str]:
         for field in value:
-            known = {**VISIT_SYNONYMS, **PEOPLE_SYNONYMS}
-            if field not in known:
-                raise ValueError(
-                    f"'{field}' is no field{suggestion(field, known)} (known: {', '.join(known)})"
-                )
+            if field not in FIELDS:
+                hint = suggestion(field, FIELDS)
+                raise ValueError(f"'{field}' is no field{hint} (known: {', '.join(FIELDS)})")
         return value
 
     @field_validator("age_edges")
@@ -78,59 +74,51 @@ class EmbeeOptions(Section):
 
 
 def read(path: Path, engine: Engine, options: EmbeeOptions) -> Source:
-    alone = require_path(path).is_file()
-    visits_file = path if alone else _first_table(path, VISITS_FILES)
-    people_file = None if alone else _first_table(path, PEOPLE_FILES)
+    """Read the visits, and the survey if the folder has one."""
+    is_file = path.is_file()
+    visits_file = path if is_file else _first_table(path, VISITS_FILES)
+    people_file = None if is_file else _first_table(path, PEOPLE_FILES)
     if visits_file is None:
         raise MobatlasError(f"{path}: holds no traj.csv, visits.csv or the same as .parquet")
     visits = _visits(open_table(visits_file, engine), str(visits_file), options)
-    people = (
-        _people(open_table(people_file, engine), str(people_file), options) if people_file else None
-    )
+    people = None
+    if people_file:
+        people = _people(open_table(people_file, engine), str(people_file), options)
     return Source(where=str(visits_file), visits=visits, people=people)
 
 
 def _first_table(folder: Path, names: tuple[str, ...]) -> Path | None:
-    return next((found for name in names if (found := find_table(folder, name))), None)
+    return next(filter(None, (find_table(folder, name) for name in names)), None)
 
 
 def _visits(table: ir.Table, where: str, options: EmbeeOptions) -> ir.Table:
     fields = _fields(table, where, VISIT_SYNONYMS, options.columns, REQUIRED)
     if not {"poi_id", "name", "brand"} & set(fields):
         raise MobatlasError(
-            f"{where}: no column tells the POI; one of poi_raw_id, location_name or brand is needed"
+            f"{where}: no column names the POI; one of poi_raw_id, location_name or brand is needed"
         )
-    label = ibis.coalesce(
-        *(as_text(fields[name]) for name in ("name", "brand") if name in fields),
-        ibis.null("string"),
-    )
+    names = [as_text(fields[name]) for name in ("name", "brand") if name in fields]
+    label = ibis.coalesce(*names, ibis.null("string"))
     # whole ten-thousandths of a degree (about 10 m), because engines print fractions differently
-    corner = [
-        nearest_whole(as_number(fields[name]) * 10_000).cast("string") for name in ("lat", "lon")
-    ]
-    made = label.lower() + "@" + corner[0] + "," + corner[1]
-    poi_id = ibis.coalesce(as_text(fields["poi_id"]), made) if "poi_id" in fields else made
+    lat, lon = (
+        nearest_whole(as_number(fields[axis]) * 10_000).cast("string") for axis in ("lat", "lon")
+    )
+    poi_id = label.lower() + "@" + lat + "," + lon
+    if "poi_id" in fields:
+        poi_id = ibis.coalesce(as_text(fields["poi_id"]), poi_id)
     if "is_poi" in fields:
         poi_id = ibis.ifelse(as_flag(fields["is_poi"]), poi_id, ibis.null("string"))
-    columns = {
-        "user_id": fields["user_id"],
-        "poi_id": poi_id,
-        "lat": fields["lat"],
-        "lon": fields["lon"],
-    }
-    columns |= {
-        name: fields[name] for name in ("category", "arrival", "departure") if name in fields
-    }
-    columns |= {name: as_flag(fields[name]) for name in ("is_home", "is_work") if name in fields}
-    return table.select(**columns)
+    unchanged = ("user_id", "lat", "lon", "category", "arrival", "departure")
+    columns = {name: fields[name] for name in unchanged if name in fields}
+    flags = {name: as_flag(fields[name]) for name in ("is_home", "is_work") if name in fields}
+    return table.select(**columns, **flags, poi_id=poi_id)
 
 
 def _people(table: ir.Table, where: str, options: EmbeeOptions) -> ir.Table:
     fields = _fields(table, where, PEOPLE_SYNONYMS, options.columns, ("user_id",))
-    columns = {"user_id": fields["user_id"]}
-    columns |= {name: fields[name] for name in ANCHORS if name in fields}
+    columns = {name: fields[name] for name in ("user_id", *ANCHORS) if name in fields}
     if "age" in fields:
-        columns["age"] = age_bin(fields["age"], options.age_edges)
+        columns["age"] = _age_bin(fields["age"], options.age_edges)
     if "gender" in fields:
         columns["gender"] = _gender(fields["gender"])
     used = {column.get_name() for column in fields.values()}
@@ -148,21 +136,24 @@ def _fields(
     by_lower = {name.lower(): name for name in table.columns}
     fields = {}
     for field, usual in synonyms.items():
-        known = (named[field].lower(),) if field in named else usual
-        found = next((by_lower[name] for name in known if name in by_lower), None)
-        if found:
-            fields[field] = table[found]
+        names = (named[field].lower(),) if field in named else usual
+        column = next((by_lower[name] for name in names if name in by_lower), None)
+        if column:
+            fields[field] = table[column]
         elif field in required:
+            hint = suggestion(names[0], table.columns)
             raise MobatlasError(
-                f"{where}: column '{known[0]}' is missing{suggestion(known[0], table.columns)} (columns: "
-                f"{', '.join(table.columns) or 'none'}); name it in the reader option columns.{field}"
+                f"{where}: column '{names[0]}' is missing{hint} "
+                f"(columns: {', '.join(table.columns) or 'none'}); "
+                f"name it in the reader option columns.{field}"
             )
     return fields
 
 
-def age_bin(age: ir.Value, edges: tuple[int, ...]) -> ir.Value:
-    """`<30`, `30-40` (40 excluded), ..., `>50` (50 and older) for years; what is no number is taken for a bin."""
-    years, text = as_number(age), as_text(age)
+def _age_bin(age: ir.Value, edges: tuple[int, ...]) -> ir.Value:
+    """`<30`, `30-40` (40 excluded), ..., `>50` (50 and older); text that is not a number stays."""
+    years = as_number(age)
+    text = as_text(age)
     known = ibis.ifelse(text.lower().isin(NO_ANSWER), ibis.null("string"), text)
     bins = [(years < 0, ibis.null("string")), (years < edges[0], f"<{edges[0]}")]
     bins += [(years < high, f"{low}-{high}") for low, high in pairwise(edges)]
@@ -172,15 +163,14 @@ def age_bin(age: ir.Value, edges: tuple[int, ...]) -> ir.Value:
 
 def _gender(gender: ir.Value) -> ir.Value:
     text = as_text(gender)
-    upper = text.upper()
-    return ibis.cases(
-        (upper.isin(["MALE", "M"]), "M"), (upper.isin(["FEMALE", "F"]), "F"), else_=text
-    )
+    known = text.upper().cases(("MALE", "M"), ("M", "M"), ("FEMALE", "F"), ("F", "F"))
+    return ibis.coalesce(known, text)
 
 
 READER = Reader(
     name="embee",
-    description="a phone panel of POI visits with home and work flags, and a survey (traj.csv, demo.csv)",
+    description="a phone panel of POI visits with home and work flags, and a survey "
+    "(traj.csv, demo.csv)",
     read=read,
     options=EmbeeOptions,
 )

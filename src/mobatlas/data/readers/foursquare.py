@@ -1,4 +1,4 @@
-"""`foursquare`: the check-ins of Yang et al. as published, TSMC2014 (New York or Tokyo) and TIST2015 (the world)."""
+"""`foursquare`: the check-ins of Yang et al., TSMC2014 (New York, Tokyo) and TIST2015 (the world)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import duckdb
 from pydantic import Field
 
 from mobatlas.config import Section
-from mobatlas.data.prepare.engine import LONGEST_HEADER, Engine, literal
-from mobatlas.data.readers.base import Reader, Source
-from mobatlas.data.readers.conversion import convert
-from mobatlas.data.readers.plain import require_path
+from mobatlas.data.prepare.engine import Engine
+from mobatlas.data.prepare.tables import MAX_HEADER, convert, literal
+from mobatlas.data.readers.base import Reader, Source, require_one
 from mobatlas.errors import MobatlasError
 
 ENCODING = "latin-1"
+EXAMPLE_TIME = "Tue Apr 03 18:00:09 +0000 2012"
 TIME_FORMAT = "%a %b %d %H:%M:%S +0000 %Y"
 TIME = re.compile(r"[A-Z][a-z]{2} [A-Z][a-z]{2} \d{2} \d{2}:\d{2}:\d{2} \+0000 \d{4}")
+NUMBER = re.compile(r"[+-]?[\d.]+([eE][+-]?\d+)?")
 
-# The files have no header; what they are shows in the number of their columns.
+# The files have no header; the number of columns tells the layouts apart.
 TSMC2014 = {
     "user_id": "VARCHAR",
     "venue": "VARCHAR",
@@ -30,20 +31,21 @@ TSMC2014 = {
     "offset_minutes": "INTEGER",
     "utc": "VARCHAR",
 }
-TIST2015_CHECKINS = {
+TIST2015 = {
     "user_id": "VARCHAR",
     "venue": "VARCHAR",
     "utc": "VARCHAR",
     "offset_minutes": "INTEGER",
 }
-TIST2015_POIS = {
+POIS = {
     "venue": "VARCHAR",
     "lat": "DOUBLE",
     "lon": "DOUBLE",
     "category": "VARCHAR",
     "country": "VARCHAR",
 }
-LAYOUTS = {len(layout): layout for layout in (TSMC2014, TIST2015_CHECKINS, TIST2015_POIS)}
+CHECKINS = (TSMC2014, TIST2015)
+LAYOUTS = {len(layout): layout for layout in (*CHECKINS, POIS)}
 
 
 class FoursquareOptions(Section):
@@ -53,22 +55,23 @@ class FoursquareOptions(Section):
 
 
 def read(path: Path, engine: Engine, options: FoursquareOptions) -> Source:
-    checkins, pois = _find(require_path(path))
+    """Convert the check-ins to Parquet, with the coordinates of their venues."""
+    checkins, pois = _find(path)
     if pois is None and options.country:
         raise MobatlasError(
             f"{checkins}: TSMC2014 names no countries; leave the reader option country out"
         )
-    if pois is None:
-        query = f"SELECT {_columns('c', 'c')} FROM {_scan(checkins)} c"
-    else:
-        where = f"WHERE p.country = {literal(options.country.upper())}" if options.country else ""
-        query = f"SELECT {_columns('c', 'p')} FROM {_scan(checkins)} c LEFT JOIN {_scan(pois)} p USING (venue) {where}"
+    query = f"SELECT {_columns('c', 'p' if pois else 'c')} FROM {_scan(checkins)} c"
+    if pois is not None:
+        query += f" LEFT JOIN {_scan(pois)} p USING (venue)"
+    if options.country:
+        query += f" WHERE p.country = {literal(options.country.upper())}"
     target = engine.work / "source_visits.parquet"
     try:
         convert(query, target)
     except duckdb.Error as error:
         for file in filter(None, (checkins, pois)):
-            _blame(file)
+            _refuse_bad_line(file)
         raise MobatlasError(f"{checkins}: cannot be read ({str(error).splitlines()[0]})") from None
     return Source(
         where=str(checkins), visits=engine.read(target), notes=("check-ins have no departures",)
@@ -76,49 +79,27 @@ def read(path: Path, engine: Engine, options: FoursquareOptions) -> Source:
 
 
 def _find(path: Path) -> tuple[Path, Path | None]:
-    """The check-ins, and the POIs if the layout keeps them apart."""
-    if path.is_file():
-        if _layout(path) not in (TSMC2014, TIST2015_CHECKINS):
-            raise MobatlasError(
-                f"{path}: the first line has {_count_columns(path)} tab-separated columns; "
-                "check-ins have 8 (TSMC2014) or 4 (TIST2015)"
-            )
-        checkins = path
-    else:
-        texts = [
-            file
-            for file in sorted(path.glob("*.txt"))
-            if _layout(file) in (TSMC2014, TIST2015_CHECKINS)
-        ]
-        if not texts:
-            raise MobatlasError(
-                f"{path}: holds no check-ins, dataset_TSMC2014_*.txt or dataset_TIST2015_Checkins.txt"
-            )
-        if len(texts) > 1:
-            raise MobatlasError(
-                f"{path}: holds several files of check-ins ({_names(texts)}); give the path of one"
-            )
-        checkins = texts[0]
+    """The check-ins, and the POIs if the layout has a file of them."""
+    checkins = path
+    if path.is_dir():
+        texts = (file for file in sorted(path.glob("*.txt")) if _layout(file) in CHECKINS)
+        expected = "check-ins, dataset_TSMC2014_*.txt or dataset_TIST2015_Checkins.txt"
+        checkins = require_one(path, texts, expected)
+    if _layout(checkins) not in CHECKINS:
+        raise MobatlasError(
+            f"{path}: the first line has {_count_columns(path)} tab-separated columns; "
+            "check-ins have 8 (TSMC2014) or 4 (TIST2015)"
+        )
     if _layout(checkins) is TSMC2014:
         return checkins, None
-    pois = [
-        file for file in sorted(checkins.parent.glob("*.txt")) if _layout(file) is TIST2015_POIS
-    ]
-    if len(pois) != 1:
-        found = f"several ({_names(pois)})" if pois else "none"
-        raise MobatlasError(
-            f"{checkins}: TIST2015 keeps coordinates in dataset_TIST2015_POIs.txt; put it beside this (found {found})"
-        )
-    return checkins, pois[0]
-
-
-def _names(files: list[Path]) -> str:
-    return ", ".join(file.name for file in files)
+    texts = (file for file in sorted(checkins.parent.glob("*.txt")) if _layout(file) is POIS)
+    expected = "dataset_TIST2015_POIs.txt, the coordinates of TIST2015; put it beside the check-ins"
+    return checkins, require_one(checkins.parent, texts, expected)
 
 
 def _count_columns(file: Path) -> int:
     with file.open(encoding=ENCODING) as lines:
-        return len(lines.readline(LONGEST_HEADER).rstrip("\n").split("\t"))
+        return len(lines.readline(MAX_HEADER).rstrip("\n").split("\t"))
 
 
 def _layout(file: Path) -> dict[str, str] | None:
@@ -126,12 +107,11 @@ def _layout(file: Path) -> dict[str, str] | None:
 
 
 def _scan(file: Path) -> str:
-    columns = ", ".join(
-        f"'{name}': '{kind}'" for name, kind in LAYOUTS[_count_columns(file)].items()
-    )
+    layout = LAYOUTS[_count_columns(file)]
+    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in layout.items())
     return (
-        f"read_csv({literal(file)}, delim='\t', header=false, quote='', escape='', encoding='{ENCODING}', "
-        f"auto_detect=false, columns={{{columns}}})"
+        f"read_csv({literal(file)}, delim='\t', header=false, quote='', escape='', "
+        f"encoding='{ENCODING}', auto_detect=false, columns={{{columns}}})"
     )
 
 
@@ -143,30 +123,22 @@ def _columns(checkin: str, place: str) -> str:
     )
 
 
-def _blame(file: Path) -> None:
-    """Look for the line that the query stumbled over, and name it."""
+def _refuse_bad_line(file: Path) -> None:
+    """Name the first line that does not have the layout."""
     layout = LAYOUTS[_count_columns(file)]
     with file.open(encoding=ENCODING) as lines:
         for row, line in enumerate(lines, start=1):
             values = line.rstrip("\r\n").split("\t")
+            fault = ""
             if len(values) != len(layout):
-                raise MobatlasError(
-                    f"{file}: line {row} has {len(values)} columns, not {len(layout)}; mend it"
-                )
-            for (name, kind), value in zip(layout.items(), values, strict=True):
+                fault = f"{len(values)} columns, not {len(layout)}"
+            for (name, kind), value in zip(layout.items(), values, strict=False):
                 if name == "utc" and not TIME.fullmatch(value):
-                    example = "Tue Apr 03 18:00:09 +0000 2012"
-                    raise MobatlasError(
-                        f"{file}: line {row} has the time '{value}', not one like '{example}'; mend it"
-                    )
-                if (
-                    kind != "VARCHAR"
-                    and value
-                    and not re.fullmatch(r"[+-]?[\d.]+([eE][+-]?\d+)?", value)
-                ):
-                    raise MobatlasError(
-                        f"{file}: line {row} has {name} '{value}', not a number; mend it"
-                    )
+                    fault = fault or f"the time '{value}', not one like '{EXAMPLE_TIME}'"
+                if kind != "VARCHAR" and value and not NUMBER.fullmatch(value):
+                    fault = fault or f"{name} '{value}', not a number"
+            if fault:
+                raise MobatlasError(f"{file}: line {row} has {fault}; correct it")
 
 
 READER = Reader(
@@ -174,6 +146,6 @@ READER = Reader(
     description="Foursquare check-ins, TSMC2014 or TIST2015",
     read=read,
     options=FoursquareOptions,
-    # A check-in is a moment: coverage is 0 by nature, and it seldom shows a home or a workplace.
+    # A check-in is a moment: it covers no time, and seldom shows a home or a workplace.
     suggests={"quality": {"min_coverage": 0.0}, "anchors": {"require_both": False}},
 )

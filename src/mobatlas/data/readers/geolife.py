@@ -1,10 +1,12 @@
-"""`geolife`: the GPS logs of GeoLife (Zheng et al. 2010) as published, turned into stays and the stays into places.
+"""`geolife`: the GPS tracks of GeoLife (Zheng et al. 2010), turned into stays and places.
 
-Times are GMT in the files; one offset makes them local, so that the few trips outside China keep Beijing time.
+Stay-point detection follows Li et al. (2008), places are DBSCAN clusters (Ester et al. 1996). Times
+are GMT in the files; one offset makes them local, so the few trips outside China keep Beijing time.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +17,14 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from mobatlas.config import Section
+from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.geodesy import EARTH_KM, haversine_km
 from mobatlas.data.prepare.engine import Engine
 from mobatlas.data.readers.base import Reader, Source
-from mobatlas.data.readers.plain import require_path
-from mobatlas.data.readers.stays import Floats, Stays, cluster_places, detect_stays, place_centres
 from mobatlas.errors import MobatlasError
 
 COLUMNS = ("lat", "lon", "zero", "feet", "days", "date", "time")
+TYPES = {"lat": pa.float64(), "lon": pa.float64(), "date": pa.string(), "time": pa.string()}
 HEADER_LINES = 6
 
 
@@ -31,59 +34,148 @@ class GeolifeOptions(Section):
     utc_offset_hours: float = Field(8.0, ge=-12, le=14)  # Beijing
     stay_metres: float = Field(200.0, gt=0)
     stay_minutes: float = Field(20.0, gt=0)
-    max_gap_minutes: float = Field(
-        720.0, gt=0
-    )  # a silent night at home is one stay, a silent day is not believed
+    max_gap_minutes: float = Field(720.0, gt=0)  # a silent night at home is one stay
     place_metres: float = Field(100.0, gt=0)
-    place_min_stays: int = Field(
-        1, ge=1
-    )  # above 1, a stay that nobody repeats nearby is no POI, and is dropped
+    place_min_stays: int = Field(1, ge=1)  # a stay with fewer stays nearby is dropped
+
+
+@dataclass(frozen=True)
+class Stays:
+    """The stays of one person in order of time; every array has one element per stay."""
+
+    lat: Floats  # mean of the stay's points
+    lon: Floats
+    arrival: Floats  # seconds, of the first point
+    departure: Floats  # seconds, of the last point
+    points: Ints  # how many points the stay has
+
+    def __len__(self) -> int:
+        return len(self.lat)
 
 
 def read(path: Path, engine: Engine, options: GeolifeOptions) -> Source:
-    people = _trajectory_folders(require_path(path))
-    found: dict[str, Stays] = {}
-    broken = 0
+    """Detect the stays of every person and cluster them into places."""
+    people = _trajectory_folders(path)
+    stays: dict[str, Stays] = {}
+    skipped = 0
     for user, folder in people.items():
-        lat, lon, seconds, dropped = read_points(folder)
-        broken += dropped
-        found[user] = detect_stays(
-            lat,
-            lon,
+        points, seconds, skipped_here = _read_points(folder)
+        skipped += skipped_here
+        stays[user] = detect_stays(
+            points,
             seconds,
-            options.stay_metres,
-            options.stay_minutes * 60,
-            options.max_gap_minutes * 60,
+            metres=options.stay_metres,
+            min_seconds=options.stay_minutes * 60,
+            max_gap=options.max_gap_minutes * 60,
         )
-    if not sum(map(len, found.values())):
+    if not sum(map(len, stays.values())):
         raise MobatlasError(
-            f"{path}: no stay of {options.stay_minutes:g} minutes within {options.stay_metres:g} m in the tracks of "
-            f"{len(people)} people; lower the reader options stay_minutes or raise stay_metres"
+            f"{path}: no stay of {options.stay_minutes:g} minutes within "
+            f"{options.stay_metres:g} m in the tracks of {len(people)} people; "
+            "lower the reader options stay_minutes or raise stay_metres"
         )
-    visits, pois = _tables(found, options)
-    pq.write_table(visits, engine.work / "source_visits.parquet")
-    pq.write_table(pois, engine.work / "source_pois.parquet")
+    visits, pois = _tables(stays, options)
+    tables = {}
+    for name, table in (("visits", visits), ("pois", pois)):
+        file = engine.work / f"source_{name}.parquet"
+        pq.write_table(table, file)
+        tables[name] = engine.read(file)
     notes = [
-        f"{visits.num_rows:,} stays at {pois.num_rows:,} places, from the tracks of {len(people):,} people"
+        f"{visits.num_rows:,} stays at {pois.num_rows:,} places, "
+        f"from the tracks of {len(people):,} people"
     ]
-    if broken:
+    if skipped:
         notes.append(
-            f"{broken:,} GPS points left out: truncated lines, or coordinates outside the globe"
+            f"{skipped:,} GPS points left out: truncated lines, or coordinates outside the globe"
         )
-    return Source(
-        where=str(path),
-        visits=engine.read(engine.work / "source_visits.parquet"),
-        pois=engine.read(engine.work / "source_pois.parquet"),
-        notes=tuple(notes),
+    return Source(where=str(path), notes=tuple(notes), **tables)
+
+
+def detect_stays(
+    points: Floats, seconds: Floats, metres: float, min_seconds: float, max_gap: float = np.inf
+) -> Stays:
+    """Stays of one person whose points (points, 2) are sorted by time.
+
+    From an anchor point the stay lasts while points lie within `metres` of the anchor. It counts if
+    its first and last point are at least `min_seconds` apart, and the next anchor is the point
+    after it; otherwise the next point is the anchor. A gap of up to `max_gap` seconds between two
+    points near the anchor belongs to the stay, because loggers lose the signal indoors. A longer
+    gap ends it, because the person may have been anywhere.
+    """
+    n = len(seconds)
+    gaps = np.flatnonzero(np.diff(seconds) > max_gap) + 1  # first points after a gap
+    segment_end = np.append(gaps, n)[np.searchsorted(gaps, np.arange(n), side="right")]  # (points,)
+    # (points,) the first point that makes a stay long enough
+    enough = np.searchsorted(seconds, seconds + min_seconds)
+    candidates = np.flatnonzero(enough < segment_end)
+    # people on the move are dropped here, so that the loop visits few anchors
+    km = haversine_km(points[candidates], points[enough[candidates]])
+    candidates = candidates[km * 1000 <= metres]
+
+    bounds: list[tuple[int, int]] = []
+    position = 0
+    while position < len(candidates):
+        start = int(candidates[position])
+        stop = int(segment_end[start])
+        end = _first_far_point(points[start:stop], int(enough[start]) + 1 - start, metres) + start
+        position += 1
+        if end > enough[start]:
+            bounds.append((start, end))
+            position = int(np.searchsorted(candidates, end))
+    starts, ends = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
+    means = [np.array([axis[a:b].mean() for a, b in bounds], np.float64) for axis in points.T]
+    return Stays(*means, seconds[starts], seconds[ends - 1], ends - starts)
+
+
+def _first_far_point(points: Floats, look_until: int, metres: float) -> int:
+    """The first point farther than `metres` from the first one, or the number of points."""
+    begin = 1
+    until = max(look_until, 2)
+    while begin < len(points):
+        far = haversine_km(points[0], points[begin:until]) * 1000 > metres
+        if far.any():
+            return begin + int(far.argmax())
+        # a stay of a day has tens of thousands of points, most have few: look in doubling steps
+        step = 2 * (until - begin)
+        begin = until
+        until += step
+    return len(points)
+
+
+def cluster_places(lat: Floats, lon: Floats, metres: float, min_samples: int = 1) -> Ints:
+    """The place of each stay (stays,): stays chained by steps of at most `metres` share one.
+
+    Places are numbered from 0. With `min_samples` above 1, a stay with fewer stays around it
+    (itself included) and no place within reach has none, -1.
+    """
+    # imported here because it takes a second and few commands need it
+    from sklearn.cluster import DBSCAN
+
+    if len(lat) == 0:
+        return np.zeros(0, dtype=np.int64)
+    clusters = DBSCAN(
+        eps=metres / (EARTH_KM * 1000),
+        min_samples=min_samples,
+        metric="haversine",
+        algorithm="ball_tree",
+    )
+    return np.asarray(clusters.fit_predict(np.radians(np.column_stack([lat, lon]))), dtype=np.int64)
+
+
+def place_centres(lat: Floats, lon: Floats, labels: Ints) -> tuple[Floats, Floats]:
+    """Mean coordinates of each place (places,), over the stays that belong to one."""
+    member = labels >= 0
+    counts = np.bincount(labels[member])
+    return (
+        np.bincount(labels[member], weights=lat[member]) / counts,
+        np.bincount(labels[member], weights=lon[member]) / counts,
     )
 
 
 def _trajectory_folders(path: Path) -> dict[str, Path]:
     base = path / "Data" if (path / "Data").is_dir() else path
     folders = {
-        folder.parent.name: folder
-        for folder in sorted(base.glob("*/Trajectory"))
-        if any(folder.glob("*.plt"))
+        file.parent.parent.name: file.parent for file in sorted(base.glob("*/Trajectory/*.plt"))
     }
     if not folders:
         raise MobatlasError(
@@ -92,87 +184,76 @@ def _trajectory_folders(path: Path) -> dict[str, Path]:
     return folders
 
 
-def read_points(folder: Path) -> tuple[Floats, Floats, Floats, int]:
-    """One person's points sorted by time (lat, lon, seconds since 1970 GMT), and how many lines were left out."""
-    tables, truncated = [], 0
+def _read_points(folder: Path) -> tuple[Floats, Floats, int]:
+    """One person's points (points, 2) by time, seconds since 1970 GMT, and lines left out."""
+    tables = []
+    truncated = 0
     for file in sorted(folder.glob("*.plt")):
         table, skipped = _read_file(file)
         tables.append(table)
         truncated += skipped
-    points = pa.concat_tables(tables)
-    lat = points["lat"].to_numpy()
-    lon = points["lon"].to_numpy()
-    seconds = points["seconds"].to_numpy()
-    good = (np.abs(lat) <= 90) & (np.abs(lon) <= 180) & ~np.isnan(seconds)
+    table = pa.concat_tables(tables)
+    clock = pc.binary_join_element_wise(table["date"], table["time"], " ")
+    moment = pc.strptime(clock, format="%Y-%m-%d %H:%M:%S", unit="s", error_is_null=True)
+    seconds = moment.cast(pa.int64()).cast(pa.float64()).to_numpy()
+    points = np.column_stack([table["lat"].to_numpy(), table["lon"].to_numpy()])
+    good = (np.abs(points) <= [90, 180]).all(1) & ~np.isnan(seconds)
     order = np.argsort(seconds[good], kind="stable")
-    return lat[good][order], lon[good][order], seconds[good][order], truncated + int((~good).sum())
+    return points[good][order], seconds[good][order], truncated + int((~good).sum())
 
 
 def _read_file(file: Path) -> tuple[pa.Table, int]:
-    skipped = 0
+    """The points of one file, and how many truncated lines it has."""
+    skipped: list[pacsv.InvalidRow] = []
 
     def skip(row: pacsv.InvalidRow) -> str:
-        nonlocal skipped
-        skipped += 1
+        skipped.append(row)
         return "skip"
 
     content = file.read_bytes()
     if not content.isascii():
         raise MobatlasError(
-            f"{file}: not a GeoLife track (there are bytes in it that are no text); mend or remove it"
+            f"{file}: not a GeoLife track (it has bytes that are not text); correct or remove it"
         )
-    types = {"lat": pa.float64(), "lon": pa.float64(), "date": pa.string(), "time": pa.string()}
     try:
         table = pacsv.read_csv(
             pa.BufferReader(content),
             pacsv.ReadOptions(skip_rows=HEADER_LINES, column_names=COLUMNS, use_threads=False),
             pacsv.ParseOptions(invalid_row_handler=skip),
-            pacsv.ConvertOptions(column_types=types, include_columns=list(types)),
+            pacsv.ConvertOptions(column_types=TYPES, include_columns=list(TYPES)),
         )
     except pa.ArrowInvalid as error:
         if "Empty CSV file" in str(error):
-            return _points(pa.table({name: pa.array([], kind) for name, kind in types.items()})), 0
+            return pa.schema(TYPES).empty_table(), 0
         raise MobatlasError(
-            f"{file}: not a GeoLife track ({str(error).splitlines()[0]}); mend or remove it"
+            f"{file}: not a GeoLife track ({str(error).splitlines()[0]}); correct or remove it"
         ) from None
-    return _points(table), skipped
+    return table, len(skipped)
 
 
-def _points(table: pa.Table) -> pa.Table:
-    clock = pc.binary_join_element_wise(table["date"], table["time"], " ")
-    moment = pc.strptime(clock, format="%Y-%m-%d %H:%M:%S", unit="s", error_is_null=True)
-    seconds = pc.cast(pc.cast(moment, pa.int64()), pa.float64())
-    return pa.table({"lat": table["lat"], "lon": table["lon"], "seconds": seconds})
+def _tables(stays: dict[str, Stays], options: GeolifeOptions) -> tuple[pa.Table, pa.Table]:
+    """Visits and pois."""
 
+    def joined(name: str) -> Floats:
+        return np.concatenate([getattr(each, name) for each in stays.values()])  # (stays,)
 
-def _tables(found: dict[str, Stays], options: GeolifeOptions) -> tuple[pa.Table, pa.Table]:
-    lat = np.concatenate([stays.lat for stays in found.values()])  # (stays,)
-    lon = np.concatenate([stays.lon for stays in found.values()])
+    lat = joined("lat")
+    lon = joined("lon")
     labels = cluster_places(lat, lon, options.place_metres, options.place_min_stays)
     place_lat, place_lon = place_centres(lat, lon, labels)  # (places,)
-    places = np.array([f"place:{label}" for label in range(len(place_lat))], dtype=object)
-    placed = labels >= 0
-    lat[placed], lon[placed] = place_lat[labels[placed]], place_lon[labels[placed]]
-    ids = np.full(len(labels), None, dtype=object)
-    ids[placed] = places[labels[placed]]
-    users = np.repeat(list(found), [len(stays) for stays in found.values()])
+    places = pa.array([f"place:{label}" for label in range(len(place_lat))], pa.string())
+    has_place = labels >= 0
+    # label -1 picks the last place, which the mask replaces
     visits = {
-        "user_id": users,
-        "poi_id": pa.array(ids, pa.string()),
-        "lat": lat,
-        "lon": lon,
-        "arrival": _local([stays.arrival for stays in found.values()], options.utc_offset_hours),
-        "departure": _local(
-            [stays.departure for stays in found.values()], options.utc_offset_hours
-        ),
+        "user_id": np.repeat(list(stays), [len(each) for each in stays.values()]),
+        "poi_id": places.take(pa.array(labels, mask=~has_place)),
+        "lat": np.where(has_place, place_lat[labels], lat) if len(places) else lat,
+        "lon": np.where(has_place, place_lon[labels], lon) if len(places) else lon,
     }
-    pois = {"poi_id": pa.array(places, pa.string()), "lat": place_lat, "lon": place_lon}
-    return pa.table(visits), pa.table(pois)
-
-
-def _local(seconds: list[Floats], offset_hours: float) -> pa.Array:
-    local = np.concatenate(seconds) + offset_hours * 3600
-    return pa.array(np.rint(local).astype("datetime64[s]")).cast(pa.timestamp("us"))
+    for name in ("arrival", "departure"):
+        local = np.rint(joined(name) + options.utc_offset_hours * 3600).astype("datetime64[s]")
+        visits[name] = pa.array(local).cast(pa.timestamp("us"))
+    return pa.table(visits), pa.table({"poi_id": places, "lat": place_lat, "lon": place_lon})
 
 
 READER = Reader(
@@ -180,6 +261,6 @@ READER = Reader(
     description="GeoLife GPS tracks (.plt), by stay points and DBSCAN places",
     read=read,
     options=GeolifeOptions,
-    # Loggers were switched on for trips: most of a day is unobserved, and few people show both a home and a workplace.
+    # Loggers ran during trips: most of a day is unobserved, and few people show home and work.
     suggests={"quality": {"min_coverage": 0.0}, "anchors": {"require_both": False}},
 )

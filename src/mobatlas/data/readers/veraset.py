@@ -1,4 +1,4 @@
-"""`veraset`: the Visits product of Veraset as distributed through Dewey, one file or a folder of many."""
+"""`veraset`: the Visits product of Veraset as distributed through Dewey, a file or a folder."""
 
 from __future__ import annotations
 
@@ -11,61 +11,55 @@ from ibis import ir
 from pydantic import Field
 
 from mobatlas.config import Section
-from mobatlas.data.prepare.columns import as_number, as_text, nearest_whole
 from mobatlas.data.prepare.engine import Engine
-from mobatlas.data.readers.base import Reader, Source
-from mobatlas.data.readers.geohash import centre
-from mobatlas.data.readers.plain import open_table, require_path
+from mobatlas.data.prepare.steps import first_by
+from mobatlas.data.prepare.tables import as_number, as_text, nearest_whole
+from mobatlas.data.readers.base import Reader, Source, open_table
 from mobatlas.errors import MobatlasError
 from mobatlas.io.tables import require_columns
 
 PLACE_KEYS = ("placekey", "safegraph_place_id")
 CBG_DIGITS = 12
 NAICS_DIGITS = 4  # the industry group, about as fine as TOP_CATEGORY
+GEOHASH_ALPHABET = "0123456789bcdefghjkmnpqrstuvwxyz"
 
 
 class VerasetOptions(Section):
-    """What the Visits product leaves open."""
+    """Where coordinates and categories come from."""
 
-    places: Path | None = (
-        None  # a SafeGraph Places table: placekey or safegraph_place_id, latitude, longitude
-    )
-    naics_digits: int | None = Field(
-        None, ge=2, le=6
-    )  # category by NAICS prefix; None: TOP_CATEGORY, else four digits
+    # a SafeGraph Places table: placekey or safegraph_place_id, latitude, longitude
+    places: Path | None = None
+    # the category is a NAICS prefix; None: TOP_CATEGORY, else four digits
+    naics_digits: int | None = Field(None, ge=2, le=6)
 
 
 def read(path: Path, engine: Engine, options: VerasetOptions) -> Source:
+    """Read visits, and the home region of each device."""
     where = str(path)
-    table = _open(require_path(path), engine)
+    table = _open(path, engine)
     require_columns(where, table.columns, ("caid", "local_timestamp"))
     if not set(PLACE_KEYS) & set(table.columns):
         raise MobatlasError(
-            f"{where}: columns 'placekey' and 'safegraph_place_id' are missing; one must name the POI"
+            f"{where}: columns 'placekey' and 'safegraph_place_id' are missing; "
+            "one must name the POI"
         )
     table, notes = _locate(table, where, engine, options)
-
-    place_id, placekey = (_text(table, name).lower() for name in ("safegraph_place_id", "placekey"))
-    name = _text(table, "location_name").lower()
-
-    def at(kind: str) -> ir.Value:
-        # a shop may be called "Home", but then it has a place id
-        marked = (place_id == kind) | (placekey == kind) | ((name == kind) & place_id.isnull())
-        return marked.fill_null(False)
-
-    is_home, is_work = at("home"), at("work")
+    is_home = _marked(table, "home")
+    is_work = _marked(table, "work")
     poi_id = ibis.coalesce(_text(table, "placekey"), _text(table, "safegraph_place_id"))
     start = _local_time(table.local_timestamp)
     arrival = start
     if table.local_timestamp.type().is_string():
-        # what is not a time stays as it is, so that the door can show it
+        # text that is not a time stays, so that the check of rows can show it
         arrival = ibis.coalesce(start.strftime("%Y-%m-%d %H:%M:%S"), table.local_timestamp)
+    naics = _text(table, "naics_code").substr(0, options.naics_digits or NAICS_DIGITS)
+    top = ibis.null("string") if options.naics_digits else _text(table, "top_category")
     visits = {
         "user_id": table.caid,
         "poi_id": ibis.ifelse(is_home | is_work, ibis.null("string"), poi_id),
         "lat": table.lat,
         "lon": table.lon,
-        "category": _category(table, options.naics_digits),
+        "category": ibis.coalesce(top, naics),
         "arrival": arrival,
         "is_home": is_home,
         "is_work": is_work,
@@ -79,28 +73,35 @@ def read(path: Path, engine: Engine, options: VerasetOptions) -> Source:
     return Source(where=where, visits=table.select(**visits), people=people, notes=tuple(notes))
 
 
+def _marked(table: ir.Table, kind: str) -> ir.Value:
+    """Whether a row is at home or work; a shop called "Home" is not, because it has a place id."""
+    place_id = _text(table, "safegraph_place_id").lower()
+    placekey = _text(table, "placekey").lower()
+    name = _text(table, "location_name").lower()
+    marked = (place_id == kind) | (placekey == kind) | ((name == kind) & place_id.isnull())
+    return marked.fill_null(False)
+
+
 def _open(path: Path, engine: Engine) -> ir.Table:
     if path.is_file():
         return _lower(open_table(path, engine))
-    parquet = any(path.rglob("*.parquet"))
+    has_parquet = any(path.rglob("*.parquet"))
     csv = sorted(
         file for file in path.rglob("*") if file.name.lower().endswith((".csv", ".csv.gz"))
     )
-    if parquet and csv:
-        raise MobatlasError(
-            f"{path}: holds both Parquet and CSV files; keep one kind of the visits in it"
-        )
-    if not parquet and not csv:
-        raise MobatlasError(f"{path}: holds no .parquet, .csv or .csv.gz file")
-    if parquet:
+    if has_parquet and csv:
+        raise MobatlasError(f"{path}: holds both Parquet and CSV files; keep one kind in it")
+    if has_parquet:
         return _lower(open_table(path, engine))
+    if not csv:
+        raise MobatlasError(f"{path}: holds no .parquet, .csv or .csv.gz file")
     tables = [_lower(open_table(file, engine)) for file in csv]
     columns = tables[0].columns
     for file, table in zip(csv, tables, strict=True):
         require_columns(str(file), table.columns, columns)
-    return (
-        tables[0] if len(tables) == 1 else ibis.union(*(table.select(*columns) for table in tables))
-    )
+    if len(tables) == 1:
+        return tables[0]
+    return ibis.union(*(table.select(*columns) for table in tables))
 
 
 def _lower(table: ir.Table) -> ir.Table:
@@ -112,28 +113,22 @@ def _text(table: ir.Table, name: str) -> ir.Value:
 
 
 def _local_time(column: ir.Value) -> ir.Value:
-    """A naive timestamp from seconds, a timestamp, or ISO text (whose offset is left out: the clock is local)."""
+    """A naive timestamp from seconds, a timestamp, or ISO text without its offset."""
     kind = column.type()
     if kind.is_timestamp():
-        # through seconds, because a cast would move a column marked UTC by the zone of the session
+        # through seconds: a cast would shift a column marked UTC by the zone of the session
         return column.epoch_seconds().as_timestamp("s")
     if kind.is_string():
         seconds = column.try_cast("int64")
-        return ibis.ifelse(
-            seconds.notnull(), seconds.as_timestamp("s"), column.substr(0, 19).try_cast("timestamp")
-        )
+        iso = column.substr(0, 19).try_cast("timestamp")
+        return ibis.ifelse(seconds.notnull(), seconds.as_timestamp("s"), iso)
     return column.cast("int64").as_timestamp("s")
-
-
-def _category(table: ir.Table, digits: int | None) -> ir.Value:
-    naics = _text(table, "naics_code").substr(0, digits or NAICS_DIGITS)
-    return naics if digits else ibis.coalesce(_text(table, "top_category"), naics)
 
 
 def _locate(
     table: ir.Table, where: str, engine: Engine, options: VerasetOptions
 ) -> tuple[ir.Table, list[str]]:
-    """The table with lat and lon: the delivery's own, else of the places table, else the centre of the geohash cell."""
+    """Add lat and lon: of the delivery, else of the places table, else of the geohash cell."""
     if {"latitude", "longitude"} <= set(table.columns):
         return table.rename(lat="latitude", lon="longitude"), []
     if options.places is None and "geohash_5" not in table.columns:
@@ -141,7 +136,8 @@ def _locate(
             f"{where}: columns 'latitude' and 'longitude' are missing, and so is 'geohash_5'; "
             "give the reader option places, a table of placekey, latitude and longitude"
         )
-    origins, notes = [], []
+    origins = []
+    notes = []
     if options.places is not None:
         table = _join_places(table, where, engine, options.places)
         origins.append("place")
@@ -153,10 +149,11 @@ def _locate(
         notes.append(
             f"{rest}coordinates are centres of GEOHASH_5 cells, up to about 2.4 km off either way"
         )
-    lat, lon = (
-        ibis.coalesce(*(table[f"{origin}_{axis}"] for origin in origins)) for axis in ("lat", "lon")
-    )
-    return table.mutate(lat=lat, lon=lon), notes
+    coordinates = {
+        axis: ibis.coalesce(*(table[f"{origin}_{axis}"] for origin in origins))
+        for axis in ("lat", "lon")
+    }
+    return table.mutate(**coordinates), notes
 
 
 def _join_places(table: ir.Table, where: str, engine: Engine, path: Path) -> ir.Table:
@@ -170,41 +167,52 @@ def _join_places(table: ir.Table, where: str, engine: Engine, path: Path) -> ir.
     named = places.select(
         place=as_text(places[key]), lat=as_number(places.latitude), lon=as_number(places.longitude)
     )
-    # a places table may hold several releases of the same place, a few metres apart
+    # a places table may list several releases of one place, a few metres apart
     once = named.group_by("place").agg(place_lat=named.lat.max(), place_lon=named.lon.max())
     return table.left_join(once, as_text(table[key]) == once.place)
 
 
 def _join_cells(table: ir.Table, engine: Engine) -> ir.Table:
-    found = engine.collect(table.select(cell=as_text(table.geohash_5)).distinct())[
-        "cell"
-    ].to_pylist()
-    centres = {cell: middle for cell in found if cell and (middle := centre(cell))}
-    cells = {
-        "cell": pa.array(list(centres), pa.string()),
-        "cell_lat": pa.array([lat for lat, _ in centres.values()], pa.float64()),
-        "cell_lon": pa.array([lon for _, lon in centres.values()], pa.float64()),
-    }
+    distinct = engine.collect(table.select(cell=as_text(table.geohash_5)).distinct())
+    centres = {cell: geohash_centre(cell) for cell in distinct["cell"].to_pylist() if cell}
+    rows = [
+        {"cell": cell, "cell_lat": centre[0], "cell_lon": centre[1]}
+        for cell, centre in centres.items()
+        if centre
+    ]
+    types = {"cell": pa.string(), "cell_lat": pa.float64(), "cell_lon": pa.float64()}
     path = engine.work / "source_cells.parquet"
-    pq.write_table(pa.table(cells), path)
+    pq.write_table(pa.Table.from_pylist(rows, pa.schema(types)), path)
     decoded = engine.read(path)
     return table.left_join(decoded, as_text(table.geohash_5) == decoded.cell)
 
 
+def geohash_centre(geohash: str) -> tuple[float, float] | None:
+    """Latitude and longitude of the middle of a cell; None where the text is not a geohash."""
+    codes = [GEOHASH_ALPHABET.find(letter) for letter in geohash.strip().lower()]
+    if not codes or min(codes) < 0:
+        return None
+    # bits alternate between the axes, and the first one halves the longitude
+    bounds = [[-180.0, 180.0], [-90.0, 90.0]]
+    bits = "".join(f"{code:05b}" for code in codes)
+    for number, bit in enumerate(bits):
+        axis = bounds[number % 2]
+        axis[0 if bit == "1" else 1] = sum(axis) / 2
+    return sum(bounds[1]) / 2, sum(bounds[0]) / 2
+
+
 def _home_regions(homes: ir.Table) -> ir.Table:
-    """The block group of most of a device's home visits; the smallest id where several tie."""
+    """The block group of most home visits of a device; ties are broken by id."""
     named = homes.select(user_id=homes.caid, home_cbg=_block_group(homes.census_block_group))
     named = named.filter(named.home_cbg.notnull())
     counted = named.group_by("user_id", "home_cbg").agg(n=named.count())
-    order = [counted.n.desc(), counted.home_cbg]
-    ranked = counted.mutate(place=ibis.row_number().over(group_by="user_id", order_by=order))
-    return ranked.filter(ranked.place == 0).select("user_id", "home_cbg")
+    return first_by(counted, "user_id", [counted.n.desc(), counted.home_cbg]).drop("n")
 
 
 def _block_group(column: ir.Value) -> ir.Value:
     if column.type().is_numeric():
         column = column.cast("int64")
-    digits = as_text(as_text(column).re_replace(r"\.0$", ""))  # a column that once was a float
+    digits = as_text(as_text(column).re_replace(r"\.0$", ""))  # of a column that was a float
     return ibis.ifelse(digits.length() < CBG_DIGITS, digits.lpad(CBG_DIGITS, "0"), digits)
 
 
@@ -213,6 +221,6 @@ READER = Reader(
     description="Veraset Visits, as distributed through Dewey",
     read=read,
     options=VerasetOptions,
-    # MINIMUM_DWELL is a lower bound, so coverage means nothing; and homes are marked, but seldom workplaces.
+    # MINIMUM_DWELL is a lower bound, so coverage means nothing; workplaces are seldom marked.
     suggests={"quality": {"min_coverage": 0.0}, "anchors": {"require_both": False}},
 )

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import DAY, TrajectoryDataset
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.schema import DAY
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories, monday
 from mobatlas.data.vocabulary import BOS, EOS, HOME, PAD
 from mobatlas.errors import MobatlasError

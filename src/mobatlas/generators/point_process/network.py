@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mobatlas.data.dataset import DAY, TrajectoryDataset
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.schema import DAY
 from mobatlas.data.vocabulary import EOS, HOME
 from mobatlas.generators.sequence.network import CausalTransformer, TransformerConfig, token_nats
 from mobatlas.groups import Groups
