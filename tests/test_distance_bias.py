@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mobatlas.data.vocabulary import FIRST_POI, HOME, SCHEMA, SPECIALS, Vocabulary
+from mobatlas.data.vocabulary import FIRST_POI, HOME, SPECIALS, VOCABULARY_SCHEMA, Vocabulary
 from mobatlas.generators.latent_diffusion.config import DenoiserConfig
 from mobatlas.generators.latent_diffusion.dit import DiT
 from mobatlas.generators.layers import KNOTS, DistanceBias, previous_tokens, with_end
@@ -33,7 +33,9 @@ def line(places: int = PLACES) -> Vocabulary:
         "visits": [1] * (n + places),
     }
     return Vocabulary(
-        pa.table({name: pa.array(values) for name, values in columns.items()}).cast(SCHEMA)
+        pa.table({name: pa.array(values) for name, values in columns.items()}).cast(
+            VOCABULARY_SCHEMA
+        )
     )
 
 

@@ -33,7 +33,15 @@ from bench.runner import Experiment
 from bench.survey import DIARY
 from mobatlas import MobatlasError, TrajectoryDataset, prepare
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, SCHEMA, SPECIALS, WORK, Vocabulary
+from mobatlas.data.vocabulary import (
+    FIRST_POI,
+    HOME,
+    OTHER,
+    SPECIALS,
+    VOCABULARY_SCHEMA,
+    WORK,
+    Vocabulary,
+)
 from mobatlas.evaluation.metrics import travel_distance
 from mobatlas.groups import Groups
 from mobatlas.regions.build import RegionsOptions
@@ -48,7 +56,9 @@ def test_travel_distance_is_that_between_known_places() -> None:
     ]
     rows.append((FIRST_POI, "park", 40.0, 10.0, "leisure", 5))
     vocabulary = Vocabulary(
-        pa.Table.from_arrays([pa.array(c) for c in zip(*rows, strict=True)], schema=SCHEMA)
+        pa.Table.from_arrays(
+            [pa.array(c) for c in zip(*rows, strict=True)], schema=VOCABULARY_SCHEMA
+        )
     )
     anchors = np.array([[41.0, 10.0, np.nan, np.nan], [41.0, 10.0, 40.0, 10.0]])
     tokens = np.array([HOME, OTHER, FIRST_POI, HOME, HOME, WORK], dtype=np.int32)

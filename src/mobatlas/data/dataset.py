@@ -17,8 +17,7 @@ from mobatlas.config import SplitConfig, WindowConfig, build
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.prepare.sequences import SEQUENCES, SPLITS, WIDE
 from mobatlas.data.schema import ANCHORS, DAY
-from mobatlas.data.vocabulary import PAD, Vocabulary
-from mobatlas.data.vocabulary import SCHEMA as VOCABULARY
+from mobatlas.data.vocabulary import PAD, VOCABULARY_SCHEMA, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import (
@@ -111,7 +110,7 @@ class TrajectoryDataset:
             or not all(_within(part, len(self.vocabulary)) for part in self._tokens if is_small)
             or self.lengths.min() < 1
             or self.anchors.shape != (people, len(ANCHORS))
-            or self.vocabulary.table.schema != VOCABULARY
+            or self.vocabulary.table.schema != VOCABULARY_SCHEMA
             or not set(self.region_columns) <= set(self.people.column_names)
             or not self.windows
             or (self.groups is not None and not len(self.groups))
@@ -274,8 +273,7 @@ class TrajectoryDataset:
             table = read_parquet(path)
             row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
             users = self.people["user_id"]
-            numbers = [row.get(user) for user in users.to_pylist()]
-            aligned = table.take(pa.array(numbers, pa.int64()))
+            aligned = table.take(pa.array(map(row.get, users.to_pylist()), pa.int64()))
             column = aligned.schema.get_field_index("user_id")
             labels = aligned.set_column(column, "user_id", users.cast(pa.string()))
             names = self.groups.attribute_names if self.groups is not None else ()
@@ -289,8 +287,7 @@ class TrajectoryDataset:
         labels = self.labels()
         if labels is None or self.groups is None:
             raise MobatlasError(f"{self.path}: this dataset has no labels")
-        names = self.groups.attribute_names
-        return self.groups.codes({name: labels[name].to_pylist() for name in names})
+        return self.groups.codes(labels.select(self.groups.attribute_names).to_pydict())
 
 
 @lru_cache(maxsize=4)
@@ -310,8 +307,8 @@ def split_thresholds(config: SplitConfig) -> tuple[str, str]:
 def split_by_hash(user_ids: Sequence[str], config: SplitConfig) -> Ints:
     """The split of each user id: 0 train, 1 val, 2 test."""
     val, test = split_thresholds(config)
-    salted = [f"{config.salt}:{user}".encode() for user in user_ids]
-    hashes = [hashlib.md5(user, usedforsecurity=False).hexdigest()[:8] for user in salted]
+    salted = (f"{config.salt}:{user}".encode() for user in user_ids)
+    hashes = [hashlib.md5(each, usedforsecurity=False).hexdigest()[:8] for each in salted]
     digests = np.array(hashes, dtype="U8")
     return (digests >= val).astype(np.int64) + (digests >= test).astype(np.int64)
 

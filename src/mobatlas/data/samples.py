@@ -154,22 +154,20 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
     if times is not None:
         since_monday = DAY * monday(times[0][rows.starts] // DAY)  # (trajectories,)
         arrivals = times[0][is_visit] - np.repeat(since_monday, np.diff(offsets))
-        departures = np.maximum.reduceat(times[1], np.flatnonzero(is_visit))
-        stays = departures - times[0][is_visit]
+        stays = np.maximum.reduceat(times[1], np.flatnonzero(is_visit)) - times[0][is_visit]
     warnings = [
         *_place_warnings(file.path, places, unknown),
         *_anchor_warnings(file, tokens),
         *file.warnings,
     ]
-    if group_codes is not None and (group_codes < 0).any():
-        without = int(np.count_nonzero(group_codes < 0))
-        if without == len(group_codes):
-            group_codes = None
-        else:
-            warnings.append(
-                f"{file.path}: {without:,} of {len(group_codes):,} trajectories have no group "
-                "and are left out"
-            )
+    without = 0 if group_codes is None else int(np.count_nonzero(group_codes < 0))
+    if without == len(rows.starts):
+        group_codes = None
+    elif without:
+        warnings.append(
+            f"{file.path}: {without:,} of {len(rows.starts):,} trajectories have no group "
+            "and are left out"
+        )
     return Samples(
         path=file.path,
         trajectories=Trajectories(tokens, offsets, anchors, arrivals, stays),
@@ -278,18 +276,15 @@ class _Rows:
         same = np.diff(number[order]) == 0
         rows = cls(file, names, order, same, np.flatnonzero(np.append(True, ~same)))
         if len(keys) == 2:
-            rows.refuse(np.diff(keys[0][order]) == 0, f"has one position twice; {RENUMBER}")
+            repeated = same & (np.diff(keys[0][order]) == 0)
+            rows.refuse(repeated, f"has one position twice; {RENUMBER}")
         return rows
 
     def refuse(self, wrong: Flags, sentence: str) -> None:
-        """Name the first trajectory with two neighbouring rows that are wrong."""
-        pairs = np.flatnonzero(self.same & wrong)
-        if len(pairs):
-            self._refuse_row(pairs[0], sentence)
-
-    def _refuse_row(self, row: int, sentence: str) -> None:
-        name = self.names[int(self.order[row])].as_py()
-        raise MobatlasError(f"{self.file.path}: trajectory {name} {sentence}")
+        """Name the trajectory of the first wrong row."""
+        if wrong.any():
+            name = self.names[int(self.order[np.argmax(wrong)])].as_py()
+            raise MobatlasError(f"{self.file.path}: trajectory {name} {sentence}")
 
     def times(self) -> tuple[Ints, Ints] | None:
         """Arrivals and departures in seconds, None unless the file has all of them."""
@@ -306,10 +301,9 @@ class _Rows:
         arrivals, departures = (
             column.cast(pa.int64()).to_numpy()[self.order] // MICROSECONDS for column in columns
         )  # (rows,) each
-        self.refuse(np.diff(arrivals) < 0, "has visits out of order; order them by arrival")
-        if (departures < arrivals).any():
-            row = int(np.argmax(departures < arrivals))
-            self._refuse_row(row, "leaves a visit before it arrives; correct its times")
+        backwards = self.same & (np.diff(arrivals) < 0)
+        self.refuse(backwards, "has visits out of order; order them by arrival")
+        self.refuse(departures < arrivals, "leaves a visit before it arrives; correct its times")
         return arrivals, departures
 
     def group_codes(self, groups: Groups) -> Ints:
@@ -321,7 +315,7 @@ class _Rows:
             raise MobatlasError(f"{self.file.path}: column 'group': {error}") from None
         rows = pc.fill_null(names.indices, -1).to_numpy()[self.order]
         codes = np.array([*numbers, -1])[rows]  # (rows,)
-        self.refuse(np.diff(codes) != 0, f"has two groups; {RENUMBER}")
+        self.refuse(self.same & (np.diff(codes) != 0), f"has two groups; {RENUMBER}")
         return codes[self.starts]
 
 

@@ -22,7 +22,7 @@ OTHER: Final = 6
 FIRST_POI: Final = 7
 SPECIALS: Final = ("<pad>", "<bos>", "<eos>", "<mask>", "HOME", "WORK", "OTHER")
 
-SCHEMA = pa.schema(
+VOCABULARY_SCHEMA = pa.schema(
     [
         ("token", pa.int32()),
         ("poi_id", pa.string()),
@@ -41,7 +41,7 @@ class Vocabulary:
     Parameters
     ----------
     table
-        One row per token, in order, with the columns of `SCHEMA`.
+        One row per token, in order, with the columns of `VOCABULARY_SCHEMA`.
 
     Examples
     --------
@@ -93,5 +93,6 @@ def build_vocabulary(places: pa.Table) -> Vocabulary:
         }
     )
     tokens = pa.array(range(FIRST_POI, FIRST_POI + places.num_rows), pa.int32())
-    pois = places.append_column("token", tokens).select(SCHEMA.names)
-    return Vocabulary(pa.concat_tables([specials.cast(SCHEMA), pois.cast(SCHEMA)]).combine_chunks())
+    pois = places.append_column("token", tokens).select(VOCABULARY_SCHEMA.names)
+    parts = [table.cast(VOCABULARY_SCHEMA) for table in (specials, pois)]
+    return Vocabulary(pa.concat_tables(parts).combine_chunks())

@@ -17,7 +17,7 @@ from mobatlas.config import build
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
-from mobatlas.data.vocabulary import FIRST_POI, SCHEMA, SPECIALS, Vocabulary
+from mobatlas.data.vocabulary import FIRST_POI, SPECIALS, VOCABULARY_SCHEMA, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.protocol import Generator, family_of, generator_names
 from mobatlas.groups import Groups
@@ -226,7 +226,7 @@ def save_model(folder: Path, generator: Generator, name: str, dataset: Trajector
     config = generator.config.model_dump(mode="json")
     write_json(folder / CONFIG, {"generator": name, "config": config, "groups": groups})
     write_json(folder / LENGTHS, {"counts": length_counts(dataset, generator.max_length).tolist()})
-    write_parquet(folder / VOCABULARY, SCHEMA, generator.vocabulary.table.to_batches())
+    write_parquet(folder / VOCABULARY, VOCABULARY_SCHEMA, generator.vocabulary.table.to_batches())
     generator.save(folder)
 
 
@@ -306,7 +306,7 @@ def _vocabulary(path: Path) -> Vocabulary:
     except (OSError, pa.ArrowInvalid):
         raise MobatlasError(f"{path}: not a readable Parquet file; train the model again") from None
     if (
-        not table.schema.equals(SCHEMA)
+        not table.schema.equals(VOCABULARY_SCHEMA)
         or table["token"].to_pylist() != list(range(table.num_rows))
         or tuple(table["poi_id"].slice(0, FIRST_POI).to_pylist()) != SPECIALS
     ):

@@ -140,8 +140,7 @@ class Tables:
     def __init__(self, places: Places, behaviour: Behaviour) -> None:
         self.places = places
         self.behaviour = behaviour
-        size = behaviour.tilt.size * len(places.cells) * 8
-        self.is_cached = size <= self.CACHE_BYTES
+        self.is_cached = (behaviour.tilt.size * len(places.cells) * 8) <= self.CACHE_BYTES
         self.cache: dict[int, Floats] = {}
 
     def explore(self, group: int, cells: Ints, categories: Ints, rng: np.random.Generator) -> Ints:

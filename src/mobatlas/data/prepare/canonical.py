@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
+from typing import NamedTuple
 
 import ibis
 from ibis import ir
@@ -46,8 +47,7 @@ class RowCounts:
         return self.rows - self.missing_coordinates - self.not_poi - self.invalid
 
 
-@dataclass(frozen=True)
-class _Fault:
+class _Fault(NamedTuple):
     """A reason why a row cannot be true."""
 
     rows: ir.Value  # boolean

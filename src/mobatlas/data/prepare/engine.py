@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import duckdb
 import ibis
@@ -30,28 +30,6 @@ SPARK_SETTINGS = {
 MORE_MEMORY = "raise memory_limit, or on a cluster --driver-memory and --executor-memory"
 
 
-class Engine(Protocol):
-    """A place to evaluate expressions in bounded memory."""
-
-    name: str
-    work: Path
-
-    def read(self, path: Path) -> ir.Table:
-        """A Parquet file or folder, or a CSV file (every column text)."""
-
-    def stage(self, expression: ir.Table, name: str) -> ir.Table:
-        """Evaluate once and keep the rows on disk."""
-
-    def collect(self, expression: ir.Table) -> pa.Table:
-        """A small result."""
-
-    def sorted_batches(self, expression: ir.Table, by: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """A large result in order, one batch at a time."""
-
-    def close(self) -> None:
-        """Release what the engine holds."""
-
-
 class DuckDBEngine:
     """DuckDB in this process; it spills into the work folder beyond its memory limit."""
 
@@ -68,6 +46,7 @@ class DuckDBEngine:
         self._sources: dict[Path, str] = {}  # the user's paths, and the patterns DuckDB reads
 
     def read(self, path: Path) -> ir.Table:
+        """A Parquet file or folder, or a CSV file (every column text)."""
         is_folder = path.is_dir()
         pattern = str(path / "**" / "*.parquet" if is_folder else as_parquet(path, self.work))
         self._sources[path] = pattern
@@ -76,16 +55,19 @@ class DuckDBEngine:
             return self._backend.read_parquet(pattern, **options)
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
+        """Evaluate once and keep the rows on disk."""
         path = self.work / f"{name}.parquet"
         with self._naming_damaged_files():
             self._backend.to_parquet(expression, path, compression="lz4_raw")
         return self._backend.read_parquet(str(path))
 
     def collect(self, expression: ir.Table) -> pa.Table:
+        """A small result."""
         with self._naming_damaged_files():
             return self._backend.to_pyarrow(expression)
 
     def sorted_batches(self, expression: ir.Table, by: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """A large result in order, one batch at a time."""
         # not `to_pyarrow_batches`: Ibis 12 calls a method that DuckDB 2 no longer has
         query = str(self._backend.compile(expression.order_by(list(by))))
         yield from self._backend.con.sql(query).to_arrow_reader(BATCH_ROWS)
@@ -103,11 +85,12 @@ class DuckDBEngine:
             raise
 
     def close(self) -> None:
+        """Release what the engine holds."""
         self._backend.disconnect()
 
 
 class SparkEngine:
-    """A Spark session: local by default, or on a cluster as Spark is configured."""
+    """As DuckDBEngine on a Spark session: local by default, or on a cluster as configured."""
 
     name = "spark"
 
@@ -167,7 +150,8 @@ class SparkEngine:
         return path
 
 
-ENGINES = {"duckdb": DuckDBEngine, "spark": SparkEngine}
+Engine = DuckDBEngine | SparkEngine
+ENGINES: dict[str, type[Engine]] = {"duckdb": DuckDBEngine, "spark": SparkEngine}
 
 
 def open_engine(name: str, work: Path, memory_limit: str = "2GB") -> Engine:
@@ -182,8 +166,7 @@ def open_engine(name: str, work: Path, memory_limit: str = "2GB") -> Engine:
 
 def one(engine: Engine, expression: ir.Table) -> dict[str, Any]:
     """The single row of an aggregate."""
-    row: dict[str, Any] = engine.collect(expression).to_pylist()[0]
-    return row
+    return dict(engine.collect(expression).to_pylist()[0])
 
 
 def _file_url(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
@@ -76,45 +76,41 @@ def canonical_people(source: Source, columns: PeopleColumns, engine: Engine) -> 
     table = source.people
     if table is None:
         return None
-    where = source.people_where
     present = [name for name in ANCHORS if name in table.columns]
-    missing = [name for name in ANCHORS if name not in table.columns]
-    people = table.select(
+    refuse_bad_rows(table, source.people_where, "user_id", present, engine)
+    anchors = {name: as_number(table[name]) for name in present}
+    return table.select(
         user_id=as_text(table.user_id),
-        **{name: as_number(table[name]) for name in present},
-        **{f"raw_{name}": table[name] for name in present},
-        **{name: ibis.null("float64") for name in missing},
+        **{name: anchors.get(name, ibis.null("float64")) for name in ANCHORS},
         **{inside: as_text(table[name]) for name, inside in columns.inside.items()},
     )
-    faults = {}
-    for name in present:
-        limit = 90 if name.endswith("lat") else 180
-        faults[f"outside_{name}"] = (people[name].abs() > limit).fill_null(False)
-        faults[f"word_{name}"] = people[name].isnull() & is_word(people[f"raw_{name}"])
-    counts = one(
-        engine,
-        people.aggregate(
-            rows=people.count(),
-            distinct=people.user_id.nunique(),
-            **{fault: rows.sum() for fault, rows in faults.items()},
-        ),
+
+
+def refuse_bad_rows(
+    table: ir.Table, where: str, key: str, coordinates: Sequence[str], engine: Engine
+) -> None:
+    """Refuse a table with repeated or empty keys, or with coordinates that are no degrees."""
+    rows = table.select(
+        key=as_text(table[key]),
+        **{name: as_number(table[name]) for name in coordinates},
+        **{f"raw_{name}": table[name] for name in coordinates},
     )
+    faults = {"rows": rows.count(), "distinct": rows.key.nunique()}
+    for name in coordinates:
+        limit = 90 if name.endswith("lat") else 180
+        is_word_here = rows[name].isnull() & is_word(rows[f"raw_{name}"])
+        faults[name] = ((rows[name].abs() > limit).fill_null(False) | is_word_here).sum()
+    counts = one(engine, rows.aggregate(**faults))
     if counts["rows"] != counts["distinct"]:
         raise MobatlasError(
-            f"{where}: column 'user_id' is empty or repeated in some rows; give each person one row"
+            f"{where}: column '{key}' is empty or repeated in some rows; give each one row"
         )
-    for name in present:
-        outside = counts[f"outside_{name}"]
-        words = counts[f"word_{name}"]
-        if outside:
+    for name in coordinates:
+        if counts[name]:
             raise MobatlasError(
-                f"{where}: column '{name}' is outside the globe in {outside:,} rows; correct them"
+                f"{where}: column '{name}' holds no degrees on the globe in {counts[name]:,} rows; "
+                "correct them, or leave them empty"
             )
-        if words:
-            raise MobatlasError(
-                f"{where}: column '{name}' is not a number in {words:,} rows; leave them empty"
-            )
-    return people.drop(*(f"raw_{name}" for name in present))
 
 
 def require_known_people(users: ir.Table, people: ir.Table, source: Source, engine: Engine) -> int:

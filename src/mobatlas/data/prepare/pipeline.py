@@ -24,16 +24,16 @@ from mobatlas.data.prepare.people import (
     canonical_people,
     find_groups,
     join_people,
+    refuse_bad_rows,
     require_known_people,
     sort_columns,
 )
 from mobatlas.data.prepare.sequences import SplitCounts, write_sequences
-from mobatlas.data.prepare.tables import as_number, as_text, is_word
+from mobatlas.data.prepare.tables import as_number, as_text
 from mobatlas.data.readers import READERS
 from mobatlas.data.readers.base import Source, require_path
 from mobatlas.data.schema import ANCHORS, POIS_REQUIRED
-from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary
-from mobatlas.data.vocabulary import SCHEMA as VOCABULARY_SCHEMA
+from mobatlas.data.vocabulary import FIRST_POI, VOCABULARY_SCHEMA, build_vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import write_json, write_parquet
@@ -127,8 +127,7 @@ def prepare_config(
     where: str = "prepare",
 ) -> PrepareConfig:
     """Merge the defaults, the values that suit the source, and those of the user."""
-    suggested = READERS.get_entry(format).suggests
-    return build(PrepareConfig, merge(suggested, values or {}), where)
+    return build(PrepareConfig, merge(READERS.get_entry(format).suggests, values or {}), where)
 
 
 def prepare(
@@ -230,8 +229,7 @@ def _run(
     tracker.step(5, "windows")
     origins = None
     if config.window.origin == "user":
-        first_days = days.group_by("user").aggregate(origin=days.day.min())
-        origins = engine.stage(first_days, "origins")
+        origins = engine.stage(days.group_by("user").aggregate(origin=days.day.min()), "origins")
     days_of_windows = steps.in_windows(days, origins, config.window)
     judged = steps.judge_windows(days_of_windows, observed.users, config)
     windows = engine.stage(judged, "windows")
@@ -335,31 +333,14 @@ def _write_vocabulary(
 def _with_poi_table(places: ir.Table, pois: ir.Table, where: str, engine: Engine) -> ir.Table:
     """Prefer coordinates and category of the source's table of POIs."""
     require_columns(where, pois.columns, POIS_REQUIRED)
-    table = pois.select(
+    refuse_bad_rows(pois, where, "poi_id", ("lat", "lon"), engine)
+    described = pois.select(
         poi_id=as_text(pois.poi_id),
         poi_lat=as_number(pois.lat),
         poi_lon=as_number(pois.lon),
         poi_category=as_text(pois.category) if "category" in pois.columns else ibis.null("string"),
-        raw_lat=pois.lat,
-        raw_lon=pois.lon,
     )
-    bad_lat = (table.poi_lat.abs() > 90).fill_null(False)
-    bad_lon = (table.poi_lon.abs() > 180).fill_null(False)
-    lat_word = table.poi_lat.isnull() & is_word(table.raw_lat)
-    lon_word = table.poi_lon.isnull() & is_word(table.raw_lon)
-    wrong = bad_lat | bad_lon | lat_word | lon_word
-    facts = {"rows": table.count(), "distinct": table.poi_id.nunique(), "wrong": wrong.sum()}
-    counts = one(engine, table.aggregate(**facts))
-    if counts["rows"] != counts["distinct"]:
-        raise MobatlasError(
-            f"{where}: column 'poi_id' is empty or repeated in some rows; give each POI one row"
-        )
-    if counts["wrong"]:
-        raise MobatlasError(
-            f"{where}: columns 'lat' and 'lon' are no place on the globe in "
-            f"{counts['wrong']:,} rows; correct them"
-        )
-    joined = places.left_join(table.drop("raw_lat", "raw_lon"), "poi_id")
+    joined = places.left_join(described, "poi_id")
     preferred = {
         name: ibis.coalesce(joined[f"poi_{name}"], joined[name])
         for name in ("category", "lat", "lon")

@@ -114,8 +114,7 @@ def infer_anchors(visits: ir.Table, config: AnchorConfig, which: tuple[str, ...]
     away = office.left_join(home, "user").filter(
         lambda t: t.home_poi.isnull() | (t.home_poi != t.poi)
     )
-    work = _modal_place(away, config.min_days).rename(work_poi="poi")
-    joined = home.outer_join(work, "user")
+    joined = home.outer_join(_modal_place(away, config.min_days).rename(work_poi="poi"), "user")
     return joined.select(
         user=ibis.coalesce(joined.user, joined.user_right), home_poi="home_poi", work_poi="work_poi"
     )

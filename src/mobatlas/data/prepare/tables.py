@@ -122,8 +122,7 @@ def csv_header(path: Path) -> tuple[list[str], str]:
     names = next(csv.reader([first.rstrip("\r\n")], delimiter=delimiter), [])
     if not any(name.strip() for name in names):
         raise MobatlasError(f"{path}: the first line names no columns")
-    if len(set(names)) != len(names):
-        raise MobatlasError(f"{path}: two columns have the same name in the first line")
+    refuse_duplicate_columns(str(path), names)
     return names, delimiter
 
 

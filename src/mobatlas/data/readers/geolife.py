@@ -6,10 +6,10 @@ are GMT in the files; one offset makes them local, so the few trips outside Chin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
@@ -39,39 +39,26 @@ class GeolifeOptions(Section):
     place_min_stays: int = Field(1, ge=1)  # a stay with fewer stays nearby is dropped
 
 
-@dataclass(frozen=True)
-class Stays:
-    """The stays of one person in order of time; every array has one element per stay."""
-
-    lat: Floats  # mean of the stay's points
-    lon: Floats
-    arrival: Floats  # seconds, of the first point
-    departure: Floats  # seconds, of the last point
-    points: Ints  # how many points the stay has
-
-    def __len__(self) -> int:
-        return len(self.lat)
-
-
 def read(path: Path, engine: Engine, options: GeolifeOptions) -> Source:
     """Detect the stays of every person and cluster them into places."""
-    people = _trajectory_folders(path)
-    stays: dict[str, Stays] = {}
+    folders = _trajectory_folders(path)
+    by_person = {}
     skipped = 0
-    for user, folder in people.items():
+    for user, folder in folders.items():
         points, seconds, skipped_here = _read_points(folder)
         skipped += skipped_here
-        stays[user] = detect_stays(
+        by_person[user] = detect_stays(
             points,
             seconds,
             metres=options.stay_metres,
             min_seconds=options.stay_minutes * 60,
             max_gap=options.max_gap_minutes * 60,
         )
-    if not sum(map(len, stays.values())):
+    stays = pd.concat(by_person, names=["user_id"]).reset_index("user_id")
+    if stays.empty:
         raise MobatlasError(
             f"{path}: no stay of {options.stay_minutes:g} minutes within "
-            f"{options.stay_metres:g} m in the tracks of {len(people)} people; "
+            f"{options.stay_metres:g} m in the tracks of {len(folders)} people; "
             "lower the reader options stay_minutes or raise stay_metres"
         )
     visits, pois = _tables(stays, options)
@@ -82,7 +69,7 @@ def read(path: Path, engine: Engine, options: GeolifeOptions) -> Source:
         tables[name] = engine.read(file)
     notes = [
         f"{visits.num_rows:,} stays at {pois.num_rows:,} places, "
-        f"from the tracks of {len(people):,} people"
+        f"from the tracks of {len(folders):,} people"
     ]
     if skipped:
         notes.append(
@@ -93,7 +80,7 @@ def read(path: Path, engine: Engine, options: GeolifeOptions) -> Source:
 
 def detect_stays(
     points: Floats, seconds: Floats, metres: float, min_seconds: float, max_gap: float = np.inf
-) -> Stays:
+) -> pd.DataFrame:
     """Stays of one person whose points (points, 2) are sorted by time.
 
     From an anchor point the stay lasts while points lie within `metres` of the anchor. It counts if
@@ -101,6 +88,9 @@ def detect_stays(
     after it; otherwise the next point is the anchor. A gap of up to `max_gap` seconds between two
     points near the anchor belongs to the stay, because loggers lose the signal indoors. A longer
     gap ends it, because the person may have been anywhere.
+
+    Returns one row per stay: mean `lat` and `lon` of its points, `arrival` and `departure` in
+    seconds, and the number of `points`.
     """
     n = len(seconds)
     gaps = np.flatnonzero(np.diff(seconds) > max_gap) + 1  # first points after a gap
@@ -123,8 +113,12 @@ def detect_stays(
             bounds.append((start, end))
             position = int(np.searchsorted(candidates, end))
     starts, ends = np.array(bounds, dtype=np.int64).reshape(-1, 2).T
-    means = [np.array([axis[a:b].mean() for a, b in bounds], np.float64) for axis in points.T]
-    return Stays(*means, seconds[starts], seconds[ends - 1], ends - starts)
+    columns = {
+        name: np.array([axis[start:end].mean() for start, end in bounds], np.float64)
+        for name, axis in zip(("lat", "lon"), points.T, strict=True)
+    }
+    times = {"arrival": seconds[starts], "departure": seconds[ends - 1]}
+    return pd.DataFrame({**columns, **times, "points": ends - starts})
 
 
 def _first_far_point(points: Floats, look_until: int, metres: float) -> int:
@@ -231,29 +225,26 @@ def _read_file(file: Path) -> tuple[pa.Table, int]:
     return table, len(skipped)
 
 
-def _tables(stays: dict[str, Stays], options: GeolifeOptions) -> tuple[pa.Table, pa.Table]:
+def _tables(stays: pd.DataFrame, options: GeolifeOptions) -> tuple[pa.Table, pa.Table]:
     """Visits and pois."""
-
-    def joined(name: str) -> Floats:
-        return np.concatenate([getattr(each, name) for each in stays.values()])  # (stays,)
-
-    lat = joined("lat")
-    lon = joined("lon")
+    lat = stays["lat"].to_numpy()
+    lon = stays["lon"].to_numpy()
     labels = cluster_places(lat, lon, options.place_metres, options.place_min_stays)
-    place_lat, place_lon = place_centres(lat, lon, labels)  # (places,)
-    places = pa.array([f"place:{label}" for label in range(len(place_lat))], pa.string())
+    centres = place_centres(lat, lon, labels)  # (places,) each
+    places = pa.array([f"place:{label}" for label in range(len(centres[0]))], pa.string())
     has_place = labels >= 0
-    # label -1 picks the last place, which the mask replaces
     visits = {
-        "user_id": np.repeat(list(stays), [len(each) for each in stays.values()]),
+        "user_id": pa.array(stays["user_id"], pa.string()),
         "poi_id": places.take(pa.array(labels, mask=~has_place)),
-        "lat": np.where(has_place, place_lat[labels], lat) if len(places) else lat,
-        "lon": np.where(has_place, place_lon[labels], lon) if len(places) else lon,
+        "lat": lat.copy(),
+        "lon": lon.copy(),
     }
+    for name, centre in zip(("lat", "lon"), centres, strict=True):
+        visits[name][has_place] = centre[labels[has_place]]
     for name in ("arrival", "departure"):
-        local = np.rint(joined(name) + options.utc_offset_hours * 3600).astype("datetime64[s]")
-        visits[name] = pa.array(local).cast(pa.timestamp("us"))
-    return pa.table(visits), pa.table({"poi_id": places, "lat": place_lat, "lon": place_lon})
+        local = np.rint(stays[name].to_numpy() + options.utc_offset_hours * 3600)
+        visits[name] = pa.array(local.astype("datetime64[s]")).cast(pa.timestamp("us"))
+    return pa.table(visits), pa.table({"poi_id": places, "lat": centres[0], "lon": centres[1]})
 
 
 READER = Reader(

@@ -149,11 +149,10 @@ def _locate(
         notes.append(
             f"{rest}coordinates are centres of GEOHASH_5 cells, up to about 2.4 km off either way"
         )
-    coordinates = {
-        axis: ibis.coalesce(*(table[f"{origin}_{axis}"] for origin in origins))
-        for axis in ("lat", "lon")
-    }
-    return table.mutate(**coordinates), notes
+    lat, lon = (
+        ibis.coalesce(*(table[f"{origin}_{axis}"] for origin in origins)) for axis in ("lat", "lon")
+    )
+    return table.mutate(lat=lat, lon=lon), notes
 
 
 def _join_places(table: ir.Table, where: str, engine: Engine, path: Path) -> ir.Table:
@@ -173,14 +172,12 @@ def _join_places(table: ir.Table, where: str, engine: Engine, path: Path) -> ir.
 
 
 def _join_cells(table: ir.Table, engine: Engine) -> ir.Table:
-    distinct = engine.collect(table.select(cell=as_text(table.geohash_5)).distinct())
-    centres = {cell: geohash_centre(cell) for cell in distinct["cell"].to_pylist() if cell}
-    rows = [
-        {"cell": cell, "cell_lat": centre[0], "cell_lon": centre[1]}
-        for cell, centre in centres.items()
-        if centre
-    ]
+    cells = engine.collect(table.select(cell=as_text(table.geohash_5)).distinct())["cell"]
+    centres = {cell: geohash_centre(cell) for cell in cells.to_pylist() if cell}
     types = {"cell": pa.string(), "cell_lat": pa.float64(), "cell_lon": pa.float64()}
+    rows = [
+        dict(zip(types, (cell, *centre), strict=True)) for cell, centre in centres.items() if centre
+    ]
     path = engine.work / "source_cells.parquet"
     pq.write_table(pa.Table.from_pylist(rows, pa.schema(types)), path)
     decoded = engine.read(path)
