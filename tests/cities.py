@@ -65,7 +65,8 @@ def visit_counts(city: City, config: CityConfig, group: Array | None = None) -> 
 
 def jsd(p: Array, q: Array) -> float:
     """Jensen-Shannon divergence in bits, from counts or shares."""
-    p, q = p / p.sum(), q / q.sum()
+    p = p / p.sum()
+    q = q / q.sum()
     middle = (p + q) / 2
     kl = [float((a[a > 0] * np.log2(a[a > 0] / middle[a > 0])).sum()) for a in (p, q)]
     return (kl[0] + kl[1]) / 2
@@ -86,7 +87,9 @@ def km(lat: Array, lon: Array, other_lat: Array, other_lon: Array) -> Array:
 
 def covered(city: City, config: CityConfig) -> Array:
     """Observed share of every person's every day, (people, days)."""
-    since, until, person = seconds(city, "arrival"), seconds(city, "departure"), persons(city)
+    since = seconds(city, "arrival")
+    until = seconds(city, "departure")
+    person = persons(city)
     share = np.zeros((config.users, config.days))
     for later in range(config.days):
         day = since // DAY + later
@@ -97,9 +100,11 @@ def covered(city: City, config: CityConfig) -> Array:
 
 
 def window_lengths(city: City, run: RunConfig) -> tuple[Array, float]:
-    """Tokens in every window that passes the coverage rule, and the share of windows that do: an independent count."""
-    config, window = run.simulate, run.prepare.window
-    person, home, work = persons(city), *(city.visits[c].to_numpy() for c in ("is_home", "is_work"))
+    """Tokens of every window that passes the coverage rule, and the share that passes."""
+    config = run.simulate
+    window = run.prepare.window
+    person = persons(city)
+    home, work = (city.visits[flag].to_numpy() for flag in ("is_home", "is_work"))
     poi = np.full(len(person), -1)
     poi[at_pois(city)] = poi_numbers(city)
     visits = np.bincount(poi[poi >= 0], minlength=config.pois)
@@ -109,14 +114,17 @@ def window_lengths(city: City, run: RunConfig) -> tuple[Array, float]:
     first_day = seconds(city, "arrival") // DAY
     last_day = np.maximum(first_day, (seconds(city, "departure") - 1) // DAY)
     good = covered(city, config) >= run.prepare.quality.min_coverage  # (people, days)
-    lengths, passing = [], []
+    lengths = []
+    passing = []
     for start in range(0, config.days - window.days + 1, window.stride):
         inside = (first_day < start + window.days) & (last_day >= start)
-        who, what = person[inside], token[inside]
-        begins = np.r_[True, (who[1:] != who[:-1]) | (what[1:] != what[:-1])]
+        people = person[inside]
+        tokens = token[inside]
+        changes = (people[1:] != people[:-1]) | (tokens[1:] != tokens[:-1])
+        begins = np.r_[True, changes]
         passes = (
             good[:, start : start + window.days].mean(1) >= run.prepare.quality.min_high_quality
         )
-        lengths.append(np.bincount(who[begins], minlength=config.users)[passes])
+        lengths.append(np.bincount(people[begins], minlength=config.users)[passes])
         passing.append(passes.mean())
     return np.concatenate(lengths), float(np.mean(passing))

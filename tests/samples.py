@@ -29,11 +29,12 @@ p5,>50,Non-binary,20k,37.51,-77.41,,
 p6,999,,20k,37.51,-77.41,,
 """
 VERASET_HEADER = (
-    "UTC_TIMESTAMP,LOCAL_TIMESTAMP,ID_TYPE,CAID,LOCATION_NAME,TOP_CATEGORY,SUB_CATEGORY,GEOHASH_5,CENSUS_BLOCK_GROUP,"
-    "NAICS_CODE,MINIMUM_DWELL,SAFEGRAPH_PLACE_ID,PLACEKEY\n"
+    "UTC_TIMESTAMP,LOCAL_TIMESTAMP,ID_TYPE,CAID,LOCATION_NAME,TOP_CATEGORY,SUB_CATEGORY,"
+    "GEOHASH_5,CENSUS_BLOCK_GROUP,NAICS_CODE,MINIMUM_DWELL,SAFEGRAPH_PLACE_ID,PLACEKEY\n"
 )
 VERASET_DAY1 = """\
-1577894400,1577865600,aaid,dev1,Cafe,Restaurants,Snack Bars,ezs42,060371234001,722515,30,sg:1,222-222@abc
+1577894400,1577865600,aaid,dev1,Cafe,Restaurants,Snack Bars,ezs42,060371234001,722515,30,\
+sg:1,222-222@abc
 1577898000,2020-01-01T09:00:00-08:00,aaid,dev1,Home,,,9q8yy,,,5,sg:2,223-222@abc
 1577898000,2020-01-01 10:00:00,aaid,dev1,home,,,9q8yy,60750101001,,600.5,home,
 """
@@ -46,7 +47,8 @@ VERASET_DAY2 = """\
 1577984400,1577955600,aaid,dev2,work,,,9q8yy,060750000003,,10,work,
 """
 TSMC2014 = (
-    "470\t49bbd6c0f964a520f4531fe3\t4bf58dd8d48988d127951735\tArts & Crafts Store\t40.719810\t-74.002581\t-240\t"
+    "470\t49bbd6c0f964a520f4531fe3\t4bf58dd8d48988d127951735\tArts & Crafts Store\t"
+    "40.719810\t-74.002581\t-240\t"
     "Tue Apr 03 18:00:09 +0000 2012\n"
     '979\t4a43c0aef964a520c6a61fe3\t4bf58dd8d48988d16d941735\tCaf\xe9 "Nero"\t40.6\t-74.04\t-240\t'
     "Wed Apr 04 02:30:00 +0000 2012\n"
@@ -59,7 +61,10 @@ TIST2015_CHECKINS = (
 TIST2015_POIS = "v1\t25.2\t55.3\tMall\tAE\nv2\t-23.5\t-46.6\tB\xf4teco\tBR\n"
 YJMOB = "uid,d,t,x,y\n0,0,1,77,135\n0,1,47,100,100\n1,74,0,101,100\n1,74,1,999,999\n"
 YJMOB_CELLS = "x,y,POIcategory,POI_count\n77,135,12,3\n77,135,4,3\n77,135,80,1\n100,100,7,2\n"
-PLT_HEADER = "Geolife trajectory\r\nWGS 84\r\nAltitude is in Feet\r\nReserved 3\r\n0,2,255,My Track,0,0,2,8421376\r\n0\r\n"
+PLT_HEADER = (
+    "Geolife trajectory\r\nWGS 84\r\nAltitude is in Feet\r\nReserved 3\r\n"
+    "0,2,255,My Track,0,0,2,8421376\r\n0\r\n"
+)
 
 
 def plt(*points: tuple[float, float, str]) -> str:

@@ -13,7 +13,9 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary
 from mobatlas.evaluation.metrics import MetricSpec, metrics
 
-PARK, CAFE, SHOP = FIRST_POI, FIRST_POI + 1, FIRST_POI + 2
+PARK = FIRST_POI
+CAFE = FIRST_POI + 1
+SHOP = FIRST_POI + 2
 NAMES = [metric.name for metric in metrics()]
 ANCHORS = (0.5, 0.5, 1.5, 1.5)
 # A town of 2 x 2 degrees: park in the south-west corner, cafe north-east, shop north-west.

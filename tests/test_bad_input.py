@@ -1,4 +1,4 @@
-"""Bad input gets one sentence that names the file, column or option; exit code 2; nothing is written."""
+"""Bad input gives exit code 2 and one sentence that names the file, column or option."""
 
 from __future__ import annotations
 

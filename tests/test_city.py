@@ -1,4 +1,4 @@
-"""The groups of the simulated city differ as the knob says, in where they go and in where they live."""
+"""The groups of the simulated city differ as configured, in visits and in homes."""
 
 from __future__ import annotations
 
@@ -50,10 +50,8 @@ def test_the_knob_is_the_mean_pairwise_divergence_of_expected_visits(divergence:
 
 
 def test_realised_visits_follow_the_expected_distribution() -> None:
-    counts, expected = (
-        visit_counts(small_city(0), CityConfig()),
-        expected_poi_distribution(CityConfig(), 0),
-    )
+    counts = visit_counts(small_city(0), CityConfig())
+    expected = expected_poi_distribution(CityConfig(), 0)
     for group in range(len(counts)):
         distances = [jsd(counts[group], other) for other in expected]
         assert distances[group] < 0.03
@@ -86,7 +84,8 @@ def test_without_preferences_home_geography_alone_sets_groups_hardly_apart() -> 
 
 def contingency(config: CityConfig, seed: int) -> Array:
     city = simulate(config, seed)
-    district, group = codes(city.people["home_district"]), groups_of(city, config)
+    district = codes(city.people["home_district"])
+    group = groups_of(city, config)
     table = np.zeros((district.max() + 1, len(Groups.of(config.attributes))))
     np.add.at(table, (district, group), 1)
     return table

@@ -1,4 +1,4 @@
-"""Days in the simulated city look like days: people sleep, travel, work, return to places, and fall silent."""
+"""Days in the simulated city are plausible: people sleep, travel, work and return to places."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from tests.cities import (
 
 def test_visits_of_a_person_never_overlap_and_stay_within_the_horizon() -> None:
     city = small_city(0)
-    person, since, until = persons(city), seconds(city, "arrival"), seconds(city, "departure")
+    person = persons(city)
+    since = seconds(city, "arrival")
+    until = seconds(city, "departure")
     same = person[1:] == person[:-1]
     assert np.all(np.diff(person) >= 0)
     assert np.all(since[1:][same] >= until[:-1][same])
@@ -39,8 +41,11 @@ def test_visits_of_a_person_never_overlap_and_stay_within_the_horizon() -> None:
 
 def test_travel_takes_time() -> None:
     city = small_city(0)
-    person, since, until = persons(city), seconds(city, "arrival"), seconds(city, "departure")
-    lat, lon = city.visits["lat"].to_numpy(), city.visits["lon"].to_numpy()
+    person = persons(city)
+    since = seconds(city, "arrival")
+    until = seconds(city, "departure")
+    lat = city.visits["lat"].to_numpy()
+    lon = city.visits["lon"].to_numpy()
     same = person[1:] == person[:-1]
     distance = km(lat[1:], lon[1:], lat[:-1], lon[:-1])[same]
     assert distance.max() > 10
@@ -57,9 +62,9 @@ def test_nights_and_days_in_are_one_stay_at_home() -> None:
 
 
 def test_silent_days_are_missing_from_the_visits() -> None:
-    heard = CityConfig(users=800, dropout=0)
+    observed = CityConfig(users=800, dropout=0)
     silent = CityConfig(users=800, dropout=0.25)
-    assert covered(simulate(heard, 0), heard).min() > 0.2
+    assert covered(simulate(observed, 0), observed).min() > 0.2
     shares = covered(simulate(silent, 0), silent)
     # A day is also empty when the stay that would cover it began on a silent day.
     assert 0.25 < np.mean(shares == 0) < 0.4
@@ -90,8 +95,10 @@ def test_a_group_of_shorter_range_stays_nearer_to_home() -> None:
 def test_people_return_to_their_favourite_places() -> None:
     config = CityConfig(users=1_000, pois=1_000, days=56)
     city = simulate(config, 2)
-    person, poi = persons(city)[at_pois(city)], poi_numbers(city)
-    group, category = groups_of(city, config)[person], codes(city.visits["category"])[at_pois(city)]
+    person = persons(city)[at_pois(city)]
+    poi = poi_numbers(city)
+    group = groups_of(city, config)[person]
+    category = codes(city.visits["category"])[at_pois(city)]
     # Independent visits: POIs change hands among the people of a group, within a category.
     kind = group * 20 + category
     exchanged = np.empty_like(poi)
@@ -110,7 +117,8 @@ def test_people_return_to_their_favourite_places() -> None:
 
 def test_the_day_has_a_rhythm() -> None:
     city = small_city(0)
-    hour, weekday = seconds(city, "arrival") // 3600 % 24, seconds(city, "arrival") // DAY % 7
+    hour = seconds(city, "arrival") // 3600 % 24
+    weekday = seconds(city, "arrival") // DAY % 7
     category = city.visits["category"].to_numpy()
     assert (
         np.mean((hour[category == "nightlife"] >= 19) | (hour[category == "nightlife"] < 3)) > 0.99
@@ -145,7 +153,8 @@ def test_no_handful_of_pois_dominates() -> None:
 
 
 def test_most_people_work_and_only_they_have_work_visits() -> None:
-    people, visits = small_city(0).people, small_city(0).visits
+    people = small_city(0).people
+    visits = small_city(0).visits
     idle = set(people.filter(pc.is_null(people["work_lat"]))["user_id"].to_pylist())
     assert 0.85 <= 1 - len(idle) / 4_000 <= 0.90
     assert people["work_lon"].null_count == len(idle)
@@ -154,10 +163,11 @@ def test_most_people_work_and_only_they_have_work_visits() -> None:
 
 def test_rows_carry_the_coordinates_of_their_place() -> None:
     city = small_city(0)
-    person, lat = persons(city), city.visits["lat"].to_numpy()
+    person = persons(city)
+    lat = city.visits["lat"].to_numpy()
     for flag, column in (("is_home", "home_lat"), ("is_work", "work_lat")):
-        here = city.visits[flag].to_numpy()
-        np.testing.assert_array_equal(lat[here], city.people[column].to_numpy()[person[here]])
+        rows = city.visits[flag].to_numpy()
+        np.testing.assert_array_equal(lat[rows], city.people[column].to_numpy()[person[rows]])
     np.testing.assert_array_equal(
         lat[at_pois(city)], city.pois["lat"].to_numpy()[poi_numbers(city)]
     )

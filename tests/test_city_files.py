@@ -1,4 +1,4 @@
-"""The files of a simulated city are the same for the same seed; extreme cities work, and bad ones are refused."""
+"""Files of a simulated city: equal for equal seeds; bad configurations are refused."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_extreme_cities_work(options: dict[str, Any]) -> None:
         ({"attributes": {}}, "at least one attribute"),
         ({"attributes": {"home_district": ("x", "y")}}, "already a column"),
         ({"pois": 12, "divergence": 0.89}, "cannot be reached with 12 POIs"),
-        ({"attributes": {f"a{i}": ("0", "1") for i in range(13)}}, "too much together"),
+        ({"attributes": {f"a{i}": ("0", "1") for i in range(13)}}, "too many together"),
     ],
 )
 def test_bad_cities_are_refused_in_one_sentence(options: dict[str, Any], sentence: str) -> None:

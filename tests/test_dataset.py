@@ -55,7 +55,10 @@ def test_no_person_is_in_two_splits(dataset: TrajectoryDataset) -> None:
 
 
 def test_the_split_is_a_stable_function_of_the_user_id() -> None:
-    """md5sum of "mobatlas:bob" begins 62f0dcf4, of mallory d7771d8e, of zoe e7071a26; the borders are cccccccd, e6666666."""
+    """The hashes of bob, mallory and zoe are 62f0dcf4, d7771d8e and e7071a26.
+
+    They are those of `md5sum` for "mobatlas:bob"; the borders are cccccccd and e6666666.
+    """
     codes = split_by_hash([f"u{number:06d}" for number in range(20_000)], SplitConfig())
     shares = np.bincount(codes) / len(codes)
     assert shares == pytest.approx([0.8, 0.1, 0.1], abs=0.01)
@@ -177,7 +180,7 @@ def test_the_sequences_are_memory_mapped(dataset: TrajectoryDataset) -> None:
 
 
 def tampered(folder: Path, tmp_path: Path, change: str) -> Path:
-    """A folder whose manifest is right and whose splits are wrong: only the check at load can notice."""
+    """The manifest is right and the splits are wrong: only the check at load can notice."""
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     splits = pq.read_table(copy / "splits.parquet").to_pandas()

@@ -28,7 +28,7 @@ VALUES: dict[str, Any] = {
 START = datetime(2024, 3, 8)  # two days before the clocks change in New York
 PLACES = ("home", "work", "p1", "p2", "p3", "p4", "p5")
 
-# Times fall on a coarse grid, so that ties, exact midnights, overlaps and repeated rows all happen often.
+# Times fall on a coarse grid, so that ties, midnights, overlaps and repeated rows happen often.
 moments = st.integers(0, 9 * 24).map(lambda quarter: START + timedelta(hours=quarter))
 stays = st.one_of(
     st.none(),
@@ -167,7 +167,7 @@ def test_spark_writes_the_same_bytes_as_duckdb_on_the_simulated_city(
 def test_spark_infers_the_same_anchors_from_csv_check_ins(
     tmp_path: Path, spark_session: Any
 ) -> None:
-    """CSV, no departures, no flags, nanosecond-free text times, quoted commas: every conversion the readers lean on."""
+    """CSV, no departures, no flags, times as text, quoted commas: every conversion of readers."""
     lines = ["user_id,poi_id,lat,lon,arrival"]
     for day in range(4, 12):
         lines += [

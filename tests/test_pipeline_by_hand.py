@@ -111,7 +111,7 @@ def test_a_tie_in_frequency_goes_to_the_smaller_id(tmp_path: Path) -> None:
 
 
 def test_windows_are_calendar_days_from_the_first_observed_day(tmp_path: Path) -> None:
-    """Days 0, 1 and 9 are observed; with a stride of 7 they lie in windows 0 (days 0-6) and 1 (days 7-13)."""
+    """Days 0, 1 and 9 with a stride of 7 lie in windows 0 (days 0-6) and 1 (days 7-13)."""
     visits = [
         Visit("a", name, f"2024-03-{day:02d} 12:00")
         for name, day in (("x", 4), ("y", 5), ("z", 13))
@@ -132,7 +132,7 @@ def test_windows_overlap_when_the_stride_is_shorter(tmp_path: Path) -> None:
 
 
 def test_a_window_needs_eighty_percent_of_well_covered_days(tmp_path: Path) -> None:
-    """Of five days four must reach 0.2 of 1440 minutes, that is 288 minutes; b has 287 on the fourth day."""
+    """Four of five days need 0.2 of 1440 minutes, which is 288; b has 287 on the fourth day."""
 
     def days(user: str, last_hour: str) -> list[Visit]:
         full = [
@@ -189,7 +189,7 @@ def test_duplicate_rows_are_dropped_and_counted(tmp_path: Path) -> None:
 
 
 def test_daylight_saving_nights_are_ordinary_days_of_the_local_clock(tmp_path: Path) -> None:
-    """02:30 does not exist in New York on 10 March 2024; a local clock in the data says it all the same."""
+    """02:30 does not exist in New York on 10 March 2024, but a naive local time can be 02:30."""
     visits = [
         Visit("a", "home", "2024-03-09 22:00", "2024-03-10 02:30"),
         Visit("a", "bar", "2024-03-10 02:30", "2024-03-10 03:30"),
@@ -223,7 +223,7 @@ def test_anchors_are_the_mean_of_the_flagged_visits(tmp_path: Path) -> None:
 
 
 def test_home_and_work_are_inferred_from_the_hours(tmp_path: Path) -> None:
-    """Three nights at n, three weekdays at w; a longer stay at w on the weekend does not make it home."""
+    """Three nights at n and three weekdays at w; a long weekend stay does not make w home."""
     visits = []
     for day in (4, 5, 6):
         visits += [

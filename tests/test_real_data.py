@@ -1,4 +1,4 @@
-"""The real data of MOBATLAS_DATA prepares; figures are counted here with plain SQL, not with the pipeline."""
+"""The real data of MOBATLAS_DATA is prepared; expected figures are counted with plain SQL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def test_santiago_prepares_with_a_one_day_window(data_folder: Path, tmp_path: Pa
     assert summary.rows.rows == count(f"SELECT count(*) FROM {visits}") == 157_441
     assert dataset.people.num_rows == count(f"SELECT count(DISTINCT user_id) FROM {visits}")
     nights = f"SELECT DISTINCT user_id, arrival::DATE FROM {visits} UNION "
-    nights += f"SELECT user_id, departure::DATE FROM {visits} WHERE departure > date_trunc('day', departure)"
+    nights += (
+        f"SELECT user_id, departure::DATE FROM {visits} "
+        "WHERE departure > date_trunc('day', departure)"
+    )
     assert summary.windows.kept == count(f"SELECT count(*) FROM ({nights})")
     assert dataset.groups is not None
     assert dataset.groups.as_dict() == {

@@ -1,4 +1,4 @@
-"""Files of samples, ours or of any program: how their rows become trajectories, and what of their times is refused."""
+"""Files of samples of any program: rows become trajectories, impossible times are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_a_file_is_read_whatever_its_rows_are_called_and_however_they_lie(
     positions: bool,
     words: bool,
 ) -> None:
-    made, path = walks(*walked), tmp_path_factory.getbasetemp() / "read.parquet"
+    made = walks(*walked)
+    path = tmp_path_factory.getbasetemp() / "read.parquet"
     table = table_of(
         made, TOWN.vocabulary.table["poi_id"].combine_chunks(), ["30-40,F"] * len(made)
     )

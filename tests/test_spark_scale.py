@@ -1,4 +1,4 @@
-"""Spark on many partitions: the bytes of DuckDB, the user's configuration left alone, and sentences when it cannot."""
+"""Spark on many partitions writes the bytes of DuckDB and explains its errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = 12
 
 
 def write_parts(folder: Path, users: int, seed: int) -> int:
-    """A city whose visits are dealt out to files, so that everybody's are in several; how many there are."""
+    """Write a city whose visits are dealt out to several files; returns the number of visits."""
     visits = int(write_city_folder(folder, CityConfig(users=users, pois=600), seed)["visits"])
     whole = pq.read_table(folder / "visits.parquet")
     (folder / "visits.parquet").unlink()
@@ -179,7 +179,8 @@ def test_without_java_there_is_a_sentence(tmp_path: Path) -> None:
     )
     assert found.returncode == 2
     assert found.stderr.splitlines()[-1] == (
-        "mobatlas: Spark did not start, for the reason above; it needs Java 17 or 21, on the PATH or in JAVA_HOME"
+        "mobatlas: Spark did not start, for the reason above; it needs Java 17 or 21, "
+        "on the PATH or in JAVA_HOME"
     )
 
 

@@ -1,4 +1,4 @@
-"""A dataset, a model with and without groups, and regions, made in seconds, for tests of what is generated with them."""
+"""A dataset, models with and without groups, and regions, for tests of generation."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Visits to trajectories: schema, readers, pipeline, vocabulary, dataset, and the simulated city."""
+"""From visits to trajectories: readers, preparation, vocabulary, dataset, and a simulated city."""

@@ -1,4 +1,4 @@
-"""Files of samples, one row per visit: as `generate` writes them, and as any program may write them.
+"""Files of samples, one row per visit: as `generate` or any other program writes them.
 
 A place outside the vocabulary becomes OTHER, and a run of such places one visit, as in `prepare`.
 """
@@ -132,10 +132,8 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
 
     Examples
     --------
-    >>> dataset = TrajectoryDataset.open("dataset")  # doctest: +SKIP
-    >>> samples = read_samples("samples.parquet", dataset.vocabulary)  # doctest: +SKIP
-    >>> len(samples.trajectories)  # doctest: +SKIP
-    500
+    >>> read_samples("samples.parquet", dataset.vocabulary).warnings  # doctest: +SKIP
+    ()
     """
     file = _SampleFile.open(Path(path))
     rows = _Rows.sort(file)
@@ -159,15 +157,10 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
         *_place_warnings(file.path, places, unknown),
         *_anchor_warnings(file, tokens),
         *file.warnings,
+        *_group_warnings(file.path, group_codes),
     ]
-    without = 0 if group_codes is None else int(np.count_nonzero(group_codes < 0))
-    if without == len(rows.starts):
+    if group_codes is not None and (group_codes < 0).all():
         group_codes = None
-    elif without:
-        warnings.append(
-            f"{file.path}: {without:,} of {len(rows.starts):,} trajectories have no group "
-            "and are left out"
-        )
     return Samples(
         path=file.path,
         trajectories=Trajectories(tokens, offsets, anchors, arrivals, stays),
@@ -357,6 +350,13 @@ def _anchor_warnings(file: _SampleFile, tokens: Tokens) -> list[str]:
                 f"{file.path}: has no column '{missing[0]}', so visits to {name} have no position"
             )
     return warnings
+
+
+def _group_warnings(path: Path, codes: Ints | None) -> list[str]:
+    without = 0 if codes is None else int(np.count_nonzero(codes < 0))
+    if codes is None or without in (0, len(codes)):
+        return []
+    return [f"{path}: {without:,} of {len(codes):,} trajectories have no group and are left out"]
 
 
 def _first_line(error: Exception) -> str:

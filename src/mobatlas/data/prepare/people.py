@@ -1,4 +1,4 @@
-"""People: anchors and regions are separated from labels, so that no model sees a label by accident."""
+"""People: anchors and regions are kept apart from labels, so that no model sees a label."""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -145,22 +146,16 @@ def prepare(
 
     Parameters
     ----------
-    source
-        A file or folder in the layout of `format`.
-    out
-        The DATASET folder to write.
+    source, out
+        A file or folder in the layout of `format`, and the DATASET folder to write.
     format
         The reader: `plain`, `embee`, `veraset`, `foursquare`, `yjmob100k` or `geolife`.
-    preset
-        `small` or `paper`.
-    values
-        Fields of `PrepareConfig` that differ from the preset.
+    preset, values
+        `small` or `paper`, and fields of `PrepareConfig` that differ from it.
     engine
         `duckdb` or `spark`; both write the same bytes.
-    overwrite
-        Replace an existing folder.
-    tracker
-        Shows progress.
+    overwrite, tracker
+        Replace an existing folder; show progress.
 
     Returns
     -------
@@ -183,17 +178,11 @@ def prepare(
         "prepare": config.model_dump(mode="json", exclude={"memory_limit"}),
     }
     with new_folder(Path(out), KIND, config=recorded, overwrite=overwrite) as folder:
-        running = open_engine(engine, folder.scratch(), config.memory_limit)
-        try:
+        work = folder.scratch()
+        with _open_engine(engine, work, config.memory_limit, source) as running:
             tracker.step(0, "reading")
             tables = READERS[format].open(Path(source), running, config.reader)
             summary, groups = _run(tables, running, config, folder.path, tracker)
-        except duckdb.OutOfMemoryException:
-            raise MobatlasError(
-                f"memory_limit '{config.memory_limit}' is too little for {source}; raise it"
-            ) from None
-        finally:
-            running.close()
         folder.details["attributes"] = groups.as_dict() if groups else None
         folder.details["regions"] = list(summary.columns.regions)
         # a dataset without its labels, or with others, is the same dataset
@@ -201,6 +190,19 @@ def prepare(
         write_json(folder.path / "summary.json", summary.as_dict())
     tracker.step(STEPS, "done")
     return summary
+
+
+@contextmanager
+def _open_engine(name: str, work: Path, memory_limit: str, source: Path | str) -> Iterator[Engine]:
+    engine = open_engine(name, work, memory_limit)
+    try:
+        yield engine
+    except duckdb.OutOfMemoryException:
+        raise MobatlasError(
+            f"memory_limit '{memory_limit}' is too little for {source}; raise it"
+        ) from None
+    finally:
+        engine.close()
 
 
 def _refuse_address(path: str) -> None:

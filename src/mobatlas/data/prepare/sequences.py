@@ -1,4 +1,4 @@
-"""Trajectories on disk: one row per visit as Parquet, and one row per trajectory as mapped Arrow."""
+"""Trajectories on disk: one row per visit as Parquet, one row per trajectory as Arrow."""
 
 from __future__ import annotations
 

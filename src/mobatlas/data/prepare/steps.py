@@ -121,7 +121,7 @@ def infer_anchors(visits: ir.Table, config: AnchorConfig, which: tuple[str, ...]
 
 
 def _overlap(start: ir.Value, end: ir.Value, hours: tuple[int, int]) -> tuple[ir.Value, ir.Value]:
-    """Seconds of a piece within hours that may wrap around midnight, and whether it touches them."""
+    """Seconds of a piece within hours that may span midnight, and whether it touches them."""
     opening, closing = hours
     spans = [(opening, closing)] if opening < closing else [(0, closing), (opening, 24)]
     seconds = ibis.literal(0)

@@ -1,4 +1,4 @@
-"""What a reader is: a name, the settings that suit its source, and a function to canonical tables."""
+"""A reader: its name, settings that suit its source, and a function to canonical tables."""
 
 from __future__ import annotations
 

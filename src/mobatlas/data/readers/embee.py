@@ -1,4 +1,4 @@
-"""`embee`: the paper's source, a phone panel of POI visits with home and work flags, and a survey."""
+"""`embee`: the paper's source, a phone panel with home and work flags, and a survey."""
 
 from __future__ import annotations
 

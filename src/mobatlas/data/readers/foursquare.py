@@ -1,4 +1,4 @@
-"""`foursquare`: the check-ins of Yang et al., TSMC2014 (New York, Tokyo) and TIST2015 (the world)."""
+"""`foursquare`: the check-ins of Yang et al., TSMC2014 (two cities) and TIST2015 (the world)."""
 
 from __future__ import annotations
 
