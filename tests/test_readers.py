@@ -7,10 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mobatlas import prepare
 from mobatlas.config import PrepareConfig, build
 from mobatlas.data.prepare.engine import Engine, SparkEngine
 from mobatlas.data.readers import READERS
-from mobatlas.data.readers.base import Source
+from mobatlas.data.readers.base import NoOptions, Reader, Source, open_table
 from mobatlas.data.readers.veraset import geohash_centre
 from mobatlas.data.schema import VISITS, VISITS_REQUIRED
 from mobatlas.errors import MobatlasError
@@ -215,3 +216,24 @@ def test_spark_reads_the_panel_and_veraset_as_duckdb_does(
     for name, check in (("embee", check_embee), ("veraset", check_veraset)):
         (tmp_path / name).mkdir()
         check(READERS[name].open(SAMPLES[name](tmp_path / name), spark, {}), spark)
+
+
+def test_a_reader_can_be_added_from_outside_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path, engine: Engine, options: NoOptions) -> Source:
+        table = open_table(path, engine)
+        return Source(where=str(path), visits=table.rename(user_id="who", poi_id="place"))
+
+    monkeypatch.setitem(READERS, "diary", READERS["plain"])  # restored after the test
+    del READERS["diary"]
+    suggests = {"quality": {"min_coverage": 0.0}, "anchors": {"require_both": False}}
+    READERS.register("diary", Reader("diary", "a diary of visits", read, suggests=suggests))
+    rows = ["who,place,lat,lon,arrival"]
+    rows += [f"ann,{place},37.5,-77.4,2024-03-0{day} 12:00:00" for day in (4, 5) for place in "ab"]
+    (tmp_path / "diary.csv").write_text("\n".join(rows))
+    values = {"window": {"days": 2, "stride": 2}, "quality": {"min_tokens": 1}}
+    summary = prepare(tmp_path / "diary.csv", tmp_path / "dataset", format="diary", values=values)
+    assert summary.windows.kept == 1
+    with pytest.raises(MobatlasError, match="--format diarry does not exist; did you mean 'diary'"):
+        prepare(tmp_path / "diary.csv", tmp_path / "other", format="diarry")

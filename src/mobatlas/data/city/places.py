@@ -164,5 +164,6 @@ def _standardised(rows: Floats) -> Floats:
 
 def _poi_counts(pois: int) -> Ints:
     """POIs of each category: at least one, the rest by share."""
-    ends = np.round(np.cumsum(list(CATEGORIES.values())) * (pois - len(CATEGORIES)))
-    return 1 + np.diff(ends.astype(np.int64), prepend=0)
+    spare = pois - len(CATEGORIES)
+    ends = np.round(np.cumsum(list(CATEGORIES.values())) * spare).astype(np.int64)
+    return 1 + np.diff(ends, prepend=0)

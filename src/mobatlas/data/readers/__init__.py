@@ -6,6 +6,7 @@ from mobatlas.data.readers import embee, foursquare, geolife, plain, veraset, yj
 from mobatlas.data.readers.base import Reader
 from mobatlas.registry import Registry
 
-READERS = Registry[Reader]("reader", "--format")
-for _module in (plain, embee, veraset, foursquare, yjmob100k, geolife):
-    READERS.register(_module.READER.name, _module.READER)
+_MODULES = (plain, embee, veraset, foursquare, yjmob100k, geolife)
+READERS = Registry[Reader](
+    "reader", "--format", {module.READER.name: module.READER for module in _MODULES}
+)
