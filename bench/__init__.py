@@ -1,1 +1,1 @@
-"""Benchmarks: the paper's research questions, real people, recovery, speed; run as `python -m bench NAME`."""
+"""Benchmarks, run as `python -m bench NAME`: research questions, real people, recovery, speed."""
