@@ -34,7 +34,7 @@ from mobatlas.pipeline.train import train
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import build_regions
-from mobatlas.supervision.samplers import PlainSampler, Sampler
+from mobatlas.supervision.calibration import PlainSampler, Sampler
 from mobatlas.supervision.store import CURVE, load_sampler
 from mobatlas.supervision.strategies import get_strategy
 from mobatlas.training.loop import Execution

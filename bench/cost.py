@@ -23,10 +23,10 @@ from bench.summary import write_result
 from mobatlas.config import merge
 from mobatlas.generators.store import load_model
 from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
+from mobatlas.supervision.calibration import PlainSampler, Sampler
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 from mobatlas.supervision.group_tilts import fit_group_tilts
-from mobatlas.supervision.samplers import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler
 from mobatlas.training.loop import Execution
 

@@ -30,7 +30,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
-from mobatlas.supervision.samplers import PlainSampler, Sampler
+from mobatlas.supervision.calibration import PlainSampler, Sampler
 
 PARTITION = "fullrank"
 REAL = "real"

@@ -28,7 +28,7 @@ from mobatlas.evaluation.comparison import (
 from mobatlas.evaluation.metrics import MetricSpec, metrics
 from mobatlas.features.divergences import jsd
 from mobatlas.generators.protocol import Generator
-from mobatlas.supervision.samplers import PlainSampler, Sampler
+from mobatlas.supervision.calibration import PlainSampler, Sampler
 
 FLOOR = "floor"
 ANCHORS_OF = ("group", "population")

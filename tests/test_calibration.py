@@ -21,9 +21,15 @@ from mobatlas.generators.protocol import UNKNOWN, Generator
 from mobatlas.generators.rng import uniforms
 from mobatlas.groups import Groups
 from mobatlas.regions.build import RegionsOptions
-from mobatlas.supervision.calibration import Calibration, CalibrationConfig, fit_calibration
+from mobatlas.supervision.calibration import (
+    CalibratedSampler,
+    Calibration,
+    CalibrationConfig,
+    PlainSampler,
+    Sampler,
+    fit_calibration,
+)
 from mobatlas.supervision.evidence import Evidence, gather_evidence
-from mobatlas.supervision.samplers import CalibratedSampler, PlainSampler, Sampler
 from mobatlas.supervision.store import load_calibration, save_calibration
 from mobatlas.supervision.strategies import STRATEGIES, StrategyOptions
 from mobatlas.supervision.tilt import (

@@ -15,8 +15,8 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.evaluation.comparison import group_members
 from mobatlas.generators.store import load_model
+from mobatlas.supervision.calibration import Accepted, PlainSampler
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
-from mobatlas.supervision.samplers import Accepted, PlainSampler
 from tests.test_phase2_benchmark import CITY, VALUES
 
 

@@ -25,6 +25,7 @@ from mobatlas.generators.protocol import Generator
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
+from mobatlas.supervision.calibration import PlainSampler
 from mobatlas.supervision.finetune import (
     PRESETS,
     FinetuneConfig,
@@ -34,7 +35,6 @@ from mobatlas.supervision.finetune import (
     finetune,
     soft_gap,
 )
-from mobatlas.supervision.samplers import PlainSampler
 from mobatlas.training.loop import Execution, Share, Trainer
 from tests.tiny import OPTIONS, fitted, small_city
 from tests.trainers import make_trainer

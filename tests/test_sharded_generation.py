@@ -35,7 +35,7 @@ from mobatlas.io.output import new_folder
 from mobatlas.pipeline.supervise import SuperviseOptions
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.sampling.request import SampleRequest, Shard
-from mobatlas.supervision.samplers import PIECE
+from mobatlas.supervision.calibration import PIECE
 from mobatlas.training.loop import Execution
 from tests.commands import finish_cold, names, start_cold, wait_until
 from tests.outcomes import refused, run

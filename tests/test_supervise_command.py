@@ -28,7 +28,7 @@ from mobatlas.io.manifest import MANIFEST, read_manifest
 from mobatlas.pipeline.supervise import SuperviseOptions
 from mobatlas.pipeline.train import train
 from mobatlas.sampling.request import SampleRequest
-from mobatlas.supervision.samplers import Sampler
+from mobatlas.supervision.calibration import Sampler
 from mobatlas.training.loop import Execution
 from tests.commands import Warm, wait_until
 from tests.outcomes import refused, run

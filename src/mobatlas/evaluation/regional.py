@@ -14,8 +14,8 @@ from mobatlas.features.divergences import js, normalise
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Regions
+from mobatlas.supervision.calibration import Sampler
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
-from mobatlas.supervision.samplers import Sampler
 
 FOLDS = 5
 

@@ -43,7 +43,7 @@ from mobatlas.regions.store import RegionsFolder, build_regions
 from mobatlas.report.html import RUN, write_report
 from mobatlas.sampling.generate import generate
 from mobatlas.sampling.request import SampleRequest
-from mobatlas.supervision.samplers import PlainSampler, Sampler
+from mobatlas.supervision.calibration import PlainSampler, Sampler
 from mobatlas.supervision.store import load_sampler
 from mobatlas.training.loop import Execution
 

@@ -171,7 +171,6 @@ def _write(
 
 
 def _check_request(n: int | None, out: Path, request: SampleRequest) -> None:
-    seed = request.seed
     lengths = request.lengths
     for is_wrong, sentence in (
         (
@@ -184,7 +183,10 @@ def _check_request(n: int | None, out: Path, request: SampleRequest) -> None:
             out.suffix.lower() in OTHER_FORMATS,
             f"--out {out}: samples are written as Parquet; name a file that ends in .parquet",
         ),
-        (not 0 <= seed < 2**63, f"--seed {seed}: give a whole number from 0 to 2^63 - 1"),
+        (
+            not 0 <= request.seed < 2**63,
+            f"--seed {request.seed}: give a whole number from 0 to 2^63 - 1",
+        ),
         (
             request.region is not None and request.anchors is not None,
             "--anchors and --region both say where people live; give one of them",
@@ -379,17 +381,12 @@ def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, A
 def _calibration_report(plan: Plan) -> dict[str, Any]:
     """Distances of the sampled groups to their estimated means, on the calibration's pool."""
     assert plan.calibration is not None and plan.form is not None
-    if plan.people.groups is not None:
-        numbers = np.unique(plan.people.groups)
-    else:
-        numbers = np.flatnonzero(np.sum([np.asarray(part.shares) for part in plan.parts], 0))
+    shares = [part.shares for part in plan.parts if part.shares is not None]
+    groups = np.flatnonzero(np.sum(shares, 0)) if shares else np.unique(plan.people.groups)
     names = plan.calibration.groups.names
-    weightings = getattr(plan.calibration, plan.form)
-    groups = {
-        names[number]: {"before": weightings[number].before, "after": weightings[number].after}
-        for number in numbers.tolist()
-    }
-    return {"form": plan.form, "groups": groups}
+    rows = getattr(plan.calibration, plan.form)
+    distances = {names[k]: {"before": rows[k].before, "after": rows[k].after} for k in groups}
+    return {"form": plan.form, "groups": distances}
 
 
 class _Calibrating:

@@ -35,7 +35,7 @@ from mobatlas.generators.protocol import UNKNOWN
 from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.generators.store import Model, load_model
 from mobatlas.sampling.request import POPULATION, Part, Plan
-from mobatlas.supervision.samplers import BLOCK, PIECE, PIECE_STRIDE, CalibratedSampler
+from mobatlas.supervision.calibration import BLOCK, PIECE, PIECE_STRIDE, CalibratedSampler
 from mobatlas.training.resources import keep_memory, peak_gb
 
 PER_CHUNK = 1_024  # trajectories, about: seconds of work, so that progress shows

@@ -174,12 +174,11 @@ def coarsen_anchors(anchors: Floats, coarsening: Coarsening, secret: Floats) -> 
     if not coarsening.km:
         log.warning("--coarsen %s: homes and workplaces are not moved", coarsening)
         return anchors
-    home = anchors[:, :2]
-    work = anchors[:, 2:]
+    home_and_work = (anchors[:, :2], anchors[:, 2:])
     if coarsening.form == "grid":
-        return np.hstack([_snap_to_grid(places, coarsening.km) for places in (home, work)])
+        return np.hstack([_snap_to_grid(places, coarsening.km) for places in home_and_work])
     key = blake2b(np.unique(secret, axis=0).tobytes()).digest()
-    return np.hstack([_displace(places, coarsening.km, key) for places in (home, work)])
+    return np.hstack([_displace(places, coarsening.km, key) for places in home_and_work])
 
 
 def _displace(places: Floats, km: float, key: bytes) -> Floats:

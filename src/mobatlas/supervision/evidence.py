@@ -296,16 +296,17 @@ def gather_evidence(
     for sentence in warnings:
         log.warning("%s: %s", folder.path, sentence)
     weights = 1 / np.bincount(row)[row]  # people count alike
-    vocabulary = dataset.vocabulary
     validation = folder.validation
     return Evidence(
         folder=folder,
         regions=regions,
         phi=phi,
         recovery=recovery,
-        validation=None if validation is None else validation.select_features(known),
+        validation=validation and validation.select_features(known),
         training_mean=training_mean,
-        visits=_visits(phi, recovery, trajectories, weights, vocabulary) if visits else None,
+        visits=_visits(phi, recovery, trajectories, weights, dataset.vocabulary)
+        if visits
+        else None,
         people=people,
         anchors=dataset.anchors[people],
         region=region_of(dataset, people, folder.assignment, regions.composition.regions),
@@ -337,11 +338,12 @@ def _without_suppressed(regions: Regions, known: Ints) -> tuple[Regions, list[st
     if not hidden:
         return regions, []
     population = regions.population
-    if population is not None:
-        population = replace(population, values=population.values[known])
-    aggregates = regions.aggregates.select_features(known)
-    sentence = f"{hidden} features are suppressed in every region and left out"
-    return replace(regions, aggregates=aggregates, population=population), [sentence]
+    visible = replace(
+        regions,
+        aggregates=regions.aggregates.select_features(known),
+        population=population and replace(population, values=population.values[known]),
+    )
+    return visible, [f"{hidden} features are suppressed in every region and left out"]
 
 
 def _build_phi(
@@ -385,14 +387,13 @@ def _visits(
     counts = feature.counts(trajectories)  # (trajectories, bins)
     weights = weights / weights.sum()
     first = np.array([name.startswith(f"{phi.maps[0].name}:") for name in phi.features])
-    total = max(recovery.baseline[first].sum(), 1e-300)
-    level = recovery.means[:, first].sum(1) / total  # (groups,)
+    # (groups,)
+    level = recovery.means[:, first].sum(1) / max(recovery.baseline[first].sum(), 1e-300)
     number, example, which = np.unique(
         feature.visit_counts(trajectories), return_index=True, return_inverse=True
     )
     share = np.bincount(which, weights).astype(np.float64)  # (numbers,): they are few
-    visits = number.astype(np.float64)
-    means = [tilt_to_mean(share, visits, each) @ counts[example] for each in level]
+    means = [tilt_to_mean(share, number.astype(float), each) @ counts[example] for each in level]
     joint = Phi.of((*phi.features, *feature.bins), vocabulary, phi.mask)
     return Visits(joint, np.stack(means), counts.T @ weights)
 
@@ -449,12 +450,9 @@ def _with_known_mean(regions: Regions, mean: Floats, n: int) -> Regions:
 def _recovery_warnings(
     diagnosis: Diagnosis, recovery: Recovery, training_mean: Floats
 ) -> list[str]:
-    warnings = list(diagnosis.warnings)
-    warnings += [
-        each.sentence()
-        for each in diagnosis.contrasts
-        if each.kind == "attribute" and not each.identified
-    ]
+    contrasts = (each for each in diagnosis.contrasts if each.kind == "attribute")
+    unidentified = [each.sentence() for each in contrasts if not each.identified]
+    warnings = [*diagnosis.warnings, *unidentified]
     shares = zip(recovery.groups.names, recovery.information().tolist(), strict=True)
     vague = [f"{name} ({share:.0%})" for name, share in shares if share < MOSTLY_PRIOR]
     if len(vague) > MAX_NAMED:
@@ -464,8 +462,8 @@ def _recovery_warnings(
             f"your regions say little about {'; '.join(vague)}; "
             "these estimates stay close to the average of the population"
         )
-    warnings += confounding(recovery)
-    return warnings + compare_levels(float(recovery.baseline.sum()), float(training_mean.sum()))
+    levels = compare_levels(float(recovery.baseline.sum()), float(training_mean.sum()))
+    return [*warnings, *confounding(recovery), *levels]
 
 
 def region_of(

@@ -31,9 +31,9 @@ from mobatlas.generators.protocol import Generator, unlabelled
 from mobatlas.groups import Groups
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Aggregates, bins_by_map
+from mobatlas.supervision.calibration import PlainSampler, Sampler
 from mobatlas.supervision.evidence import Phi, region_of
-from mobatlas.supervision.samplers import PlainSampler, Sampler
-from mobatlas.training.loop import Share, Trainer
+from mobatlas.training.loop import Share, Stage, Trainer
 
 log = logging.getLogger("mobatlas")
 COMPARED_REGIONS = 4  # regions whose gradients are compared
@@ -58,6 +58,20 @@ class FinetuneConfig(Section):
     validate_every: int = Field(50, ge=1)  # steps; the weights of the best validation are used
     validation_samples: int = Field(256, ge=1)  # of a region
     validation_regions: int = Field(32, ge=1)  # at most, chosen once
+
+    def stage(self, phase1: Stage) -> Stage:
+        """The stage of phase 1 with the optimiser of finetuning."""
+        return replace(
+            phase1,
+            steps=self.steps,
+            learning_rate=self.learning_rate,
+            warmup=self.warmup,
+            decay="none",
+            clip=1.0,
+            ema=self.ema,
+            validate_every=self.validate_every,
+            examples_per_step=self.batch,
+        )
 
     @field_validator("divergence")
     @classmethod
@@ -245,26 +259,11 @@ def finetune(
 
     validate(tuned)
     agreement = target.gradient_agreement(student, config, trainer.seed)
-    stage = replace(
-        phase1,
-        network=tuned,
-        loss=loss,
-        validate=validate,
-        steps=config.steps,
-        learning_rate=config.learning_rate,
-        warmup=config.warmup,
-        decay="none",
-        clip=1.0,
-        ema=config.ema,
-        validate_every=config.validate_every,
-        examples_per_step=config.batch,
-    )
-    trainer.run(stage)
+    trainer.run(replace(config.stage(phase1), network=tuned, loss=loss, validate=validate))
     student.network.load_state_dict(tuned.best.state_dict())
     curve = tuned.learning_curve(config)
-    regions = np.array(folder.regions.composition.regions)
     return student, {
-        "left_out": np.delete(regions, target.usable).tolist(),
+        "left_out": np.delete(folder.regions.composition.regions, target.usable).tolist(),
         "validated_on": held_out.split,
         "best": min(curve, key=lambda row: float(row["validation"])),
         "gradient_agreement": round(agreement, 3),

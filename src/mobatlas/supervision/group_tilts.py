@@ -147,6 +147,12 @@ def fit_group_tilts(
         weights[group] = tilt.weights[row] / windows[row] if by_person else tilt.weights
         tilts.append(tilt if by_person else replace(tilt, weights=weights[group]))
         gaps.append(gap)
+    log.info(
+        "Tilts fitted: the effective sample size of a group is at least %.0f of %d %ss.",
+        min(tilt.effective_sample_size for tilt in tilts),
+        units.rows.shape[0],
+        config.unit,
+    )
     return GroupTilts(
         groups=evidence.groups,
         indices=indices,

@@ -23,7 +23,12 @@ from mobatlas.errors import MobatlasError
 from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
 from mobatlas.io.manifest import read_parquet, refuse_corrupt, write_atomic, write_json
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.supervision.calibration import Calibration, CalibrationConfig, fit_calibration
+from mobatlas.supervision.calibration import (
+    CalibratedSampler,
+    Calibration,
+    CalibrationConfig,
+    fit_calibration,
+)
 from mobatlas.supervision.evidence import (
     Evidence,
     Moments,
@@ -31,7 +36,6 @@ from mobatlas.supervision.evidence import (
     residence_shares,
     shrunk_shares,
 )
-from mobatlas.supervision.samplers import CalibratedSampler
 
 MEANS = "group_means.parquet"
 CURVE = "curve.jsonl"

@@ -21,11 +21,15 @@ from mobatlas.generators.protocol import Draw, Examples, Family, Generator, has_
 from mobatlas.progress import track
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
 from mobatlas.registry import Registry
-from mobatlas.supervision.calibration import Calibration, CalibrationConfig, fit_calibration
+from mobatlas.supervision.calibration import (
+    Calibration,
+    CalibrationConfig,
+    PlainSampler,
+    fit_calibration,
+)
 from mobatlas.supervision.evidence import Evidence, Moments
 from mobatlas.supervision.finetune import PRESETS, FinetuneConfig, finetune
 from mobatlas.supervision.group_tilts import GroupTilts, TiltConfig, fit_group_tilts, fit_weighted
-from mobatlas.supervision.samplers import PlainSampler
 from mobatlas.training.loop import Trainer
 
 log = logging.getLogger("mobatlas")
@@ -283,7 +287,7 @@ def _run_tilt(
     options: StrategyOptions,
 ) -> Supervised:
     """Weight training people, train on them, calibrate."""
-    tilts = _fit_tilts(dataset, evidence, options)
+    tilts = fit_group_tilts(evidence, dataset, options.own, membership=options.membership)
     conditioned, metrics = fit_weighted(
         model, dataset, evidence, tilts, trainer, from_scratch=options.from_scratch
     )
@@ -307,24 +311,11 @@ def _run_tilt_untrainable(
 ) -> Supervised:
     """Weight training people, and select samples with the means that these weights reach."""
     model.to(trainer.device.type)
-    tilts = _fit_tilts(dataset, evidence, options)
+    tilts = fit_group_tilts(evidence, dataset, options.own, membership=options.membership)
     moments = evidence.moments_by(options.membership)
     reached = replace(moments, means=moments.means - tilts.unmet)
     calibration = _calibrate(model, reached, trainer, options)
     return _tilt_result(model, tilts, evidence, {}, calibration)
-
-
-def _fit_tilts(
-    dataset: TrajectoryDataset, evidence: Evidence, options: StrategyOptions
-) -> GroupTilts:
-    tilts = fit_group_tilts(evidence, dataset, options.own, membership=options.membership)
-    log.info(
-        "Tilts fitted: the effective sample size of a group is at least %.0f of %d %ss.",
-        min(tilt.effective_sample_size for tilt in tilts.tilts),
-        len(tilts.tilts[0].weights),
-        tilts.config.unit,
-    )
-    return tilts
 
 
 def _tilt_result(
@@ -362,12 +353,12 @@ def _run_resample(
         )
     model.to(trainer.device.type)
     calibration = _calibrate(model, evidence.moments, trainer, options)
-    sizes = {}
+    facts = {}
     if calibration is not None:
         rows = zip(calibration.groups.names, calibration.population, strict=True)
         sizes = {name: round(row.effective_sample_size * calibration.pool, 1) for name, row in rows}
+        facts = {"effective_sample_size": sizes}
     report = _calibration_report(calibration)
-    facts = {"effective_sample_size": sizes}
     return Supervised(model, report, calibration=calibration, facts=facts)
 
 
