@@ -1,4 +1,4 @@
-"""A city, a model of phase 1 and regions, and what every strategy makes of them, for tests of phase 2 as a user types it."""
+"""A city, a model of phase 1, regions, and models of every strategy, for tests of phase 2."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from mobatlas.training.loop import Execution
 from tests.outcomes import run
 from tests.tiny import OPTIONS, small_city
 
-FAMILY, GROUP = "latent-diffusion", "30-40, F"
+FAMILY = "latent-diffusion"
+GROUP = "30-40, F"
 BRIEF: dict[str, Any] = OPTIONS[FAMILY] | {
     "autoencoder": OPTIONS[FAMILY]["autoencoder"] | {"steps": 60, "batch": 16},
     "denoiser": OPTIONS[FAMILY]["denoiser"] | {"steps": 30, "batch": 16},
@@ -71,7 +72,7 @@ class World:
         return self.root / "districts"
 
     def supervised(self, strategy: str) -> Path:
-        """The model by that strategy, made when it is first asked for."""
+        """The model of a strategy, trained at the first call."""
         out = self.root / strategy
         if not out.exists():
             done = run(
@@ -88,7 +89,7 @@ class World:
         return out
 
     def samples(self, strategy: str) -> Path:
-        """Calibrated ones of that model."""
+        """Calibrated samples of that model."""
         out = self.root / f"{strategy}.parquet"
         if not out.exists():
             made = generate(
@@ -99,7 +100,7 @@ class World:
 
 
 def made_world(root: Path) -> World:
-    """With a model of phase 1 that took seconds."""
+    """A small city with a model of phase 1."""
     dataset = small_city(root, users=160, pois=20)
     quiet = Execution(quiet=True)
     train(
@@ -125,7 +126,7 @@ def made_world(root: Path) -> World:
 def remade(
     source: Path, out: Path, name: str, column: str, change: Callable[[pd.DataFrame], Any]
 ) -> Path:
-    """A REGIONS folder a column of which was changed before its manifest was written."""
+    """A REGIONS folder with one changed column and a valid manifest."""
     manifest = json.loads((source / MANIFEST).read_text())
     with new_folder(out, manifest["kind"]) as folder:
         shutil.copytree(

@@ -1,4 +1,4 @@
-"""Calibrated samples: nearer to the recovered means, the same whatever the chunks, and never told a label."""
+"""Calibrated samples are nearer to the estimated means; chunks and labels do not change them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ BRIEF: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class World:
-    """A city, a baseline, and what regions tell of its groups."""
+    """A city, a baseline, and the evidence of its regions."""
 
     dataset: TrajectoryDataset
     regions: Path
@@ -81,7 +81,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture(scope="module")
 def grouped(world: World) -> tuple[Generator, Calibration]:
-    """A model that is told groups, and its calibration."""
+    """A model with groups, and its calibration."""
     model = world.model.with_groups(world.evidence.groups, seed=1)
     return model, calibrate(model, world.evidence, pool=256, candidates=4)
 
@@ -123,9 +123,10 @@ def test_a_capped_tilt_has_mean_one_and_meets_the_target_below_its_cap(
 
 
 def test_a_capped_tilt_is_the_nearest_distribution_below_its_cap() -> None:
-    """min KL(w | uniform) subject to the moments and w <= cap, by SLSQP over the weights themselves."""
+    """SLSQP solves min KL(w | uniform) subject to the moments and w <= cap."""
     phi, target = counts(3, rows=12, features=2)
-    dense, cap = phi.toarray(), 1.08
+    dense = phi.toarray()
+    cap = 1.08
     minimise: Any = optimize.minimize
     solved = minimise(
         lambda w: float(np.sum(w * np.log(np.maximum(w, 1e-300) * 12))),
@@ -159,7 +160,8 @@ def test_a_cap_that_nothing_reaches_leaves_the_plain_tilt_and_a_cap_of_one_none(
 @given(seed=st.integers(0, 2**31))
 def test_the_dual_with_a_partition_for_each_anchor_agrees_with_brute_force(seed: int) -> None:
     phi, target = counts(seed, rows=40)
-    k, ridge = 4, 0.05
+    k = 4
+    ridge = 0.05
     coefficients, converged = fit_fixed_anchor_tilt(phi, target, k, ridge)
     dense = phi.toarray().reshape(-1, k, 3)  # (anchors, K, features)
     scale = np.sqrt(phi.toarray().mean(0))
@@ -185,12 +187,13 @@ def test_the_dual_with_a_partition_for_each_anchor_agrees_with_brute_force(seed:
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**31), ratio=st.floats(0.9, 1.1))
-def test_where_anchors_are_given_everybody_goes_out_as_much_as_before_times_a_ratio(
+def test_with_fixed_anchors_the_mean_visits_of_each_anchor_change_by_a_common_ratio(
     seed: int, ratio: float
 ) -> None:
-    """The conditions of the optimum: the moments, but for the ridge, and the mean number of visits of every anchor."""
+    """At the optimum, moments are met up to the ridge, and mean visits of anchors exactly."""
     phi, target = counts(seed, rows=160)
-    k, ridge = 8, 0.05
+    k = 8
+    ridge = 0.05
     visits = np.random.default_rng(seed).integers(1, 9, 160).astype(float)
     coefficients, converged = fit_fixed_anchor_tilt(phi, target, k, ridge, visits, ratio)
     assert converged
@@ -198,14 +201,15 @@ def test_where_anchors_are_given_everybody_goes_out_as_much_as_before_times_a_ra
     weights = fixed_anchor_weights(
         (phi @ coefficients).reshape(-1, k), numbers, ratio
     )  # (anchors, K)
-    least, most = numbers.min(1), numbers.max(1)
+    least = numbers.min(1)
+    most = numbers.max(1)
     goal = np.clip(ratio * numbers.mean(1), least + (most - least) / 16, most - (most - least) / 16)
     assert (weights * numbers).sum(1) == pytest.approx(goal, abs=1e-8)
     assert weights.sum(1) == pytest.approx(1)
     reached = phi.T @ weights.ravel() / len(weights)
     scale = np.sqrt(phi.toarray().mean(0))
     assert target - reached == pytest.approx(ridge * scale**2 * coefficients, abs=1e-6)
-    # untold, all candidates are alike
+    # without a tilt, all candidates have equal weights
     assert fixed_anchor_weights(np.zeros((20, k)), numbers, 1.0) == pytest.approx(1 / k)
 
 
@@ -231,7 +235,7 @@ def test_calibrated_samples_at_fixed_anchors_are_nearer_too(world: World) -> Non
         assert distance(world, made, group) < 0.5 * distance(world, own, group)
 
 
-def test_a_model_that_is_told_groups_is_calibrated_group_by_group(
+def test_a_model_with_groups_is_calibrated_group_by_group(
     world: World, grouped: tuple[Generator, Calibration]
 ) -> None:
     model, calibration = grouped
@@ -256,7 +260,8 @@ def test_the_output_does_not_depend_on_chunks(world: World) -> None:
         whole.trajectories.tokens, np.concatenate([p.trajectories.tokens for p in (first, rest)])
     )
     assert (first.following, first.drawn + rest.drawn) == (first.numbers[-1] + 1, whole.drawn)
-    groups, anchors = np.arange(60) % 8, world.evidence.anchors[:60]
+    groups = np.arange(60) % 8
+    anchors = world.evidence.anchors[:60]
     given = sampler.sample_at_anchors(groups, anchors, seed=4)
     parts = [
         sampler.sample_at_anchors(groups[a:b], anchors[a:b], seed=4, first=a)
@@ -265,8 +270,9 @@ def test_the_output_does_not_depend_on_chunks(world: World) -> None:
     assert np.array_equal(given.tokens, np.concatenate([part.tokens for part in parts]))
 
 
-def test_several_draws_begin_with_the_one_that_is_drawn_alone(world: World) -> None:
-    groups, anchors = np.arange(60) % 8, world.evidence.anchors[:60]
+def test_the_first_of_several_draws_equals_a_single_draw(world: World) -> None:
+    groups = np.arange(60) % 8
+    anchors = world.evidence.anchors[:60]
     samplers: list[Sampler] = [
         world.sampler,
         PlainSampler(world.sampler.model, world.evidence.anchors),
@@ -295,7 +301,9 @@ def test_seeds_and_groups_have_candidates_of_their_own(world: World) -> None:
 
 
 @given(st.integers(0, 2**62), st.integers(0, 10**12), st.integers(0, 9), st.integers(0, 9))
-def test_random_numbers_can_begin_anywhere(seed: int, start: int, some: int, more: int) -> None:
+def test_random_numbers_can_start_at_any_sample(
+    seed: int, start: int, some: int, more: int
+) -> None:
     whole = uniforms(seed, start, start + some + more)
     assert np.array_equal(uniforms(seed, start + some, start + some + more), whole[some:])
 
@@ -312,13 +320,13 @@ def test_without_a_tilt_everything_is_accepted_and_any_candidate_will_do(world: 
 
 
 def test_a_pool_too_small_for_its_features_does_no_harm(world: World) -> None:
-    """Means of 32 samples are noise, and a tilt to noise is chosen only if it helps samples it was not fitted on."""
+    """A tilt to noisy means is chosen only if it helps samples that it was not fitted on."""
     found = calibrate(world.model, world.evidence, pool=32, candidates=2)
     for each in (*found.population, *found.fixed_anchors):
         assert each.after["scaled"] <= each.before["scaled"] + 1e-9
 
 
-def test_what_is_written_is_what_is_read(world: World, tmp_path: Path) -> None:
+def test_a_calibration_is_read_as_it_was_written(world: World, tmp_path: Path) -> None:
     assert load_calibration(tmp_path) is None
     save_calibration(tmp_path, world.resampled)
     read = load_calibration(tmp_path)
@@ -361,13 +369,14 @@ def test_labels_change_nothing_after_the_regions_were_built(
     )
     sampler = CalibratedSampler.of(world.model, again, evidence.anchors)
     assert same(sampler.sample(50, 2).trajectories, world.sampler.sample(50, 2).trajectories)
-    groups, anchors = np.arange(20) % 8, evidence.anchors[:20]
+    groups = np.arange(20) % 8
+    anchors = evidence.anchors[:20]
     assert same(
         sampler.sample_at_anchors(groups, anchors), world.sampler.sample_at_anchors(groups, anchors)
     )
 
 
-def test_what_samples_do_not_show_is_left_out_and_said(
+def test_features_that_samples_lack_are_left_out_with_a_warning(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     build_regions(
@@ -382,7 +391,7 @@ def test_what_samples_do_not_show_is_left_out_and_said(
     assert "samples of this model have no times" in caplog.text
 
 
-def test_giving_up_is_said_in_a_sentence(world: World) -> None:
+def test_too_few_accepted_candidates_are_reported_in_a_sentence(world: World) -> None:
     far = replace(world.resampled.population[SIX], offset=50.0, cap=8.0)
     population = (*world.resampled.population[:SIX], far, *world.resampled.population[SIX + 1 :])
     sampler = replace(world.sampler, calibration=replace(world.resampled, population=population))
@@ -394,7 +403,8 @@ def test_giving_up_is_said_in_a_sentence(world: World) -> None:
 def test_bad_input_is_refused_in_a_sentence(
     world: World, grouped: tuple[Generator, Calibration]
 ) -> None:
-    model, evidence = world.model, world.evidence
+    model = world.model
+    evidence = world.evidence
     with pytest.raises(ValueError, match="a pool of 10 is too small for 8 candidates"):
         CalibrationConfig(pool=10)
     others = world.model.with_groups(Groups.of({"sex": ("M", "F")}), seed=0)
@@ -441,7 +451,9 @@ def test_diversity_counts_distinct_trajectories_and_copies(world: World) -> None
 def test_a_pool_has_the_homes_of_its_group(world: World) -> None:
     """Homes of the first row alone: every sample of the pool, and of the sampler, has them."""
     residence = np.zeros((len(world.evidence.anchors), len(world.evidence.groups)))
-    residence[0, SIX], residence[1, :SIX], residence[1, SIX + 1 :] = 1, 1, 1
+    residence[0, SIX] = 1
+    residence[1, :SIX] = 1
+    residence[1, SIX + 1 :] = 1
     moments = replace(world.evidence.moments, residence=residence)
     calibration = fit_calibration(world.model, moments, CalibrationConfig(pool=64))
     sampler = CalibratedSampler.of(world.model, calibration, moments.anchors, residence)

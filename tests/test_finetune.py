@@ -1,4 +1,4 @@
-"""Finetune: the estimate of a region counted by hand, the gap to what is sampled, and that no kill and no label changes it."""
+"""Finetune: the estimate of a region, the gap to hard samples, resuming, and no use of labels."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
 
 @pytest.fixture(scope="module")
 def model(dataset: TrajectoryDataset) -> Generator:
-    """Its autoencoder is good, as that of any model worth tuning; its denoiser has just begun."""
+    """Its autoencoder is well trained; its denoiser is not."""
     family = OPTIONS["latent-diffusion"]
     longer = family["autoencoder"] | {"steps": 200}
     return fitted(
@@ -129,12 +129,16 @@ def test_every_group_of_a_region_has_samples_in_proportion(shares: list[float], 
     assert (np.abs(counts - (present + p * (n - present.sum()))) < 1).all()
 
 
-def test_stratified_groups_expect_what_drawn_ones_do_with_less_noise() -> None:
-    """Groups that differ much, people that differ a little: fixed proportions take away the noise of who was drawn."""
-    rng, n, repeats = np.random.default_rng(0), 32, 4_000
-    shares, means = np.array([0.5, 0.3, 0.15, 0.05, 0.0]), np.array([0.0, 1.0, 4.0, 9.0, 50.0])
+def test_stratified_groups_have_the_mean_of_random_ones_with_less_noise() -> None:
+    """Fixed proportions of groups remove the noise of drawing groups at random."""
+    rng = np.random.default_rng(0)
+    n = 32
+    repeats = 4_000
+    shares = np.array([0.5, 0.3, 0.15, 0.05, 0.0])
+    means = np.array([0.0, 1.0, 4.0, 9.0, 50.0])
     target = a_target([shares.tolist()], [np.ones((1, 2))])
-    stratified, drawn = np.empty(repeats), np.empty(repeats)
+    stratified = np.empty(repeats)
+    drawn = np.empty(repeats)
     for repeat in range(repeats):
         people = target.people(0, n, rng)
         stratified[repeat] = people.weights @ rng.normal(means[people.groups], 0.5)
@@ -147,7 +151,7 @@ def test_stratified_groups_expect_what_drawn_ones_do_with_less_noise() -> None:
 
 
 def test_counts_mix_before_they_become_shares() -> None:
-    """Half the people go out once to the one place, half nine times to the other: nine visits in ten are there."""
+    """Half the people visit place 1 once, half visit place 2 nine times: its share is 0.9."""
     target = a_target([[0.5, 0.5]], [np.array([[0.5, 4.5]])])
     people = target.people(0, 10, np.random.default_rng(0))
     counts = np.array([[1.0, 0.0], [0.0, 9.0]])[people.groups]
@@ -190,22 +194,21 @@ def test_hidden_coordinates_are_a_share_of_the_simulated_people() -> None:
 
 def by_group(dataset: TrajectoryDataset, folder: Path) -> Target:
     """The groups themselves as regions, with everybody's homes."""
-    table, feature = load_regions(folder), build_feature("poi", dataset.vocabulary)
+    table = load_regions(folder)
+    feature = build_feature("poi", dataset.vocabulary)
     assert table.aggregates.features == feature.bins
     goal = Goal(feature, np.arange(len(feature.bins)), table.aggregates.values)
     homes = [dataset.anchors[dataset.split_people("train")]] * len(DEFAULT_GROUPS)
     return Target("train", [goal], "js", table.composition.shares, homes, np.arange(len(homes)))
 
 
-def test_what_the_gradient_sees_is_near_what_is_sampled(
+def test_soft_samples_are_close_to_hard_samples(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
-    """Expected counts against exact ones of the same noise, which differ by how unsure the decoder is, in every group."""
+    """Expected and exact counts of the same noise differ only by the decoder's uncertainty."""
     build_regions(dataset.path, tmp_path / "groups", RegionsOptions(partition="demogroups"))
-    target, student = (
-        by_group(dataset, tmp_path / "groups"),
-        model.with_groups(DEFAULT_GROUPS, seed=5),
-    )
+    target = by_group(dataset, tmp_path / "groups")
+    student = model.with_groups(DEFAULT_GROUPS, seed=5)
     for group in range(len(DEFAULT_GROUPS)):
         people = target.people(group, 64, np.random.default_rng(group))
         gap = soft_gap(student, target.goals, people, seed=group)["poi"]
@@ -216,7 +219,7 @@ def test_what_the_gradient_sees_is_near_what_is_sampled(
 def test_steps_go_down_the_aggregate_loss(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path, early: bool
 ) -> None:
-    """The loss of the same people and the same noise, before and after, as the gradient sees it and as it is sampled."""
+    """Soft and hard losses of the same people and noise fall during training."""
     build_regions(dataset.path, tmp_path / "groups", RegionsOptions(partition="demogroups"))
     target = by_group(dataset, tmp_path / "groups")
     people = {
@@ -250,7 +253,8 @@ def test_steps_go_down_the_aggregate_loss(
     )
     assert report["validated_on"] == "train"  # too few validation people for eight regions
     assert report["best"]["step"] == 16
-    before, after = losses(model.with_groups(DEFAULT_GROUPS, seed=5, alike=True)), losses(found)
+    before = losses(model.with_groups(DEFAULT_GROUPS, seed=5, alike=True))
+    after = losses(found)
     assert after[0] < 0.95 * before[0]
     if early:  # the other gradient hardly knows what is sampled
         assert after[1] < 0.95 * before[1]
@@ -260,10 +264,8 @@ def test_gradients_agree_where_nothing_is_drawn_and_less_where_few_people_are(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     build_regions(dataset.path, tmp_path / "groups", RegionsOptions(partition="demogroups"))
-    target, student = (
-        by_group(dataset, tmp_path / "groups"),
-        model.with_groups(DEFAULT_GROUPS, seed=5, alike=True),
-    )
+    target = by_group(dataset, tmp_path / "groups")
+    student = model.with_groups(DEFAULT_GROUPS, seed=5, alike=True)
     few, many = (
         target.gradient_agreement(student, FinetuneConfig(batch=size), seed=0) for size in (2, 256)
     )
@@ -271,10 +273,10 @@ def test_gradients_agree_where_nothing_is_drawn_and_less_where_few_people_are(
     assert many > 0.5
 
 
-# ---- what a run comes to
+# ---- results of a run
 
 
-def test_the_learning_curve_tells_both_losses_and_what_the_hook_found(
+def test_the_learning_curve_has_both_losses_and_the_numbers_of_the_hook(
     model: Generator, dataset: TrajectoryDataset, regions: Path
 ) -> None:
     seen: list[bool] = []
@@ -296,7 +298,7 @@ def test_the_learning_curve_tells_both_losses_and_what_the_hook_found(
     json.dumps(report)
 
 
-def test_weights_that_got_worse_are_not_kept(
+def test_the_weights_of_the_best_validation_are_used(
     model: Generator, dataset: TrajectoryDataset, regions: Path
 ) -> None:
     worse: dict[str, Any] = {
@@ -352,7 +354,8 @@ def test_a_masked_word_is_left_out_on_both_sides(
 def test_a_run_that_was_killed_ends_in_the_same_bytes(
     model: Generator, dataset: TrajectoryDataset, regions: Path, tmp_path: Path
 ) -> None:
-    whole, killed = tmp_path / "whole" / "training", tmp_path / "killed" / "training"
+    whole = tmp_path / "whole" / "training"
+    killed = tmp_path / "killed" / "training"
     changes: dict[str, Any] = {"steps": 7, "validate_every": 2}
     _, expected = tuned(model, dataset, regions, quiet(whole), **changes)
     validations = 0
@@ -374,7 +377,7 @@ def test_a_run_that_was_killed_ends_in_the_same_bytes(
             **changes,
         )
     assert (killed / "finetune-00000005.safetensors").exists()
-    for _ in range(2):  # goes on, then reads what it came to
+    for _ in range(2):  # resumes, then reads the finished stage
         _, report = tuned(model, dataset, regions, quiet(killed, resume=True), **changes)
         assert report == expected
         assert (killed / FINAL).read_bytes() == (whole / FINAL).read_bytes()
@@ -416,7 +419,7 @@ def test_a_batch_smaller_than_the_groups_is_refused(
         tuned(model, dataset, regions, batch=1)
 
 
-def test_regions_that_tell_nothing_are_left_out_and_refused_if_all_do(
+def test_regions_without_known_aggregates_are_left_out_and_refused_if_all_are(
     model: Generator, dataset: TrajectoryDataset, regions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = load_regions(regions)
@@ -457,7 +460,7 @@ def test_features_of_another_vocabulary_are_refused(
         tuned(model, dataset, regions)
 
 
-def test_of_published_tables_homes_are_everybodys_and_training_aggregates_choose(
+def test_published_tables_use_all_homes_and_validate_on_training_aggregates(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Some categories of two regions, one cell suppressed, and nobody known to live there."""
@@ -465,7 +468,8 @@ def test_of_published_tables_homes_are_everybodys_and_training_aggregates_choose
         'region,group,count\nA,"<30, M",3\nA,"<30, F",1\nB,"<30, F",2\n'
     )
     (tmp_path / "v.csv").write_text(
-        "region,feature,value,n\nA,category:home,2,50\nA,category:work,<5,50\nB,category:home,1,50\nB,category:work,1,50\n"
+        "region,feature,value,n\nA,category:home,2,50\nA,category:work,<5,50\n"
+        "B,category:home,1,50\nB,category:work,1,50\n"
     )
     build_regions(
         dataset.path,

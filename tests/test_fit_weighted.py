@@ -1,4 +1,4 @@
-"""Tilted training trajectories: exact where the paper's Example 2 holds, drawn as weighed, and never told a label."""
+"""Weights of training trajectories by group, and a fit on them that reads no labels."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def tilts(world: World, evidence: Evidence) -> GroupTilts:
 
 
 def remade(source: Path, out: Path, name: str, change: Callable[[pa.Table], pa.Table]) -> Path:
-    """A REGIONS folder one of whose tables was changed before its manifest was written."""
+    """A REGIONS folder with one changed table and a valid manifest."""
     manifest = json.loads((source / MANIFEST).read_text())
     with new_folder(out, manifest["kind"]) as folder:
         shutil.copytree(
@@ -94,7 +94,7 @@ def remade(source: Path, out: Path, name: str, change: Callable[[pa.Table], pa.T
 
 
 def redetailed(source: Path, out: Path, **details: Any) -> Path:
-    """A REGIONS folder that says something else of itself."""
+    """A REGIONS folder with changed details in its manifest."""
     shutil.copytree(source, out)
     manifest = json.loads((out / MANIFEST).read_text())
     manifest["details"] |= details
@@ -112,7 +112,7 @@ def with_column(name: str, change: Callable[[pd.DataFrame], Any]) -> Callable[[p
 
 @dataclass(frozen=True)
 class Example2:
-    """P(x|d) ~ P(x) prod_t delta(x_t, d) over all sequences of two to four of five places, none twice in a row."""
+    """P(x|d) ~ P(x) prod_t delta(x_t, d) over sequences of 2-4 of 5 places, none twice in a row."""
 
     sequences: tuple[tuple[int, ...], ...]
     counts: Floats  # (sequences, places)
@@ -140,7 +140,7 @@ class Example2:
 
 
 def test_example_2_is_recovered_exactly_from_its_means() -> None:
-    """All sequences weighed by P(x): the tilt to the means of P(x|d) is P(x|d)."""
+    """The tilt of P(x) to the means of P(x|d) is P(x|d)."""
     world = Example2.make()
     for group in range(len(GROUPS)):
         target = world.counts.T @ world.of(group)
@@ -151,7 +151,8 @@ def test_example_2_is_recovered_exactly_from_its_means() -> None:
 
 
 def test_example_2_is_recovered_from_sampled_people_within_sampling_error(tmp_path: Path) -> None:
-    world, people = Example2.make(), 5_000
+    world = Example2.make()
+    people = 5_000
     drawn = np.random.default_rng(0).choice(len(world.base), people, p=world.base)
     rows = [
         (
@@ -228,7 +229,7 @@ def test_weights_are_distributions_that_reach_the_recovered_means(
 def test_the_mean_of_the_base_weights_is_the_population_mean(
     world: World, evidence: Evidence, tilts: GroupTilts
 ) -> None:
-    """Windows are many for some people and few for others, and V is a mean over people."""
+    """People differ in their number of windows, and V is a mean over people."""
     assert len(np.unique(tilts.base)) > 1
     phi = evidence.phi.counts(Trajectories.of(world.dataset, tilts.indices))
     assert phi.T @ tilts.base == pytest.approx(evidence.recovery.baseline, rel=1e-12)
@@ -246,7 +247,8 @@ def test_with_the_person_as_the_unit_windows_of_a_person_share_its_weight(
     tilts = fit_group_tilts(evidence, world.dataset, TiltConfig(unit="person"))
     person = world.dataset.person[tilts.indices]
     for weights in tilts.weights:
-        windows, total = np.bincount(person), np.bincount(person, weights)
+        windows = np.bincount(person)
+        total = np.bincount(person, weights)
         assert weights == pytest.approx(total[person] / windows[person])
     assert tilts.weights.sum(1) == pytest.approx(np.ones(8))
     assert len(tilts.tilts[0].weights) == len(evidence.people) == tilts.report(evidence)["units"]
@@ -267,7 +269,7 @@ def test_membership_under_demogroups_leaves_no_weight_outside_the_region(
     assert tilts.report(evidence)["membership"] is True
 
 
-def test_people_without_a_region_belong_to_groups_as_the_population_does(
+def test_people_without_a_region_have_the_shares_of_the_population(
     world: World, evidence: Evidence
 ) -> None:
     assert evidence.region is not None
@@ -281,7 +283,9 @@ def test_people_without_a_region_belong_to_groups_as_the_population_does(
 
 
 def test_draws_are_a_function_of_seed_and_step(tilts: GroupTilts) -> None:
-    draw, again, other = tilted_draw(tilts, 3), tilted_draw(tilts, 3), tilted_draw(tilts, 4)
+    draw = tilted_draw(tilts, 3)
+    again = tilted_draw(tilts, 3)
+    other = tilted_draw(tilts, 4)
     one = draw(64, 7)
     draw(64, 8)
     assert np.array_equal(one.indices, again(64, 7).indices) and np.array_equal(
@@ -292,11 +296,13 @@ def test_draws_are_a_function_of_seed_and_step(tilts: GroupTilts) -> None:
     assert np.array_equal(np.bincount(one.groups), np.full(8, 8))
     assert (
         len(np.unique(one.groups[:16])) > 4
-    )  # not group by group: a stage may tell noise levels by the place
+    )  # not group by group: a stage may assign noise levels by position
 
 
 def test_draws_follow_the_weights(tilts: GroupTilts) -> None:
-    draw, steps, size = tilted_draw(tilts, 0), 400, 256
+    draw = tilted_draw(tilts, 0)
+    steps = 400
+    size = 256
     drawn = [draw(size, step) for step in range(steps)]
     indices, groups = (
         np.concatenate([getattr(each, name) for each in drawn]) for name in ("indices", "groups")
@@ -313,7 +319,7 @@ def test_draws_follow_the_weights(tilts: GroupTilts) -> None:
         )  # stratified: less than the 1 of independent draws
 
 
-def test_several_maps_and_the_validation_twin_are_read(world: World, evidence: Evidence) -> None:
+def test_several_maps_and_validation_aggregates_are_read(world: World, evidence: Evidence) -> None:
     assert [each.name for each in evidence.phi.maps] == ["poi", "category"]
     assert evidence.validation is not None and evidence.validation.features == evidence.phi.features
     ours, baseline = (
@@ -331,7 +337,7 @@ def test_several_maps_and_the_validation_twin_are_read(world: World, evidence: E
 def test_tilts_keep_the_spread_of_the_number_of_visits(
     world: World, evidence: Evidence, tilts: GroupTilts
 ) -> None:
-    """Counts alone take unusual trajectories: of many visits and of few."""
+    """Tilts to counts alone prefer trajectories with very many or very few visits."""
     number = world.dataset.lengths[tilts.indices].astype(np.float64)
 
     def spread(weights: Floats) -> Floats:
@@ -346,19 +352,20 @@ def test_tilts_keep_the_spread_of_the_number_of_visits(
         np.abs(spread(free.weights) - usual)
     )
     assert evidence.visits is not None
-    told = np.array([name.startswith("poi:") for name in evidence.phi.features])
-    asked = evidence.means[:, told].sum(1)
+    is_place = np.array([name.startswith("poi:") for name in evidence.phi.features])
+    visits = evidence.means[:, is_place].sum(1)  # (groups,)
     rank = evidence.visits.means @ np.arange(len(evidence.visits.baseline))
-    assert (np.argsort(rank) == np.argsort(asked)).all(), (
+    assert (np.argsort(rank) == np.argsort(visits)).all(), (
         "who makes more visits has them in later bins"
     )
     assert evidence.visits.means.sum(1) == pytest.approx(np.ones(8))
 
 
 @given(st.floats(0.6, 1.5), st.integers(0, 5))
-def test_a_number_of_visits_is_tilted_to_its_mean_and_no_further(level: float, seed: int) -> None:
+def test_the_number_of_visits_is_tilted_to_the_target_mean(level: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    number, weights = rng.poisson(8, 400).astype(np.float64), rng.dirichlet(np.ones(400))
+    number = rng.poisson(8, 400).astype(np.float64)
+    weights = rng.dirichlet(np.ones(400))
     found = tilt_to_mean(weights, number, level)
     assert found.sum() == pytest.approx(1) and found @ number == pytest.approx(
         level * (weights @ number)
@@ -370,13 +377,13 @@ def test_a_number_of_visits_is_tilted_to_its_mean_and_no_further(level: float, s
     )  # an exponential tilt of the number alone
 
 
-def test_a_mean_number_of_visits_beyond_what_people_do_takes_the_steepest_tilt() -> None:
+def test_an_unreachable_mean_number_of_visits_takes_the_steepest_tilt() -> None:
     number = np.array([1.0, 2.0, 3.0])
     assert tilt_to_mean(np.full(3, 1 / 3), number, 50.0) @ number > 2.8
     assert tilt_to_mean(np.full(3, 1 / 3), number, 0.0) @ number < 1.2
 
 
-def test_a_map_can_be_left_out(world: World) -> None:
+def test_moments_without_times_have_the_other_features(world: World) -> None:
     both = gather_evidence(world.dataset, world.districts, visits=False)
     held = gather_evidence(world.dataset, world.districts, visits=False, groups_explain=1e-6)
     assert (
@@ -396,7 +403,9 @@ def test_a_map_can_be_left_out(world: World) -> None:
         replace(both.moments, phi=hours).without_times(world.dataset.vocabulary)
 
 
-def test_the_report_is_json_and_says_how_sure_it_is(evidence: Evidence, tilts: GroupTilts) -> None:
+def test_the_report_is_json_with_the_uncertainty_of_each_group(
+    evidence: Evidence, tilts: GroupTilts
+) -> None:
     report = json.loads(json.dumps(tilts.report(evidence), allow_nan=False))
     row = report["groups"]["30-40, F"]
     assert row["information"] == pytest.approx(evidence.information()["30-40, F"], abs=1e-3)
@@ -414,7 +423,9 @@ def test_labels_change_nothing_after_the_regions_were_built(
     world: World, tmp_path: Path, change: str
 ) -> None:
     copy = with_other_labels(world.dataset, tmp_path / "copy", change)
-    weights, drawn, saved = [], [], []
+    weights = []
+    drawn = []
+    saved = []
     for number, dataset in enumerate((world.dataset, TrajectoryDataset.open(copy))):
         evidence = gather_evidence(dataset, world.groups)
         tilts = fit_group_tilts(evidence, dataset)
@@ -429,7 +440,7 @@ def test_labels_change_nothing_after_the_regions_were_built(
     assert weights[0] == weights[1] and drawn[0] == drawn[1] and saved[0] == saved[1]
 
 
-def test_what_the_regions_cannot_tell_is_said(
+def test_limits_of_the_regions_are_reported(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     few = world.groups
@@ -498,14 +509,14 @@ def test_regions_that_cannot_be_used_are_refused_in_a_sentence(
     )
     with pytest.raises(MobatlasError, match="hidden: every value of the aggregates is suppressed"):
         gather_evidence(world.dataset, hidden)
-    nobody = broken(
-        "nobody",
+    absent = broken(
+        "absent",
         "composition.parquet",
         "share",
         lambda rows: np.where(rows["group"] == "30-40, F", 0, rows["share"]),
     )
     with pytest.raises(MobatlasError, match="no region has people of group '30-40, F'"):
-        gather_evidence(world.dataset, nobody)
+        gather_evidence(world.dataset, absent)
     masked = redetailed(world.groups, tmp_path / "masked", mask=["HOME"])
     with pytest.raises(
         MobatlasError, match=r"another dataset .*feature 'poi:HOME' is not in the vocabulary"

@@ -1,4 +1,4 @@
-"""What `generate` writes: who the people are, the same bytes for the same seed, and files that say what made them."""
+"""Files of `generate`: the sampled people, equal bytes for equal seeds, and metadata."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_chunks(
 
 
 def test_a_sample_does_not_depend_on_how_many_there_are(world: World, tmp_path: Path) -> None:
-    few, many = tmp_path / "few", tmp_path / "many"
+    few = tmp_path / "few"
+    many = tmp_path / "many"
     generate(world.model, few, 300)
     generate(world.model, many, 600)
     table = pq.read_table(many)
@@ -100,7 +101,8 @@ def test_home_and_work_are_at_the_anchors_and_places_where_they_are(
 ) -> None:
     generate(world.model, tmp_path / "out", 500)
     made = pd.read_parquet(tmp_path / "out")
-    home, work = made[made.poi_id == "HOME"], made[made.poi_id == "WORK"]
+    home = made[made.poi_id == "HOME"]
+    work = made[made.poi_id == "WORK"]
     assert len(home) and (home.lat == home.home_lat).all() and (home.lon == home.home_lon).all()
     assert len(work) and (work.lat == work.work_lat).all() and (work.lon == work.work_lon).all()
     known = world.dataset.vocabulary.table.to_pandas().set_index("poi_id").iloc[FIRST_POI:]
@@ -126,15 +128,18 @@ def test_a_region_gives_its_people_and_its_composition(world: World, tmp_path: P
     generate(
         world.grouped, tmp_path / "out", 2_000, SampleRequest(region="R12", regions=world.regions)
     )
-    made, composition = firsts(tmp_path / "out"), load_regions(world.regions).composition
+    made = firsts(tmp_path / "out")
+    composition = load_regions(world.regions).composition
     shares = made.group.value_counts(normalize=True).reindex(composition.groups.names, fill_value=0)
     expected = composition.shares[composition.regions.index("R12")]
     assert np.abs(shares.to_numpy() - expected).max() < 0.05 and set(made.region) == {"R12"}
-    region, dataset = RegionsFolder.open(world.regions).assignment, world.dataset
+    region = RegionsFolder.open(world.regions).assignment
+    dataset = world.dataset
     assert region is not None
-    train, users = dataset.split_people("train"), dataset.people["user_id"].to_pylist()
-    lives = [person for person in train.tolist() if region.get(users[person]) == "R12"]
-    assert rows(made) == set(map(tuple, dataset.anchors[lives].tolist()))
+    train = dataset.split_people("train")
+    users = dataset.people["user_id"].to_pylist()
+    residents = [person for person in train.tolist() if region.get(users[person]) == "R12"]
+    assert rows(made) == set(map(tuple, dataset.anchors[residents].tolist()))
 
 
 def test_a_group_of_a_region_and_a_baseline_of_a_region(world: World, tmp_path: Path) -> None:
@@ -259,7 +264,7 @@ def test_a_place_moves_alike_in_every_file_and_by_what_no_file_tells(
 
 
 @pytest.mark.parametrize("form", ["disc", "grid"])
-def test_homes_that_would_move_out_of_the_country_are_refused_and_those_that_stay_are_told(
+def test_homes_that_would_move_out_of_the_country_are_refused_and_zero_moves_are_reported(
     form: Literal["disc", "grid"], caplog: pytest.LogCaptureFixture
 ) -> None:
     place = np.array([[1.0, 2.0, 3.0, 4.0]])
@@ -374,7 +379,8 @@ def test_the_file_says_what_made_it_and_not_where(world: World, tmp_path: Path) 
 def test_a_file_that_is_there_is_replaced_only_if_asked_to_and_only_ours(
     world: World, tmp_path: Path
 ) -> None:
-    out, thesis = tmp_path / "out.parquet", tmp_path / "thesis.tex"
+    out = tmp_path / "out.parquet"
+    thesis = tmp_path / "thesis.tex"
     thesis.write_text("years of work")
     (tmp_path / ".out.parquet.partial").write_text("of a process that was killed")
     generate(world.model, out, 10)
@@ -398,8 +404,12 @@ def test_a_file_that_is_there_is_replaced_only_if_asked_to_and_only_ours(
 
 def test_memory_does_not_grow_with_the_number_of_samples(world: World, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from mobatlas.sampling.generate import SampleRequest, generate; model, out = map(Path, sys.argv[1:])\n"
-        "for n in (2_000, 20_000): print(generate(model, out / str(n), n, SampleRequest(lengths='empirical')).peak_gb)"
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from mobatlas import SampleRequest, generate\n"
+        "model, out = map(Path, sys.argv[1:])\n"
+        "request = SampleRequest(lengths='empirical')\n"
+        "for n in (2_000, 20_000): print(generate(model, out / str(n), n, request).peak_gb)"
     )
     command = [sys.executable, "-c", code, str(world.model), str(tmp_path)]
     done = subprocess.run(

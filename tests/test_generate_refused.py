@@ -1,4 +1,4 @@
-"""What `generate` and the reader of synthetic files refuse, in one sentence that says what to do."""
+"""`generate` and the reader of samples refuse bad input in one sentence."""
 
 from __future__ import annotations
 
@@ -97,7 +97,8 @@ def test_bad_input_is_refused_in_one_sentence_and_writes_nothing(
         ({"work_lon": "west"}, "column 'work_lon' is empty or not a number in row 1 ('west')"),
         (
             {"work_lon": ""},
-            "in row 1 (37.5, nan) only one of 'work_lat' and 'work_lon' is filled; give both or none",
+            "in row 1 (37.5, nan) only one of 'work_lat' and 'work_lon' is filled; "
+            "give both or none",
         ),
         (
             {"home_lat": "-77.4", "home_lon": "37.5"},

@@ -1,4 +1,4 @@
-"""Samples in shards and by several processes: together they are the file that one process writes, bit for bit."""
+"""Shards and several processes write, bit for bit, the rows that one process writes."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ from tests.outcomes import refused, run
 from tests.tiny import OPTIONS, fitted, small_city
 from tests.written import generate_with
 
-GROUP, REGION = "30-40, F", "R3"
+GROUP = "30-40, F"
+REGION = "R3"
 CALIBRATION = {"calibration": {"pool": 64, "candidates": 2}}
 
 
 @dataclass(frozen=True)
 class World:
-    """A city, regions of it, and untrained models: what they write is nobody's day, but it is theirs."""
+    """A city, its regions, and untrained models."""
 
     root: Path
     dataset: TrajectoryDataset
@@ -209,16 +210,17 @@ def test_duckdb_puts_the_parts_together(world: World, tmp_path: Path) -> None:
     whole = check_shards(world.model("autoregressive"), tmp_path, n=520, shards=3)
     for number in (1, 2, 3):
         (tmp_path / f"{number}").rename(tmp_path / f"part-{number}.parquet")
-    parts, out = tmp_path / "part-*.parquet", tmp_path / "all.parquet"
+    parts = tmp_path / "part-*.parquet"
+    out = tmp_path / "all.parquet"
     duckdb.sql(f"COPY (SELECT * FROM '{parts}' ORDER BY trajectory, position) TO '{out}'")
     assert pq.read_table(out).equals(whole)
 
 
 @pytest.mark.parametrize(
-    "told",
+    "shard",
     ["0/4", "5/4", "x", "1/0", "-1/4", "1.5/4", "3", "1/4/2", " 1/4", "²/4", "1/" + 5_000 * "9"],
 )
-def test_a_shard_that_is_none_is_refused(world: World, tmp_path: Path, told: str) -> None:
+def test_a_shard_that_is_none_is_refused(world: World, tmp_path: Path, shard: str) -> None:
     command = (
         "generate",
         world.model("external"),
@@ -226,9 +228,9 @@ def test_a_shard_that_is_none_is_refused(world: World, tmp_path: Path, told: str
         10,
         "--out",
         tmp_path / "a",
-        f"--shard={told}",
+        f"--shard={shard}",
     )
-    assert f"--shard {told}: give I/K, the I-th of K parts" in refused(*command)
+    assert f"--shard {shard}: give I/K, the I-th of K parts" in refused(*command)
     assert not list(tmp_path.iterdir())
 
 
@@ -291,7 +293,7 @@ def test_a_process_that_dies_is_one_sentence_and_nothing_is_left(
 def test_what_goes_wrong_in_a_process_is_said_as_if_in_one(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, orphans: None
 ) -> None:
-    """The second process finds another model than the first: the folder was replaced between them."""
+    """The folder is replaced after the first process has loaded it."""
     model = world.model("external")
     manifest = load_model(model).manifest
     monkeypatch.setattr(type(manifest), "content_hash", "of another")

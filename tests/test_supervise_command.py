@@ -151,16 +151,21 @@ def test_a_run_file_says_how_to_supervise_and_options_go_over_it(
 def test_a_model_keeps_recovered_means_and_anchors_of_training_people_and_nobodys_name(
     world: World,
 ) -> None:
-    model, dataset = world.supervised("tilt"), world.dataset
+    model = world.supervised("tilt")
+    dataset = world.dataset
     means = pd.read_parquet(model / "group_means.parquet")
     assert list(means) == ["group", "feature", "mean", "sd", "covariance", "population", "tilt"]
     assert means.drop(columns="sd").notna().all().all() and dataset.groups is not None
-    told = ~means["feature"].str.startswith(
+    estimated = ~means["feature"].str.startswith(
         "visits:"
     )  # which is not recovered from regions, and has no error bar
-    assert (means["sd"][told] >= 0).all() and means["sd"][~told].isna().all() and (~told).any()
+    assert (
+        (means["sd"][estimated] >= 0).all()
+        and means["sd"][~estimated].isna().all()
+        and (~estimated).any()
+    )
     assert tuple(means["group"].unique()) == dataset.groups.names
-    for _, rows in means[told].groupby("feature"):
+    for _, rows in means[estimated].groupby("feature"):
         covariance = np.stack(rows["covariance"].to_list())  # (groups, groups)
         assert (
             np.allclose(covariance, covariance.T) and np.linalg.eigvalsh(covariance).min() > -1e-9
@@ -187,7 +192,9 @@ def test_a_model_keeps_recovered_means_and_anchors_of_training_people_and_nobody
 
 
 def test_a_supervised_model_needs_its_dataset_no_more(world: World, tmp_path: Path) -> None:
-    model, here, there = world.supervised("tilt"), world.dataset.path, world.root / "elsewhere"
+    model = world.supervised("tilt")
+    here = world.dataset.path
+    there = world.root / "elsewhere"
     here.rename(there)
     try:
         assert (
@@ -293,11 +300,12 @@ def test_membership_is_said_wherever_it_is_on(
 
 
 @pytest.mark.parametrize("calibrate", [(), ("--calibrate",)])
-def test_with_membership_a_group_lives_where_its_regions_are(
+def test_with_membership_samples_of_a_group_have_homes_of_its_regions(
     world: World, tmp_path: Path, calibrate: tuple[str, ...]
 ) -> None:
-    """Here a region is a group: no home of its samples is of another region, where without it they are anybody's."""
-    theirs, anybodys = tmp_path / "theirs", world.supervised("tilt")
+    """Each region is one group, so samples of a group have homes of its region only."""
+    theirs = tmp_path / "theirs"
+    anybodys = world.supervised("tilt")
     assert (
         run("supervise", world.model, world.groups, "--membership", *SMALL, "--out", theirs).code
         == 0
@@ -376,7 +384,8 @@ def test_calibrated_samples_are_the_same_bytes_whatever_the_chunk(
             for k in (1, 2)
         ]
         assert (tmp_path / f"{form}1").read_bytes() == (tmp_path / f"{form}2").read_bytes()
-        rate, found = made[0].acceptance_rate, made[0].calibration
+        rate = made[0].acceptance_rate
+        found = made[0].calibration
         assert found is not None and found["form"] == form and rate == made[1].acceptance_rate
         assert rate == 0.5 if form == "fixed_anchors" else 0 < (rate or 0) <= 1
         assert set(found["groups"]) == ({GROUP} if form == "population" else {GROUP, "<30, M"})
@@ -435,7 +444,8 @@ def test_labels_change_no_weight_and_no_sample_once_the_regions_are_there(
     train(copy, tmp_path / "model", generator="latent-diffusion", values=BRIEF, execution=quiet)
     assert bytes_of(tmp_path / "model") == bytes_of(world.model)
     for strategy in ("tilt", "resample", "finetune"):
-        out, whole = tmp_path / strategy, world.supervised(strategy)
+        out = tmp_path / strategy
+        whole = world.supervised(strategy)
         command = ("--strategy", strategy, *HOW[strategy], "--out", out)
         assert run("supervise", tmp_path / "model", world.groups, *command).code == 0
         assert bytes_of(out) == bytes_of(whole)
@@ -510,7 +520,8 @@ def test_atlas_fits_supervises_samples_saves_and_opens(world: World, tmp_path: P
 
 
 def test_calibrated_models_are_scored_beside_the_others_in_both_forms(world: World) -> None:
-    baseline, tilted = load_model(world.model).generator, load_model(world.supervised("tilt"))
+    baseline = load_model(world.model).generator
+    tilted = load_model(world.supervised("tilt"))
     models: dict[str, Generator | Sampler] = {
         "baseline": baseline,
         "tilt": tilted.generator,

@@ -1,4 +1,4 @@
-"""What phase 2 does not take: options, models, regions and calibrations that do not fit, each refused in one sentence."""
+"""Phase 2 refuses options, models, regions and calibrations that do not fit, in one sentence."""
 
 from __future__ import annotations
 
@@ -153,12 +153,12 @@ def test_regions_that_tell_nothing_are_refused(world: World, tmp_path: Path, str
     assert "is suppressed" in broken(
         "aggregates.parquet", "value", lambda rows: np.full(len(rows), np.nan)
     )
-    nobody = broken(
+    absent = broken(
         "composition.parquet",
         "share",
         lambda rows: np.where(rows["group"] == GROUP, 0, rows["share"]),
     )
-    assert f"no region has people of group '{GROUP}'" in nobody
+    assert f"no region has people of group '{GROUP}'" in absent
     assert not (tmp_path / "new").exists()
 
 

@@ -1,4 +1,4 @@
-"""`supervise --strategy strong`, with labels, as a user types it: the groups it gives a model, and what is refused."""
+"""`supervise --strategy strong` learns groups from labels; bad input is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tilt is the I-projection: checked against a general solver of the primal problem, and by its own conditions."""
+"""The tilt is the I-projection, by a general solver of the primal and by optimality conditions."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def test_the_ridge_leaves_exactly_its_share_of_a_moment_unmet() -> None:
     assert np.abs(tilt.unmet).max() > 1e-4
 
 
-def test_the_present_mean_needs_no_tilt() -> None:
+def test_the_current_mean_needs_no_tilt() -> None:
     phi, _ = counts(9)
     tilt = fit_tilt(phi, np.asarray(phi.mean(0)).ravel())
     assert tilt.weights == pytest.approx(np.full(40, 1 / 40))
     assert tilt.effective_sample_size == pytest.approx(40)
 
 
-def test_a_target_outside_the_hull_is_approached_and_said() -> None:
+def test_a_target_outside_the_hull_is_approached_and_not_converged() -> None:
     phi = sparse.csr_array(np.array([[0.0], [1.0], [2.0]]))
     near = fit_tilt(phi, np.array([5.0]), ridge=0.01)
     assert near.weights[2] > 0.99
@@ -90,7 +90,7 @@ def test_a_target_outside_the_hull_is_approached_and_said() -> None:
     assert not fit_tilt(phi, np.array([5.0]), ridge=0).converged
 
 
-def test_rows_without_prior_weight_stay_without() -> None:
+def test_rows_without_prior_weight_have_no_weight() -> None:
     phi, target = counts(11)
     prior = np.arange(40.0)
     tilt = fit_tilt(phi, target, prior=prior)
@@ -98,7 +98,7 @@ def test_rows_without_prior_weight_stay_without() -> None:
     assert fit_tilt(phi, target, prior=prior * 7).weights == pytest.approx(tilt.weights)
 
 
-def test_a_feature_that_nobody_shows_does_no_harm() -> None:
+def test_a_feature_without_counts_does_not_change_the_weights() -> None:
     phi, target = counts(13)
     wider = sparse.csr_array(sparse.hstack([phi, sparse.csr_array((40, 1))]))
     assert fit_tilt(wider, np.append(target, 0.0)).weights == pytest.approx(

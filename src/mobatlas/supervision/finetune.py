@@ -166,8 +166,7 @@ class Target:
         )
         weights = soft.tokens.new_tensor(people.weights)  # (n,)
         simulated = [weights @ goal.feature.soft(soft) for goal in self.goals]
-        loss: Tensor = self.loss(simulated, region)
-        return loss
+        return self.loss(simulated, region)
 
     def gradient_agreement(self, model: Generator, config: FinetuneConfig, seed: int) -> float:
         """Mean cosine between gradients of one region from two batches: 0 is noise, 1 is exact."""
