@@ -382,10 +382,11 @@ def _calibration_report(plan: Plan) -> dict[str, Any]:
     """Distances of the sampled groups to their estimated means, on the calibration's pool."""
     assert plan.calibration is not None and plan.form is not None
     shares = [part.shares for part in plan.parts if part.shares is not None]
-    groups = np.flatnonzero(np.sum(shares, 0)) if shares else np.unique(plan.people.groups)
+    groups = plan.people.groups
+    sampled = np.flatnonzero(np.sum(shares, 0)) if groups is None else np.unique(groups)
     names = plan.calibration.groups.names
     rows = getattr(plan.calibration, plan.form)
-    distances = {names[k]: {"before": rows[k].before, "after": rows[k].after} for k in groups}
+    distances = {names[k]: {"before": rows[k].before, "after": rows[k].after} for k in sampled}
     return {"form": plan.form, "groups": distances}
 
 
