@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from mobatlas.errors import MobatlasError, out_of_memory
@@ -19,23 +19,17 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def main() -> None:
     """Run a command of `mobatlas`."""
-    run_application(_load_app, "mobatlas")
+    run_application("mobatlas.cli.commands", "mobatlas")
 
 
-def _load_app() -> Any:
-    from mobatlas.cli.commands import app
-
-    return app
-
-
-def run_application(load: Callable[[], Any], name: str) -> None:
-    """Run a command line application; an error becomes one sentence and an exit code."""
+def run_application(module: str, name: str) -> None:
+    """Run the `app` of a module; an error becomes one sentence and an exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("mobatlas").setLevel(logging.INFO)
     signals = _catch_signals()
     try:
         keep_memory()
-        app = load()  # takes seconds, so Ctrl-C must already be caught
+        app = import_module(module).app  # takes seconds, so Ctrl-C must already be caught
         code = app(standalone_mode=False, prog_name=name)  # usage errors are raised, not printed
         sys.exit(code if isinstance(code, int) else 0)
     except MobatlasError as error:

@@ -14,12 +14,11 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
-from mobatlas.data.arrays import Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.samples import Samples
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.comparison import EVERYBODY, group_members, labelled_groups, real_groups
+from mobatlas.evaluation.comparison import EVERYBODY, labelled_groups, real_groups
 from mobatlas.evaluation.evaluate import sample_reader
 from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS, Metric, MetricSpec
 from mobatlas.features.divergences import column_sums, jsd
@@ -285,17 +284,16 @@ class _Page:
         return json.loads((self.folder / path).read_text(encoding="utf-8"))
 
     @cached_property
-    def _members(self) -> dict[str, Ints]:
-        return group_members(self.dataset, "test") if self.labelled else {}
+    def _held_out(self) -> dict[str, Trajectories]:
+        """Held-out people by group; nothing without labels."""
+        return real_groups(self.dataset, "test") if self.labelled else {}
 
     def _views(self, samples: Mapping[str, Samples], groups: Groups) -> list[View]:
         draw = Views(self.dataset, self.spec).view
         real = {REAL: Trajectories.of(self.dataset, self.dataset.split("test"))}
         views = [draw(EVERYBODY, real | {k: v.trajectories for k, v in samples.items()})]
         for number, name in enumerate(groups.names):
-            real = {}
-            if name in self._members:
-                real = {REAL: Trajectories.of(self.dataset, self._members[name])}
+            real = {REAL: self._held_out[name]} if name in self._held_out else {}
             views.append(draw(name, real | {k: v.of_group(number) for k, v in samples.items()}))
         return views
 
