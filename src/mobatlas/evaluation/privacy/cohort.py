@@ -308,4 +308,4 @@ def _renumbered(codes: Ints) -> Ints:
 def _times_before(owner: Ints, gram: Ints) -> Ints:
     """How often the same owner had the same n-gram before."""
     pair = pd.Series(owner * (int(gram.max(initial=0)) + 1) + gram)
-    return pair.groupby(pair).cumcount().to_numpy(dtype=np.int64)
+    return pair.groupby(pair).cumcount().to_numpy().astype(np.int64)
