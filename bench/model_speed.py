@@ -27,8 +27,7 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import PAD
 from mobatlas.evaluation.comparison import EVERYBODY, evaluate_groups, sampling_floor
 from mobatlas.evaluation.metrics import MetricSpec
-from mobatlas.generators.latent_diffusion.config import LatentDiffusionConfig
-from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
+from mobatlas.generators.latent_diffusion.generator import LatentDiffusion, LatentDiffusionConfig
 from mobatlas.generators.protocol import UNKNOWN, unlabelled
 from mobatlas.training.devices import fast_bf16, trains_in_bf16
 from mobatlas.training.loop import Execution, Share, Trainer

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from mobatlas.data.vocabulary import BOS, EOS, HOME, MASK, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.latent_diffusion.autoencoder import Autoencoder, hide_spans
-from mobatlas.generators.latent_diffusion.config import AutoencoderConfig
-from mobatlas.generators.layers import with_end
+from mobatlas.generators.codec import with_end
+from mobatlas.generators.latent_diffusion.autoencoder import (
+    Autoencoder,
+    AutoencoderConfig,
+    hide_spans,
+)
 from tests.networks import LATENT, LENGTH, VOCABULARY, chance
 
 

@@ -21,15 +21,14 @@ from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import normalise, tv
 from mobatlas.features.maps import build_feature
 from mobatlas.generators.autoregressive import PRESETS, AutoregressiveConfig
-from mobatlas.generators.layers import draw_tokens, previous_tokens, with_end
+from mobatlas.generators.codec import draw_tokens, previous_tokens, with_end
 from mobatlas.generators.protocol import UNKNOWN, Examples
-from mobatlas.generators.sequence.codec import sample_tokens
-from mobatlas.generators.sequence.network import (
+from mobatlas.generators.sequence_generator import SequenceGenerator
+from mobatlas.generators.transformer import (
     CausalTransformer,
     TransformerConfig,
     in_length_buckets,
 )
-from mobatlas.generators.sequence.sequence_generator import SequenceGenerator
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.train import train
 from mobatlas.supervision.strategies import labelled_draw
@@ -88,9 +87,11 @@ def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None
     net, condition = network(length), torch.randn(batch, TINY.width, generator=chance())
     tokens = previous_tokens(torch.randint(HOME, SIZE, (batch, length), generator=chance(1)))
     cache = net.new_cache(batch)
-    one_by_one = [net.step(tokens[:, place], condition, place, cache) for place in range(length)]
+    one_by_one = [
+        net.logits(tokens[:, place, None], condition, cache, place) for place in range(length)
+    ]
     torch.testing.assert_close(
-        torch.stack(one_by_one, 1), net.logits(tokens, condition), atol=1e-4, rtol=1e-4
+        torch.cat(one_by_one, 1), net.logits(tokens, condition), atol=1e-4, rtol=1e-4
     )
 
 
@@ -125,10 +126,8 @@ def test_trajectories_are_written_as_often_as_they_are_likely() -> None:
     net, tokens, n = network(), every_trajectory(), 20_000
     condition = torch.randn(1, TINY.width, generator=chance(3))
     likely = torch.exp(-net.nats(tokens, condition.expand(len(tokens), -1))).numpy()
-    made = with_end(
-        sample_tokens(net, condition.expand(n, -1), torch.rand(n, LENGTH, generator=chance(4))),
-        LENGTH,
-    )
+    numbers = torch.rand(n, LENGTH, generator=chance(4))
+    made = with_end(net.sample(condition.expand(n, -1), lambda *_: numbers, LENGTH), LENGTH)
     found = {tuple(row): 0 for row in tokens.tolist()}
     for row in made.tolist():
         found[tuple(row)] += 1
@@ -138,22 +137,20 @@ def test_trajectories_are_written_as_often_as_they_are_likely() -> None:
 
 
 def test_writing_stops_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    net, places = network(9), []
-    step = CausalTransformer.step
+    net = network(9)
+    places = []
+    logits = CausalTransformer.logits
 
     def counted(
-        self: CausalTransformer, last: Tensor, condition: Tensor, place: int, cache: Tensor
+        self: CausalTransformer, last: Tensor, condition: Tensor, cache: Tensor, place: int
     ) -> Tensor:
         places.append(place)
-        return step(self, last, condition, place, cache)
+        return logits(self, last, condition, cache, place)
 
-    monkeypatch.setattr(CausalTransformer, "step", counted)
-    made = sample_tokens(
-        net,
-        torch.zeros(3, TINY.width),
-        torch.rand(3, 9, generator=chance()),
-        torch.tensor([2, 4, 1]),
-    )
+    monkeypatch.setattr(CausalTransformer, "logits", counted)
+    numbers = torch.rand(3, 9, generator=chance())
+    condition = torch.zeros(3, TINY.width)
+    made = net.sample(condition, lambda *_: numbers, 9, torch.tensor([2, 4, 1]))
     assert (made != PAD).sum(1).tolist() == [2, 4, 1]
     assert places == [0, 1, 2, 3, 4]
 
@@ -211,8 +208,8 @@ def test_the_likelihood_is_the_product_of_what_it_gave_each_token(
         with torch.no_grad():
             condition = grouped.network.person(home, torch.from_numpy(levels[None]))
             for place, token in enumerate(written):
-                scores = grouped.network.step(torch.tensor([last]), condition, place, cache)
-                total, last = total + float(scores.log_softmax(-1)[0, token]), token
+                scores = grouped.network.logits(torch.tensor([[last]]), condition, cache, place)
+                total, last = total + float(scores.log_softmax(-1)[0, 0, token]), token
         assert found[number] == pytest.approx(total, abs=1e-3)
 
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.generators.latent_diffusion.config import DenoiserConfig, DiffusionConfig
-from mobatlas.generators.latent_diffusion.diffusion import noise_schedule, rollout
-from mobatlas.generators.latent_diffusion.dit import Block, DiT, Estimate
+from mobatlas.generators.latent_diffusion.diffusion import DiffusionConfig, noise_schedule, rollout
+from mobatlas.generators.latent_diffusion.dit import Block, DenoiserConfig, DiT, Estimate
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.groups import DEFAULT_GROUPS
 from tests.networks import LATENT, LENGTH, VOCABULARY, chance, new_model, stirred

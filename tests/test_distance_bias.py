@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mobatlas.data.vocabulary import FIRST_POI, HOME, SPECIALS, VOCABULARY_SCHEMA, Vocabulary
-from mobatlas.generators.latent_diffusion.config import DenoiserConfig
-from mobatlas.generators.latent_diffusion.dit import DiT
-from mobatlas.generators.layers import KNOTS, DistanceBias, previous_tokens, with_end
-from mobatlas.generators.sequence.network import CausalTransformer, TransformerConfig
+from mobatlas.generators.codec import previous_tokens, with_end
+from mobatlas.generators.latent_diffusion.dit import DenoiserConfig, DiT
+from mobatlas.generators.layers import KNOTS, DistanceBias
+from mobatlas.generators.transformer import CausalTransformer, TransformerConfig
 from tests.networks import chance, stirred
 
 PLACES, KM = 24, 1 / 111.195  # of latitude, in degrees
@@ -130,9 +130,9 @@ def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None
         previous_tokens(torch.randint(HOME, FIRST_POI + PLACES, (5, 4), generator=chance(1))),
         net.new_cache(5),
     )
-    one_by_one = [net.step(tokens[:, place], condition, place, cache) for place in range(4)]
+    one_by_one = [net.logits(tokens[:, place, None], condition, cache, place) for place in range(4)]
     torch.testing.assert_close(
-        torch.stack(one_by_one, 1), net.logits(tokens, condition), atol=1e-4, rtol=1e-4
+        torch.cat(one_by_one, 1), net.logits(tokens, condition), atol=1e-4, rtol=1e-4
     )
 
 

@@ -15,14 +15,17 @@ from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
+from mobatlas.generators.codec import with_end
 from mobatlas.generators.latent_diffusion.autoencoder import (
     Autoencoder,
     encode_split,
     set_statistics,
 )
-from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusionConfig
-from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
-from mobatlas.generators.layers import with_end
+from mobatlas.generators.latent_diffusion.generator import (
+    PRESETS,
+    LatentDiffusion,
+    LatentDiffusionConfig,
+)
 from mobatlas.generators.protocol import Draw, unlabelled
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.training.loop import Execution, Share, Stage, Trainer

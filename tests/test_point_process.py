@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mobatlas import TrajectoryDataset, build_regions, evaluate, generate, supervise
 from mobatlas.cli import main
@@ -19,14 +19,14 @@ from mobatlas.config import build
 from mobatlas.data.samples import read_samples
 from mobatlas.data.schema import DAY
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD
+from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import jsd
 from mobatlas.features.maps import build_feature
-from mobatlas.generators.point_process.generator import PointProcessConfig, TimedTokenCodec
-from mobatlas.generators.point_process.network import Durations, Spans, bin_starts
+from mobatlas.generators.point_process import PointProcess, PointProcessConfig, TimedTokenCodec
 from mobatlas.generators.protocol import UNKNOWN
-from mobatlas.generators.sequence.sequence_generator import SequenceGenerator
+from mobatlas.generators.sequence_generator import SequenceGenerator
+from mobatlas.generators.timed_transformer import Durations, Spans, bin_starts
 from mobatlas.generators.vae import PRESETS, VariationalAutoencoder
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.supervise import SuperviseOptions
@@ -179,14 +179,9 @@ def test_a_dataset_of_other_windows_is_refused(dataset: TrajectoryDataset) -> No
 
 def network() -> VariationalAutoencoder:
     config = build(PointProcessConfig, OPTIONS[NAME] | {"days": DAYS}, NAME)
-    from mobatlas.generators.point_process.generator import _network
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return cast(
-            VariationalAutoencoder,
-            stirred(cast(nn.Module, _network(config, FIRST_POI + 3, DEFAULT_GROUPS))).eval(),
-        )
+    vocabulary = cast(Vocabulary, range(FIRST_POI + 3))  # only its length matters
+    model = PointProcess(config, vocabulary, DEFAULT_GROUPS)
+    return cast(VariationalAutoencoder, stirred(model.network))
 
 
 def test_what_is_to_come_does_not_change_what_is_likely(dataset: TrajectoryDataset) -> None:
@@ -197,9 +192,10 @@ def test_what_is_to_come_does_not_change_what_is_likely(dataset: TrajectoryDatas
     condition = torch.randn(8, OPTIONS[NAME]["network"]["width"], generator=chance(2))
     changed = visits.clone()
     changed[:, 3:] += torch.tensor([0, 900, 1_800])
-    for one, other in zip(
-        net.decoder.predict(visits, condition), net.decoder.predict(changed, condition), strict=True
-    ):
+    one_prediction, other_prediction = (
+        net.decoder.predict(rows[:, :-1], rows[:, :1, 1], condition) for rows in (visits, changed)
+    )
+    for one, other in zip(one_prediction, other_prediction, strict=True):
         torch.testing.assert_close(one[:, :3], other[:, :3])
         assert not torch.equal(one[:, 3:], other[:, 3:])
 

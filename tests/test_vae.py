@@ -14,9 +14,8 @@ from torch.distributions import Normal, kl_divergence
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD
-from mobatlas.generators.layers import with_end
-from mobatlas.generators.sequence.codec import sample_tokens
-from mobatlas.generators.sequence.sequence_generator import SequenceGenerator
+from mobatlas.generators.codec import with_end
+from mobatlas.generators.sequence_generator import SequenceGenerator
 from mobatlas.generators.vae import PRESETS, VaeConfig, VariationalAutoencoder
 from mobatlas.groups import DEFAULT_GROUPS
 from tests.networks import chance, stirred
@@ -126,10 +125,10 @@ def test_what_is_written_depends_on_the_latent() -> None:
     _, anchors, levels, _ = (part[:1].expand(n, -1) for part in batch(net))
     numbers = torch.rand(n, 12, generator=chance(7))
     one, same, other = (
-        sample_tokens(
-            net.decoder,
+        net.decoder.sample(
             net.condition(anchors, levels, torch.randn(n, net.latent, generator=chance(seed))),
-            numbers,
+            lambda *_: numbers,
+            12,
         )
         for seed in (0, 0, 1)
     )

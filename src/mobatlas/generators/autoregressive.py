@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import Field
 
-from mobatlas.generators.sequence.network import CausalTransformer, TransformerConfig
-from mobatlas.generators.sequence.sequence_generator import PAPER, SequenceConfig, sequence_family
-from mobatlas.groups import Groups
+from mobatlas.generators.network_generator import network_family
+from mobatlas.generators.sequence_generator import PAPER, SequenceConfig, SequenceGenerator
+from mobatlas.generators.transformer import CausalTransformer, TransformerConfig
 
 
 class MappedConfig(TransformerConfig):
@@ -28,10 +28,12 @@ class AutoregressiveConfig(SequenceConfig):
 PRESETS: Mapping[str, Mapping[str, Any]] = {"small": {}, "paper": PAPER}
 
 
-def _network(
-    config: AutoregressiveConfig, vocabulary: int, groups: Groups | None
-) -> CausalTransformer:
-    return CausalTransformer(config.network, vocabulary, config.length, groups)
+class Autoregressive(SequenceGenerator):
+    """The generator of the causal transformer."""
+
+    def _build(self, size: int) -> None:
+        config = self.config
+        self.network = CausalTransformer(config.network, size, config.length, self.groups)
 
 
-FAMILY = sequence_family("autoregressive", AutoregressiveConfig, PRESETS, _network)
+FAMILY = network_family("autoregressive", Autoregressive, AutoregressiveConfig, PRESETS)

@@ -7,16 +7,17 @@ attribute of the group. Level 0 of an attribute means unknown.
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Literal, Self
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mobatlas.config import Section
 from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.vocabulary import BOS, EOS, PAD, Vocabulary
+from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import UNKNOWN
 from mobatlas.groups import Groups
@@ -31,6 +32,80 @@ KM_PER_DEGREE = math.pi / 180 * 6_371
 LARGEST_CACHE = 2**23  # numbers, which is 32 MB for each anchor
 
 Person = tuple[Tensor, Tensor | None]  # anchors (batch, 4) and levels (batch, attributes)
+
+
+class AttentionConfig(Section):
+    """The width of a transformer."""
+
+    width: int = Field(96, ge=8, le=4_096)
+    heads: int = Field(4, ge=1)
+    activation: Literal["relu", "gelu"] = "relu"  # gelu takes a sixth of a training step on a CPU
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        return self
+
+
+class NetworkConfig(AttentionConfig):
+    """A transformer that is conditioned on a person."""
+
+    depth: int = Field(3, ge=1, le=64)
+    expansion: int = Field(4, ge=1, le=16)  # of the feed-forward layers
+    embedding: int = Field(64, ge=1, le=4_096)  # of one demographic attribute
+    # curves of the distance to each anchor, see DistanceBias; 0: no distance bias
+    distance_curves: int = Field(0, ge=0, le=64)
+    group_bias: bool = False  # see GroupTokenBias
+
+
+class TransformerBlock(nn.Module):
+    """The layers of a transformer block. A subclass says in `forward` how they are connected."""
+
+    def __init__(self, config: NetworkConfig, *, affine_norms: bool) -> None:
+        super().__init__()
+        width = config.width
+        self.heads = config.heads
+        self.norm_attention = nn.LayerNorm(width, elementwise_affine=affine_norms)
+        self.norm_feedforward = nn.LayerNorm(width, elementwise_affine=affine_norms)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.feedforward = nn.Sequential(
+            nn.Linear(width, config.expansion * width),
+            nn.ReLU(inplace=True) if config.activation == "relu" else nn.GELU(approximate="tanh"),
+            nn.Linear(config.expansion * width, width),
+        )
+
+    def attend(
+        self,
+        x: Tensor,
+        cache: Tensor | None = None,
+        place: int = 0,
+        *,
+        valid: Tensor | None = None,
+        causal: bool = False,
+        backward: bool = False,
+    ) -> Tensor:
+        """Attend among the places of x (batch, any, width), or from one place to those before it.
+
+        Keys and values of the places before are in the cache (2, batch, heads, length, head). Only
+        `valid` places (batch, any) are attended. `backward` says that gradients will be computed.
+        """
+        batch, length, width = x.shape
+        qkv = self.qkv(x).view(batch, length, 3, self.heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (batch, heads, any, head) each
+        if cache is not None:
+            cache[:, :, :, place] = torch.stack((k, v))[:, :, :, 0]
+            q = q.to(cache.dtype)
+            k, v = cache[:, :, :, : place + 1]
+        elif backward and x.device.type == "cpu":
+            # the backward pass of attention in bf16 is five times slower there
+            q, k, v = (part.float() for part in (q, k, v))
+        mask = None if valid is None else valid[:, None, None]  # (batch, 1, 1, any)
+        is_causal = causal and cache is None
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
+        joined = mixed.transpose(1, 2).reshape(batch, length, width)
+        return self.out(joined.to(x.dtype))
 
 
 class Conditioning(nn.Module):
@@ -227,21 +302,8 @@ class GroupTokenBias(nn.Module):
         return logits
 
 
-class BiasConfig(Protocol):
-    """The options of a network that its biases depend on."""
-
-    @property
-    def width(self) -> int: ...
-
-    @property
-    def distance_curves(self) -> int: ...
-
-    @property
-    def group_bias(self) -> bool: ...
-
-
 def optional_biases(
-    config: BiasConfig, vocabulary: int, groups: Groups | None
+    config: NetworkConfig, vocabulary: int, groups: Groups | None
 ) -> tuple[DistanceBias | None, GroupTokenBias | None]:
     """Return the biases that a configuration asks for."""
     curves = config.distance_curves
@@ -292,51 +354,3 @@ def person_tensors(
     unknown = np.zeros((1, len(groups.attributes)), np.int64)
     codes = np.concatenate((groups.level_codes + 1, unknown))  # UNKNOWN, -1, is the last row
     return degrees, torch.from_numpy(codes[numbers]).to(device)
-
-
-def feedforward(width: int, expansion: int, activation: str) -> nn.Sequential:
-    """Return the feed-forward layers of a transformer block."""
-    return nn.Sequential(
-        nn.Linear(width, expansion * width),
-        nn.ReLU(inplace=True) if activation == "relu" else nn.GELU(approximate="tanh"),
-        nn.Linear(expansion * width, width),
-    )
-
-
-def is_token(tokens: Tensor) -> Tensor:
-    """Whether each place (batch, any) holds a token; of rows (batch, any, 3) the first column."""
-    return (tokens if tokens.ndim == 2 else tokens[..., 0]) != PAD
-
-
-def previous_tokens(tokens: Tensor) -> Tensor:
-    """Return the token before each place of tokens (batch, any); BOS before the first."""
-    return F.pad(tokens[:, :-1], (1, 0), value=BOS)
-
-
-def with_end(tokens: Tensor, length: int) -> Tensor:
-    """Append an end token to tokens (batch, any) wherever `length` places leave room for it."""
-    tokens = F.pad(tokens[:, :length], (0, 1), value=PAD)[:, :length]
-    ends = (tokens != PAD).sum(1, keepdim=True)  # (batch, 1)
-    return torch.where(torch.arange(tokens.shape[1], device=tokens.device) == ends, EOS, tokens)
-
-
-def gather_tokens(dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
-    """Return the tokens (batch, any) of trajectories of a dataset, with end tokens."""
-    tokens = torch.from_numpy(dataset.gather(indices, length).tokens).long()
-    return with_end(tokens, length)
-
-
-def draw_tokens(logits: Tensor, uniform: Tensor) -> Tensor:
-    """Draw a token (batch,) from each row of logits (batch, vocabulary) by inversion.
-
-    The token is the one where the cumulated probability passes `uniform` (batch,).
-    """
-    # In single precision a number near 1 could pass the total. Apple's devices have no double.
-    device = "cpu" if logits.device.type == "mps" else logits.device
-    total = logits.softmax(-1).to(device).double().cumsum(-1)  # (batch, vocabulary)
-    if not bool(total[:, -1].isfinite().all()):
-        raise MobatlasError(
-            "the model returns no probabilities because its weights are too large; train it again"
-        )
-    token = torch.searchsorted(total, uniform.to(device)[:, None] * total[:, -1:], right=True)
-    return token.squeeze(1).to(logits.device)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -18,16 +18,26 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.errors import MobatlasError
+from mobatlas.generators.codec import PLAIN_TOKENS, TokenCodec
 from mobatlas.generators.layers import Person, copy_weights, person_tensors
 from mobatlas.generators.protocol import UNKNOWN, Draw, Family
 from mobatlas.generators.rng import TILE, tiles
-from mobatlas.generators.sequence.codec import TokenCodec
 from mobatlas.groups import Groups
 from mobatlas.training.checkpoints import load_weights, save_weights
 from mobatlas.training.devices import autocast
 from mobatlas.training.loop import Share, Stage, Trainer
 
 VALIDATED = 2_048  # trajectories that validation reads at most
+
+
+class OptimizerConfig(Section):
+    """Training of a network in phase 1."""
+
+    steps: int = Field(1_500, ge=1)
+    batch: int = Field(128, ge=1)
+    learning_rate: float = Field(2e-3, gt=0)
+    warmup: int = Field(100, ge=0)
+    decay: Literal["none", "linear", "cosine"] = "cosine"  # of the learning rate after the warm-up
 
 
 class WeightedFitConfig(Section):
@@ -46,9 +56,21 @@ class NetworkGenerator(ABC):
     config: Any
     vocabulary: Vocabulary
     groups: Groups | None
-    codec: TokenCodec
+    codec: TokenCodec = PLAIN_TOKENS
     network: Any
     tile = TILE
+
+    def __init__(
+        self, config: Any, vocabulary: Vocabulary, groups: Groups | None = None, seed: int = 0
+    ) -> None:
+        self.config = config
+        self.vocabulary = vocabulary
+        self.groups = groups
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self._build(len(vocabulary))
+        for network in self._networks().values():
+            network.eval()
 
     @property
     def max_length(self) -> int:
@@ -70,8 +92,8 @@ class NetworkGenerator(ABC):
         """Return the stage that trains `network` on the examples of `draw`."""
 
     @abstractmethod
-    def _untrained(self, groups: Groups, seed: int) -> Self:
-        """Return a generator of this configuration with groups and a new `network`."""
+    def _build(self, size: int) -> None:
+        """Set `network`, for a vocabulary of that size, and `codec` if visits have times."""
 
     @abstractmethod
     def _sample_tile(
@@ -91,7 +113,7 @@ class NetworkGenerator(ABC):
                 "this model is conditioned on groups already; pass the model that "
                 "`mobatlas train` wrote"
             )
-        other = self._untrained(groups, seed)
+        other = type(self)(self.config, self.vocabulary, groups, seed)
         copy_weights(other.network, self.network, fresh=fresh, alike=alike)
         other.network.to(self.device)
         return other
@@ -189,18 +211,20 @@ def tile_rng(seed: int, number: int, purpose: int) -> torch.Generator:
 
 def network_family(
     name: str,
+    generator: type[NetworkGenerator],
     config: type[Section],
     presets: Mapping[str, Mapping[str, Any]],
-    build: Callable[[Any, Vocabulary, Groups | None, int], Any],
 ) -> Family:
-    """Return the family of the generators that `build(config, vocabulary, groups, seed)` builds."""
+    """Return the family of a class of generators."""
 
-    def create(config: Section, dataset: TrajectoryDataset, seed: int) -> Any:
-        return build(config, dataset.vocabulary, None, seed)
+    def create(config: Section, dataset: TrajectoryDataset, seed: int) -> NetworkGenerator:
+        return generator(config, dataset.vocabulary, None, seed)
 
-    def load(folder: Path, config: Section, vocabulary: Vocabulary, groups: Groups | None) -> Any:
-        generator = build(config, vocabulary, groups, 0)
-        generator.load(folder)
-        return generator
+    def load(
+        folder: Path, config: Section, vocabulary: Vocabulary, groups: Groups | None
+    ) -> NetworkGenerator:
+        loaded = generator(config, vocabulary, groups)
+        loaded.load(folder)
+        return loaded
 
     return Family(name, config, presets, create, load)

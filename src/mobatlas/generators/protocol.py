@@ -271,13 +271,15 @@ def unlabelled(dataset: TrajectoryDataset, seed: int, split: str = "train") -> D
     return draw
 
 
-def _register_module(name: str, module: str) -> None:
-    """Register the FAMILY of a module, which is imported when it is first needed."""
-    register_generator(name, lambda: import_module(f"mobatlas.generators.{module}").FAMILY)
+def _family_in(module: str) -> Callable[[], Family]:
+    return lambda: import_module(f"mobatlas.generators.{module}").FAMILY
 
 
-_register_module("latent-diffusion", "latent_diffusion.generator")
-_register_module("autoregressive", "autoregressive")
-_register_module("vae", "vae")
-_register_module("point-process", "point_process.generator")
-_register_module("external", "external.generator")
+for _name, _module in {
+    "latent-diffusion": "latent_diffusion.generator",
+    "autoregressive": "autoregressive",
+    "vae": "vae",
+    "point-process": "point_process",
+    "external": "external.generator",
+}.items():
+    register_generator(_name, _family_in(_module))

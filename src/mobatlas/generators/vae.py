@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.config import Section
-from mobatlas.generators.layers import is_token
-from mobatlas.generators.sequence.network import Block, CausalTransformer, in_length_buckets
-from mobatlas.generators.sequence.sequence_generator import PAPER, SequenceConfig, sequence_family
+from mobatlas.generators.codec import is_token
+from mobatlas.generators.network_generator import network_family
+from mobatlas.generators.sequence_generator import PAPER, SequenceConfig, SequenceGenerator
+from mobatlas.generators.transformer import Block, CausalTransformer, in_length_buckets
 from mobatlas.groups import Groups
 
 
@@ -139,4 +140,11 @@ class VariationalAutoencoder(nn.Module):
         return encoded.float().clamp(-8, 8)  # deviations beyond 3,000 cannot be learnt
 
 
-FAMILY = sequence_family("vae", VaeConfig, PRESETS, VariationalAutoencoder)
+class Vae(SequenceGenerator):
+    """The generator of the variational autoencoder."""
+
+    def _build(self, size: int) -> None:
+        self.network = VariationalAutoencoder(self.config, size, self.groups)
+
+
+FAMILY = network_family("vae", Vae, VaeConfig, PRESETS)

@@ -7,12 +7,14 @@ training the autoencoder is frozen, and the latents of a dataset are encoded onc
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BartConfig, BartForConditionalGeneration
@@ -21,12 +23,30 @@ from transformers.modeling_outputs import BaseModelOutput
 from mobatlas.data.arrays import Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import BOS, EOS, HOME, MASK, PAD
-from mobatlas.generators.latent_diffusion.config import AutoencoderConfig
-from mobatlas.generators.layers import draw_tokens, gather_tokens, previous_tokens
+from mobatlas.generators.codec import draw_tokens, gather_tokens, previous_tokens
+from mobatlas.generators.layers import AttentionConfig
+from mobatlas.generators.network_generator import OptimizerConfig
 
 ENCODE_BATCH = 512  # trajectories encoded at a time
 STATISTICS_SAMPLE = 20_000  # trajectories
 Halves = npt.NDArray[np.float16]
+
+
+class AutoencoderConfig(AttentionConfig, OptimizerConfig):
+    """BART over POI tokens, with a projection to one narrow latent per token."""
+
+    encoder_layers: int = Field(2, ge=1, le=48)
+    decoder_layers: int = Field(1, ge=1, le=48)
+    feedforward: int = Field(384, ge=8)
+    latent: int = Field(8, ge=1, le=4_096)  # dimensions of a latent
+    dropout: float = Field(0.0, ge=0, lt=1)
+    mask_share: float = Field(0.1, ge=0, lt=1)  # of tokens hidden in spans during training
+    mask_span: float = Field(3.0, ge=1)  # mean length of a hidden span (Poisson)
+    # added to latents in training, so that small errors of the denoiser do not change tokens
+    noise: float = Field(0.3, ge=0)
+    steps: int = Field(600, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
 
 
 class Autoencoder(nn.Module):
@@ -39,7 +59,26 @@ class Autoencoder(nn.Module):
         super().__init__()
         self.config = config
         self.length = length
-        self.bart = BartForConditionalGeneration(_bart_config(config, vocabulary, length))
+        bart = BartConfig(
+            vocab_size=vocabulary,
+            max_position_embeddings=length + 2,
+            d_model=config.width,
+            encoder_layers=config.encoder_layers,
+            decoder_layers=config.decoder_layers,
+            encoder_ffn_dim=config.feedforward,
+            decoder_ffn_dim=config.feedforward,
+            encoder_attention_heads=config.heads,
+            decoder_attention_heads=config.heads,
+            activation_function=config.activation,
+            dropout=config.dropout,
+            init_std=config.width**-0.5,  # BART's 0.02 suits a width of 1,024, not a narrow one
+            pad_token_id=PAD,
+            bos_token_id=BOS,
+            eos_token_id=EOS,
+            decoder_start_token_id=BOS,
+            forced_eos_token_id=None,
+        )
+        self.bart = BartForConditionalGeneration(bart)
         self.bart.generation_config.forced_eos_token_id = None
         self.to_latent = nn.Linear(config.width, config.latent)
         self.scale = nn.LayerNorm(config.latent, elementwise_affine=False)
@@ -135,28 +174,6 @@ class Autoencoder(nn.Module):
         return BaseModelOutput(last_hidden_state=self.from_latent(latents) + self.places)
 
 
-def _bart_config(config: AutoencoderConfig, vocabulary: int, length: int) -> BartConfig:
-    return BartConfig(
-        vocab_size=vocabulary,
-        max_position_embeddings=length + 2,
-        d_model=config.width,
-        encoder_layers=config.encoder_layers,
-        decoder_layers=config.decoder_layers,
-        encoder_ffn_dim=config.feedforward,
-        decoder_ffn_dim=config.feedforward,
-        encoder_attention_heads=config.heads,
-        decoder_attention_heads=config.heads,
-        activation_function=config.activation,
-        dropout=config.dropout,
-        init_std=config.width**-0.5,  # BART's 0.02 suits a width of 1,024, not a narrow one
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        decoder_start_token_id=BOS,
-        forced_eos_token_id=None,
-    )
-
-
 class _TokenRules:
     """Forbids tokens that no trajectory contains, early ends, and ends that break `lengths`.
 
@@ -233,8 +250,7 @@ def set_statistics(autoencoder: Autoencoder, dataset: TrajectoryDataset) -> Tens
     counts = torch.zeros(size, dtype=torch.float64)
     totals = torch.zeros(size, width, dtype=torch.float64)
     squares = torch.zeros(width, dtype=torch.float64)
-    for start in range(0, len(members), ENCODE_BATCH):
-        latents, tokens = _encode(autoencoder, dataset, members[start : start + ENCODE_BATCH])
+    for _, latents, tokens in _encode_batches(autoencoder, dataset, members):
         valid = tokens != PAD
         values = latents[valid].double().cpu()  # (places, latent)
         words = tokens[valid].cpu()  # (places,)
@@ -263,16 +279,18 @@ def encode_split(
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     shape = (int(offsets[-1]), autoencoder.config.latent)
     values = None if path is None else _read_latents(path, shape)
-    if path is None:
+    if values is None:
         values = np.empty(shape, np.float16)
-        _fill(values, autoencoder, dataset, members, offsets)
-    elif values is None:
-        partial = path.with_name(f".{path.name}.partial")
-        mapped = np.lib.format.open_memmap(partial, "w+", np.float16, shape)
-        _fill(mapped, autoencoder, dataset, members, offsets)
-        mapped.flush()
-        partial.replace(path)
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        if path is not None:
+            partial = path.with_name(f".{path.name}.partial")
+            values = np.lib.format.open_memmap(partial, "w+", np.float16, shape)
+        for indices, latents, tokens in _encode_batches(autoencoder, dataset, members):
+            scaled = autoencoder.standardise(latents)[tokens != PAD].cpu().numpy()
+            values[offsets[indices[0]] : offsets[indices[-1] + 1]] = scaled
+        if path is not None:
+            values.flush()
+            partial.replace(path)
+            values = np.load(path, mmap_mode="r", allow_pickle=False)
     return Latents(values, offsets, autoencoder.padding.cpu().numpy(), autoencoder.length)
 
 
@@ -285,24 +303,12 @@ def _read_latents(path: Path, shape: tuple[int, int]) -> Halves | None:
     return values if values.shape == shape and values.dtype == np.float16 else None
 
 
-def _fill(
-    values: Halves,
-    autoencoder: Autoencoder,
-    dataset: TrajectoryDataset,
-    members: Ints,
-    offsets: Ints,
-) -> None:
+@torch.no_grad()
+def _encode_batches(
+    autoencoder: Autoencoder, dataset: TrajectoryDataset, members: Ints
+) -> Iterator[tuple[Ints, Tensor, Tensor]]:
+    """Yield indices, latents (batch, any, latent) and tokens (batch, any) with end tokens."""
     for start in range(0, len(members), ENCODE_BATCH):
         indices = members[start : start + ENCODE_BATCH]
-        latents, tokens = _encode(autoencoder, dataset, indices)
-        scaled = autoencoder.standardise(latents)[tokens != PAD].cpu().numpy()
-        values[offsets[indices[0]] : offsets[indices[-1] + 1]] = scaled
-
-
-@torch.no_grad()
-def _encode(
-    autoencoder: Autoencoder, dataset: TrajectoryDataset, indices: Ints
-) -> tuple[Tensor, Tensor]:
-    """Return latents (batch, any, latent) and tokens (batch, any) with end tokens."""
-    tokens = gather_tokens(dataset, indices, autoencoder.length).to(autoencoder.places.device)
-    return autoencoder.encode(tokens), tokens
+        tokens = gather_tokens(dataset, indices, autoencoder.length).to(autoencoder.places.device)
+        yield indices, autoencoder.encode(tokens), tokens

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler
+from pydantic import Field
 from torch import Tensor
 
-from mobatlas.generators.latent_diffusion.config import DiffusionConfig
+from mobatlas.config import Section
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]  # (x_t, t) -> x0
 COSINE = "squaredcos_cap_v2"
 # diffusers' advice: below this half log-SNR the cosine schedule is numerically pure noise
 LAMBDA_MIN = -5.1
+
+
+class DiffusionConfig(Section):
+    """The noise schedule, the solver and the decoding."""
+
+    train_steps: int = Field(1_000, ge=2)  # of the cosine schedule
+    # "likeliest" makes frequent places too frequent, because a latent between two tokens always
+    # becomes the more frequent one.
+    decoding: Literal["draw", "likeliest"] = "draw"
+    solver: Literal["dpm++", "ddim"] = "dpm++"
+    steps: int = Field(10, ge=1)  # of the solver
 
 
 def noise_schedule(config: DiffusionConfig) -> DDPMScheduler:

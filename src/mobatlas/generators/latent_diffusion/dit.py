@@ -7,18 +7,55 @@ because adaLN alone conditions weakly on it. An unknown group initially adds zer
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.generators.latent_diffusion.config import DenoiserConfig
-from mobatlas.generators.layers import Conditioning, feedforward, optional_biases
+from mobatlas.generators.layers import (
+    Conditioning,
+    NetworkConfig,
+    TransformerBlock,
+    optional_biases,
+)
+from mobatlas.generators.network_generator import OptimizerConfig
 from mobatlas.groups import Groups
 
 TIME_WIDTH = 128
+
+
+class DenoiserConfig(NetworkConfig, OptimizerConfig):
+    """The diffusion transformer."""
+
+    depth: int = Field(4, ge=1, le=64)
+    # The network also reads its last estimate of x0 (Chen et al. 2023), because the latents of
+    # tokens are nearly discrete.
+    self_conditioning: bool = True
+    # Timesteps are drawn with density t^(timestep_emphasis - 1). A value above 1 learns whole days
+    # better, a value below 1 learns places better.
+    timestep_emphasis: float = Field(1.5, gt=0, le=10)
+    # Share of the cross-entropy of tokens in the loss. The rest is squared error, which alone
+    # hardly learns which places a group prefers. With it x0 is estimated as a mixture of the
+    # latents of tokens (Dieleman et al. 2022).
+    cross_entropy: float = Field(0.9, ge=0, le=1)
+    ema: float = Field(0.999, ge=0, lt=1)
+    steps: int = Field(3_000, ge=1)
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> Self:
+        if self.width % (2 * self.heads):
+            raise ValueError(
+                f"width {self.width} is not a multiple of twice the heads {self.heads}"
+            )
+        if (self.distance_curves or self.group_bias) and not self.cross_entropy:
+            raise ValueError(
+                "distance_curves and group_bias need cross_entropy above 0; set distance_curves to "
+                "0 and group_bias to false, or raise cross_entropy"
+            )
+        return self
 
 
 class Estimate(NamedTuple):
@@ -106,37 +143,22 @@ class DiT(nn.Module):
             self.distance_bias.measure(dataset.vocabulary)
 
 
-class Block(nn.Module):
+class Block(TransformerBlock):
     """A transformer block whose norms and gates depend on the condition; initially the identity."""
 
     def __init__(self, config: DenoiserConfig) -> None:
-        super().__init__()
-        width = config.width
-        self.heads = config.heads
-        self.norm_attention = nn.LayerNorm(width, elementwise_affine=False)
-        self.norm_feedforward = nn.LayerNorm(width, elementwise_affine=False)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.feedforward = feedforward(width, config.expansion, config.activation)
-        self.modulation = nn.Linear(width, 6 * width)
+        super().__init__(config, affine_norms=False)
+        self.modulation = nn.Linear(config.width, 6 * config.width)
         nn.init.zeros_(self.modulation.weight)
         nn.init.zeros_(self.modulation.bias)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         modulation = self.modulation(condition)[:, None]  # (batch, 1, 6 width)
+        # (batch, 1, width) each, for attention and for the feed-forward layers
         shift_a, scale_a, gate_a, shift_f, scale_f, gate_f = modulation.chunk(6, -1)
-        x = x + gate_a * self._attend(self.norm_attention(x) * (1 + scale_a) + shift_a)
+        normed = self.norm_attention(x) * (1 + scale_a) + shift_a  # (batch, length, width)
+        x = x + gate_a * self.attend(normed, backward=self.training)
         return x + gate_f * self.feedforward(self.norm_feedforward(x) * (1 + scale_f) + shift_f)
-
-    def _attend(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (batch, heads, length, head) each
-        if self.training and x.device.type == "cpu":
-            # the backward pass of attention in bf16 is five times slower there
-            q, k, v = (part.float() for part in (q, k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width).to(x.dtype))
 
 
 def sinusoid(t: Tensor, width: int) -> Tensor:

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mobatlas.config import build, merge
+from mobatlas.config import Section, build, merge
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import SoftTrajectories
-from mobatlas.data.vocabulary import PAD, Vocabulary
+from mobatlas.data.vocabulary import PAD
+from mobatlas.generators.codec import gather_tokens, with_end
 from mobatlas.generators.latent_diffusion.autoencoder import (
     Autoencoder,
+    AutoencoderConfig,
     encode_split,
     hide_spans,
     set_statistics,
 )
-from mobatlas.generators.latent_diffusion.config import PRESETS, LatentDiffusionConfig
-from mobatlas.generators.latent_diffusion.diffusion import noise_schedule, rollout
-from mobatlas.generators.latent_diffusion.dit import DiT, Estimate
-from mobatlas.generators.layers import gather_tokens, with_end
-from mobatlas.generators.network_generator import NetworkGenerator, network_family, tile_rng
+from mobatlas.generators.latent_diffusion.diffusion import DiffusionConfig, noise_schedule, rollout
+from mobatlas.generators.latent_diffusion.dit import DenoiserConfig, DiT, Estimate
+from mobatlas.generators.network_generator import (
+    NetworkGenerator,
+    WeightedFitConfig,
+    network_family,
+    tile_rng,
+)
 from mobatlas.generators.protocol import Draw, unlabelled
 from mobatlas.generators.rng import TILE, Tile, tiles
-from mobatlas.generators.sequence.codec import PLAIN_TOKENS
 from mobatlas.groups import Groups
 from mobatlas.training.loop import Share, Stage, Trainer
 
@@ -42,33 +47,88 @@ LATENTS = "latents.npy"
 LATENT_STREAM, TOKEN_STREAM, EARLY_STREAM = range(3)  # of random numbers
 
 
+class DenoiserFitConfig(WeightedFitConfig):
+    """Training of the denoiser on examples with groups, which continues from phase 1."""
+
+    steps: int = Field(1_500, ge=1)
+
+
+class LatentDiffusionConfig(Section):
+    """Options of latent diffusion."""
+
+    length: int = Field(24, ge=2, le=4_096)  # tokens; longer trajectories are truncated
+    autoencoder: AutoencoderConfig = AutoencoderConfig()
+    denoiser: DenoiserConfig = DenoiserConfig()
+    weighted_fit: DenoiserFitConfig = DenoiserFitConfig()
+    diffusion: DiffusionConfig = DiffusionConfig()
+
+    @model_validator(mode="after")
+    def _fewer_steps_than_noise_levels(self) -> Self:
+        if self.diffusion.steps > self.diffusion.train_steps:
+            raise ValueError("diffusion.steps is larger than diffusion.train_steps")
+        return self
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "small": {},
+    "paper": {
+        "length": 64,
+        "autoencoder": {
+            "encoder_layers": 4,
+            "decoder_layers": 2,
+            "width": 256,
+            "feedforward": 1_024,
+            "heads": 4,
+            "latent": 256,
+            "activation": "gelu",
+            "dropout": 0.1,
+            "mask_share": 0.3,
+            "noise": 0.0,
+            "steps": 30_000,
+            "batch": 512,
+            "learning_rate": 1e-4,
+            "warmup": 1_000,
+            "decay": "linear",
+        },
+        "denoiser": {
+            "depth": 12,
+            "width": 512,
+            "heads": 4,
+            "activation": "gelu",
+            "self_conditioning": False,
+            "timestep_emphasis": 1.0,
+            "cross_entropy": 0.0,
+            "embedding": 256,
+            "ema": 0.9999,
+            "steps": 100_000,
+            "batch": 512,
+            "learning_rate": 1e-4,
+            "warmup": 1_000,
+            "decay": "none",
+        },
+        "weighted_fit": {"steps": 30_000, "learning_rate": 1e-5, "warmup": 1_000},
+        "diffusion": {"solver": "ddim", "steps": 50, "decoding": "likeliest"},
+    },
+}
+
+
 class LatentDiffusion(NetworkGenerator):
     """Denoises latents and decodes them to trajectories. `Generator` documents its methods."""
 
     config: LatentDiffusionConfig
     network: DiT
 
-    def __init__(
-        self,
-        config: LatentDiffusionConfig,
-        vocabulary: Vocabulary,
-        groups: Groups | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.config = config
-        self.vocabulary = vocabulary
-        self.groups = groups
-        self.codec = PLAIN_TOKENS
-        size = len(vocabulary)
+    def _build(self, size: int) -> None:
+        config = self.config
         latent = config.autoencoder.latent
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.autoencoder = Autoencoder(config.autoencoder, size, config.length).eval()
-            self.network = DiT(config.denoiser, latent, config.length, size, groups).eval()
+        self.autoencoder = Autoencoder(config.autoencoder, size, config.length)
+        self.network = DiT(config.denoiser, latent, config.length, size, self.groups)
         self._schedule = noise_schedule(config.diffusion)
 
-    def _untrained(self, groups: Groups, seed: int) -> Self:
-        other = type(self)(self.config, self.vocabulary, groups, seed)
+    def with_groups(
+        self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
+    ) -> Self:
+        other = super().with_groups(groups, seed, fresh, alike=alike)
         other.autoencoder = copy.deepcopy(self.autoencoder)
         return other
 
@@ -314,4 +374,4 @@ class LatentDiffusion(NetworkGenerator):
         self.autoencoder.requires_grad_(False)
 
 
-FAMILY = network_family("latent-diffusion", LatentDiffusionConfig, PRESETS, LatentDiffusion)
+FAMILY = network_family("latent-diffusion", LatentDiffusion, LatentDiffusionConfig, PRESETS)

@@ -19,22 +19,13 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import DAY
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories, monday
-from mobatlas.data.vocabulary import BOS, EOS, HOME, PAD
+from mobatlas.data.vocabulary import BOS, HOME, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.layers import draw_tokens, is_token, with_end
-from mobatlas.generators.point_process.network import TimedTransformer, VisitEmbedding
-from mobatlas.generators.protocol import Generator
-from mobatlas.generators.sequence.codec import (
-    START_STREAM,
-    TIME_STREAM,
-    TOKEN_STREAM,
-    Uniform,
-    join_rows,
-    pad_rows,
-)
-from mobatlas.generators.sequence.sequence_generator import sequence_family
+from mobatlas.generators.codec import is_token, join_rows, pad_rows, with_end
+from mobatlas.generators.network_generator import network_family
+from mobatlas.generators.sequence_generator import SequenceGenerator
+from mobatlas.generators.timed_transformer import TimedTransformer, VisitEmbedding
 from mobatlas.generators.vae import PRESETS, LatentSequenceConfig, VariationalAutoencoder
-from mobatlas.groups import Groups
 
 
 class PointProcessConfig(LatentSequenceConfig):
@@ -84,46 +75,6 @@ class TimedTokenCodec:
     def target_tokens(self, visits: Tensor) -> Tensor:
         return visits[:, 1:, 0]
 
-    @torch.no_grad()
-    def sample(
-        self,
-        decoder: TimedTransformer,
-        condition: Tensor,
-        uniform: Uniform,
-        length: int,
-        ends: Tensor | None,
-    ) -> Tensor:
-        """Draw the day on which the window starts, then visits: token, arrival, stay."""
-        weekday = uniform(START_STREAM)
-        logits = decoder.weekdays.log().expand(len(weekday), -1)  # (batch, 7)
-        start = DAY * draw_tokens(logits, weekday)  # (batch,)
-        tokens = uniform(TOKEN_STREAM, length)
-        times = uniform(TIME_STREAM, length, 2)
-        last = torch.stack((torch.full_like(start, BOS), start, start), 1)  # (batch, 3)
-        rows = last.new_full((len(start), 1 + length, 3), PAD)
-        rows[:, 0] = last
-        cache = decoder.transformer.new_cache(len(start))
-        ended = torch.zeros_like(start, dtype=torch.bool)
-        continues = None
-        for place in range(length):
-            hidden, logits = decoder.step(last, start, condition, place, cache)
-            if ends is not None:
-                logits[:, EOS] = -torch.inf
-                ended = ended | (ends <= place)
-                continues = ends > place + 1  # another visit follows
-                logits = torch.where(ended[:, None], 0.0, logits)  # ended rows are not used
-            token = draw_tokens(logits, tokens[:, place])
-            ended = ended | (token == EOS)
-            if bool(ended.all()):
-                break
-            gap = decoder.gap(hidden, token, last[:, 2], start).draw(times[:, place, 0])
-            arrival = last[:, 2] + gap
-            stay = decoder.stay(hidden, token, arrival, start, continues).draw(times[:, place, 1])
-            visit = torch.stack((token, arrival, arrival + stay), 1)  # (batch, 3)
-            last = torch.where(ended[:, None], last, visit)
-            rows[:, place + 1] = torch.where(ended[:, None], PAD, last)
-        return rows
-
     def to_trajectories(self, rows: Tensor, anchors: Floats) -> Trajectories:
         tokens, offsets = join_rows(rows[:, 1:, 0])
         _, arrival, departure = rows[:, 1:][is_token(rows)[:, 1:]].unbind(-1)
@@ -143,10 +94,11 @@ class TimedTokenCodec:
         sampled, arrival, departure = rows[:, 1:longest].unbind(-1)
         visits = _visit_rows(sampled, arrival, departure, rows[:, :1, 1], rows.shape[1] - 1)
         tokens = self.target_tokens(visits)  # (batch, any)
-        hidden, logits, departed = decoder.predict(visits, condition)
-        likeliest = logits[..., HOME:].argmax(-1) + HOME
+        start = visits[:, :1, 1]  # (batch, 1)
+        hidden, logits = decoder.predict(visits[:, :-1], start, condition)
+        likeliest = logits[..., HOME:].argmax(-1) + HOME  # (batch, any)
         visited = torch.where(tokens >= HOME, tokens, likeliest)
-        spans = decoder.gap(hidden, visited, departed, visits[:, :1, 1])
+        spans = decoder.gap(hidden, visited, visits[:, :-1, 2], start)
         valid = (tokens != PAD)[..., None]
         probabilities = logits.softmax(-1) * valid  # (batch, any, vocabulary)
         return SoftTrajectories(probabilities, anchors, spans.hours() * valid, written=tokens)
@@ -174,32 +126,35 @@ def _visit_rows(
     return torch.cat((first, rows), 1)
 
 
-def _network(
-    config: PointProcessConfig, vocabulary: int, groups: Groups | None
-) -> VariationalAutoencoder:
-    days = _codec(config).days
-    decoder = partial(TimedTransformer, days=days)
-    words = partial(VisitEmbedding, days=days)
-    return VariationalAutoencoder(config, vocabulary, groups, decoder=decoder, words=words)
+class PointProcess(SequenceGenerator):
+    """Writes visits with arrival and departure times."""
 
-
-def _codec(config: PointProcessConfig) -> TimedTokenCodec:
-    if config.days is None:
-        raise MobatlasError(
-            "config.json: does not say how many 'days' a window has; train the model again"
+    def _build(self, size: int) -> None:
+        if self.config.days is None:
+            raise MobatlasError(
+                "config.json: does not say how many 'days' a window has; train the model again"
+            )
+        days = self.config.days
+        self.codec = TimedTokenCodec(days)
+        self.network = VariationalAutoencoder(
+            self.config,
+            size,
+            self.groups,
+            decoder=partial(TimedTransformer, days=days),
+            words=partial(VisitEmbedding, days=days),
         )
-    return TimedTokenCodec(config.days)
 
 
-def _create(config: PointProcessConfig, dataset: TrajectoryDataset, seed: int) -> Generator:
+def _create(config: PointProcessConfig, dataset: TrajectoryDataset, seed: int) -> PointProcess:
     if config.days not in (None, dataset.window_days):
         raise MobatlasError(
             f"train: days is {config.days}, but the windows of {dataset.path} have "
             f"{dataset.window_days} days; leave the option out"
         )
     complete = config.model_copy(update={"days": dataset.window_days})
-    return _WITH_DAYS.create(complete, dataset, seed)
+    return PointProcess(complete, dataset.vocabulary, None, seed)
 
 
-_WITH_DAYS = sequence_family("point-process", PointProcessConfig, PRESETS, _network, _codec)
-FAMILY = replace(_WITH_DAYS, create=_create)
+FAMILY = replace(
+    network_family("point-process", PointProcess, PointProcessConfig, PRESETS), create=_create
+)

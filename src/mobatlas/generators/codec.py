@@ -1,4 +1,4 @@
-"""How trajectories become tensors that a sequence network reads, and back."""
+"""Trajectories as tensors that a sequence network reads, and back."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import BOS, EOS, PAD
-from mobatlas.generators.layers import draw_tokens, gather_tokens, previous_tokens, with_end
-from mobatlas.generators.sequence.network import CausalTransformer
+from mobatlas.errors import MobatlasError
 
 TOKEN_STREAM, LATENT_STREAM, TIME_STREAM, START_STREAM = range(4)  # of random numbers
 # (stream, *shape) -> numbers in [0, 1) for the samples of a tile, (TILE, *shape)
@@ -39,14 +39,6 @@ class TokenCodec(Protocol):
 
     def target_tokens(self, visits: Tensor) -> Tensor:
         """Return the tokens (batch, any) that the network predicts."""
-
-    def sample(
-        self, decoder: Any, condition: Tensor, uniform: Uniform, length: int, ends: Tensor | None
-    ) -> Tensor:
-        """Draw a tile of trajectories (TILE, ...) without end tokens.
-
-        `ends` (TILE,) forces the number of tokens.
-        """
 
     def to_trajectories(self, rows: Tensor, anchors: Floats) -> Trajectories:
         """Return sampled rows as the trajectories of people with these anchors."""
@@ -74,22 +66,12 @@ class PlainTokenCodec:
     def target_tokens(self, visits: Tensor) -> Tensor:
         return visits
 
-    def sample(
-        self,
-        decoder: CausalTransformer,
-        condition: Tensor,
-        uniform: Uniform,
-        length: int,
-        ends: Tensor | None,
-    ) -> Tensor:
-        return sample_tokens(decoder, condition, uniform(TOKEN_STREAM, length), ends)
-
     def to_trajectories(self, rows: Tensor, anchors: Floats) -> Trajectories:
         tokens, offsets = join_rows(rows)
         return Trajectories(tokens.numpy().astype(np.int32), offsets, anchors)
 
     def soft_trajectories(
-        self, decoder: CausalTransformer, rows: Tensor, condition: Tensor, anchors: Floats
+        self, decoder: Any, rows: Tensor, condition: Tensor, anchors: Floats
     ) -> SoftTrajectories:
         longest = int((rows != PAD).sum(1).max()) if len(rows) else 0
         tokens = with_end(rows[:, :longest], rows.shape[1])  # (batch, any)
@@ -101,42 +83,55 @@ class PlainTokenCodec:
 PLAIN_TOKENS = PlainTokenCodec()
 
 
-@torch.no_grad()
-def sample_tokens(
-    network: CausalTransformer, condition: Tensor, uniform: Tensor, lengths: Tensor | None = None
-) -> Tensor:
-    """Draw tokens (batch, length) by `uniform` (batch, length) in [0, 1), PAD after the end.
+def is_token(tokens: Tensor) -> Tensor:
+    """Whether each place (batch, any) holds a token; of rows (batch, any, 3) the first column."""
+    return (tokens if tokens.ndim == 2 else tokens[..., 0]) != PAD
 
-    `lengths` (batch,) forces the number of tokens. Sampling stops when all trajectories have ended.
+
+def previous_tokens(tokens: Tensor) -> Tensor:
+    """Return the token before each place of tokens (batch, any); BOS before the first."""
+    return F.pad(tokens[:, :-1], (1, 0), value=BOS)
+
+
+def with_end(tokens: Tensor, length: int) -> Tensor:
+    """Append an end token to tokens (batch, any) wherever `length` places leave room for it."""
+    tokens = F.pad(tokens[:, :length], (0, 1), value=PAD)[:, :length]
+    ends = (tokens != PAD).sum(1, keepdim=True)  # (batch, 1)
+    return torch.where(torch.arange(tokens.shape[1], device=tokens.device) == ends, EOS, tokens)
+
+
+def gather_tokens(dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
+    """Return the tokens (batch, any) of trajectories of a dataset, with end tokens."""
+    tokens = torch.from_numpy(dataset.gather(indices, length).tokens).long()
+    return with_end(tokens, length)
+
+
+def draw_tokens(logits: Tensor, uniform: Tensor) -> Tensor:
+    """Draw a token (batch,) from each row of logits (batch, vocabulary) by inversion.
+
+    The token is the one where the cumulated probability passes `uniform` (batch,).
     """
-    batch, length = uniform.shape
-    cache = network.new_cache(batch)
-    tokens = torch.full((batch, length), PAD, device=condition.device)
-    last = torch.full((batch,), BOS, device=condition.device)
-    ended = torch.zeros_like(last, dtype=torch.bool)
-    for place in range(length):
-        logits = network.step(last, condition, place, cache)  # (batch, vocabulary)
-        if lengths is not None:
-            logits[:, EOS] = -torch.inf
-            ended |= lengths <= place
-        last = draw_tokens(logits, uniform[:, place])
-        ended |= last == EOS
-        if bool(ended.all()):
-            break
-        tokens[:, place] = torch.where(ended, PAD, last)
-    return tokens
+    # In single precision a number near 1 could pass the total. Apple's devices have no double.
+    device = "cpu" if logits.device.type == "mps" else logits.device
+    total = logits.softmax(-1).to(device).double().cumsum(-1)  # (batch, vocabulary)
+    if not bool(total[:, -1].isfinite().all()):
+        raise MobatlasError(
+            "the model returns no probabilities because its weights are too large; train it again"
+        )
+    token = torch.searchsorted(total, uniform.to(device)[:, None] * total[:, -1:], right=True)
+    return token.squeeze(1).to(logits.device)
 
 
 def pad_rows(trajectories: Trajectories, values: Any) -> Tensor:
     """Return one value per token as (trajectories, longest), PAD after the end."""
     lengths = np.diff(trajectories.offsets)
-    is_token = np.arange(lengths.max(initial=0)) < lengths[:, None]
-    rows = np.full(is_token.shape, PAD, dtype=np.int64)
-    rows[is_token] = values
+    inside = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (trajectories, longest)
+    rows = np.full(inside.shape, PAD, dtype=np.int64)
+    rows[inside] = values
     return torch.from_numpy(rows)
 
 
 def join_rows(tokens: Tensor) -> tuple[Tensor, Ints]:
     """Return tokens (batch, any) end to end, and the offsets (batch + 1,) of the rows."""
-    is_token = tokens != PAD
-    return tokens[is_token], np.concatenate(([0], np.cumsum(is_token.sum(1).numpy())))
+    inside = tokens != PAD  # (batch, any)
+    return tokens[inside], np.concatenate(([0], np.cumsum(inside.sum(1).numpy())))

@@ -26,8 +26,15 @@ from torch.nn import functional as F
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import DAY
-from mobatlas.data.vocabulary import EOS, HOME
-from mobatlas.generators.sequence.network import CausalTransformer, TransformerConfig, token_nats
+from mobatlas.data.vocabulary import BOS, EOS, HOME, PAD
+from mobatlas.generators.codec import (
+    START_STREAM,
+    TIME_STREAM,
+    TOKEN_STREAM,
+    Uniform,
+    draw_tokens,
+)
+from mobatlas.generators.transformer import CausalTransformer, TransformerConfig, token_nats
 from mobatlas.groups import Groups
 
 HOUR = 3_600
@@ -182,7 +189,7 @@ class VisitEmbedding(nn.Module):
 
 
 class TimedTransformer(nn.Module):
-    """The likelihood of visits with times, all at once or visit by visit with `step`."""
+    """The likelihood of visits with times, all at once or visit by visit with a cache."""
 
     weekdays: Tensor
 
@@ -220,10 +227,11 @@ class TimedTransformer(nn.Module):
 
     def nats(self, visits: Tensor, condition: Tensor) -> Tensor:
         """Return minus the log-likelihood (batch,) of visits (batch, 1 + any, 3) with ends."""
-        tokens, arrival, departure = visits[:, 1:].unbind(-1)
-        hidden, logits, departed = self.predict(visits, condition)
-        nats = token_nats(logits, tokens)
+        tokens, arrival, departure = visits[:, 1:].unbind(-1)  # (batch, any) each
+        departed = visits[:, :-1, 2]  # (batch, any) from the visit before
         start = visits[:, :1, 1]  # (batch, 1)
+        hidden, logits = self.predict(visits[:, :-1], start, condition)
+        nats = token_nats(logits, tokens)  # (batch, any)
         is_visit = tokens >= HOME  # (batch, any)
         gaps = self.gap(hidden, tokens, departed, start)
         gap = gaps.nats(torch.where(is_visit, arrival - departed, 0))
@@ -231,27 +239,63 @@ class TimedTransformer(nn.Module):
         stay = stays.nats(torch.where(is_visit, departure - arrival, 0))
         return (nats + torch.where(is_visit, gap + stay, 0.0)).sum(1)
 
-    def predict(self, visits: Tensor, condition: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return of each place, given the visits before: hidden state, logits, last departure."""
-        previous = visits[:, :-1]
-        start = visits[:, :1, 1]
-        departed = previous[..., 2]  # (batch, any)
-        embedded = self.transformer.words(previous[..., 0]) + self.times(previous, start)
-        hidden = self.transformer.hidden(embedded, condition)  # (batch, any, width)
-        logits = self.transformer.token_logits(hidden, condition)
-        return hidden, self._end_at_window(logits, departed, start), departed
-
-    def step(
-        self, last: Tensor, start: Tensor, condition: Tensor, place: int, cache: Tensor
+    def predict(
+        self,
+        previous: Tensor,
+        start: Tensor,
+        condition: Tensor,
+        cache: Tensor | None = None,
+        place: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """Return hidden state and logits of a place, given the last visit (batch, 3)."""
-        embedded = self.transformer.words(last[:, 0]) + self.times(last, start)
-        hidden = self.transformer.hidden_at(place, embedded, condition, cache)
-        logits = self.transformer.token_logits_at(place, hidden, condition)
-        return hidden, self._end_at_window(logits, last[:, 2], start)
+        """Return hidden state (batch, any, width) and logits (batch, any, vocabulary) of places.
 
-    def _end_at_window(self, logits: Tensor, departed: Tensor, start: Tensor) -> Tensor:
-        """Allow nothing but the end after a stay that lasts until the window ends."""
-        over = (departed >= start + self.days * DAY)[..., None]
-        is_visit = torch.arange(logits.shape[-1], device=departed.device) != EOS
-        return logits.masked_fill(over & is_visit, -torch.inf)
+        `previous` (batch, any, 3) is the visit before each of them, in windows that start at
+        `start` (batch, 1). With a cache there is one place, number `place`.
+        """
+        embedded = self.transformer.words(previous[..., 0]) + self.times(previous, start)
+        hidden = self.transformer.hidden(embedded, condition, cache, place)
+        logits = self.transformer.token_logits(hidden, condition, place)
+        # after a stay that lasts until the window ends, only the end is possible
+        over = (previous[..., 2] >= start + self.days * DAY)[..., None]  # (batch, any, 1)
+        is_visit = torch.arange(logits.shape[-1], device=start.device) != EOS
+        return hidden, logits.masked_fill(over & is_visit, -torch.inf)
+
+    @torch.no_grad()
+    def sample(
+        self, condition: Tensor, uniform: Uniform, length: int, ends: Tensor | None = None
+    ) -> Tensor:
+        """Draw the day on which the window starts, then visits: token, arrival, stay.
+
+        Returns rows (batch, 1 + length, 3) without end tokens, the start first and PAD after the
+        end. `ends` (batch,) forces the number of visits.
+        """
+        weekday = uniform(START_STREAM)  # (batch,)
+        logits = self.weekdays.log().expand(len(weekday), -1)  # (batch, 7)
+        start = DAY * draw_tokens(logits, weekday)  # (batch,)
+        tokens = uniform(TOKEN_STREAM, length)
+        times = uniform(TIME_STREAM, length, 2)
+        last = torch.stack((torch.full_like(start, BOS), start, start), 1)  # (batch, 3)
+        rows = last.new_full((len(start), 1 + length, 3), PAD)
+        rows[:, 0] = last
+        cache = self.transformer.new_cache(len(start))
+        ended = torch.zeros_like(start, dtype=torch.bool)
+        continues = None
+        for place in range(length):
+            predicted = self.predict(last[:, None], start[:, None], condition, cache, place)
+            hidden, logits = (part[:, 0] for part in predicted)  # (batch, width or vocabulary)
+            if ends is not None:
+                logits[:, EOS] = -torch.inf
+                ended = ended | (ends <= place)
+                continues = ends > place + 1  # another visit follows
+                logits = torch.where(ended[:, None], 0.0, logits)  # ended rows are not used
+            token = draw_tokens(logits, tokens[:, place])
+            ended = ended | (token == EOS)
+            if bool(ended.all()):
+                break
+            gap = self.gap(hidden, token, last[:, 2], start).draw(times[:, place, 0])
+            arrival = last[:, 2] + gap
+            stay = self.stay(hidden, token, arrival, start, continues).draw(times[:, place, 1])
+            visit = torch.stack((token, arrival, arrival + stay), 1)  # (batch, 3)
+            last = torch.where(ended[:, None], last, visit)
+            rows[:, place + 1] = torch.where(ended[:, None], PAD, last)
+        return rows

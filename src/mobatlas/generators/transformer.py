@@ -8,47 +8,36 @@ as has an end before the first token, so the probabilities of all trajectories s
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mobatlas.config import Section
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import BOS, EOS, MASK, PAD
+from mobatlas.generators.codec import (
+    TOKEN_STREAM,
+    Uniform,
+    draw_tokens,
+    is_token,
+    previous_tokens,
+)
 from mobatlas.generators.layers import (
     Conditioning,
-    feedforward,
-    is_token,
+    NetworkConfig,
+    TransformerBlock,
     optional_biases,
-    previous_tokens,
 )
 from mobatlas.groups import Groups
 
 BUCKETS = 4  # parts of a batch, by length; they take two thirds of the time of one
 
 
-class TransformerConfig(Section):
+class TransformerConfig(NetworkConfig):
     """A transformer over tokens."""
 
-    depth: int = Field(3, ge=1, le=64)
-    width: int = Field(96, ge=8, le=4_096)
-    heads: int = Field(4, ge=1)
-    expansion: int = Field(4, ge=1, le=16)  # of the feed-forward layers
-    activation: Literal["relu", "gelu"] = "relu"
     dropout: float = Field(0.0, ge=0, lt=1)
-    embedding: int = Field(64, ge=1, le=4_096)  # of one demographic attribute
-    # curves of the distance to each anchor, see DistanceBias; 0: no distance bias
-    distance_curves: int = Field(0, ge=0, le=64)
-    group_bias: bool = False  # see GroupTokenBias
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> TransformerConfig:
-        if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
-        return self
 
 
 class CausalTransformer(nn.Module):
@@ -115,64 +104,78 @@ class CausalTransformer(nn.Module):
 
     def person(self, anchors: Tensor, levels: Tensor | None) -> Tensor:
         """Return the condition (batch, width + ...): embedding, distance bias, group bias."""
-        parts: list[Tensor] = [self.conditioning(anchors, levels)[0]]
+        parts: list[Tensor] = [self.conditioning(anchors, levels)[0]]  # (batch, width)
         if self.distance_bias is not None:
-            parts.append(self.distance_bias(anchors, parts[0]))
+            parts.append(self.distance_bias(anchors, parts[0]))  # (batch, curves * vocabulary)
         if self.group_bias is not None:
-            parts.append(self.group_bias(levels, len(anchors)))
+            parts.append(self.group_bias(levels, len(anchors)))  # (batch, vocabulary)
         return torch.cat(parts, 1)
-
-    def logits(self, previous: Tensor, condition: Tensor) -> Tensor:
-        """Return logits (batch, any, vocabulary) of each place, given the tokens before each."""
-        return self.token_logits(self.hidden(self.words(previous), condition), condition)
-
-    def hidden(self, previous: Tensor, condition: Tensor) -> Tensor:
-        """Return hidden states (batch, any, width) from the embeddings before each place."""
-        places = self.places[: previous.shape[1]]  # (any, width)
-        hidden = self.dropout(previous + places + condition[:, None, : self.width])
-        for block in self.blocks:
-            hidden = block(hidden)
-        normed: Tensor = self.norm(hidden)
-        return normed
-
-    def token_logits(self, hidden: Tensor, condition: Tensor) -> Tensor:
-        """Return logits (batch, any, vocabulary) from the hidden states of all places."""
-        logits = self._logits(hidden, condition) + self.forbidden  # (batch, any, vocabulary)
-        return torch.cat((logits[:, :1] + self.forbidden_first, logits[:, 1:]), 1)
 
     def nats(self, tokens: Tensor, condition: Tensor) -> Tensor:
         """Return minus the log-likelihood (batch,) of tokens (batch, any) with end tokens."""
         return token_nats(self.logits(previous_tokens(tokens), condition), tokens).sum(1)
 
-    def step(self, last: Tensor, condition: Tensor, place: int, cache: Tensor) -> Tensor:
-        """Return logits (batch, vocabulary) of a place, given the last token and a cache."""
-        hidden = self.hidden_at(place, self.words(last), condition, cache)
-        return self.token_logits_at(place, hidden, condition)
+    def logits(
+        self, previous: Tensor, condition: Tensor, cache: Tensor | None = None, place: int = 0
+    ) -> Tensor:
+        """Return logits (batch, any, vocabulary) of each place, given the tokens before each.
 
-    def hidden_at(self, place: int, last: Tensor, condition: Tensor, cache: Tensor) -> Tensor:
-        """Return `hidden` of one place (batch, width)."""
-        hidden = last + self.places[place] + condition[:, : self.width]  # (batch, width)
-        hidden = hidden[:, None]  # (batch, 1, width)
-        for block, layer_cache in zip(self.blocks, cache, strict=True):
-            hidden = block(hidden, layer_cache, place)
-        normed: Tensor = self.norm(hidden[:, 0])
+        With a cache, `previous` (batch, 1) is the token before `place`, and the cache has the rest.
+        """
+        hidden = self.hidden(self.words(previous), condition, cache, place)  # (batch, any, width)
+        return self.token_logits(hidden, condition, place)
+
+    def hidden(
+        self, previous: Tensor, condition: Tensor, cache: Tensor | None = None, place: int = 0
+    ) -> Tensor:
+        """Return hidden states (batch, any, width) from the embeddings before each place."""
+        places = self.places[place : place + previous.shape[1]]  # (any, width)
+        hidden = self.dropout(previous + places + condition[:, None, : self.width])
+        for layer, block in enumerate(self.blocks):
+            hidden = block(hidden, None if cache is None else cache[layer], place)
+        normed: Tensor = self.norm(hidden)
         return normed
 
-    def token_logits_at(self, place: int, hidden: Tensor, condition: Tensor) -> Tensor:
-        """Return `token_logits` of one place (batch, vocabulary)."""
-        logits = self._logits(hidden[:, None], condition)[:, 0]
-        return logits + (self.forbidden if place else self.forbidden_first)
-
-    def _logits(self, hidden: Tensor, condition: Tensor) -> Tensor:
-        logits: Tensor = self.output(hidden).float()
-        biases = condition[:, self.width :]
+    def token_logits(self, hidden: Tensor, condition: Tensor, place: int = 0) -> Tensor:
+        """Return logits (batch, any, vocabulary) from the hidden states of `place` and later."""
+        logits: Tensor = self.output(hidden).float()  # (batch, any, vocabulary)
+        biases = condition[:, self.width :]  # (batch, ...)
         if self.group_bias is not None:
             vocabulary = logits.shape[-1]
             logits = logits + biases[:, None, -vocabulary:]
             biases = biases[:, :-vocabulary]
-        if self.distance_bias is None:
+        if self.distance_bias is not None:
+            logits = logits + self.distance_bias.logits(hidden, biases)
+        logits = logits + self.forbidden
+        if place:
             return logits
-        return logits + self.distance_bias.logits(hidden, biases)
+        return torch.cat((logits[:, :1] + self.forbidden_first, logits[:, 1:]), 1)
+
+    @torch.no_grad()
+    def sample(
+        self, condition: Tensor, uniform: Uniform, length: int, ends: Tensor | None = None
+    ) -> Tensor:
+        """Draw tokens (batch, length), PAD after the end.
+
+        `ends` (batch,) forces the number of tokens. Sampling stops when all trajectories have
+        ended.
+        """
+        numbers = uniform(TOKEN_STREAM, length)  # (batch, length)
+        cache = self.new_cache(len(condition))
+        tokens = torch.full(numbers.shape, PAD, device=condition.device)
+        last = torch.full(numbers.shape[:1], BOS, device=condition.device)  # (batch,)
+        ended = torch.zeros_like(last, dtype=torch.bool)
+        for place in range(length):
+            logits = self.logits(last[:, None], condition, cache, place)[:, 0]
+            if ends is not None:
+                logits[:, EOS] = -torch.inf
+                ended |= ends <= place
+            last = draw_tokens(logits, numbers[:, place])
+            ended |= last == EOS
+            if bool(ended.all()):
+                break
+            tokens[:, place] = torch.where(ended, PAD, last)
+        return tokens
 
     def new_cache(self, batch: int) -> Tensor:
         """Return room for keys and values: (layers, 2, batch, heads, length, head)."""
@@ -181,46 +184,25 @@ class CausalTransformer(nn.Module):
         return self.places.new_empty(len(self.blocks), 2, batch, self.heads, length, head)
 
 
-class Block(nn.Module):
+class Block(TransformerBlock):
     """A pre-norm transformer block: attention, by default causal, and feed-forward layers."""
 
     def __init__(self, config: TransformerConfig, *, causal: bool = True) -> None:
-        super().__init__()
-        width = config.width
-        self.heads = config.heads
+        super().__init__(config, affine_norms=True)
         self.causal = causal
-        self.norm_attention = nn.LayerNorm(width)
-        self.norm_feedforward = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
-        self.feedforward = feedforward(width, config.expansion, config.activation)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, x: Tensor, cache: Tensor | None = None, place: int = 0, valid: Tensor | None = None
     ) -> Tensor:
-        """Transform x (batch, any, width), or one place of it with a cache of the places before.
-
-        The cache is (2, batch, heads, length, head). Only `valid` places (batch, any) are attended.
-        """
-        x = x + self.dropout(self._attend(self.norm_attention(x), cache, place, valid))
+        """Transform x (batch, any, width), or one place of it with a cache of the places before."""
+        backward = torch.is_grad_enabled()
+        normed = self.norm_attention(x)  # (batch, any, width)
+        attended = self.attend(
+            normed, cache, place, valid=valid, causal=self.causal, backward=backward
+        )
+        x = x + self.dropout(attended)
         return x + self.dropout(self.feedforward(self.norm_feedforward(x)))
-
-    def _attend(self, x: Tensor, cache: Tensor | None, place: int, valid: Tensor | None) -> Tensor:
-        batch, length, width = x.shape
-        qkv = self.qkv(x).view(batch, length, 3, self.heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (batch, heads, any, head) each
-        if cache is not None:
-            cache[:, :, :, place] = torch.stack((k, v))[:, :, :, 0]
-            q = q.to(cache.dtype)
-            k, v = cache[:, :, :, : place + 1]
-        elif torch.is_grad_enabled() and x.device.type == "cpu":
-            # the backward pass of attention in bf16 is five times slower there
-            q, k, v = (part.float() for part in (q, k, v))
-        mask = None if valid is None else valid[:, None, None]  # (batch, 1, 1, any)
-        causal = self.causal and cache is None
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, width).to(x.dtype))
 
 
 def token_nats(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
-"""Generators that write token after token; a family is a network, its options and a codec."""
+"""Generators that write token after token. A family has options, a network and a codec."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,31 +15,25 @@ from mobatlas.config import Section
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories
-from mobatlas.data.vocabulary import PAD, Vocabulary
+from mobatlas.data.vocabulary import PAD
+from mobatlas.generators.codec import LATENT_STREAM
 from mobatlas.generators.network_generator import (
     NetworkGenerator,
+    OptimizerConfig,
     WeightedFitConfig,
-    network_family,
     tile_rng,
     unknown_groups,
 )
-from mobatlas.generators.protocol import Draw, Family, unlabelled
+from mobatlas.generators.protocol import Draw, unlabelled
 from mobatlas.generators.rng import TILE, tiles
-from mobatlas.generators.sequence.codec import LATENT_STREAM, PLAIN_TOKENS, TokenCodec
-from mobatlas.generators.sequence.network import TransformerConfig
-from mobatlas.groups import Groups
+from mobatlas.generators.transformer import TransformerConfig
 from mobatlas.training.loop import Share, Stage, Trainer
 
 
-class TrainingConfig(Section):
+class TrainingConfig(OptimizerConfig):
     """Training of phase 1."""
 
-    steps: int = Field(1_500, ge=1)
-    batch: int = Field(128, ge=1)
-    learning_rate: float = Field(2e-3, gt=0)
-    warmup: int = Field(100, ge=0)
     weight_decay: float = Field(0.01, ge=0)
-    decay: Literal["none", "linear", "cosine"] = "cosine"  # of the learning rate after the warm-up
     ema: float = Field(0.99, ge=0, lt=1)
 
 
@@ -106,35 +99,8 @@ class Network(Protocol):
         """Return the condition (batch, width) of the decoder."""
 
 
-# (config, size of the vocabulary, groups) -> a `Network`
-BuildNetwork = Callable[[Any, int, Groups | None], nn.Module]
-
-
 class SequenceGenerator(NetworkGenerator):
-    """Writes trajectories token after token. `Generator` documents its methods."""
-
-    def __init__(
-        self,
-        build_network: BuildNetwork,
-        config: SequenceConfig,
-        vocabulary: Vocabulary,
-        groups: Groups | None = None,
-        seed: int = 0,
-        codec: TokenCodec = PLAIN_TOKENS,
-    ) -> None:
-        self.config = config
-        self.vocabulary = vocabulary
-        self.groups = groups
-        self.codec = codec
-        self._build_network = build_network
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            self.network = build_network(config, len(vocabulary), groups).eval()
-
-    def _untrained(self, groups: Groups, seed: int) -> Self:
-        return type(self)(
-            self._build_network, self.config, self.vocabulary, groups, seed, self.codec
-        )
+    """Writes trajectories token after token with a `Network`. `Generator` documents its methods."""
 
     def fit(self, dataset: TrajectoryDataset, trainer: Trainer) -> dict[str, Any]:
         """Maximise the likelihood of training trajectories."""
@@ -232,7 +198,8 @@ class SequenceGenerator(NetworkGenerator):
         noise = self._noise(number, seed)
         condition = self.network.condition(*self._person(groups, anchors), noise)
         uniform = partial(self._uniform, seed, number)
-        return self.codec.sample(self.network.decoder, condition, uniform, self.max_length, lengths)
+        rows: Tensor = self.network.decoder.sample(condition, uniform, self.max_length, lengths)
+        return rows
 
     def soft_sample(
         self,
@@ -251,38 +218,12 @@ class SequenceGenerator(NetworkGenerator):
         0.995; that of straight-through tokens was 0.89, and that of the score function 0.84.
         Gumbel-softmax tokens reached 0.94 on a smaller city in four times the time.
         """
-        with self._without_dropout():
-            rows = self._sample_rows(groups, anchors, seed).to(self.device)
-            noises = [self._noise(tile.number, seed)[tile.places] for tile in tiles(0, len(groups))]
-            person = self._person(groups, anchors)
-            condition = self.network.condition(*person, torch.cat(noises))
-            return self.codec.soft_trajectories(self.network.decoder, rows, condition, anchors)
-
-    @contextmanager
-    def _without_dropout(self) -> Iterator[None]:
-        """Switch dropout off; phase 2 samples while it trains."""
         training = self.network.training
-        self.network.eval()
-        try:
-            yield
-        finally:
-            self.network.train(training)
-
-
-def sequence_family(
-    name: str,
-    config: type[SequenceConfig],
-    presets: Mapping[str, Mapping[str, Any]],
-    build_network: BuildNetwork,
-    codec: Callable[[Any], TokenCodec] = lambda config: PLAIN_TOKENS,
-) -> Family:
-    """Return the family of a network; `codec(config)` is its codec if visits have times."""
-
-    def build(
-        config: SequenceConfig, vocabulary: Vocabulary, groups: Groups | None, seed: int
-    ) -> SequenceGenerator:
-        return SequenceGenerator(
-            build_network, config, vocabulary, groups, seed, codec=codec(config)
-        )
-
-    return network_family(name, config, presets, build)
+        self.network.eval()  # no dropout, although phase 2 samples while it trains
+        rows = self._sample_rows(groups, anchors, seed).to(self.device)
+        noises = [self._noise(tile.number, seed)[tile.places] for tile in tiles(0, len(groups))]
+        person = self._person(groups, anchors)
+        condition = self.network.condition(*person, torch.cat(noises))
+        soft = self.codec.soft_trajectories(self.network.decoder, rows, condition, anchors)
+        self.network.train(training)
+        return soft

@@ -1,1 +1,0 @@
-"""The point process: a generator of visits with arrival and departure times."""
