@@ -13,7 +13,7 @@ from bench import speed as speed_benchmark
 from bench.report.console import cost_table, phase1_table, phase2_table, speed_table
 from bench.runner import Experiment
 from mobatlas.cli.options import Assignments, Json, Out, Overwrite, Quiet, show
-from mobatlas.config import parse_assignments
+from mobatlas.config import DEFAULT_GENERATOR, parse_assignments
 from mobatlas.progress import track
 from mobatlas.report.tables import Table
 
@@ -173,7 +173,7 @@ def families(
 def real(
     data: Survey,
     out: Folder,
-    generator: Family = "autoregressive",
+    generator: Family = DEFAULT_GENERATOR,
     census: Census = None,
     partition: Annotated[
         list[str] | None,

@@ -37,7 +37,7 @@ from bench.runner import Command, Experiment, Runner, read_cell
 from bench.score_models import FLOOR, score_samples
 from bench.summary import write_result
 from bench.survey import SHIFT, census_column, check_survey, display_names, split_survey
-from mobatlas.config import format_assignments
+from mobatlas.config import DEFAULT_GENERATOR, format_assignments
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
@@ -69,7 +69,7 @@ class RealOptions:
     `weekday` by default. `prepared` changes how the survey is prepared.
     """
 
-    generator: str = "autoregressive"
+    generator: str = DEFAULT_GENERATOR
     partitions: Sequence[str] = ()
     regions: Sequence[str] = ()
     features: Sequence[tuple[str, ...]] = FEATURES

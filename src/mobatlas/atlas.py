@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mobatlas.config import DEFAULT_GENERATOR
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
@@ -55,7 +56,7 @@ class Atlas:
     >>> table = by_group.sample(500, group="30-40, F")  # doctest: +SKIP
     """
 
-    generator: str = "autoregressive"
+    generator: str = DEFAULT_GENERATOR
     preset: str | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0

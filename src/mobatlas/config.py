@@ -20,6 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from mobatlas.errors import MobatlasError, suggestion
 
+DEFAULT_GENERATOR = "autoregressive"  # the family that benchmarks best
+
 
 class Section(BaseModel):
     """A part of the configuration: immutable, without unknown keys."""
@@ -149,7 +151,7 @@ class PrepareConfig(Section):
 class TrainConfig(Section):
     """Phase 1: the generator and its options, which the generator checks."""
 
-    generator: str = "autoregressive"
+    generator: str = DEFAULT_GENERATOR
     options: dict[str, Any] = {}
 
 

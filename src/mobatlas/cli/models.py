@@ -53,8 +53,8 @@ def train(
         str | None,
         typer.Option(
             "--generator",
-            help="autoregressive, latent-diffusion, vae, point-process, external, or a "
-            "registered name.",
+            help="autoregressive (the default), latent-diffusion, vae, point-process, external, "
+            "or a registered name.",
         ),
     ] = None,
     preset: Preset = None,

@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from mobatlas.config import DEFAULT_GENERATOR
 from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, looks_like_region
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.io.manifest import write_atomic
@@ -113,6 +114,7 @@ def _render(
     listed = files.by is not None and not looks_like_region(files.by)
     page = engine.get_template(TEMPLATE).render(
         files=files,
+        generator=DEFAULT_GENERATOR,
         visits=visits,
         window=visits.window if visits is not None else None,
         region_columns=(*region_columns, files.by) if listed else (),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.config import build, merge
+from mobatlas.config import DEFAULT_GENERATOR, build, merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.protocol import Family, Generator, family_of
@@ -52,7 +52,7 @@ def train(
     dataset: Path | str,
     out: Path | str,
     *,
-    generator: str = "autoregressive",
+    generator: str = DEFAULT_GENERATOR,
     preset: str | None = None,
     values: Mapping[str, Any] | None = None,
     seed: int = 0,
