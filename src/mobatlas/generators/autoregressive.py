@@ -32,8 +32,7 @@ class Autoregressive(SequenceGenerator):
     """The generator of the causal transformer."""
 
     def _build(self, size: int) -> None:
-        config = self.config
-        self.network = CausalTransformer(config.network, size, config.length, self.groups)
+        self.network = CausalTransformer(self.config.network, size, self.config.length, self.groups)
 
 
 FAMILY = network_family("autoregressive", Autoregressive, AutoregressiveConfig, PRESETS)

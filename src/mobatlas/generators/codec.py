@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,66 +21,44 @@ TOKEN_STREAM, LATENT_STREAM, TIME_STREAM, START_STREAM = range(4)  # of random n
 Uniform = Callable[..., Tensor]
 
 
-class TokenCodec(Protocol):
-    """Trajectories as rows of visits (batch, any, ...), with end tokens and then PAD."""
+class TokenCodec:
+    """Trajectories as rows of tokens (batch, any), with end tokens and then PAD.
 
-    @property
-    def has_times(self) -> bool:
-        """Whether rows carry arrival and departure times."""
+    A codec of visits with times overrides all methods; its rows are (batch, any, ...).
+    """
+
+    has_times = False  # whether rows carry arrival and departure times
 
     def row_shape(self, length: int) -> tuple[int, ...]:
         """Return the shape of a sampled trajectory of at most `length` tokens."""
-
-    def read_dataset(self, dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
-        """Return rows of trajectories of a dataset, truncated to `length` tokens."""
-
-    def read_trajectories(self, trajectories: Trajectories, length: int) -> Tensor:
-        """Return rows of trajectories, truncated to `length` tokens."""
-
-    def target_tokens(self, visits: Tensor) -> Tensor:
-        """Return the tokens (batch, any) that the network predicts."""
-
-    def to_trajectories(self, rows: Tensor, anchors: Floats) -> Trajectories:
-        """Return sampled rows as the trajectories of people with these anchors."""
-
-    def soft_trajectories(
-        self, decoder: Any, rows: Tensor, condition: Tensor, anchors: Floats
-    ) -> SoftTrajectories:
-        """Return the distribution behind each visit of sampled rows, given the visits before."""
-
-
-class PlainTokenCodec:
-    """Tokens without times, (batch, any). `TokenCodec` documents its methods."""
-
-    has_times = False
-
-    def row_shape(self, length: int) -> tuple[int, ...]:
         return (length,)
 
     def read_dataset(self, dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
+        """Return rows of trajectories of a dataset, truncated to `length` tokens."""
         return gather_tokens(dataset, indices, length)
 
     def read_trajectories(self, trajectories: Trajectories, length: int) -> Tensor:
+        """Return rows of trajectories, truncated to `length` tokens."""
         return with_end(pad_rows(trajectories, trajectories.tokens), length)
 
     def target_tokens(self, visits: Tensor) -> Tensor:
+        """Return the tokens (batch, any) that the network predicts."""
         return visits
 
     def to_trajectories(self, rows: Tensor, anchors: Floats) -> Trajectories:
+        """Return sampled rows as the trajectories of people with these anchors."""
         tokens, offsets = join_rows(rows)
         return Trajectories(tokens.numpy().astype(np.int32), offsets, anchors)
 
     def soft_trajectories(
         self, decoder: Any, rows: Tensor, condition: Tensor, anchors: Floats
     ) -> SoftTrajectories:
+        """Return the distribution behind each visit of sampled rows, given the visits before."""
         longest = int((rows != PAD).sum(1).max()) if len(rows) else 0
         tokens = with_end(rows[:, :longest], rows.shape[1])  # (batch, any)
         logits = decoder.logits(previous_tokens(tokens), condition)  # (batch, any, vocabulary)
         probabilities = logits.softmax(-1) * (tokens != PAD)[..., None]
         return SoftTrajectories(probabilities, anchors, written=tokens)
-
-
-PLAIN_TOKENS = PlainTokenCodec()
 
 
 def is_token(tokens: Tensor) -> Tensor:

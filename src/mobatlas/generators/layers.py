@@ -7,7 +7,7 @@ attribute of the group. Level 0 of an attribute means unknown.
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from mobatlas.config import Section
 from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import UNKNOWN
@@ -102,10 +103,9 @@ class TransformerBlock(nn.Module):
             # the backward pass of attention in bf16 is five times slower there
             q, k, v = (part.float() for part in (q, k, v))
         mask = None if valid is None else valid[:, None, None]  # (batch, 1, 1, any)
-        is_causal = causal and cache is None
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
-        joined = mixed.transpose(1, 2).reshape(batch, length, width)
-        return self.out(joined.to(x.dtype))
+        causal = causal and cache is None
+        mixed = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width).to(x.dtype))
 
 
 class Conditioning(nn.Module):
@@ -115,9 +115,6 @@ class Conditioning(nn.Module):
     keeps those of a coordinate together. With `to_tokens` a group also has a vector that is added
     to every token (the paper's appendix, "DiT").
     """
-
-    centre: Tensor
-    extent: Tensor
 
     def __init__(
         self,
@@ -136,8 +133,8 @@ class Conditioning(nn.Module):
             None if groups is None else GroupEmbedding(width, embedding, groups, to_tokens)
         )
         # centre and extent of the anchors of training people, in degrees
-        self.register_buffer("centre", torch.zeros(2))
-        self.register_buffer("extent", torch.ones(2))
+        self.centre = nn.Buffer(torch.zeros(2))
+        self.extent = nn.Buffer(torch.ones(2))
 
     def forward(
         self, anchors: Tensor, levels: Tensor | None = None, timestep: Tensor | None = None
@@ -184,8 +181,7 @@ class GroupEmbedding(nn.Module):
         self.to_condition = nn.Linear(width, width, bias=False)
         self.to_tokens = nn.Linear(width, width, bias=False) if to_tokens else None
         for table in tables:
-            with torch.no_grad():
-                table.weight[0] = 0.0
+            nn.init.zeros_(table.weight.data[0])
 
     def forward(self, levels: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return additions to the condition and to every token, (batch, width) each."""
@@ -206,9 +202,6 @@ class DistanceBias(nn.Module):
     is zero before training, and for places or anchors without coordinates.
     """
 
-    coordinates: Tensor
-    has_coordinates: Tensor
-
     def __init__(self, width: int, vocabulary: int, curves: int) -> None:
         super().__init__()
         self.curves = curves
@@ -221,8 +214,8 @@ class DistanceBias(nn.Module):
         nn.init.ones_(self.gates.bias)
         # the last anchors, and the knot weights of their distances
         self._cache: tuple[Tensor, list[Tensor]] | None = None
-        self.register_buffer("coordinates", torch.zeros(vocabulary, 2))  # degrees
-        self.register_buffer("has_coordinates", torch.zeros(vocabulary))
+        self.coordinates = nn.Buffer(torch.zeros(vocabulary, 2))  # degrees
+        self.has_coordinates = nn.Buffer(torch.zeros(vocabulary))
 
     def measure(self, vocabulary: Vocabulary) -> None:
         """Set the coordinates of places."""
@@ -279,9 +272,6 @@ class GroupTokenBias(nn.Module):
     last, while the weights of a tilt give it before training.
     """
 
-    row: Tensor
-    radix: Tensor
-
     def __init__(self, groups: Groups, vocabulary: int) -> None:
         super().__init__()
         self.table = nn.Embedding(1 + len(groups), vocabulary)  # row 0: unknown group
@@ -291,15 +281,14 @@ class GroupTokenBias(nn.Module):
         codes = ((torch.from_numpy(groups.level_codes) + 1) * radix).sum(1)  # (groups,)
         row = torch.zeros(math.prod(sizes), dtype=torch.long)
         row[codes] = torch.arange(1, 1 + len(groups))
-        self.register_buffer("radix", radix, persistent=False)
-        self.register_buffer("row", row, persistent=False)
+        self.radix = nn.Buffer(radix, persistent=False)
+        self.row = nn.Buffer(row, persistent=False)
 
     def forward(self, levels: Tensor | None, batch: int) -> Tensor:
         """Return the bias (batch, vocabulary) of levels (batch, attributes)."""
         zeros = self.row.new_zeros(batch)
         rows = zeros if levels is None else self.row[(levels * self.radix).sum(1)]  # (batch,)
-        logits: Tensor = self.table(rows)
-        return logits
+        return F.embedding(rows, self.table.weight)
 
 
 def optional_biases(
@@ -308,9 +297,15 @@ def optional_biases(
     """Return the biases that a configuration asks for."""
     curves = config.distance_curves
     distance_bias = DistanceBias(config.width, vocabulary, curves) if curves else None
-    if groups is None or not config.group_bias:
-        return distance_bias, None
-    return distance_bias, GroupTokenBias(groups, vocabulary)
+    with_group_bias = groups is not None and config.group_bias
+    return distance_bias, GroupTokenBias(groups, vocabulary) if with_group_bias else None
+
+
+def measure_layers(network: Any, dataset: TrajectoryDataset) -> None:
+    """Set the buffers that come from the dataset: anchors of people and coordinates of places."""
+    network.conditioning.centre_on(dataset.anchors[dataset.split_people("train")])
+    if network.distance_bias is not None:
+        network.distance_bias.measure(dataset.vocabulary)
 
 
 def has_group_bias(network: nn.Module) -> bool:

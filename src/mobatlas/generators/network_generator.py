@@ -18,7 +18,7 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import PAD, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.codec import PLAIN_TOKENS, TokenCodec
+from mobatlas.generators.codec import TokenCodec
 from mobatlas.generators.layers import Person, copy_weights, person_tensors
 from mobatlas.generators.protocol import UNKNOWN, Draw, Family
 from mobatlas.generators.rng import TILE, tiles
@@ -56,7 +56,7 @@ class NetworkGenerator(ABC):
     config: Any
     vocabulary: Vocabulary
     groups: Groups | None
-    codec: TokenCodec = PLAIN_TOKENS
+    codec = TokenCodec()
     network: Any
     tile = TILE
 
@@ -82,8 +82,7 @@ class NetworkGenerator(ABC):
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = next(self.network.parameters()).device
-        return device
+        return torch.device(next(self.network.parameters()).device)
 
     @abstractmethod
     def training_stage(
@@ -177,12 +176,13 @@ class NetworkGenerator(ABC):
         """Return samples (n, ...) as the codec has them, PAD after the end."""
         samples = torch.full((len(groups), *self.codec.row_shape(self.max_length)), PAD)
         for tile in tiles(first, len(groups)):
-            ends = None
-            if lengths is not None:
-                ends = torch.from_numpy(tile.spread(lengths)).to(self.device)
-            people = tile.spread(groups), tile.spread(anchors)
+            ends = (
+                None if lengths is None else torch.from_numpy(tile.spread(lengths)).to(self.device)
+            )
             with autocast(self.device):
-                rows = self._sample_tile(tile.number, *people, seed, ends)
+                rows = self._sample_tile(
+                    tile.number, tile.spread(groups), tile.spread(anchors), seed, ends
+                )
             samples[tile.rows] = rows[tile.places].cpu()
         return samples
 

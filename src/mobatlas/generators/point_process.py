@@ -21,21 +21,21 @@ from mobatlas.data.schema import DAY
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories, monday
 from mobatlas.data.vocabulary import BOS, HOME, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.codec import is_token, join_rows, pad_rows, with_end
+from mobatlas.generators.codec import TokenCodec, is_token, join_rows, pad_rows, with_end
 from mobatlas.generators.network_generator import network_family
 from mobatlas.generators.sequence_generator import SequenceGenerator
 from mobatlas.generators.timed_transformer import TimedTransformer, VisitEmbedding
-from mobatlas.generators.vae import PRESETS, LatentSequenceConfig, VariationalAutoencoder
+from mobatlas.generators.vae import PRESETS, VaeConfig, VariationalAutoencoder
 
 
-class PointProcessConfig(LatentSequenceConfig):
+class PointProcessConfig(VaeConfig):
     """Options of the point process."""
 
     days: int | None = Field(None, ge=1, le=366)  # of a window; None: as the dataset has
 
 
 @dataclass(frozen=True)
-class TimedTokenCodec:
+class TimedTokenCodec(TokenCodec):
     """Rows (token, arrival, departure), the start first. `TokenCodec` documents its methods.
 
     Times are seconds since the Monday before the window starts.
@@ -134,14 +134,13 @@ class PointProcess(SequenceGenerator):
             raise MobatlasError(
                 "config.json: does not say how many 'days' a window has; train the model again"
             )
-        days = self.config.days
-        self.codec = TimedTokenCodec(days)
+        self.codec = TimedTokenCodec(self.config.days)
         self.network = VariationalAutoencoder(
             self.config,
             size,
             self.groups,
-            decoder=partial(TimedTransformer, days=days),
-            words=partial(VisitEmbedding, days=days),
+            decoder=partial(TimedTransformer, days=self.config.days),
+            words=partial(VisitEmbedding, days=self.config.days),
         )
 
 

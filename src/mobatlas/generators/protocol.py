@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -229,7 +230,21 @@ class Family:
     resolve: Callable[[Mapping[str, Any], Path], dict[str, Any]] = lambda values, _: dict(values)
 
 
-GENERATORS: Registry[Callable[[], Family]] = Registry("generator", "--generator")
+def _import_family(module: str) -> Family:
+    return cast(Family, import_module(f"mobatlas.generators.{module}").FAMILY)
+
+
+GENERATORS: Registry[Callable[[], Family]] = Registry(
+    "generator",
+    "--generator",
+    {
+        "latent-diffusion": partial(_import_family, "latent_diffusion.generator"),
+        "autoregressive": partial(_import_family, "autoregressive"),
+        "vae": partial(_import_family, "vae"),
+        "point-process": partial(_import_family, "point_process"),
+        "external": partial(_import_family, "external.generator"),
+    },
+)
 
 
 def register_generator(name: str, family: Callable[[], Family]) -> None:
@@ -269,17 +284,3 @@ def unlabelled(dataset: TrajectoryDataset, seed: int, split: str = "train") -> D
         return Examples(indices, np.full(size, UNKNOWN, dtype=np.int64))
 
     return draw
-
-
-def _family_in(module: str) -> Callable[[], Family]:
-    return lambda: import_module(f"mobatlas.generators.{module}").FAMILY
-
-
-for _name, _module in {
-    "latent-diffusion": "latent_diffusion.generator",
-    "autoregressive": "autoregressive",
-    "vae": "vae",
-    "point-process": "point_process",
-    "external": "external.generator",
-}.items():
-    register_generator(_name, _family_in(_module))

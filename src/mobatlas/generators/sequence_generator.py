@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,38 +69,11 @@ PAPER: Mapping[str, Any] = {
 }
 
 
-class Network(Protocol):
-    """The network of a sequence generator. Levels (batch, attributes) are None without groups."""
-
-    @property
-    def decoder(self) -> Any:
-        """What the codec samples with. Its `measure(dataset)` is called before training."""
-
-    @property
-    def latent(self) -> int:
-        """The number of normal random numbers (the noise) that a trajectory starts from."""
-
-    def forward(
-        self,
-        tokens: Tensor,
-        anchors: Tensor,
-        levels: Tensor | None,
-        noise: Tensor,
-        step: int | None = None,
-    ) -> Tensor:
-        """Return the loss (batch,); `step` is None after phase 1."""
-
-    def terms(
-        self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor
-    ) -> dict[str, Tensor]:
-        """Return terms (batch,) whose sum is, or bounds, minus the log-likelihood."""
-
-    def condition(self, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> Tensor:
-        """Return the condition (batch, width) of the decoder."""
-
-
 class SequenceGenerator(NetworkGenerator):
-    """Writes trajectories token after token with a `Network`. `Generator` documents its methods."""
+    """Writes trajectories token after token. `Generator` documents its methods.
+
+    A family sets a network that has the members of `CausalTransformer` down to `condition`.
+    """
 
     def fit(self, dataset: TrajectoryDataset, trainer: Trainer) -> dict[str, Any]:
         """Maximise the likelihood of training trajectories."""
@@ -195,8 +168,8 @@ class SequenceGenerator(NetworkGenerator):
     def _sample_tile(
         self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Tensor | None
     ) -> Tensor:
-        noise = self._noise(number, seed)
-        condition = self.network.condition(*self._person(groups, anchors), noise)
+        person = self._person(groups, anchors)
+        condition = self.network.condition(*person, self._noise(number, seed))
         uniform = partial(self._uniform, seed, number)
         rows: Tensor = self.network.decoder.sample(condition, uniform, self.max_length, lengths)
         return rows

@@ -43,7 +43,6 @@ REGION_ANCHORS = "anchors.parquet"  # likewise
 SUPERVISION = "supervision"  # key of the manifest of a supervised model
 MEANING = ("poi_id", "lat", "lon", "category")  # what a token stands for; visits may differ
 
-
 Values = TypeVar("Values", bound=BaseModel)
 
 
@@ -65,8 +64,8 @@ class _Lengths(_File):
     counts: list[int]
 
 
-class _Trained(_File):
-    """The dataset in the manifest."""
+class _Dataset(_File):
+    """The dataset in manifest.json."""
 
     path: str
     hash: str
@@ -136,8 +135,11 @@ class Model:
                     f"{self.dataset}: its vocabulary is not the one that {self.path} was trained "
                     "on; pass --dataset with the dataset of the model"
                 )
-            message = "%s: is not the dataset that %s was trained on, but has the same places"
-            log.warning(message, self.dataset, self.path)
+            log.warning(
+                "%s: is not the dataset that %s was trained on, but has the same places",
+                self.dataset,
+                self.path,
+            )
         return dataset
 
     def population(self) -> Floats:
@@ -145,9 +147,8 @@ class Model:
         if not (self.path / REGION_ANCHORS).exists():
             dataset = self.open_dataset()
             return dataset.anchors[dataset.split_people("train")]
-        with refuse_corrupt(self.path):
-            anchors = _columns(read_parquet(self.path / REGION_ANCHORS))
-            return anchors[np.lexsort(anchors.T)]
+        anchors = self._stored_anchors(None)
+        return anchors[np.lexsort(anchors.T)]
 
     def region(self, name: str, regions: Path | None = None) -> tuple[Floats, Floats | None]:
         """Return the anchors (people, 4) of a region, and p(d|g) (groups,) if the model has groups.
@@ -163,8 +164,9 @@ class Model:
                 "`mobatlas regions` wrote"
             )
         if own and regions is not None:
-            message = "%s: contains its own regions, so --regions %s is not read"
-            log.warning(message, self.path, regions)
+            log.warning(
+                "%s: contains its own regions, so --regions %s is not read", self.path, regions
+            )
         opened = None if own else RegionsFolder.open(folder)  # checks the folder before reading
         shares = self._shares(name, folder)
         anchors = self._stored_anchors(name) if opened is None else self._anchors_in(name, opened)
@@ -195,29 +197,28 @@ class Model:
             )
         return np.array([shares[name] for name in groups.names])
 
-    def _stored_anchors(self, region: str) -> Floats:
+    def _stored_anchors(self, region: str | None) -> Floats:
+        """Return the anchors (people, 4) that the folder has, of one region or of all."""
         with refuse_corrupt(self.path):
             table = read_parquet(self.path / REGION_ANCHORS)
-            return _columns(table.filter(pc.equal(table["region"], region)))
+            if region is not None:
+                table = table.filter(pc.equal(table["region"], region))
+            columns = [table[name].to_numpy(zero_copy_only=False) for name in ANCHORS]
+            return np.stack(columns, axis=1).astype(np.float64)
 
     def _anchors_in(self, region: str, regions: RegionsFolder) -> Floats:
         dataset = self.open_dataset()
         assignment = regions.assignment or {}
-        origin = regions.manifest.details["dataset"]
-        if origin["content_hash"] != dataset.manifest.content_hash:
-            message = "%s: was made of another dataset than %s; people are matched by user_id"
-            log.warning(message, regions.path, dataset.path)
+        if regions.manifest.details["dataset"]["content_hash"] != dataset.manifest.content_hash:
+            log.warning(
+                "%s: was made of another dataset than %s; people are matched by user_id",
+                regions.path,
+                dataset.path,
+            )
         train = dataset.split_people("train")
         users = dataset.people["user_id"].to_pylist()
         residents = [person for person in train.tolist() if assignment.get(users[person]) == region]
         return dataset.anchors[np.array(residents, dtype=np.int64)]
-
-
-def _columns(table: pa.Table) -> Floats:
-    """Return the anchors of a table, (rows, 4)."""
-    return np.stack(
-        [table[name].to_numpy(zero_copy_only=False).astype(np.float64) for name in ANCHORS], axis=1
-    )
 
 
 def save_model(folder: Path, generator: Generator, name: str, dataset: TrajectoryDataset) -> None:
@@ -264,34 +265,29 @@ def load_model(path: Path | str, dataset: Path | None = None) -> Model:
         )
     manifest = read_manifest(folder, KIND)
     with refuse_corrupt(folder):
-        return _load_checked(folder, manifest, dataset)
+        trained = build(_Dataset, manifest.details["dataset"], str(folder / MANIFEST))
+        described = _read_json(_Description, folder / CONFIG)
+        generator = _load_generator(folder, described)
+        return Model(
+            path=folder,
+            name=described.generator,
+            manifest=manifest,
+            generator=generator,
+            lengths=_lengths(folder / LENGTHS, generator.max_length),
+            dataset=dataset or Path(trained.path),
+            dataset_hash=trained.hash,
+        )
 
 
-def _load_checked(folder: Path, manifest: Manifest, dataset: Path | None) -> Model:
-    trained = _parse(_Trained, manifest.details.get("dataset"), folder / MANIFEST)
-    described = _parse(_Description, _json(folder / CONFIG), folder / CONFIG)
-    generator = _generator(folder, described)
-    return Model(
-        path=folder,
-        name=described.generator,
-        manifest=manifest,
-        generator=generator,
-        lengths=_lengths(folder / LENGTHS, generator.max_length),
-        dataset=dataset or Path(trained.path),
-        dataset_hash=trained.hash,
-    )
-
-
-def _generator(folder: Path, described: _Description) -> Generator:
-    name = described.generator
+def _load_generator(folder: Path, described: _Description) -> Generator:
     where = folder / CONFIG
     known = generator_names()
-    if name not in known:
+    if described.generator not in known:
         raise MobatlasError(
-            f"{where}: the generator '{name}' does not exist{suggestion(name, known)} "
-            f"(known: {', '.join(known)})"
+            f"{where}: the generator '{described.generator}' does not exist"
+            f"{suggestion(described.generator, known)} (known: {', '.join(known)})"
         )
-    family = family_of(name)
+    family = family_of(described.generator)
     try:
         groups = Groups.of(described.groups) if described.groups is not None else None
     except MobatlasError as error:
@@ -317,7 +313,7 @@ def _vocabulary(path: Path) -> Vocabulary:
 
 
 def _lengths(path: Path, longest: int) -> Ints:
-    counts = np.array(_parse(_Lengths, _json(path), path).counts, dtype=np.int64)
+    counts = np.array(_read_json(_Lengths, path).counts, dtype=np.int64)
     if len(counts) != longest + 1 or counts[0] != 0 or counts.min() < 0 or not counts.any():
         raise MobatlasError(
             f"{path}: does not count trajectories of 1 to {longest} tokens; train the model again"
@@ -325,18 +321,15 @@ def _lengths(path: Path, longest: int) -> Ints:
     return counts
 
 
-def _json(path: Path) -> Any:
+def _read_json(model: type[Values], path: Path) -> Values:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         raise MobatlasError(
             f"{path}: is missing or not valid JSON; train the model again"
         ) from None
-
-
-def _parse(model: type[Values], values: Any, where: Path) -> Values:
     if not isinstance(values, dict):
         raise MobatlasError(
-            f"{where}: does not hold what mobatlas writes there; train the model again"
+            f"{path}: does not hold what mobatlas writes there; train the model again"
         )
-    return build(model, values, str(where))
+    return build(model, values, str(path))

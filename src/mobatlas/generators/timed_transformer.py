@@ -113,15 +113,12 @@ class Durations(nn.Module):
     With `to_window_end` a duration may last until the window ends.
     """
 
-    low: Tensor
-    high: Tensor
-
     def __init__(self, width: int, vocabulary: int, days: int, *, to_window_end: bool) -> None:
         super().__init__()
         self.days = days
         low = bin_starts(days)
-        self.register_buffer("low", torch.tensor(low), persistent=False)
-        self.register_buffer("high", torch.tensor([*low[1:], days * DAY]), persistent=False)
+        self.low = nn.Buffer(torch.tensor(low), persistent=False)
+        self.high = nn.Buffer(torch.tensor([*low[1:], days * DAY]), persistent=False)
         self.tokens = nn.Embedding(vocabulary, width)
         self.mix = nn.Linear(width + MOMENT, width)
         self.bins = nn.Linear(width, len(low) + to_window_end)
@@ -191,8 +188,6 @@ class VisitEmbedding(nn.Module):
 class TimedTransformer(nn.Module):
     """The likelihood of visits with times, all at once or visit by visit with a cache."""
 
-    weekdays: Tensor
-
     def __init__(
         self,
         config: TransformerConfig,
@@ -209,7 +204,7 @@ class TimedTransformer(nn.Module):
         self.gap = Durations(config.width, vocabulary, days, to_window_end=False)
         self.stay = Durations(config.width, vocabulary, days, to_window_end=True)
         # shares of training windows that start on each weekday, Monday first
-        self.register_buffer("weekdays", torch.full((7,), 1 / 7))
+        self.weekdays = nn.Buffer(torch.full((7,), 1 / 7))
 
     @property
     def places(self) -> Tensor:

@@ -27,6 +27,7 @@ from mobatlas.generators.layers import (
     Conditioning,
     NetworkConfig,
     TransformerBlock,
+    measure_layers,
     optional_biases,
 )
 from mobatlas.groups import Groups
@@ -41,11 +42,12 @@ class TransformerConfig(NetworkConfig):
 
 
 class CausalTransformer(nn.Module):
-    """The likelihood of trajectories, at all places at once or place by place with `step`."""
+    """The likelihood of trajectories, at all places at once or place by place with a cache.
 
-    forbidden: Tensor
-    forbidden_first: Tensor
-    latent = 0
+    `levels` (batch, attributes) are None without groups.
+    """
+
+    latent = 0  # how many normal random numbers (the noise) a trajectory starts from
 
     def __init__(
         self, config: TransformerConfig, vocabulary: int, length: int, groups: Groups | None = None
@@ -68,18 +70,17 @@ class CausalTransformer(nn.Module):
         forbidden = torch.zeros(2, vocabulary)
         forbidden[:, [PAD, BOS, MASK]] = -torch.inf
         forbidden[0, EOS] = -torch.inf
-        self.register_buffer("forbidden_first", forbidden[0], persistent=False)
-        self.register_buffer("forbidden", forbidden[1], persistent=False)
+        self.forbidden_first = nn.Buffer(forbidden[0], persistent=False)
+        self.forbidden = nn.Buffer(forbidden[1], persistent=False)
 
     @property
     def decoder(self) -> CausalTransformer:
+        """The network that writes tokens; here it is all there is."""
         return self
 
     def measure(self, dataset: TrajectoryDataset) -> None:
         """Set the buffers that come from the dataset: anchors and coordinates of places."""
-        self.conditioning.centre_on(dataset.anchors[dataset.split_people("train")])
-        if self.distance_bias is not None:
-            self.distance_bias.measure(dataset.vocabulary)
+        measure_layers(self, dataset)
 
     def forward(
         self,
@@ -89,17 +90,17 @@ class CausalTransformer(nn.Module):
         noise: Tensor,
         step: int | None = None,
     ) -> Tensor:
-        """Return minus the log-likelihood (batch,)."""
+        """Return the loss (batch,), minus the log-likelihood; `step` is None after phase 1."""
         return in_length_buckets(self.nats, tokens, self.person(anchors, levels))
 
     def terms(
         self, tokens: Tensor, anchors: Tensor, levels: Tensor | None, noise: Tensor
     ) -> dict[str, Tensor]:
-        """Return minus the exact log-likelihood (batch,)."""
+        """Return terms (batch,) whose sum is, or bounds, minus the log-likelihood."""
         return {"nats": self.nats(tokens, self.person(anchors, levels))}
 
     def condition(self, anchors: Tensor, levels: Tensor | None, noise: Tensor) -> Tensor:
-        """Return the condition of a person; there is no latent."""
+        """Return the condition (batch, width + ...) of the decoder."""
         return self.person(anchors, levels)
 
     def person(self, anchors: Tensor, levels: Tensor | None) -> Tensor:
@@ -196,12 +197,15 @@ class Block(TransformerBlock):
         self, x: Tensor, cache: Tensor | None = None, place: int = 0, valid: Tensor | None = None
     ) -> Tensor:
         """Transform x (batch, any, width), or one place of it with a cache of the places before."""
-        backward = torch.is_grad_enabled()
-        normed = self.norm_attention(x)  # (batch, any, width)
         attended = self.attend(
-            normed, cache, place, valid=valid, causal=self.causal, backward=backward
+            self.norm_attention(x),
+            cache,
+            place,
+            valid=valid,
+            causal=self.causal,
+            backward=torch.is_grad_enabled(),
         )
-        x = x + self.dropout(attended)
+        x = x + self.dropout(attended)  # (batch, any, width)
         return x + self.dropout(self.feedforward(self.norm_feedforward(x)))
 
 

@@ -38,14 +38,10 @@ class LatentConfig(Section):
     free_bits: float = Field(0.1, ge=0)  # of each number, a mean over a batch
 
 
-class LatentSequenceConfig(SequenceConfig):
-    """Options of sequence generators with a latent; `network` is the decoder."""
+class VaeConfig(SequenceConfig):
+    """Options of the variational autoencoder; `network` is the decoder."""
 
     latent: LatentConfig = LatentConfig()
-
-
-class VaeConfig(LatentSequenceConfig):
-    """Options of the variational autoencoder."""
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -55,14 +51,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 class VariationalAutoencoder(nn.Module):
-    """Encoder, latent and decoder. `Network` documents its methods.
+    """Encoder, latent and decoder. `CausalTransformer` documents its methods.
 
     A family whose visits have times passes its own decoder and its own embedding of visits.
     """
 
     def __init__(
         self,
-        config: LatentSequenceConfig,
+        config: VaeConfig,
         vocabulary: int,
         groups: Groups | None = None,
         *,

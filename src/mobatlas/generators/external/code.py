@@ -28,6 +28,7 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.generators.external.pool import truncate
 from mobatlas.generators.rng import uniforms
 
 log = logging.getLogger("mobatlas")
@@ -65,9 +66,9 @@ class Code:
                 f"--lengths empirical: '{self.entry_point}' itself decides how long its "
                 "trajectories are; leave it out"
             )
-        numbers = first + np.arange(len(anchors))
         seeds = (uniforms(seed, first, first + len(anchors), STREAM)[:, 0] * SEEDS).astype(np.int64)
-        ends = [0, *(np.flatnonzero(np.diff(numbers // self.tile)) + 1).tolist(), len(anchors)]
+        tiles = (first + np.arange(len(anchors))) // self.tile
+        ends = [0, *(np.flatnonzero(np.diff(tiles)) + 1).tolist(), len(anchors)]
         parts = [self._call(anchors[a:b], seeds[a:b].tolist()) for a, b in pairwise(ends) if b > a]
         none = Trajectories(np.zeros(0, np.int32), np.zeros(1, np.int64), np.zeros((0, 4)))
         return Trajectories.joined([none, *parts])
@@ -117,11 +118,9 @@ class Code:
         # consecutive visits to OTHER are one, as in `prepare`
         repeats = (tokens[1:] == OTHER) & (tokens[:-1] == OTHER) & (owner[1:] == owner[:-1])
         distinct = np.concatenate(([True], ~repeats))
-        owner = owner[distinct]
-        place = np.arange(len(owner)) - np.searchsorted(owner, owner)
-        inside = place < self.longest
-        offsets = np.searchsorted(owner[inside], np.arange(len(names) + 1))
-        return Trajectories(tokens[distinct][inside], offsets, anchors)
+        offsets = np.searchsorted(owner[distinct], np.arange(len(names) + 1))
+        samples = Trajectories(tokens[distinct], offsets, anchors)
+        return truncate(samples, np.minimum(np.diff(offsets), self.longest))
 
     def _check_names(self, row: Any) -> list[str]:
         names = [] if isinstance(row, str) else list(row)
@@ -144,13 +143,18 @@ class Code:
             self._unknown.extend(unknown)
             named = ", ".join(f"'{name}'" for name in unknown[:NAMED])
             more = ", ..." if len(unknown) > NAMED else ""
-            message = "%s: places that the dataset does not have count as OTHER (%s%s)"
-            log.warning(message, self.entry_point, named, more)
+            log.warning(
+                "%s: places that the dataset does not have count as OTHER (%s%s)",
+                self.entry_point,
+                named,
+                more,
+            )
 
     @cached_property
     def _tokens(self) -> dict[str, int]:
-        tokens = reversed(list(enumerate(self.vocabulary.poi_ids)))
-        return {name: token for token, name in tokens if token >= HOME}
+        """The first token of each place that a trajectory may contain."""
+        tokens = reversed(range(HOME, len(self.vocabulary)))
+        return {self.vocabulary.poi_ids[token]: token for token in tokens}
 
     @cached_property
     def _function(self) -> Function:

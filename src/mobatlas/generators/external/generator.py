@@ -77,10 +77,6 @@ class External:
     def has_times(self) -> bool:
         return isinstance(self.source, Pool) and self.source.samples.arrivals is not None
 
-    @property
-    def network(self) -> NoReturn:
-        _refuse_training()
-
     def fit(self, dataset: TrajectoryDataset, trainer: Trainer) -> dict[str, Any]:
         """Report what the pool contains, or try the code. Nothing is fitted."""
         if isinstance(self.source, Pool):
@@ -91,13 +87,10 @@ class External:
     def with_groups(
         self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
     ) -> NoReturn:
-        _refuse_training()
-
-    def weighted_fit_stage(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse_training()
-
-    def soft_sample(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse_training()
+        raise MobatlasError(
+            "an external generator cannot be trained; choose among its samples with "
+            "--strategy resample or --strategy tilt"
+        )
 
     def sample(
         self,
@@ -126,13 +119,6 @@ class External:
             self.source.save(folder)
 
 
-def _refuse_training() -> NoReturn:
-    raise MobatlasError(
-        "an external generator cannot be trained; choose among its samples with "
-        "--strategy resample or --strategy tilt"
-    )
-
-
 def _resolve(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Find and hash the pool that a user names, and trust the code that a user names."""
     pool = values.get("pool")
@@ -148,32 +134,30 @@ def _resolve(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return dict(values) | {"pool": str(path), "sha256": file_hash(path)}
 
 
-def _create(config: ExternalConfig, dataset: TrajectoryDataset, seed: int) -> External:
-    vocabulary = dataset.vocabulary
-    source: Pool | Code
+def _create(config: ExternalConfig, dataset: TrajectoryDataset, seed: int) -> Any:
     if config.pool is not None:
-        source = Pool.read(Path(config.pool), vocabulary, config.neighbours, config.length)
-        length = int(source.lengths.max())
-    else:
-        length = config.length or int(dataset.lengths[dataset.split("train")].max())
-        source = Code(str(config.entry_point), vocabulary, length, TILE)
-    return External(config.model_copy(update={"length": length}), vocabulary, source)
+        pool = Pool.read(Path(config.pool), dataset.vocabulary, config.neighbours, config.length)
+        complete = config.model_copy(update={"length": int(pool.lengths.max())})
+        return External(complete, dataset.vocabulary, pool)
+    length = config.length or int(dataset.lengths[dataset.split("train")].max())
+    complete = config.model_copy(update={"length": length})
+    code = Code(str(config.entry_point), dataset.vocabulary, length, TILE)
+    return External(complete, dataset.vocabulary, code)
 
 
 def _load(
     folder: Path, config: ExternalConfig, vocabulary: Vocabulary, groups: Groups | None
-) -> External:
+) -> Any:
     if groups is not None or config.length is None:
         raise MobatlasError(
             f"{folder}: an external generator has a length and no groups, so its samples are not "
             "those of config.json; train the model again"
         )
-    source: Pool | Code
     if config.pool is not None:
-        source = Pool.load(folder, vocabulary, config.neighbours, config.length)
-    else:
-        source = Code(str(config.entry_point), vocabulary, config.length, TILE, folder)
-    return External(config, vocabulary, source)
+        pool = Pool.load(folder, vocabulary, config.neighbours, config.length)
+        return External(config, vocabulary, pool)
+    code = Code(str(config.entry_point), vocabulary, config.length, TILE, folder)
+    return External(config, vocabulary, code)
 
 
 FAMILY = Family(

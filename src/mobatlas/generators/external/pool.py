@@ -151,12 +151,13 @@ class Pool:
     def _neighbour_indices(self, length: int, rows: Ints) -> dict[int, NeighbourIndex]:
         """Return the indices by home and by home and work, if samples have them."""
         if length not in self._indices:
-            self._indices[length] = {}
-            for columns in (2, 4):
-                known = rows[~np.isnan(self.samples.anchors[rows, :columns]).any(1)]
-                if len(known):
-                    anchors = self.samples.anchors[known, :columns]
-                    self._indices[length][columns] = NeighbourIndex.build(known, anchors)
+            anchors = self.samples.anchors
+            known = {n: rows[~np.isnan(anchors[rows, :n]).any(1)] for n in (2, 4)}
+            self._indices[length] = {
+                n: NeighbourIndex.build(some, anchors[some, :n])
+                for n, some in known.items()
+                if len(some)
+            }
         return self._indices[length]
 
     def save(self, folder: Path) -> None:
@@ -177,13 +178,12 @@ class Pool:
             ) from None
         try:
             samples = Trajectories(**arrays)
-            valid = _is_valid(samples, len(vocabulary), longest)
+            if not _is_valid(samples, len(vocabulary), longest):
+                raise ValueError
         except (TypeError, ValueError, IndexError):
-            valid = False
-        if not valid:
             raise MobatlasError(
                 f"{path}: its samples are not those of config.json; train the model again"
-            )
+            ) from None
         return cls(samples, neighbours)
 
 

@@ -52,9 +52,6 @@ class AutoencoderConfig(AttentionConfig, OptimizerConfig):
 class Autoencoder(nn.Module):
     """Encodes tokens as latents and decodes them."""
 
-    mean: Tensor
-    deviation: Tensor
-
     def __init__(self, config: AutoencoderConfig, vocabulary: int, length: int) -> None:
         super().__init__()
         self.config = config
@@ -85,8 +82,8 @@ class Autoencoder(nn.Module):
         self.from_latent = nn.Linear(config.latent, config.width)
         self.places = nn.Parameter(torch.randn(length, config.width))
         # statistics of the latents, set once after training
-        self.register_buffer("mean", torch.zeros(config.latent))
-        self.register_buffer("deviation", torch.ones(config.latent))
+        self.mean = nn.Buffer(torch.zeros(config.latent))
+        self.deviation = nn.Buffer(torch.ones(config.latent))
         self._align_attention()
 
     def encode(self, tokens: Tensor) -> Tensor:
@@ -98,12 +95,11 @@ class Autoencoder(nn.Module):
 
     def logits(self, latents: Tensor, tokens: Tensor) -> Tensor:
         """Return logits (batch, any, vocabulary) of each place, given latents and tokens before."""
-        out = self.bart(
+        return self.bart(
             encoder_outputs=self._memory(latents),
             decoder_input_ids=previous_tokens(tokens),
             use_cache=False,
-        )
-        return out.logits
+        ).logits
 
     def forward(self, masked: Tensor, tokens: Tensor, noise: Tensor) -> Tensor:
         """Return the cross-entropy of `tokens`, summed over a batch, after encoding `masked`.
@@ -174,6 +170,7 @@ class Autoencoder(nn.Module):
         return BaseModelOutput(last_hidden_state=self.from_latent(latents) + self.places)
 
 
+@dataclass(frozen=True)
 class _TokenRules:
     """Forbids tokens that no trajectory contains, early ends, and ends that break `lengths`.
 
@@ -181,9 +178,8 @@ class _TokenRules:
     a row depends on its place in the batch alone.
     """
 
-    def __init__(self, lengths: Tensor | None, noise: torch.Generator | None) -> None:
-        self.lengths = lengths
-        self.noise = noise
+    lengths: Tensor | None
+    noise: torch.Generator | None
 
     def __call__(self, tokens: Tensor, scores: Tensor) -> Tensor:
         done = tokens.shape[1] - 1  # tokens so far, without BOS

@@ -76,7 +76,8 @@ def rollout(
     The gradient flows through the last `differentiable` steps only.
     """
     scheduler = solver(config)
-    x = x0 = noise
+    x = noise
+    x0 = noise
     timesteps = scheduler.timesteps[:stop]
     for number, t in enumerate(timesteps):
         with torch.set_grad_enabled(len(timesteps) - number <= differentiable):

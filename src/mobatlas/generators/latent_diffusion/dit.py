@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.generators.layers import (
     Conditioning,
     NetworkConfig,
@@ -68,8 +67,6 @@ class Estimate(NamedTuple):
 class DiT(nn.Module):
     """Predicts the clean latents x0 from noisy ones."""
 
-    prototypes: Tensor
-
     def __init__(
         self,
         config: DenoiserConfig,
@@ -95,7 +92,7 @@ class DiT(nn.Module):
         self.distance_bias, self.group_bias = optional_biases(config, vocabulary, groups)
         if self.words is not None:
             # mean latent of each token, set after the autoencoder is trained
-            self.register_buffer("prototypes", torch.zeros(vocabulary, latent))
+            self.prototypes = nn.Buffer(torch.zeros(vocabulary, latent))
         for layer in filter(None, (self.modulation, self.output, self.words)):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -135,12 +132,6 @@ class DiT(nn.Module):
         if self.group_bias is not None:
             words += self.group_bias(levels, len(words))[:, None]
         return Estimate(clean + words.softmax(-1) @ self.prototypes, words)
-
-    def measure(self, dataset: TrajectoryDataset) -> None:
-        """Set the buffers that come from the dataset: anchors and coordinates of places."""
-        self.conditioning.centre_on(dataset.anchors[dataset.split_people("train")])
-        if self.distance_bias is not None:
-            self.distance_bias.measure(dataset.vocabulary)
 
 
 class Block(TransformerBlock):

@@ -30,6 +30,7 @@ from mobatlas.generators.latent_diffusion.autoencoder import (
 )
 from mobatlas.generators.latent_diffusion.diffusion import DiffusionConfig, noise_schedule, rollout
 from mobatlas.generators.latent_diffusion.dit import DenoiserConfig, DiT, Estimate
+from mobatlas.generators.layers import measure_layers
 from mobatlas.generators.network_generator import (
     NetworkGenerator,
     WeightedFitConfig,
@@ -120,9 +121,10 @@ class LatentDiffusion(NetworkGenerator):
 
     def _build(self, size: int) -> None:
         config = self.config
-        latent = config.autoencoder.latent
         self.autoencoder = Autoencoder(config.autoencoder, size, config.length)
-        self.network = DiT(config.denoiser, latent, config.length, size, self.groups)
+        self.network = DiT(
+            config.denoiser, config.autoencoder.latent, config.length, size, self.groups
+        )
         self._schedule = noise_schedule(config.diffusion)
 
     def with_groups(
@@ -155,11 +157,14 @@ class LatentDiffusion(NetworkGenerator):
         prototypes = set_statistics(self.autoencoder, dataset)
         if self.network.words is not None:
             self.network.prototypes.copy_(prototypes)
-        self.network.measure(dataset)
+        measure_layers(self.network, dataset)
         draw = unlabelled(dataset, trainer.seed)
         denoised = trainer.run(self.training_stage(dataset, draw, "denoiser", trainer, fresh=True))
-        truncated = self._truncated(dataset)
-        return {"autoencoder": autoencoded, "denoiser": denoised, "truncated": truncated}
+        return {
+            "autoencoder": autoencoded,
+            "denoiser": denoised,
+            "truncated": self._truncated(dataset),
+        }
 
     def _autoencoder_stage(self, dataset: TrajectoryDataset, seed: int) -> Stage:
         config = self.config.autoencoder
@@ -251,7 +256,9 @@ class LatentDiffusion(NetworkGenerator):
             estimate: Estimate = network(noisy, t, *person, first)
             error = (estimate.clean - clean).square().mean()
             if estimate.words is not None:
-                tokens = self._padded_tokens(dataset, indices).flatten()
+                tokens = gather_tokens(dataset, indices, self.max_length)
+                tokens = F.pad(tokens, (0, self.max_length - tokens.shape[1]), value=PAD)
+                tokens = tokens.flatten().to(self.device)  # (batch * length,)
                 cross_entropy = F.cross_entropy(estimate.words.flatten(0, 1), tokens)
                 error = (1 - weight) * error + weight * cross_entropy
             return error * (share.world * len(indices) / config.batch)
@@ -266,11 +273,6 @@ class LatentDiffusion(NetworkGenerator):
         t = parts ** (1 / self.config.denoiser.timestep_emphasis) * levels
         return t.long().clamp(max=levels - 1)
 
-    def _padded_tokens(self, dataset: TrajectoryDataset, indices: Ints) -> Tensor:
-        """Return tokens at all places, (batch, length)."""
-        tokens = gather_tokens(dataset, indices, self.max_length)
-        return F.pad(tokens, (0, self.max_length - tokens.shape[1]), value=PAD).to(self.device)
-
     def _sample_tile(
         self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Tensor | None
     ) -> Tensor:
@@ -281,9 +283,9 @@ class LatentDiffusion(NetworkGenerator):
         self, latents: Tensor, number: int, seed: int, lengths: Tensor | None = None
     ) -> Tensor:
         """Return the tokens (TILE, length) of a tile."""
-        draws = self.config.diffusion.decoding == "draw"
-        noise = tile_rng(seed, number, TOKEN_STREAM) if draws else None
-        return self.autoencoder.decode(latents, lengths, noise=noise)
+        rng = tile_rng(seed, number, TOKEN_STREAM)
+        likeliest = self.config.diffusion.decoding == "likeliest"
+        return self.autoencoder.decode(latents, lengths, noise=None if likeliest else rng)
 
     def _noise(self, number: int, seed: int) -> Tensor:
         shape = (TILE, self.max_length, self.config.autoencoder.latent)
@@ -349,8 +351,13 @@ class LatentDiffusion(NetworkGenerator):
         parts = []
         for tile in tiles(0, len(groups)):
             noise = self._noise(tile.number, seed)
-            people = tile.spread(groups), tile.spread(anchors)
-            estimate = self.roll_out(noise, *people, differentiable=differentiable, stop=stop)
+            estimate = self.roll_out(
+                noise,
+                tile.spread(groups),
+                tile.spread(anchors),
+                differentiable=differentiable,
+                stop=stop,
+            )
             if stop is not None and estimate.words is not None:
                 is_token = (torch.arange(len(self.vocabulary)) != PAD).to(noise)
                 parts.append(estimate.words[tile.places].softmax(-1) * is_token)
