@@ -297,8 +297,9 @@ def optional_biases(
     """Return the biases that a configuration asks for."""
     curves = config.distance_curves
     distance_bias = DistanceBias(config.width, vocabulary, curves) if curves else None
-    with_group_bias = groups is not None and config.group_bias
-    return distance_bias, GroupTokenBias(groups, vocabulary) if with_group_bias else None
+    if groups is None or not config.group_bias:
+        return distance_bias, None
+    return distance_bias, GroupTokenBias(groups, vocabulary)
 
 
 def measure_layers(network: Any, dataset: TrajectoryDataset) -> None:

@@ -217,12 +217,10 @@ def network_family(
 ) -> Family:
     """Return the family of a class of generators."""
 
-    def create(config: Section, dataset: TrajectoryDataset, seed: int) -> NetworkGenerator:
+    def create(config: Section, dataset: TrajectoryDataset, seed: int) -> Any:
         return generator(config, dataset.vocabulary, None, seed)
 
-    def load(
-        folder: Path, config: Section, vocabulary: Vocabulary, groups: Groups | None
-    ) -> NetworkGenerator:
+    def load(folder: Path, config: Section, vocabulary: Vocabulary, groups: Groups | None) -> Any:
         loaded = generator(config, vocabulary, groups)
         loaded.load(folder)
         return loaded

@@ -283,7 +283,7 @@ def encode_split(
         for indices, latents, tokens in _encode_batches(autoencoder, dataset, members):
             scaled = autoencoder.standardise(latents)[tokens != PAD].cpu().numpy()
             values[offsets[indices[0]] : offsets[indices[-1] + 1]] = scaled
-        if path is not None:
+        if path is not None and isinstance(values, np.memmap):
             values.flush()
             partial.replace(path)
             values = np.load(path, mmap_mode="r", allow_pickle=False)
