@@ -422,7 +422,7 @@ def test_arrays_that_are_no_samples_are_refused(world: World, tmp_path: Path, wr
     }
     broken: Any = {wrong: changed[wrong]}
     Pool(replace(samples, **broken), 1).save(tmp_path)
-    with pytest.raises(MobatlasError, match=r"not those of config\.json"):
+    with pytest.raises(MobatlasError, match=r"do not fit config\.json"):
         family_of("external").load(tmp_path, loaded.config, loaded.vocabulary, None)
 
 

@@ -150,8 +150,8 @@ def _load(
 ) -> Any:
     if groups is not None or config.length is None:
         raise MobatlasError(
-            f"{folder}: an external generator has a length and no groups, so its samples are not "
-            "those of config.json; train the model again"
+            f"{folder}: an external generator has a length and no groups, so its samples do not "
+            "fit config.json; train the model again"
         )
     if config.pool is not None:
         pool = Pool.load(folder, vocabulary, config.neighbours, config.length)

@@ -182,7 +182,7 @@ class Pool:
                 raise ValueError
         except (TypeError, ValueError, IndexError):
             raise MobatlasError(
-                f"{path}: its samples are not those of config.json; train the model again"
+                f"{path}: its samples do not fit config.json; train the model again"
             ) from None
         return cls(samples, neighbours)
 
