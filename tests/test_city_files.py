@@ -91,7 +91,7 @@ def test_extreme_cities_work(options: dict[str, Any]) -> None:
     ("options", "sentence"),
     [
         ({"attributes": {"age": ("under 30, student", "30+")}}, "comma"),
-        ({"attributes": {"age": ("x", "x")}}, "each level once"),
+        ({"attributes": {"age": ("x", "x")}}, "each only once"),
         ({"attributes": {}}, "at least one attribute"),
         ({"attributes": {"home_district": ("x", "y")}}, "already a column"),
         ({"pois": 12, "divergence": 0.89}, "cannot be reached with 12 POIs"),

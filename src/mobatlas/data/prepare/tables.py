@@ -87,7 +87,7 @@ def as_parquet(path: Path, work: Path) -> Path:
 
 def convert(query: str, target: Path, keep_order: bool = False) -> None:
     """Write the rows of a DuckDB query over text files as Parquet, in bounded memory."""
-    config = {
+    config: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": "1GB",
         "temp_directory": str(target.parent / "spill"),
         "preserve_insertion_order": keep_order,
