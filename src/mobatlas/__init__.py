@@ -1,7 +1,5 @@
 """mobatlas: synthetic human mobility by demographic group, learnt from aggregates."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any

@@ -1,7 +1,5 @@
 """Errors for users: one sentence that says what is wrong, where, and what to do."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import os

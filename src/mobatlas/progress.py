@@ -1,7 +1,5 @@
 """Progress of long work: a bar with an ETA on a terminal, log lines elsewhere."""
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -1,7 +1,5 @@
 """Registries of feature maps, metrics, generators, strategies, readers and divergences."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """The command line. Each command calls one public function."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

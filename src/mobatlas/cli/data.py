@@ -1,7 +1,5 @@
 """Commands for data: simulate, prepare, regions, diagnose, evaluate, audit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Commands for models: train, supervise, generate."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

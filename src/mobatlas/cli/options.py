@@ -1,7 +1,5 @@
 """Options that several commands share, and how a command prints its result."""
 
-from __future__ import annotations
-
 import json as jsonlib
 import os
 from pathlib import Path

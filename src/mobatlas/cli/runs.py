@@ -1,7 +1,5 @@
 """Commands for a whole run: demo, init, run, report."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from json import loads
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Types of the arrays that functions take and return."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """Distances on Earth: one radius, kilometres per degree, and the great-circle distance."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

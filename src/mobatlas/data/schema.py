@@ -1,7 +1,5 @@
 """The canonical tables visits, people and pois: their columns, and how columns are recognised."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """POI tokens: special tokens, then HOME, WORK and OTHER, then the most frequent POIs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final

@@ -3,8 +3,6 @@
 Both sides of a comparison have equally many trajectories, because the JSD falls with their number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -3,8 +3,6 @@
 A baseline, a labelled model and the sampling floor are scored beside it (paper, Section 5).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """Evaluation without labels: predict the regions of held-out people, and regions left out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

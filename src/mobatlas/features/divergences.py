@@ -5,8 +5,6 @@ and slopes are computed at FLOOR or above, so KL and every gradient stay finite.
 `jsd_rows` compare counts and visit only the bins that both sides have: there are 10^9 trips.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +61,8 @@ def jsd(real: Floats | sparse.csr_array, synthetic: Floats | sparse.csr_array) -
         side if isinstance(side, sparse.csr_array) else sparse.csr_array(side[None])
         for side in (real, synthetic)
     )
+    if first.shape != second.shape:
+        raise ValueError(f"histograms of {first.shape[1]} and {second.shape[1]} bins")
     return float(jsd_rows(*(row.toarray() for row in drop_empty_bins(first, second)))[0])
 
 

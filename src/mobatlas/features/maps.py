@@ -4,8 +4,6 @@ phi(x) counts events in one window (paper, Section 3). On one-hot probabilities 
 equal. Nothing is normalised here: counts mix over people and groups, shares do not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

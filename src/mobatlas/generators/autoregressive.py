@@ -1,7 +1,5 @@
 """The autoregressive generator: a causal transformer alone, whose likelihood is exact."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

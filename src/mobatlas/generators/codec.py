@@ -1,7 +1,5 @@
 """Trajectories as tensors that a sequence network reads, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A person is known by anchors (home and work, in degrees) and, after phase 2, by 
 attribute of the group. Level 0 of an attribute means unknown.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, Self
 

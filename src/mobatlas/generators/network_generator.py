@@ -1,7 +1,5 @@
 """What the generators that are torch networks share: people, tiles of samples, weights on disk."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path

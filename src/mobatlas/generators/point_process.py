@@ -4,8 +4,6 @@ It is the variational autoencoder with a decoder that writes a token, its arriva
 weekday on which a window starts is drawn first, with its frequency among training windows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 

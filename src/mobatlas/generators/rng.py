@@ -3,8 +3,6 @@
 A sample is the same whether it is drawn alone, among others, or in another process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Generators that write token after token. A family has options, a network and a codec."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any

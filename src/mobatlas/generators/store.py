@@ -1,7 +1,5 @@
 """The MODEL folder: a generator, its weights, its vocabulary and its training lengths."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ the day they end: people leave home at eight whether they came at six or at nine
 whole, so p is a probability; zero seconds and "until the window ends" need no special case.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ first. So the weight rises from zero, and each number of the latent has some fre
 al. 2016).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """manifest.json of a folder, and the JSON and Parquet files in it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -5,8 +5,6 @@ filled in place, and several processes may continue it one after another. A lock
 output keeps other processes out; the lock ends with the process, however it ends.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

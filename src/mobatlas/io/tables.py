@@ -1,7 +1,5 @@
 """Tables of a user, Parquet or CSV: their columns, keys and numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

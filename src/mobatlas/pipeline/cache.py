@@ -1,7 +1,5 @@
 """The step cache of a run: a finished step whose inputs have not changed is not computed again."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

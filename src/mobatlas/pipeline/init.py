@@ -1,7 +1,5 @@
 """Write a first configuration for `mobatlas run` from a user's files."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

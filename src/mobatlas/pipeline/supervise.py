@@ -1,7 +1,5 @@
 """Phase 2 on disk: condition a MODEL folder on groups and write another MODEL folder."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Phase 1 on disk: train a generator on a dataset and write a MODEL folder that can be resumed."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterator, Mapping

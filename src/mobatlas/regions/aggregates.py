@@ -3,8 +3,6 @@
 They come from visits or from a published table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any

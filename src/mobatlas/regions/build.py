@@ -1,7 +1,5 @@
 """Build regions from a controlled partition, a column of people, or two published tables."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

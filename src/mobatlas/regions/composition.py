@@ -1,7 +1,5 @@
 """Composition P: the share of each group in each region, from census tables or from labels."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Small cells are suppressed, totals are rounded, or totals get noise of different
 hides whether a person was counted. Recovery uses the variance of the added noise.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

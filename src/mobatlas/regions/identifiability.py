@@ -4,8 +4,6 @@ Singular values, ranks, the paper's bounds, contrasts and proposals for better r
 "Theoretical Foundation" of the paper).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

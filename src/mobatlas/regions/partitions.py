@@ -5,8 +5,6 @@ hot16, random ones or a table. People are assigned at random to match it. Functi
 region numbers by person, -1 for none.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

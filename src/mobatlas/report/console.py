@@ -1,7 +1,5 @@
 """What commands print in the terminal, and the summary of a run, which the report also shows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

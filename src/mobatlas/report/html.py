@@ -1,7 +1,5 @@
 """The report of a run: one HTML file that fetches nothing, to mail, archive and read offline."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The content does not depend on the number of processes, see `sampling.processes`
 read.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -7,8 +7,6 @@ Worker processes do not communicate with each other. Each samples every k-th chu
 it is read, which bounds the memory. If one dies the others end, and all end with the main process.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ Each step simulates one region g and minimises dist(sum_d p(d|g) E[phi(x) | d, z
 loss of phase 1 on unlabelled trajectories, which keeps the model plausible.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math

@@ -3,8 +3,6 @@
 It holds no ids and no labels.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path

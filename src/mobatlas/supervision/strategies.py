@@ -3,8 +3,6 @@
 Only `strong` reads labels of individuals. Add a strategy with `register_strategy`.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

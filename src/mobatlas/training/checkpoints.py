@@ -5,8 +5,6 @@ are refused. A killed process leaves complete files only: each file is written u
 synced and renamed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -4,8 +4,6 @@ All random numbers of a step are a function of (seed, stage, step), and all that
 in the checkpoint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math

@@ -1,7 +1,5 @@
 """Memory of this process; a module without torch, so that the command line can import it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

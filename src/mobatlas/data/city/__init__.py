@@ -1,7 +1,5 @@
 """The simulated city: people with known groups and their visits, for demo, tests and benchmarks."""
 
-from __future__ import annotations
-
 from mobatlas.data.city.simulation import (
     City,
     expected_poi_distribution,

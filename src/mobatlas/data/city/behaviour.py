@@ -5,8 +5,6 @@ searched for, so that the expected visit distributions of groups, home geography
 the requested divergence.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple

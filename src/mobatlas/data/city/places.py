@@ -1,7 +1,5 @@
 """The map of the simulated city: districts and their people, jobs, and points of interest."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """From a configuration and a seed to the three canonical tables of a city, in chunks of people."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Visits of a source as typed columns; rows that cannot be true are refused or dropped."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_

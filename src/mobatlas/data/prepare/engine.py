@@ -1,7 +1,5 @@
 """Where Ibis expressions run: DuckDB in this process, or a Spark session; both stage Parquet."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

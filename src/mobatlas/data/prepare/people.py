@@ -1,7 +1,5 @@
 """People: anchors and regions are kept apart from labels, so that no model sees a label."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce

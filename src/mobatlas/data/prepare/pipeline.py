@@ -1,7 +1,5 @@
 """Preparation: visits of a source become a dataset folder, with a summary of what was dropped."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Trajectories on disk: one row per visit as Parquet, one row per trajectory as Arrow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -5,8 +5,6 @@ They mean the same on every engine: times are local seconds since 1970 and days 
 from tables to a table; `pipeline` decides when it is evaluated.
 """
 
-from __future__ import annotations
-
 import math
 from datetime import date
 

@@ -3,8 +3,6 @@
 The embedded DuckDB parses text once, and the expressions mean the same on every engine.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import hashlib

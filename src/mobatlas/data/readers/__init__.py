@@ -1,7 +1,5 @@
 """Readers: each turns the published layout of one source into the canonical tables."""
 
-from __future__ import annotations
-
 from mobatlas.data.readers import embee, foursquare, geolife, plain, veraset, yjmob100k
 from mobatlas.data.readers.base import Reader
 from mobatlas.registry import Registry

@@ -1,7 +1,5 @@
 """A reader: its name, settings that suit its source, and a function to canonical tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

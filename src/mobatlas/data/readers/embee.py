@@ -1,7 +1,5 @@
 """`embee`: the paper's source, a phone panel with home and work flags, and a survey."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`foursquare`: the check-ins of Yang et al., TSMC2014 (two cities) and TIST2015 (the world)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

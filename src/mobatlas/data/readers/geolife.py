@@ -4,8 +4,6 @@ Stay-point detection follows Li et al. (2008), places are DBSCAN clusters (Ester
 are GMT in the files; one offset makes them local, so the few trips outside China keep Beijing time.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

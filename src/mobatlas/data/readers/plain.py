@@ -1,7 +1,5 @@
 """`plain`: the canonical tables as Parquet or CSV; a file of visits, or a folder of all three."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from mobatlas.data.prepare.engine import Engine

@@ -1,7 +1,5 @@
 """`veraset`: the Visits product of Veraset as distributed through Dewey, a file or a folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ibis

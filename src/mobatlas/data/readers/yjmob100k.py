@@ -3,8 +3,6 @@
 Coordinates and dates are nominal: options choose the centre of the grid and the first day.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from datetime import date

@@ -5,8 +5,6 @@ those is chance. A check is judged by its 95 % interval. It is amber or red if t
 above the limit, and green if the upper end is at most the red limit. Otherwise it is not decided.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path

@@ -10,8 +10,6 @@ attack gives each person a score; members should score higher. The best attack i
 of the people and measured on the other, then the halves swap: luck gains nothing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

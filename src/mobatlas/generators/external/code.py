@@ -8,8 +8,6 @@ returns the poi_id of the visited places, in order. A trajectory that depends on
 seed alone is the same however many are drawn.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

@@ -5,8 +5,6 @@ latent is zero. The decoder reads all places, because it decides where a traject
 training the autoencoder is frozen, and the latents of a dataset are encoded once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cosine noise schedule, and the solvers of `diffusers` with x0 prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

@@ -4,8 +4,6 @@ Home and work are added to the timestep embedding. A group is added there and to
 because adaLN alone conditions weakly on it. An unknown group initially adds zero to both.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple, Self
 

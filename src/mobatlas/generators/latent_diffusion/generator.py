@@ -1,7 +1,5 @@
 """The latent diffusion generator: autoencoder, denoiser and sampler (appendix, "Architecture")."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Callable, Mapping

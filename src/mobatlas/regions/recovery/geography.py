@@ -8,8 +8,6 @@ blocks. Slopes from all blocks but one predict the aggregates of that block, wit
 removed from both. The regression of observed on predicted is about 1 where slopes transfer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -4,8 +4,6 @@ Restricted likelihood fits them, with weak priors on their logarithms. Bins are 
 standard deviation between people. Bins of similar frequency form a stratum with its own scale.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
