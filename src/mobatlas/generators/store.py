@@ -1,7 +1,6 @@
 """The MODEL folder: a generator, its weights, its vocabulary and its training lengths."""
 
 import json
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,9 +28,9 @@ from mobatlas.io.manifest import (
     write_parquet,
 )
 from mobatlas.io.output import checkpoint_folder
+from mobatlas.progress import log
 from mobatlas.regions.store import RegionsFolder
 
-log = logging.getLogger("mobatlas")
 KIND = "model"
 CONFIG = "config.json"
 VOCABULARY = "vocabulary.parquet"

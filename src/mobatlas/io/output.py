@@ -7,7 +7,6 @@ output keeps other processes out; the lock ends with the process, however it end
 
 import fcntl
 import json
-import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -30,8 +29,8 @@ from mobatlas.io.manifest import (
     write_json,
     write_manifest,
 )
+from mobatlas.progress import log
 
-log = logging.getLogger("mobatlas")
 MARKER = "unfinished.json"  # in the checkpoint folder, while an output folder is unfinished
 SCRATCH = ".scratch"
 EXISTS = "exists already; choose another --out or pass --overwrite"

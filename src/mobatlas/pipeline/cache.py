@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 from mobatlas.errors import MobatlasError
 from mobatlas.io.manifest import file_hash, write_json
+from mobatlas.progress import log
 
-log = logging.getLogger("mobatlas")
 STEPS_FILE = "steps.json"
 
 

@@ -1,6 +1,5 @@
 """Phase 2 on disk: condition a MODEL folder on groups and write another MODEL folder."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from mobatlas.pipeline.train import (
     model_folder,
     save_training,
 )
+from mobatlas.progress import log
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.supervision.evidence import Evidence, gather_evidence
 from mobatlas.supervision.store import save_calibration, save_curve, save_evidence
@@ -36,7 +36,6 @@ from mobatlas.supervision.strategies import (
 )
 from mobatlas.training.loop import DEFAULT_EXECUTION, Execution
 
-log = logging.getLogger("mobatlas")
 BY_USER = "chosen by the user"
 
 

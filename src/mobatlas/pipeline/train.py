@@ -1,6 +1,5 @@
 """Phase 1 on disk: train a generator on a dataset and write a MODEL folder that can be resumed."""
 
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -25,12 +24,11 @@ from mobatlas.generators.store import (
 )
 from mobatlas.io.manifest import read_manifest
 from mobatlas.io.output import checkpoint_folder, is_complete, refuse_overlap, resumable_folder
+from mobatlas.progress import log
 from mobatlas.supervision.store import CALIBRATION_FILES, CURVE, MEANS
 from mobatlas.training.checkpoints import WEIGHTS
 from mobatlas.training.loop import DEFAULT_EXECUTION, METRICS, Execution, Trainer
 from mobatlas.training.resources import peak_gb
-
-log = logging.getLogger("mobatlas")
 
 # The files that a MODEL folder may hold: after phase 1, and those that phase 2 adds.
 PHASE1_FILES = (CONFIG, LENGTHS, VOCABULARY, WEIGHTS, METRICS, "tensorboard")

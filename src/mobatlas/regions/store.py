@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -17,11 +16,11 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import Manifest, read_manifest, read_parquet, refuse_corrupt
 from mobatlas.io.output import new_folder
+from mobatlas.progress import log
 from mobatlas.regions.build import BuiltRegions, RegionsOptions, build_from_dataset
 from mobatlas.regions.identifiability import Diagnosis, diagnose
 from mobatlas.regions.types import Aggregates, Composition, Population, Regions, bins_by_map, blocks
 
-log = logging.getLogger("mobatlas")
 KIND = "regions"
 COMPOSITION = "composition.parquet"
 AGGREGATES = "aggregates.parquet"

@@ -5,7 +5,6 @@ read.
 """
 
 import json
-import logging
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +24,7 @@ from mobatlas.generators.store import SUPERVISION, Model, load_model
 from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_parquet
 from mobatlas.io.output import new_file, refuse_overlap
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
-from mobatlas.progress import SILENT, Tracker
+from mobatlas.progress import SILENT, Tracker, log
 from mobatlas.sampling.processes import Chunk, ChunkSampler, sample_chunks
 from mobatlas.sampling.request import (
     POPULATION,
@@ -40,7 +39,6 @@ from mobatlas.supervision.store import load_residence, load_sampler
 from mobatlas.training.devices import check_devices
 from mobatlas.training.resources import peak_gb
 
-log = logging.getLogger("mobatlas")
 ALL = "all"  # every group of the model
 LENGTHS = ("model", "empirical")
 OTHER_FORMATS = {

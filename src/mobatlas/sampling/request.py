@@ -7,7 +7,6 @@ place moves alike in every file of a population, so that files cannot be average
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,10 +21,10 @@ from mobatlas.data.geodesy import EARTH_KM
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import UNKNOWN
 from mobatlas.generators.rng import draw_rows
+from mobatlas.progress import log
 from mobatlas.supervision.calibration import Calibration
 from mobatlas.training.loop import Share
 
-log = logging.getLogger("mobatlas")
 POPULATION = "population"  # a form of calibration
 MAX_KM = 100  # a larger number is probably in metres
 DEGREE_KM = EARTH_KM * np.pi / 180  # of latitude

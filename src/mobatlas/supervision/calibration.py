@@ -17,7 +17,6 @@ are drawn or in which chunks, and no candidate is used twice. Labels are not rea
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -34,7 +33,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import Generator, has_times
 from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.groups import Groups
-from mobatlas.progress import SILENT, Tracker
+from mobatlas.progress import SILENT, Tracker, log
 from mobatlas.supervision.evidence import Moments, Phi
 from mobatlas.supervision.tilt import (
     CALIBRATION_RIDGE,
@@ -43,7 +42,6 @@ from mobatlas.supervision.tilt import (
     fixed_anchor_weights,
 )
 
-log = logging.getLogger("mobatlas")
 POOL = 4_096  # samples per group: the remaining distance falls with the root of their number
 RIDGE_FACTORS = (30.0, 10.0, 3.0)  # for fixed anchors: a pool has fewer anchors than features
 CAPS = (2.0, 3.0, 5.0, 8.0, 12.0)

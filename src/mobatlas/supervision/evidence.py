@@ -7,7 +7,6 @@ measures distances from them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +24,7 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import js, normalise
 from mobatlas.features.maps import FEATURE_MAPS, FeatureMap, VisitsFeature, build_feature
 from mobatlas.groups import Groups
+from mobatlas.progress import log
 from mobatlas.regions.aggregates import compare_levels, person_means, same_level
 from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.recovery.geography import confounding
@@ -40,7 +40,6 @@ from mobatlas.regions.types import (
     blocks,
 )
 
-log = logging.getLogger("mobatlas")
 MAX_NAMED = 20  # groups in one sentence
 STEEPEST = 3.0  # tilt of the number of visits, per standard deviation
 VISITS = "visits"

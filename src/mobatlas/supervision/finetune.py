@@ -5,7 +5,6 @@ loss of phase 1 on unlabelled trajectories, which keeps the model plausible.
 """
 
 import copy
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,13 +26,13 @@ from mobatlas.features.divergences import DIVERGENCES, normalise, tv
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.generators.protocol import Generator, unlabelled
 from mobatlas.groups import Groups
+from mobatlas.progress import log
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Aggregates, bins_by_map
 from mobatlas.supervision.calibration import PlainSampler, Sampler
 from mobatlas.supervision.evidence import Phi, region_of
 from mobatlas.training.loop import Share, Stage, Trainer
 
-log = logging.getLogger("mobatlas")
 COMPARED_REGIONS = 4  # regions whose gradients are compared
 
 

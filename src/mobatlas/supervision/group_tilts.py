@@ -6,7 +6,6 @@ I-projection").
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,12 +23,12 @@ from mobatlas.features.divergences import normalise
 from mobatlas.generators.layers import has_group_bias, set_group_bias
 from mobatlas.generators.protocol import Draw, Examples, Generator
 from mobatlas.groups import Groups
+from mobatlas.progress import log
 from mobatlas.regions.aggregates import person_means
 from mobatlas.supervision.evidence import Evidence
 from mobatlas.supervision.tilt import ScaledFeatures, Tilt, fit_tilt, scale_features
 from mobatlas.training.loop import Trainer
 
-log = logging.getLogger("mobatlas")
 MAX_SHIFT = 2.0  # logits: visits to rare places say little about a group
 # The means of so many units are known to half a per cent of a standard deviation.
 MAX_UNITS = 300_000

@@ -3,7 +3,6 @@
 Only `strong` reads labels of individuals. Add a strategy with `register_strategy`.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +15,7 @@ from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.protocol import Draw, Examples, Family, Generator, has_times
-from mobatlas.progress import track
+from mobatlas.progress import log, track
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
 from mobatlas.registry import Registry
 from mobatlas.supervision.calibration import (
@@ -30,7 +29,6 @@ from mobatlas.supervision.finetune import PRESETS, FinetuneConfig, finetune
 from mobatlas.supervision.group_tilts import GroupTilts, TiltConfig, fit_group_tilts, fit_weighted
 from mobatlas.training.loop import Trainer
 
-log = logging.getLogger("mobatlas")
 AUTO = "auto"
 STRONG = "strong"
 

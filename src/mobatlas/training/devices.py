@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mobatlas.errors import MobatlasError
+from mobatlas.progress import log
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-log = logging.getLogger("mobatlas")
 
 
 def fast_bf16(device: torch.device) -> bool:

@@ -5,7 +5,6 @@ in the checkpoint.
 """
 
 import hashlib
-import logging
 import math
 import signal
 import time
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 
 from mobatlas.errors import MobatlasError
 from mobatlas.io.manifest import sync
-from mobatlas.progress import SILENT, Tracker, track
+from mobatlas.progress import SILENT, Tracker, log, track
 from mobatlas.training.checkpoints import (
     Checkpoint,
     Checkpoints,
@@ -34,7 +33,6 @@ from mobatlas.training.checkpoints import (
 )
 from mobatlas.training.devices import defer_signals, deterministic, launch_fabric
 
-log = logging.getLogger("mobatlas")
 METRICS = "metrics.jsonl"
 SECONDS_BETWEEN_NOTES = 5.0  # a loss that changes at every step cannot be read
 IDENTIFYING_SETTINGS = (

@@ -9,7 +9,6 @@ seed alone is the same however many are drawn.
 """
 
 import importlib
-import logging
 import os
 import sys
 import traceback
@@ -28,8 +27,8 @@ from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.external.pool import truncate
 from mobatlas.generators.rng import uniforms
+from mobatlas.progress import log
 
-log = logging.getLogger("mobatlas")
 TRUST = "MOBATLAS_TRUST_CODE"
 STREAM = 32  # of random numbers
 SEEDS = 2**32

@@ -6,7 +6,6 @@ the conditional distribution by nearest neighbours. Draws are independent, so a 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -26,9 +25,9 @@ from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.io.manifest import write_atomic
+from mobatlas.progress import log
 from mobatlas.training.checkpoints import WEIGHTS
 
-log = logging.getLogger("mobatlas")
 STREAM = 31  # of random numbers
 PER_TRAJECTORY = ("offsets", "anchors")  # every other array has a row for each token
 

@@ -1,7 +1,6 @@
 """The latent diffusion generator: autoencoder, denoiser and sampler (appendix, "Architecture")."""
 
 import copy
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -38,9 +37,9 @@ from mobatlas.generators.network_generator import (
 from mobatlas.generators.protocol import Draw, unlabelled
 from mobatlas.generators.rng import TILE, Tile, tiles
 from mobatlas.groups import Groups
+from mobatlas.progress import log
 from mobatlas.training.loop import Share, Stage, Trainer
 
-log = logging.getLogger("mobatlas")
 ENOUGH = 0.95  # of held-out tokens reconstructed
 LATENTS = "latents.npy"
 LATENT_STREAM, TOKEN_STREAM, EARLY_STREAM = range(3)  # of random numbers

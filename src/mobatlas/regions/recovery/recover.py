@@ -20,7 +20,6 @@ population's, and the rest of it is one more region.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -30,6 +29,7 @@ from scipy import linalg
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
+from mobatlas.progress import log
 from mobatlas.regions.composition import refuse_empty_regions
 from mobatlas.regions.recovery.category_prior import CategoryPrior
 from mobatlas.regions.recovery.geography import (
@@ -58,7 +58,6 @@ from mobatlas.regions.types import (
     with_rest,
 )
 
-log = logging.getLogger("mobatlas")
 # Bounds of a group's noise variance relative to the population's: it grows with the mean.
 HETEROSCEDASTIC = (0.2, 10.0)
 # Where people chose their regions, aggregates follow composition also because such places differ.
