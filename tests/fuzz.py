@@ -1,4 +1,4 @@
-"""Hostile files: valid files of every format that we read, damaged, and the commands that read them.
+"""Hostile files: damaged files of every format that we read, and the commands that read them.
 
 A case is a target and a number, and always the same. `python -m tests.fuzz` runs many cases and
 writes a tally.

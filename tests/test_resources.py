@@ -15,7 +15,7 @@ from mobatlas import cli
 from mobatlas.sampling import processes as workers
 from mobatlas.training.resources import keep_memory
 
-# Allocates, fills and frees eight blocks in each of twenty rounds, and prints the page faults of the
+# Allocates, fills and frees eight blocks in each of twenty rounds; prints the page faults of the
 # last ten. It calls the C library directly, because other layers may keep a block by chance.
 ROUNDS = """
 import ctypes, resource
