@@ -69,6 +69,26 @@ def test_equal_aggregates_mean_equal_group_means_and_equal_distributions(seed: i
         np.testing.assert_allclose(world.recover_distribution(mean), distribution, atol=EXACT)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_aggregates_leave_no_distance_in_any_unit_functional_of_the_features(
+    seed: int,
+) -> None:
+    """Theorem "Recovery up to phi-IPM", with the supremum over w found by search."""
+    world = World(seed)
+    functionals = np.random.default_rng(seed).normal(size=(20_000, FEATURES))
+    functionals /= np.linalg.norm(functionals, axis=1, keepdims=True)
+
+    def distance(first: Floats, second: Floats) -> float:
+        expected = functionals @ world.phi.T  # f_w(x), (functionals, states)
+        return float(np.abs(expected @ (first - second)).max())
+
+    recovered = world.recover_distribution(world.recover_means(world.aggregates)[0])
+    assert distance(recovered, world.distributions[0]) < EXACT
+    norm = float(np.linalg.norm(world.means[0] - world.means[1]))
+    between_groups = distance(world.distributions[0], world.distributions[1])
+    assert 0.9 * norm < between_groups <= norm * (1 + EXACT)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_another_distribution_of_one_group_changes_its_mean_and_the_aggregates(seed: int) -> None:
     """Not (iii) => not (ii) => not (i): a change within the family cannot hide."""
