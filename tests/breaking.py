@@ -1,4 +1,4 @@
-"""Ways to break a file that suit its form, each drawn by dice that are given."""
+"""Damage to files that suits their format; a random generator chooses the damage."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ YAML = (
 )
 
 
-def break_file(path: Path, dice: random.Random) -> None:
-    """In one of the ways that suit it."""
-    ways: list[Callable[[Path, random.Random], None]] = [_break_bytes]
+def break_file(path: Path, rng: random.Random) -> None:
+    """Damage a file at random, in bytes or in the terms of its format."""
+    damages: list[Callable[[Path, random.Random], None]] = [_break_bytes]
     suffix = path.suffix if path.suffix != ".jsonl" else ".json"
-    ways += {
+    damages += {
         ".parquet": [_break_table] * 4,
         ".arrow": [_break_arrow] * 2,
         ".csv": [_break_lines] * 4,
@@ -128,160 +128,161 @@ def break_file(path: Path, dice: random.Random) -> None:
         ".json": [_break_json] * 5,
         ".safetensors": [_break_tensors] * 4,
     }.get(suffix, [])
-    dice.choice(ways)(path, dice)
+    rng.choice(damages)(path, rng)
 
 
-def _break_bytes(path: Path, dice: random.Random) -> None:
+def _break_bytes(path: Path, rng: random.Random) -> None:
     content = bytearray(path.read_bytes())
-    way = dice.randrange(7)
-    at = dice.randrange(len(content) + 1)
-    if way == 0:
-        for _ in range(dice.choice((1, 3, 30))):
-            place = dice.randrange(max(1, len(content)))
-            content[place : place + 1] = bytes([dice.randrange(256)])
-    elif way == 1:
+    damage = rng.randrange(7)
+    at = rng.randrange(len(content) + 1)
+    if damage == 0:
+        for _ in range(rng.choice((1, 3, 30))):
+            place = rng.randrange(max(1, len(content)))
+            content[place : place + 1] = bytes([rng.randrange(256)])
+    elif damage == 1:
         del content[at:]
-    elif way == 2:
-        del content[at : at + dice.choice((1, 8, 500))]
-    elif way == 3:
-        content[at:at] = dice.randbytes(dice.choice((1, 8, 500)))
-    elif way == 4:
-        content[at:at] = content[: dice.choice((8, 500))]
-    elif way == 5:
+    elif damage == 2:
+        del content[at : at + rng.choice((1, 8, 500))]
+    elif damage == 3:
+        content[at:at] = rng.randbytes(rng.choice((1, 8, 500)))
+    elif damage == 4:
+        content[at:at] = content[: rng.choice((8, 500))]
+    elif damage == 5:
         content[:] = pickle.dumps(Malice(Path(MARK)))
     else:
-        content[at : at + 8] = struct.pack("<Q", dice.choice((2**63, 2**40, 2**32 - 1, 0)))
+        content[at : at + 8] = struct.pack("<Q", rng.choice((2**63, 2**40, 2**32 - 1, 0)))
     path.write_bytes(content)
 
 
-def _break_table(path: Path, dice: random.Random) -> None:
-    """Columns go, change places, names, types or values."""
+def _break_table(path: Path, rng: random.Random) -> None:
+    """Drop, repeat or rename columns, drop or repeat rows, or change types and values."""
     table = pq.read_table(path)
-    place = dice.randrange(table.num_columns)
-    name, column = table.column_names[place], table.column(place)
-    way = dice.randrange(9)
-    if way == 0:
+    place = rng.randrange(table.num_columns)
+    name = table.column_names[place]
+    column = table.column(place)
+    damage = rng.randrange(9)
+    if damage == 0:
         table = table.drop_columns([name])
-    elif way == 1:
+    elif damage == 1:
         names = list(table.column_names)
-        dice.shuffle(names)
+        rng.shuffle(names)
         table = table.rename_columns(names)
-    elif way == 2:
+    elif damage == 2:
         table = table.rename_columns(
-            [dice.choice(WORDS) if each == name else each for each in table.column_names]
+            [rng.choice(WORDS) if each == name else each for each in table.column_names]
         )
-    elif way == 3:
-        table = table.slice(0, dice.choice((0, 1)))
-    elif way == 4:
+    elif damage == 3:
+        table = table.slice(0, rng.choice((0, 1)))
+    elif damage == 4:
         table = pa.concat_tables([table, table])
-    elif way == 5:
+    elif damage == 5:
         table = table.append_column(name, column)
     else:
-        table = table.set_column(place, name, _other_values(column, dice))
+        table = table.set_column(place, name, _other_values(column, rng))
     pq.write_table(table, path)
 
 
-def _other_values(column: pa.ChunkedArray, dice: random.Random) -> pa.Array:
+def _other_values(column: pa.ChunkedArray, rng: random.Random) -> pa.Array:
     n = len(column)
     kinds: list[Callable[[], pa.Array]] = [
         lambda: pa.nulls(n, column.type),
         lambda: pa.nulls(n),
-        lambda: pa.array([dice.choice(WORDS[:40]) for _ in range(n)]),
-        lambda: pa.array([float(dice.choice(NUMBERS)) for _ in range(n)]),
-        lambda: pa.array([dice.choice((-1, 0, 2**31, 2**62)) for _ in range(n)]),
+        lambda: pa.array([rng.choice(WORDS[:40]) for _ in range(n)]),
+        lambda: pa.array([float(rng.choice(NUMBERS)) for _ in range(n)]),
+        lambda: pa.array([rng.choice((-1, 0, 2**31, 2**62)) for _ in range(n)]),
         lambda: pa.array([[1, 2]] * n),
         lambda: pa.array([{"a": 1}] * n),
         lambda: pa.array([b"\xff\x00"] * n),
         lambda: pa.array([True] * n),
         lambda: pa.array(["x"] * n).dictionary_encode(),
-        lambda: pa.array([dice.randrange(2**62) for _ in range(n)], pa.timestamp("ns")),
-        lambda: pa.array([dice.randrange(2**40) for _ in range(n)], pa.timestamp("us", "UTC")),
+        lambda: pa.array([rng.randrange(2**62) for _ in range(n)], pa.timestamp("ns")),
+        lambda: pa.array([rng.randrange(2**40) for _ in range(n)], pa.timestamp("us", "UTC")),
         lambda: pa.array([0] * n, pa.duration("s")),
         lambda: pa.array([1] * n).cast(pa.decimal128(38, 2)),
     ]
-    return dice.choice(kinds)()
+    return rng.choice(kinds)()
 
 
-def _break_arrow(path: Path, dice: random.Random) -> None:
-    """Numbers inside the buffers, where only they can be wrong."""
+def _break_arrow(path: Path, rng: random.Random) -> None:
+    """Replace numbers inside the buffers."""
     content = bytearray(path.read_bytes())
-    for _ in range(dice.choice((1, 20))):
-        at = dice.randrange(0, max(1, len(content) - 8)) // 4 * 4
-        content[at : at + 4] = struct.pack("<i", dice.choice((-1, 2**31 - 1, 10**6, 0, 77)))
+    for _ in range(rng.choice((1, 20))):
+        at = rng.randrange(0, max(1, len(content) - 8)) // 4 * 4
+        content[at : at + 4] = struct.pack("<i", rng.choice((-1, 2**31 - 1, 10**6, 0, 77)))
     path.write_bytes(content)
 
 
-def _break_lines(path: Path, dice: random.Random) -> None:
+def _break_lines(path: Path, rng: random.Random) -> None:
     lines = path.read_text(encoding="latin-1").splitlines()
     separator = max(",;\t|", key=lines[min(8, len(lines) - 1)].count)
-    for _ in range(dice.choice((1, 1, 5))):
-        row = dice.choice((0, dice.randrange(len(lines))))
+    for _ in range(rng.choice((1, 1, 5))):
+        row = rng.choice((0, rng.randrange(len(lines))))
         cells = lines[row].split(separator)
-        place = dice.randrange(len(cells))
-        way = dice.randrange(8)
-        if way < 4:
-            cells[place] = dice.choice((*WORDS, *map(str, NUMBERS)))
-        elif way == 4:
+        place = rng.randrange(len(cells))
+        damage = rng.randrange(8)
+        if damage < 4:
+            cells[place] = rng.choice((*WORDS, *map(str, NUMBERS)))
+        elif damage == 4:
             del cells[place]
-        elif way == 5:
+        elif damage == 5:
             cells.insert(place, cells[place])
-        elif way == 6:
-            dice.shuffle(cells)
+        elif damage == 6:
+            rng.shuffle(cells)
         lines[row] = separator.join(cells)
-        if way == 7:
-            lines[row] = dice.choice(("", '"', "\x00", separator * 5_000, lines[row] * 3))
+        if damage == 7:
+            lines[row] = rng.choice(("", '"', "\x00", separator * 5_000, lines[row] * 3))
     path.write_text(
-        "\n".join(lines) + dice.choice(("\n", "", "\r\n", "\n\n\n")),
+        "\n".join(lines) + rng.choice(("\n", "", "\r\n", "\n\n\n")),
         encoding="utf-8",
         errors="replace",
     )
 
 
-def _break_gzip(path: Path, dice: random.Random) -> None:
-    if dice.random() < 0.4:  # a bomb: a quarter of a gigabyte without an end of line, or with many
-        path.write_bytes(gzip.compress(dice.choice((b"x" * 2**20, b"a,b\n" * 2**18)) * 2**8, 1))
+def _break_gzip(path: Path, rng: random.Random) -> None:
+    if rng.random() < 0.4:  # a bomb: a quarter of a gigabyte without an end of line, or with many
+        path.write_bytes(gzip.compress(rng.choice((b"x" * 2**20, b"a,b\n" * 2**18)) * 2**8, 1))
         return
     plain = path.with_name("plain.csv")
     plain.write_bytes(gzip.decompress(path.read_bytes()))
-    _break_lines(plain, dice)
+    _break_lines(plain, rng)
     path.write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
 
 
-def _break_yaml(path: Path, dice: random.Random) -> None:
+def _break_yaml(path: Path, rng: random.Random) -> None:
     text = path.read_text()
-    way = dice.randrange(3)
-    if way == 0:
-        path.write_text(dice.choice(YAML))
-    elif way == 1:
-        path.write_text(dice.choice((text + "\n", "")) + dice.choice(YAML))
+    damage = rng.randrange(3)
+    if damage == 0:
+        path.write_text(rng.choice(YAML))
+    elif damage == 1:
+        path.write_text(rng.choice((text + "\n", "")) + rng.choice(YAML))
     else:
         lines = text.splitlines()
-        row = dice.randrange(len(lines))
+        row = rng.randrange(len(lines))
         key = lines[row].split(":")[0]
         odd_values = ("[]", "{}", "[[1]]", "*x", "&x", "!!set {a}")
-        lines[row] = f"{key}: {dice.choice((*WORDS, *map(str, NUMBERS), *odd_values))}"
+        lines[row] = f"{key}: {rng.choice((*WORDS, *map(str, NUMBERS), *odd_values))}"
         path.write_text("\n".join(lines), errors="replace")
 
 
-def _break_json(path: Path, dice: random.Random) -> None:
-    """One value somewhere becomes another, or goes."""
+def _break_json(path: Path, rng: random.Random) -> None:
+    """Replace or delete one value."""
     text = path.read_text()
     lines = text.splitlines() if path.suffix == ".jsonl" else [text]
-    row = dice.randrange(len(lines))
-    if dice.random() < 0.1:
-        lines[row] = dice.choice(
+    row = rng.randrange(len(lines))
+    if rng.random() < 0.1:
+        lines[row] = rng.choice(
             ("[" * 100_000, '{"a":' * 50_000, "NaN", "null", "[]", "1" * 5_000, '"\\ud800"')
         )
     else:
         value = json.loads(lines[row])
         places = list(_places(value))
-        parent, key = dice.choice(places)
+        parent, key = rng.choice(places)
         nasty = (*WORDS[:30], *NUMBERS, None, True, [], {}, [[]], {"": None}, [None] * 100)
-        if dice.random() < 0.25:
+        if rng.random() < 0.25:
             del parent[key]
         else:
-            parent[key] = dice.choice(nasty)
+            parent[key] = rng.choice(nasty)
         lines[row] = json.dumps(value)
     path.write_text("\n".join(lines), errors="replace")
 
@@ -299,28 +300,29 @@ def _places(value: Any) -> Any:
         yield from _places(each)
 
 
-def _break_tensors(path: Path, dice: random.Random) -> None:
-    """The header lies: sizes, shapes, types, names, offsets."""
+def _break_tensors(path: Path, rng: random.Random) -> None:
+    """Write wrong sizes, shapes, types, names or offsets into the header."""
     content = path.read_bytes()
     size = struct.unpack("<Q", content[:8])[0]
-    header, rest = json.loads(content[8 : 8 + size]), content[8 + size :]
-    way = dice.randrange(6)
-    if way == 0:
+    header = json.loads(content[8 : 8 + size])
+    rest = content[8 + size :]
+    damage = rng.randrange(6)
+    if damage == 0:
         path.write_bytes(
-            struct.pack("<Q", dice.choice((2**63, 2**40, size + 10**6, 1, 0))) + content[8:]
+            struct.pack("<Q", rng.choice((2**63, 2**40, size + 10**6, 1, 0))) + content[8:]
         )
         return
-    name = dice.choice([each for each in header if each != "__metadata__"])
-    if way == 1:
-        header[name]["shape"] = dice.choice(([2**62, 4], [-1], [10**9] * 4, [], [0], "x", [1.5]))
-    elif way == 2:
-        header[name]["dtype"] = dice.choice(("F64", "I8", "BOOL", "BF16", "F128", "", 7))
-    elif way == 3:
-        header[name]["data_offsets"] = dice.choice(([0, 2**62], [5, 1], [-8, 8], [0], "x"))
-    elif way == 4:
-        header[dice.choice(WORDS[:30])] = header.pop(name)
+    name = rng.choice([each for each in header if each != "__metadata__"])
+    if damage == 1:
+        header[name]["shape"] = rng.choice(([2**62, 4], [-1], [10**9] * 4, [], [0], "x", [1.5]))
+    elif damage == 2:
+        header[name]["dtype"] = rng.choice(("F64", "I8", "BOOL", "BF16", "F128", "", 7))
+    elif damage == 3:
+        header[name]["data_offsets"] = rng.choice(([0, 2**62], [5, 1], [-8, 8], [0], "x"))
+    elif damage == 4:
+        header[rng.choice(WORDS[:30])] = header.pop(name)
     elif "__metadata__" in header:
-        header["__metadata__"] = dice.choice(
+        header["__metadata__"] = rng.choice(
             ({}, {"mobatlas": "{}"}, {"mobatlas": "[" * 50_000}, {"mobatlas": "null"})
         )
     else:

@@ -63,11 +63,12 @@ ALSO = "import mobatlas.pipeline.run, mobatlas.generators.sequence_generator\n"
 WATCH = """
 import os, sys
 dots_file = os.open({dots!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-def watch(event, given, left=[{at}], dots=dots_file):
+def watch(event, arguments, left=[{at}], dots=dots_file):
     if event not in ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"):
         return
-    writes = event != "open" or (given[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-    if writes and {place!r} in os.fsdecode(given[0] if not isinstance(given[0], int) else ""):
+    writes = event != "open" or (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    path = arguments[0]
+    if writes and {place!r} in os.fsdecode("" if isinstance(path, int) else path):
         os.write(dots, b".")
         left[0] -= 1
         if left[0] == 0:
@@ -77,8 +78,8 @@ sys.addaudithook(watch)
 SMALL_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
 LITTLE_MEMORY = """
 import resource
-held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (held + {more}, held + {more}))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + {more}, used + {more}))
 """
 CLOCK_RUNS_BACK = """
 import itertools, time
@@ -264,8 +265,8 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob(".*"))
 
 
-def check_said(outcome: Outcome) -> None:
-    """One sentence, no traceback."""
+def check_one_sentence(outcome: Outcome) -> None:
+    """Check that a command failed with one sentence and without a traceback."""
     assert "Traceback" not in outcome.err, outcome.err
     assert outcome.said.startswith(("mobatlas: ", "python -m bench: ")), outcome.err
     assert len(re.findall(r"^(?:mobatlas|python -m bench): ", outcome.err, re.M)) == 1, outcome.err

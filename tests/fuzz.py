@@ -38,8 +38,8 @@ GUARD = (
     + """
 import os, sys
 resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds}))
-os.chdir({here!r})
-def guard(event, given):
+os.chdir({workdir!r})
+def guard(event, arguments):
     ran = event in (
         "pickle.find_class",
         "os.system",
@@ -48,8 +48,8 @@ def guard(event, given):
         "os.posix_spawn",
         "socket.connect",
     )
-    if ran or (event == "compile" and {mark!r} in str(given[0])):
-        os.write(2, ("a file ran " + event + " " + str(given)[:200] + chr(10)).encode())
+    if ran or (event == "compile" and {mark!r} in str(arguments[0])):
+        os.write(2, ("a file ran " + event + " " + str(arguments)[:200] + chr(10)).encode())
         os._exit({faulty})
 sys.addaudithook(guard)
 """
@@ -63,14 +63,12 @@ MEASURE = (
 
 @dataclass(frozen=True)
 class Target:
-    """Files of one form in a folder, one of which is broken, and the command that reads them."""
+    """Files of one format, one of which is damaged, and the command that reads them."""
 
     name: str
-    lay: Callable[[World, Path], list[Path]]  # writes them into a folder; which may be broken
+    write_files: Callable[[World, Path], list[Path]]  # returns the files that may be damaged
     command: Callable[[World, Path], list[object]]
-    rehash: str | None = (
-        None  # the folder whose manifest is made to list the broken file as if it were right
-    )
+    rehash: str | None = None  # a folder whose manifest then lists the hash of the damaged file
 
 
 @dataclass
@@ -93,108 +91,109 @@ class Tally:
 
 
 def _copy(*names: str) -> Callable[[World, Path], list[Path]]:
-    """Folders or files of the finished run; any of their files may be broken."""
+    """Folders or files of the finished run; any of their files may be damaged."""
 
-    def lay(world: World, here: Path) -> list[Path]:
-        found = []
+    def write_files(world: World, workdir: Path) -> list[Path]:
+        files = []
         for name in names:
-            source, target = world.run / name, here / Path(name).name
+            source = world.run / name
+            target = workdir / Path(name).name
             if source.is_dir():
                 shutil.copytree(source, target)
-                found += [
+                files += [
                     path
                     for path in target.rglob("*")
                     if path.is_file() and path.name != "manifest.json"
                 ]
             else:
                 shutil.copyfile(source, target)
-                found.append(target)
-        return sorted(found)
+                files.append(target)
+        return sorted(files)
 
-    return lay
+    return write_files
 
 
 def _manifest_of(name: str) -> Callable[[World, Path], list[Path]]:
-    def lay(world: World, here: Path) -> list[Path]:
-        shutil.copytree(world.run / name, here / Path(name).name)
-        return [here / Path(name).name / "manifest.json"]
+    def write_files(world: World, workdir: Path) -> list[Path]:
+        shutil.copytree(world.run / name, workdir / Path(name).name)
+        return [workdir / Path(name).name / "manifest.json"]
 
-    return lay
+    return write_files
 
 
 def _city(suffix: str) -> Callable[[World, Path], list[Path]]:
     """The tables of a few people."""
 
-    def lay(world: World, here: Path) -> list[Path]:
-        (here / "city").mkdir()
+    def write_files(world: World, workdir: Path) -> list[Path]:
+        (workdir / "city").mkdir()
         files = []
         for name in ("visits", "people", "pois"):
             table = pq.read_table(world.run / "city" / f"{name}.parquet")
             if "user_id" in table.column_names:
                 keep = sorted(set(table["user_id"].to_pylist()))[:12]
                 table = table.filter(pc.is_in(table["user_id"], pa.array(keep)))
-            path = here / "city" / f"{name}{suffix}"
+            path = workdir / "city" / f"{name}{suffix}"
             if suffix == ".parquet":
                 pq.write_table(table, path)
             else:
-                pacsv.write_csv(table, here / "plain.csv")
-                content = (here / "plain.csv").read_bytes()
+                pacsv.write_csv(table, workdir / "plain.csv")
+                content = (workdir / "plain.csv").read_bytes()
                 path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
-                (here / "plain.csv").unlink()
+                (workdir / "plain.csv").unlink()
             files.append(path)
         return files
 
-    return lay
+    return write_files
 
 
 def _published(suffix: str) -> Callable[[World, Path], list[Path]]:
     """A census and a published table of aggregates."""
 
-    def lay(world: World, here: Path) -> list[Path]:
-        shutil.copytree(world.run / "dataset", here / "dataset")
+    def write_files(world: World, workdir: Path) -> list[Path]:
+        shutil.copytree(world.run / "dataset", workdir / "dataset")
         for name in ("composition", "aggregates"):
             table = pq.read_table(world.run / "regions" / "demogroups" / f"{name}.parquet")
             if suffix == ".csv":
-                pacsv.write_csv(table, here / f"{name}.csv")
+                pacsv.write_csv(table, workdir / f"{name}.csv")
             else:
-                pq.write_table(table, here / f"{name}.parquet")
-        return [here / f"composition{suffix}", here / f"aggregates{suffix}"]
+                pq.write_table(table, workdir / f"{name}.parquet")
+        return [workdir / f"composition{suffix}", workdir / f"aggregates{suffix}"]
 
-    return lay
+    return write_files
 
 
 def _anchors(suffix: str) -> Callable[[World, Path], list[Path]]:
-    def lay(world: World, here: Path) -> list[Path]:
+    def write_files(world: World, workdir: Path) -> list[Path]:
         table = pq.read_table(world.run / "dataset" / "people.parquet").slice(0, 8)
         table = table.select(["home_lat", "home_lon", "work_lat", "work_lon"])
-        path = here / f"anchors{suffix}"
+        path = workdir / f"anchors{suffix}"
         if suffix == ".csv":
             pacsv.write_csv(table, path)
         else:
             pq.write_table(table, path)
         return [path]
 
-    return lay
+    return write_files
 
 
 def _source(name: str) -> Callable[[World, Path], list[Path]]:
     """A sample of a reader in its published layout."""
 
-    def lay(_: World, here: Path) -> list[Path]:
-        folder = here / "source"
+    def write_files(_: World, workdir: Path) -> list[Path]:
+        folder = workdir / "source"
         folder.mkdir()
         SAMPLES[name](folder)
         return sorted(path for path in folder.rglob("*") if path.is_file())
 
-    return lay
+    return write_files
 
 
-def _configuration(world: World, here: Path) -> list[Path]:
-    shutil.copyfile(world.config, here / "run.yaml")
-    return [here / "run.yaml"]
+def _configuration(world: World, workdir: Path) -> list[Path]:
+    shutil.copyfile(world.config, workdir / "run.yaml")
+    return [workdir / "run.yaml"]
 
 
-def _half_trained(world: World, here: Path) -> list[Path]:
+def _half_trained(world: World, workdir: Path) -> list[Path]:
     """A model that a kill left with a checkpoint; made once."""
     half = world.root / "half"
     command = COMMANDS["train"]
@@ -203,65 +202,78 @@ def _half_trained(world: World, here: Path) -> list[Path]:
             break
         half.mkdir(exist_ok=True)
         world.warm.run(*command.line(world, half, "--resume"), before=watched(half, at))
-    shutil.copytree(half, here / "half")
-    return sorted((here / "half" / "out" / "training").glob("*.safetensors"))
+    shutil.copytree(half, workdir / "half")
+    return sorted((workdir / "half" / "out" / "training").glob("*.safetensors"))
 
 
-def _run_files(world: World, here: Path) -> list[Path]:
-    shutil.copytree(world.run, here / "run")
-    (here / "run" / "report.html").unlink()
+def _run_files(world: World, workdir: Path) -> list[Path]:
+    shutil.copytree(world.run, workdir / "run")
+    (workdir / "run" / "report.html").unlink()
     names = (
         "run.json",
         "evaluation/demogroups.json",
         "audit/demogroups.json",
         "baseline/metrics.jsonl",
     )
-    return [here / "run" / name for name in names]
+    return [workdir / "run" / name for name in names]
 
 
-def _generate(_: World, here: Path) -> list[object]:
+def _generate(_: World, workdir: Path) -> list[object]:
     return [
         "generate",
-        here / "demogroups",
+        workdir / "demogroups",
         "--n",
         8,
         "--group",
         "F",
         "--calibrate",
         "--out",
-        here / "out.parquet",
+        workdir / "out.parquet",
     ]
 
 
 def _prepare(name: str, form: str) -> Callable[[World, Path], list[object]]:
-    def command(world: World, here: Path) -> list[object]:
+    def command(world: World, workdir: Path) -> list[object]:
         config = (
             ["--config", world.config]
             if form == "plain"
             else ["--set", "window.days=1", "--set", "window.stride=1"]
         )
-        return ["prepare", here / name, "--format", form, *config, "--out", here / "out", "--quiet"]
+        return [
+            "prepare",
+            workdir / name,
+            "--format",
+            form,
+            *config,
+            "--out",
+            workdir / "out",
+            "--quiet",
+        ]
 
     return command
 
 
 def _regions(suffix: str) -> Callable[[World, Path], list[object]]:
-    def command(_: World, here: Path) -> list[object]:
+    def command(_: World, workdir: Path) -> list[object]:
         tables = [
             "--composition",
-            here / f"composition{suffix}",
+            workdir / f"composition{suffix}",
             "--aggregates",
-            here / f"aggregates{suffix}",
+            workdir / f"aggregates{suffix}",
         ]
-        return ["regions", here / "dataset", *tables, "--out", here / "out"]
+        return ["regions", workdir / "dataset", *tables, "--out", workdir / "out"]
 
     return command
 
 
-def _evaluate(world: World, here: Path) -> list[object]:
-    dataset = here / "dataset" if (here / "dataset").exists() else world.run / "dataset"
-    ours = here / "demogroups.parquet" if (here / "demogroups.parquet").exists() else samples(world)
-    return ["evaluate", ours, "--dataset", dataset, "--out", here / "out"]
+def _evaluate(world: World, workdir: Path) -> list[object]:
+    dataset = workdir / "dataset" if (workdir / "dataset").exists() else world.run / "dataset"
+    sample_file = (
+        workdir / "demogroups.parquet"
+        if (workdir / "demogroups.parquet").exists()
+        else samples(world)
+    )
+    return ["evaluate", sample_file, "--dataset", dataset, "--out", workdir / "out"]
 
 
 TARGETS = {
@@ -274,7 +286,7 @@ TARGETS = {
         Target(
             "parquet: regions folder",
             _copy("regions/demogroups"),
-            lambda _, here: ["diagnose", here / "demogroups"],
+            lambda _, workdir: ["diagnose", workdir / "demogroups"],
             rehash="demogroups",
         ),
         Target("csv: visits, people, pois", _city(".csv"), _prepare("city", "plain")),
@@ -283,14 +295,14 @@ TARGETS = {
         Target(
             "csv: anchors",
             _anchors(".csv"),
-            lambda w, here: [
+            lambda w, workdir: [
                 *(
                     "generate",
                     w.run / "baseline",
                     "--anchors",
-                    here / "anchors.csv",
+                    workdir / "anchors.csv",
                     "--out",
-                    here / "out.parquet",
+                    workdir / "out.parquet",
                 )
             ],
         ),
@@ -307,31 +319,31 @@ TARGETS = {
         Target(
             "yaml: configuration",
             _configuration,
-            lambda _, here: [
+            lambda _, workdir: [
                 "prepare",
-                here / "nowhere",
+                workdir / "nowhere",
                 "--config",
-                here / "run.yaml",
+                workdir / "run.yaml",
                 "--out",
-                here / "out",
+                workdir / "out",
             ],
         ),
         Target(
             "yaml: run",
             _configuration,
-            lambda _, here: [
+            lambda _, workdir: [
                 "train",
-                here / "nowhere",
+                workdir / "nowhere",
                 "--config",
-                here / "run.yaml",
+                workdir / "run.yaml",
                 "--out",
-                here / "out",
+                workdir / "out",
             ],
         ),
         Target(
             "json: run, evaluation, audit, metrics",
             _run_files,
-            lambda _, here: ["report", here / "run", "--out", here / "out.html"],
+            lambda _, workdir: ["report", workdir / "run", "--out", workdir / "out.html"],
         ),
         Target(
             "json, safetensors: model folder",
@@ -342,10 +354,10 @@ TARGETS = {
         Target(
             "safetensors: checkpoint",
             _half_trained,
-            lambda w, here: [
+            lambda w, workdir: [
                 *COMMANDS["train"].arguments(w),
                 "--out",
-                here / "half" / "out",
+                workdir / "half" / "out",
                 "--resume",
             ],
         ),
@@ -353,45 +365,47 @@ TARGETS = {
         Target(
             "manifest: regions",
             _manifest_of("regions/demogroups"),
-            lambda _, here: ["diagnose", here / "demogroups"],
+            lambda _, workdir: ["diagnose", workdir / "demogroups"],
         ),
         Target("manifest: model", _manifest_of("models/demogroups"), _generate),
     )
 }
 
 
-def attempt(world: World, target: Target, number: int, here: Path) -> tuple[Outcome, str | None]:
+def attempt(world: World, target: Target, number: int, workdir: Path) -> tuple[Outcome, str | None]:
     """Damage a file and run the command; return the outcome and its faults."""
-    dice = random.Random(f"{target.name} {number}")
-    broken = dice.choice(target.lay(world, here))
-    break_file(broken, dice)
-    if target.rehash and broken.exists():
-        _list_again(here / target.rehash, broken)
-    before = GUARD.format(more=MEMORY, seconds=SECONDS, here=str(here), mark=MARK, faulty=FAULTY)
-    outcome = world.warm.run(*target.command(world, here), before=before)
-    return outcome, _wrong(outcome, here)
+    rng = random.Random(f"{target.name} {number}")
+    damaged = rng.choice(target.write_files(world, workdir))
+    break_file(damaged, rng)
+    if target.rehash and damaged.exists():
+        _update_manifest(workdir / target.rehash, damaged)
+    before = GUARD.format(
+        more=MEMORY, seconds=SECONDS, workdir=str(workdir), mark=MARK, faulty=FAULTY
+    )
+    outcome = world.warm.run(*target.command(world, workdir), before=before)
+    return outcome, _fault(outcome, workdir)
 
 
-def _wrong(outcome: Outcome, here: Path) -> str | None:
-    said = [line for line in outcome.err.splitlines() if line.startswith("mobatlas: ")]
+def _fault(outcome: Outcome, workdir: Path) -> str | None:
+    messages = [line for line in outcome.err.splitlines() if line.startswith("mobatlas: ")]
     if outcome.code not in (0, 2):
         return f"code {outcome.code}: {outcome.said[:300]}"
     if "Traceback" in outcome.err:
         return "a traceback"
     if outcome.code == 2 and (
-        len(said) != 1 or not outcome.said.startswith("mobatlas: ") or outcome.out
+        len(messages) != 1 or not outcome.said.startswith("mobatlas: ") or outcome.out
     ):
         return f"not one sentence: {outcome.err[-300:]}"
     if outcome.code == 2 and (
-        (here / "out").exists() or (here / "out.parquet").exists() or leftovers(here)
+        (workdir / "out").exists() or (workdir / "out.parquet").exists() or leftovers(workdir)
     ):
-        return f"something was left: {leftovers(here)}"
-    if list(here.rglob(f"*{MARK}*")):
+        return f"something was left: {leftovers(workdir)}"
+    if list(workdir.rglob(f"*{MARK}*")):
         return "something ran"
     return None
 
 
-def _list_again(folder: Path, changed: Path) -> None:
+def _update_manifest(folder: Path, changed: Path) -> None:
     values = json.loads((folder / "manifest.json").read_text())
     name = changed.relative_to(folder).as_posix()
     if name in values["files"]:
@@ -417,8 +431,8 @@ def main() -> None:
         spent, number, start = 0.0, asked.first, time.monotonic()
         while spent < asked.seconds and number < asked.first + asked.cases:
             for name, target in chosen.items():
-                with TemporaryDirectory(dir=scratch, prefix="case-") as here:
-                    outcome, wrong = attempt(world, target, number, Path(here))
+                with TemporaryDirectory(dir=scratch, prefix="case-") as workdir:
+                    outcome, wrong = attempt(world, target, number, Path(workdir))
                 tallies[name].count(outcome)
                 spent += outcome.seconds
                 if wrong is not None:

@@ -30,7 +30,7 @@ from tests.faults import (
     SMALL_FILES,
     Command,
     World,
-    check_said,
+    check_one_sentence,
     check_whole,
     contents,
     leftovers,
@@ -211,7 +211,7 @@ def test_ctrl_c_is_one_sentence_and_the_rest_ends_in_the_same_bytes(
         stopped = world.warm.run(*command.line(world, tmp_path, *command.goes_on), before=before)
         assert stopped.code in (0, 130), stopped.err
         if stopped.code:
-            check_said(stopped)
+            check_one_sentence(stopped)
             assert "stopped" in stopped.said
         assert all(name.endswith(".lock") for name in leftovers(tmp_path)), (
             "the interrupt came as the lock went"
@@ -259,7 +259,7 @@ def test_a_full_disk_is_one_sentence_and_the_rest_ends_in_the_same_bytes(
             assert finished(command, tmp_path)
             start_again(command, tmp_path)
             continue
-        check_said(full)
+        check_one_sentence(full)
         assert "make room" in full.said
         assert leftovers(tmp_path) == []
         check_whole(tmp_path)
@@ -293,7 +293,7 @@ def test_a_disk_that_fills_up_is_one_sentence(world: World, small_disk: Path) ->
     (small_disk / "other").write_bytes(bytes(180_000))
     full = world.warm.run(*command.line(world, small_disk))
     assert full.code == 1
-    check_said(full)
+    check_one_sentence(full)
     assert "the disk is full" in full.said
     assert [path.name for path in small_disk.iterdir()] == ["other"]
 
@@ -310,7 +310,7 @@ def test_too_little_memory_is_one_sentence_and_leaves_nothing(
         *command.line(world, tmp_path, *asks), before=LITTLE_MEMORY.format(more=2**26)
     )
     assert failed.code == 1, failed.err
-    check_said(failed)
+    check_one_sentence(failed)
     assert "not enough memory" in failed.said
     assert list(tmp_path.iterdir()) == []
 
@@ -330,7 +330,7 @@ def test_however_little_memory_there_is_a_sentence_or_a_whole_result(
         )
         codes.append(ended.code)
         if ended.code == 1:
-            check_said(ended)
+            check_one_sentence(ended)
             assert "not enough memory" in ended.said
         if ended.code != 0:
             assert ended.code != 2, f"bad input was blamed: {ended.err}"
@@ -356,7 +356,7 @@ def test_a_second_process_is_refused(world: World, tmp_path: Path, command: Comm
     with (tmp_path / f".{command.out}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         refused = world.warm.run(*command.line(world, tmp_path))
-    check_said(refused)
+    check_one_sentence(refused)
     assert (refused.code, "another mobatlas process is writing it" in refused.said) == (2, True)
     assert [path.name for path in tmp_path.iterdir()] == [f".{command.out}.lock"]
 
@@ -369,7 +369,7 @@ def test_of_two_processes_that_start_together_one_finishes_and_one_is_refused(
     both = [start_cold(*command.line(world, tmp_path)) for _ in range(2)]
     ends = sorted((finish_cold(process) for process in both), key=lambda outcome: outcome.code)
     assert [each.code for each in ends] == [0, 2], ends
-    check_said(ends[1])
+    check_one_sentence(ends[1])
     assert contents(tmp_path / "out") == undisturbed(world, "run")[0]
 
 
@@ -396,7 +396,7 @@ def test_a_gpu_that_is_not_there_is_one_sentence(world: World, tmp_path: Path, n
     refused = world.warm.run(
         *COMMANDS[name].line(world, tmp_path, "--accelerator", "cuda"), before=hidden
     )
-    check_said(refused)
+    check_one_sentence(refused)
     assert (
         refused.code,
         "--accelerator cuda: this machine has no such device" in refused.said,

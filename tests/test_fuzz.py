@@ -102,7 +102,7 @@ def test_the_guard_of_these_tests_sees_code_that_runs(
     world: World, tmp_path: Path, event: str
 ) -> None:
     before = GUARD.format(
-        more=MEMORY, seconds=SECONDS, here=str(tmp_path), mark=MARK, faulty=FAULTY
+        more=MEMORY, seconds=SECONDS, workdir=str(tmp_path), mark=MARK, faulty=FAULTY
     )
     ended = world.warm.run("--version", before=before + HARM[event])
     assert (ended.code, event in ended.err) == (FAULTY, True), ended.err
@@ -112,7 +112,7 @@ def test_the_guard_of_these_tests_sees_code_that_runs(
 def test_the_guard_of_these_tests_sees_a_hang_and_a_memory_blow_up(
     world: World, tmp_path: Path
 ) -> None:
-    before = GUARD.format(more=2**26, seconds=1, here=str(tmp_path), mark=MARK, faulty=FAULTY)
+    before = GUARD.format(more=2**26, seconds=1, workdir=str(tmp_path), mark=MARK, faulty=FAULTY)
     assert world.warm.run("--version", before=before + "while True: pass").code < 0
     assert world.warm.run("--version", before=before + "bytearray(2**30)").code != 0
 

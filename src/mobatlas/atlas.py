@@ -18,7 +18,7 @@ from mobatlas.config import DEFAULT_GENERATOR
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.store import KIND, Model, load_model
+from mobatlas.generators.store import KIND, load_model
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
@@ -156,7 +156,7 @@ class AtlasModel:
     @property
     def groups(self) -> Groups | None:
         """The groups that the model can sample; None after phase 1."""
-        return self._load().groups
+        return load_model(self.path, self.dataset).groups
 
     def supervise(
         self,
@@ -238,9 +238,9 @@ class AtlasModel:
         --------
         >>> table = by_group.sample(500, group=["<30, F", "30-40, F"])  # doctest: +SKIP
         """
-        has_calibration = (self.path / CALIBRATION_FILES[0]).exists()
         if calibrate is None:
-            calibrate = has_calibration and (group is not None or region is not None)
+            by_group = group is not None or region is not None
+            calibrate = by_group and (self.path / CALIBRATION_FILES[0]).exists()
         with tempfile.TemporaryDirectory(prefix="mobatlas-") as scratch:
             if isinstance(anchors, np.ndarray):
                 anchors = _write_anchors(anchors, Path(scratch) / "anchors.parquet")
@@ -275,18 +275,19 @@ class AtlasModel:
         --------
         >>> by_group.save("model-by-group")  # doctest: +SKIP
         """
-        manifest = self._load().manifest
+        manifest = load_model(self.path, self.dataset).manifest
         with new_folder(
             Path(path), KIND, seed=manifest.seed, config=manifest.config, overwrite=overwrite
         ) as folder:
-            skip = shutil.ignore_patterns(MANIFEST)
-            shutil.copytree(self.path, folder.path, dirs_exist_ok=True, ignore=skip)
+            shutil.copytree(
+                self.path,
+                folder.path,
+                dirs_exist_ok=True,
+                ignore=shutil.ignore_patterns(MANIFEST),
+            )
             folder.details |= manifest.details
             folder.unlisted |= set(manifest.unlisted)
         return AtlasModel(Path(path), self.dataset, self.report, self.seed, self.execution)
-
-    def _load(self) -> Model:
-        return load_model(self.path, self.dataset)
 
 
 class _ModelPath:
@@ -306,6 +307,6 @@ def _write_anchors(anchors: np.ndarray[Any, Any], path: Path) -> Path:
         raise MobatlasError(
             f"anchors: the array has the shape {anchors.shape}; give rows of {', '.join(ANCHORS)}"
         )
-    columns = {name: anchors[:, k].astype(np.float64) for k, name in enumerate(ANCHORS)}
-    pq.write_table(pa.table(columns), path)
+    columns = anchors.astype(np.float64).T
+    pq.write_table(pa.table(dict(zip(ANCHORS, columns, strict=True))), path)
     return path

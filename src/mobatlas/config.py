@@ -4,8 +4,6 @@ The sections of a YAML file are the fields of `RunConfig`. Later layers override
 defaults below, a preset, the suggestions of a reader, the file, `--set section.key=value`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -13,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -105,7 +103,7 @@ class SplitConfig(Section):
     salt: str = "mobatlas"
 
     @model_validator(mode="after")
-    def _shares_sum_to_one(self) -> SplitConfig:
+    def _shares_sum_to_one(self) -> Self:
         if abs(self.train + self.val + self.test - 1) > 1e-9:
             raise ValueError(f"train + val + test is {self.train + self.val + self.test:g}, not 1")
         return self
@@ -186,7 +184,7 @@ class RegionsConfig(Section):
     straddle: Literal["refuse", "uniform"] | None = None
 
     @model_validator(mode="after")
-    def _straddle_needs_composition(self) -> RegionsConfig:
+    def _straddle_needs_composition(self) -> Self:
         if self.straddle is not None and self.composition is None:
             raise ValueError(
                 "straddle concerns the ages of a composition; give one, or leave straddle out"
@@ -205,7 +203,7 @@ class Coarsening:
     km: float  # radius or side
 
     @classmethod
-    def parse(cls, value: float | str) -> Coarsening:
+    def parse(cls, value: float | str) -> Self:
         """Read a radius such as 1, "1km" or "500m", or a grid such as "grid:1km"."""
         text = value.strip().lower() if isinstance(value, str) else ""
         match = re.fullmatch(r"(grid:)?(\d+\.?\d*|\.\d+) ?(km|m)?", text)
@@ -318,8 +316,7 @@ def _sentence(model: type[BaseModel], error: ValidationError) -> str:
 def _section_fields(model: type[BaseModel], sections: list[str]) -> list[str]:
     """The keys of a nested section; none for a section in a mapping or union."""
     for name in sections:
-        field = model.model_fields.get(name)
-        section = field.annotation if field else None
+        section = getattr(model.model_fields.get(name), "annotation", None)
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             return []
         model = section

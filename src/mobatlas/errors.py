@@ -40,14 +40,20 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{by_lower[similar[0]]}'?" if similar else ""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there is not enough memory."""
     message = str(error)
-    # oneDNN. A missing kernel fails earlier, with a message about the primitive's descriptor.
-    if isinstance(error, RuntimeError) and message == "could not create a primitive":
-        return True
-    # A Python function that returned NULL: the interpreter had no memory to raise an error.
-    if isinstance(error, SystemError) and message.startswith("<function "):
-        return True
     names = {kind.__name__ for kind in type(error).__mro__}
-    return not names.isdisjoint(MEMORY_ERRORS) or any(text in message for text in MEMORY_MESSAGES)
+    return (
+        not names.isdisjoint(MEMORY_ERRORS)
+        or any(text in message for text in MEMORY_MESSAGES)
+        # oneDNN. A missing kernel fails earlier, with a message about the primitive's descriptor.
+        or (isinstance(error, RuntimeError) and message == "could not create a primitive")
+        # A Python function that returned NULL: the interpreter had no memory to raise an error.
+        or (isinstance(error, SystemError) and message.startswith("<function "))
+    )

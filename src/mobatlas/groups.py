@@ -92,9 +92,11 @@ class Groups:
             permuted = [
                 known for known in self.names if sorted(known.split(SEPARATOR)) == sorted(levels)
             ]
-            hint = suggestion(normalized, self.names)
-            if permuted:
-                hint = f"; did you mean '{permuted[0]}'?"
+            hint = (
+                f"; did you mean '{permuted[0]}'?"
+                if permuted
+                else suggestion(normalized, self.names)
+            )
             raise MobatlasError(
                 f"group '{name}' does not exist{hint} (known: {'; '.join(self.names)})"
             )
@@ -122,10 +124,8 @@ DEFAULT_GROUPS = Groups.of({"age": ("<30", "30-40", "40-50", ">50"), "gender": (
 def order_levels(levels: Iterable[str]) -> tuple[str, ...]:
     """Sort levels as a reader expects: "<30", "30-40", ">50"; M, F; others by name."""
     distinct = set(levels)
-    for order in FAMILIAR_ORDERS:
-        if distinct == set(order):
-            return order
-    return tuple(sorted(distinct, key=_level_key))
+    familiar = (order for order in FAMILIAR_ORDERS if distinct == set(order))
+    return next(familiar, tuple(sorted(distinct, key=_level_key)))
 
 
 def _level_key(level: str) -> tuple[bool, float, int, str]:

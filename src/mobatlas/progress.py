@@ -26,7 +26,8 @@ SHARE_BETWEEN_LINES = 0.05  # of the elapsed time, so that a day of work gives a
 class Tracker(Protocol):
     """Receives the progress of long work."""
 
-    def step(self, done: float, note: str = "") -> None: ...
+    def step(self, done: float, note: str = "") -> None:
+        """Show how much is done."""
 
 
 class _Bar:
@@ -58,16 +59,15 @@ class _Lines:
             return
         self._last_line = elapsed
         self._activity = activity
-        eta = ""
-        if 0 < done < self._total and elapsed > 1:
-            eta = f", about {elapsed / done * (self._total - done):.0f} s left"
+        has_eta = 0 < done < self._total and elapsed > 1
+        eta = f", about {elapsed / done * (self._total - done):.0f} s left" if has_eta else ""
         progress = f"{done:.0f} of {self._total:.0f} ({elapsed:.1f} s{eta})"
         log.info("%s: %s%s", self._title, f"{note}, " if note else "", progress)
 
 
 class _Silent:
     def step(self, done: float, note: str = "") -> None:
-        pass
+        """Show nothing."""
 
 
 SILENT: Tracker = _Silent()
@@ -79,12 +79,13 @@ def track(title: str, total: float, quiet: bool = False) -> Iterator[Tracker]:
     if quiet or not sys.stderr.isatty():
         yield _Lines(title, total)
         return
-    columns = (
+    with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        console=Console(stderr=True),
+        transient=True,
+    ) as progress:
         yield _Bar(progress, title, total)

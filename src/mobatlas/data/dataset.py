@@ -1,20 +1,18 @@
 """TrajectoryDataset: a prepared folder, memory-mapped; batches depend only on seed and step."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from mobatlas.config import SplitConfig, WindowConfig, build
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.arrays import Floats, Ints, Tokens
 from mobatlas.data.prepare.sequences import SEQUENCES, SPLITS, WIDE
 from mobatlas.data.schema import ANCHORS, DAY
 from mobatlas.data.vocabulary import PAD, VOCABULARY_SCHEMA, Vocabulary
@@ -31,7 +29,6 @@ from mobatlas.io.manifest import (
 KIND = "dataset"
 LABELS = "labels.parquet"
 Int = TypeVar("Int", np.int32, np.int64)
-Tokens = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class TrajectoryDataset:
     _split_of_person: Ints  # (people,)
 
     @classmethod
-    def open(cls, path: Path | str) -> TrajectoryDataset:
+    def open(cls, path: Path | str) -> Self:
         """Map a folder that `prepare` wrote; a person in two splits is refused."""
         folder = Path(path)
         manifest = read_manifest(folder, KIND)
@@ -81,9 +78,8 @@ class TrajectoryDataset:
         return dataset
 
     @classmethod
-    def _map(cls, folder: Path, manifest: Manifest) -> TrajectoryDataset:
+    def _map(cls, folder: Path, manifest: Manifest) -> Self:
         people = read_parquet(folder / "people.parquet", memory_map=True)
-        split_of_person = _checked_splits(folder, manifest, people)
         batches = _map_sequences(folder / SEQUENCES)
         offsets = [batch["tokens"].offsets.to_numpy() for batch in batches]
         return cls(
@@ -97,7 +93,7 @@ class TrajectoryDataset:
             _batches=batches,
             _starts=np.concatenate([offset[:-1] for offset in offsets]).astype(np.int64),
             _bounds=np.cumsum([0, *(batch.num_rows for batch in batches)]),
-            _split_of_person=split_of_person,
+            _split_of_person=_checked_splits(folder, manifest, people),
         )
 
     def _check(self) -> None:
@@ -154,9 +150,12 @@ class TrajectoryDataset:
         chosen = np.asarray(indices, dtype=np.int64)
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(self)):
             raise IndexError(f"trajectories are numbered 0 to {len(self) - 1}")
-        tokens = self._padded(self._tokens, chosen, max_length)
-        lengths = self._lengths(chosen, max_length)
-        return Batch(chosen, tokens, lengths, self.anchors[self.person[chosen]])
+        return Batch(
+            indices=chosen,
+            tokens=self._padded(self._tokens, chosen, max_length),
+            lengths=self._lengths(chosen, max_length),
+            anchors=self.anchors[self.person[chosen]],
+        )
 
     def _lengths(self, chosen: Ints, max_length: int | None) -> Ints:
         lengths = self.lengths[chosen]
@@ -229,10 +228,9 @@ class TrajectoryDataset:
         If windows begin on a person's first observed day, which the folder does not hold, this is
         the latest day that it can be.
         """
-        origin = self.windows.origin
         since = self.window.astype(np.int64) * self.windows.stride  # (trajectories,)
-        if origin != "user":
-            return np.asarray(np.datetime64(origin, "D").astype(np.int64) + since)
+        if self.windows.origin != "user":
+            return np.asarray(np.datetime64(self.windows.origin, "D").astype(np.int64) + since)
         arrival = self._padded(self._times[0], np.arange(len(self)), 1)[:, 0]
         earliest = np.full(self.people.num_rows, np.iinfo(np.int64).max)
         np.minimum.at(earliest, self.person, arrival // DAY - since)
@@ -244,10 +242,9 @@ class TrajectoryDataset:
 
     def gather_times(self, indices: Ints, max_length: int | None = None) -> tuple[Ints, Ints]:
         """Return arrivals and departures (batch, length) of `gather`'s tokens; 0 after the end."""
-        arrivals, departures = self._times
         return (
-            self._padded(arrivals, indices, max_length),
-            self._padded(departures, indices, max_length),
+            self._padded(self._times[0], indices, max_length),
+            self._padded(self._times[1], indices, max_length),
         )
 
     @cached_property
@@ -274,10 +271,11 @@ class TrajectoryDataset:
             row = {user: number for number, user in enumerate(table["user_id"].to_pylist())}
             users = self.people["user_id"]
             aligned = table.take(pa.array(map(row.get, users.to_pylist()), pa.int64()))
-            column = aligned.schema.get_field_index("user_id")
-            labels = aligned.set_column(column, "user_id", users.cast(pa.string()))
+            labels = aligned.set_column(
+                aligned.schema.get_field_index("user_id"), "user_id", users.cast(pa.string())
+            )
             names = self.groups.attribute_names if self.groups is not None else ()
-            # a program that rewrites the file may change types, and numbers are not level names
+            # A program that rewrites the file may change types, and numbers are not level names.
             if not all(_is_text(labels[name].type) for name in names):
                 raise ValueError(f"{path}: an attribute is not text")
             return labels
@@ -308,9 +306,10 @@ def split_by_hash(user_ids: Sequence[str], config: SplitConfig) -> Ints:
     """The split of each user id: 0 train, 1 val, 2 test."""
     val, test = split_thresholds(config)
     salted = (f"{config.salt}:{user}".encode() for user in user_ids)
-    hashes = [hashlib.md5(each, usedforsecurity=False).hexdigest()[:8] for each in salted]
-    digests = np.array(hashes, dtype="U8")
-    return (digests >= val).astype(np.int64) + (digests >= test).astype(np.int64)
+    hashes = np.array(
+        [hashlib.md5(text, usedforsecurity=False).hexdigest()[:8] for text in salted], dtype="U8"
+    )
+    return (hashes >= val).astype(np.int64) + (hashes >= test).astype(np.int64)
 
 
 def _within(numbers: Tokens, end: int) -> bool:
@@ -350,7 +349,7 @@ def _map_sequences(path: Path) -> tuple[pa.RecordBatch, ...]:
     reader = pa.ipc.open_file(pa.memory_map(str(path)))
     batches = tuple(reader.get_batch(number) for number in range(reader.num_record_batches))
     for batch in batches:
-        # nothing else checks offsets into memory
+        # Nothing else checks offsets into memory.
         batch.validate(full=batch.nbytes <= HASHED_ON_LOAD)
         if not batch.schema.equals(WIDE) or any(
             column.null_count or column.offset for column in batch.columns

@@ -9,16 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mobatlas.data.arrays import Flags, Floats, Ints
+from mobatlas.data.arrays import Flags, Floats, Ints, Tokens
 from mobatlas.data.schema import ANCHORS, DAY
 from mobatlas.data.trajectories import Trajectories, monday
 from mobatlas.data.vocabulary import HOME, OTHER, WORK, Vocabulary
-from mobatlas.errors import MobatlasError, out_of_memory
+from mobatlas.errors import MobatlasError, first_line, out_of_memory
 from mobatlas.groups import Groups
 from mobatlas.io.tables import require_columns
 
@@ -48,7 +47,6 @@ MICROSECONDS = 1_000_000  # per second
 MAX_NAMED_PLACES = 3  # in a warning
 MAX_DEGREES = (90.0, 180.0, 90.0, 180.0)  # of the anchors
 RENUMBER = "number trajectories anew when you put files together"
-Tokens = npt.NDArray[np.int32]
 
 
 def to_rows(
@@ -153,21 +151,18 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
         since_monday = DAY * monday(times[0][rows.starts] // DAY)  # (trajectories,)
         arrivals = times[0][is_visit] - np.repeat(since_monday, np.diff(offsets))
         stays = np.maximum.reduceat(times[1], np.flatnonzero(is_visit)) - times[0][is_visit]
-    warnings = [
-        *_place_warnings(file.path, places, unknown),
-        *_anchor_warnings(file, tokens),
-        *file.warnings,
-        *_group_warnings(file.path, group_codes),
-    ]
-    if group_codes is not None and (group_codes < 0).all():
-        group_codes = None
     return Samples(
         path=file.path,
         trajectories=Trajectories(tokens, offsets, anchors, arrivals, stays),
         groups=group_codes,
         unknown_places=int(np.count_nonzero(unknown)),
         unknown_visits=int(unknown.sum()),
-        warnings=tuple(warnings),
+        warnings=(
+            *_place_warnings(file.path, places, unknown),
+            *_anchor_warnings(file, tokens),
+            *file.warnings,
+            *_group_warnings(file.path, group_codes),
+        ),
     )
 
 
@@ -189,7 +184,7 @@ class _SampleFile:
             parquet = pq.ParquetFile(path, memory_map=True)
         except (OSError, pa.ArrowException) as error:
             raise MobatlasError(
-                f"{path}: not a readable Parquet file ({_first_line(error)}); "
+                f"{path}: not a readable Parquet file ({first_line(error)}); "
                 "give one as `mobatlas generate` writes it"
             ) from None
         names = parquet.schema_arrow.names
@@ -228,21 +223,20 @@ class _SampleFile:
         """Read the anchors of some rows, (rows, 4); NaN where unknown."""
         anchors = np.full((len(rows), len(ANCHORS)), np.nan)
         for axis, (name, limit) in enumerate(zip(ANCHORS, MAX_DEGREES, strict=True)):
-            if name not in self.names:
-                continue
-            degrees = self.column(name, NUMBER, nullable=True).to_numpy().astype(np.float64)[rows]
-            outside = np.flatnonzero(np.abs(degrees) > limit)
-            if len(outside):
-                raise MobatlasError(
-                    f"{self.path}: column '{name}' holds {degrees[outside[0]]:g}, "
-                    f"outside -{limit:g}..{limit:g}; give degrees"
-                )
-            anchors[:, axis] = degrees
+            if name in self.names:
+                degrees = self.column(name, NUMBER, nullable=True).to_numpy()[rows]
+                outside = np.abs(degrees.astype(np.float64)) > limit
+                if outside.any():
+                    raise MobatlasError(
+                        f"{self.path}: column '{name}' holds {degrees[outside][0]:g}, "
+                        f"outside -{limit:g}..{limit:g}; give degrees"
+                    )
+                anchors[:, axis] = degrees
         return anchors
 
     def _unreadable(self, name: str, error: Exception) -> MobatlasError:
         return MobatlasError(
-            f"{self.path}: column '{name}' cannot be read ({_first_line(error)}); "
+            f"{self.path}: column '{name}' cannot be read ({first_line(error)}); "
             "write it as `mobatlas generate` does"
         )
 
@@ -299,8 +293,8 @@ class _Rows:
         self.refuse(departures < arrivals, "leaves a visit before it arrives; correct its times")
         return arrivals, departures
 
-    def group_codes(self, groups: Groups) -> Ints:
-        """The number of each trajectory's group, -1 where it has none: (trajectories,)."""
+    def group_codes(self, groups: Groups) -> Ints | None:
+        """The number of each trajectory's group, -1 where it has none; None if all are -1."""
         names = self.file.dictionary("group", TEXT, nullable=True)
         try:
             numbers = [groups.index(name) for name in names.dictionary.to_pylist()]
@@ -309,7 +303,7 @@ class _Rows:
         rows = pc.fill_null(names.indices, -1).to_numpy()[self.order]
         codes = np.array([*numbers, -1])[rows]  # (rows,)
         self.refuse(self.same & (np.diff(codes) != 0), f"has two groups; {RENUMBER}")
-        return codes[self.starts]
+        return codes[self.starts] if (codes >= 0).any() else None
 
 
 def _token_of(places: pa.Array, vocabulary: Vocabulary) -> Tokens:
@@ -353,11 +347,7 @@ def _anchor_warnings(file: _SampleFile, tokens: Tokens) -> list[str]:
 
 
 def _group_warnings(path: Path, codes: Ints | None) -> list[str]:
-    without = 0 if codes is None else int(np.count_nonzero(codes < 0))
-    if codes is None or without in (0, len(codes)):
+    if codes is None or (codes >= 0).all():
         return []
+    without = np.count_nonzero(codes < 0)
     return [f"{path}: {without:,} of {len(codes):,} trajectories have no group and are left out"]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

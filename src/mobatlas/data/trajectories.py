@@ -1,15 +1,12 @@
 """Trajectories in memory: tokens end to end, with anchors and times, and a differentiable form."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.arrays import Floats, Ints, Tokens
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import DAY
 
@@ -41,7 +38,7 @@ class Trajectories:
     (2, [0, 0, 1])
     """
 
-    tokens: npt.NDArray[np.int32]
+    tokens: Tokens
     offsets: Ints
     anchors: Floats
     arrivals: Ints | None = None
@@ -61,7 +58,7 @@ class Trajectories:
         return None if self.arrivals is None else self.arrivals // 3600 % 24
 
     @classmethod
-    def of(cls, dataset: TrajectoryDataset, indices: Ints | None = None) -> Trajectories:
+    def of(cls, dataset: TrajectoryDataset, indices: Ints | None = None) -> Self:
         """Return trajectories of a dataset, by default all, with their times."""
         arrivals, departures = dataset.all_times()
         mondays = DAY * monday(dataset.first_days)  # (trajectories,)
@@ -75,7 +72,7 @@ class Trajectories:
         return everything if indices is None else everything.take(np.asarray(indices, np.int64))
 
     @classmethod
-    def joined(cls, parts: Sequence[Trajectories]) -> Trajectories:
+    def joined(cls, parts: Sequence[Self]) -> Self:
         """Return all parts as one; without times unless all parts have them."""
         lengths = np.concatenate([np.diff(part.offsets) for part in parts])
         return cls(
@@ -86,7 +83,7 @@ class Trajectories:
             stays=_joined_times([part.stays for part in parts]),
         )
 
-    def take(self, chosen: Ints) -> Trajectories:
+    def take(self, chosen: Ints) -> Self:
         """Return some trajectories, in that order."""
         lengths = np.diff(self.offsets)[chosen]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -94,7 +91,7 @@ class Trajectories:
         arrivals, stays = (
             None if times is None else times[places] for times in (self.arrivals, self.stays)
         )
-        return Trajectories(self.tokens[places], offsets, self.anchors[chosen], arrivals, stays)
+        return type(self)(self.tokens[places], offsets, self.anchors[chosen], arrivals, stays)
 
 
 @dataclass(frozen=True)

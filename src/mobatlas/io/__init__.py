@@ -1,1 +1,1 @@
-"""io."""
+"""Files: user tables, manifests, and output folders that appear complete or not at all."""

@@ -118,11 +118,7 @@ def _check_files(folder: Path, files: dict[str, Any]) -> None:
             or Path(name).is_absolute()
         ):
             raise _invalid(folder)
-        try:
-            exists = path.is_file()
-        except OSError:  # no file can have such a name
-            exists = False
-        if not exists:
+        if not os.path.isfile(path):  # noqa: PTH113 - False for a name that no file can have
             raise MobatlasError(
                 f"{folder}: the file {name[:100]} is missing; create the folder again"
             )

@@ -148,10 +148,10 @@ def resumable_folder(
             if _is_empty_attempt(out, known_names):
                 shutil.rmtree(out, ignore_errors=True)
                 _restore_backup(out)
-                raise
-            _delete_backup(out)
-            if isinstance(error, KeyboardInterrupt):
-                raise MobatlasError("stopped; continue with --resume") from None
+            else:
+                _delete_backup(out)
+                if isinstance(error, KeyboardInterrupt):
+                    raise MobatlasError("stopped; continue with --resume") from None
             raise
         _remove_checkpoints(out)
 
@@ -199,13 +199,11 @@ def _acquire(out: Path, lock: Path) -> TextIO:
         raise MobatlasError(
             f"--out {out}: {out.parent} cannot be created or written to ({error.strerror})"
         ) from None
-    try:
+    with suppress(OSError):  # another process holds the lock
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Its last owner may have deleted the file between our open and our lock.
         if os.path.samestat(lock.stat(), os.fstat(handle.fileno())):
             return handle
-    except OSError:
-        pass
     handle.close()
     raise MobatlasError(
         f"{out}: another mobatlas process is writing it; wait for it or choose another --out"

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, first_line, suggestion
 from mobatlas.groups import SEPARATOR
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
@@ -15,8 +15,7 @@ SUFFIXES = (".parquet", ".csv", ".csv.gz")
 
 def find_table(folder: Path, name: str) -> Path | None:
     """The first existing file of that name with one of the suffixes."""
-    paths = (folder / f"{name}{suffix}" for suffix in SUFFIXES)
-    return next((path for path in paths if path.exists()), None)
+    return next(filter(Path.exists, (folder / f"{name}{suffix}" for suffix in SUFFIXES)), None)
 
 
 def require_columns(where: str, columns: Iterable[str], required: Iterable[str]) -> None:
@@ -46,14 +45,17 @@ def read_table(path: Path) -> pd.DataFrame:
         if path.suffix.lower() in (".parquet", ".pq"):
             table = pd.read_parquet(path)
         else:
-            separator = "\t" if ".tsv" in path.suffixes else ","
             table = pd.read_csv(
-                path, dtype=str, keep_default_na=False, encoding="utf-8-sig", sep=separator
+                path,
+                dtype=str,
+                keep_default_na=False,
+                encoding="utf-8-sig",
+                sep="\t" if ".tsv" in path.suffixes else ",",
             )
     except (ValueError, OSError) as error:  # from pyarrow or pandas
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise MobatlasError(
-            f"{path}: cannot be read as Parquet or CSV ({reason}); quote names that hold a comma"
+            f"{path}: cannot be read as Parquet or CSV ({first_line(error)}); "
+            "quote names that hold a comma"
         ) from None
     if not isinstance(table.index, pd.RangeIndex):
         raise MobatlasError(

@@ -1,1 +1,1 @@
-"""training."""
+"""Training of all generators: the loop, checkpoints, devices and memory."""

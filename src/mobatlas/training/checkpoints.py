@@ -69,10 +69,12 @@ class StageIdentity:
             return None
         now = _flatten(own)
         before = _flatten(other)
-        for key in [*now, *before]:
-            if now.get(key) != before.get(key):
-                return _compare(key, before.get(key, "absent"), now.get(key, "absent"))
-        return "its configuration has another hash"
+        differences = (
+            _compare(key, before.get(key, "absent"), now.get(key, "absent"))
+            for key in [*now, *before]
+            if now.get(key) != before.get(key)
+        )
+        return next(differences, "its configuration has another hash")
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,9 @@ class Checkpoints:
     def newest(self) -> Checkpoint | None:
         """Read the final weights or the last step; refuse a damaged file and another run's."""
         if self._path(FINAL).exists():
-            remedy = f"delete it to train the {self.identity.stage} again"
-            return self._read(self._path(FINAL), remedy)
+            return self._read(
+                self._path(FINAL), f"delete it to train the {self.identity.stage} again"
+            )
         steps = self._steps()
         if not steps:
             return None
@@ -133,9 +136,11 @@ class Checkpoints:
     def describe(self) -> str:
         """Say which checkpoint training can resume from."""
         steps = self._steps()
-        if not steps:
-            return "there is no earlier checkpoint"
-        return f"the checkpoint of step {steps[-1]} is intact"
+        return (
+            f"the checkpoint of step {steps[-1]} is intact"
+            if steps
+            else "there is no earlier checkpoint"
+        )
 
     def _path(self, step: int | str) -> Path:
         name = step if isinstance(step, str) else f"{step:08d}"
@@ -189,8 +194,9 @@ class State:
         self.optimizer = optimizer
         self.ema = ema
         self.trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        averaged = {} if ema is None else self.trained
-        self.average = {name: p.detach().clone() for name, p in averaged.items()}
+        self.average = {
+            name: p.detach().clone() for name, p in self.trained.items() if ema is not None
+        }
 
     @torch.no_grad()
     def update_average(self, step: int) -> None:
@@ -223,16 +229,16 @@ class State:
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as tensors, by their names in a checkpoint."""
-        weights = {
-            f"network/{name}": tensor for name, tensor in named_tensors(self.network).items()
+        return {
+            **{f"network/{name}": tensor for name, tensor in named_tensors(self.network).items()},
+            **{f"average/{name}": tensor for name, tensor in self.average.items()},
+            **{
+                f"optimizer/{name}/{moment}": value
+                for name, parameter in self.trained.items()
+                for moment, value in self.optimizer.state[parameter].items()
+            },
+            "rng": torch.get_rng_state(),
         }
-        averages = {f"average/{name}": tensor for name, tensor in self.average.items()}
-        moments = {
-            f"optimizer/{name}/{moment}": value
-            for name, parameter in self.trained.items()
-            for moment, value in self.optimizer.state[parameter].items()
-        }
-        return weights | averages | moments | {"rng": torch.get_rng_state()}
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Restore the state of a checkpoint."""
@@ -293,8 +299,12 @@ def load_weights(folder: Path, networks: Mapping[str, nn.Module]) -> None:
     for name, tensor in saved.items():
         if not bool(tensor.isfinite().all()):
             raise MobatlasError(f"{path}: {name} has infinite or NaN values; train the model again")
-    remedy = "its weights do not fit config.json, so train the model again"
-    copy_strictly(path, saved, _prefixed_tensors(networks), remedy)
+    copy_strictly(
+        path,
+        saved,
+        _prefixed_tensors(networks),
+        remedy="its weights do not fit config.json, so train the model again",
+    )
 
 
 def append_line(path: Path, values: Mapping[str, Any]) -> None:
@@ -336,9 +346,8 @@ def _explain_disk_error(path: Path, intact: str = "checkpoints are intact") -> I
 
 def _flatten(facts: Mapping[str, Any]) -> dict[str, str]:
     """Facts by dotted name, as JSON."""
-    common = {"stage": facts["stage"], "seed": facts["seed"], **facts["config"]}
     lines = [
-        *format_assignments(common),
+        *format_assignments({"stage": facts["stage"], "seed": facts["seed"], **facts["config"]}),
         *format_assignments(facts["settings"], f"{facts['stage']}."),
     ]
     return dict(line.split("=", 1) for line in lines)
@@ -349,9 +358,11 @@ def _compare(name: str, before: str, now: str) -> str:
 
 
 def _layout(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "absent"
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return (
+        "absent"
+        if tensor is None
+        else f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    )
 
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,7 +1,5 @@
 """Devices, processes, precision and signals of training and sampling."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os
@@ -35,8 +33,7 @@ def trains_in_bf16(device: torch.device) -> bool:
     With AVX512-BF16 alone, bf16 makes a training step of the preset `small` a third slower, but
     sampling with `autocast` a third faster.
     """
-    has_units = device.type != "cpu" or _cpu_supports("_is_amx_tile_supported")
-    return has_units and fast_bf16(device)
+    return fast_bf16(device) and (device.type != "cpu" or _cpu_supports("_is_amx_tile_supported"))
 
 
 def _cpu_supports(test: str) -> bool:
@@ -75,7 +72,7 @@ def check_devices(accelerator: str, devices: int) -> str:
     return kind
 
 
-def launch_fabric(accelerator: str, devices: int, precision: str) -> Fabric:
+def launch_fabric(accelerator: str, devices: int, precision: str) -> "Fabric":
     """Start Fabric with one process per device; torchrun may have started the processes.
 
     Variables of a batch system are ignored: Fabric would take one of its tasks for the only
@@ -110,8 +107,7 @@ def _end_process_group() -> None:
 def _check_launcher(devices: int) -> None:
     """Refuse a launcher such as torchrun that started another number of processes."""
     if "LOCAL_RANK" in os.environ:
-        variables = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
-        counts = {int(os.environ.get(name, devices)) for name in variables}
+        counts = {int(os.environ.get(name, devices)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
         if counts != {devices}:
             raise MobatlasError(
                 f"--devices {devices}: the launcher started {max(counts)} processes; start as many "

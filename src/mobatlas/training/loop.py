@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -147,9 +147,9 @@ class Stage:
 
     def validates(self, done: int) -> bool:
         """Whether the model is validated after this number of steps."""
-        every = self.validate_every
         return self.validate is not None and (
-            done == self.steps or (every is not None and done % every == 0)
+            done == self.steps
+            or (self.validate_every is not None and done % self.validate_every == 0)
         )
 
     def identity(self, seed: int, config: dict[str, Any]) -> StageIdentity:
@@ -206,8 +206,10 @@ class _Journal:
             self._note = f"loss {values['loss']:.4g}{suffix}"
             self._noted_at = now
         if self.metrics:
-            entry = {"stage": self.stage.name, "step": done, **values, "seconds": self.seconds}
-            append_line(self.metrics, entry)
+            append_line(
+                self.metrics,
+                {"stage": self.stage.name, "step": done, **values, "seconds": self.seconds},
+            )
         if self.board:
             for name, value in values.items():
                 self.board.add_scalar(f"{self.stage.name}/{name}", value, done)
@@ -275,8 +277,8 @@ class Trainer:
         self._board = _summary_writer() if execution.tensorboard else None
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-            has_checkpoint = any(folder.glob("*.safetensors"))
-            if self.share.rank == 0 and not has_checkpoint:  # lines of a run without a checkpoint
+            if self.share.rank == 0 and not any(folder.glob("*.safetensors")):
+                # Its lines are of a run without a checkpoint.
                 (folder.parent / METRICS).unlink(missing_ok=True)
 
     def path(self, name: str) -> Path | None:
@@ -344,8 +346,9 @@ class Trainer:
                 self._save(run, done, metrics)
                 saved_at = time.monotonic()
             if stop:
-                place = f"step {done} of {stage.steps} of the {stage.name}"
-                raise Stopped(f"stopped at {place}", run.received)
+                raise Stopped(
+                    f"stopped at step {done} of {stage.steps} of the {stage.name}", run.received
+                )
         run.state.use_average()
         self._save(run, stage.steps, metrics)
         return metrics
@@ -361,9 +364,11 @@ class Trainer:
         optimizer.zero_grad()
         loss = stage.loss(wrapped, step, self.share)
         self.fabric.backward(loss)
-        limit = math.inf if stage.clip is None else stage.clip
         norm = self.fabric.clip_gradients(
-            wrapped, optimizer, max_norm=limit, error_if_nonfinite=False
+            wrapped,
+            optimizer,
+            max_norm=math.inf if stage.clip is None else stage.clip,
+            error_if_nonfinite=False,
         )
         assert norm is not None
         loss = loss.detach()
@@ -403,24 +408,24 @@ class Trainer:
 
     def _save(self, run: _Run, done: int, metrics: dict[str, float]) -> None:
         """Write the checkpoint of a step, or after the last step the weights and metrics."""
-        checkpoints = run.checkpoints
-        journal = run.journal
 
         def save() -> None:
-            if checkpoints and journal.metrics:
-                sync(journal.metrics)  # resuming does not write the lines of finished steps again
+            if run.checkpoints and run.journal.metrics:
+                # Resuming does not write the lines of finished steps again.
+                sync(run.journal.metrics)
                 if done == run.stage.steps:
-                    checkpoints.finish(done, named_tensors(run.stage.network), metrics)
+                    run.checkpoints.finish(done, named_tensors(run.stage.network), metrics)
                 else:
-                    facts = {"seconds": journal.seconds, "machine": self._machine()}
-                    checkpoints.save(done, run.state.tensors(), facts)
+                    facts = {"seconds": run.journal.seconds, "machine": self._machine()}
+                    run.checkpoints.save(done, run.state.tensors(), facts)
 
         self._first(save)
 
     def _due(self, done: int, seconds: float) -> bool:
         by_steps = self.checkpoint_steps is not None and done % self.checkpoint_steps == 0
-        by_time = seconds >= self.execution.checkpoint_seconds
-        return self.folder is not None and (by_steps or by_time)
+        return self.folder is not None and (
+            by_steps or seconds >= self.execution.checkpoint_seconds
+        )
 
     def _machine(self) -> str:
         """What the last digits of a sum depend on."""
@@ -434,9 +439,8 @@ class Trainer:
         text = f"{self.seed}/{stage.name}/{step}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         # torch.manual_seed also looks for accelerators, which takes half a millisecond.
-        on_cpu = self.device.type == "cpu"
-        seed = torch.default_generator.manual_seed if on_cpu else torch.manual_seed
-        seed(int.from_bytes(digest) >> 1)  # 63 bits
+        generator = torch.default_generator if self.device.type == "cpu" else torch
+        generator.manual_seed(int.from_bytes(digest) >> 1)  # 63 bits
 
     def _journal(self, stage: Stage, newest: Checkpoint | None, stack: ExitStack) -> _Journal:
         """Open the journal of a stage; only the first process shows and writes anything."""
@@ -444,14 +448,16 @@ class Trainer:
         seconds = newest.facts.get("seconds", 0.0) if newest else 0.0
         journal = _Journal(stage, done, time.monotonic() - seconds)
         if self.share.rank == 0:
-            bar = self._progress(f"training {stage.name}", stage.steps - done)
-            journal.tracker = stack.enter_context(bar)
+            journal.tracker = stack.enter_context(
+                self._progress(f"training {stage.name}", stage.steps - done)
+            )
         if self.folder:
             journal.metrics = self.folder.parent / METRICS
             self._first(partial(rewind_lines, journal.metrics, stage.name, done))
             if self._board and self.share.rank == 0:
-                board = self._board(str(self.folder.parent / "tensorboard"), purge_step=done + 1)
-                journal.board = stack.enter_context(board)
+                journal.board = stack.enter_context(
+                    self._board(str(self.folder.parent / "tensorboard"), purge_step=done + 1)
+                )
         return journal
 
     def _first(self, action: Callable[[], object]) -> None:
@@ -474,9 +480,7 @@ class Trainer:
 
     def _mean(self, values: Tensor) -> Tensor:
         """The mean over the processes."""
-        mean = self.fabric.all_reduce(values, reduce_op="mean")
-        assert isinstance(mean, Tensor)
-        return mean
+        return cast(Tensor, self.fabric.all_reduce(values, reduce_op="mean"))
 
 
 def _summary_writer() -> Any:

@@ -20,8 +20,9 @@ def keep_memory() -> bool:
     A network frees and allocates the same tens of megabytes hundreds of times a second. Memory
     that was returned to the system must be cleared page by page before it can be used again.
     """
-    chosen = any(name in os.environ for name in ALLOCATOR_VARIABLES)
-    if chosen or not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or not os.environ.keys().isdisjoint(
+        ALLOCATOR_VARIABLES
+    ):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

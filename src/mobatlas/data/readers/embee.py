@@ -59,8 +59,9 @@ class EmbeeOptions(Section):
     def _known_fields(cls, value: dict[str, str]) -> dict[str, str]:
         for field in value:
             if field not in FIELDS:
-                hint = suggestion(field, FIELDS)
-                raise ValueError(f"'{field}' is no field{hint} (known: {', '.join(FIELDS)})")
+                raise ValueError(
+                    f"'{field}' is no field{suggestion(field, FIELDS)} (known: {', '.join(FIELDS)})"
+                )
         return value
 
     @field_validator("age_edges")
@@ -73,16 +74,17 @@ class EmbeeOptions(Section):
 
 def read(path: Path, engine: Engine, options: EmbeeOptions) -> Source:
     """Read the visits, and the survey if the folder has one."""
-    is_file = path.is_file()
-    visits_file = path if is_file else _first_table(path, VISITS_FILES)
-    people_file = None if is_file else _first_table(path, PEOPLE_FILES)
+    visits_file = path if path.is_file() else _first_table(path, VISITS_FILES)
+    people_file = None if path.is_file() else _first_table(path, PEOPLE_FILES)
     if visits_file is None:
         raise MobatlasError(f"{path}: holds no traj.csv, visits.csv or the same as .parquet")
-    visits = _visits(open_table(visits_file, engine), str(visits_file), options)
-    people = None
-    if people_file:
-        people = _people(open_table(people_file, engine), str(people_file), options)
-    return Source(where=str(visits_file), visits=visits, people=people)
+    return Source(
+        where=str(visits_file),
+        visits=_visits(open_table(visits_file, engine), str(visits_file), options),
+        people=_people(open_table(people_file, engine), str(people_file), options)
+        if people_file
+        else None,
+    )
 
 
 def _first_table(folder: Path, names: tuple[str, ...]) -> Path | None:
@@ -97,7 +99,7 @@ def _visits(table: ir.Table, where: str, options: EmbeeOptions) -> ir.Table:
         )
     names = [as_text(fields[name]) for name in ("name", "brand") if name in fields]
     label = ibis.coalesce(*names, ibis.null("string"))
-    # whole ten-thousandths of a degree (about 10 m), because engines print fractions differently
+    # Whole ten-thousandths of a degree (about 10 m), because engines print fractions differently.
     lat, lon = (
         nearest_whole(as_number(fields[axis]) * 10_000).cast("string") for axis in ("lat", "lon")
     )
@@ -139,9 +141,8 @@ def _fields(
         if column:
             fields[field] = table[column]
         elif field in required:
-            hint = suggestion(names[0], table.columns)
             raise MobatlasError(
-                f"{where}: column '{names[0]}' is missing{hint} "
+                f"{where}: column '{names[0]}' is missing{suggestion(names[0], table.columns)} "
                 f"(columns: {', '.join(table.columns) or 'none'}); "
                 f"name it in the reader option columns.{field}"
             )

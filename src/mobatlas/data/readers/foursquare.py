@@ -59,7 +59,12 @@ def read(path: Path, engine: Engine, options: FoursquareOptions) -> Source:
         raise MobatlasError(
             f"{checkins}: TSMC2014 names no countries; leave the reader option country out"
         )
-    query = f"SELECT {_columns('c', 'p' if pois else 'c')} FROM {_scan(checkins)} c"
+    place = "p" if pois else "c"  # the table with the coordinates
+    query = (
+        f"SELECT c.user_id, venue AS poi_id, {place}.lat, {place}.lon, {place}.category, "
+        f"strptime(c.utc, '{TIME_FORMAT}') + to_minutes(c.offset_minutes) AS arrival "
+        f"FROM {_scan(checkins)} c"
+    )
     if pois is not None:
         query += f" LEFT JOIN {_scan(pois)} p USING (venue)"
     if options.country:
@@ -80,9 +85,11 @@ def _find(path: Path) -> tuple[Path, Path | None]:
     """The check-ins, and the POIs if the layout has a file of them."""
     checkins = path
     if path.is_dir():
-        texts = (file for file in sorted(path.glob("*.txt")) if _layout(file) in CHECKINS)
-        expected = "check-ins, dataset_TSMC2014_*.txt or dataset_TIST2015_Checkins.txt"
-        checkins = require_one(path, texts, expected)
+        checkins = require_one(
+            path,
+            (file for file in sorted(path.glob("*.txt")) if _layout(file) in CHECKINS),
+            "check-ins, dataset_TSMC2014_*.txt or dataset_TIST2015_Checkins.txt",
+        )
     if _layout(checkins) not in CHECKINS:
         raise MobatlasError(
             f"{path}: the first line has {_count_columns(path)} tab-separated columns; "
@@ -90,9 +97,11 @@ def _find(path: Path) -> tuple[Path, Path | None]:
         )
     if _layout(checkins) is TSMC2014:
         return checkins, None
-    texts = (file for file in sorted(checkins.parent.glob("*.txt")) if _layout(file) is POIS)
-    expected = "dataset_TIST2015_POIs.txt, the coordinates of TIST2015; put it beside the check-ins"
-    return checkins, require_one(checkins.parent, texts, expected)
+    return checkins, require_one(
+        checkins.parent,
+        (file for file in sorted(checkins.parent.glob("*.txt")) if _layout(file) is POIS),
+        "dataset_TIST2015_POIs.txt, the coordinates of TIST2015; put it beside the check-ins",
+    )
 
 
 def _count_columns(file: Path) -> int:
@@ -105,19 +114,11 @@ def _layout(file: Path) -> dict[str, str] | None:
 
 
 def _scan(file: Path) -> str:
-    layout = LAYOUTS[_count_columns(file)]
-    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in layout.items())
+    layout = LAYOUTS[_count_columns(file)].items()
+    columns = ", ".join(f"'{name}': '{kind}'" for name, kind in layout)
     return (
         f"read_csv({literal(file)}, delim='\t', header=false, quote='', escape='', "
         f"encoding='{ENCODING}', auto_detect=false, columns={{{columns}}})"
-    )
-
-
-def _columns(checkin: str, place: str) -> str:
-    utc = f"strptime({checkin}.utc, '{TIME_FORMAT}')"
-    return (
-        f"{checkin}.user_id, venue AS poi_id, {place}.lat, {place}.lon, {place}.category, "
-        f"{utc} + to_minutes({checkin}.offset_minutes) AS arrival"
     )
 
 

@@ -43,8 +43,8 @@ def read(path: Path, engine: Engine, options: GeolifeOptions) -> Source:
     by_person = {}
     skipped = 0
     for user, folder in folders.items():
-        points, seconds, skipped_here = _read_points(folder)
-        skipped += skipped_here
+        points, seconds, invalid_lines = _read_points(folder)
+        skipped += invalid_lines
         by_person[user] = detect_stays(
             points,
             seconds,
@@ -96,7 +96,7 @@ def detect_stays(
     # (points,) the first point that makes a stay long enough
     enough = np.searchsorted(seconds, seconds + min_seconds)
     candidates = np.flatnonzero(enough < segment_end)
-    # people on the move are dropped here, so that the loop visits few anchors
+    # People on the move are dropped first, so that the loop visits few anchors.
     km = haversine_km(points[candidates], points[enough[candidates]])
     candidates = candidates[km * 1000 <= metres]
 
@@ -127,7 +127,7 @@ def _first_far_point(points: Floats, look_until: int, metres: float) -> int:
         far = haversine_km(points[0], points[begin:until]) * 1000 > metres
         if far.any():
             return begin + int(far.argmax())
-        # a stay of a day has tens of thousands of points, most have few: look in doubling steps
+        # A stay of a day has tens of thousands of points, most stays have few: steps double.
         step = 2 * (until - begin)
         begin = until
         until += step
@@ -140,11 +140,9 @@ def cluster_places(lat: Floats, lon: Floats, metres: float, min_samples: int = 1
     Places are numbered from 0. With `min_samples` above 1, a stay with fewer stays around it
     (itself included) and no place within reach has none, -1.
     """
-    # imported here because it takes a second and few commands need it
+    # The import takes a second, and few commands need it.
     from sklearn.cluster import DBSCAN
 
-    if len(lat) == 0:
-        return np.zeros(0, dtype=np.int64)
     clusters = DBSCAN(
         eps=metres / (EARTH_KM * 1000),
         min_samples=min_samples,
@@ -178,20 +176,15 @@ def _trajectory_folders(path: Path) -> dict[str, Path]:
 
 def _read_points(folder: Path) -> tuple[Floats, Floats, int]:
     """One person's points (points, 2) by time, seconds since 1970 GMT, and lines left out."""
-    tables = []
-    truncated = 0
-    for file in sorted(folder.glob("*.plt")):
-        table, skipped = _read_file(file)
-        tables.append(table)
-        truncated += skipped
+    tables, truncated = zip(*map(_read_file, sorted(folder.glob("*.plt"))), strict=True)
     table = pa.concat_tables(tables)
     clock = pc.binary_join_element_wise(table["date"], table["time"], " ")
     moment = pc.strptime(clock, format="%Y-%m-%d %H:%M:%S", unit="s", error_is_null=True)
     seconds = moment.cast(pa.int64()).cast(pa.float64()).to_numpy()
     points = np.column_stack([table["lat"].to_numpy(), table["lon"].to_numpy()])
-    good = (np.abs(points) <= [90, 180]).all(1) & ~np.isnan(seconds)
-    order = np.argsort(seconds[good], kind="stable")
-    return points[good][order], seconds[good][order], truncated + int((~good).sum())
+    valid = (np.abs(points) <= [90, 180]).all(1) & ~np.isnan(seconds)
+    order = np.flatnonzero(valid)[np.argsort(seconds[valid], kind="stable")]
+    return points[order], seconds[order], sum(truncated) + int((~valid).sum())
 
 
 def _read_file(file: Path) -> tuple[pa.Table, int]:
@@ -224,7 +217,7 @@ def _read_file(file: Path) -> tuple[pa.Table, int]:
 
 
 def _tables(stays: pd.DataFrame, options: GeolifeOptions) -> tuple[pa.Table, pa.Table]:
-    """Visits and pois."""
+    """The tables visits and pois."""
     lat = stays["lat"].to_numpy()
     lon = stays["lon"].to_numpy()
     labels = cluster_places(lat, lon, options.place_metres, options.place_min_stays)

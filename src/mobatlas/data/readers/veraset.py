@@ -46,10 +46,12 @@ def read(path: Path, engine: Engine, options: VerasetOptions) -> Source:
     is_work = _marked(table, "work")
     poi_id = ibis.coalesce(_text(table, "placekey"), _text(table, "safegraph_place_id"))
     start = _local_time(table.local_timestamp)
-    arrival = start
-    if table.local_timestamp.type().is_string():
-        # text that is not a time stays, so that the check of rows can show it
-        arrival = ibis.coalesce(start.strftime("%Y-%m-%d %H:%M:%S"), table.local_timestamp)
+    # Text that is not a time stays, so that the check of rows can show it.
+    arrival = (
+        ibis.coalesce(start.strftime("%Y-%m-%d %H:%M:%S"), table.local_timestamp)
+        if table.local_timestamp.type().is_string()
+        else start
+    )
     naics = _text(table, "naics_code").substr(0, options.naics_digits or NAICS_DIGITS)
     top = ibis.null("string") if options.naics_digits else _text(table, "top_category")
     visits = {
@@ -65,10 +67,13 @@ def read(path: Path, engine: Engine, options: VerasetOptions) -> Source:
     if "minimum_dwell" in table.columns:
         dwell = nearest_whole(as_number(table.minimum_dwell) * 60)
         visits["departure"] = (start.epoch_seconds().cast("int64") + dwell).as_timestamp("s")
-    people = None
-    if "census_block_group" in table.columns:
-        people = _home_regions(table.filter(is_home))
-    return Source(where=where, visits=table.select(**visits), people=people, notes=tuple(notes))
+    has_regions = "census_block_group" in table.columns
+    return Source(
+        where=where,
+        visits=table.select(**visits),
+        people=_home_regions(table.filter(is_home)) if has_regions else None,
+        notes=tuple(notes),
+    )
 
 
 def _marked(table: ir.Table, kind: str) -> ir.Value:
@@ -114,7 +119,7 @@ def _local_time(column: ir.Value) -> ir.Value:
     """A naive timestamp from seconds, a timestamp, or ISO text without its offset."""
     kind = column.type()
     if kind.is_timestamp():
-        # through seconds: a cast would shift a column marked UTC by the zone of the session
+        # Through seconds: a cast would shift a column marked UTC by the zone of the session.
         return column.epoch_seconds().as_timestamp("s")
     if kind.is_string():
         seconds = column.try_cast("int64")
@@ -164,7 +169,7 @@ def _join_places(table: ir.Table, where: str, engine: Engine, path: Path) -> ir.
     named = places.select(
         place=as_text(places[key]), lat=as_number(places.latitude), lon=as_number(places.longitude)
     )
-    # a places table may list several releases of one place, a few metres apart
+    # A table of places may list several releases of one place, a few metres apart.
     once = named.group_by("place").agg(place_lat=named.lat.max(), place_lon=named.lon.max())
     return table.left_join(once, as_text(table[key]) == once.place)
 
@@ -187,10 +192,9 @@ def geohash_centre(geohash: str) -> tuple[float, float] | None:
     codes = [GEOHASH_ALPHABET.find(letter) for letter in geohash.strip().lower()]
     if not codes or min(codes) < 0:
         return None
-    # bits alternate between the axes, and the first one halves the longitude
+    # Bits alternate between the axes, and the first one halves the longitude.
     bounds = [[-180.0, 180.0], [-90.0, 90.0]]
-    bits = "".join(f"{code:05b}" for code in codes)
-    for number, bit in enumerate(bits):
+    for number, bit in enumerate("".join(f"{code:05b}" for code in codes)):
         axis = bounds[number % 2]
         axis[0 if bit == "1" else 1] = sum(axis) / 2
     return sum(bounds[1]) / 2, sum(bounds[0]) / 2

@@ -49,9 +49,11 @@ def read(path: Path, engine: Engine, options: Yjmob100kOptions) -> Source:
     """Convert the records to Parquet, with the categories of cells if there is a table of them."""
     records = path
     if path.is_dir():
-        files = (file for file in _tables(path) if set(RECORDS) <= set(_header(file)))
-        expected = f".csv or .csv.gz with the columns {', '.join(RECORDS)}"
-        records = require_one(path, files, expected)
+        records = require_one(
+            path,
+            (file for file in _tables(path) if set(RECORDS) <= set(_header(file))),
+            f".csv or .csv.gz with the columns {', '.join(RECORDS)}",
+        )
     require_columns(str(records), _header(records), RECORDS)
     notes = [
         "coordinates, compass and dates are nominal, because the city is undisclosed; "
@@ -59,14 +61,13 @@ def read(path: Path, engine: Engine, options: Yjmob100kOptions) -> Source:
     ]
     tables = {}
     cells = "(SELECT NULL::INTEGER AS x, NULL::INTEGER AS y, NULL::VARCHAR AS category)"
-    cell_files = (f for f in _tables(records.parent) if f.name.lower().startswith("cell_poicat"))
-    categories = next(cell_files, None)
-    if categories:
+    cell_files = [f for f in _tables(records.parent) if f.name.lower().startswith("cell_poicat")]
+    if cell_files:
         pois = engine.work / "source_pois.parquet"
         poi_id, lat, lon = _cell(options)
         columns = f"{poi_id} AS poi_id, {lat} AS lat, {lon} AS lon, category, n_poi, x, y"
-        query = f"SELECT {columns} FROM {_cells(categories)}"
-        _write(query, pois, categories, "x, y, category and count in whole numbers")
+        query = f"SELECT {columns} FROM {_cells(cell_files[0])}"
+        _write(query, pois, cell_files[0], "x, y, category and count in whole numbers")
         tables["pois"] = engine.read(pois).drop("x", "y")
         cells = f"read_parquet({literal(pois)})"
     else:
@@ -121,7 +122,7 @@ def _cells(file: Path) -> str:
 
 
 def _visits(records: Path, cells: str, options: Yjmob100kOptions) -> str:
-    # masked cells are 999 in the files of the challenge: without a place, their rows are dropped
+    # Masked cells are 999 in the files of the challenge: without a place, their rows are dropped.
     poi_id, lat, lon = _cell(options, f"x BETWEEN 1 AND {CELLS} AND y BETWEEN 1 AND {CELLS}")
     arrival = (
         f"TIMESTAMP '{options.first_day} 00:00:00' + to_minutes(d * 1440 + t * {SLOT_MINUTES})"
