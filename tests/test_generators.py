@@ -206,9 +206,7 @@ def test_what_was_saved_samples_the_same(
     taught: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     taught.save(tmp_path)
-    name = next(
-        name for name in generator_names() if type(taught.config) is family_of(name).config
-    )
+    name = next(name for name in generator_names() if type(taught.config) is family_of(name).config)
     again = family_of(name).load(tmp_path, taught.config, dataset.vocabulary, taught.groups)
     groups = np.arange(30) % len(DEFAULT_GROUPS)
     assert _same(again.sample(30, groups, seed=3), taught.sample(30, groups, seed=3))
@@ -218,9 +216,7 @@ def test_weights_of_another_configuration_are_refused(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     model.save(tmp_path)
-    name = next(
-        name for name in generator_names() if type(model.config) is family_of(name).config
-    )
+    name = next(name for name in generator_names() if type(model.config) is family_of(name).config)
     with pytest.raises(MobatlasError, match=r"do not fit config\.json"):
         family_of(name).load(tmp_path, model.config, dataset.vocabulary, DEFAULT_GROUPS)
 
@@ -230,9 +226,7 @@ def test_a_file_that_is_not_safetensors_is_refused(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / WEIGHTS).write_bytes(content)
-    name = next(
-        name for name in generator_names() if type(model.config) is family_of(name).config
-    )
+    name = next(name for name in generator_names() if type(model.config) is family_of(name).config)
     with pytest.raises(MobatlasError, match="not a readable safetensors file"):
         family_of(name).load(tmp_path, model.config, dataset.vocabulary, None)
 

@@ -158,7 +158,7 @@ def test_a_model_outlives_an_overwrite_that_cannot_begin(world: World, tmp_path:
         ),
         pytest.param(
             ["--accelerator", "cuda"],
-            "--accelerator cuda: there is no such",
+            "--accelerator cuda: this machine has no such device",
             marks=NO_CUDA,
             id="cuda",
         ),
