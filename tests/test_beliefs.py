@@ -101,7 +101,7 @@ def test_one_map_tells_the_same_beside_another() -> None:
     assert beside.features == both.aggregates.features and len(beside.baseline) == 4
 
 
-def test_what_nobody_does_is_no_matter_for_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_feature_without_visits_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     bars = of_bars(0.05)
     empty = np.column_stack([bars.aggregates.values, np.zeros(40)])
     features = (*bars.aggregates.features, "category:never")

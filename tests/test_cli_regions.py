@@ -71,6 +71,7 @@ def test_a_diagnosis_reads_well_and_draws_itself(tmp_path: Path) -> None:
         "--figure",
         str(figure),
     )
+    assert "These 8 regions identify only 7 of 8 independent combinations of groups." in output
     assert "not identified by these regions" in output
     assert "add a region of 1,000 people" in output
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -100,7 +101,11 @@ def test_regions_are_made_diagnosed_and_recovered_from(dataset: Path, tmp_path: 
         "controlled partition",
         8,
     )
-    assert "8, 8 of 8" in run("diagnose", str(tmp_path / "r"))
+    sentence = "These 8 regions can distinguish all 8 groups."
+    output = run("diagnose", str(tmp_path / "r"))
+    assert "8, 8 of 8" in output and sentence in output
+    again = ("regions", str(dataset), "--out", str(tmp_path / "r"), "--overwrite")
+    assert sentence in run(*again, "--partition", "demogroups")
     recovered = recover(load_regions(tmp_path / "r"))
     assert recovered.means.shape == (8, len(recovered.features))
 

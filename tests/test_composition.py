@@ -40,7 +40,7 @@ def acs(style: str = "E") -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("name", ["composition.csv", "composition.parquet"])
-def test_counts_become_shares_and_missing_groups_are_nobody(tmp_path: Path, name: str) -> None:
+def test_counts_become_shares_and_missing_groups_count_as_zero(tmp_path: Path, name: str) -> None:
     rows = {
         "region": ["A", "A", "B"],
         "group": ["<30, M", ">50, F", "30-40, F"],

@@ -42,7 +42,7 @@ def test_totals_become_multiples_and_recovery_hears_of_it() -> None:
     assert released.noise == pytest.approx(np.repeat(25 / 12 / np.array([[9.0], [1.0]]), 3, axis=1))
 
 
-def test_nobody_moves_the_totals_by_more_than_the_bound() -> None:
+def test_each_person_adds_at_most_max_visits_to_the_totals() -> None:
     rng = np.random.default_rng(0)
     phi = sparse.csr_array(rng.poisson(2.0, (50, 8)).astype(float))
     clipped = clip_visits(phi, 5.0).toarray()
@@ -78,13 +78,15 @@ def test_recovery_is_as_sure_as_the_noise_allows() -> None:
         shares @ means + rng.normal(0, 1, (80, 40)) / np.sqrt(500) + sd * rng.normal(size=(80, 40))
     )
     with_noise = recover(regions_of(shares, values, 500.0, FOUR, spread=np.ones(40), noise=sd**2))
-    not_told = recover(regions_of(shares, values, 500.0, FOUR, spread=np.ones(40)))
+    without_noise = recover(regions_of(shares, values, 500.0, FOUR, spread=np.ones(40)))
     coverage = [
         np.mean((means >= low) & (means <= high))
-        for low, high in (with_noise.interval(), not_told.interval())
+        for low, high in (with_noise.interval(), without_noise.interval())
     ]
     assert coverage[0] > 0.8 > coverage[1]
-    error = [np.sqrt(((released.means - means) ** 2).mean()) for released in (with_noise, not_told)]
+    error = [
+        np.sqrt(((released.means - means) ** 2).mean()) for released in (with_noise, without_noise)
+    ]
     assert error[0] < 0.6 * error[1], "quiet regions count for more"
 
 

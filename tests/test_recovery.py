@@ -181,7 +181,7 @@ def test_the_population_less_its_regions_is_one_region_more() -> None:
     assert recovery.aggregates.n.tolist() == [50, 50]
 
 
-def test_the_rest_has_nobody_less_than_nobody() -> None:
+def test_the_rest_of_the_population_has_no_negative_counts() -> None:
     """Rounded shares: 50.5 women in the regions of a population that has 50."""
     simulated = regions_of(np.array([[0.495, 0.505]]), np.array([[1.01, 0.5]]), 100.0, TWO)
     recovery = with_rest(
@@ -346,7 +346,7 @@ def test_fewer_regions_than_groups_recover_what_they_can() -> None:
     assert error(recovery.means, means) < error(np.tile(recovery.baseline, (8, 1)), means)
 
 
-def test_a_group_that_lives_nowhere_stays_where_the_others_put_it() -> None:
+def test_the_estimate_for_a_group_that_no_region_has_is_uncertain() -> None:
     shares = np.hstack([dirichlet(12, 7, seed=3), np.zeros((12, 1))])
     simulated, _ = simulate(shares, 2_000.0, 3)
     recovery = recover(simulated)
@@ -355,7 +355,7 @@ def test_a_group_that_lives_nowhere_stays_where_the_others_put_it() -> None:
     assert recovery.information()[7] < 0.5 < recovery.information()[:7].min()
 
 
-def test_published_noise_makes_regions_tell_less_and_is_allowed_for() -> None:
+def test_published_noise_widens_the_intervals_of_recovery() -> None:
     shares = dirichlet(30, 8)
     simulated, means = simulate(shares, 1_000.0, 4)
     values = simulated.aggregates.values + np.random.default_rng(1).normal(0, 0.2, (30, 30))

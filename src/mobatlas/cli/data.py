@@ -69,8 +69,11 @@ def simulate(
         "segregation": segregation,
     }
     chosen = {key: value for key, value in options.items() if value is not None}
-    values = merge(run.simulate.model_dump(), parse_assignments(assignments or []), chosen)
-    city = build(CityConfig, values, "simulate")
+    city = build(
+        CityConfig,
+        merge(run.simulate.model_dump(), parse_assignments(assignments or []), chosen),
+        "simulate",
+    )
     with track("simulating", city.users, quiet) as tracker:
         facts = write_city_folder(
             out, city, run.seed if seed is None else seed, overwrite=overwrite, tracker=tracker

@@ -77,7 +77,7 @@ def train(
 
     run = load_run(config, preset)
     name = generator or run.train.generator
-    given = (
+    options = (
         family_of(name).resolve(run.train.options, config.parent) if config else run.train.options
     )
     execution = Execution(
@@ -88,7 +88,7 @@ def train(
         out,
         generator=name,
         preset=preset or run.preset,
-        values=merge(given, parse_assignments(assignments or [])),
+        values=merge(options, parse_assignments(assignments or [])),
         seed=run.seed if seed is None else seed,
         execution=execution,
     )

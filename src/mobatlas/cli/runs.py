@@ -29,8 +29,7 @@ def demo(
     from mobatlas.report.console import run_tables
 
     result = run_demo(out, seed, quiet, overwrite=overwrite)
-    report_line = Text(f"report: {result.report}")
-    Console().print(run_tables(result.folder, result.facts), report_line)
+    Console().print(run_tables(result.folder, result.facts), Text(f"report: {result.report}"))
 
 
 @app.command()

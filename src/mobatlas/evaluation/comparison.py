@@ -199,8 +199,11 @@ def real_groups(dataset: TrajectoryDataset, split: str = "train") -> dict[str, T
 
 def average_scores(groups: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The mean over groups of every metric that all groups have."""
-    names = [name for name in METRICS if all(name in row for row in groups.values())]
-    return {name: float(np.mean([row[name] for row in groups.values()])) for name in names}
+    return {
+        name: float(np.mean([row[name] for row in groups.values()]))
+        for name in METRICS
+        if all(name in row for row in groups.values())
+    }
 
 
 def gap_closed(model: float, baseline: float, target: float, spread: float = 0.0) -> float | None:
@@ -285,8 +288,8 @@ def token_sequences(trajectories: Trajectories, longest: int | None = None) -> l
 
 def _distinct_and_copies(sequences: Sequence[bytes], known: set[bytes], n: int) -> dict[str, Any]:
     """Of n evenly spaced ones, because the windows of a person follow each other."""
-    places = np.linspace(0, len(sequences) - 1, n).astype(np.int64).tolist()
-    chosen = [sequences[place] for place in places]
+    rows = np.linspace(0, len(sequences) - 1, n).astype(np.int64)
+    chosen = [sequences[row] for row in rows.tolist()]
     copies = sum(sequence in known for sequence in chosen)
     return {"n": n, "distinct": len(set(chosen)) / max(n, 1), "copies": copies / max(n, 1)}
 
@@ -296,8 +299,8 @@ def _common_groups(
 ) -> list[str]:
     """The groups in the order of the real side; both sides must have the same."""
     for name in [*real, *synthetic]:
-        missing = "real" if name not in real else "synthetic"
         if name not in real or name not in synthetic:
+            missing = "synthetic" if name in real else "real"
             raise MobatlasError(
                 f"group '{name}' has no {missing} trajectories; give the same groups on both sides"
             )

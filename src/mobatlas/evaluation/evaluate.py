@@ -187,41 +187,42 @@ class _Scorer:
                 left_out[name] = f"has no people in split '{self.split}'"
             elif missing:
                 left_out[name] = missing[0]
-        chosen = [name for name in self._real if name not in left_out]
-        if not chosen:
+        real = {name: side for name, side in self._real.items() if name not in left_out}
+        if not real:
             name, reason = next(iter(left_out.items()))
             raise MobatlasError(
                 f"{self.files[OURS].path}: no group can be compared: '{name}' {reason}; "
                 "give samples of groups that have people, or another --split"
             )
-        real = {name: self._real[name] for name in chosen}
-        sides = {
-            label: {name: side[name] for name in chosen} for label, side in self._sides.items()
-        }
+        sides = {label: {name: side[name] for name in real} for label, side in self._sides.items()}
         return self._score(real, sides, self._people), left_out
 
     def everybody(self, groups: ModelScores | None) -> ModelScores:
         """Scores and diversity of all people together; groups in the proportions of `groups`."""
         by_group = any(file.groups is not None for file in self.files.values())
         real, sides, people = self._mixed(groups.sizes) if groups and by_group else self._together()
-        one_group = {label: {EVERYBODY: side} for label, side in sides.items()}
-        result = self._score({EVERYBODY: real}, one_group, {EVERYBODY: people})
+        result = self._score(
+            {EVERYBODY: real},
+            {label: {EVERYBODY: side} for label, side in sides.items()},
+            {EVERYBODY: people},
+        )
         held_out, training = (
             Trajectories.of(self.dataset, self.dataset.split(side)) for side in (self.split, TRAIN)
         )
         for label, file in self.files.items():
-            shares = diversity(file.trajectories, training, held_out)
-            result.scores[label] = replace(result.scores[label], diversity=shares)
+            result.scores[label] = replace(
+                result.scores[label], diversity=diversity(file.trajectories, training, held_out)
+            )
         return result
 
     def _mixed(self, sizes: Mapping[str, int]) -> _Everybody:
         """The groups together, `sizes` of each on all sides; files without groups as they are."""
-        whole = {
+        without_groups = {
             label: file.trajectories for label, file in self.files.items() if file.groups is None
         }
         rows = self._thinned_rows(self._real, sizes)
         sides = {
-            label: whole.get(label, _joined(side, self._thinned_rows(side, sizes)))
+            label: without_groups.get(label, _joined(side, self._thinned_rows(side, sizes)))
             for label, side in self._sides.items()
         }
         people = np.concatenate([self._people[name][chosen] for name, chosen in rows.items()])
@@ -230,8 +231,8 @@ class _Scorer:
     def _together(self) -> _Everybody:
         """Everybody, with or without labels."""
         rows = self.dataset.split(self.split)
-        training = Trajectories.of(self.dataset, self.dataset.split(TRAIN))
-        sides = {label: file.trajectories for label, file in self.files.items()} | {FLOOR: training}
+        sides = {label: file.trajectories for label, file in self.files.items()}
+        sides[FLOOR] = Trajectories.of(self.dataset, self.dataset.split(TRAIN))
         return Trajectories.of(self.dataset, rows), sides, self.dataset.person[rows]
 
     @cached_property
@@ -248,8 +249,10 @@ class _Scorer:
 
     @cached_property
     def _people(self) -> dict[str, People]:
-        members = group_members(self.dataset, self.split)
-        return {name: self.dataset.person[rows] for name, rows in members.items()}
+        return {
+            name: self.dataset.person[rows]
+            for name, rows in group_members(self.dataset, self.split).items()
+        }
 
     def _thinned_rows(self, parts: ByGroup, sizes: Mapping[str, int]) -> dict[str, Ints]:
         """Which trajectories of each group are mixed, at random."""

@@ -92,8 +92,7 @@ class Metric:
         """
 
         def count(sample: MetricInput) -> sparse.csr_array:
-            feature_map = sample.spec.feature_map(feature or name, tuple(mask))
-            return feature_map.counts(sample.trajectories)
+            return sample.spec.feature_map(feature or name, tuple(mask)).counts(sample.trajectories)
 
         return cls(name, title, description, count, needs_times)
 
@@ -271,8 +270,8 @@ def located(trajectories: Trajectories, vocabulary: Vocabulary) -> tuple[Ints, F
     tokens = trajectories.tokens
     places = vocabulary.coordinates[tokens]  # (tokens, 2)
     for token, columns in ((HOME, slice(0, 2)), (WORK, slice(2, 4))):
-        here = tokens == token
-        places[here] = trajectories.anchors[owner[here], columns]
+        visits = tokens == token
+        places[visits] = trajectories.anchors[owner[visits], columns]
     known = ~np.isnan(places).any(1)
     return owner[known], places[known]
 
@@ -304,8 +303,8 @@ def _travel_distance(sample: MetricInput) -> sparse.csr_array:
 
 def _daily_distance(sample: MetricInput) -> sparse.csr_array:
     edges = sample.spec.daily_edges
-    daily = sample.km / sample.spec.days
-    return sample.count_each(np.searchsorted(edges, daily, side="right"), len(edges) + 1)
+    bins = np.searchsorted(edges, sample.km / sample.spec.days, side="right")
+    return sample.count_each(bins, len(edges) + 1)
 
 
 def _trip(sample: MetricInput) -> sparse.csr_array:
@@ -318,8 +317,7 @@ def _trip_marginals(sample: MetricInput) -> sparse.csr_array:
     # Origins and destinations have equal mass: the JSD of both together is the mean of their JSDs.
     cells = sample.spec.cells**2 + 1
     owner, origin, destination = sample.trips
-    both = np.concatenate((origin, cells + destination))
-    return sample.count(np.tile(owner, 2), both, 2 * cells)
+    return sample.count(np.tile(owner, 2), np.concatenate((origin, cells + destination)), 2 * cells)
 
 
 def _length(sample: MetricInput) -> sparse.csr_array:

@@ -35,7 +35,7 @@ class StepCache:
         return not self.recompute and self._read().get(name) == step and out.exists()
 
     def has_other_inputs(self, name: str, inputs: Mapping[str, Any]) -> bool:
-        """Return whether a step was computed, or begun, from other inputs."""
+        """Return whether a step was started or finished with other inputs."""
         step = self._read().get(name)
         return step is not None and step.get("key") != _key(inputs)
 
@@ -72,8 +72,7 @@ class StepCache:
 
 
 def _key(inputs: Mapping[str, Any]) -> str:
-    text = json.dumps(inputs, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def refuse_foreign_folder(folder: Path) -> None:

@@ -187,8 +187,9 @@ def _query(table: Path, query: str, problem: str, advice: str) -> list[Any]:
         with duckdb.connect() as engine:
             return engine.execute(query.format(read=read), [str(table)]).fetchall()
     except duckdb.Error as error:
-        reason = str(error).splitlines()[0]
-        raise MobatlasError(f"{table}: {problem} ({reason}); {advice}") from None
+        raise MobatlasError(
+            f"{table}: {problem} ({str(error).splitlines()[0]}); {advice}"
+        ) from None
 
 
 def _read_visits(path: Path) -> _Visits:

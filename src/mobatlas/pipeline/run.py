@@ -108,22 +108,20 @@ def _run(steps: _Steps) -> RunResult:
     config = steps.config
     start = time.perf_counter()
     steps.check()
-    dataset = steps.dataset
     strong_groups = steps.strong_groups()
     # Errors in regions must show before hours of training.
     regions = {name: steps.regions(name, source) for name, source in config.regions.items()}
     samples = {BASELINE: steps.sample_population()}
-    models = {BASELINE: BASELINE}
     if strong_groups is not None:
-        strong = steps.strong()
-        samples[STRONG] = steps.sample_groups(STRONG, strong, strong_groups, calibrate=False)
-        models[STRONG] = STRONG
+        samples[STRONG] = steps.sample_groups(
+            STRONG, steps.strong(), strong_groups, calibrate=False
+        )
     chapters = {name: steps.chapter(name, folder, samples) for name, folder in regions.items()}
     facts = {
         "title": config.title,
         "seed": config.seed,
-        "dataset": steps.relative(dataset.path),
-        "models": models,
+        "dataset": steps.relative(steps.dataset.path),
+        "models": {name: name for name in samples},
         "samples": {name: steps.relative(path) for name, path in samples.items()},
         "regions": chapters,
         "config": config.model_dump(mode="json", exclude_none=True),
@@ -325,11 +323,17 @@ class _Steps:
         seed = self.config.seed
 
         def compute(resume: bool) -> None:
-            execution = self._execution(resume)
-            supervise(self.baseline, out, regions, options, seed=seed, execution=execution)
+            supervise(
+                self.baseline,
+                out,
+                regions,
+                options,
+                seed=seed,
+                execution=self._execution(resume),
+            )
 
-        inputs = {"model": _model_hash(self.baseline), **inputs, "seed": seed}
-        return self.cache.run(step, out, inputs, compute)
+        all_inputs = {"model": _model_hash(self.baseline), **inputs, "seed": seed}
+        return self.cache.run(step, out, all_inputs, compute)
 
     def _execution(self, resume: bool) -> Execution:
         return Execution(resume=resume, overwrite=not resume, quiet=self.quiet)
@@ -397,8 +401,9 @@ class _Steps:
             return result.as_dict() | {"regional": self._regional_scores(model, regions)}
 
         inputs = {key: path_hash(path) for key, path in samples.items()}
-        inputs["regions"] = regions.manifest.content_hash
-        return self._json("evaluation", name, inputs, compute)
+        return self._json(
+            "evaluation", name, inputs | {"regions": regions.manifest.content_hash}, compute
+        )
 
     def _regional_scores(self, model: Path, regions: RegionsFolder) -> dict[str, Any]:
         """Scores that need no labels: held-out people of the regions, and held-out regions."""
@@ -410,17 +415,19 @@ class _Steps:
             BASELINE: PlainSampler(load_model(self.baseline).generator, homes),
             "supervised": load_sampler(load_model(model)),
         }
-        parents = dataset.vocabulary.parents
         return {
             "held_out_people": held_out_people(samplers, dataset, regions, seed),
-            "held_out_regions": held_out_regions(regions.regions, seed, parents=parents),
+            "held_out_regions": held_out_regions(
+                regions.regions, seed, parents=dataset.vocabulary.parents
+            ),
         }
 
     def _audit(self, name: str, samples: Path) -> Path:
         def compute() -> dict[str, Any]:
             with track(f"auditing {name}", AUDIT_STEPS, self.quiet) as tracker:
-                seed = self.config.seed
-                return audit(samples, self.dataset.path, seed=seed, tracker=tracker).as_dict()
+                return audit(
+                    samples, self.dataset.path, seed=self.config.seed, tracker=tracker
+                ).as_dict()
 
         return self._json("audit", name, {"samples": path_hash(samples)}, compute)
 

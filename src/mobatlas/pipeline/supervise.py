@@ -166,14 +166,15 @@ class _Plan:
             log.info("Strategy %s: %s.", self.strategy.name, self.reason)
         with model_folder(out, identity, execution) as (folder, trainer):
             model = self.model
-            groups = model.generator.groups
-            family = family_of(model.name)
-            base = family.load(model.path, self.config, dataset.vocabulary, groups)
+            base = family_of(model.name).load(
+                model.path, self.config, dataset.vocabulary, model.generator.groups
+            )
             result = self.run(base, dataset, evidence, trainer, self.options)
             if folder is not None:
                 _save_supervision(folder, result, evidence, facts)
-            report = facts | result.report
-            return save_training(folder, result.generator, model.name, dataset, report)
+            return save_training(
+                folder, result.generator, model.name, dataset, facts | result.report
+            )
 
     def _describe(self, evidence: Evidence) -> dict[str, Any]:
         """What the report says about the evidence."""

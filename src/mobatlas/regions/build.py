@@ -226,9 +226,14 @@ def _from_column(
     aggregates = aggregates_from_dataset(
         dataset, maps, number[counted], "train", remaining, options.disclosure
     )
-    centroids = _centroids(dataset, number[train], len(remaining))
     return BuiltRegions(
-        Regions(composition.select(rows), aggregates, False, details, centroids=centroids),
+        Regions(
+            composition.select(rows),
+            aggregates,
+            False,
+            details,
+            centroids=_centroids(dataset, number[train], len(remaining)),
+        ),
         validation=_validation(dataset, maps, number[region], remaining, options.disclosure),
         region_of_person=number[region],
         notes=notes,
@@ -244,8 +249,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     published = Path(options.aggregates)
     notes: list[str] = []
     p = read_composition(census, dataset.groups, straddle=options.straddle, notes=notes)
-    vocabulary = dataset.vocabulary
-    known = {name for each in FEATURE_MAPS for name in build_feature(each, vocabulary).bins}
+    known = {name for each in FEATURE_MAPS for name in build_feature(each, dataset.vocabulary).bins}
     v = read_aggregates(published, known, notes)
     maps = _feature_maps(dataset, options, *bins_by_map(v.features))
     bins = {name for each in maps for name in each.bins}
@@ -277,9 +281,8 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
         "only_in_composition": len(only_in_census),
         "only_in_aggregates": len(only_in_aggregates),
     }
-    composition = replace(p.select(rows), regions=aggregates.regions)
     return BuiltRegions(
-        Regions(composition, aggregates, False, details),
+        Regions(replace(p.select(rows), regions=aggregates.regions), aggregates, False, details),
         notes=notes,
         warnings=[
             *_unmatched_warning(only_in_census, census.name, published.name),
@@ -392,8 +395,10 @@ def _centroids(dataset: TrajectoryDataset, region: Ints, regions: int) -> Floats
 def _feature_maps(
     dataset: TrajectoryDataset, options: RegionsOptions, *default: str
 ) -> list[FeatureMap]:
-    names = options.features or default
-    return [build_feature(name, dataset.vocabulary, options.mask) for name in names]
+    return [
+        build_feature(name, dataset.vocabulary, options.mask)
+        for name in options.features or default
+    ]
 
 
 def _labels(dataset: TrajectoryDataset, option: str, advice: str) -> tuple[Groups, Ints]:
@@ -406,8 +411,10 @@ def _match_regions(regions: Sequence[str], others: Sequence[str]) -> Ints:
     """The row of each region among others, -1 for none; `1400000US01001020100` is `01001020100`."""
     plain = [re.sub(r"^\d{7}US", "", name) for name in others]
     row = {name: number for names in (plain, others) for number, name in enumerate(names)}
-    rows = [row.get(name, row.get(re.sub(r"^\d{7}US", "", name), -1)) for name in regions]
-    return np.array(rows, dtype=np.int64)
+    return np.array(
+        [row.get(name, row.get(re.sub(r"^\d{7}US", "", name), -1)) for name in regions],
+        dtype=np.int64,
+    )
 
 
 def _unmatched_warning(regions: Sequence[str], present: str, absent: str) -> list[str]:

@@ -114,8 +114,8 @@ def composition_from_labels(
     codes, names = region_codes(region_of_person, regions)
     counted = (group_of_person >= 0) & (codes >= 0)
     cell = codes[counted] * len(groups) + group_of_person[counted]
-    counts = np.bincount(cell, minlength=len(names) * len(groups)).astype(np.float64)
-    counts = counts.reshape(len(names), len(groups))
+    flat = np.bincount(cell, minlength=len(names) * len(groups)).astype(np.float64)
+    counts = flat.reshape(len(names), len(groups))
     n = counts.sum(1)
     refuse_empty_regions("labels", names, n, "people with known labels")
     return Composition(groups, names, counts / n[:, None], n)
@@ -351,8 +351,9 @@ def _level_weights(
         elif _gender(level) and _gender(level) in genders:
             parts[level] = exact[genders.index(_gender(level))]
         elif own_ages is not None and ages is not None:
-            part, note = _split_age_range(path, level, own_ages[number], levels, ages, straddle)
-            parts[level] = part
+            parts[level], note = _split_age_range(
+                path, level, own_ages[number], levels, ages, straddle
+            )
             notes += note
     return parts
 

@@ -111,9 +111,9 @@ def derive_seed(seed: int, use: str) -> int:
 
 def first_half(dataset: TrajectoryDataset, seed: int) -> Flags:
     """A random half of the people (people,), which depends only on each user id."""
-    salt = f"{derive_seed(seed, 'halves')}:"
+    salt = derive_seed(seed, "halves")
     digests = (
-        hashlib.md5(f"{salt}{user}".encode(), usedforsecurity=False)
+        hashlib.md5(f"{salt}:{user}".encode(), usedforsecurity=False)
         for user in dataset.people["user_id"].to_pylist()
     )
     return np.array([digest.digest()[0] < 128 for digest in digests])
@@ -189,10 +189,10 @@ def _whole_people(nominal: Composition, available: Ints) -> Ints:
         counts = _round_counts(sizes[:, None] * shares, sizes, available)
         if counts is not None:
             return counts
-    smallest = nominal.regions[int(np.argmin(ideal))]
     raise MobatlasError(
         f"--partition: {available.sum():,} people with known groups are too few, region "
-        f"'{smallest}' would be empty; choose a partition with fewer regions or use more data"
+        f"'{nominal.regions[int(np.argmin(ideal))]}' would be empty; choose a partition with fewer "
+        "regions or use more data"
     )
 
 

@@ -229,8 +229,6 @@ def _details(
 def _write(folder: Path, dataset: TrajectoryDataset, built: BuiltRegions) -> None:
     p = built.regions.composition
     v = built.regions.aggregates
-    population = built.regions.population
-    centroids = built.regions.centroids
     write_aggregates(folder / AGGREGATES, v)
     if built.validation is not None:
         write_aggregates(folder / VALIDATION, built.validation)
@@ -246,14 +244,14 @@ def _write(folder: Path, dataset: TrajectoryDataset, built: BuiltRegions) -> Non
             "variance": pa.nulls(len(v.features), pa.float64()) if v.spread is None else v.spread,
         },
     }
-    if population is not None:
+    if (population := built.regions.population) is not None:
         tables[POPULATION] = {
             "table": ["composition"] * len(p.groups) + ["aggregates"] * len(v.features),
             "name": [*p.groups.names, *v.features],
             "value": np.concatenate([population.shares, population.values]),
             "n": np.full(len(p.groups) + len(v.features), population.n),
         }
-    if centroids is not None:
+    if (centroids := built.regions.centroids) is not None:
         tables[CENTROIDS] = {
             "region": list(p.regions),
             "lat": centroids[:, 0],
@@ -262,10 +260,11 @@ def _write(folder: Path, dataset: TrajectoryDataset, built: BuiltRegions) -> Non
     if built.region_of_person is not None:
         in_use = np.union1d(dataset.split_people("train"), dataset.split_people("val"))
         people = in_use[built.region_of_person[in_use] >= 0]
-        names = [p.regions[code] for code in built.region_of_person[people]]
         tables[ASSIGNMENT] = {
             "user_id": dataset.people["user_id"].take(pa.array(people)),
-            "region": pa.array(names, pa.string()),
+            "region": pa.array(
+                [p.regions[code] for code in built.region_of_person[people]], pa.string()
+            ),
         }
     for name, columns in tables.items():
         pq.write_table(pa.table(columns), folder / name)

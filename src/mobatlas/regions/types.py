@@ -38,8 +38,12 @@ class Composition:
 
     def select(self, rows: Ints) -> Composition:
         """Return the composition of some regions."""
-        names = tuple(self.regions[row] for row in rows.tolist())
-        return replace(self, regions=names, shares=self.shares[rows], n=self.n[rows])
+        return replace(
+            self,
+            regions=tuple(self.regions[row] for row in rows.tolist()),
+            shares=self.shares[rows],
+            n=self.n[rows],
+        )
 
 
 @dataclass(frozen=True)
@@ -181,10 +185,11 @@ def with_rest(regions: Regions) -> Regions:
     people = np.maximum(population.n * population.shares - v.n @ p.shares, 0)  # (groups,)
     values = np.maximum(population.n * population.values - v.n @ v.values, 0) / n  # (features,)
     names = (*p.regions, REST)
-    shares = np.vstack([p.shares, people / people.sum()])
     return replace(
         regions,
-        composition=Composition(p.groups, names, shares, np.append(p.n, n)),
+        composition=Composition(
+            p.groups, names, np.vstack([p.shares, people / people.sum()]), np.append(p.n, n)
+        ),
         aggregates=replace(
             v, regions=names, values=np.vstack([v.values, values]), n=np.append(v.n, n)
         ),

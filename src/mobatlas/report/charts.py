@@ -103,12 +103,17 @@ def diagnosis_figure(diagnosis: Diagnosis, composition: Composition, path: Path)
     _draw_composition(figure, left, diagnosis, composition)
     order = np.arange(1, len(diagnosis.singular_values) + 1)
     middle.bar(order, np.maximum(diagnosis.singular_values, 1e-12), color=BLUE)
-    noise = 1 / np.sqrt(diagnosis.people[1])
-    middle.axhline(noise, color=ORANGE, linestyle="--", label="noise of a median region")
+    middle.axhline(
+        1 / np.sqrt(diagnosis.people[1]),
+        color=ORANGE,
+        linestyle="--",
+        label="noise of a median region",
+    )
     middle.set_yscale("log")
     middle.set_xticks(order)
-    rank = f"rank {diagnosis.rank}, effective {diagnosis.effective_rank}"
-    middle.set_title(f"singular values: {rank}")
+    middle.set_title(
+        f"singular values: rank {diagnosis.rank}, effective {diagnosis.effective_rank}"
+    )
     middle.legend()
     rows = list(diagnosis.contrasts)[::-1]
     right.barh(
@@ -133,9 +138,8 @@ def _draw_composition(
     axes.set_xticks(range(len(diagnosis.groups)), diagnosis.groups, rotation=60, ha="right")
     size = 8 if len(shown) < 30 else 4
     axes.set_yticks(range(len(shown)), composition.regions[:SHOWN_REGIONS], fontsize=size)
-    more = ""
-    if diagnosis.regions > SHOWN_REGIONS:
-        more = f" (first {SHOWN_REGIONS} of {diagnosis.regions})"
+    all_shown = diagnosis.regions <= SHOWN_REGIONS
+    more = "" if all_shown else f" (first {SHOWN_REGIONS} of {diagnosis.regions})"
     axes.set_title(f"composition P{more}")
     figure.colorbar(image, ax=axes, label="share of people")
 
@@ -260,9 +264,9 @@ class Views:
         examples = np.linspace(0, len(trajectories) - 1, min(EXAMPLES, len(trajectories)))
         lines = []
         for number in examples.astype(int).tolist():
-            here = owner == number
-            if here.sum() > 1:
-                points = zip(x[here], y[here], strict=True)
+            own = owner == number
+            if own.sum() > 1:
+                points = zip(x[own], y[own], strict=True)
                 lines.append("M" + "L".join(f"{a:.0f} {b:.0f}" for a, b in points))
         return lines
 
@@ -273,36 +277,36 @@ class Views:
         visits = {label: np.diff(each.offsets).astype(float) for label, each in sources.items()}
         charts = [
             _histogram(km, f"Kilometres of a trajectory, {name}", "km"),
-            _histogram(visits, f"Visits of a trajectory, {name}", "visits", whole=True),
+            _histogram(visits, f"Visits of a trajectory, {name}", "visits", integers=True),
         ]
         hours = {label: each.hours for label, each in sources.items() if each.hours is not None}
         if hours:
             missing = "" if set(hours) - {REAL} else " (samples have no times)"
-            charts.append(_hours(hours, f"Hour of arrival, {name}{missing}"))
+            title = f"Hour of arrival, {name}{missing}"
+            charts.append(_step_chart(hours, np.arange(25.0), title, "hour", "share of visits"))
         return [chart for chart in charts if chart is not None]
 
 
-def _hours(hours: Mapping[str, Ints], title: str) -> Chart | None:
-    series = []
-    for label, each in hours.items():
-        counts = np.bincount(each, minlength=24) / max(len(each), 1)
-        series.append(Series(label, CLASSES[label], np.arange(25.0), np.append(counts, counts[-1])))
-    return line_chart(series, title, "hour", "share of visits", steps=True)
-
-
 def _histogram(
-    values: Mapping[str, Floats], title: str, unit: str, *, whole: bool = False
+    values: Mapping[str, Floats], title: str, unit: str, *, integers: bool = False
 ) -> Chart | None:
     everything = np.concatenate(list(values.values())) if values else np.zeros(0)
     if not len(everything):
         return None
     top = float(np.quantile(everything, 0.99)) or 1.0
-    edges = np.arange(0, min(top, LONGEST) + 2) if whole else np.linspace(0, top, 41)
+    edges = np.arange(0, min(top, LONGEST) + 2) if integers else np.linspace(0, top, 41)
+    return _step_chart(values, edges, title, unit, "share of trajectories")
+
+
+def _step_chart(
+    values: Mapping[str, Floats | Ints], edges: Floats, title: str, x: str, y: str
+) -> Chart | None:
+    """Shares of values between edges, a line for each label."""
     series = []
     for label, each in values.items():
         counts = np.histogram(each, edges)[0] / max(len(each), 1)
         series.append(Series(label, CLASSES[label], edges, np.append(counts, counts[-1])))
-    return line_chart(series, title, unit, "share of trajectories", steps=True)
+    return line_chart(series, title, x, y, steps=True)
 
 
 def _png(values: Floats) -> str:

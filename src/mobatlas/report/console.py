@@ -46,8 +46,7 @@ def summary_table(summary: Mapping[str, Any], out: Path) -> RenderableType:
     rows = tuple(
         (split, *(counts[name] for name in columns)) for split, counts in summary["splits"].items()
     )
-    formats = {"named POIs": ".1%"}
-    table = Table(("split", *columns.values()), rows, f"{out}", formats)
+    table = Table(("split", *columns.values()), rows, f"{out}", {"named POIs": ".1%"})
     return Group(table.as_rich(), _lines(_summary_lines(summary)))
 
 
@@ -79,8 +78,9 @@ def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
     if columns:
         lines.append(f"people: {'; '.join(columns)}")
     if summary["inferred_anchors"]:
-        anchors = " and ".join(summary["inferred_anchors"])
-        lines.append(f"inferred from the hours of visits: {anchors}")
+        lines.append(
+            f"inferred from the hours of visits: {' and '.join(summary['inferred_anchors'])}"
+        )
     return lines + [f"note: {note}" for note in summary["notes"]]
 
 
@@ -108,9 +108,8 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
         if bound < float("inf")
         else "none: rank deficient",
     }
-    if diagnosis.effective_rank_with_rest is not None:
-        rank = f"effective rank {diagnosis.effective_rank_with_rest}"
-        facts["with the people outside all regions"] = rank
+    if (rank := diagnosis.effective_rank_with_rest) is not None:
+        facts["with the people outside all regions"] = f"effective rank {rank}"
     contrasts = dict(each.sentence().rsplit(": ", 1) for each in diagnosis.contrasts)
     proposals = Table(
         ("action", "smallest singular value", "effective rank"),
@@ -122,6 +121,7 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
     )
     return Group(
         _facts(facts),
+        Text(_distinguished(diagnosis.regions, groups, diagnosis.effective_rank)),
         _facts(contrasts, "Differences between groups that these regions identify"),
         proposals.as_rich(),
         _lines(f"warning: {warning}" for warning in diagnosis.warnings),
@@ -139,11 +139,13 @@ def _lines(lines: Iterable[str]) -> Text:
 def regions_table(regions: Regions, diagnosis: Diagnosis, out: Path) -> RenderableType:
     """The REGIONS folder that `regions` wrote."""
     details = regions.details
+    groups = len(diagnosis.groups)
     lines = [
         f"{out}: {diagnosis.regions:,} regions, {len(regions.aggregates.features):,} features",
         f"composition and aggregates: {details['separation']}",
-        f"rank {diagnosis.rank}, effective rank {diagnosis.effective_rank} of "
-        f"{len(diagnosis.groups)}; for details run `mobatlas diagnose {out}`",
+        _distinguished(diagnosis.regions, groups, diagnosis.effective_rank),
+        f"rank {diagnosis.rank}, effective rank {diagnosis.effective_rank} of {groups}; "
+        f"for details run `mobatlas diagnose {out}`",
     ]
     if details.get("shuffled"):
         lines.append("the regions are shuffled: use this folder as a negative control")
@@ -195,9 +197,8 @@ def supervised_table(report: Mapping[str, Any], out: Path) -> RenderableType:
         _supervised_record(name, share, report)
         for name, share in report.get("information", {}).items()
     ]
-    if not records:
-        return _lines(lines)
-    return Group(_lines(lines), Table.from_records(records, "Groups").as_rich())
+    tables = [Table.from_records(records, "Groups").as_rich()] if records else []
+    return Group(_lines(lines), *tables)
 
 
 def _supervised_record(group: str, share: float, report: Mapping[str, Any]) -> dict[str, Cell]:
@@ -235,8 +236,7 @@ def generated_table(facts: Mapping[str, Any]) -> RenderableType:
 
 def evaluation_table(evaluation: Evaluation) -> RenderableType:
     """The evaluation of a file of samples; `--out` also writes the scores of each group."""
-    tables = evaluation_tables(evaluation)
-    shown = [table for name, table in tables.items() if name != "groups"]
+    shown = [table for name, table in evaluation_tables(evaluation).items() if name != "groups"]
     lines = list(dict.fromkeys(table.note for table in shown if table.note))
     lines += [
         f"group '{name}' is left out: it {reason}" for name, reason in evaluation.left_out.items()
@@ -261,12 +261,15 @@ def run_tables(folder: Path, facts: Mapping[str, Any]) -> RenderableType:
 
 def _run_table(name: str, evaluation: Mapping[str, Any]) -> RenderableType:
     """The paper's metrics for the samples of one source of regions."""
-    people = "held-out people"
-    if evaluation["groups"]:
-        people = "held-out people of the same group, mean over groups"
+    caption = f"regions {name}: JSD in bits to {compared_people(evaluation)}"
     scores = evaluation["groups"] or evaluation["everybody"]
-    caption = f"regions {name}: JSD in bits to {people}"
     return scores_table(scores, caption, ours="supervised", only=PAPER_METRICS).as_rich()
+
+
+def compared_people(evaluation: Mapping[str, Any]) -> str:
+    """The people that a table of scores compares samples with."""
+    same_group = " of the same group, mean over groups" if evaluation["groups"] else ""
+    return f"held-out people{same_group}"
 
 
 def audit_table(audit: Audit) -> RenderableType:
@@ -296,10 +299,10 @@ def summarise(results: Mapping[str, Mapping[str, Any]], labelled: bool) -> list[
 
     `results` holds the diagnosis, the information about each group and the evaluation by name.
     """
-    paragraphs = []
-    for name, result in results.items():
-        sentences = [*_identified(result), *_distance(result["evaluation"], labelled)]
-        paragraphs.append(f"{name}: {' '.join(sentences)}")
+    paragraphs = [
+        " ".join([f"{name}:", *_identified(result), *_distance(result["evaluation"], labelled)])
+        for name, result in results.items()
+    ]
     if not labelled:
         paragraphs.append(
             "Nobody in this dataset has a label. The report can therefore not measure how close "
@@ -313,19 +316,23 @@ def _identified(result: Mapping[str, Any]) -> list[str]:
     """Which groups the regions distinguish."""
     diagnosis = result["diagnosis"]
     groups = len(diagnosis["groups"])
-    rank = diagnosis["effective_rank"]
-    regions = f"These {diagnosis['regions']} regions"
-    sentences = [f"{regions} can distinguish all {groups} groups."]
-    if rank < groups:
-        sentences = [
-            f"{regions} identify only {rank} of {groups} independent combinations of groups."
-        ]
+    sentences = [_distinguished(diagnosis["regions"], groups, diagnosis["effective_rank"])]
     vague = [name for name, share in result["information"].items() if share < MOSTLY_PRIOR]
     if vague:
         names = "any group" if len(vague) == groups else _listed(vague)
         verb = "their estimates stay" if len(vague) > 1 else "its estimate stays"
         sentences.append(f"The data say little about {names}; {verb} close to the city average.")
     return sentences
+
+
+def _distinguished(regions: int, groups: int, effective_rank: int) -> str:
+    """How many groups the regions distinguish, in a sentence."""
+    if effective_rank < groups:
+        return (
+            f"These {regions:,} regions identify only {effective_rank} of {groups} independent "
+            "combinations of groups."
+        )
+    return f"These {regions:,} regions can distinguish all {groups} groups."
 
 
 def _distance(evaluation: Mapping[str, Any], labelled: bool) -> list[str]:

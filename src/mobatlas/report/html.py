@@ -27,7 +27,7 @@ from mobatlas.io.manifest import read_manifest, refuse_corrupt, write_atomic
 from mobatlas.io.output import lock_output
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 from mobatlas.report.charts import REAL, Chart, Mark, Series, View, Views, line_chart
-from mobatlas.report.console import summarise
+from mobatlas.report.console import compared_people, summarise
 from mobatlas.report.tables import Cell, Table, checks_table, scores_table
 from mobatlas.supervision.store import CURVE as VALIDATIONS
 
@@ -89,9 +89,10 @@ def render(folder: Path, read: Callable[..., Samples] | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = Markup(_resource("templates", "report.css"))
     try:
-        return environment.get_template("report.html.j2").render(page=page, style=style)
+        return environment.get_template("report.html.j2").render(
+            page=page, style=Markup(_resource("templates", "report.css"))
+        )
     except UndefinedError as error:  # a file of the run lacks something that the page needs
         raise LookupError(str(error)) from error
 
@@ -133,9 +134,7 @@ class Chapter:
 
     @property
     def scores_table(self) -> Markup:
-        people = "held-out people"
-        if self.evaluation["groups"]:
-            people = "held-out people of the same group, mean over groups"
+        people = compared_people(self.evaluation)
         caption = f"Jensen-Shannon divergence in bits to {people}. 0 is best."
         return scores_table(self.scores, caption, ours="supervised", digits=BITS).as_html()
 
@@ -143,20 +142,26 @@ class Chapter:
     def missing_gaps(self) -> dict[str, str]:
         """Metric -> why there is no gap to close."""
         gaps = self.scores["gap_closed_floor"]
-        reasons = {name: gap["reason"] for name, gap in gaps.items() if gap["reason"]}
-        return {metric.title: reasons[name] for name, metric in METRICS.items() if name in reasons}
+        return {
+            metric.title: gaps[name]["reason"]
+            for name, metric in METRICS.items()
+            if name in gaps and gaps[name]["reason"]
+        }
 
     @property
     def group_table(self) -> Markup:
         """The paper's metrics by group: ours, with the baseline in brackets."""
         scores = self.evaluation["groups"]["scores"]
-        rows: list[tuple[Cell, ...]] = []
-        for name, ours in scores["ours"]["groups"].items():
-            baseline = scores["baseline"]["groups"][name]
-            pairs = [(ours[metric.name], baseline[metric.name]) for metric in _paper_metrics()]
-            rows.append((name, *(f"{a:{BITS}} ({b:{BITS}})" for a, b in pairs)))
-        columns = ("group", *(metric.title for metric in _paper_metrics()))
-        return Table(columns, tuple(rows), "Supervised (baseline), JSD in bits").as_html()
+        baseline = scores["baseline"]["groups"]
+        records: list[dict[str, Cell]] = [
+            {"group": name}
+            | {
+                metric.title: f"{ours[metric.name]:{BITS}} ({baseline[name][metric.name]:{BITS}})"
+                for metric in _paper_metrics()
+            }
+            for name, ours in scores["ours"]["groups"].items()
+        ]
+        return Table.from_records(records, "Supervised (baseline), JSD in bits").as_html()
 
     @property
     def checks_table(self) -> Markup:
@@ -191,10 +196,9 @@ class Chapter:
     @property
     def information(self) -> list[Bar]:
         """How far the estimate of each group rests on data."""
-        shares = self.supervision.get("information", {})
         return [
             (name, share, "ours" if share >= MOSTLY_PRIOR else "partly")
-            for name, share in shares.items()
+            for name, share in self.supervision.get("information", {}).items()
         ]
 
 
@@ -256,9 +260,8 @@ class _Page:
         model = self.folder / facts["model"]
         details = read_manifest(model, MODEL).details
         groups = Groups.of(details[SUPERVISION]["groups"])
-        files = {"baseline": self.facts["samples"]["baseline"], "supervised": facts["samples"]}
-        if "strong" in self.facts["samples"]:
-            files["strong"] = self.facts["samples"]["strong"]
+        common = self.facts["samples"]  # of the baseline and, where there are labels, of strong
+        files = {"baseline": common["baseline"], "supervised": facts["samples"], **common}
         samples = {
             label: self.read(self.folder / path, groups=groups) for label, path in files.items()
         }
@@ -300,9 +303,8 @@ class _Page:
         if not self.labelled:
             return {}
         synthetic = {name: samples.of_group(number) for number, name in enumerate(groups.names)}
-        training = real_groups(self.dataset, "train")
         return {
-            "Real training people": self._differences(training),
+            "Real training people": self._differences(real_groups(self.dataset, "train")),
             "Samples": self._differences(synthetic),
         }
 

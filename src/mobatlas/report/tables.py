@@ -133,21 +133,23 @@ class Table:
             width = max(map(len, parts), default=1)
             table.add_column(Text(name), justify="right" if numeric else "left", min_width=width)
         for number, row in enumerate(texts):
-            styles = ["bold" if (number, k) in self.bold else "" for k in range(len(row))]
-            table.add_row(*map(Text, row, styles))
+            table.add_row(
+                *(
+                    Text(cell, "bold" if (number, place) in self.bold else "")
+                    for place, cell in enumerate(row)
+                )
+            )
         return Group(Text(self.caption, style="italic"), table) if self.caption else table
 
     def as_html(self) -> Markup:
         """For a web page; the first column holds row headers."""
         head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
         body = []
+        best = ' class="best"'
         for number, (first, *others) in enumerate(self.texts()):
-            styles = [
-                ' class="best"' if (number, k) in self.bold else "" for k in range(len(others) + 1)
-            ]
             cells = "".join(
-                f"<td{style}>{escape(cell)}</td>"
-                for cell, style in zip(others, styles[1:], strict=True)
+                f"<td{best if (number, place) in self.bold else ''}>{escape(cell)}</td>"
+                for place, cell in enumerate(others, 1)
             )
             body.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
         caption = f"<caption>{escape(self.caption)}</caption>" if self.caption else ""
@@ -160,10 +162,9 @@ class Table:
     def as_csv(self) -> str:
         """One line a row after a header; missing values are empty."""
         out = io.StringIO()
-        known = ([_finite(cell) for cell in row] for row in self.rows)
         lines = (
-            [_inert(cell) if isinstance(cell, str) else cell for cell in row]
-            for row in (self.columns, *known)
+            [_inert(cell) if isinstance(cell, str) else _finite(cell) for cell in row]
+            for row in (self.columns, *self.rows)
         )
         csv.writer(out, lineterminator="\n").writerows(lines)
         return out.getvalue()
@@ -174,8 +175,7 @@ class Table:
         head, *body = (
             [_escape(cell, MARKDOWN) for cell in row] for row in (self.columns, *self.texts())
         )
-        lines = [head, rule, *body]
-        table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        table = "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *body))
         caption, note = (_escape(text, MARKDOWN) for text in (self.caption, self.note))
         return "\n".join(
             part for part in (caption and f"{caption}\n", table, note and f"{note}\n") if part
@@ -362,8 +362,9 @@ def _scores_note(
     sentences = ["Low and high are the ends of the 95 % interval over people."]
     if gaps:
         strong = ", or to the model trained on labels (strong)" if len(gaps) > 1 else ""
-        gap = f"Gap closed is the share of the gap from the baseline to the floor{strong}."
-        sentences.append(gap)
+        sentences.append(
+            f"Gap closed is the share of the gap from the baseline to the floor{strong}."
+        )
     if any(each["share"] is None for gap in gaps.values() for each in gap.values()):
         sentences.append("A dash: the gap is within the spread of resampled people.")
     timed = {metric.name: metric.title for metric in METRICS.values() if metric.needs_times}
@@ -389,8 +390,7 @@ def _by_group(results: Mapping[str, Any], caption: str) -> Table:
         for label in MODELS:
             if label in scores and metric.name in scores[label]["average"]:
                 values = [scores[label]["groups"][name][metric.name] for name in sizes]
-                average = scores[label]["average"][metric.name]
-                rows.append((metric.title, label, *values, average))
+                rows.append((metric.title, label, *values, scores[label]["average"][metric.name]))
     return Table(("metric", "model", *sizes, "average"), tuple(rows), caption)
 
 
@@ -443,14 +443,14 @@ def audit_tables(audit: Audit) -> dict[str, Table]:
 def checks_table(audit: Mapping[str, Any], *, limits: bool = True) -> Table:
     """The checks of `Audit.as_dict()` with their verdicts, and with or without their limits."""
     shown = (AMBER, RED) if limits else ()
-    rows: list[tuple[Cell, ...]] = []
-    for check in audit["checks"]:
-        measured = check["measured"] or dict.fromkeys(("estimate", "low", "high"))
-        ends = (measured["estimate"], measured["low"], measured["high"])
-        chosen = (check[limit] for limit in shown)
-        rows.append(
-            (check["title"], check["train"], check["held_out"], *ends, *chosen, check["verdict"])
+    rows = [
+        (
+            *(check[name] for name in ("title", "train", "held_out")),
+            *((check["measured"] or {}).get(name) for name in ("estimate", "low", "high")),
+            *(check[name] for name in (*shown, "verdict")),
         )
+        for check in audit["checks"]
+    ]
     columns = ("check", "train", "held-out", "measured", "low", "high", *shown, "verdict")
     formats = {"train": ".1%", "held-out": ".1%", AMBER: ".2f", RED: ".2f"}
     caption = f"Privacy of {audit['trajectories']:,} samples: {audit['verdict']}."

@@ -132,8 +132,9 @@ class Check:
 
     def as_dict(self) -> dict[str, Any]:
         """All numbers, for JSON."""
-        verdict = {"verdict": self.verdict, "reason": self.explanation}
-        return asdict(self) | asdict(self.spec) | verdict
+        return (
+            asdict(self) | asdict(self.spec) | {"verdict": self.verdict, "reason": self.explanation}
+        )
 
 
 @dataclass(frozen=True)
@@ -282,9 +283,9 @@ def _overlaps(cohort: Cohort, rng: np.random.Generator) -> Iterator[Check]:
         ("grams", (grams.numbers[ours], grams.numbers[real]), cohort.owner[real]),
     ):
         too_short = f"no sample, or no real trajectory, has {GRAM} visits"
-        missing = "" if all(map(len, sides)) else too_short
-        yield _check(name, missing or shared(*sides, person, groups))
-        yield _check(f"{name}_of_one", missing or singled_out(*sides, person, cohort.side))
+        reason = "" if all(map(len, sides)) else too_short
+        yield _check(name, reason or shared(*sides, person, groups))
+        yield _check(f"{name}_of_one", reason or singled_out(*sides, person, cohort.side))
 
 
 def _rare_places(cohort: Cohort, rng: np.random.Generator) -> Check:
@@ -307,10 +308,12 @@ def _closest_records(
         "train": distances.groups[:, : groups.training],
         "held_out": distances.groups[:, groups.training :],
     }
-    quantiles = {"p05": 0.05, "median": 0.5}
     return {
-        side: {"mean": float(values.mean())}
-        | {name: float(np.quantile(values, at)) for name, at in quantiles.items()}
+        side: {
+            "mean": float(values.mean()),
+            "p05": float(np.quantile(values, 0.05)),
+            "median": float(np.quantile(values, 0.5)),
+        }
         for side, values in sides.items()
     }
 
@@ -319,9 +322,8 @@ def _membership(
     cohort: Cohort, distances: SampleDistances, people: Flags, rng: np.random.Generator
 ) -> _Outcome:
     attacked = people & (cohort.side != REFERENCE)
-    scores = trajectory_scores(cohort, distances)
-    chosen = {name: score[attacked] for name, score in scores.items()}
-    return _inference(MEMBERSHIP, chosen, cohort.side[attacked], rng)
+    scores = {name: score[attacked] for name, score in trajectory_scores(cohort, distances).items()}
+    return _inference(MEMBERSHIP, scores, cohort.side[attacked], rng)
 
 
 def _inference(
@@ -347,14 +349,18 @@ def _anchors(cohort: Cohort, drawn: Floats, people: Flags, rng: np.random.Genera
     drawn = drawn[_known(drawn)]
     fewest = min(int(np.count_nonzero(side[people] == which)) for which in (TRAIN, HELD_OUT))
     if not len(drawn) or fewest < FEWEST:
-        no_people = "too few people have a home or a workplace"
-        missing = no_people if fewest < FEWEST else "samples have no home and work"
+        reason = (
+            "too few people have a home or a workplace"
+            if fewest < FEWEST
+            else "samples have no home and work"
+        )
         names = [name for name, spec in CHECKS.items() if spec.subject == ANCHORS]
-        return _Outcome(tuple(_check(name, missing) for name in names))
+        return _Outcome(tuple(_check(name, reason) for name in names))
     pairs, shares = _equal_anchors(samples, cohort.anchors, side, rng)
     attacked = people & (side != REFERENCE)
-    scores = anchor_scores(cohort.anchors[attacked], drawn)
-    outcome = _inference(ANCHORS, scores, side[attacked], rng)
+    outcome = _inference(
+        ANCHORS, anchor_scores(cohort.anchors[attacked], drawn), side[attacked], rng
+    )
     return replace(outcome, checks=(*pairs, *outcome.checks), shares=shares)
 
 
@@ -372,8 +378,8 @@ def _equal_anchors(
         "of_a_training_person": float(np.isin(ours, training).mean()),
         "of_only_one_person": unique.train * len(training) / (len(real) - len(training)),
     }
-    repeated = shared(ours, real, person, groups)
-    return (_check("pairs", repeated), _check("pairs_of_one", unique)), shares
+    repeated = _check("pairs", shared(ours, real, person, groups))
+    return (repeated, _check("pairs_of_one", unique)), shares
 
 
 def _known(anchors: Floats) -> Flags:

@@ -74,10 +74,9 @@ class Cohort:
         people, person = np.unique(dataset.person[chosen], return_inverse=True)
         side_of_person = np.empty(len(people), dtype=np.int64)
         side_of_person[person] = np.repeat(list(rows), [len(each) for each in rows.values()])
-        longest = int(np.diff(samples.offsets).max())
         return cls(
             samples,
-            _cut(Trajectories.of(dataset, chosen), longest),
+            _cut(Trajectories.of(dataset, chosen), int(np.diff(samples.offsets).max())),
             person.astype(np.int64),
             side_of_person,
             dataset.anchors[people],
@@ -169,10 +168,9 @@ class SampleDistances:
     @property
     def sizes(self) -> dict[str, int]:
         """What was compared."""
-        people = len(np.unique(self.person))
         return {
             "samples": len(self.groups),
-            "people": people,
+            "people": len(np.unique(self.person)),
             "trajectories": len(self.person),
         }
 
@@ -197,21 +195,21 @@ def measure_distances(
     by_group = np.empty((len(samples), groups.total))
     closest = np.ones(len(rows))
     near = np.zeros(len(rows), dtype=np.int64)
-    for here, block in distances(table[synthetic], table[real]):
-        by_group[here] = np.minimum.reduceat(block, starts, axis=1)
+    for rows_of_block, block in distances(table[synthetic], table[real]):
+        by_group[rows_of_block] = np.minimum.reduceat(block, starts, axis=1)
         closest = np.minimum(closest, block.min(0))
         near += (block < NEAR).sum(0)
     to_reference = None
     if len(reference):
-        blocks = distances(table[real], table[reference])
-        to_reference = np.concatenate([block.min(1) for _, block in blocks])
+        to_reference = np.concatenate(
+            [block.min(1) for _, block in distances(table[real], table[reference])]
+        )
     return SampleDistances(by_group, cohort.person[rows], closest, near, to_reference)
 
 
 def number_sequences(trajectories: Trajectories) -> Ints:
     """A number for each trajectory, (trajectories,): equal sequences have equal numbers."""
-    sequences = np.array(token_sequences(trajectories), dtype=object)
-    return pd.factorize(sequences)[0].astype(np.int64)
+    return pd.factorize(np.array(token_sequences(trajectories), dtype=object))[0].astype(np.int64)
 
 
 def number_grams(trajectories: Trajectories, n: int) -> list[Grams]:
@@ -280,9 +278,9 @@ def distances(
     transposed = columns.T.tocsr()
     step = max(1, BLOCK // max(1, columns.shape[0]))
     for start in range(0, rows.shape[0], step):
-        here = slice(start, min(start + step, rows.shape[0]))
-        common = (rows[here] @ transposed).toarray()  # (block, columns)
-        yield here, 1 - common / (mine[here, None] + theirs[None] - common)
+        block = slice(start, min(start + step, rows.shape[0]))
+        common = (rows[block] @ transposed).toarray()  # (block, columns)
+        yield block, 1 - common / (mine[block, None] + theirs[None] - common)
 
 
 def _cut(trajectories: Trajectories, longest: int) -> Trajectories:

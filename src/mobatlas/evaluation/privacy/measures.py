@@ -81,16 +81,14 @@ def singled_out(samples: Ints, real: Ints, person: Ints, side: Ints) -> Excess:
     unique = np.bincount(kind, minlength=kinds) == 1
     owner = np.zeros(kinds, dtype=np.int64)
     owner[kind] = who
-    repeated = owner[samples[unique[samples]]]
     # (people,) the share of samples that repeat each person
-    repeats = np.bincount(repeated, minlength=len(side)) / len(samples)
+    repeats = np.bincount(owner[samples[unique[samples]]], minlength=len(side)) / len(samples)
     train = repeats[side == TRAIN]
     held_out = repeats[side == HELD_OUT]
     variance = train.var(ddof=1) / len(train) + held_out.var(ddof=1) / len(held_out)
-    spread = math.sqrt(variance) * len(train)
     estimate = float(train.mean() - held_out.mean()) * len(train)
     ours, theirs = (float(each.mean()) * len(held_out) for each in (train, held_out))
-    return Excess(ours, theirs, _interval(estimate, spread))
+    return Excess(ours, theirs, _interval(estimate, math.sqrt(variance) * len(train)))
 
 
 def closer(nearest: Floats, groups: EqualGroups) -> Excess:
@@ -104,8 +102,9 @@ def closer(nearest: Floats, groups: EqualGroups) -> Excess:
     # Two groups of training people should tie; their deviation is chance, once for each of them.
     between = wins[training, training][~np.eye(groups.training, dtype=bool)]
     spread = 2 * math.sqrt(float(((between - 0.5) ** 2).mean()) / 2)
-    interval = _scaled_interval(groups, 2 * share - 1, spread, groups.training - 1)
-    return Excess(share, 1 - share, interval)
+    return Excess(
+        share, 1 - share, _scaled_interval(groups, 2 * share - 1, spread, groups.training - 1)
+    )
 
 
 def rare_places(
@@ -235,9 +234,10 @@ def trajectory_scores(cohort: Cohort, distances: SampleDistances) -> dict[str, F
         np.isin(last.numbers, last.numbers[last.complete & marked]) for marked in (~real, reference)
     )
     only_ours = (last.complete & ours & ~others).astype(np.float64)
-    closer = distances.reference - distances.closest
     return scores | {
-        "closest sample, against reference": cohort.person_means(closer, person),
+        "closest sample, against reference": cohort.person_means(
+            distances.reference - distances.closest, person
+        ),
         "likelihood, against reference": cohort.person_means(ratio[real], owner[real]),
         f"{GRAM}-grams not in reference": cohort.person_means(only_ours[real], owner[real]),
     }
@@ -252,8 +252,9 @@ def anchor_scores(people: Floats, samples: Floats) -> dict[str, Floats]:
         home, work = (
             _km(block[..., two], samples[None, :, two]) for two in (slice(0, 2), slice(2, 4))
         )
-        km = [each.min(1) for each in (np.maximum(home, work), home, work)]
-        nearest[start : start + ROWS] = np.stack(km, axis=1)
+        nearest[start : start + ROWS] = np.stack(
+            [km.min(1) for km in (np.maximum(home, work), home, work)], axis=1
+        )
     return dict(zip(("home and work", "home", "work"), -nearest.T, strict=True))
 
 

@@ -130,5 +130,4 @@ def _excess_slopes(recovery: Recovery, bins: Ints) -> list[str]:
 
 def _residuals(covariates: Floats, columns: Floats) -> Floats:
     """The residuals of columns after regression on covariates."""
-    coefficients = np.linalg.lstsq(covariates, columns, rcond=None)[0]
-    return np.asarray(columns - covariates @ coefficients)
+    return np.asarray(columns - covariates @ np.linalg.lstsq(covariates, columns, rcond=None)[0])

@@ -5,7 +5,7 @@ All algebra is groups x groups (Woodbury), whatever the number of regions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -89,9 +89,12 @@ class Design:
         error = self.composition_error
         if error is not None:
             error = CompositionError(error.axes, error.variance[rows])
-        covariates = independent_columns(self.covariates[rows])
-        return Design(
-            self.shares[rows], self.n[rows], error, self.factors, self.centring, covariates
+        return replace(
+            self,
+            shares=self.shares[rows],
+            n=self.n[rows],
+            composition_error=error,
+            covariates=independent_columns(self.covariates[rows]),
         )
 
     def prior_root(self, rho: Floats) -> Floats:

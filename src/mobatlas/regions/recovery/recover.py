@@ -299,8 +299,9 @@ def _posteriors(
     population = y.mean / y.scale  # (features,)
     # Bins that every region suppresses stay at the prior.
     means = population[:, None] + start
-    prior_covariance = overall.scale * overall.root @ overall.root.T
-    covariance = np.repeat(prior_covariance[None], len(means), axis=0)  # (features, groups, groups)
+    covariance = np.repeat(  # (features, groups, groups)
+        (overall.scale * overall.root @ overall.root.T)[None], len(means), axis=0
+    )
     prior = np.full(len(means), overall.scale)
     for stratum, bins in members.items():
         variances = fitted[stratum]
@@ -308,10 +309,13 @@ def _posteriors(
         prior[bins] = group_share[bins] * variances.scale
         share = float(group_share[bins[0]])
         for part in y.bin_sets(design, bins):
-            fit = part.fit(all_regions, variances)
-            mean_variance = part.mean_variance(variances.added_noise)
             means[part.bins], covariance[part.bins] = _posterior(
-                part, fit, population[part.bins], means[part.bins], mean_variance, share
+                part,
+                part.fit(all_regions, variances),
+                population[part.bins],
+                means[part.bins],
+                part.mean_variance(variances.added_noise),
+                share,
             )
     covariance *= (y.scale**2)[:, None, None]
     return means, covariance, prior
@@ -329,8 +333,9 @@ def _posterior(
     slopes = fit.means(part.design, part.y).T  # (bins, groups)
     remaining = share**2 * fit.covariance() + share * (1 - share) * fit.lift @ fit.lift.T
     means, covariance = nonnegative(start + share * slopes, remaining)
-    ratio = means / np.maximum(population, 1e-300)[:, None]
-    ratio = np.clip(ratio, *HETEROSCEDASTIC)  # (bins, groups)
+    ratio = np.clip(  # (bins, groups)
+        means / np.maximum(population, 1e-300)[:, None], *HETEROSCEDASTIC
+    )
     sampling = np.minimum(
         share**2 * fit.sampling_variance(), np.diagonal(covariance, axis1=1, axis2=2)
     )

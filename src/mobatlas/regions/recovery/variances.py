@@ -158,8 +158,7 @@ def _fit_scale(bin_sets: Sequence[BinSet], design: Design, start: Variances) -> 
 
     def objective(x: float) -> float:
         prior = ((x - overall) / STRATUM_SPREAD) ** 2
-        variances = start._replace(scale=float(np.exp(x)))
-        return float(prior) + _deviance(bin_sets, design, variances)
+        return float(prior) + _deviance(bin_sets, design, start._replace(scale=float(np.exp(x))))
 
     solution = optimize.minimize_scalar(
         objective, bounds=(overall - 6, overall + 4), method="bounded", options={"xatol": 0.02}
