@@ -50,7 +50,7 @@ def prepare_both(folder: Path, session: Any, monkeypatch: pytest.MonkeyPatch) ->
                 )
             return path
 
-    monkeypatch.setattr(engine, "SparkEngine", Watched)
+    monkeypatch.setitem(engine.ENGINES, "spark", Watched)
     settings = {
         "spark.sql.shuffle.partitions": "7",
         "spark.sql.files.maxPartitionBytes": "1m",

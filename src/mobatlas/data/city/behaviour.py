@@ -155,8 +155,8 @@ def build_behaviour(config: CityConfig, places: Places, rng: np.random.Generator
     groups = Groups.of(config.attributes)
     habits = _habits(config, groups)
     visits = _ExpectedVisits(config, places, habits)
-    indifferent = visits(np.ones((len(groups), config.pois)))  # (groups, pois)
-    preferences = _Preferences(groups, places, indifferent.mean(0), rng)
+    without_tilt = visits(np.ones((len(groups), config.pois)))  # (groups, pois)
+    preferences = _Preferences(groups, places, without_tilt.mean(0), rng)
     ranks = preferences(np.zeros((len(groups), len(groups))))  # (groups, pois)
     scale = _calibrate(config, visits, ranks)
     if scale and len(groups) <= MAX_GROUPS:
@@ -207,16 +207,18 @@ def _entropy(rows: Floats) -> Floats:
 
 def _habits(config: CityConfig, groups: Groups) -> Habits:
     """Habits by the first ordered attribute (age, by default): activity falls with its level."""
-    level = np.full(len(groups), 0.5)  # (groups,) from 0 at the first level to 1 at the last
-    for (_, levels), codes in zip(groups.attributes, groups.level_codes.T, strict=True):
-        if len(levels) > 2:
-            level = codes / (len(levels) - 1)
-            break
+    positions = (
+        codes / (len(levels) - 1)  # (groups,) from 0 at the first level to 1 at the last
+        for (_, levels), codes in zip(groups.attributes, groups.level_codes.T, strict=True)
+        if len(levels) > 2
+    )
+    level = next(positions, np.full(len(groups), 0.5))
     # Groups with equal preferences have equal reach and activity too.
     strength = min(1.0, config.divergence / 0.25)
-    reach = RANGE_KM * np.exp(strength * 0.6 * (0.5 - level))
+    range_km = RANGE_KM * np.exp(strength * 0.6 * (0.5 - level))
     return Habits(
-        range_km=np.round(2 * reach) / 2,  # half kilometres, so that groups share distance tables
+        # Half kilometres, so that groups share distance tables.
+        range_km=np.round(2 * range_km) / 2,
         activity=np.exp(strength * 0.2 * (0.5 - level)),
         employed=0.96 - 0.08 * (1 - level) ** 4 - 0.16 * level**4,
     )
@@ -243,11 +245,10 @@ class _ExpectedVisits:
     def appetite(self, tilt: Floats) -> Floats:
         """p(category | kind of day, slot): (groups, 2, slots, categories)."""
         popularity = self.places.popularity
-        starts = self.bounds[:-1]
         # A category is as attractive as its POIs on average: without geography a tilt then acts
         # on POIs only.
-        total = np.add.reduceat(popularity * tilt, starts, 1)  # (groups, categories)
-        average = total / np.add.reduceat(popularity, starts)
+        total = np.add.reduceat(popularity * tilt, self.bounds[:-1], 1)  # (groups, categories)
+        average = total / np.add.reduceat(popularity, self.bounds[:-1])
         appetite = self.base_appetite * average[:, None, None]  # (groups, 2, slots, categories)
         return np.asarray(appetite / appetite.sum(-1, keepdims=True))
 
@@ -274,14 +275,14 @@ def _demand(config: CityConfig, habits: Habits) -> Floats:
     nodes, weights = np.polynomial.hermite_e.hermegauss(24)
     person = np.exp(ACTIVITY_SPREAD * nodes - ACTIVITY_SPREAD**2 / 2) * config.activity  # (nodes,)
     activity = habits.activity[:, None] * person  # (groups, nodes)
-    rates = slot_rates()[None, ..., None]
-    going = 1 - np.exp(-activity[:, None, None, None] * rates)  # (groups, 2, 7, slots, nodes)
+    # (groups, 2, 7, slots, nodes)
+    going = 1 - np.exp(-activity[:, None, None, None] * slot_rates()[..., None])
     outings = going @ (weights / weights.sum())  # (groups, 2, 7, slots)
     attendance = habits.employed[:, None] * (ATTENDANCE[0] / sum(ATTENDANCE))
-    at_work = attendance * WORK_BY_WEEKDAY  # (groups, 7)
-    days = np.bincount(weekdays(config), minlength=7)
-    calendar = days * np.stack([1 - at_work, at_work], 1)  # (groups, 2, 7)
-    return np.asarray((outings * calendar[..., None]).sum(2))
+    at_work = attendance * WORK_BY_WEEKDAY  # (groups, 7) share of people
+    # (groups, 2, 7)
+    days = np.bincount(weekdays(config), minlength=7) * np.stack([1 - at_work, at_work], 1)
+    return np.asarray((outings * days[..., None]).sum(2))
 
 
 class _Preferences:
@@ -299,16 +300,15 @@ class _Preferences:
         by_category = rng.standard_normal((len(CATEGORIES), factors))
         if life_course is not None:
             by_category[:, life_course] = [LIFE_COURSE[name] for name in CATEGORIES]
-        own = rng.standard_normal((len(visits), factors))
+        by_poi = rng.standard_normal((len(visits), factors))
         common = np.full(factors, OWN_BY_CATEGORY)
         common[: self.shared.shape[1]] = SHARED_BY_CATEGORY
-        raw = np.sqrt(common) * by_category[places.category] + np.sqrt(1 - common) * own
-        raw -= visits @ raw
-        root = np.sqrt(visits)[:, None]
-        self.factors = raw  # (pois, factors)
+        raw = np.sqrt(common) * by_category[places.category] + np.sqrt(1 - common) * by_poi
+        self.factors = raw - visits @ raw  # (pois, factors)
         # Orthonormal under the visits, so that loadings alone set the distance of two groups.
         if factors < len(visits):
-            orthonormal, triangle = np.linalg.qr(raw * root)
+            root = np.sqrt(visits)[:, None]
+            orthonormal, triangle = np.linalg.qr(self.factors * root)
             self.factors = orthonormal * np.sign(np.diag(triangle)) / root
 
     @property
@@ -336,17 +336,14 @@ def _shared_loadings(groups: Groups) -> tuple[Floats, int | None]:
     life_course: int | None = None
     divisor = max(1.0, len(groups.attributes) / 4)  # many attributes divide what is shared
     for (_, levels), codes in zip(groups.attributes, groups.level_codes.T, strict=True):
-        if len(levels) == 1:
-            continue
-        level = codes / (len(levels) - 1)  # (groups,) from 0 to 1
         if len(levels) == 2:
-            columns.append(np.sqrt(BINARY_SHARE / divisor) * (2 * level - 1))
-            continue
-        # Levels lie on an arc: similarity depends on how far apart two levels are.
-        width = np.sqrt(ORDERED_SHARE / divisor)
-        angle = ARC * (0.5 - level)
-        life_course = len(columns) if life_course is None else life_course
-        columns += [width * np.sin(angle), width * np.cos(angle)]
+            columns.append(np.sqrt(BINARY_SHARE / divisor) * (2 * codes - 1))
+        elif len(levels) > 2:
+            # Levels lie on an arc: similarity depends on how far apart two levels are.
+            width = np.sqrt(ORDERED_SHARE / divisor)
+            angle = ARC * (0.5 - codes / (len(levels) - 1))  # (groups,)
+            life_course = len(columns) if life_course is None else life_course
+            columns += [width * np.sin(angle), width * np.cos(angle)]
     return np.stack(columns, 1) if columns else np.empty((len(groups), 0)), life_course
 
 

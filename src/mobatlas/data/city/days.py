@@ -5,10 +5,8 @@ category. A person who knows S places explores with probability rho * S^-gamma, 
 returns to the place of a uniformly drawn earlier visit of that category.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,9 +64,9 @@ class People:
     def __len__(self) -> int:
         return len(self.group)
 
-    def part(self, rows: slice) -> People:
+    def part(self, rows: slice) -> Self:
         """A slice of the people."""
-        return People(**{name: column[rows] for name, column in vars(self).items()})
+        return type(self)(**{name: column[rows] for name, column in vars(self).items()})
 
 
 class Rows(NamedTuple):
@@ -90,10 +88,6 @@ class Outings(NamedTuple):
     start: Ints  # seconds since the first midnight
     end: Ints
 
-    @property
-    def to_work(self) -> Flags:
-        return _is_work(self.slot)
-
 
 class Steps(NamedTuple):
     """The outings as they happen."""
@@ -114,7 +108,7 @@ def draw_people(
     group = _pick(places.composition, district, rng)
     home_cell = _pick(places.home_cells, district, rng)
     work_cell = _pick(places.work_cells, home_cell, rng)
-    spread = rng.lognormal(-(ACTIVITY_SPREAD**2) / 2, ACTIVITY_SPREAD, config.users)
+    activity = rng.lognormal(-(ACTIVITY_SPREAD**2) / 2, ACTIVITY_SPREAD, config.users)
     return People(
         group=group,
         district=district,
@@ -123,7 +117,7 @@ def draw_people(
         employed=rng.random(config.users) < behaviour.habits.employed[group],
         home=scatter(places.cells[home_cell], rng),
         work=scatter(places.cells[work_cell], rng),
-        activity=spread * config.activity * behaviour.habits.activity[group],
+        activity=activity * config.activity * behaviour.habits.activity[group],
         attendance=rng.beta(*ATTENDANCE, config.users),
     )
 
@@ -140,7 +134,6 @@ class Tables:
     def __init__(self, places: Places, behaviour: Behaviour) -> None:
         self.places = places
         self.behaviour = behaviour
-        self.is_cached = (behaviour.tilt.size * len(places.cells) * 8) <= self.CACHE_BYTES
         self.cache: dict[int, Floats] = {}
 
     def explore(self, group: int, cells: Ints, categories: Ints, rng: np.random.Generator) -> Ints:
@@ -159,7 +152,7 @@ class Tables:
         totals = np.add.reduceat(weights, self.places.category_bounds[:-1], 1)
         weights /= totals[:, self.places.category]  # (cells, categories) to (cells, pois)
         table = weights.ravel().cumsum()
-        if self.is_cached:
+        if table.nbytes * len(self.behaviour.tilt) <= self.CACHE_BYTES:
             self.cache[group] = table
         return table
 
@@ -210,14 +203,12 @@ def _plan_outings(
 
 def _times(day: Ints, slot: Ints, workday: Ints, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Planned start and end of each outing, in seconds."""
-    mean, spread, stay = np.zeros((3, len(SLOTS), DAY_SLOTS))  # (2, day slots) each
-    for kind, slots in enumerate(SLOTS):
-        mean[kind, OUTINGS] = [each.hour for each in slots]
-        spread[kind, OUTINGS] = [each.spread for each in slots]
-        stay[kind, OUTINGS] = [each.stay for each in slots]
+    settings = np.zeros((len(SLOTS), DAY_SLOTS, 3))
+    settings[:, OUTINGS] = [[(s.hour, s.spread, s.stay) for s in slots] for slots in SLOTS]
+    hour, spread, stay = settings[workday, slot].T  # (outings,) each
     noise = rng.standard_normal((2, len(slot)))
-    start = mean[workday, slot] + spread[workday, slot] * noise[0]
-    end = start + stay[workday, slot] * np.exp(0.5 * noise[1]) / 60
+    start = hour + spread * noise[0]
+    end = start + stay * np.exp(0.5 * noise[1]) / 60
 
     at_work = _is_work(slot)
     start[at_work] = WORK_HOURS[0] + 0.6 * noise[0, at_work]
@@ -264,8 +255,8 @@ def _carry_out(people: People, outings: Outings, places: Places, rng: np.random.
     # The busiest first, so that the people with an outing left are always the first ones.
     busiest = np.argsort(-count, kind="stable")
     first = (np.cumsum(count) - count)[busiest]
-    steps = np.arange(1, count.max(initial=0) + 1)
-    remaining = np.searchsorted(-count[busiest], -steps, side="right")  # (steps,) people
+    steps = -np.arange(1, count.max(initial=0) + 1)
+    remaining = np.searchsorted(-count[busiest], steps, side="right")  # (steps,) people
 
     memory = _Memory(outings, len(people), len(places.pois))
     explores, recalls = rng.random((2, len(outings.person)), np.float32)
@@ -273,7 +264,7 @@ def _carry_out(people: People, outings: Outings, places: Places, rng: np.random.
     work = people.work[busiest]
     position = home.copy()
     left = np.full(len(people), -TRIP_START)  # (people,) the first stay at home begins at midnight
-    to_work = outings.to_work
+    to_work = _is_work(outings.slot)
     place, arrival, departure, home_from, home_until = np.empty((5, len(to_work)), np.int64)
     for step, active in enumerate(remaining):
         at = first[:active] + step  # (active,) one outing per person
@@ -281,18 +272,17 @@ def _carry_out(people: People, outings: Outings, places: Places, rng: np.random.
         place[at] = np.where(to_work[at], WORK, poi)
         target = np.where(to_work[at, None], work[:active], places.pois[poi])
         home_from[at] = left[:active] + _travel(position[:active], home[:active])
-        home_until[at] = outings.start[at] - _travel(home[:active], target)
+        start = outings.start[at]
+        home_until[at] = start - _travel(home[:active], target)
         direct = left[:active] + _travel(position[:active], target)
         via_home = home_until[at] - home_from[at] >= MIN_HOME_STAY
-        earliest = np.where(via_home, outings.start[at], direct)
-        arrival[at] = np.maximum(outings.start[at], earliest)
+        arrival[at] = np.where(via_home, start, np.maximum(start, direct))
         # A late person stays shorter, so that delays do not add up over the day.
         departure[at] = np.maximum(outings.end[at], arrival[at] + MIN_STAY)
         left[:active] = departure[at]
         position[:active] = target
 
-    last_home = np.empty(len(people), np.int64)
-    last_home[busiest] = left + _travel(position, home)
+    last_home = (left + _travel(position, home))[np.argsort(busiest)]
     return Steps(place, arrival, departure, home_from, home_until, last_home)
 
 

@@ -62,7 +62,10 @@ def build_places(config: CityConfig, rng: np.random.Generator) -> Places:
     square = np.stack(np.meshgrid(steps, steps), -1).reshape(-1, 2)
     cells = square[np.hypot(*square.T) <= RADIUS_KM]  # (cells, 2)
     radius = np.hypot(*cells.T)  # (cells,)
-    centres = _work_centres(rng)  # (centres, 2), the first downtown
+    # Work centres: downtown, and three around it.
+    angles = rng.uniform(0, 2 * np.pi) + np.arange(3) * 2 * np.pi / 3
+    around = rng.uniform(5, 8, 3) * np.array([np.cos(angles), np.sin(angles)])  # (2, 3)
+    centres = np.concatenate([np.zeros((1, 2)), around.T])
 
     density = np.exp(-radius / 9) * rng.lognormal(0, 0.3, len(cells))  # (cells,) of homes
     home_cells, sizes = _districts(config.districts, cells, density, rng)
@@ -103,14 +106,6 @@ def distance(a: Floats, b: Floats) -> Floats:
     return np.asarray(np.hypot(a[:, None, 0] - b[None, :, 0], a[:, None, 1] - b[None, :, 1]))
 
 
-def _work_centres(rng: np.random.Generator) -> Floats:
-    angles = rng.uniform(0, 2 * np.pi) + np.arange(3) * 2 * np.pi / 3
-    around = rng.uniform(5, 8, 3)
-    return np.concatenate(
-        [np.zeros((1, 2)), np.stack([around * np.cos(angles), around * np.sin(angles)], 1)]
-    )
-
-
 def _districts(
     count: int, cells: Floats, density: Floats, rng: np.random.Generator
 ) -> tuple[Floats, Floats]:
@@ -138,7 +133,10 @@ def _composition(config: CityConfig, sizes: Floats, rng: np.random.Generator) ->
         if len(names) == 1:
             continue
         position = 2 * levels[:, attribute] / (len(names) - 1) - 1  # (groups,) from -1 to 1
-        tilt, middle = _standardised(rng.standard_normal((2, config.districts)))
+        # Zero mean and unit spread across districts, so that every seed gives segregation.
+        draws = rng.standard_normal((2, config.districts))
+        draws -= draws.mean(1, keepdims=True)
+        tilt, middle = draws / np.maximum(draws.std(1, keepdims=True), 1e-12)
         if len(names) > 2:
             lean += 0.8 * np.outer(tilt, position) + 0.4 * np.outer(middle, position**2)
         else:
@@ -154,14 +152,8 @@ def _composition(config: CityConfig, sizes: Floats, rng: np.random.Generator) ->
     return np.asarray(shares)
 
 
-def _standardised(rows: Floats) -> Floats:
-    """Zero mean and unit spread across districts, so that every seed gives segregation."""
-    centred = rows - rows.mean(1, keepdims=True)
-    return np.asarray(centred / np.maximum(centred.std(1, keepdims=True), 1e-12))
-
-
 def _poi_counts(pois: int) -> Ints:
     """POIs of each category: at least one, the rest by share."""
-    spare = pois - len(CATEGORIES)
-    ends = np.round(np.cumsum(list(CATEGORIES.values())) * spare).astype(np.int64)
+    shares = np.cumsum(list(CATEGORIES.values()))
+    ends = np.round(shares * (pois - len(CATEGORIES))).astype(np.int64)
     return 1 + np.diff(ends, prepend=0)

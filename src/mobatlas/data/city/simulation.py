@@ -29,13 +29,10 @@ from mobatlas.io.manifest import write_parquet
 from mobatlas.io.output import new_folder
 from mobatlas.progress import SILENT, Tracker
 
-KIND = "city"
-
 # Chunks depend on the configuration only, and so do the random numbers of their people.
 CHUNK_PEOPLE = 8_192
 CHUNK_SLOTS = 3_000_000
 MAX_PAIRS_BY_POIS = 10**9  # cost of comparing all pairs of groups
-PEOPLE_COLUMNS = {"user_id", *ANCHORS, "home_district"}
 
 VISITS_SCHEMA = pa.schema(
     [
@@ -92,8 +89,11 @@ def simulate(config: CityConfig, seed: int) -> City:
     5
     """
     plan = _plan(config, seed)
-    visits = pa.Table.from_batches(_visits(plan, SILENT), VISITS_SCHEMA)
-    return City(visits, _people_table(plan), _pois_table(plan))
+    return City(
+        visits=pa.Table.from_batches(_visits(plan, SILENT), VISITS_SCHEMA),
+        people=_people_table(plan),
+        pois=_pois_table(plan),
+    )
 
 
 def write_city_folder(
@@ -131,19 +131,19 @@ def write_city_folder(
     500
     """
     recorded = {"simulate": config.model_dump(mode="json")}
-    with new_folder(Path(out), KIND, seed=seed, config=recorded, overwrite=overwrite) as folder:
+    with new_folder(Path(out), "city", seed=seed, config=recorded, overwrite=overwrite) as folder:
         plan = _plan(config, seed)
         for name, table in (("people", _people_table(plan)), ("pois", _pois_table(plan))):
             write_parquet(folder.path / f"{name}.parquet", table.schema, table.to_batches())
-        batches = _visits(plan, tracker)
-        visits = write_parquet(folder.path / "visits.parquet", VISITS_SCHEMA, batches)
         facts = {
             "people": config.users,
             "pois": config.pois,
             "districts": config.districts,
             "groups": len(plan.behaviour.expected),
             "days": config.days,
-            "visits": visits,
+            "visits": write_parquet(
+                folder.path / "visits.parquet", VISITS_SCHEMA, _visits(plan, tracker)
+            ),
             "divergence": round(mean_pairwise_jsd(plan.behaviour.expected), 4),
         }
         folder.details.update(facts)
@@ -163,7 +163,7 @@ def _plan(config: CityConfig, seed: int) -> _Plan:
     if seed < 0:
         raise MobatlasError(f"seed is {seed}; a seed is zero or a positive whole number")
     groups = Groups.of(config.attributes)
-    taken = PEOPLE_COLUMNS & set(groups.attribute_names)
+    taken = {"user_id", *ANCHORS, "home_district"} & set(groups.attribute_names)
     if taken:
         raise MobatlasError(
             f"simulate.attributes: '{min(taken)}' is already a column of people; "
@@ -190,11 +190,11 @@ def _visits(plan: _Plan, tracker: Tracker) -> Iterator[Any]:
     tables = Tables(plan.places, plan.behaviour)
     size = int(np.clip(CHUNK_SLOTS // (config.days * DAY_SLOTS), 1, CHUNK_PEOPLE))
     for chunk, begin in enumerate(range(0, config.users, size)):
-        end = min(begin + size, config.users)
-        people = plan.people.part(slice(begin, end))
+        part = slice(begin, begin + size)
+        people = plan.people.part(part)
         rows = simulate_days(config, people, tables, _generator(plan.seed, 1, chunk))
-        yield _batch(plan, people, _user_ids(config, begin, end), rows)
-        tracker.step(end)
+        yield _batch(plan, people, _ids("u", 6, config.users, part), rows)
+        tracker.step(begin + len(people))
 
 
 def _batch(plan: _Plan, people: People, user_ids: list[str], rows: Rows) -> Any:
@@ -202,26 +202,26 @@ def _batch(plan: _Plan, people: People, user_ids: list[str], rows: Rows) -> Any:
     pois = len(plan.places.pois)
     at_home = rows.place == HOME
     at_work = rows.place == WORK
-    anchors = [pois + rows.person, pois + len(people) + rows.person]
-    index = np.select([at_home, at_work], anchors, rows.place)
+    homes = pois + rows.person
+    index = np.select([at_home, at_work], [homes, homes + len(people)], rows.place)
     ids = [
-        *_poi_ids(pois),
+        *_ids("p", 5, pois),
         *(f"home:{user}" for user in user_ids),
         *(f"work:{user}" for user in user_ids),
     ]
     lat, lon = coordinates(np.concatenate([plan.places.pois, people.home, people.work]))
-    anchor_kinds = [len(CATEGORIES), len(CATEGORIES) + 1]
-    kind = np.select([at_home, at_work], anchor_kinds, plan.places.category[index % pois])
-    midnight = np.datetime64(plan.config.start, "us")
+    poi_category = plan.places.category[index % pois]
+    category = np.select([at_home, at_work], [len(CATEGORIES), len(CATEGORIES) + 1], poi_category)
+    first_midnight = np.datetime64(plan.config.start, "us")
     return pa.record_batch(
         [
             pa.array(user_ids).take(pa.array(rows.person)),
             pa.array(ids).take(pa.array(index)),
             lat[index],
             lon[index],
-            pa.array([*CATEGORIES, "home", "work"]).take(pa.array(kind)),
-            midnight + rows.arrival.astype("timedelta64[s]"),
-            midnight + rows.departure.astype("timedelta64[s]"),
+            pa.array([*CATEGORIES, "home", "work"]).take(pa.array(category)),
+            first_midnight + rows.arrival.astype("timedelta64[s]"),
+            first_midnight + rows.departure.astype("timedelta64[s]"),
             at_home,
             at_work,
         ],
@@ -234,15 +234,13 @@ def _people_table(plan: _Plan) -> Any:
     people = plan.people
     home_lat, home_lon = coordinates(people.home)
     work_lat, work_lon = coordinates(people.work)
-    width = max(2, len(str(config.districts)))
-    districts = [f"D{number + 1:0{width}d}" for number in range(config.districts)]
     columns = {
-        "user_id": pa.array(_user_ids(config, 0, config.users)),
+        "user_id": pa.array(_ids("u", 6, config.users)),
         "home_lat": home_lat,
         "home_lon": home_lon,
         "work_lat": pa.array(work_lat, mask=~people.employed),
         "work_lon": pa.array(work_lon, mask=~people.employed),
-        "home_district": pa.array(districts).take(pa.array(people.district)),
+        "home_district": pa.array(_ids("D", 2, config.districts)).take(pa.array(people.district)),
     }
     groups = Groups.of(config.attributes)
     for (name, levels), codes in zip(groups.attributes, groups.level_codes.T, strict=True):
@@ -253,16 +251,11 @@ def _people_table(plan: _Plan) -> Any:
 def _pois_table(plan: _Plan) -> Any:
     lat, lon = coordinates(plan.places.pois)
     category = pa.array(list(CATEGORIES)).take(pa.array(plan.places.category))
-    return pa.table(
-        {"poi_id": pa.array(_poi_ids(len(lat))), "lat": lat, "lon": lon, "category": category}
-    )
+    poi_id = pa.array(_ids("p", 5, len(lat)))
+    return pa.table({"poi_id": poi_id, "lat": lat, "lon": lon, "category": category})
 
 
-def _user_ids(config: CityConfig, begin: int, end: int) -> list[str]:
-    width = max(6, len(str(config.users)))
-    return [f"u{number + 1:0{width}d}" for number in range(begin, end)]
-
-
-def _poi_ids(pois: int) -> list[str]:
-    width = max(5, len(str(pois)))
-    return [f"p{number + 1:0{width}d}" for number in range(pois)]
+def _ids(prefix: str, min_digits: int, count: int, part: slice = slice(None)) -> list[str]:
+    """Ids with numbers from 1, of equal width; `part` selects some of them."""
+    width = max(min_digits, len(str(count)))
+    return [f"{prefix}{number:0{width}d}" for number in range(1, count + 1)[part]]

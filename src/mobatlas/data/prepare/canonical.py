@@ -87,30 +87,26 @@ def check_rows(
     """Count what is wrong; refuse it, or return only the rows that can be used."""
     faults = _faults(visits, config)
     invalid = reduce(or_, [fault.rows for fault in faults.values()])
-    # a row is counted once: as invalid, else as missing, else as no POI
+    # each row counts once: as invalid, else as without coordinates, else as not at a POI
     missing = ~invalid & (visits.lat.isnull() | visits.lon.isnull())
     not_poi = ~invalid & ~missing & visits.poi_id.isnull() & ~visits.home & ~visits.work
-    row = one(
-        engine,
-        visits.aggregate(
-            n=visits.count(),
-            n_missing=missing.sum(),
-            n_not_poi=not_poi.sum(),
-            n_invalid=invalid.sum(),
-            **{name: fault.rows.sum() for name, fault in faults.items()},
-        ),
-    )
-    if row["n"] == 0:
+    totals = {
+        "rows": visits.count(),
+        "missing_coordinates": missing.sum(),
+        "not_poi": not_poi.sum(),
+        "invalid": invalid.sum(),
+    }
+    by_fault = {name: fault.rows.sum() for name, fault in faults.items()}
+    row = one(engine, visits.aggregate(**totals, **by_fault))
+    if row["rows"] == 0:
         raise MobatlasError(f"{source.where}: the table has no rows")
-    names = ("n", "n_missing", "n_not_poi", "n_invalid")
-    counts = RowCounts(*(int(row[name] or 0) for name in names))
+    counts = RowCounts(**{name: int(row[name]) for name in totals})
     for name, fault in faults.items():
         if row[name] and config.invalid_rows == "refuse":
-            example = _example(fault, visits, engine)
             raise MobatlasError(
                 f"{source.where}: {fault.sentence} in {row[name]:,} of {counts.rows:,} rows "
-                f"(for example {example}); correct them, or set invalid_rows: drop to leave such "
-                "rows out"
+                f"(for example {_example(fault, visits, engine)}); correct them, or set "
+                "invalid_rows: drop to leave such rows out"
             )
     if counts.missing_coordinates > config.max_missing_coordinates * counts.rows:
         raise MobatlasError(
@@ -125,27 +121,27 @@ def check_rows(
 
 
 def _faults(visits: ir.Table, config: PrepareConfig) -> dict[str, _Fault]:
-    arrival_given = _is_given(visits.raw_arrival)
-    departure_given = _is_given(visits.raw_departure)
-    bad_time = (visits.start.isnull() & arrival_given) | (visits.end.isnull() & departure_given)
+    has_arrival = _has_value(visits.raw_arrival)
+    bad_arrival = visits.start.isnull() & has_arrival
+    bad_departure = visits.end.isnull() & _has_value(visits.raw_departure)
     bad_lat = visits.lat.isnull() & is_word(visits.raw_lat)
     bad_lon = visits.lon.isnull() & is_word(visits.raw_lon)
     flags = (*TRUE_WORDS, *FALSE_WORDS, *NO_ANSWER)
     bad_flag = is_word(visits.raw_is_home, flags) | is_word(visits.raw_is_work, flags)
     reserved = visits.poi_id.isin(SPECIALS).fill_null(False) & ~visits.home & ~visits.work
-    too_long = visits.end - visits.start > config.max_stay_days * DAY
+    stay = visits.end - visits.start
     times = RAW[:2]
     return {
         "no_user": _Fault(
             visits.user_id.isnull(), ("poi_id", "raw_arrival"), "column 'user_id' is empty"
         ),
         "bad_time": _Fault(
-            bad_time,
+            bad_arrival | bad_departure,
             times,
             "columns 'arrival' and 'departure' must be local times like 2024-03-04 08:15:00, "
             "without a zone, and are not",
         ),
-        "no_time": _Fault(~arrival_given, ("user_id", "poi_id"), "column 'arrival' is empty"),
+        "no_time": _Fault(~has_arrival, ("user_id", "poi_id"), "column 'arrival' is empty"),
         "bad_number": _Fault(
             bad_lat | bad_lon, RAW[2:4], "columns 'lat' and 'lon' must be numbers, and are not"
         ),
@@ -164,11 +160,9 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> dict[str, _Fault]:
             "column 'poi_id' uses a reserved word; flag the row as is_home or is_work, or rename "
             "the place;",
         ),
-        "reversed": _Fault(
-            _is_true(visits.end < visits.start), times, "column 'departure' is before 'arrival'"
-        ),
+        "reversed": _Fault(_is_true(stay < 0), times, "column 'departure' is before 'arrival'"),
         "long_stay": _Fault(
-            _is_true(too_long),
+            _is_true(stay > config.max_stay_days * DAY),
             times,
             f"the visit lasts longer than max_stay_days = {config.max_stay_days}",
         ),
@@ -176,6 +170,7 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> dict[str, _Fault]:
 
 
 def _example(fault: _Fault, visits: ir.Table, engine: Engine) -> str:
+    """The columns of the first row with that fault, as text."""
     columns = {
         name.removeprefix("raw_"): visits[name].cast("string")
         for name in ("user_id", *fault.columns)
@@ -202,15 +197,15 @@ def _refuse_time_type(where: str, name: str, column: ir.Value) -> None:
 def _as_seconds(column: ir.Value) -> ir.Value:
     kind = column.type()
     if kind.is_string():
-        text = ibis.ifelse(column.re_search(ISO_LOCAL), column, ibis.null("string"))
-        column = text.try_cast("timestamp")
+        iso = ibis.ifelse(column.re_search(ISO_LOCAL), column, ibis.null("string"))
+        column = iso.try_cast("timestamp")
     elif not kind.is_timestamp():
         column = column.cast("timestamp")
     # engines round a fraction of a second differently
     return column.truncate("s").epoch_seconds().cast("int64")
 
 
-def _is_given(raw: ir.Value) -> ir.Value:
+def _has_value(raw: ir.Value) -> ir.Value:
     return _is_true(raw != "") if raw.type().is_string() else raw.notnull()
 
 

@@ -26,12 +26,11 @@ SPARK_SETTINGS = {
     "spark.sql.legacy.parquet.nanosAsLong": "true",
 }
 MORE_MEMORY = "raise memory_limit, or on a cluster --driver-memory and --executor-memory"
+MISSING_FILE = r"FileNotFoundException|FILE_NOT_EXIST|Mkdirs failed|UNABLE_TO_INFER_SCHEMA"
 
 
 class DuckDBEngine:
     """DuckDB in this process; it spills into the work folder beyond its memory limit."""
-
-    name = "duckdb"
 
     def __init__(self, work: Path, memory_limit: str = "2GB") -> None:
         self.work = work
@@ -46,11 +45,11 @@ class DuckDBEngine:
     def read(self, path: Path) -> ir.Table:
         """A Parquet file or folder, or a CSV file (every column text)."""
         is_folder = path.is_dir()
-        pattern = str(path / "**" / "*.parquet" if is_folder else as_parquet(path, self.work))
-        self._sources[path] = pattern
+        pattern = path / "**" / "*.parquet" if is_folder else as_parquet(path, self.work)
+        self._sources[path] = str(pattern)
         options = {"hive_partitioning": False} if is_folder else {}
         with self._naming_damaged_files():
-            return self._backend.read_parquet(pattern, **options)
+            return self._backend.read_parquet(str(pattern), **options)
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
         """Evaluate once and keep the rows on disk."""
@@ -89,8 +88,6 @@ class DuckDBEngine:
 
 class SparkEngine:
     """As DuckDBEngine on a Spark session: local by default, or on a cluster as configured."""
-
-    name = "spark"
 
     def __init__(self, work: Path, memory_limit: str = "2GB") -> None:
         self.work = work
@@ -185,12 +182,19 @@ def open_spark_session(memory_limit: str) -> tuple[Any, bool]:
         return active, False
     # the last place where Spark looks, so that other settings of memory prevail
     os.environ.setdefault("SPARK_DRIVER_MEMORY", java_heap(memory_limit))
-    builder = SparkSession.builder.appName("mobatlas")
+    interrupt_handler = signal.getsignal(signal.SIGINT)
     try:
-        with _own_interrupts():
-            session = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+        session = (
+            SparkSession.builder.appName("mobatlas")
+            .config("spark.ui.showConsoleProgress", "false")
+            .getOrCreate()
+        )
     except _spark_errors() as error:
         raise MobatlasError(_why_not_started(str(error), memory_limit)) from error
+    finally:
+        # Spark replaces this program's handler of Ctrl-C
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupt_handler)
     if session.sparkContext.master.startswith("local"):
         # Spark warns whenever people and places are numbered
         session.sparkContext.setLogLevel("ERROR")
@@ -205,11 +209,12 @@ def stop_spark_session(session: Any) -> None:
 
 def write_frame(frame: Any, url: str) -> int:
     """Write a Spark frame as Parquet; returns how many rows the workers wrote."""
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as f
+    from pyspark.sql import Observation, functions
 
     counted = Observation()
-    frame.observe(counted, f.count(f.lit(1)).alias("rows")).write.parquet(url, mode="overwrite")
+    frame.observe(counted, functions.count(functions.lit(1)).alias("rows")).write.parquet(
+        url, mode="overwrite"
+    )
     return int(counted.get["rows"])
 
 
@@ -219,21 +224,19 @@ def explain_spark_errors(work: Path) -> Iterator[None]:
     try:
         yield
     except _spark_errors() as error:
-        text = str(error)
         lost_java = isinstance(error, (ConnectionError, EOFError)) or type(error).__name__ in (
             "Py4JError",
             "Py4JNetworkError",
         )
-        missing = r"FileNotFoundException|FILE_NOT_EXIST|Mkdirs failed|UNABLE_TO_INFER_SCHEMA"
-        if "OutOfMemoryError" in text or "spark.driver.maxResultSize" in text:
-            sentence = f"Spark ran out of memory; {MORE_MEMORY}"
-        elif lost_java:
-            sentence = f"Spark's Java process ended, usually for lack of memory; {MORE_MEMORY}"
-        elif re.search(missing, text):
-            sentence = _storage_not_shared(work)
-        else:
-            raise
-        raise MobatlasError(sentence) from error
+        if re.search(r"OutOfMemoryError|spark\.driver\.maxResultSize", str(error)):
+            raise MobatlasError(f"Spark ran out of memory; {MORE_MEMORY}") from error
+        if lost_java:
+            raise MobatlasError(
+                f"Spark's Java process ended, usually for lack of memory; {MORE_MEMORY}"
+            ) from error
+        if re.search(MISSING_FILE, str(error)):
+            raise MobatlasError(_storage_not_shared(work)) from error
+        raise
 
 
 def _storage_not_shared(work: Path) -> str:
@@ -268,17 +271,6 @@ def _why_not_started(text: str, memory_limit: str) -> str:
         )
     if "System memory" in text:
         return f"memory_limit '{memory_limit}' is too little for Spark; give 1GB or more"
-    reason = re.search(r"(?:Exception|Error): (.*)", text)
-    cause = reason[1] if reason else text.splitlines()[0]
+    match = re.search(r"(?:Exception|Error): (.*)", text)
+    cause = match[1] if match else text.splitlines()[0]
     return f"Spark did not start ({cause}); correct its configuration"
-
-
-@contextmanager
-def _own_interrupts() -> Iterator[None]:
-    """Keep this program's handler of Ctrl-C, which Spark would replace."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, handler)

@@ -31,8 +31,10 @@ class PeopleColumns:
     @property
     def inside(self) -> dict[str, str]:
         """For each column, a name that differs from every column of the pipeline."""
-        names = (*self.attributes, *self.regions, *self.others)
-        return {name: f"described_{number}" for number, name in enumerate(names)}
+        return {
+            name: f"described_{number}"
+            for number, name in enumerate((*self.attributes, *self.regions, *self.others))
+        }
 
 
 def sort_columns(source: Source, config: PrepareConfig) -> PeopleColumns:
@@ -50,23 +52,28 @@ def sort_columns(source: Source, config: PrepareConfig) -> PeopleColumns:
     for key, names in configured.items():
         for name in names or ():
             if name not in columns:
-                hint = suggestion(name, columns)
-                raise MobatlasError(f"{key}: {source.people_where} has no column '{name}'{hint}")
+                raise MobatlasError(
+                    f"{key}: {source.people_where} has no column '{name}'"
+                    f"{suggestion(name, columns)}"
+                )
     attributes = config.attributes
     if attributes is None:
         attributes = tuple(name for name in columns if name.lower() in ATTRIBUTE_NAMES)
     regions = config.regions
     if regions is None:
-        regions = tuple(filter(looks_like_region, columns))
-        regions = tuple(name for name in regions if name not in attributes)
+        unnamed = [name for name in columns if name not in attributes]
+        regions = tuple(filter(looks_like_region, unnamed))
     both = set(attributes) & set(regions)
     if both:
         raise MobatlasError(
             f"{source.people_where}: column '{min(both)}' is named both as an attribute and as a "
             "region"
         )
-    others = tuple(name for name in columns if name not in (*attributes, *regions))
-    return PeopleColumns(tuple(attributes), tuple(regions), others)
+    return PeopleColumns(
+        attributes=tuple(attributes),
+        regions=tuple(regions),
+        others=tuple(name for name in columns if name not in (*attributes, *regions)),
+    )
 
 
 def canonical_people(source: Source, columns: PeopleColumns, engine: Engine) -> ir.Table | None:
@@ -76,10 +83,10 @@ def canonical_people(source: Source, columns: PeopleColumns, engine: Engine) -> 
         return None
     present = [name for name in ANCHORS if name in table.columns]
     refuse_bad_rows(table, source.people_where, "user_id", present, engine)
-    anchors = {name: as_number(table[name]) for name in present}
+    missing = ibis.null("float64")
     return table.select(
         user_id=as_text(table.user_id),
-        **{name: anchors.get(name, ibis.null("float64")) for name in ANCHORS},
+        **{name: as_number(table[name]) if name in present else missing for name in ANCHORS},
         **{inside: as_text(table[name]) for name, inside in columns.inside.items()},
     )
 
@@ -96,8 +103,8 @@ def refuse_bad_rows(
     faults = {"rows": rows.count(), "distinct": rows.key.nunique()}
     for name in coordinates:
         limit = 90 if name.endswith("lat") else 180
-        is_word_here = rows[name].isnull() & is_word(rows[f"raw_{name}"])
-        faults[name] = ((rows[name].abs() > limit).fill_null(False) | is_word_here).sum()
+        not_a_number = rows[name].isnull() & is_word(rows[f"raw_{name}"])
+        faults[name] = ((rows[name].abs() > limit).fill_null(False) | not_a_number).sum()
     counts = one(engine, rows.aggregate(**faults))
     if counts["rows"] != counts["distinct"]:
         raise MobatlasError(
@@ -142,30 +149,30 @@ def anchors_from_visits(visits: ir.Table) -> ir.Table:
         place, axis = name.split("_")
         totals[name] = ibis.ifelse(flags[place], whole_degrees(visits[axis]), 0).sum()
     sums = visits.filter(visits.home | visits.work).group_by("user").aggregate(**totals)
-    means = {
-        f"seen_{name}": sums[name].cast("float64") / sums[f"{name[:4]}_n"].nullif(0) / DEGREES
-        for name in ANCHORS
-    }
-    return sums.select("user", **means)
+    return sums.select(
+        "user",
+        **{
+            f"seen_{name}": sums[name].cast("float64") / sums[f"{name[:4]}_n"].nullif(0) / DEGREES
+            for name in ANCHORS
+        },
+    )
 
 
 def join_people(
     users: ir.Table, seen: ir.Table, people: ir.Table | None, config: PrepareConfig
 ) -> ir.Table:
-    """All users with anchors (given, else seen), and whether they are complete enough to keep."""
+    """All users with anchors (of people, else of visits), and whether they may be kept."""
     joined = users.left_join(seen, "user").drop("user_right")
     anchors = {name: joined[f"seen_{name}"] for name in ANCHORS}
     if people is not None:
         joined = joined.left_join(people, "user_id").drop("user_id_right")
         for name in ANCHORS:
-            # a place is a pair of coordinates: never one given and one seen
-            given = joined[f"{name[:4]}_lat"].notnull() & joined[f"{name[:4]}_lon"].notnull()
-            anchors[name] = ibis.ifelse(given, joined[name], joined[f"seen_{name}"])
+            # a place is a pair of coordinates: never one from people and one from visits
+            is_known = joined[f"{name[:4]}_lat"].notnull() & joined[f"{name[:4]}_lon"].notnull()
+            anchors[name] = ibis.ifelse(is_known, joined[name], joined[f"seen_{name}"])
     joined = joined.mutate(**anchors).drop(*(f"seen_{name}" for name in ANCHORS))
-    complete = ibis.literal(True)
-    if config.anchors.require_both:
-        complete = reduce(and_, [joined[name].notnull() for name in ANCHORS], complete)
-    return joined.mutate(eligible=complete)
+    required = [joined[name].notnull() for name in ANCHORS if config.anchors.require_both]
+    return joined.mutate(eligible=reduce(and_, required, ibis.literal(True)))
 
 
 def find_groups(
@@ -174,19 +181,17 @@ def find_groups(
     """The groups that the attribute columns span."""
     if not columns.attributes:
         return None
+    configured = config.attributes if isinstance(config.attributes, dict) else {}
     levels: dict[str, tuple[str, ...]] = {}
     for name in columns.attributes:
         values = set(labels[name].unique().to_pylist()) - {None}
-        if isinstance(config.attributes, dict) and config.attributes[name]:
-            levels[name] = config.attributes[name]
-            unknown = sorted(values - set(levels[name]))
-            if unknown:
-                raise MobatlasError(
-                    f"attributes.{name}: people holds '{unknown[0]}', which is not among the "
-                    f"levels {', '.join(levels[name])}"
-                )
-        elif not values:
+        levels[name] = configured.get(name) or order_levels(values)
+        if not levels[name]:
             raise MobatlasError(f"people: column '{name}' is empty for everyone who was kept")
-        else:
-            levels[name] = order_levels(values)
+        unknown = values - set(levels[name])
+        if unknown:
+            raise MobatlasError(
+                f"attributes.{name}: people holds '{min(unknown)}', which is not among the "
+                f"levels {', '.join(levels[name])}"
+            )
     return Groups.of(levels)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,18 +171,19 @@ def prepare(
         _refuse_address(str(path))
     refuse_overlap(Path(source), Path(out))
     require_path(Path(source))  # before an engine starts: Java takes seconds
-    recorded = {
-        "format": format,
-        "prepare": config.model_dump(mode="json", exclude={"memory_limit"}),
-    }
+    settings = config.model_dump(mode="json", exclude={"memory_limit"})
+    recorded = {"format": format, "prepare": settings}
     with new_folder(Path(out), KIND, config=recorded, overwrite=overwrite) as folder:
-        work = folder.scratch()
-        with _open_engine(engine, work, config.memory_limit, source) as running:
+        with (
+            _explain_memory_errors(config.memory_limit, source),
+            closing(open_engine(engine, folder.scratch(), config.memory_limit)) as running,
+        ):
             tracker.step(0, "reading")
             tables = READERS[format].open(Path(source), running, config.reader)
             summary, groups = _run(tables, running, config, folder.path, tracker)
-        folder.details["attributes"] = groups.as_dict() if groups else None
-        folder.details["regions"] = list(summary.columns.regions)
+        folder.details.update(
+            attributes=groups.as_dict() if groups else None, regions=list(summary.columns.regions)
+        )
         # a dataset without its labels, or with others, is the same dataset
         folder.unlisted.add(LABELS)
         write_json(folder.path / "summary.json", summary.as_dict())
@@ -191,16 +192,13 @@ def prepare(
 
 
 @contextmanager
-def _open_engine(name: str, work: Path, memory_limit: str, source: Path | str) -> Iterator[Engine]:
-    engine = open_engine(name, work, memory_limit)
+def _explain_memory_errors(memory_limit: str, source: Path | str) -> Iterator[None]:
     try:
-        yield engine
+        yield
     except duckdb.OutOfMemoryException:
         raise MobatlasError(
             f"memory_limit '{memory_limit}' is too little for {source}; raise it"
         ) from None
-    finally:
-        engine.close()
 
 
 def _refuse_address(path: str) -> None:
@@ -231,19 +229,20 @@ def _run(
     if config.window.origin == "user":
         origins = engine.stage(days.group_by("user").aggregate(origin=days.day.min()), "origins")
     days_of_windows = steps.in_windows(days, origins, config.window)
-    judged = steps.judge_windows(days_of_windows, observed.users, config)
-    windows = engine.stage(judged, "windows")
+    windows = engine.stage(steps.judge_windows(days_of_windows, observed.users, config), "windows")
     counts = _count_windows(windows, engine)
     if not counts.kept:
         raise MobatlasError(_no_window_passed(source, observed, counts, config, engine))
 
     tracker.step(6, "trajectories")
-    kept = steps.kept_windows(windows)
-    people = _kept_users(kept, observed.users, engine)
+    kept = windows.filter(windows.reason.isnull()).select("user", "window")
+    # not `collect`: a Spark driver may refuse to collect so many rows
+    people = pa.Table.from_batches(
+        engine.sorted_batches(observed.users.semi_join(kept, "user"), ["user"])
+    )
     groups = _write_people(people, config, columns, folder)
     pieces_of_windows = steps.assemble(steps.in_windows(pieces, origins, config.window), kept)
     batches = engine.sorted_batches(pieces_of_windows, steps.IN_ORDER)
-    splits = write_sequences(folder, batches, people)
     visits_to_pois = observed.visits.filter(~observed.visits.home & ~observed.visits.work)
     summary = Summary(
         rows=observed.counts,
@@ -251,7 +250,7 @@ def _run(
         users=one(engine, observed.users.aggregate(n=observed.users.count()))["n"],
         windows=counts,
         pois=int(one(engine, visits_to_pois.aggregate(n=visits_to_pois.poi.nunique()))["n"]),
-        splits=splits,
+        splits=write_sequences(folder, batches, people),
         inferred=observed.inferred,
         columns=columns,
         users_in_people=observed.in_people,
@@ -287,17 +286,18 @@ def _observe(
         place for place in flagged if infer == "always" or (infer == "auto" and not facts[place])
     )
     if missing:
-        given = None
-        if people is not None:
-            given = numbered.join(people, "user_id").select("user", *ANCHORS)
         inferred = engine.stage(steps.infer_anchors(visits, config.anchors, missing), "anchors")
-        flags = steps.flag_anchors(visits, inferred, given, missing, config.anchors)
+        anchors = None
+        if people is not None:
+            anchors = numbered.join(people, "user_id").select("user", *ANCHORS)
+        flags = steps.flag_anchors(visits, inferred, anchors, missing, config.anchors)
         visits = engine.stage(flags, "flagged")
-    joined = join_people(numbered, anchors_from_visits(visits), people, config)
     return _Observed(
         rows=clean,
         visits=visits,
-        users=engine.stage(joined, "people"),
+        users=engine.stage(
+            join_people(numbered, anchors_from_visits(visits), people, config), "people"
+        ),
         places=places,
         counts=counts,
         duplicates=counts.usable - int(facts["rows"]),
@@ -311,9 +311,9 @@ def _write_vocabulary(
 ) -> ir.Table:
     """Write vocabulary.parquet; returns the token of each POI number."""
     users = observed.users
-    training = users.select("user", train=(users.split == "train") & users.eligible)
-    with_split = observed.visits.join(training, "user")
-    ranked = steps.most_frequent(with_split, observed.places, config.vocabulary_size)
+    training = users.filter((users.split == "train") & users.eligible)
+    visits = observed.visits.semi_join(training, "user")
+    ranked = steps.most_frequent(visits, observed.places, config.vocabulary_size)
     frequent = engine.stage(ranked, "frequent")
     categories = steps.modal_categories(observed.rows, frequent)
     described = frequent.left_join(categories, "poi_id").select(
@@ -322,12 +322,11 @@ def _write_vocabulary(
     if source.pois is not None:
         described = _with_poi_table(described, source.pois, source.pois_where, engine)
     ordered = described.order_by([described.visits.desc(), described.poi_id])
-    vocabulary = build_vocabulary(engine.collect(ordered))
+    vocabulary = build_vocabulary(engine.collect(ordered)).table
     path = folder / "vocabulary.parquet"
-    write_parquet(path, VOCABULARY_SCHEMA, vocabulary.table.to_batches())
-    table = engine.read(path)
-    own = table.filter(table.token >= FIRST_POI)
-    return own.join(frequent.select("poi", "poi_id"), "poi_id").select("poi", "token")
+    write_parquet(path, VOCABULARY_SCHEMA, vocabulary.to_batches())
+    tokens = engine.read(path).filter(lambda table: table.token >= FIRST_POI)
+    return tokens.join(frequent.select("poi", "poi_id"), "poi_id").select("poi", "token")
 
 
 def _with_poi_table(places: ir.Table, pois: ir.Table, where: str, engine: Engine) -> ir.Table:
@@ -357,8 +356,8 @@ def _many_levels(groups: Groups | None) -> list[str]:
 
 
 def _count_windows(windows: ir.Table, engine: Engine) -> WindowCounts:
-    counted = windows.group_by("reason").aggregate(n=windows.count())
-    by_reason = {row["reason"]: int(row["n"]) for row in engine.collect(counted).to_pylist()}
+    counted = engine.collect(windows.group_by("reason").aggregate(n=windows.count()))
+    by_reason = {row["reason"]: int(row["n"]) for row in counted.to_pylist()}
     return WindowCounts(
         kept=by_reason.get(None, 0),
         fell={reason: by_reason.get(reason, 0) for reason in steps.REASONS},
@@ -368,20 +367,15 @@ def _count_windows(windows: ir.Table, engine: Engine) -> WindowCounts:
 def _no_window_passed(
     source: Source, observed: _Observed, counts: WindowCounts, config: PrepareConfig, engine: Engine
 ) -> str:
-    visits = observed.visits
-    facts = visits.aggregate(all_instants=(visits.end == visits.start).all())
+    instants = observed.visits.end == observed.visits.start
+    facts = one(engine, observed.visits.aggregate(all_instants=instants.all()))
     fell = counts.fell
-    coverage = (
-        "lower quality.min_coverage or quality.min_high_quality, or take shorter windows "
-        "(window.days)"
-    )
-    if one(engine, facts)["all_instants"]:
-        coverage = (
-            "the source has no departures: set quality.min_coverage=0, or "
-            "missing_departure=until_next"
-        )
     advice = {
-        "coverage": coverage,
+        "coverage": "the source has no departures: set quality.min_coverage=0, or "
+        "missing_departure=until_next"
+        if facts["all_instants"]
+        else "lower quality.min_coverage or quality.min_high_quality, or take shorter windows "
+        "(window.days)",
         "unreliable": "raise quality.max_day_km or quality.max_unreliable",
         "short": "lower quality.min_tokens",
         "anchors": "set anchors.require_both=false to keep people without a known home and work",
@@ -394,13 +388,6 @@ def _no_window_passed(
         f"{fell['coverage']:,} with too few well-covered days, {fell['short']:,} too short, "
         f"{fell['anchors']:,} of people without home and work; {advice[worst]}"
     )
-
-
-def _kept_users(kept: ir.Table, users: ir.Table, engine: Engine) -> pa.Table:
-    """The users with a trajectory, in order."""
-    rows = users.semi_join(kept, "user")
-    # not `collect`: a Spark driver may refuse to collect so many rows
-    return pa.Table.from_batches(engine.sorted_batches(rows, ["user"]))
 
 
 def _write_people(

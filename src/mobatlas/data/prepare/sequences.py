@@ -14,7 +14,6 @@ from mobatlas.data.arrays import Ints
 from mobatlas.data.vocabulary import HOME, OTHER, WORK
 from mobatlas.io.manifest import ROWS_PER_GROUP, rechunk
 
-TRAJECTORIES = "trajectories.parquet"
 SEQUENCES = "sequences.arrow"
 SPLITS = ("train", "val", "test")
 
@@ -74,29 +73,25 @@ class SplitCounts:
         self.other_tokens += int(np.count_nonzero(tokens == OTHER))
         histogram = np.bincount(lengths, minlength=len(self.lengths))
         histogram[: len(self.lengths)] += self.lengths
-        self.lengths = histogram.astype(np.int64)
-
-    @property
-    def coverage(self) -> float | None:
-        """Share of POI tokens that have a token of their own."""
-        return 1 - self.other_tokens / self.poi_tokens if self.poi_tokens else None
+        self.lengths = histogram
 
     def as_dict(self) -> dict[str, Any]:
         """Return what summary.json says about the split; lengths are None if it is empty."""
-        quantiles: dict[str, int | None] = dict.fromkeys(
-            ("length_median", "length_p95", "length_max")
-        )
-        if self.trajectories:
-            # the smallest length that a share of the trajectories does not exceed
-            targets = np.array([0.5, 0.95, 1.0]) * self.trajectories
-            found = np.searchsorted(np.cumsum(self.lengths), targets)
-            quantiles = dict(zip(quantiles, found.tolist(), strict=True))
+        # the smallest length that a share of the trajectories does not exceed
+        targets = np.array([0.5, 0.95, 1.0]) * self.trajectories
+        quantiles = np.searchsorted(np.cumsum(self.lengths), targets).tolist()
+        median, p95, longest = quantiles if self.trajectories else (None, None, None)
         return {
             "users": self.users,
             "trajectories": self.trajectories,
             "tokens": self.tokens,
-            "vocabulary_coverage": self.coverage,
-            **quantiles,
+            # the share of POI visits whose POI has a token of its own
+            "vocabulary_coverage": (
+                1 - self.other_tokens / self.poi_tokens if self.poi_tokens else None
+            ),
+            "length_median": median,
+            "length_p95": p95,
+            "length_max": longest,
         }
 
 
@@ -121,7 +116,7 @@ def write_sequences(
         for batch in batches
     )
     with (
-        pq.ParquetWriter(folder / TRAJECTORIES, LONG, **ENCODING) as long_file,
+        pq.ParquetWriter(folder / "trajectories.parquet", LONG, **ENCODING) as long_file,
         pa.OSFile(str(folder / SEQUENCES), "wb") as sink,
         pa.ipc.new_file(sink, WIDE) as wide_file,
     ):
@@ -131,8 +126,10 @@ def write_sequences(
             starts = _starts(rows, "user", "window")
             lengths = np.diff(np.append(starts, rows.num_rows))
             position = np.arange(rows.num_rows) - np.repeat(starts, lengths)
-            table = _long(rows, ids.take(pa.array(person)), position)
-            long_file.write_table(table, row_group_size=2 * ROWS_PER_GROUP)
+            long_file.write_table(
+                _long(rows, ids.take(pa.array(person)), position),
+                row_group_size=2 * ROWS_PER_GROUP,
+            )
             wide_file.write_batch(_wide(rows, person, starts))
             split = split_of[person]
             tokens = rows["token"].to_numpy()
@@ -165,8 +162,7 @@ def _merge_runs(pieces: pa.Table) -> pa.Table:
 
 def _starts(rows: pa.Table, *keys: str) -> Ints:
     """The rows at which one of the key columns changes, row 0 included."""
-    columns = [rows[key].to_numpy() for key in keys]
-    changes = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    changes = np.logical_or.reduce([np.diff(rows[key].to_numpy()) != 0 for key in keys])
     return np.concatenate(([0], np.flatnonzero(changes) + 1)).astype(np.int64)
 
 
@@ -176,8 +172,9 @@ def _long(rows: pa.Table, user_ids: pa.StringArray, position: Ints) -> pa.Table:
         for name in ("arrival", "departure")
     ]
     positions = pa.array(position.astype(np.int32))
-    columns = [user_ids, rows["window"], positions, rows["token"], *times]
-    return pa.Table.from_arrays(columns, schema=LONG)
+    return pa.Table.from_arrays(
+        [user_ids, rows["window"], positions, rows["token"], *times], schema=LONG
+    )
 
 
 def _wide(rows: pa.Table, person: Ints, starts: Ints) -> pa.RecordBatch:
@@ -188,9 +185,6 @@ def _wide(rows: pa.Table, person: Ints, starts: Ints) -> pa.RecordBatch:
         )
         for name in ("token", "arrival", "departure")
     ]
-    columns = [
-        pa.array(person[starts].astype(np.int32)),
-        pa.array(rows["window"].to_numpy()[starts]),
-        *lists,
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=WIDE)
+    people = pa.array(person[starts].astype(np.int32))
+    windows = pa.array(rows["window"].to_numpy()[starts])
+    return pa.RecordBatch.from_arrays([people, windows, *lists], schema=WIDE)

@@ -100,17 +100,17 @@ def infer_anchors(visits: ir.Table, config: AnchorConfig, which: tuple[str, ...]
     pieces = split_at_midnights(visits.filter(visits.poi.notnull()))
     since_midnight = pieces.piece_start - pieces.day * DAY
     until = pieces.piece_end - pieces.day * DAY
-    never = ibis.literal(False)
-    night_seconds, night = _overlap(since_midnight, until, config.night)
-    homes = pieces.filter(night if "home" in which else never).mutate(seconds=night_seconds)
+    night_seconds, at_night = _overlap(since_midnight, until, config.night)
+    homes = pieces.filter(at_night & ("home" in which)).mutate(seconds=night_seconds)
     home = _modal_place(homes, config.min_days).rename(home_poi="poi")
-    work_seconds, working = _overlap(since_midnight, until, config.working_hours)
+    work_seconds, in_hours = _overlap(since_midnight, until, config.working_hours)
     weekday = (pieces.day + 3) % 7 < 5  # day 0 was a Thursday
-    candidate = working & weekday if "work" in which else never
-    candidate = candidate if "home" in which else candidate & ~pieces.home
-    office = pieces.filter(candidate).mutate(seconds=work_seconds)
-    away = office.left_join(home, "user").filter(
-        lambda t: t.home_poi.isnull() | (t.home_poi != t.poi)
+    not_home = ibis.literal("home" in which) | ~pieces.home
+    candidates = pieces.filter(in_hours & weekday & not_home & ("work" in which))
+    away = (
+        candidates.mutate(seconds=work_seconds)
+        .left_join(home, "user")
+        .filter(lambda t: t.home_poi.isnull() | (t.home_poi != t.poi))
     )
     joined = home.outer_join(_modal_place(away, config.min_days).rename(work_poi="poi"), "user")
     return joined.select(
@@ -120,17 +120,14 @@ def infer_anchors(visits: ir.Table, config: AnchorConfig, which: tuple[str, ...]
 
 def _overlap(start: ir.Value, end: ir.Value, hours: tuple[int, int]) -> tuple[ir.Value, ir.Value]:
     """Seconds of a piece within hours that may span midnight, and whether it touches them."""
-    opening, closing = hours
-    spans = [(opening, closing)] if opening < closing else [(0, closing), (opening, 24)]
+    opening, closing = (hour * HOUR for hour in hours)
+    spans = [(opening, closing)] if opening < closing else [(0, closing), (opening, DAY)]
     seconds = ibis.literal(0)
     touches = ibis.literal(False)
     for begin, finish in spans:
-        seconds = seconds + ibis.greatest(
-            ibis.least(end, finish * HOUR) - ibis.greatest(start, begin * HOUR), 0
-        )
-        touches = touches | (
-            (start < finish * HOUR) & ((end > begin * HOUR) | (start >= begin * HOUR))
-        )
+        overlap = ibis.least(end, finish) - ibis.greatest(start, begin)
+        seconds = seconds + ibis.greatest(overlap, 0)
+        touches = touches | ((start < finish) & ((end > begin) | (start >= begin)))
     return seconds, touches
 
 
@@ -139,28 +136,29 @@ def _modal_place(pieces: ir.Table, min_days: int) -> ir.Table:
         seconds=pieces.seconds.sum(), days=pieces.day.nunique()
     )
     often = places.filter(places.days >= min_days)
-    order = [often.seconds.desc(), often.days.desc(), often.poi]
-    return first_by(often, "user", order).select("user", "poi")
+    return first_by(often, "user", [often.seconds.desc(), often.days.desc(), often.poi]).select(
+        "user", "poi"
+    )
 
 
 def flag_anchors(
     visits: ir.Table,
     inferred: ir.Table,
-    given: ir.Table | None,
+    anchors: ir.Table | None,
     which: tuple[str, ...],
     config: AnchorConfig,
 ) -> ir.Table:
-    """Flag visits near the given anchor, else at the inferred place.
+    """Flag visits near the anchor in the people table, else at the inferred place.
 
     A flag of the source without a place id stays.
     """
     joined = visits.left_join(inferred, "user").drop("user_right")
-    if given is not None:
-        joined = joined.left_join(given, "user").drop("user_right")
+    if anchors is not None:
+        joined = joined.left_join(anchors, "user").drop("user_right")
     flags = {}
     for place in which:
         at_place = (joined.poi == joined[f"{place}_poi"]).fill_null(False)
-        if given is not None:
+        if anchors is not None:
             lat = joined[f"{place}_lat"]
             lon = joined[f"{place}_lon"]
             metres = _flat_metres(joined.lat, joined.lon, lat, lon)
@@ -220,8 +218,7 @@ def judge_days(pieces: ir.Table, config: PrepareConfig) -> ir.Table:
     )
     width = days.east - days.west
     # a day across the antimeridian does not span the world
-    shorter = ibis.least(width, 360 - width)
-    km = _haversine_km(days.south, days.north, shorter)
+    km = _haversine_km(days.south, days.north, ibis.least(width, 360 - width))
     needed = math.ceil(config.quality.min_coverage * DAY)
     return days.select(
         "user",
@@ -251,9 +248,9 @@ def in_windows(days: ir.Table, origins: ir.Table | None, config: WindowConfig) -
     else:
         joined = days.join(origins, "user")
         relative = joined.mutate(since=joined.day - joined.origin).drop("origin")
-    overlap = math.ceil(config.days / config.stride)
-    placed = relative.mutate(back=ibis.array(list(range(overlap))).unnest())
-    placed = placed.mutate(window=placed.since // config.stride - placed.back)
+    overlaps = range(math.ceil(config.days / config.stride))
+    repeated = relative.mutate(back=ibis.array(list(overlaps)).unnest())
+    placed = repeated.mutate(window=repeated.since // config.stride - repeated.back)
     inside = (placed.window >= 0) & (placed.since - placed.window * config.stride < config.days)
     return placed.filter(inside).drop("since", "back")
 
@@ -285,22 +282,16 @@ def judge_windows(days: ir.Table, users: ir.Table, config: PrepareConfig) -> ir.
     return windows.select("user", "window", reason=reason)
 
 
-def kept_windows(windows: ir.Table) -> ir.Table:
-    """The windows without a reason to be dropped."""
-    return windows.filter(windows.reason.isnull()).select("user", "window")
-
-
 def assemble(pieces: ir.Table, kept: ir.Table) -> ir.Table:
     """The pieces of the windows that are kept."""
-    joined = pieces.join(kept, ["user", "window"])
-    return joined.select(
+    return pieces.join(kept, ["user", "window"]).select(
         "user", "window", "token", "start", "end", arrival="piece_start", departure="piece_end"
     )
 
 
 def most_frequent(visits: ir.Table, places: ir.Table, size: int) -> ir.Table:
-    """The POIs that training people visit most, with coordinates; ties are broken by id."""
-    of_pois = visits.filter(visits.train & ~visits.home & ~visits.work)
+    """The POIs with most of these visits, with coordinates; ties are broken by id."""
+    of_pois = visits.filter(~visits.home & ~visits.work)
     counted = of_pois.group_by("poi").aggregate(visits=of_pois.count())
     frequent = counted.order_by([counted.visits.desc(), counted.poi]).limit(size)
     return frequent.join(places, "poi").select("poi", "poi_id", "visits", "lat", "lon")

@@ -32,8 +32,7 @@ def as_text(column: ir.Value) -> ir.Value:
 
 def as_number(column: ir.Value) -> ir.Value:
     """A float, null where the value is not a number."""
-    kind = column.type()
-    is_number = kind.is_numeric() or kind.is_boolean()
+    is_number = column.type().is_numeric() or column.type().is_boolean()
     value = column.cast("float64") if is_number else as_text(column).try_cast("float64")
     return ibis.ifelse(value.isnan(), ibis.null("float64"), value)
 
@@ -97,11 +96,12 @@ def convert(query: str, target: Path, keep_order: bool = False) -> None:
 
 def refuse_damaged(path: Path, pattern: str) -> None:
     """Refuse a path whose Parquet files DuckDB cannot read to the end."""
-    query = f"SELECT max(hash(COLUMNS(*))) FROM read_parquet({literal(pattern)})"
     try:
         # a new connection, because a failed query can make the old one unusable
         with duckdb.connect() as connection:
-            connection.execute(query).fetchall()
+            connection.execute(
+                f"SELECT max(hash(COLUMNS(*))) FROM read_parquet({literal(pattern)})"
+            ).fetchall()
     except duckdb.Error as error:
         raise MobatlasError(
             f"{path}: is damaged, or not Parquet ({duckdb_reason(error)})"
@@ -147,8 +147,9 @@ def literal(value: object) -> str:
 def parquet_schema(path: Path) -> pa.Schema:
     """The Arrow schema of a Parquet file or folder."""
     try:
-        is_folder = path.is_dir()
-        schema = pads.dataset(path, format="parquet").schema if is_folder else pq.read_schema(path)
+        schema = (
+            pads.dataset(path, format="parquet").schema if path.is_dir() else pq.read_schema(path)
+        )
     except (pa.ArrowInvalid, OSError) as error:
         raise MobatlasError(
             f"{path}: not a readable Parquet file; give .parquet or .csv "
