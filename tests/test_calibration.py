@@ -355,6 +355,17 @@ def test_a_calibration_is_read_as_it_was_written(world: World, tmp_path: Path) -
         load_calibration(tmp_path)
 
 
+@pytest.mark.parametrize("missing", ["cap", "converged", "after", "js"])
+def test_an_incomplete_calibration_is_refused(world: World, tmp_path: Path, missing: str) -> None:
+    save_calibration(tmp_path, world.resampled)
+    values = json.loads((tmp_path / "calibration.json").read_text())
+    weighting = values["population"][0]
+    del (weighting["before"] if missing == "js" else weighting)[missing]
+    (tmp_path / "calibration.json").write_text(json.dumps(values))
+    with pytest.raises(MobatlasError, match=r"calibration\.json: this is not a calibration"):
+        load_calibration(tmp_path)
+
+
 @pytest.mark.parametrize("change", ["shuffled", "deleted"])
 def test_labels_change_nothing_after_the_regions_were_built(
     world: World, tmp_path: Path, change: str

@@ -127,7 +127,7 @@ def test_the_null_level_of_every_attribute_adds_exactly_nothing() -> None:
     assert torch.equal(network(*inputs(), null).clean, network(*inputs()).clean)
 
 
-def test_each_attribute_is_heard_by_itself() -> None:
+def test_each_level_of_each_attribute_changes_the_estimate() -> None:
     network = stirred(new_dit(groups=DEFAULT_GROUPS))
     levels = torch.tensor([[0, 0], [1, 0], [2, 0], [0, 1], [0, 2], [1, 1], [4, 2]])
     x, t, anchors = (part[:1].expand(len(levels), *part.shape[1:]) for part in inputs())
@@ -268,13 +268,13 @@ def test_the_gradient_flows_through_the_last_steps_only(solver: Literal["ddim", 
 
 
 class Recorder(nn.Module):
-    """A denoiser that keeps what it was told last and what it said."""
+    """A denoiser that records the estimates it is given and those it returns."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
-        self.told: list[Tensor | None] = []
-        self.said: list[Tensor] = []
+        self.inputs: list[Tensor | None] = []
+        self.outputs: list[Tensor] = []
 
     def forward(
         self,
@@ -285,29 +285,30 @@ class Recorder(nn.Module):
         estimate: Tensor | None = None,
     ) -> Estimate:
         out: Estimate = self.network(x, t, anchors, levels, estimate)
-        self.told.append(estimate)
-        self.said.append(out.clean)
+        self.inputs.append(estimate)
+        self.outputs.append(out.clean)
         return out
 
 
 @pytest.mark.parametrize("forced", [False, True])
 @torch.no_grad()
-def test_the_network_is_told_its_last_estimate(model: LatentDiffusion, forced: bool) -> None:
+def test_each_step_reads_the_estimate_of_the_step_before(
+    model: LatentDiffusion, forced: bool
+) -> None:
     recorder = Recorder(stirred(model.network))
     model.network = cast(DiT, recorder)
     noise = torch.randn(3, model.max_length, LATENT, generator=chance())
     lengths = torch.tensor([2, 5, model.max_length]) if forced else None
     model.roll_out(noise, np.full(3, -1), ANCHORS.double().numpy(), lengths)
-    assert len(recorder.said) == model.config.diffusion.steps
-    assert recorder.told[0] is None
+    assert len(recorder.outputs) == model.config.diffusion.steps
+    assert recorder.inputs[0] is None
     ends = lengths if lengths is not None else torch.full((3,), model.max_length)
     past = torch.arange(model.max_length) > ends[:, None]  # (3, length)
-    for said, told in zip(recorder.said[:-1], recorder.told[1:], strict=True):
-        assert told is not None
-        assert torch.equal(told[~past], said[~past])
-        assert torch.equal(
-            told[past], model.autoencoder.padding.expand(int(past.sum()), -1)
-        )  # known, not estimated
+    padding = model.autoencoder.padding.expand(int(past.sum()), -1)
+    for output, estimate in zip(recorder.outputs[:-1], recorder.inputs[1:], strict=True):
+        assert estimate is not None
+        assert torch.equal(estimate[~past], output[~past])
+        assert torch.equal(estimate[past], padding)  # known, not estimated
 
 
 def test_an_estimate_changes_the_answer_only_where_it_is_asked_for() -> None:

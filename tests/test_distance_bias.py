@@ -1,4 +1,4 @@
-"""Writers that know how far places are from where a person lives and works."""
+"""The distance bias: logits of places by their distance to home and work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from mobatlas.generators.layers import KNOTS, DistanceBias
 from mobatlas.generators.transformer import CausalTransformer, TransformerConfig
 from tests.networks import chance, stirred
 
-PLACES, KM = 24, 1 / 111.195  # of latitude, in degrees
+PLACES = 24
+KM = 1 / 111.195  # degrees of latitude
 
 
 def line(places: int = PLACES) -> Vocabulary:
-    """Places a kilometre apart on the way north from the equator."""
+    """Places one kilometre apart, on a line north of the equator."""
     n = len(SPECIALS)
     columns = {
         "token": range(n + places),
@@ -32,25 +33,22 @@ def line(places: int = PLACES) -> Vocabulary:
         "category": [None] * (n + places),
         "visits": [1] * (n + places),
     }
-    return Vocabulary(
-        pa.table({name: pa.array(values) for name, values in columns.items()}).cast(
-            VOCABULARY_SCHEMA
-        )
-    )
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    return Vocabulary(table.cast(VOCABULARY_SCHEMA))
 
 
 def network(curves: int, seed: int = 0) -> CausalTransformer:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         config = TransformerConfig(depth=1, width=16, heads=2, embedding=8, distance_curves=curves)
-        made = CausalTransformer(config, FIRST_POI + PLACES, length=4)
-    if made.distance_bias is not None:
-        made.distance_bias.measure(line())
-    return made
+        transformer = CausalTransformer(config, FIRST_POI + PLACES, length=4)
+    if transformer.distance_bias is not None:
+        transformer.distance_bias.measure(line())
+    return transformer
 
 
 def homes(n: int, seed: int = 0) -> Tensor:
-    """Anywhere on the line, without work."""
+    """Anchors (n, 4) with a home anywhere on the line and no work."""
     north = KM * (PLACES - 1) * torch.rand(n, generator=chance(seed))
     return torch.stack((north, torch.zeros(n), *[torch.full((n,), torch.nan)] * 2), 1)
 
@@ -58,13 +56,12 @@ def homes(n: int, seed: int = 0) -> Tensor:
 def test_distances_are_between_knots_of_doubling_width() -> None:
     near = DistanceBias(8, FIRST_POI + PLACES, 1)
     near.measure(line())
-    hats = near._knot_weights(torch.zeros(1, 2))[
-        0
-    ]  # (knots, vocabulary), of somebody at the first place
-    assert hats[:, :FIRST_POI].abs().max() == 0  # HOME, OTHER and the like are nowhere
-    assert hats[:, FIRST_POI:].sum(0) == pytest.approx(np.ones(PLACES))
-    where = torch.arange(KNOTS, dtype=torch.float32) @ hats[:, FIRST_POI:]
-    assert where == pytest.approx(np.log2(1 + 2 * np.arange(PLACES)), abs=2e-3)
+    first_place = torch.zeros(1, 2)
+    weights = near._knot_weights(first_place)[0]  # (knots, vocabulary)
+    assert weights[:, :FIRST_POI].abs().max() == 0  # special tokens have no coordinates
+    assert weights[:, FIRST_POI:].sum(0) == pytest.approx(np.ones(PLACES))
+    knot = torch.arange(KNOTS, dtype=torch.float32) @ weights[:, FIRST_POI:]
+    assert knot == pytest.approx(np.log2(1 + 2 * np.arange(PLACES)), abs=2e-3)
 
 
 def test_a_degree_of_longitude_is_shorter_away_from_the_equator() -> None:
@@ -77,44 +74,44 @@ def test_a_degree_of_longitude_is_shorter_away_from_the_equator() -> None:
     torch.testing.assert_close(east, north, atol=1e-3, rtol=0)
 
 
-def test_distances_that_are_kept_serve_either_precision() -> None:
+def test_cached_distances_have_the_precision_of_the_product() -> None:
     near = DistanceBias(8, FIRST_POI + PLACES, 2)
     near.measure(line())
     stirred(near)
-    anchors, condition = homes(5), torch.randn(5, 8, generator=chance(1))
+    anchors = homes(5)
+    condition = torch.randn(5, 8, generator=chance(1))
     with torch.autocast("cpu", torch.bfloat16):
         coarse = near(anchors, condition)
     fine = near(anchors, condition)
     torch.testing.assert_close(coarse, fine, atol=0.1, rtol=0.1)
-    assert (
-        not torch.equal(coarse, fine)
-        and near._cache is not None
-        and near._cache[1][0].dtype == torch.float32
-    )
-    assert near._distances(anchors) is near._distances(anchors), "they are kept"
+    assert not torch.equal(coarse, fine)
+    assert near._cache is not None and near._cache[1][0].dtype == torch.float32
+    assert near._distances(anchors) is near._distances(anchors), "they are cached"
 
 
-def test_who_lives_nowhere_that_is_known_is_near_to_nothing() -> None:
+def test_unknown_anchors_have_no_distance_bias() -> None:
     near = DistanceBias(8, FIRST_POI + PLACES, 2)
     near.measure(line())
     stirred(near)
     assert near(torch.full((1, 4), torch.nan), torch.ones(1, 8)).abs().max() == 0
 
 
-def test_distances_are_those_of_the_people_asked_for() -> None:
+def test_cached_distances_are_not_used_for_other_anchors() -> None:
     near = stirred(DistanceBias(8, FIRST_POI + PLACES, 2))
     cast(DistanceBias, near).measure(line())
-    first, second, condition = homes(3), homes(3, 1), torch.ones(3, 8)
+    first = homes(3)
+    second = homes(3, 1)
+    condition = torch.ones(3, 8)
     alone = near(second, condition)
     assert torch.equal(near(first, condition), near(first.clone(), condition))
-    assert torch.equal(near(second, condition), alone) and not torch.equal(
-        near(first, condition), alone
-    )
+    assert torch.equal(near(second, condition), alone)
+    assert not torch.equal(near(first, condition), alone)
 
 
-def test_the_map_changes_nothing_before_it_is_learnt() -> None:
+def test_the_distance_bias_of_an_untrained_transformer_is_zero() -> None:
     tokens = previous_tokens(torch.full((3, 4), HOME))
-    mapped, plain = network(2), network(0)
+    mapped = network(2)
+    plain = network(0)
     plain.load_state_dict(
         {name: value for name, value in mapped.state_dict().items() if "distance_bias" not in name}
     )
@@ -123,13 +120,12 @@ def test_the_map_changes_nothing_before_it_is_learnt() -> None:
     torch.testing.assert_close(ours, theirs)
 
 
-def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None:
+def test_logits_place_by_place_with_a_cache_equal_logits_of_all_places() -> None:
     net = cast(CausalTransformer, stirred(network(3)).eval())
     condition = net.person(homes(5), None)
-    tokens, cache = (
-        previous_tokens(torch.randint(HOME, FIRST_POI + PLACES, (5, 4), generator=chance(1))),
-        net.new_cache(5),
-    )
+    tokens = torch.randint(HOME, FIRST_POI + PLACES, (5, 4), generator=chance(1))
+    tokens = previous_tokens(tokens)
+    cache = net.new_cache(5)
     one_by_one = [net.logits(tokens[:, place, None], condition, cache, place) for place in range(4)]
     torch.testing.assert_close(
         torch.cat(one_by_one, 1), net.logits(tokens, condition), atol=1e-4, rtol=1e-4
@@ -155,30 +151,28 @@ def held_out_nats(curves: int) -> float:
         return float(nats(homes(500, 10_000)))
 
 
-def test_with_a_map_a_network_learns_sooner_where_people_go() -> None:
+def test_with_a_distance_bias_a_transformer_learns_nearby_places_sooner() -> None:
     assert held_out_nats(2) < 0.6 * held_out_nats(0)
 
 
 def denoiser(curves: int) -> DiT:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        made = DiT(
-            DenoiserConfig(depth=1, width=16, heads=2, embedding=8, distance_curves=curves),
-            4,
-            3,
-            FIRST_POI + PLACES,
-        )
-    if made.distance_bias is not None:
-        made.distance_bias.measure(line())
-    return made
+        config = DenoiserConfig(depth=1, width=16, heads=2, embedding=8, distance_curves=curves)
+        dit = DiT(config, 4, 3, FIRST_POI + PLACES)
+    if dit.distance_bias is not None:
+        dit.distance_bias.measure(line())
+    return dit
 
 
-def test_a_denoiser_with_a_map_begins_as_one_without() -> None:
-    mapped, plain = denoiser(2), denoiser(0)
+def test_the_distance_bias_of_an_untrained_denoiser_is_zero() -> None:
+    mapped = denoiser(2)
+    plain = denoiser(0)
     plain.load_state_dict(
         {name: value for name, value in mapped.state_dict().items() if "distance_bias" not in name}
     )
-    noisy, t = torch.randn(3, 3, 4, generator=chance()), torch.tensor([5, 500, 995])
+    noisy = torch.randn(3, 3, 4, generator=chance())
+    t = torch.tensor([5, 500, 995])
     torch.testing.assert_close(mapped(noisy, t, homes(3)), plain(noisy, t, homes(3)))
 
 
@@ -188,10 +182,8 @@ def guessed_nats(curves: int) -> float:
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
 
     def nats(people: Tensor, seed: int) -> Tensor:
-        noise, t = (
-            torch.randn(len(people), 3, 4, generator=chance(seed)),
-            torch.full((len(people),), 999),
-        )
+        noise = torch.randn(len(people), 3, 4, generator=chance(seed))
+        t = torch.full((len(people),), 999)
         words = net(noise, t, people).words[:, 1]
         return F.cross_entropy(words, FIRST_POI + (people[:, 0] / KM).round().long())
 
@@ -204,10 +196,10 @@ def guessed_nats(curves: int) -> float:
         return float(nats(homes(512, 1_000), 1_000))
 
 
-def test_a_denoiser_with_a_map_foretells_places_that_it_saw_nobody_visit_from_there() -> None:
+def test_with_a_distance_bias_a_denoiser_predicts_places_near_new_homes() -> None:
     assert guessed_nats(3) < guessed_nats(0) - 0.3
 
 
-def test_a_map_without_logits_to_add_to_is_refused() -> None:
+def test_a_distance_bias_without_cross_entropy_is_refused() -> None:
     with pytest.raises(ValueError, match="cross_entropy"):
         DenoiserConfig(distance_curves=2, cross_entropy=0.0)

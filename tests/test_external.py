@@ -66,13 +66,13 @@ class World:
         return out
 
     def train(self, out: Path, *settings: str) -> list[object]:
-        told = [word for setting in settings for word in ("--set", setting)]
+        options = [word for setting in settings for word in ("--set", setting)]
         return [
             "train",
             self.dataset.path,
             "--generator",
             "external",
-            *told,
+            *options,
             "--out",
             out,
             "--quiet",

@@ -30,8 +30,8 @@ class World:
     regions: Path
 
     def train(self, out: Path, entry_point: str) -> list[object]:
-        told = ["--set", f"entry_point={entry_point}", "--out", out, "--quiet"]
-        return ["train", self.dataset.path, "--generator", "external", *told]
+        options = ["--set", f"entry_point={entry_point}", "--out", out, "--quiet"]
+        return ["train", self.dataset.path, "--generator", "external", *options]
 
 
 @pytest.fixture(scope="module")

@@ -120,11 +120,12 @@ def test_a_model_of_phase_1_refuses_groups(model: Generator) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in generator_names() if name not in TRAINABLE])
-def test_a_family_without_a_network_says_what_to_do(
-    name: str, models: Callable[[str], Generator]
+@pytest.mark.parametrize("member", ["network", "with_groups", "weighted_fit_stage", "soft_sample"])
+def test_a_family_that_cannot_be_trained_names_the_strategies_to_use(
+    name: str, member: str, models: Callable[[str], Generator]
 ) -> None:
     with pytest.raises(MobatlasError, match=r"cannot be trained.*--strategy"):
-        models(name).with_groups(DEFAULT_GROUPS, seed=1)
+        getattr(models(name), member)()
 
 
 def test_a_model_given_groups_begins_where_it_was(

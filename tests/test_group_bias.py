@@ -1,4 +1,4 @@
-"""Networks that can be told which places a group prefers before anything is taught."""
+"""The token bias of groups, which sets the places that a group prefers before training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from mobatlas.supervision.group_tilts import TiltConfig, fit_group_tilts, token_
 from tests.networks import LATENT, LENGTH, chance, new_model
 from tests.tiny import OPTIONS, fresh, small_city
 
-WRITERS, PLACE, SHIFT = ("autoregressive", "vae", "point-process"), FIRST_POI + 3, 4.0
+SEQUENCE_FAMILIES = ("autoregressive", "vae", "point-process")
+PLACE = FIRST_POI + 3
+SHIFT = 4.0
 
 
 @pytest.fixture(scope="module")
@@ -36,46 +38,51 @@ def groups_of(dataset: TrajectoryDataset) -> Groups:
     return dataset.groups
 
 
-def told(model: Generator, dataset: TrajectoryDataset) -> Generator:
-    """That its first group prefers one place."""
+def with_preferred_place(model: Generator, dataset: TrajectoryDataset) -> Generator:
+    """A copy with groups, of which the first prefers one place."""
     groups = groups_of(dataset)
-    made = model.with_groups(groups, 0, alike=True)
+    conditioned = model.with_groups(groups, 0, alike=True)
     shifts = np.zeros((len(groups), len(dataset.vocabulary)))
     shifts[0, PLACE] = SHIFT
-    assert has_group_bias(made.network) and not has_group_bias(model.network)
-    set_group_bias(made.network, shifts)
-    return made
+    assert has_group_bias(conditioned.network) and not has_group_bias(model.network)
+    set_group_bias(conditioned.network, shifts)
+    return conditioned
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_writer_with_a_map_visits_what_its_group_prefers(
+@pytest.mark.parametrize("name", SEQUENCE_FAMILIES)
+def test_a_sequence_generator_visits_more_often_the_place_that_a_group_prefers(
     name: str, dataset: TrajectoryDataset
 ) -> None:
     network: dict[str, Any] = OPTIONS[name]["network"] | {"distance_curves": 2, "group_bias": True}
     model = fresh(name, dataset, network=network)
-    made, n = told(model, dataset), 400
+    conditioned = with_preferred_place(model, dataset)
+    n = 400
     anchors = dataset.anchors[:1].repeat(n, 0)
-    visits = [made.sample(n, np.full(n, group), anchors, 3).tokens for group in (0, 1, UNKNOWN)]
-    often = [float(np.mean(tokens == PLACE)) for tokens in visits]
-    assert often[0] > 5 * max(often[1:]) > 0
-    assert np.array_equal(visits[2], model.sample(n, anchors=anchors, seed=3).tokens), (
-        "nobody's taste is nothing"
+    tokens = [
+        conditioned.sample(n, np.full(n, group), anchors, 3).tokens for group in (0, 1, UNKNOWN)
+    ]
+    shares = [float(np.mean(each == PLACE)) for each in tokens]
+    assert shares[0] > 5 * max(shares[1:]) > 0
+    assert np.array_equal(tokens[2], model.sample(n, anchors=anchors, seed=3).tokens), (
+        "an unknown group has no bias"
     )
 
 
-def test_a_denoiser_adds_the_tastes_of_a_group_to_what_it_thinks_of_tokens(
+def test_a_denoiser_adds_the_bias_of_a_group_to_its_logits_of_tokens(
     dataset: TrajectoryDataset,
 ) -> None:
     options = OPTIONS["latent-diffusion"]["denoiser"] | {"distance_curves": 2, "group_bias": True}
-    made = told(new_model(dataset, denoiser=options), dataset)
-    noisy, t = torch.randn(3, LENGTH, LATENT, generator=chance()), torch.full((3,), 500)
+    conditioned = with_preferred_place(new_model(dataset, denoiser=options), dataset)
+    noisy = torch.randn(3, LENGTH, LATENT, generator=chance())
+    t = torch.full((3,), 500)
+    anchors = torch.from_numpy(dataset.anchors[:3]).float()
     codes = torch.from_numpy(groups_of(dataset).level_codes[[0, 1]] + 1)
     levels = torch.cat((codes, torch.zeros_like(codes[:1])))
     with torch.no_grad():
-        words = made.network(noisy, t, torch.from_numpy(dataset.anchors[:3]).float(), levels).words
-    wanted = torch.zeros_like(words)
-    wanted[0, :, PLACE] = SHIFT
-    torch.testing.assert_close(words, wanted)  # a new denoiser thinks nothing else of them
+        words = conditioned.network(noisy, t, anchors, levels).words
+    expected = torch.zeros_like(words)
+    expected[0, :, PLACE] = SHIFT
+    torch.testing.assert_close(words, expected)  # an untrained denoiser has no other logits
 
 
 def test_every_group_has_a_row_of_its_own(dataset: TrajectoryDataset) -> None:
@@ -83,8 +90,8 @@ def test_every_group_has_a_row_of_its_own(dataset: TrajectoryDataset) -> None:
     group_bias = GroupTokenBias(groups, 5)
     codes = torch.from_numpy(groups.level_codes) + 1
     set_group_bias(group_bias, np.arange(5.0 * len(groups)).reshape(-1, 5))
-    found = group_bias(torch.cat((codes, torch.zeros_like(codes[:1]))), len(groups) + 1)
-    assert found.flatten().tolist() == [*map(float, range(5 * len(groups))), *[0.0] * 5]
+    bias = group_bias(torch.cat((codes, torch.zeros_like(codes[:1]))), len(groups) + 1)
+    assert bias.flatten().tolist() == [*map(float, range(5 * len(groups))), *[0.0] * 5]
     assert group_bias(None, 2).abs().max() == 0
 
 
@@ -92,7 +99,7 @@ def test_every_group_has_a_row_of_its_own(dataset: TrajectoryDataset) -> None:
 @pytest.mark.parametrize(
     "features", [("poi", "category"), ("category", "transitions"), ("transitions",)]
 )
-def test_what_tilts_say_of_places_is_what_the_people_do_whom_they_weigh(
+def test_token_shifts_bring_the_population_closer_to_the_tilted_visits(
     features: tuple[str, ...], unit: str, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     build_regions(
@@ -106,14 +113,14 @@ def test_what_tilts_say_of_places_is_what_the_people_do_whom_they_weigh(
     out = trajectories.tokens >= FIRST_POI
 
     def shares(weights: Floats) -> Floats:
-        counted = np.bincount(
+        counts = np.bincount(
             trajectories.tokens[out], weights[trajectories.owner[out]], len(dataset.vocabulary)
         )
-        return np.asarray(counted / counted.sum())
+        return np.asarray(counts / counts.sum())
 
-    everybody = shares(tilts.base)
+    population = shares(tilts.base)
     for shift, weights in zip(shifts, tilts.weights, strict=True):
-        assert everybody @ np.exp(shift) == pytest.approx(1), "the odds of going out stay"
-        wanted = shares(weights)
-        told = float(js(everybody * np.exp(shift), wanted))
-        assert told < 0.8 * float(js(everybody, wanted)), "nearer than everybody is"
+        assert population @ np.exp(shift) == pytest.approx(1), "the odds of going out stay"
+        tilted = shares(weights)
+        distance = float(js(population * np.exp(shift), tilted))
+        assert distance < 0.8 * float(js(population, tilted)), "closer than the population"

@@ -70,13 +70,13 @@ def small_city(folder: Path, users: int = 250, pois: int = 40) -> TrajectoryData
 
 
 def fresh(name: str, dataset: TrajectoryDataset, seed: int = 0, **options: Any) -> Generator:
-    """A generator that has seen nothing."""
+    """A generator that is not trained."""
     family = family_of(name)
-    told = {
+    values = {
         key: value(dataset) if callable(value) else value
         for key, value in (OPTIONS[name] | options).items()
     }
-    return family.create(build(family.config, told, name), dataset, seed)
+    return family.create(build(family.config, values, name), dataset, seed)
 
 
 def fitted(name: str, dataset: TrajectoryDataset, seed: int = 0, **options: Any) -> Generator:

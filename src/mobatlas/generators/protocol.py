@@ -33,10 +33,18 @@ UNKNOWN = -1  # the number of a group that is not known
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples of one training step: trajectories of a dataset, each with a group or UNKNOWN."""
+    """Examples of one training step.
 
-    indices: Ints  # (batch,)
-    groups: Ints  # (batch,)
+    Parameters
+    ----------
+    indices
+        (batch,) numbers of trajectories of a dataset.
+    groups
+        (batch,) numbers of groups, or UNKNOWN.
+    """
+
+    indices: Ints
+    groups: Ints
 
 
 # (batch size, step) -> examples. A pure function, so that a resumed run sees the same examples.
@@ -46,28 +54,34 @@ Draw = Callable[[int, int], Examples]
 class Generator(Protocol):
     """A model of trajectories; all its state is in its networks and its configuration.
 
-    A new family implements these members and registers a `Family`. A family without a network
-    that phase 2 can train (`Family.trainable` is false) raises `MobatlasError` in `network`,
-    `with_groups`, `weighted_fit_stage` and `soft_sample`. A generator whose samples carry arrival
-    and departure times also has the attribute `has_times`, which is true.
+    To add a family, write a class with these members, describe it by a `Family`, and pass that
+    to `register_generator`. No base class is needed.
+
+    A family that phase 2 cannot train sets `Family.trainable` to False. Strategies then select
+    among its samples and never use `network`, `with_groups`, `weighted_fit_stage` and
+    `soft_sample`. These four members raise `MobatlasError`, as those of `external` do.
+
+    A generator whose samples carry arrival and departure times also has the attribute
+    `has_times`, which is True.
 
     Examples
     --------
-    >>> from mobatlas import load_model, register_generator
-    >>> from mobatlas.generators.protocol import Family
-    >>> register_generator(  # doctest: +SKIP
-    ...     "markov", lambda: Family("markov", MarkovConfig, {"small": {}}, create, load)
-    ... )
+    Sample 100 trajectories of a trained model:
+
+    >>> from mobatlas import load_model
     >>> load_model("model").generator.sample(100, seed=1)  # doctest: +SKIP
     """
 
     @property
     def config(self) -> Section:
-        """The options of the family, complete."""
+        """The options of the family, an instance of `Family.config` with all values filled in.
+
+        They are saved with the model and passed to `Family.load`.
+        """
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The tokens of its trajectories."""
+        """The tokens of its trajectories: that of the dataset it was trained on."""
 
     @property
     def groups(self) -> Groups | None:
@@ -86,10 +100,17 @@ class Generator(Protocol):
 
     @property
     def network(self) -> nn.Module:
-        """The network that phase 2 trains."""
+        """The network that phase 2 trains; its parameters include those of the groups."""
 
     def fit(self, dataset: TrajectoryDataset, trainer: Trainer) -> dict[str, Any]:
-        """Fit phase 1, without groups.
+        """Fit phase 1, without groups, on the training split.
+
+        Parameters
+        ----------
+        dataset
+            Its labels must not be read.
+        trainer
+            Has the seed and the device. Its method `run` trains a `Stage` and writes checkpoints.
 
         Returns
         -------
@@ -114,6 +135,11 @@ class Generator(Protocol):
         alike
             Start every group with the distribution of the unknown group. Weighted examples train
             faster from groups that differ at the start.
+
+        Returns
+        -------
+        Generator
+            The copy, on the same device. Its `groups` are the ones passed.
         """
 
     def weighted_fit_stage(
@@ -127,8 +153,25 @@ class Generator(Protocol):
     ) -> Stage:
         """Return the stage that trains on the examples (x, z, d) of `draw`.
 
-        The stage continues from phase 1, or with `fresh` takes the steps and the learning rate
-        of phase 1. Its random numbers depend on `name`.
+        Parameters
+        ----------
+        dataset
+            The dataset that the numbers of examples refer to.
+        draw
+            (batch size, step) -> the examples of a step. They are weighted by how often they are
+            drawn.
+        name
+            Name of the stage; its random numbers and checkpoints depend on it.
+        trainer
+            The trainer that will run the stage.
+        fresh
+            Take the steps and the learning rate of phase 1, for new weights. Otherwise those that
+            continue from phase 1.
+
+        Returns
+        -------
+        Stage
+            Trains `network` when `trainer.run` is called with it.
         """
 
     def sample(
@@ -157,6 +200,16 @@ class Generator(Protocol):
             Number of the first sample.
         lengths
             (n,) forces the number of tokens in each sample.
+
+        Returns
+        -------
+        Trajectories
+            n samples with the requested anchors.
+
+        Raises
+        ------
+        MobatlasError
+            If a group is requested from a generator that has no groups.
         """
 
     def soft_sample(
@@ -184,13 +237,21 @@ class Generator(Protocol):
             The gradient flows through this many last steps.
         early
             Stop at a random step that the seed determines. The expected tokens have the same mean.
+
+        Returns
+        -------
+        SoftTrajectories
+            Probabilities of tokens (n, places, vocabulary), zero after the end of a trajectory.
         """
 
     def to(self, device: str) -> None:
         """Move the networks to "cpu", "cuda" or "mps"."""
 
     def save(self, folder: Path) -> None:
-        """Write the weights into an existing folder."""
+        """Write the weights into an existing folder, for `Family.load` to read.
+
+        The vocabulary, the groups and `config` are saved by the caller.
+        """
 
 
 def has_times(generator: Generator) -> bool:
@@ -205,20 +266,23 @@ class Family:
     Parameters
     ----------
     name
-        The name that users choose it by.
+        The name that it is registered by.
     config
-        The class of its options.
+        The class of its options, a subclass of `Section` with a default for every field. Users
+        set a field with `--set FIELD=VALUE`.
     presets
-        Options by name of preset; "small" and "paper" at least.
+        Options by name of preset, for `--preset`. What a preset does not name keeps its default.
     create
         (config, dataset, seed) -> an untrained generator.
     load
-        (folder, config, vocabulary, groups) -> the generator that `save` wrote.
+        (folder, config, vocabulary, groups) -> the generator that `Generator.save` wrote.
+        `groups` is None for a model of phase 1.
     trainable
-        Whether it has a network that phase 2 can train. If not, strategies reweight its samples.
+        Whether it has a network that phase 2 can train. If not, strategies select among its
+        samples.
     resolve
-        (options of a user, folder that paths are relative to) -> options. It checks that files
-        exist.
+        (options of a user, folder that paths are relative to) -> options. A family whose options
+        name files checks here that they exist. By default the options stay as they are.
     """
 
     name: str
@@ -260,8 +324,21 @@ def register_generator(name: str, family: Callable[[], Family]) -> None:
 
     Examples
     --------
+    `Markov` is a class with the members of `Generator`:
+
     >>> from mobatlas import register_generator
-    >>> register_generator("markov", lambda: my_package.markov.FAMILY)  # doctest: +SKIP
+    >>> from mobatlas.config import Section
+    >>> from mobatlas.generators.protocol import Family
+    >>> class MarkovConfig(Section):
+    ...     order: int = 1
+    >>> def create(config, dataset, seed):
+    ...     return Markov(config, dataset.vocabulary, None)
+    >>> def load(folder, config, vocabulary, groups):
+    ...     return Markov.read(folder / "counts.npz", config, vocabulary)
+    >>> def family():
+    ...     presets = {"small": {}, "paper": {"order": 3}}
+    ...     return Family("markov", MarkovConfig, presets, create, load, trainable=False)
+    >>> register_generator("markov", family)  # doctest: +SKIP
     """
     GENERATORS.register(name, family)
 

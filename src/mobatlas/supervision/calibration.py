@@ -155,8 +155,11 @@ class Calibration:
         fields = {**values, **forms, "groups": Groups.of(values["groups"])}
         calibration = TypeAdapter(cls).validate_python(fields)
         shape = (len(calibration.groups), len(calibration.features))
-        if any(tensors[form].shape != shape for form in FORMS):
-            raise ValueError(f"tensors of a calibration must have the shape {shape}")
+        rows = (*calibration.population, *calibration.fixed_anchors)
+        if any(tensors[form].shape != shape for form in FORMS) or not all(
+            "js" in each.before and "js" in each.after for each in rows
+        ):
+            raise ValueError(f"a calibration has tensors of shape {shape} and distances of means")
         return calibration
 
     def report(self) -> dict[str, Any]:

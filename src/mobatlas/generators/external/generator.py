@@ -57,11 +57,22 @@ class ExternalConfig(Section):
         return self
 
 
+def _refuse_training(*_: Any, **__: Any) -> NoReturn:
+    raise MobatlasError(
+        "an external generator cannot be trained; choose among its samples with "
+        "--strategy resample or --strategy tilt"
+    )
+
+
 class External:
     """Samples of a pool or of code. `Generator` documents its methods."""
 
     groups: Groups | None = None
     tile = TILE
+    network = property(_refuse_training)
+    with_groups = _refuse_training
+    weighted_fit_stage = _refuse_training
+    soft_sample = _refuse_training
 
     def __init__(self, config: ExternalConfig, vocabulary: Vocabulary, source: Pool | Code) -> None:
         self.config = config
@@ -83,14 +94,6 @@ class External:
             return {"pool": dict(self.source.facts)}
         anchors = dataset.anchors[dataset.split_people("train")]
         return {"entry_point": self.source.try_out(anchors, trainer.seed)}
-
-    def with_groups(
-        self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
-    ) -> NoReturn:
-        raise MobatlasError(
-            "an external generator cannot be trained; choose among its samples with "
-            "--strategy resample or --strategy tilt"
-        )
 
     def sample(
         self,
