@@ -11,7 +11,9 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from tests.tiny import fresh
 
-VOCABULARY, LENGTH, LATENT = 30, 12, 8
+VOCABULARY = 30
+LENGTH = 12
+LATENT = 8
 
 
 def chance(seed: int = 0) -> torch.Generator:

@@ -22,7 +22,8 @@ from tests.networks import LATENT, LENGTH, VOCABULARY, chance
 def some_tokens(rows: int, length: int, seed: int = 0) -> Tensor:
     """Padded trajectories of 1 to `length` tokens; the first has one token, the last all."""
     lengths = torch.randint(1, length + 1, (rows,), generator=chance(seed))
-    lengths[0], lengths[-1] = 1, length
+    lengths[0] = 1
+    lengths[-1] = length
     tokens = torch.randint(HOME, VOCABULARY, (rows, length), generator=chance(seed + 1))
     return torch.where(torch.arange(length) < lengths[:, None], tokens, PAD)
 
@@ -48,7 +49,7 @@ def test_each_trajectory_is_followed_by_one_end_if_there_is_room(
         assert ended[row].tolist() == expected + [PAD] * (ended.shape[1] - len(expected))
 
 
-def test_an_end_leaves_the_tokens_that_it_was_given_alone() -> None:
+def test_adding_an_end_does_not_change_the_other_tokens() -> None:
     tokens = some_tokens(20, 6)
     before = tokens.clone()
     with_end(tokens, 8)
@@ -57,7 +58,7 @@ def test_an_end_leaves_the_tokens_that_it_was_given_alone() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3])
-def test_about_the_asked_share_of_tokens_is_hidden(share: float) -> None:
+def test_about_the_requested_share_of_tokens_is_hidden(share: float) -> None:
     torch.manual_seed(0)
     hidden = hide_spans(torch.full((400, 200), HOME), share, 3.0) == MASK
     assert float(hidden.float().mean()) == pytest.approx(
@@ -65,7 +66,7 @@ def test_about_the_asked_share_of_tokens_is_hidden(share: float) -> None:
     )  # spans that overlap hide fewer
 
 
-def test_end_and_padding_are_never_hidden_and_what_is_not_hidden_stays() -> None:
+def test_ends_and_padding_are_never_hidden_and_other_tokens_stay() -> None:
     torch.manual_seed(0)
     tokens = with_end(some_tokens(500, LENGTH), LENGTH)
     seen = hide_spans(tokens, 0.9, 3.0)
@@ -81,7 +82,7 @@ def test_a_share_of_zero_hides_nothing() -> None:
 
 
 @pytest.mark.parametrize("mean", [1.0, 3.0, 8.0])
-def test_tokens_are_hidden_in_spans_of_about_the_asked_length(mean: float) -> None:
+def test_hidden_spans_have_about_the_requested_length(mean: float) -> None:
     torch.manual_seed(0)
     hidden = hide_spans(torch.full((2_000, 100), HOME), 0.05, mean) == MASK
     begins = hidden & ~torch.nn.functional.pad(hidden[:, :-1], (1, 0))
@@ -101,7 +102,8 @@ def test_latents_are_zero_at_padding_and_nowhere_else(autoencoder: Autoencoder) 
 def test_latents_do_not_depend_on_how_much_padding_there_is(autoencoder: Autoencoder) -> None:
     tokens = with_end(some_tokens(40, 5), LENGTH)  # (40, 6)
     padded = torch.nn.functional.pad(tokens, (0, LENGTH - 6), value=PAD)
-    narrow, wide = autoencoder.encode(tokens), autoencoder.encode(padded)
+    narrow = autoencoder.encode(tokens)
+    wide = autoencoder.encode(padded)
     torch.testing.assert_close(autoencoder.all_places(narrow), wide, atol=1e-5, rtol=1e-5)
     alone = autoencoder.encode(tokens[:1, :2])  # a token and the end
     torch.testing.assert_close(alone, narrow[:1, :2], atol=1e-5, rtol=1e-5)
@@ -122,9 +124,7 @@ def check_trajectories(tokens: Tensor) -> Tensor:
     return lengths
 
 
-def test_decoding_with_a_cache_is_decoding_without_one(
-    autoencoder: Autoencoder, latents: Tensor
-) -> None:
+def test_decoding_with_and_without_a_cache_agree(autoencoder: Autoencoder, latents: Tensor) -> None:
     tokens = autoencoder.decode(latents, cache=True)
     assert torch.equal(tokens, autoencoder.decode(latents, cache=False))
     assert len(set(check_trajectories(tokens).tolist())) > 3, (
@@ -132,7 +132,7 @@ def test_decoding_with_a_cache_is_decoding_without_one(
     )
 
 
-def test_decoding_takes_what_teacher_forcing_finds_likeliest(
+def test_decoding_takes_the_likeliest_tokens_of_teacher_forcing(
     autoencoder: Autoencoder, latents: Tensor
 ) -> None:
     written = with_end(autoencoder.decode(latents), LENGTH)
@@ -142,11 +142,12 @@ def test_decoding_takes_what_teacher_forcing_finds_likeliest(
     assert torch.equal(logits.argmax(-1)[written != PAD], written[written != PAD])
 
 
-def test_drawn_tokens_are_as_frequent_as_the_decoder_finds_them_likely(
+def test_drawn_tokens_have_the_frequencies_of_their_probabilities(
     autoencoder: Autoencoder,
 ) -> None:
     """Compare first tokens from equal latents; forbidden tokens are left out."""
-    rows, latent = 4_000, torch.randn(1, LENGTH, LATENT, generator=chance(5))
+    rows = 4_000
+    latent = torch.randn(1, LENGTH, LATENT, generator=chance(5))
     drawn = autoencoder.decode(latent.expand(rows, -1, -1), noise=chance(6))
     check_trajectories(drawn)
     logits = autoencoder.logits(latent, drawn[:1])[0, 0]
@@ -170,9 +171,7 @@ def test_a_decoder_without_probabilities_is_refused(
         bias.zero_()
 
 
-def test_forced_lengths_are_kept_by_drawn_tokens_too(
-    autoencoder: Autoencoder, latents: Tensor
-) -> None:
+def test_drawn_tokens_have_forced_lengths(autoencoder: Autoencoder, latents: Tensor) -> None:
     lengths = torch.arange(64) % LENGTH + 1
     drawn = autoencoder.decode(latents, lengths, noise=chance(8))
     assert torch.equal(check_trajectories(drawn), lengths)
@@ -180,14 +179,16 @@ def test_forced_lengths_are_kept_by_drawn_tokens_too(
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_forced_lengths_are_kept(autoencoder: Autoencoder, latents: Tensor, beams: int) -> None:
+def test_decoded_tokens_have_forced_lengths(
+    autoencoder: Autoencoder, latents: Tensor, beams: int
+) -> None:
     lengths = torch.arange(64) % LENGTH + 1
     assert torch.equal(
         check_trajectories(autoencoder.decode(latents, lengths, beams=beams)), lengths
     )
 
 
-def test_nothing_but_trajectories_is_written_even_by_a_decoder_that_would_rather_not(
+def test_decoding_never_writes_tokens_that_trajectories_do_not_contain(
     autoencoder: Autoencoder, latents: Tensor
 ) -> None:
     """The bias of the decoder asks for padding, start, mask and end before anything else."""
@@ -224,7 +225,9 @@ def test_beams_find_trajectories_at_least_as_likely(
     assert float((gain >= -1e-4).float().mean()) > 0.9  # a beam may lose the greedy path, seldom
 
 
-def test_standardised_latents_come_back(autoencoder: Autoencoder, latents: Tensor) -> None:
+def test_restoring_standardised_latents_returns_the_latents(
+    autoencoder: Autoencoder, latents: Tensor
+) -> None:
     autoencoder.mean.copy_(torch.linspace(-1, 2, LATENT))
     autoencoder.deviation.copy_(torch.linspace(0.1, 3, LATENT))
     torch.testing.assert_close(autoencoder.restore(autoencoder.standardise(latents)), latents)

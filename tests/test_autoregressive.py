@@ -40,7 +40,8 @@ from tests.trainers import make_trainer
 NAME = "autoregressive"
 QUIET = Execution(quiet=True)
 TINY = build(TransformerConfig, OPTIONS[NAME]["network"], "tiny")
-SIZE, LENGTH = FIRST_POI + 2, 3  # five tokens that trajectories may hold
+SIZE = FIRST_POI + 2  # five tokens that trajectories may hold
+LENGTH = 3
 
 
 @pytest.fixture(scope="module")
@@ -82,9 +83,11 @@ def anchors(dataset: TrajectoryDataset, n: int) -> np.ndarray:
 # ---- the network
 
 
-def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None:
-    length, batch = 9, 5
-    net, condition = network(length), torch.randn(batch, TINY.width, generator=chance())
+def test_logits_place_by_place_with_a_cache_equal_logits_of_all_places() -> None:
+    length = 9
+    batch = 5
+    net = network(length)
+    condition = torch.randn(batch, TINY.width, generator=chance())
     tokens = previous_tokens(torch.randint(HOME, SIZE, (batch, length), generator=chance(1)))
     cache = net.new_cache(batch)
     one_by_one = [
@@ -95,17 +98,20 @@ def test_with_the_cache_it_thinks_what_it_thinks_of_all_places_at_once() -> None
     )
 
 
-def test_a_place_does_not_see_those_after_it() -> None:
-    net, condition = network(6), torch.zeros(1, TINY.width)
+def test_logits_do_not_depend_on_later_tokens() -> None:
+    net = network(6)
+    condition = torch.zeros(1, TINY.width)
     tokens = torch.full((1, 6), HOME)
     later = torch.tensor([[HOME, HOME, HOME, FIRST_POI, FIRST_POI, FIRST_POI]])
-    one, other = net.logits(tokens, condition), net.logits(later, condition)
+    one = net.logits(tokens, condition)
+    other = net.logits(later, condition)
     torch.testing.assert_close(one[:, :3], other[:, :3])
     assert not torch.allclose(one[:, 3:], other[:, 3:])
 
 
-def test_read_in_parts_of_like_length_it_is_as_likely() -> None:
-    net, tokens = network(), every_trajectory()[torch.randperm(155, generator=chance(2))]
+def test_length_buckets_do_not_change_the_likelihood() -> None:
+    net = network()
+    tokens = every_trajectory()[torch.randperm(155, generator=chance(2))]
     condition = torch.randn(len(tokens), TINY.width, generator=chance())
     torch.testing.assert_close(
         in_length_buckets(net.nats, tokens, condition), net.nats(tokens, condition)
@@ -116,14 +122,17 @@ def test_read_in_parts_of_like_length_it_is_as_likely() -> None:
 
 
 def test_probabilities_of_all_trajectories_sum_to_1() -> None:
-    net, tokens = network(), every_trajectory()
+    net = network()
+    tokens = every_trajectory()
     for number in range(3):
         condition = torch.randn(1, TINY.width, generator=chance(number)).expand(len(tokens), -1)
         assert float(torch.exp(-net.nats(tokens, condition)).sum()) == pytest.approx(1, abs=1e-5)
 
 
-def test_trajectories_are_written_as_often_as_they_are_likely() -> None:
-    net, tokens, n = network(), every_trajectory(), 20_000
+def test_samples_have_the_frequencies_of_their_probabilities() -> None:
+    net = network()
+    tokens = every_trajectory()
+    n = 20_000
     condition = torch.randn(1, TINY.width, generator=chance(3))
     likely = torch.exp(-net.nats(tokens, condition.expand(len(tokens), -1))).numpy()
     numbers = torch.rand(n, LENGTH, generator=chance(4))
@@ -136,7 +145,7 @@ def test_trajectories_are_written_as_often_as_they_are_likely() -> None:
     assert (np.abs(counts - n * likely) < 5 * error + 1).all()
 
 
-def test_writing_stops_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_stops_when_all_trajectories_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     net = network(9)
     places = []
     logits = CausalTransformer.logits
@@ -160,7 +169,7 @@ def test_writing_stops_when_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> N
     st.floats(0, 1, exclude_max=True),
     st.randoms(),
 )
-def test_a_token_is_drawn_where_the_cumulated_probability_passes_the_chance(
+def test_a_token_is_drawn_by_inversion_of_the_cumulated_probability(
     logits: list[float], number: float, random: Any
 ) -> None:
     scores = torch.tensor([logits])
@@ -172,7 +181,7 @@ def test_a_token_is_drawn_where_the_cumulated_probability_passes_the_chance(
     assert (total[token - 1] if token else 0) <= number * total[-1] < total[token]
 
 
-def test_ends_stand_after_trajectories_that_leave_room() -> None:
+def test_end_tokens_follow_trajectories_that_leave_room() -> None:
     tokens = torch.tensor([[7, 8, PAD], [7, 8, 9], [7, PAD, PAD]])
     assert with_end(tokens, 4).tolist() == [[7, 8, EOS, PAD], [7, 8, 9, EOS], [7, EOS, PAD, PAD]]
     assert with_end(tokens, 3).tolist() == [[7, 8, EOS], [7, 8, 9], [7, EOS, PAD]]
@@ -183,11 +192,12 @@ def test_ends_stand_after_trajectories_that_leave_room() -> None:
 # ---- the likelihood of a model
 
 
-def test_the_likelihood_is_the_product_of_what_it_gave_each_token(
+def test_the_likelihood_is_the_product_of_token_probabilities(
     grouped: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
     """A trajectory of a dataset, one that fills all places, and one that is too long."""
-    lengths, groups = [4, grouped.max_length, grouped.max_length + 3], np.array([2, UNKNOWN, 5])
+    lengths = [4, grouped.max_length, grouped.max_length + 3]
+    groups = np.array([2, UNKNOWN, 5])
     rows = [
         np.resize(dataset.trajectory(int(index)), n)
         for index, n in zip(dataset.split("val"), lengths, strict=False)
@@ -198,7 +208,9 @@ def test_the_likelihood_is_the_product_of_what_it_gave_each_token(
     found = grouped.log_likelihood(given_to, groups)
     for number, row in enumerate(rows):
         written = [*row[: grouped.max_length].tolist(), EOS][: grouped.max_length]
-        total, last, cache = 0.0, BOS, grouped.network.new_cache(1)
+        total = 0.0
+        last = BOS
+        cache = grouped.network.new_cache(1)
         levels = (
             DEFAULT_GROUPS.level_codes[groups[number]] + 1
             if groups[number] != UNKNOWN
@@ -209,7 +221,8 @@ def test_the_likelihood_is_the_product_of_what_it_gave_each_token(
             condition = grouped.network.person(home, torch.from_numpy(levels[None]))
             for place, token in enumerate(written):
                 scores = grouped.network.logits(torch.tensor([[last]]), condition, cache, place)
-                total, last = total + float(scores.log_softmax(-1)[0, 0, token]), token
+                total = total + float(scores.log_softmax(-1)[0, 0, token])
+                last = token
         assert found[number] == pytest.approx(total, abs=1e-3)
 
 
@@ -218,7 +231,8 @@ def test_training_makes_held_out_trajectories_likelier(
 ) -> None:
     untrained = fresh(NAME, dataset)
     assert isinstance(untrained, SequenceGenerator)
-    before_training, after = untrained.held_out(dataset), model.held_out(dataset)
+    before_training = untrained.held_out(dataset)
+    after = model.held_out(dataset)
     assert set(after) == {"nats"}
     assert before_training["nats"] == pytest.approx(np.log(len(dataset.vocabulary) - 3), abs=0.01)
     assert after["nats"] < 0.75 * before_training["nats"]
@@ -243,11 +257,10 @@ def test_soft_samples_are_the_distributions_behind_the_samples(
     grouped: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
     n = 40
-    groups, homes = np.arange(n) % len(DEFAULT_GROUPS), anchors(dataset, n)
-    soft, made = (
-        grouped.soft_sample(groups, homes, seed=6),
-        grouped.sample(n, groups, homes, seed=6),
-    )
+    groups = np.arange(n) % len(DEFAULT_GROUPS)
+    homes = anchors(dataset, n)
+    soft = grouped.soft_sample(groups, homes, seed=6)
+    made = grouped.sample(n, groups, homes, seed=6)
     assert soft.written is not None
     written = soft.written.numpy()
     assert np.array_equal(written[written >= HOME], made.tokens)
@@ -262,8 +275,11 @@ def test_soft_samples_are_the_distributions_behind_the_samples(
 def test_the_gradient_of_a_first_token_is_that_of_its_probability(
     grouped: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
-    n, token, parameter = 8, HOME, grouped.network.output.bias
-    groups, homes = np.zeros(n, dtype=np.int64), anchors(dataset, n)
+    n = 8
+    token = HOME
+    parameter = grouped.network.output.bias
+    groups = np.zeros(n, dtype=np.int64)
+    homes = anchors(dataset, n)
 
     def expected() -> Tensor:
         return grouped.soft_sample(groups, homes, seed=0).tokens[:, 0, token].sum()
@@ -285,7 +301,8 @@ def test_expected_transitions_are_those_of_samples(
     """The next token follows the sampled token, not the distribution it was drawn from."""
     n = 1_000
     rng = np.random.default_rng(0)
-    groups, homes = rng.integers(len(DEFAULT_GROUPS), size=n), rng.choice(anchors(dataset, 500), n)
+    groups = rng.integers(len(DEFAULT_GROUPS), size=n)
+    homes = rng.choice(anchors(dataset, 500), n)
     feature = build_feature("transitions", dataset.vocabulary)
     counts = normalise(
         np.asarray(feature.counts(grouped.sample(n, groups, homes, seed=3)).sum(0)).ravel()
@@ -299,11 +316,12 @@ def test_expected_transitions_are_those_of_samples(
     assert gaps[0] < 0.05 < gaps[1]
 
 
-def test_dropout_is_for_training_alone(dataset: TrajectoryDataset) -> None:
+def test_dropout_is_used_in_training_only(dataset: TrajectoryDataset) -> None:
     made = fresh(NAME, dataset, network=OPTIONS[NAME]["network"] | {"dropout": 0.5}).with_groups(
         DEFAULT_GROUPS, 0
     )
-    groups, homes = np.zeros(20, dtype=np.int64), anchors(dataset, 20)
+    groups = np.zeros(20, dtype=np.int64)
+    homes = anchors(dataset, 20)
     still = made.soft_sample(groups, homes, seed=1).tokens
     made.network.train()
     assert torch.equal(made.soft_sample(groups, homes, seed=1).tokens, still)
@@ -327,11 +345,12 @@ class Watcher:
 
 
 @pytest.mark.parametrize("name", [NAME, "vae", "point-process"])
-def test_the_losses_of_two_processes_have_the_loss_of_one_as_their_mean(
+def test_the_mean_loss_of_two_processes_is_the_loss_of_one(
     name: str, dataset: TrajectoryDataset
 ) -> None:
     options = {} if name == NAME else {"latent": OPTIONS[name]["latent"] | {"free_bits": 0.0}}
-    watcher, made = Watcher(), fresh(name, dataset, **options)
+    watcher = Watcher()
+    made = fresh(name, dataset, **options)
     made.fit(dataset, cast(Trainer, watcher))
     taught = made.with_groups(DEFAULT_GROUPS, 0)
     watcher.run(
@@ -382,14 +401,15 @@ class Crash(Exception):  # noqa: N818
 
 
 @pytest.mark.parametrize("name", [NAME, "vae", "point-process"])
-def test_killed_and_resumed_it_ends_in_the_same_bytes(
+def test_a_killed_and_resumed_training_writes_the_same_bytes(
     name: str, dataset: TrajectoryDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     brief = {"training": OPTIONS[name]["training"] | {"steps": 12, "warmup": 3}}
     how: dict[str, Any] = {"config": {}, "quiet": True, "checkpoint_steps": 1}
     fresh(name, dataset, **brief).fit(dataset, make_trainer(tmp_path / "whole" / "training", **how))
     with monkeypatch.context() as patched:
-        gather, calls = TrajectoryDataset.gather, []
+        gather = TrajectoryDataset.gather
+        calls = []
 
         def until_killed(self: TrajectoryDataset, *arguments: Any) -> Any:
             calls.append(1)
@@ -431,7 +451,7 @@ def test_every_preset_validates(name: str) -> None:
         ({"length": 1}, "'length' is wrong"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(
+def test_an_invalid_configuration_is_refused_in_one_sentence(
     values: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(MobatlasError) as refused:
@@ -440,7 +460,7 @@ def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(
     assert str(refused.value).startswith("train: ") and "\n" not in str(refused.value)
 
 
-def test_training_says_how_many_trajectories_are_too_long_and_which_length_would_do(
+def test_training_reports_truncated_trajectories_and_the_length_to_set(
     dataset: TrajectoryDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     brief = OPTIONS[NAME] | {"training": OPTIONS[NAME]["training"] | {"steps": 1, "warmup": 0}}

@@ -18,7 +18,8 @@ from mobatlas.sampling.request import SampleRequest
 from mobatlas.training.loop import Execution
 from tests.tiny import OPTIONS, small_city
 
-FAMILIES, GROUP = ("autoregressive", "vae"), "30-40, F"
+FAMILIES = ("autoregressive", "vae")
+GROUP = "30-40, F"
 SMALL: dict[str, Any] = {"calibration": {"pool": 64, "candidates": 2}, "visits": False}
 TUNING = {
     "steps": 20,
@@ -56,7 +57,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def model(world: World, name: str) -> Path:
     """Trained as a user types it, when it is first asked for."""
-    out, argv = world.root / name, sys.argv
+    out = world.root / name
+    argv = sys.argv
     if not out.exists():
         options = OPTIONS[name] | {
             "training": OPTIONS[name]["training"] | {"steps": 40, "batch": 32}
@@ -88,7 +90,7 @@ def model(world: World, name: str) -> Path:
 
 @pytest.mark.parametrize("strategy", VALUES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_strategy_makes_a_model_that_samples_groups(
+def test_a_model_of_every_strategy_samples_groups(
     name: str, strategy: str, world: World, tmp_path: Path
 ) -> None:
     regions = None if strategy == "strong" else world.root / "groups"

@@ -18,7 +18,8 @@ from mobatlas.groups import DEFAULT_GROUPS
 from tests.networks import LATENT, LENGTH, VOCABULARY, chance, new_model, stirred
 from tests.tiny import small_city
 
-DDIM, DPM = DiffusionConfig(solver="ddim", steps=50), DiffusionConfig(solver="dpm++", steps=10)
+DDIM = DiffusionConfig(solver="ddim", steps=50)
+DPM = DiffusionConfig(solver="dpm++", steps=10)
 DENOISER = DenoiserConfig(depth=2, width=32, heads=2, embedding=8)
 ANCHORS = torch.tensor(
     [[40.1, -74.0, 40.3, -73.8], [40.2, -74.1, 40.0, -74.2], [40.0, -73.9, 40.2, -74.0]]
@@ -52,7 +53,8 @@ def inputs(rows: int = 3) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def test_a_new_block_is_the_identity() -> None:
-    x, condition = torch.randn(3, LENGTH, 32), torch.randn(3, 32)
+    x = torch.randn(3, LENGTH, 32)
+    condition = torch.randn(3, 32)
     assert torch.equal(Block(DENOISER)(x, condition), x)
     assert not torch.equal(stirred(Block(DENOISER))(x, condition), x)
 
@@ -71,7 +73,7 @@ def test_without_cross_entropy_a_new_denoiser_predicts_zero() -> None:
     assert torch.equal(plain.clean, torch.zeros(3, LENGTH, LATENT)) and plain.words is None
 
 
-def test_a_sure_denoiser_predicts_the_latent_of_the_token() -> None:
+def test_a_denoiser_certain_of_a_token_predicts_its_latent() -> None:
     network = new_dit()
     assert network.words is not None
     with torch.no_grad():
@@ -95,7 +97,7 @@ def test_unknown_anchors_are_a_condition_of_their_own() -> None:
         assert all(float((one - other).abs().max()) > 1e-3 for other in outs[:i])
 
 
-def test_one_unknown_anchor_does_not_touch_the_others_of_the_batch() -> None:
+def test_an_unknown_anchor_does_not_change_other_rows_of_the_batch() -> None:
     network = stirred(new_dit())
     x, t, anchors = inputs()
     mixed = anchors.clone()
@@ -116,7 +118,7 @@ def test_every_attribute_has_one_table_with_a_null_level() -> None:
         assert not cast(nn.Embedding, table).weight[0].any()
 
 
-def test_the_null_level_of_every_attribute_adds_exactly_nothing() -> None:
+def test_the_null_level_of_every_attribute_adds_zero() -> None:
     network = stirred(new_dit(groups=DEFAULT_GROUPS))
     assert isinstance(network, DiT) and network.conditioning.groups is not None
     with torch.no_grad():
@@ -136,11 +138,12 @@ def test_each_level_of_each_attribute_changes_the_estimate() -> None:
     assert float(distances.min()) > 1e-3
 
 
-def test_a_model_given_groups_denoises_as_before_at_the_null_level(model: LatentDiffusion) -> None:
+def test_a_model_with_groups_denoises_unknown_groups_as_before(model: LatentDiffusion) -> None:
     stirred(model.network)
     grouped = model.with_groups(DEFAULT_GROUPS, seed=3)
     x = torch.randn(3, model.max_length, LATENT, generator=chance())
-    t, null = torch.tensor([3, 500, 990]), torch.zeros(3, 2, dtype=torch.int64)
+    t = torch.tensor([3, 500, 990])
+    null = torch.zeros(3, 2, dtype=torch.int64)
     assert torch.equal(
         grouped.network(x, t, ANCHORS, null).clean, model.network(x, t, ANCHORS).clean
     )
@@ -182,7 +185,7 @@ def test_noise_is_added_as_the_formula_says() -> None:
 @pytest.mark.parametrize("solver", ["ddim", "dpm++"])
 @pytest.mark.parametrize("steps", [1, 10, 50])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 10.0])
-def test_who_knows_the_answer_is_led_to_it_from_any_noise(
+def test_an_exact_denoiser_reaches_the_clean_latents_from_any_noise(
     solver: Literal["ddim", "dpm++"], steps: int, scale: float
 ) -> None:
     clean, noise = torch.randn(2, 5, LENGTH, LATENT, generator=chance())
@@ -191,7 +194,7 @@ def test_who_knows_the_answer_is_led_to_it_from_any_noise(
 
 
 @pytest.mark.parametrize("solver", ["ddim", "dpm++"])
-def test_steps_that_do_not_divide_the_schedule_leave_no_noise_either(
+def test_steps_that_do_not_divide_the_schedule_leave_no_noise(
     solver: Literal["ddim", "dpm++"],
 ) -> None:
     clean, noise = torch.randn(2, 5, LENGTH, LATENT, generator=chance())
@@ -311,10 +314,11 @@ def test_each_step_reads_the_estimate_of_the_step_before(
         assert torch.equal(estimate[past], padding)  # known, not estimated
 
 
-def test_an_estimate_changes_the_answer_only_where_it_is_asked_for() -> None:
+def test_the_last_estimate_is_read_only_with_self_conditioning() -> None:
     estimate = torch.randn(3, LENGTH, LATENT, generator=chance(9))
     changed = DENOISER.model_copy(update={"self_conditioning": False})
-    aware, unaware = stirred(new_dit()), stirred(DiT(changed, LATENT, LENGTH, VOCABULARY))
+    aware = stirred(new_dit())
+    unaware = stirred(DiT(changed, LATENT, LENGTH, VOCABULARY))
     assert not torch.equal(aware(*inputs(), None, estimate).clean, aware(*inputs()).clean)
     assert torch.equal(
         aware(*inputs(), None, torch.zeros_like(estimate)).clean, aware(*inputs()).clean

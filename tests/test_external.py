@@ -125,9 +125,7 @@ def shares(names: list[tuple[str, ...]], dataset: TrajectoryDataset) -> np.ndarr
 # ---- a pool
 
 
-def test_samples_of_any_program_become_a_model_that_stands_alone(
-    world: World, tmp_path: Path
-) -> None:
+def test_a_pool_becomes_a_model_that_does_not_need_the_file(world: World, tmp_path: Path) -> None:
     copy = tmp_path / "copy.parquet"
     shutil.copy(world.pool, copy)
     assert run(*world.train(tmp_path / "model", f"pool={copy}")).code == 0
@@ -158,9 +156,12 @@ def test_samples_of_any_program_become_a_model_that_stands_alone(
 
 
 @pytest.mark.parametrize("strategy", ["resample", "tilt"])
-def test_groups_are_chosen_among_its_samples(world: World, tmp_path: Path, strategy: str) -> None:
+def test_supervised_samples_of_a_group_are_closer_to_its_visits(
+    world: World, tmp_path: Path, strategy: str
+) -> None:
     """Places that a group visits are nearer to those of its real people than the pool's are."""
-    model, dataset = world.supervised(strategy), world.dataset
+    model = world.supervised(strategy)
+    dataset = world.dataset
     loaded = load_model(model)
     assert (
         loaded.strategy == strategy
@@ -168,8 +169,11 @@ def test_groups_are_chosen_among_its_samples(world: World, tmp_path: Path, strat
         and loaded.generator.groups is None
     )
     assert dataset.groups is not None
-    group_of, train_rows = dataset.person_groups(), dataset.split("train")
-    everybody, before, after = shares(sequences(world.pool), dataset), [], []
+    group_of = dataset.person_groups()
+    train_rows = dataset.split("train")
+    everybody = shares(sequences(world.pool), dataset)
+    before = []
+    after = []
     for number, name in enumerate(dataset.groups.names):
         out = tmp_path / f"{number}.parquet"
         generate(model, out, 150, SampleRequest(group=name, seed=1))
@@ -182,7 +186,7 @@ def test_groups_are_chosen_among_its_samples(world: World, tmp_path: Path, strat
     assert ("tilt" in report) == (strategy == "tilt") and "calibration" in report
 
 
-def test_auto_takes_what_works_and_says_why(world: World, tmp_path: Path) -> None:
+def test_auto_chooses_resample_and_gives_the_reason(world: World, tmp_path: Path) -> None:
     done = run(
         "supervise", world.model, world.regions, *LEAST, "--out", tmp_path / "new", "--quiet"
     )
@@ -217,7 +221,7 @@ def test_auto_takes_what_works_and_says_why(world: World, tmp_path: Path) -> Non
         ),
     ],
 )
-def test_what_would_train_it_is_refused(
+def test_options_that_would_train_it_are_refused(
     world: World, tmp_path: Path, options: list[str], sentence: str
 ) -> None:
     assert sentence in refused(
@@ -226,8 +230,9 @@ def test_what_would_train_it_is_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_old_model_stays_until_a_new_one_is_there(world: World, tmp_path: Path) -> None:
-    out, pool = tmp_path / "model", tmp_path / "pool.parquet"
+def test_a_failed_training_keeps_the_old_model(world: World, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    pool = tmp_path / "pool.parquet"
     shutil.copy(world.pool, pool)
     command = world.train(out, f"pool={pool}")
     assert run(*command).code == 0
@@ -244,7 +249,7 @@ def test_an_old_model_stays_until_a_new_one_is_there(world: World, tmp_path: Pat
     assert (out / "manifest.json").read_bytes() != manifest
 
 
-def test_what_fails_on_the_way_leaves_nothing(
+def test_a_failed_command_leaves_no_files(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any) -> None:
@@ -283,7 +288,7 @@ BAD_POOLS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_POOLS)
-def test_a_file_that_is_no_pool_is_refused(world: World, tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_a_pool_is_refused(world: World, tmp_path: Path, name: str) -> None:
     make, sentence = BAD_POOLS[name]
     path = tmp_path / "given.parquet"
     make(path)
@@ -291,7 +296,7 @@ def test_a_file_that_is_no_pool_is_refused(world: World, tmp_path: Path, name: s
     assert not (tmp_path / "model").exists()
 
 
-def test_places_that_the_dataset_does_not_know_are_other_and_named(
+def test_unknown_places_become_other_with_a_warning(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = world.dataset.vocabulary.poi_ids[FIRST_POI]
@@ -310,7 +315,7 @@ def test_places_that_the_dataset_does_not_know_are_other_and_named(
     assert set(pool.tokens.tolist()) == {FIRST_POI, OTHER, HOME}
 
 
-def test_samples_that_tell_when_still_do(world: World, tmp_path: Path) -> None:
+def test_samples_of_a_pool_with_times_have_times(world: World, tmp_path: Path) -> None:
     place = world.dataset.vocabulary.poi_ids[FIRST_POI]
     hours = np.array([1, 3, 8, 9]).astype("timedelta64[h]") + np.datetime64(
         "2024-05-07", "us"
@@ -353,7 +358,8 @@ def pool_of(homes: list[list[float]], tokens: list[list[int]], neighbours: int =
 
 
 NAN = float("nan")
-EAST, WEST = [1.0, 9.0, 1.1, 9.0], [1.0, 2.0, 1.1, 2.0]
+EAST = [1.0, 9.0, 1.1, 9.0]
+WEST = [1.0, 2.0, 1.1, 2.0]
 
 
 def drawn(pool: Pool, anchors: list[float], n: int = 200) -> set[int]:
@@ -364,7 +370,7 @@ def drawn(pool: Pool, anchors: list[float], n: int = 200) -> set[int]:
     return set(made.tokens.tolist())
 
 
-def test_people_are_given_samples_of_those_who_live_nearest() -> None:
+def test_samples_come_from_people_with_the_nearest_homes() -> None:
     pool = pool_of([EAST, WEST, EAST, [1.0, 4.0, 1.1, 4.0]], [[7], [8], [9], [10]])
     assert drawn(pool, [1.02, 8.9, 1.1, 9.0]) == {7, 9}
     assert drawn(pool, [1.02, 2.1, 1.1, 2.0]) == {8, 10}
@@ -374,20 +380,20 @@ def test_people_are_given_samples_of_those_who_live_nearest() -> None:
     )
 
 
-def test_all_samples_of_one_place_are_as_near() -> None:
+def test_all_samples_of_one_home_are_equally_likely() -> None:
     """Homes at the middle of a zone: more of them than neighbours."""
     pool = pool_of([EAST] * 6 + [WEST], [[token] for token in range(7, 14)])
     assert drawn(pool, EAST) == set(range(7, 13))
 
 
-def test_where_work_is_known_it_counts() -> None:
+def test_known_workplaces_count_as_well_as_homes() -> None:
     works = [[1.0, 9.0, 1.0, 5.0], [1.0, 9.0, 1.0, 1.0], [1.0, 9.0, NAN, NAN]]
     pool = pool_of(works, [[7], [8], [9]], neighbours=1)
     assert drawn(pool, [1.0, 9.0, 1.0, 4.8]) == {7}
     assert drawn(pool, [1.0, 9.0, NAN, NAN]) == {7, 8, 9}
 
 
-def test_forced_lengths_are_those_of_samples_or_of_their_beginnings() -> None:
+def test_forced_lengths_take_samples_of_that_length_or_truncate_longer_ones() -> None:
     pool = pool_of([EAST] * 3, [[7], [8, 9, 10], [HOME, 11, WORK, 12]])
     made = pool.draw(np.tile(EAST, (40, 1)), 1, 0, np.tile([1, 2, 3, 4], 10))
     rows = {tuple(made.tokens[a:b]) for a, b in zip(made.offsets, made.offsets[1:], strict=False)}
@@ -396,7 +402,7 @@ def test_forced_lengths_are_those_of_samples_or_of_their_beginnings() -> None:
         pool.draw(np.tile(EAST, (1, 1)), 1, 0, np.array([5]))
 
 
-def test_longer_samples_are_cut_off_and_counted(world: World, tmp_path: Path) -> None:
+def test_longer_samples_are_truncated_and_counted(world: World, tmp_path: Path) -> None:
     report = train(
         world.dataset.path,
         tmp_path / "model",
@@ -412,7 +418,7 @@ def test_longer_samples_are_cut_off_and_counted(world: World, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("wrong", ["tokens", "offsets", "anchors"])
-def test_arrays_that_are_no_samples_are_refused(world: World, tmp_path: Path, wrong: str) -> None:
+def test_arrays_that_are_not_samples_are_refused(world: World, tmp_path: Path, wrong: str) -> None:
     loaded = load_model(world.model).generator
     samples = Pool.load(world.model, loaded.vocabulary, 1, loaded.max_length).samples
     changed = {
@@ -429,7 +435,7 @@ def test_arrays_that_are_no_samples_are_refused(world: World, tmp_path: Path, wr
 # ---- the whole way
 
 
-def test_a_run_takes_a_pool_beside_its_configuration(world: World, tmp_path: Path) -> None:
+def test_a_run_reads_a_pool_relative_to_its_configuration(world: World, tmp_path: Path) -> None:
     shutil.copytree(world.root / "city", tmp_path / "city")
     shutil.copy(world.pool, tmp_path / "pool.parquet")
     config: dict[str, Any] = {
@@ -460,7 +466,9 @@ def test_a_run_takes_a_pool_beside_its_configuration(world: World, tmp_path: Pat
     assert f"{tmp_path / 'pool.parquet'}: no such file" in refused(*command)
 
 
-def test_the_how_to_runs(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_how_to_page_run(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     section = HOW_TO.read_text().split("## Bring your own generator")[1].split("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
     assert blocks and sum(len(block.splitlines()) for block in blocks) <= 20

@@ -100,7 +100,7 @@ def test_a_function_becomes_a_model(world: World, here: Path) -> None:
     )
 
 
-def test_code_that_a_model_names_is_imported_only_where_the_user_trusts_it(
+def test_code_of_a_model_is_imported_only_if_the_user_trusts_it(
     world: World, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_code(here, GOOD.format(places=world.dataset.vocabulary.poi_ids[FIRST_POI:]))
@@ -168,14 +168,14 @@ def test_code_that_does_not_work_is_refused_in_one_sentence(
     assert not (here / "model").exists()
 
 
-def test_a_module_that_is_not_there_is_refused(world: World, here: Path) -> None:
+def test_a_missing_module_is_refused(world: World, here: Path) -> None:
     said = refused(*world.train(here / "model", "no_such.module:sample"))
     assert (
         "cannot be imported (ModuleNotFoundError" in said and "that Python finds from here" in said
     )
 
 
-def test_code_that_does_not_keep_to_its_seed_is_warned_of(
+def test_code_that_ignores_its_seed_causes_a_warning(
     world: World, here: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = world.dataset.vocabulary.poi_ids[FIRST_POI]

@@ -62,7 +62,7 @@ def trainable(request: pytest.FixtureRequest, models: Callable[[str], Generator]
 
 
 @pytest.fixture(scope="module")
-def taught(trainable: Generator, dataset: TrajectoryDataset) -> Generator:
+def conditioned(trainable: Generator, dataset: TrajectoryDataset) -> Generator:
     return fit_labels(trainable, dataset, Trainer(None, Execution(quiet=True)))[0]
 
 
@@ -84,12 +84,12 @@ def test_samples_are_trajectories_of_the_vocabulary(
     assert made.tokens.min() >= HOME and made.tokens.max() < len(dataset.vocabulary)
 
 
-def test_same_seed_same_samples_and_another_seed_others(model: Generator) -> None:
+def test_a_seed_determines_the_samples(model: Generator) -> None:
     assert _same(model.sample(50, seed=1), model.sample(50, seed=1))
     assert not _same(model.sample(50, seed=1), model.sample(50, seed=2))
 
 
-def test_a_sample_does_not_depend_on_how_many_are_asked_for(
+def test_a_sample_does_not_depend_on_the_number_of_samples(
     model: Generator, dataset: TrajectoryDataset
 ) -> None:
     n = model.tile + 40
@@ -100,11 +100,12 @@ def test_a_sample_does_not_depend_on_how_many_are_asked_for(
         50, anchors=anchors[model.tile - 20 : model.tile + 30], seed=4, first=model.tile - 20
     )
     assert np.array_equal(whole.tokens[: few.offsets[-1]], few.tokens)
-    start, stop = whole.offsets[model.tile - 20], whole.offsets[model.tile + 30]
+    start = whole.offsets[model.tile - 20]
+    stop = whole.offsets[model.tile + 30]
     assert np.array_equal(whole.tokens[start:stop], middle.tokens)
 
 
-def test_none_can_be_asked_for(model: Generator) -> None:
+def test_zero_samples_can_be_drawn(model: Generator) -> None:
     assert len(model.sample(0)) == 0
 
 
@@ -128,7 +129,7 @@ def test_a_family_that_cannot_be_trained_names_the_strategies_to_use(
         getattr(models(name), member)()
 
 
-def test_a_model_given_groups_begins_where_it_was(
+def test_a_copy_with_groups_samples_unknown_groups_as_before(
     trainable: Generator, dataset: TrajectoryDataset
 ) -> None:
     model = trainable
@@ -139,9 +140,12 @@ def test_a_model_given_groups_begins_where_it_was(
         grouped.with_groups(DEFAULT_GROUPS, seed=1)
 
 
-def test_groups_may_begin_alike(trainable: Generator, dataset: TrajectoryDataset) -> None:
+def test_alike_groups_start_with_the_same_samples(
+    trainable: Generator, dataset: TrajectoryDataset
+) -> None:
     model = trainable
-    anchors, groups = _anchors(dataset, 40), np.arange(40) % len(DEFAULT_GROUPS)
+    anchors = _anchors(dataset, 40)
+    groups = np.arange(40) % len(DEFAULT_GROUPS)
     grouped = model.with_groups(DEFAULT_GROUPS, seed=1, alike=True)
     assert _same(grouped.sample(40, groups, anchors), model.sample(40, anchors=anchors))
     assert not _same(
@@ -150,38 +154,42 @@ def test_groups_may_begin_alike(trainable: Generator, dataset: TrajectoryDataset
     )
 
 
-def test_groups_change_what_is_sampled(taught: Generator, dataset: TrajectoryDataset) -> None:
+def test_samples_depend_on_the_group(conditioned: Generator, dataset: TrajectoryDataset) -> None:
     anchors = _anchors(dataset, 64)
-    first = taught.sample(64, np.zeros(64, dtype=np.int64), anchors)
-    last = taught.sample(64, np.full(64, len(DEFAULT_GROUPS) - 1), anchors)
+    first = conditioned.sample(64, np.zeros(64, dtype=np.int64), anchors)
+    last = conditioned.sample(64, np.full(64, len(DEFAULT_GROUPS) - 1), anchors)
     assert not _same(first, last)
 
 
-def test_soft_samples_say_what_samples_do(taught: Generator, dataset: TrajectoryDataset) -> None:
+def test_soft_samples_have_the_means_of_samples(
+    conditioned: Generator, dataset: TrajectoryDataset
+) -> None:
     """Counts of tokens agree with the counts that the soft sample expects."""
     n = 200
-    groups, anchors = np.arange(n) % len(DEFAULT_GROUPS), _anchors(dataset, n)
+    groups = np.arange(n) % len(DEFAULT_GROUPS)
+    anchors = _anchors(dataset, n)
     feature = build_feature("category", dataset.vocabulary)
-    counts = feature.counts(taught.sample(n, groups, anchors, seed=9)).sum(0)
-    soft = taught.soft_sample(groups, anchors, seed=9)
+    counts = feature.counts(conditioned.sample(n, groups, anchors, seed=9)).sum(0)
+    soft = conditioned.soft_sample(groups, anchors, seed=9)
     expected = feature.soft(soft).sum(0).detach().numpy()
     assert soft.tokens.sum(-1).max() <= 1 + 1e-5
     assert np.abs(counts - expected).sum() / counts.sum() < 0.1
 
 
-def test_what_is_expected_early_is_what_is_sampled(
-    taught: Generator, dataset: TrajectoryDataset
+def test_early_soft_samples_have_the_means_of_samples(
+    conditioned: Generator, dataset: TrajectoryDataset
 ) -> None:
     """A soft sample has the mean of samples at any step; the seed determines the step."""
     n = 256
-    groups, anchors = np.arange(n) % len(DEFAULT_GROUPS), _anchors(dataset, n)
+    groups = np.arange(n) % len(DEFAULT_GROUPS)
+    anchors = _anchors(dataset, n)
     feature = build_feature("category", dataset.vocabulary)
-    counts = feature.counts(taught.sample(n, groups, anchors, seed=9)).sum(0)
+    counts = feature.counts(conditioned.sample(n, groups, anchors, seed=9)).sum(0)
     shares = []
     for seed in range(6):
-        soft = taught.soft_sample(groups, anchors, seed, early=True)
+        soft = conditioned.soft_sample(groups, anchors, seed, early=True)
         assert torch.equal(
-            soft.tokens, taught.soft_sample(groups, anchors, seed, early=True).tokens
+            soft.tokens, conditioned.soft_sample(groups, anchors, seed, early=True).tokens
         )
         assert soft.tokens.sum(-1).max() <= 1 + 1e-5
         expected = feature.soft(soft).sum(0).detach().numpy()
@@ -190,27 +198,31 @@ def test_what_is_expected_early_is_what_is_sampled(
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_soft_samples_teach_the_network(
-    taught: Generator, dataset: TrajectoryDataset, early: bool
+def test_soft_samples_have_gradients_in_the_network(
+    conditioned: Generator, dataset: TrajectoryDataset, early: bool
 ) -> None:
     feature = build_feature("poi", dataset.vocabulary)
-    soft = taught.soft_sample(
+    soft = conditioned.soft_sample(
         np.arange(16) % len(DEFAULT_GROUPS), _anchors(dataset, 16), seed=2, early=early
     )
     feature.soft(soft)[:, 3].sum().backward()
-    gradients = [p.grad for p in taught.network.parameters() if p.grad is not None]
+    gradients = [p.grad for p in conditioned.network.parameters() if p.grad is not None]
     assert any(float(gradient.abs().sum()) > 0 for gradient in gradients)
-    taught.network.zero_grad()
+    conditioned.network.zero_grad()
 
 
-def test_what_was_saved_samples_the_same(
-    taught: Generator, dataset: TrajectoryDataset, tmp_path: Path
+def test_a_saved_model_draws_the_same_samples(
+    conditioned: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
-    taught.save(tmp_path)
-    name = next(name for name in generator_names() if type(taught.config) is family_of(name).config)
-    again = family_of(name).load(tmp_path, taught.config, dataset.vocabulary, taught.groups)
+    conditioned.save(tmp_path)
+    name = next(
+        name for name in generator_names() if type(conditioned.config) is family_of(name).config
+    )
+    again = family_of(name).load(
+        tmp_path, conditioned.config, dataset.vocabulary, conditioned.groups
+    )
     groups = np.arange(30) % len(DEFAULT_GROUPS)
-    assert _same(again.sample(30, groups, seed=3), taught.sample(30, groups, seed=3))
+    assert _same(again.sample(30, groups, seed=3), conditioned.sample(30, groups, seed=3))
 
 
 def test_weights_of_another_configuration_are_refused(
@@ -233,7 +245,9 @@ def test_a_file_that_is_not_safetensors_is_refused(
 
 
 @pytest.mark.parametrize("name", generator_names())
-def test_phase_1_never_sees_a_label(name: str, dataset: TrajectoryDataset, tmp_path: Path) -> None:
+def test_phase_1_does_not_depend_on_labels(
+    name: str, dataset: TrajectoryDataset, tmp_path: Path
+) -> None:
     """Identical weights with labels, with shuffled ones and with none."""
     found = []
     for change in ("kept", "shuffled", "deleted"):
@@ -254,7 +268,7 @@ def test_phase_1_never_sees_a_label(name: str, dataset: TrajectoryDataset, tmp_p
 
 
 @pytest.mark.parametrize("name", TRAINABLE)
-def test_the_seed_decides_the_weights(name: str, dataset: TrajectoryDataset) -> None:
+def test_the_seed_determines_the_weights(name: str, dataset: TrajectoryDataset) -> None:
     one, two = (fresh(name, dataset, seed) for seed in (0, 1))
     pairs = list(
         zip(one.network.state_dict().values(), two.network.state_dict().values(), strict=True)
@@ -272,14 +286,14 @@ def test_strong_draws_pairs_of_a_trajectory_and_its_group(dataset: TrajectoryDat
     assert set(unlabelled(dataset, 5)(64, 7).groups) == {UNKNOWN}
 
 
-def test_strong_can_begin_anew(trainable: Generator, dataset: TrajectoryDataset) -> None:
+def test_strong_can_train_new_weights(trainable: Generator, dataset: TrajectoryDataset) -> None:
     anew, _ = fit_labels(
         trainable, dataset, Trainer(None, Execution(quiet=True)), from_scratch=True
     )
     assert not _same(anew.sample(20), trainable.sample(20))
 
 
-def test_strong_without_labels_says_so(
+def test_strong_without_labels_is_refused(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     shutil.copytree(dataset.path, tmp_path / "bare")
@@ -290,7 +304,7 @@ def test_strong_without_labels_says_so(
         )
 
 
-def test_a_family_that_does_not_exist_is_refused_with_the_nearest() -> None:
+def test_an_unknown_family_is_refused_with_a_suggestion() -> None:
     with pytest.raises(MobatlasError, match="latent-diffusion"):
         family_of("latent-difusion")
     with pytest.raises(MobatlasError, match="exists already"):

@@ -43,13 +43,14 @@ def model(dataset: TrajectoryDataset) -> LatentDiffusion:
     return new_model(dataset)
 
 
-def test_latents_on_disk_are_those_in_memory_and_are_encoded_once(
+def test_latents_on_disk_equal_those_in_memory_and_are_encoded_once(
     model: LatentDiffusion,
     dataset: TrajectoryDataset,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    autoencoder, path = model.autoencoder, tmp_path / "latents.npy"
+    autoencoder = model.autoencoder
+    path = tmp_path / "latents.npy"
     set_statistics(autoencoder, dataset)
     memory = encode_split(autoencoder, dataset, "train", None)
     disk = encode_split(autoencoder, dataset, "train", path)
@@ -69,7 +70,7 @@ def test_latents_on_disk_are_those_in_memory_and_are_encoded_once(
         assert torch.equal(other.batch(chosen), memory.batch(chosen))
 
 
-def test_a_batch_of_latents_is_what_the_autoencoder_makes_of_the_trajectories(
+def test_a_batch_of_latents_is_the_encoding_of_its_trajectories(
     model: LatentDiffusion, dataset: TrajectoryDataset
 ) -> None:
     autoencoder = model.autoencoder
@@ -133,7 +134,7 @@ def test_the_denoiser_learns_which_tokens_the_latents_stand_for(
 
 
 @pytest.mark.parametrize("what", ["cut short", "of another shape", "a pickle"])
-def test_a_latents_file_that_is_not_whole_is_made_again(
+def test_a_damaged_latents_file_is_encoded_again(
     model: LatentDiffusion, dataset: TrajectoryDataset, tmp_path: Path, what: str
 ) -> None:
     """A disk can lose the end of a file that was not synced; the latents are computed again."""
@@ -169,7 +170,9 @@ class Watcher:
 
 def test_the_preset_paper_is_the_papers_table() -> None:
     config = build(LatentDiffusionConfig, PRESETS["paper"], "paper")
-    bart, dit, diffusion = config.autoencoder, config.denoiser, config.diffusion
+    bart = config.autoencoder
+    dit = config.denoiser
+    diffusion = config.diffusion
     # shared diffusion settings, and the evaluation protocol: DDIM of 50 steps
     assert (diffusion.train_steps, diffusion.solver, diffusion.steps) == (1_000, "ddim", 50)
     # BART: layers, model dimension, FFN dimension, heads, max sequence length
@@ -217,7 +220,7 @@ def test_the_papers_optimisers_are_adamw_and_adam_with_gradients_clipped_at_1(
     [(0, {"noise": 0.0}), (0, {"noise": 0.3}), (1, {})],
     ids=["autoencoder", "autoencoder with noise", "denoiser"],
 )
-def test_the_losses_of_two_processes_have_the_loss_of_one_as_their_mean(
+def test_the_mean_loss_of_two_processes_is_the_loss_of_one(
     dataset: TrajectoryDataset, number: int, options: dict[str, float]
 ) -> None:
     """Each draws what the whole batch needs and takes its rows of it."""
@@ -271,7 +274,7 @@ def test_the_preset_small_is_the_default() -> None:
         ({"length": 1}, "'length' is wrong"),
     ],
 )
-def test_a_configuration_that_cannot_be_is_refused_in_one_sentence(
+def test_an_invalid_configuration_is_refused_in_one_sentence(
     values: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(MobatlasError) as refused:
@@ -287,7 +290,7 @@ def test_truncated_trajectories_are_counted(dataset: TrajectoryDataset) -> None:
     assert report["truncated"] == sum(length > 5 for length in lengths) > 0
 
 
-def test_an_autoencoder_that_reconstructs_too_little_warns_loudly(
+def test_an_autoencoder_that_reconstructs_too_little_causes_a_warning(
     dataset: TrajectoryDataset, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = {"steps": 1, "batch": 8}
@@ -308,7 +311,7 @@ def test_an_autoencoder_that_reconstructs_too_little_warns_loudly(
     assert "autoencoder.steps" in warned[0]
 
 
-def test_an_autoencoder_that_reconstructs_enough_is_silent(
+def test_an_autoencoder_that_reconstructs_enough_causes_no_warning(
     model: LatentDiffusion, dataset: TrajectoryDataset, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "mobatlas"):

@@ -26,7 +26,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return small_world(tmp_path_factory.getbasetemp())
 
 
-def test_a_model_that_is_not_trained_to_the_end_says_how_to_go_on(tmp_path: Path) -> None:
+def test_an_unfinished_model_is_refused_with_the_command_to_resume(tmp_path: Path) -> None:
     (tmp_path / "model" / "training").mkdir(parents=True)
     with pytest.raises(
         MobatlasError, match=r"model: is not trained to the end; continue it with .* --resume"
@@ -87,7 +87,7 @@ def described(**changes: Any) -> Callable[[Path], Any]:
         ),
     ],
 )
-def test_a_model_folder_that_is_not_whole_is_refused(
+def test_an_incomplete_model_folder_is_refused(
     world: World,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

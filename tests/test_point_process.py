@@ -37,7 +37,9 @@ from tests.networks import chance, stirred
 from tests.test_autoregressive_supervised import VALUES
 from tests.tiny import OPTIONS, fitted, fresh, small_city
 
-NAME, DAYS, GROUP = "point-process", 3, "30-40, F"
+NAME = "point-process"
+DAYS = 3
+GROUP = "30-40, F"
 WINDOW = DAYS * DAY
 BRIEF = {
     "steps": 4,
@@ -70,11 +72,9 @@ def durations(*, until: bool, days: int = DAYS) -> Durations:
 
 def spans(begins: int, *, until: bool, n: int = 1, barred: bool = False) -> Spans:
     """n equal spans that start `begins` seconds after the window, on a Wednesday."""
-    hidden, start, shut = (
-        torch.randn(1, 8, generator=chance(3)),
-        torch.tensor([2 * DAY]),
-        torch.tensor([barred]),
-    )
+    hidden = torch.randn(1, 8, generator=chance(3))
+    start = torch.tensor([2 * DAY])
+    shut = torch.tensor([barred])
     one = durations(until=until)(hidden, torch.tensor([HOME]), start + begins, start, shut)
     rows = {name: getattr(one, name).expand(n, *getattr(one, name).shape[1:]) for name in PARTS}
     return replace(one, **rows)
@@ -95,14 +95,15 @@ def test_bins_are_in_order_and_none_is_longer_than_an_hour(days: int) -> None:
 
 @pytest.mark.parametrize("until", [False, True])
 @pytest.mark.parametrize("left", [1, 50, 5_000, 90_000])
-def test_all_seconds_that_are_left_have_probability_one_together(left: int, until: bool) -> None:
+def test_probabilities_of_the_remaining_seconds_sum_to_1(left: int, until: bool) -> None:
     found = spans(WINDOW - left, until=until, n=left + until)
     total = (-found.nats(torch.arange(left + until)).double()).exp().sum()
     assert float(total) == pytest.approx(1, abs=1e-4)
 
 
-def test_durations_are_drawn_as_often_as_they_are_likely() -> None:
-    n, left = 20_000, 7_200
+def test_durations_have_the_frequencies_of_their_probabilities() -> None:
+    n = 20_000
+    left = 7_200
     found = spans(WINDOW - left, until=True, n=n)
     drawn = found.draw(torch.rand(n, generator=chance(1)))
     assert int(drawn.min()) >= 0 and int(drawn.max()) == left
@@ -113,14 +114,14 @@ def test_durations_are_drawn_as_often_as_they_are_likely() -> None:
         assert share == pytest.approx(float(expected[low:high].sum()), abs=0.015)
 
 
-def test_a_stay_that_another_visit_follows_does_not_last_until_the_end() -> None:
+def test_a_stay_before_another_visit_ends_within_the_window() -> None:
     drawn = spans(WINDOW - 60, until=True, n=1_000, barred=True).draw(
         torch.rand(1_000, generator=chance(1))
     )
     assert int(drawn.max()) < 60
 
 
-def test_hours_are_those_of_the_seconds() -> None:
+def test_probabilities_of_hours_are_sums_over_seconds() -> None:
     begins = 2 * DAY - 3 * 3_600 + 1_234
     found = spans(begins, until=False, n=1).hours()[0]
     seconds = torch.arange(WINDOW - begins)
@@ -134,7 +135,7 @@ def test_hours_are_those_of_the_seconds() -> None:
 # ---- what it reads
 
 
-def test_visits_are_read_with_their_times_and_leave_before_the_next(
+def test_visits_are_read_with_their_times_and_end_before_the_next(
     dataset: TrajectoryDataset,
 ) -> None:
     some = dataset.split("train")[:50]
@@ -154,10 +155,8 @@ def test_visits_are_read_with_their_times_and_leave_before_the_next(
 
 
 def test_the_day_of_the_week_is_that_of_the_dataset(dataset: TrajectoryDataset) -> None:
-    real, stamps = (
-        Trajectories.of(dataset),
-        pd.Series(dataset.all_times()[0] * 10**9).astype("datetime64[ns]"),
-    )
+    real = Trajectories.of(dataset)
+    stamps = pd.Series(dataset.all_times()[0] * 10**9).astype("datetime64[ns]")
     assert real.arrivals is not None
     assert np.array_equal(real.arrivals // DAY % 7, stamps.dt.dayofweek)
     assert set(dataset.first_days.tolist()) >= {int(stamps.min().timestamp()) // DAY}
@@ -184,7 +183,7 @@ def network() -> VariationalAutoencoder:
     return cast(VariationalAutoencoder, stirred(model.network))
 
 
-def test_what_is_to_come_does_not_change_what_is_likely(dataset: TrajectoryDataset) -> None:
+def test_predictions_do_not_depend_on_later_visits(dataset: TrajectoryDataset) -> None:
     net = network()
     visits = TimedTokenCodec(DAYS).read_dataset(
         dataset, dataset.split("train")[:8], 12
@@ -200,7 +199,7 @@ def test_what_is_to_come_does_not_change_what_is_likely(dataset: TrajectoryDatas
         assert not torch.equal(one[:, 3:], other[:, 3:])
 
 
-def test_what_was_written_is_as_likely_as_it_was_when_it_was_drawn(
+def test_a_sample_has_the_likelihood_it_was_drawn_with(
     model: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
     """Samples are likelier than the same tokens at the times of others."""
@@ -239,12 +238,12 @@ def test_times_are_ordered_within_the_window_and_do_not_overlap(
     check_times(model.sample(40, seed=2, lengths=np.arange(40) % model.max_length + 1))
 
 
-def test_same_seed_same_times_however_many_are_asked_for(model: SequenceGenerator) -> None:
-    many, few, middle = (
-        model.sample(300, seed=4),
-        model.sample(20, seed=4),
-        model.sample(30, seed=4, first=250),
-    )
+def test_times_depend_on_the_seed_and_not_on_the_number_of_samples(
+    model: SequenceGenerator,
+) -> None:
+    many = model.sample(300, seed=4)
+    few = model.sample(20, seed=4)
+    middle = model.sample(30, seed=4, first=250)
     for name in ("tokens", "arrivals", "stays"):
         all_of_them = getattr(many, name)
         assert np.array_equal(all_of_them[: few.offsets[-1]], getattr(few, name))
@@ -253,11 +252,11 @@ def test_same_seed_same_times_however_many_are_asked_for(model: SequenceGenerato
         )
 
 
-def test_training_makes_hours_true(model: SequenceGenerator, dataset: TrajectoryDataset) -> None:
-    feature, real = (
-        build_feature("hour", dataset.vocabulary),
-        Trajectories.of(dataset, dataset.split("train")),
-    )
+def test_a_trained_model_has_the_arrival_hours_of_the_dataset(
+    model: SequenceGenerator, dataset: TrajectoryDataset
+) -> None:
+    feature = build_feature("hour", dataset.vocabulary)
+    real = Trajectories.of(dataset, dataset.split("train"))
 
     def hours(some: Trajectories) -> np.ndarray:
         return np.asarray(feature.counts(some).sum(0), dtype=np.float64)
@@ -268,15 +267,15 @@ def test_training_makes_hours_true(model: SequenceGenerator, dataset: Trajectory
     assert trained < 0.5 * min(untrained, jsd(hours(real), np.ones(24)))
 
 
-def test_soft_hours_say_what_samples_do(
+def test_soft_hours_have_the_means_of_samples(
     model: SequenceGenerator, dataset: TrajectoryDataset
 ) -> None:
-    n, seed = 256, 5
-    groups, anchors = np.full(n, UNKNOWN), np.resize(dataset.anchors, (n, 4))
-    made, soft = (
-        model.sample(n, anchors=anchors, seed=seed),
-        model.soft_sample(groups, anchors, seed),
-    )
+    n = 256
+    seed = 5
+    groups = np.full(n, UNKNOWN)
+    anchors = np.resize(dataset.anchors, (n, 4))
+    made = model.sample(n, anchors=anchors, seed=seed)
+    soft = model.soft_sample(groups, anchors, seed)
     for mask in ((), ("HOME",)):
         feature = build_feature("hour", dataset.vocabulary, mask)
         counts = np.asarray(feature.counts(made).sum(0))
@@ -296,7 +295,8 @@ def test_soft_hours_say_what_samples_do(
 @pytest.fixture(scope="module")
 def trained(dataset: TrajectoryDataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As a user types it."""
-    out, argv = tmp_path_factory.mktemp("models") / "model", sys.argv
+    out = tmp_path_factory.mktemp("models") / "model"
+    argv = sys.argv
     options = OPTIONS[NAME] | {"training": OPTIONS[NAME]["training"] | {"steps": 40, "batch": 32}}
     settings = [
         f"{part}.{key}={value}"
@@ -361,7 +361,7 @@ def test_generate_fills_arrival_and_departure_and_evaluate_compares_them(
 
 
 @pytest.mark.parametrize("strategy", VALUES)
-def test_every_strategy_teaches_it_groups_by_their_hours(
+def test_every_strategy_learns_the_arrival_hours_of_groups(
     strategy: str, trained: Path, regions: Path, tmp_path: Path
 ) -> None:
     evidence = None if strategy == "strong" else regions

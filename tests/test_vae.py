@@ -21,7 +21,8 @@ from mobatlas.groups import DEFAULT_GROUPS
 from tests.networks import chance, stirred
 from tests.tiny import OPTIONS, fitted, small_city
 
-NAME, SIZE = "vae", FIRST_POI + 5
+NAME = "vae"
+SIZE = FIRST_POI + 5
 BATCH = 6
 
 
@@ -36,7 +37,8 @@ def network(**latent: Any) -> VariationalAutoencoder:
 def batch(net: VariationalAutoencoder, n: int = BATCH) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens with their ends, anchors, levels and noise."""
     tokens = torch.randint(HOME, SIZE, (n, 8), generator=chance())
-    tokens[0, 3:], tokens[1, 1:] = PAD, PAD
+    tokens[0, 3:] = PAD
+    tokens[1, 1:] = PAD
     levels = torch.from_numpy(DEFAULT_GROUPS.level_codes[np.arange(n) % len(DEFAULT_GROUPS)] + 1)
     return (
         with_end(tokens, 12),
@@ -68,7 +70,7 @@ def test_the_terms_are_reconstruction_and_kl() -> None:
     torch.testing.assert_close(terms["reconstruction"], expected)
 
 
-def test_padding_does_not_change_what_is_encoded() -> None:
+def test_the_encoding_does_not_depend_on_padding() -> None:
     net = network()
     tokens, anchors, levels, _ = batch(net)
     person = net.decoder.person(anchors, levels)
@@ -78,7 +80,8 @@ def test_padding_does_not_change_what_is_encoded() -> None:
 
 def test_the_terms_bound_the_likelihood() -> None:
     """Compare the bound, averaged over the encoder, with the likelihood over the prior."""
-    net, n = network(), 20_000
+    net = network()
+    n = 20_000
     tokens, anchors, levels, _ = (part[:1].expand(n, -1) for part in batch(net))
     noise = torch.randn(n, net.latent, generator=chance(5))
     nats = net.decoder.nats(tokens, net.condition(anchors, levels, noise)).double()
@@ -87,7 +90,7 @@ def test_the_terms_bound_the_likelihood() -> None:
     assert -float(terms["reconstruction"].mean() + terms["kl"].mean()) < likelihood
 
 
-def test_free_bits_cost_the_same_whether_they_are_used_or_not() -> None:
+def test_the_loss_of_free_bits_is_constant() -> None:
     inputs = batch(network())
     bits = by_number(network(), inputs).mean(0) / math.log(2)  # (latent,)
     middle = float(bits.sort().values[:3].mean())
@@ -107,7 +110,7 @@ def test_free_bits_cost_the_same_whether_they_are_used_or_not() -> None:
     )  # what is left of the reconstruction, taken off, is rounding
 
 
-def test_the_weight_of_the_kl_rises_from_nothing_and_stays_whole_in_phase_2() -> None:
+def test_the_weight_of_the_kl_rises_from_zero_and_is_1_in_phase_2() -> None:
     net = network(warmup=10, free_bits=0.0)
     inputs = batch(net)
     terms = net.terms(*inputs)
@@ -120,8 +123,9 @@ def test_the_weight_of_the_kl_rises_from_nothing_and_stays_whole_in_phase_2() ->
     )
 
 
-def test_what_is_written_depends_on_the_latent() -> None:
-    net, n = network(), 64
+def test_samples_depend_on_the_latent() -> None:
+    net = network()
+    n = 64
     _, anchors, levels, _ = (part[:1].expand(n, -1) for part in batch(net))
     numbers = torch.rand(n, 12, generator=chance(7))
     one, same, other = (
