@@ -78,8 +78,7 @@ def with_end(tokens: Tensor, length: int) -> Tensor:
 
 def gather_tokens(dataset: TrajectoryDataset, indices: Ints, length: int) -> Tensor:
     """Return the tokens (batch, any) of trajectories of a dataset, with end tokens."""
-    tokens = torch.from_numpy(dataset.gather(indices, length).tokens).long()
-    return with_end(tokens, length)
+    return with_end(torch.from_numpy(dataset.gather(indices, length).tokens).long(), length)
 
 
 def draw_tokens(logits: Tensor, uniform: Tensor) -> Tensor:

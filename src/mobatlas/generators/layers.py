@@ -243,8 +243,8 @@ class DistanceBias(nn.Module):
         cache = self._cache
         if cache is not None and cache[0] is anchors and cache[1][0].dtype == dtype:
             return cache[1]
-        pairs = (anchors[:, :2], anchors[:, 2:])  # home and work
-        weights = [self._knot_weights(pair).to(dtype) for pair in pairs]
+        home_and_work = (anchors[:, :2], anchors[:, 2:])
+        weights = [self._knot_weights(anchor).to(dtype) for anchor in home_and_work]
         self._cache = (anchors, weights) if weights[0].numel() <= LARGEST_CACHE else None
         return weights
 

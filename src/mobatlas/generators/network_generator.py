@@ -164,8 +164,9 @@ class NetworkGenerator(ABC):
     ) -> Trajectories:
         groups = unknown_groups(n) if groups is None else groups
         anchors = np.full((n, 4), np.nan) if anchors is None else anchors
-        rows = self._sample_rows(groups, anchors, seed, first, lengths)
-        return self.codec.to_trajectories(rows, anchors)
+        return self.codec.to_trajectories(
+            self._sample_rows(groups, anchors, seed, first, lengths), anchors
+        )
 
     @torch.no_grad()
     def _sample_rows(

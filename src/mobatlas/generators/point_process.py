@@ -148,8 +148,9 @@ def _create(config: PointProcessConfig, dataset: TrajectoryDataset, seed: int) -
             f"train: days is {config.days}, but the windows of {dataset.path} have "
             f"{dataset.window_days} days; leave the option out"
         )
-    complete = config.model_copy(update={"days": dataset.window_days})
-    return PointProcess(complete, dataset.vocabulary, None, seed)
+    return PointProcess(
+        config.model_copy(update={"days": dataset.window_days}), dataset.vocabulary, None, seed
+    )
 
 
 FAMILY = replace(

@@ -76,8 +76,9 @@ class SequenceGenerator(NetworkGenerator):
     def fit(self, dataset: TrajectoryDataset, trainer: Trainer) -> dict[str, Any]:
         """Maximise the likelihood of training trajectories."""
         self.network.decoder.measure(dataset)
-        draw = unlabelled(dataset, trainer.seed)
-        stage = self.training_stage(dataset, draw, "transformer", trainer, fresh=True)
+        stage = self.training_stage(
+            dataset, unlabelled(dataset, trainer.seed), "transformer", trainer, fresh=True
+        )
         return {"transformer": trainer.run(stage), "truncated": self._truncated(dataset)}
 
     def training_stage(
@@ -116,7 +117,7 @@ class SequenceGenerator(NetworkGenerator):
             indices, person = self._draw_examples(dataset, draw, size, step, share)
             noise = torch.randn(size, self.network.latent)[share.rows(size)].to(self.device)
             visits = self.codec.read_dataset(dataset, indices, self.max_length).to(self.device)
-            nats: Tensor = network(visits, *person, noise, step if fresh else None)
+            nats = network(visits, *person, noise, step if fresh else None)  # (batch,)
             return nats.sum() * (share.world / (size * mean_length))
 
         return loss
@@ -125,8 +126,12 @@ class SequenceGenerator(NetworkGenerator):
         """Return nats per token of held-out trajectories of unknown group, and their terms."""
         members = self._validation_members(dataset, split)
         visits = self.codec.read_dataset(dataset, members, self.max_length).to(self.device)
-        anchors = dataset.anchors[dataset.person[members]]
-        terms = self._terms(visits, unknown_groups(len(members)), anchors, seed=0)
+        terms = self._terms(
+            visits,
+            unknown_groups(len(members)),
+            dataset.anchors[dataset.person[members]],
+            seed=0,
+        )
         tokens = (self.codec.target_tokens(visits) != PAD).sum()
         means = {name: float(values.sum() / tokens) for name, values in terms.items()}
         return {"nats": sum(means.values())} | (means if len(means) > 1 else {})
@@ -157,8 +162,9 @@ class SequenceGenerator(NetworkGenerator):
 
     def _noise(self, number: int, seed: int) -> Tensor:
         """Return the noise (TILE, latent) of a tile."""
-        rng = tile_rng(seed, number, LATENT_STREAM)
-        return torch.randn(TILE, self.network.latent, generator=rng).to(self.device)
+        return torch.randn(
+            TILE, self.network.latent, generator=tile_rng(seed, number, LATENT_STREAM)
+        ).to(self.device)
 
     def _uniform(self, seed: int, number: int, stream: int, *shape: int) -> Tensor:
         return torch.rand(TILE, *shape, generator=tile_rng(seed, number, stream)).to(self.device)
@@ -166,11 +172,10 @@ class SequenceGenerator(NetworkGenerator):
     def _sample_tile(
         self, number: int, groups: Ints, anchors: Floats, seed: int, lengths: Tensor | None
     ) -> Tensor:
-        person = self._person(groups, anchors)
-        condition = self.network.condition(*person, self._noise(number, seed))
+        noise = self._noise(number, seed)
+        condition = self.network.condition(*self._person(groups, anchors), noise)
         uniform = partial(self._uniform, seed, number)
-        rows: Tensor = self.network.decoder.sample(condition, uniform, self.max_length, lengths)
-        return rows
+        return self.network.decoder.sample(condition, uniform, self.max_length, lengths)
 
     def soft_sample(
         self,
@@ -193,8 +198,7 @@ class SequenceGenerator(NetworkGenerator):
         self.network.eval()  # no dropout, although phase 2 samples while it trains
         rows = self._sample_rows(groups, anchors, seed).to(self.device)
         noises = [self._noise(tile.number, seed)[tile.places] for tile in tiles(0, len(groups))]
-        person = self._person(groups, anchors)
-        condition = self.network.condition(*person, torch.cat(noises))
+        condition = self.network.condition(*self._person(groups, anchors), torch.cat(noises))
         soft = self.codec.soft_trajectories(self.network.decoder, rows, condition, anchors)
         self.network.train(training)
         return soft

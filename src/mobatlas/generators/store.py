@@ -114,8 +114,7 @@ class Model:
     @property
     def strategy(self) -> str | None:
         """The strategy that supervised it; None after phase 1."""
-        strategy: str | None = self.manifest.details.get(SUPERVISION, {}).get("strategy")
-        return strategy
+        return self.manifest.details.get(SUPERVISION, {}).get("strategy")
 
     def open_dataset(self) -> TrajectoryDataset:
         """Open its dataset, or another one with the same vocabulary."""
@@ -212,9 +211,12 @@ class Model:
                 regions.path,
                 dataset.path,
             )
-        train = dataset.split_people("train")
         users = dataset.people["user_id"].to_pylist()
-        residents = [person for person in train.tolist() if assignment.get(users[person]) == region]
+        residents = [
+            person
+            for person in dataset.split_people("train").tolist()
+            if assignment.get(users[person]) == region
+        ]
         return dataset.anchors[np.array(residents, dtype=np.int64)]
 
 

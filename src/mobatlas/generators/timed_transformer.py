@@ -166,8 +166,7 @@ class TimeEmbedding(nn.Module):
         _, arrival, departure = visits.unbind(-1)
         stay = torch.log1p((departure - arrival) / 60)[..., None] / 8  # a week is about 1
         moments = [encode_moment(each, start, self.days) for each in (arrival, departure)]
-        embedded: Tensor = self.linear(torch.cat((*moments, stay), -1))
-        return embedded
+        return self.linear(torch.cat((*moments, stay), -1))
 
 
 class VisitEmbedding(nn.Module):
@@ -179,8 +178,8 @@ class VisitEmbedding(nn.Module):
         self.times = TimeEmbedding(width, days)
 
     def forward(self, visits: Tensor) -> Tensor:
-        embedded: Tensor = self.words(visits[..., 0]) + self.times(visits, visits[:, :1, 1])
-        return embedded  # (batch, any, width)
+        # (batch, any, width)
+        return self.words(visits[..., 0]) + self.times(visits, visits[:, :1, 1])
 
 
 class TimedTransformer(nn.Module):

@@ -134,8 +134,7 @@ class CausalTransformer(nn.Module):
         hidden = self.dropout(previous + places + condition[:, None, : self.width])
         for layer, block in enumerate(self.blocks):
             hidden = block(hidden, None if cache is None else cache[layer], place)
-        normed: Tensor = self.norm(hidden)
-        return normed
+        return self.norm(hidden)
 
     def token_logits(self, hidden: Tensor, condition: Tensor, place: int = 0) -> Tensor:
         """Return logits (batch, any, vocabulary) from the hidden states of `place` and later."""

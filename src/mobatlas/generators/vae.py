@@ -68,8 +68,9 @@ class VariationalAutoencoder(nn.Module):
         width = config.network.width
         self.decoder = decoder(config.network, vocabulary, config.length, groups)
         self.words = words(vocabulary, width)
-        blocks = [Block(config.network, causal=False) for _ in range(config.latent.depth)]
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = nn.ModuleList(
+            Block(config.network, causal=False) for _ in range(config.latent.depth)
+        )
         self.norm = nn.LayerNorm(width)
         self.to_latent = nn.Linear(width, 2 * config.latent.size)
         self.from_latent = nn.Linear(config.latent.size, width)
@@ -130,8 +131,8 @@ class VariationalAutoencoder(nn.Module):
         for block in self.blocks:
             hidden = block(hidden, valid=valid)
         mean = (hidden * valid[..., None]).sum(1) / valid.sum(1, keepdim=True)  # (batch, width)
-        encoded: Tensor = self.to_latent(self.norm(mean))
-        return encoded.float().clamp(-8, 8)  # deviations beyond 3,000 cannot be learnt
+        # deviations beyond 3,000 cannot be learnt
+        return self.to_latent(self.norm(mean)).float().clamp(-8, 8)
 
 
 class Vae(SequenceGenerator):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from mobatlas.config import Coarsening
-from mobatlas.data.arrays import Flags, Floats
+from mobatlas.data.arrays import Floats
 from mobatlas.data.samples import SCHEMA, TIMED_SCHEMA
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError, suggestion
@@ -142,14 +142,13 @@ def _write(
     plan = sampler.plan
     facts = _facts(sampler.model, plan, request)
     metadata = json.dumps(facts if len(facts) > 1 else facts[0], sort_keys=True)
-    columns = TIMED_SCHEMA if has_times(sampler.model.generator) else SCHEMA
-    schema = columns.with_metadata({METADATA: metadata})
+    schema = TIMED_SCHEMA if has_times(sampler.model.generator) else SCHEMA
     start = time.perf_counter()
     tasks = sampler.tasks()
     total = sum(task.stop - task.start for task in tasks)
     tally = _Tally(tracker, plan.n / plan.shard.of / max(1, total))
     with sample_chunks(sampler, tasks, device, request.devices) as chunks:
-        tokens = write_parquet(path, schema, tally.rows(chunks))
+        tokens = write_parquet(path, schema.with_metadata({METADATA: metadata}), tally.rows(chunks))
     seconds = time.perf_counter() - start
     has_calibration = plan.calibration is not None and tally.candidates > 0  # not an empty shard
     return Generated(
@@ -231,8 +230,9 @@ def _plan(
         Part(shares, request.seed + number, number * size)
         for number, shares in enumerate(groups or [region_shares])
     )
-    has_groups = people.groups is not None or parts[0].shares is not None
-    form = _calibration_form(model, request, has_groups)
+    form = _calibration_form(
+        model, request, people.groups is not None or parts[0].shares is not None
+    )
     return Plan(
         people=people,
         parts=parts,
@@ -279,8 +279,9 @@ def _people_of_table(path: Path, model: Model, has_group: bool) -> People:
     groups = model.groups
     table = read_table(path)
     require_columns(str(path), table.columns, ANCHORS)
-    columns = [number_column(path, table, name, missing=True) for name in ANCHORS]
-    anchors = np.stack(columns, axis=1)  # (rows, 4)
+    anchors = np.stack(  # (rows, 4)
+        [number_column(path, table, name, missing=True) for name in ANCHORS], axis=1
+    )
     _check_anchors(path, anchors, model)
     if "group" not in table.columns:
         return People(anchors, groups.names if groups is not None else (), in_order=True)
@@ -311,7 +312,6 @@ def _check_anchors(path: Path, anchors: Floats, model: Model) -> None:
     box = f"lat {low[0]:.3f} to {high[0]:.3f}, lon {low[1]:.3f} to {high[1]:.3f}"
     for place, pair in (("home", anchors[:, :2]), ("work", anchors[:, 2:])):
         both = f"'{place}_lat' and '{place}_lon'"
-        far: Flags = (pair < low - margin) | (pair > high + margin)
         for wrong, problem in (
             (np.abs(pair) > (90, 180), f"{both} are outside -90..90 and -180..180"),
             (
@@ -319,14 +319,15 @@ def _check_anchors(path: Path, anchors: Floats, model: Model) -> None:
                 f"only one of {both} is filled; give both or none",
             ),
             (
-                far,
+                (pair < low - margin) | (pair > high + margin),
                 f"{both} are far from all places of {model.path} ({box}); use homes of that area",
             ),
         ):
             if wrong.any():
                 row = int(np.argmax(wrong.any(1)))
-                values = f"({pair[row, 0]:g}, {pair[row, 1]:g})"
-                raise MobatlasError(f"{path}: in row {row + 1} {values} {problem}")
+                raise MobatlasError(
+                    f"{path}: in row {row + 1} ({pair[row, 0]:g}, {pair[row, 1]:g}) {problem}"
+                )
 
 
 def _calibration_form(model: Model, request: SampleRequest, has_groups: bool) -> str | None:
@@ -344,8 +345,7 @@ def _calibration_form(model: Model, request: SampleRequest, has_groups: bool) ->
         raise MobatlasError(
             "--lengths empirical: calibrated samples have the lengths of the model; leave it out"
         )
-    fixed = request.region is not None or request.anchors is not None
-    return "fixed_anchors" if fixed else POPULATION
+    return POPULATION if request.region is None and request.anchors is None else "fixed_anchors"
 
 
 def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, Any]]:
@@ -361,14 +361,13 @@ def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, A
         "anchors": file_hash(Path(request.anchors)) if request.anchors is not None else None,
         "versions": library_versions(),
     }
-    names = plan.people.names
     return [
         common
         | {
             "seed": part.seed,
             "group": None
             if request.group is None or part.shares is None
-            else names[int(part.shares.argmax())],
+            else plan.people.names[int(part.shares.argmax())],
         }
         for part in plan.parts
     ]

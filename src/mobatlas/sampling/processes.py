@@ -38,7 +38,6 @@ from mobatlas.training.resources import keep_memory, peak_gb
 
 PER_CHUNK = 1_024  # trajectories, about: seconds of work, so that progress shows
 DRAWS = 1  # a stream of random numbers
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Task(NamedTuple):
@@ -107,8 +106,7 @@ class ChunkSampler:
         assert self._sampler is not None and part.shares is not None
         size = stop - start
         group = int(part.shares.argmax())
-        tiles = self.plan.tiles
-        block = self.model.generator.tile * tiles if tiles else BLOCK
+        block = self.model.generator.tile * self.plan.tiles if self.plan.tiles else BLOCK
         first = start // PIECE * PIECE_STRIDE  # a piece is a function of the seed and its number
         accepted = self._sampler.sample(size, group, part.seed, first=first, block=block)
         return accepted.trajectories, np.full(size, group, dtype=np.int64), accepted.drawn
@@ -125,9 +123,13 @@ class ChunkSampler:
         lengths = None
         if self.plan.lengths == "empirical":
             lengths = draw_rows(draws[:, 2], len(self.model.lengths), self.model.lengths)
-        conditions = None if generator.groups is None else groups
         samples = generator.sample(
-            size, conditions, anchors, part.seed, first=start, lengths=lengths
+            size,
+            None if generator.groups is None else groups,
+            anchors,
+            part.seed,
+            first=start,
+            lengths=lengths,
         )
         return samples, groups, size
 
@@ -240,7 +242,7 @@ def _exit_with_parent() -> None:
 def _blocked_signals() -> Iterator[None]:
     """Processes started here ignore Ctrl-C and SIGTERM: the main process ends them."""
     resource_tracker.ensure_running()  # started later, it would unblock the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         yield
     finally:

@@ -15,12 +15,10 @@ Each sample is a function of (seed, number of the candidate). It does not depend
 are drawn or in which chunks, and no candidate is used twice. Labels are not read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
@@ -72,7 +70,7 @@ class CalibrationConfig(Section):
     ridge: float = Field(CALIBRATION_RIDGE, ge=0)
 
     @model_validator(mode="after")
-    def _pool_is_large_enough(self) -> CalibrationConfig:
+    def _pool_is_large_enough(self) -> Self:
         pool = self.pool or POOL
         if pool < 4 * self.candidates:
             raise ValueError(
@@ -140,7 +138,7 @@ class Calibration:
         }
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], tensors: Mapping[str, Floats]) -> Calibration:
+    def of(cls, values: Mapping[str, Any], tensors: Mapping[str, Floats]) -> Self:
         """The inverse of `as_dict` and `tensors`.
 
         Raises ValueError, KeyError or TypeError if they do not describe one calibration.
@@ -433,7 +431,7 @@ class CalibratedSampler:
         calibration: Calibration,
         anchors: Floats,
         residence: Floats | None = None,
-    ) -> CalibratedSampler:
+    ) -> Self:
         """Combine a model with its calibration; that of another model is refused."""
         if model.groups != (calibration.groups if calibration.conditioned else None):
             raise MobatlasError(
@@ -535,8 +533,9 @@ class CalibratedSampler:
 
 def _draw_anchors(uniform: Floats, anchors: Floats, residence: Floats | None, group: int) -> Floats:
     """Anchors (n, 4) by uniform numbers (n,), weighted by where the group lives."""
-    weights = None if residence is None else residence[:, group]
-    return anchors[draw_rows(uniform, len(anchors), weights)]
+    return anchors[
+        draw_rows(uniform, len(anchors), None if residence is None else residence[:, group])
+    ]
 
 
 def _stream(seed: int, stream: int, group: int) -> int:

@@ -135,8 +135,9 @@ class Moments:
             )
         timeless = [name.partition(":")[0] not in timed for name in self.phi.features]
         phi = Phi.of(list(compress(self.phi.features, timeless)), vocabulary, self.phi.mask)
-        means = self.means[:, timeless]
-        return replace(self, phi=phi, means=means, baseline=self.baseline[timeless])
+        return replace(
+            self, phi=phi, means=self.means[:, timeless], baseline=self.baseline[timeless]
+        )
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,9 @@ class Evidence:
     def aggregate_moments(self) -> Moments:
         """The moments of the features that the aggregates hold."""
         anchors = self.anchors[np.lexsort(self.anchors.T)]
-        baseline = self.recovery.baseline
-        return Moments(self.source, self.groups, self.phi, self.means, baseline, anchors)
+        return Moments(
+            self.source, self.groups, self.phi, self.means, self.recovery.baseline, anchors
+        )
 
     def moments_by(self, membership: bool) -> Moments:
         """The moments; with `membership`, groups live where their regions are."""
@@ -295,13 +297,12 @@ def gather_evidence(
     for sentence in warnings:
         log.warning("%s: %s", folder.path, sentence)
     weights = 1 / np.bincount(row)[row]  # people count alike
-    validation = folder.validation
     return Evidence(
         folder=folder,
         regions=regions,
         phi=phi,
         recovery=recovery,
-        validation=validation and validation.select_features(known),
+        validation=folder.validation and folder.validation.select_features(known),
         training_mean=training_mean,
         visits=_visits(phi, recovery, trajectories, weights, dataset.vocabulary)
         if visits
@@ -322,9 +323,8 @@ def _check_regions(folder: Path, regions: Regions) -> None:
             f"{folder}: every value of the aggregates is zero; "
             "create it again with `mobatlas regions`"
         )
-    totals = regions.composition.shares.sum(0)
-    for name, total in zip(regions.groups.names, totals, strict=True):
-        if not total > 0:
+    for name, shares in zip(regions.groups.names, regions.composition.shares.T, strict=True):
+        if not shares.sum() > 0:
             raise MobatlasError(
                 f"{folder}: no region has people of group '{name}'; "
                 "merge it with another group, or add regions where it lives"
@@ -393,8 +393,11 @@ def _visits(
     )
     share = np.bincount(which, weights).astype(np.float64)  # (numbers,): they are few
     means = [tilt_to_mean(share, number.astype(float), each) @ counts[example] for each in level]
-    joint = Phi.of((*phi.features, *feature.bins), vocabulary, phi.mask)
-    return Visits(joint, np.stack(means), counts.T @ weights)
+    return Visits(
+        phi=Phi.of((*phi.features, *feature.bins), vocabulary, phi.mask),
+        means=np.stack(means),
+        baseline=counts.T @ weights,
+    )
 
 
 def tilt_to_mean(weights: Floats, number: Floats, level: float) -> Floats:
@@ -442,15 +445,18 @@ def _with_known_mean(regions: Regions, mean: Floats, n: int) -> Regions:
     published = float((weight @ np.nan_to_num(v.values)).sum())
     if not same_level(published, float(mean.sum())):  # the windows differ, which is warned of
         return regions
-    shares = weight @ regions.composition.shares
-    return replace(regions, population=Population(shares, mean, float(n)))
+    population = Population(weight @ regions.composition.shares, mean, float(n))
+    return replace(regions, population=population)
 
 
 def _recovery_warnings(
     diagnosis: Diagnosis, recovery: Recovery, training_mean: Floats
 ) -> list[str]:
-    contrasts = (each for each in diagnosis.contrasts if each.kind == "attribute")
-    unidentified = [each.sentence() for each in contrasts if not each.identified]
+    unidentified = [
+        each.sentence()
+        for each in diagnosis.contrasts
+        if each.kind == "attribute" and not each.identified
+    ]
     warnings = [*diagnosis.warnings, *unidentified]
     shares = zip(recovery.groups.names, recovery.information().tolist(), strict=True)
     vague = [f"{name} ({share:.0%})" for name, share in shares if share < MOSTLY_PRIOR]
@@ -461,8 +467,11 @@ def _recovery_warnings(
             f"your regions say little about {'; '.join(vague)}; "
             "these estimates stay close to the average of the population"
         )
-    levels = compare_levels(float(recovery.baseline.sum()), float(training_mean.sum()))
-    return [*warnings, *confounding(recovery), *levels]
+    return [
+        *warnings,
+        *confounding(recovery),
+        *compare_levels(float(recovery.baseline.sum()), float(training_mean.sum())),
+    ]
 
 
 def region_of(

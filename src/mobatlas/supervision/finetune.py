@@ -145,8 +145,10 @@ class Target:
 
     def loss(self, simulated: Sequence[Any], region: int) -> Any:
         """The sum over feature maps, each normalised on its own."""
-        pairs = zip(self.goals, simulated, strict=True)
-        return sum(goal.divergence(self.divergence, each, region) for goal, each in pairs)
+        return sum(
+            goal.divergence(self.divergence, each, region)
+            for goal, each in zip(self.goals, simulated, strict=True)
+        )
 
     def soft_loss(
         self, model: Generator, region: int, rng: np.random.Generator, config: FinetuneConfig
@@ -162,8 +164,7 @@ class Target:
             early=config.early,
         )
         weights = soft.tokens.new_tensor(people.weights)  # (n,)
-        simulated = [weights @ goal.feature.soft(soft) for goal in self.goals]
-        return self.loss(simulated, region)
+        return self.loss([weights @ goal.feature.soft(soft) for goal in self.goals], region)
 
     def gradient_agreement(self, model: Generator, config: FinetuneConfig, seed: int) -> float:
         """Mean cosine between gradients of one region from two batches: 0 is noise, 1 is exact."""
@@ -173,8 +174,9 @@ class Target:
             pair = []
             for batch in range(2):
                 rng = np.random.default_rng([seed, region, batch, 2])
-                loss = self.soft_loss(model, region, rng, config)
-                gradients = torch.autograd.grad(loss, trained, allow_unused=True)
+                gradients = torch.autograd.grad(
+                    self.soft_loss(model, region, rng, config), trained, allow_unused=True
+                )
                 pair.append(torch.cat([each.flatten() for each in gradients if each is not None]))
             cosines.append(float(nn.functional.cosine_similarity(pair[0], pair[1], dim=0)))
         return float(np.mean(cosines))
@@ -247,9 +249,12 @@ def finetune(
         return phase1.loss(network, step, share) + config.weight * divergence
 
     def validate(network: nn.Module) -> dict[str, float]:
-        sampler = PlainSampler(student, dataset.anchors)
-        scores = {"validation": held_out.score(sampler, people, trainer.seed)}
-        scores |= on_validation(student) if on_validation else {}
+        scores = {
+            "validation": held_out.score(
+                PlainSampler(student, dataset.anchors), people, trainer.seed
+            ),
+            **(on_validation(student) if on_validation else {}),
+        }
         tuned.add_row(scores, rows=2 + (config.steps - 1) // config.validate_every)
         return scores
 

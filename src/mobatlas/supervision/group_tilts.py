@@ -4,10 +4,8 @@ Steps 2 and 3 of the strategy `tilt` (Theorem "Exponential-tilt characterization
 I-projection").
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -40,9 +38,6 @@ class TiltConfig(Section):
     # With "person", all windows of a person share one weight.
     unit: Literal["trajectory", "person"] = "trajectory"
     ridge: float = Field(3e-3, ge=0)  # leaves costly moments unmet
-
-
-DEFAULT_CONFIG = TiltConfig()
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,6 @@ class GroupTilts:
         tilt = self.tilts[number]
         unmet = np.abs(tilt.unmet) / evidence.moments.scale
         sd = evidence.recovery.sd[number]
-        scale = evidence.aggregate_moments.scale
         return {
             "effective_sample_size": round(tilt.effective_sample_size, 1),
             "relative_size": round(tilt.relative_size, 4),
@@ -100,7 +94,7 @@ class GroupTilts:
             "information": round(evidence.information()[self.groups.names[number]], 4),
             "posterior_sd": {
                 "relative": float(sd.sum() / max(evidence.means[number].sum(), 1e-300)),
-                "bin": evidence.phi.features[int(np.argmax(sd / scale))],
+                "bin": evidence.phi.features[int(np.argmax(sd / evidence.aggregate_moments.scale))],
             },
         }
 
@@ -108,7 +102,7 @@ class GroupTilts:
 def fit_group_tilts(
     evidence: Evidence,
     dataset: TrajectoryDataset,
-    config: TiltConfig = DEFAULT_CONFIG,
+    config: TiltConfig = TiltConfig(),  # noqa: B008
     *,
     membership: bool = False,
 ) -> GroupTilts:
@@ -176,8 +170,10 @@ def _group_priors(evidence: Evidence, uniform: Floats, row: Ints | None) -> list
             "Do not compare this run with runs without it.",
             evidence.source,
         )
-    shares = evidence.membership()  # (people, groups)
-    priors = [uniform * (column if row is None else column[row]) for column in shares.T]
+    priors = [
+        uniform * (shares if row is None else shares[row])  # shares (people,) of one group
+        for shares in evidence.membership().T
+    ]
     for name, prior in zip(evidence.groups.names, priors, strict=True):
         if not prior.sum() > 0:
             raise MobatlasError(
@@ -196,7 +192,7 @@ class _Units:
     ridge: float
 
     @classmethod
-    def of(cls, rows: sparse.csr_array, ridge: float) -> _Units:
+    def of(cls, rows: sparse.csr_array, ridge: float) -> Self:
         units = np.arange(rows.shape[0])
         if len(units) <= MAX_UNITS:
             return cls(rows, units, rows, ridge)
@@ -262,8 +258,9 @@ def fit_weighted(
     if has_group_bias(conditioned.network):
         by_place = any(name.startswith("poi:") for name in evidence.phi.features)
         set_group_bias(conditioned.network, token_shifts(tilts, dataset, by_place=by_place))
-    draw = tilted_draw(tilts, trainer.seed)
-    stage = conditioned.weighted_fit_stage(dataset, draw, "tilt", trainer, fresh=from_scratch)
+    stage = conditioned.weighted_fit_stage(
+        dataset, tilted_draw(tilts, trainer.seed), "tilt", trainer, fresh=from_scratch
+    )
     return conditioned, trainer.run(stage)
 
 

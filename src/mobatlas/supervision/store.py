@@ -96,8 +96,8 @@ def _anchor_table(evidence: Evidence) -> pa.Table:
 
 def save_curve(folder: Path, curve: Iterable[Mapping[str, Any]]) -> None:
     """Write the learning curve, one line per validation."""
-    lines = [json.dumps(row, allow_nan=False) + "\n" for row in curve]
-    write_atomic(folder / CURVE, "".join(lines).encode())
+    lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in curve)
+    write_atomic(folder / CURVE, lines.encode())
 
 
 def save_calibration(folder: Path, calibration: Calibration) -> None:
@@ -112,8 +112,9 @@ def load_calibration(folder: Path) -> Calibration | None:
     if not path.exists():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        return Calibration.of(values, load_file(folder / CALIBRATION_FILES[1]))
+        return Calibration.of(
+            json.loads(path.read_text(encoding="utf-8")), load_file(folder / CALIBRATION_FILES[1])
+        )
     except (OSError, ValueError, TypeError, KeyError, SafetensorError, MobatlasError):
         raise MobatlasError(
             f"{path}: this is not a calibration, or {CALIBRATION_FILES[1]} belongs to another one; "
@@ -135,8 +136,9 @@ def load_moments(model: Model) -> Moments | None:
         population = table["population"].to_numpy().reshape(shape)
     mask = model.manifest.details.get(SUPERVISION, {}).get("mask", ())
     phi = Phi.of(features, model.generator.vocabulary, mask)
-    residence = load_residence(model)
-    return Moments(path, groups, phi, means, population[0], model.population(), residence)
+    return Moments(
+        path, groups, phi, means, population[0], model.population(), load_residence(model)
+    )
 
 
 def load_residence(model: Model) -> Floats | None:
@@ -190,6 +192,7 @@ def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
     if calibration is None:
         values = model.manifest.config.get("supervise", {}).get("calibration", {})
         config = build(CalibrationConfig, values, str(model.path))
-        seed = model.manifest.seed or 0
-        calibration = fit_calibration(model.generator, moments, config, seed, tracker)
+        calibration = fit_calibration(
+            model.generator, moments, config, model.manifest.seed or 0, tracker
+        )
     return CalibratedSampler.of(model.generator, calibration, moments.anchors, moments.residence)

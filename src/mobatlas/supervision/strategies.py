@@ -310,8 +310,7 @@ def _run_tilt_untrainable(
     tilts = fit_group_tilts(evidence, dataset, options.own, membership=options.membership)
     moments = evidence.moments_by(options.membership)
     reached = replace(moments, means=moments.means - tilts.unmet)
-    calibration = _calibrate(model, reached, trainer, options)
-    return _tilt_result(model, tilts, evidence, {}, calibration)
+    return _tilt_result(model, tilts, evidence, {}, _calibrate(model, reached, trainer, options))
 
 
 def _tilt_result(
@@ -354,8 +353,7 @@ def _run_resample(
         rows = zip(calibration.groups.names, calibration.population, strict=True)
         sizes = {name: round(row.effective_sample_size * calibration.pool, 1) for name, row in rows}
         facts = {"effective_sample_size": sizes}
-    report = _calibration_report(calibration)
-    return Supervised(model, report, calibration=calibration, facts=facts)
+    return Supervised(model, _calibration_report(calibration), calibration=calibration, facts=facts)
 
 
 def _calibrate(
@@ -415,14 +413,16 @@ def fit_labels(
     model: Generator, dataset: TrajectoryDataset, trainer: Trainer, *, from_scratch: bool = False
 ) -> tuple[Generator, dict[str, float]]:
     """Train a copy of the model on pairs of trajectory and label; also return its metrics."""
-    train = dataset.split_people("train")
-    if dataset.groups is None or not np.any(dataset.person_groups()[train] >= 0):
+    if dataset.groups is None or not np.any(
+        dataset.person_groups()[dataset.split_people("train")] >= 0
+    ):
         raise MobatlasError(
             f"{dataset.path}: no training person has a label, and --strategy strong needs labels"
         )
     fitted = model.with_groups(dataset.groups, trainer.seed, from_scratch)
-    draw = labelled_draw(dataset, trainer.seed)
-    stage = fitted.weighted_fit_stage(dataset, draw, STRONG, trainer, fresh=from_scratch)
+    stage = fitted.weighted_fit_stage(
+        dataset, labelled_draw(dataset, trainer.seed), STRONG, trainer, fresh=from_scratch
+    )
     return fitted, trainer.run(stage)
 
 

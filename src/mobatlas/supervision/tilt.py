@@ -9,11 +9,9 @@ w(x) ~ exp(<lambda, phi(x)>). There are three forms:
 - `fit_fixed_anchor_tilt` chooses among K candidates per anchor and leaves the anchors alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy import optimize, sparse, special
@@ -53,13 +51,16 @@ class Tilt:
         """The effective sample size as a share of the rows."""
         return self.effective_sample_size / len(self.weights)
 
-    def apply_to(self, phi: sparse.csr_array, target: Floats, prior: Floats) -> Tilt:
+    def apply_to(self, phi: sparse.csr_array, target: Floats, prior: Floats) -> Self:
         """The same coefficients on other rows."""
         with np.errstate(divide="ignore"):
             weights, _ = _softmax(np.log(prior) + phi @ self.coefficients)
-        size = float(1 / (weights**2).sum())
-        unmet = target - phi.T @ weights
-        return replace(self, weights=weights, effective_sample_size=size, unmet=unmet)
+        return replace(
+            self,
+            weights=weights,
+            effective_sample_size=float(1 / (weights**2).sum()),
+            unmet=target - phi.T @ weights,
+        )
 
 
 def fit_tilt(
@@ -310,8 +311,7 @@ def _minimise(
         "gtol": TOLERANCE,
         "maxcor": 20,
     }
-    solution = optimize.minimize(dual, start, jac=True, method="L-BFGS-B", options=options)
-    x = solution.x
+    x = optimize.minimize(dual, start, jac=True, method="L-BFGS-B", options=options).x
     gradient = dual(x)[1]
     # The value of the dual alone cannot distinguish gradients below 1e-8 from zero.
     for _ in range(NEWTON_STEPS):

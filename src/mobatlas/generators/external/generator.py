@@ -3,12 +3,10 @@
 It has no network to train. The strategies `resample` and `tilt` choose among its samples.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -47,7 +45,7 @@ class ExternalConfig(Section):
         return value
 
     @model_validator(mode="after")
-    def _one_source(self) -> ExternalConfig:
+    def _one_source(self) -> Self:
         if (self.pool is None) == (self.entry_point is None):
             problem = "not both" if self.pool is not None else "it has no source of samples"
             raise ValueError(

@@ -4,13 +4,11 @@ A sample for anchors z is one of the samples whose people live (and work, where 
 the conditional distribution by nearest neighbours. Draws are independent, so a small pool repeats.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from safetensors import SafetensorError
@@ -42,7 +40,7 @@ class NeighbourIndex:
     cosine: float  # of the middle latitude
 
     @classmethod
-    def build(cls, rows: Ints, anchors: Floats) -> NeighbourIndex:
+    def build(cls, rows: Ints, anchors: Floats) -> Self:
         """Index rows by anchors (rows, 2 or 4), all known."""
         places, place = np.unique(anchors, axis=0, return_inverse=True)
         cosine = float(np.cos(np.radians(places[:, 0].mean())))
@@ -80,7 +78,7 @@ class Pool:
     )
 
     @classmethod
-    def read(cls, path: Path, vocabulary: Vocabulary, neighbours: int, longest: int | None) -> Pool:
+    def read(cls, path: Path, vocabulary: Vocabulary, neighbours: int, longest: int | None) -> Self:
         """Read a Parquet file as `generate` writes it; unknown places become OTHER."""
         read = read_samples(path, vocabulary)
         for warning in read.warnings:
@@ -165,7 +163,7 @@ class Pool:
         write_atomic(folder / WEIGHTS, save(arrays))
 
     @classmethod
-    def load(cls, folder: Path, vocabulary: Vocabulary, neighbours: int, longest: int) -> Pool:
+    def load(cls, folder: Path, vocabulary: Vocabulary, neighbours: int, longest: int) -> Self:
         """Read what `save` wrote."""
         path = folder / WEIGHTS
         try:

@@ -174,8 +174,7 @@ class LatentDiffusion(NetworkGenerator):
             noise = torch.randn(len(tokens), self.max_length, config.latent)
             rows = share.rows(len(tokens))
             inputs = (part[rows].to(self.device) for part in (masked, tokens, noise))
-            total: Tensor = network(*inputs)
-            return total * share.world / (tokens != PAD).sum()
+            return network(*inputs) * share.world / (tokens != PAD).sum()
 
         return Stage(
             name="autoencoder",
@@ -234,7 +233,6 @@ class LatentDiffusion(NetworkGenerator):
         """Return the squared error of clean latents, mixed with the cross-entropy of tokens."""
         latents = encode_split(self.autoencoder, dataset, "train", trainer.path(LATENTS))
         config = self.config.denoiser
-        weight = config.cross_entropy
         shape = (config.batch, self.max_length, self.config.autoencoder.latent)
 
         def loss(network: nn.Module, step: int, share: Share) -> Tensor:
@@ -257,7 +255,7 @@ class LatentDiffusion(NetworkGenerator):
                 tokens = F.pad(tokens, (0, self.max_length - tokens.shape[1]), value=PAD)
                 tokens = tokens.flatten().to(self.device)  # (batch * length,)
                 cross_entropy = F.cross_entropy(estimate.words.flatten(0, 1), tokens)
-                error = (1 - weight) * error + weight * cross_entropy
+                error = (1 - config.cross_entropy) * error + config.cross_entropy * cross_entropy
             return error * (share.world * len(indices) / config.batch)
 
         return loss
