@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeGuard
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "mobatlas"
@@ -76,7 +77,7 @@ def count_statements(tree: ast.Module) -> int:
     return sum(isinstance(node, ast.stmt) and not _is_string(node) for node in ast.walk(tree))
 
 
-def _is_string(node: ast.AST) -> bool:
+def _is_string(node: ast.AST) -> TypeGuard[ast.Expr]:
     return (
         isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)

@@ -243,8 +243,7 @@ def test_times_go_in_step_with_tokens(dataset: TrajectoryDataset) -> None:
     first = arrivals[: dataset.lengths[0]].tolist()
     assert first == sorted(first)
     some = np.arange(5)
-    padded = np.zeros(dataset.gather(some).tokens.shape, np.int64)
-    padded[np.arange(padded.shape[1]) < dataset.lengths[:5, None]] = arrivals[
-        : dataset.lengths[:5].sum()
-    ]
+    width = dataset.lengths[:5].max()
+    padded = np.zeros((len(some), width), np.int64)
+    padded[np.arange(width) < dataset.lengths[:5, None]] = arrivals[: dataset.lengths[:5].sum()]
     assert np.array_equal(dataset.gather_times(some)[0], padded)

@@ -153,13 +153,15 @@ def _flatten(value: Any, renames: Renames, path: tuple[str, ...] = ()) -> Leaves
 
 
 def _compare_parquet(old: Path, new: Path, where: str, comparison: Comparison) -> None:
-    before, after = pq.read_table(old), pq.read_table(new)
+    before = pq.read_table(old)
+    after = pq.read_table(new)
     _compare_tables(where, before, after, comparison)
-    notes = [(table.schema.metadata or {}).get(b"mobatlas") for table in (before, after)]
-    if notes[0] and notes[1]:
+    tables = (before, after)
+    notes = [note for table in tables if (note := (table.schema.metadata or {}).get(b"mobatlas"))]
+    if len(notes) == 2:
         old_facts, new_facts = (_unwrap(json.loads(note)) for note in notes)
         compare_documents(f"{where} metadata", old_facts, new_facts, comparison)
-    elif notes[0] or notes[1]:
+    elif notes:
         comparison.add(f"{where} metadata", "only one version writes it")
 
 
