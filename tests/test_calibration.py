@@ -422,7 +422,7 @@ def test_bad_input_is_refused_in_a_sentence(
     with pytest.raises(MobatlasError, match=r"the groups of the model \(M; F\) are not those of"):
         calibrate(others, evidence, pool=64)
     run = STRATEGIES["resample"].run
-    with pytest.raises(MobatlasError, match="this model knows groups already"):
+    with pytest.raises(MobatlasError, match="this model already has groups"):
         run(
             grouped[0],
             world.dataset,

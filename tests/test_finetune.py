@@ -478,7 +478,7 @@ def test_published_tables_use_all_homes_and_validate_on_training_aggregates(
     )
     _, report = tuned(model, dataset, tmp_path / "published", steps=1)
     assert (report["validated_on"], report["left_out"]) == ("train", [])
-    assert "training people choose the best weights" in caplog.text
+    assert "the best weights are chosen on training people" in caplog.text
 
 
 def test_several_processes_are_refused(

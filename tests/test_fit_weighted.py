@@ -533,9 +533,7 @@ def test_bad_options_are_refused_in_a_sentence(world: World, evidence: Evidence)
         build(TiltConfig, {"unit": "persons"}, "tilt")
     with pytest.raises(MobatlasError, match="'ridge' is wrong: input should be greater than"):
         build(TiltConfig, {"ridge": -1}, "tilt")
-    with pytest.raises(
-        MobatlasError, match=r"--membership: .* does not say who lives in which region"
-    ):
+    with pytest.raises(MobatlasError, match=r"--membership: .* does not assign people to regions"):
         fit_group_tilts(replace(evidence, region=None), world.dataset, membership=True)
     with pytest.raises(
         MobatlasError, match="no training person lives in a region with people of group '<30, M'"

@@ -55,7 +55,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "two places": (
         {"region": "R1", "anchors": "x.csv"},
-        "--anchors and --region both say where people live",
+        "--anchors and --region both choose the homes of people",
     ),
     "no such table": ({"anchors": "nowhere.csv"}, "nowhere.csv: no such file"),
     "no such model": ({"model": "nowhere"}, "nowhere: no such model folder"),
@@ -92,13 +92,12 @@ def test_bad_input_is_refused_in_one_sentence_and_writes_nothing(
     [
         (
             {"home_lat": "95"},
-            "in row 1 (95, -77.4) 'home_lat' and 'home_lon' are outside -90..90 and -180..180",
+            "row 1 (95, -77.4): 'home_lat' and 'home_lon' are outside -90..90 and -180..180",
         ),
         ({"work_lon": "west"}, "column 'work_lon' is empty or not a number in row 1 ('west')"),
         (
             {"work_lon": ""},
-            "in row 1 (37.5, nan) only one of 'work_lat' and 'work_lon' is filled; "
-            "give both or none",
+            "row 1 (37.5, nan): only one of 'work_lat' and 'work_lon' is filled; give both or none",
         ),
         (
             {"home_lat": "-77.4", "home_lon": "37.5"},

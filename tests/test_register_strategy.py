@@ -115,7 +115,7 @@ def test_it_supervises_a_model_that_samples_every_group_in_one_call(
 def test_the_command_line_knows_it(world: Path, tmp_path: Path) -> None:
     command = ("supervise", world / "model", world / "regions", "--strategy", NAME)
     out = ("--out", tmp_path / "new", "--quiet")
-    assert f"--membership concerns the strategy tilt, not {NAME}" in refused(
+    assert f"--membership is for the strategy tilt, not {NAME}" in refused(
         *command, "--membership", *out
     )
     assert "sharpness" in refused(*command, "--set", f"{NAME}.sharpnes=2", *out)

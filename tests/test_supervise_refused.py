@@ -29,7 +29,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.mark.parametrize(
     ("strategy", "options", "sentence"),
     [
-        ("tilt", ["--n", 5], "--calibrate selects samples by their group"),
+        ("tilt", ["--n", 5], "--calibrate needs groups"),
         (
             "tilt",
             ["--n", 5, "--group", GROUP, "--lengths", "empirical"],
@@ -69,20 +69,20 @@ def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path)
         (["--strategy", "tlit"], "--strategy tlit does not exist; did you mean 'tilt'?"),
         (
             ["--strategy", "tilt", "--divergence", "js"],
-            "--divergence concerns the strategy finetune, not tilt",
+            "--divergence is for the strategy finetune, not tilt",
         ),
-        (["--divergence", "js"], "--divergence concerns the strategy finetune, not tilt"),
+        (["--divergence", "js"], "--divergence is for the strategy finetune, not tilt"),
         (
             ["--strategy", "finetune", "--membership"],
-            "--membership concerns the strategy tilt, not finetune",
+            "--membership is for the strategy tilt, not finetune",
         ),
         (
             ["--strategy", "resample", "--from-scratch"],
-            "--from-scratch concerns the strategy tilt and strong, not",
+            "--from-scratch is for the strategy tilt and strong, not",
         ),
         (
             ["--strategy", "resample", "--set", "tilt.ridge=1"],
-            "--set tilt concerns the strategy tilt, not resample",
+            "--set tilt is for the strategy tilt, not resample",
         ),
         (["--strategy", "strong", "--set", "calibration.pool=64"], "--set calibration concerns"),
         (["--strategy", "finetune", "--divergence", "helinger"], "did you mean 'hellinger'?"),
@@ -126,7 +126,7 @@ def test_all_strategies_but_strong_need_regions(world: World, tmp_path: Path) ->
 
 def test_a_model_of_groups_is_not_supervised_anew(world: World, tmp_path: Path) -> None:
     for strategy, sentence in (
-        ("auto", "knows groups already"),
+        ("auto", "already has groups"),
         ("tilt", "already"),
         ("resample", "already"),
     ):

@@ -245,8 +245,8 @@ def test_going_on_with_other_threads_warns_that_last_digits_may_differ(
     finally:
         torch.set_num_threads(threads)
     assert (
-        f"last digits may differ; it ran on torch {torch.__version__}, 1 x cpu, {threads} threads"
-        in caplog.text
+        "the last digits may differ; the checkpoint was written with "
+        f"torch {torch.__version__}, 1 x cpu, {threads} threads" in caplog.text
     )
 
 

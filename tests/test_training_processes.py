@@ -214,9 +214,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_half_file(
     process.join()
     path = folder / "mlp-00000009.safetensors"
     assert (tmp_path / "said").read_text() == (
-        f"{path}: could not be written (File too large); the checkpoint of step 6 is intact, make "
-        "room and continue "
-        "with --resume"
+        f"{path}: could not be written (File too large); the checkpoint of step 6 is intact; make "
+        "room, then continue with --resume"
     )
     assert names(folder) == ["mlp-00000003.safetensors", "mlp-00000006.safetensors"]
     train(folder)

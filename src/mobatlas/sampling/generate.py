@@ -53,7 +53,7 @@ OTHER_FORMATS = {
     ".feather",
     ".arrow",
 }
-MARGIN = 0.5  # homes may lie outside the box of places by half its size
+MARGIN = 0.5  # homes may be outside the box of places by half its size
 MARGIN_DEGREES = 0.5  # or by about 50 km
 DEFAULT_REQUEST = SampleRequest()
 
@@ -184,11 +184,11 @@ def _check_request(n: int | None, out: Path, request: SampleRequest) -> None:
         ),
         (
             request.region is not None and request.anchors is not None,
-            "--anchors and --region both say where people live; give one of them",
+            "--anchors and --region both choose the homes of people; pass only one of them",
         ),
         (
             request.regions is not None and request.region is None,
-            "--regions needs --region ID; name one of its regions",
+            "--regions needs --region; pass the ID of one of its regions",
         ),
         (
             lengths not in LENGTHS,
@@ -288,7 +288,7 @@ def _people_of_table(path: Path, model: Model, has_group: bool) -> People:
     if has_group:
         raise MobatlasError(f"--group: {path} has a column 'group' already; leave one of them out")
     codes, names = key_column(path, table, "group")
-    if groups is None:  # a baseline, on the people of the models that it is compared with
+    if groups is None:  # a baseline, sampled for the people of the models it is compared with
         log.warning(
             "%s: this model has no groups, so the column 'group' of %s is copied "
             "but does not change the samples",
@@ -326,7 +326,7 @@ def _check_anchors(path: Path, anchors: Floats, model: Model) -> None:
             if wrong.any():
                 row = int(np.argmax(wrong.any(1)))
                 raise MobatlasError(
-                    f"{path}: in row {row + 1} ({pair[row, 0]:g}, {pair[row, 1]:g}) {problem}"
+                    f"{path}: row {row + 1} ({pair[row, 0]:g}, {pair[row, 1]:g}): {problem}"
                 )
 
 
@@ -334,8 +334,7 @@ def _calibration_form(model: Model, request: SampleRequest, has_groups: bool) ->
     """The form of calibration to apply; None for none."""
     if request.calibrate and not has_groups:
         raise MobatlasError(
-            "--calibrate selects samples by their group; "
-            "give --group, --region, or --anchors with a column 'group'"
+            "--calibrate needs groups; pass --group, --region, or --anchors with a column 'group'"
         )
     # Without groups in the generator, only a calibration can sample them (`resample`).
     needs_calibration = model.groups is not None and model.generator.groups is None
@@ -349,7 +348,7 @@ def _calibration_form(model: Model, request: SampleRequest, has_groups: bool) ->
 
 
 def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, Any]]:
-    """What the file says about itself, for each part."""
+    """The metadata of the file, one entry per part."""
     common = {
         "model": model.manifest.content_hash,
         "n": plan.n,
@@ -400,7 +399,7 @@ class _Tally:
     """Counts what has been written."""
 
     tracker: Tracker
-    weight: float  # of a sample in the progress, which ends at n / K for every shard
+    weight: float  # progress per sample; each of K shards ends at n / K
     n: int = 0
     candidates: int = 0
     peak_gb: float = 0.0

@@ -1,4 +1,4 @@
-"""Chunks of samples, by this process or by several processes of one machine; reads no labels.
+"""Sampling of chunks, in this process or in several on one machine; reads no labels.
 
 The person and the tokens of sample i are a function of (seed, i). Chunks, shards, processes and the
 number of samples do not change a row.
@@ -36,7 +36,7 @@ from mobatlas.sampling.request import POPULATION, Part, Plan
 from mobatlas.supervision.calibration import BLOCK, PIECE, PIECE_STRIDE, CalibratedSampler
 from mobatlas.training.resources import keep_memory, peak_gb
 
-PER_CHUNK = 1_024  # trajectories, about: seconds of work, so that progress shows
+PER_CHUNK = 1_024  # trajectories, approximately: seconds of work, so that progress is visible
 DRAWS = 1  # a stream of random numbers
 
 
@@ -50,7 +50,7 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class Chunk:
-    """The rows of some samples, and what they cost."""
+    """The rows of some samples, and their cost."""
 
     rows: pa.RecordBatch
     n: int
@@ -173,7 +173,9 @@ def sample_chunks(
                 f"{kind}:{rank}" if kind == "cuda" else kind,
                 threads,
             )
-            with suppress(ConnectionError):  # it died, which shows when its chunks are missing
+            with suppress(
+                ConnectionError
+            ):  # a dead process is reported when its chunks are missing
                 connection.send(work)
         yield _in_order(workers, len(tasks))
     finally:
@@ -188,7 +190,7 @@ def _start() -> tuple[BaseProcess, Connection]:
     ours, theirs = context.Pipe()
     process = context.Process(target=_run, args=(theirs,), daemon=True)
     process.start()
-    theirs.close()  # or its end would never be seen here
+    theirs.close()  # otherwise `recv` would not notice the end of the process
     return process, ours
 
 
@@ -202,7 +204,7 @@ def _in_order(workers: list[tuple[BaseProcess, Connection]], chunks: int) -> Ite
             process.join()
             raise MobatlasError(
                 f"process {rank + 1} of {len(workers)} died (exit code {process.exitcode}), and "
-                "nothing was written; if memory is short, pass fewer --devices"
+                "nothing was written; if memory ran out, pass fewer --devices"
             ) from None
         if isinstance(result, Exception):
             raise result

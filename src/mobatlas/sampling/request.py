@@ -2,7 +2,7 @@
 
 Random displacements are keyed by the places of all people together, not by the seed. The seed is
 written in the file, and a reader who knows it could displace a suspected home in the same way. A
-place moves alike in every file of a population, so that files cannot be averaged to find it.
+place moves in the same way in every file of a population, so averaging files does not reveal it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class SampleRequest:
     group
         A group such as "30-40, F", several groups, or "all". Each group gets n trajectories.
     region
-        Sample groups and homes as the people of this region have them.
+        Sample groups and homes with their distribution in this region.
     regions
-        The REGIONS folder that has the region, if the model holds no regions.
+        The REGIONS folder that has the region, if the model itself has no regions.
     anchors
         A table of home_lat, home_lon, work_lat, work_lon and optionally group. Its rows are used in
         order; without `region` and `anchors`, homes are drawn from all training people.
@@ -58,7 +58,7 @@ class SampleRequest:
     devices
         Number of processes; the result does not depend on it.
     shard
-        "3/8" writes the third of eight parts, with the trajectory numbers of the whole.
+        "3/8" writes the third of eight parts. Trajectories are numbered over all parts.
     chunk
         Tiles of the generator that are sampled at a time; by default about a second of work.
 
@@ -101,7 +101,7 @@ class Shard:
         return cls(number, of)
 
     def samples(self, n: int, unit: int) -> tuple[int, int]:
-        """First and last number of its part of n samples: contiguous, in whole units, balanced."""
+        """Return the range (start, stop) of its part of n samples, in whole units."""
         units = Share(self.number - 1, self.of).rows(-(-n // unit))
         return min(n, units.start * unit), min(n, units.stop * unit)
 
@@ -113,13 +113,14 @@ class People:
     anchors: Floats  # (rows, 4) home lat, lon, work lat, lon; NaN where unknown
     names: tuple[str, ...] = ()  # of groups
     groups: Ints | None = None  # (rows,) numbers of groups
-    in_order: bool = False  # rows in turn, then from the first again; else rows are drawn
+    in_order: bool = False  # use rows in order, repeatedly; otherwise draw rows
     residence: Floats | None = None  # (rows, groups) p(d | home region), to draw rows of a group
 
     def conditions(self, shares: Floats | None, draws: Floats, first: int) -> tuple[Ints, Floats]:
-        """Groups (n,) and anchors (n, 4) of samples from `first` on, each by its row of draws.
+        """Return groups (n,) and anchors (n, 4) of the samples from number `first` on.
 
-        Groups are those of the rows, or are drawn by shares (groups,).
+        Each row of `draws` selects the person of one sample. Groups come from the table of people,
+        or are drawn by shares (groups,).
         """
         if self.in_order:
             rows = (first + np.arange(len(draws))) % len(self.anchors)  # (n,)
@@ -147,7 +148,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that samples depend on beside the model; it is sent to other processes."""
+    """Everything except the model that samples depend on; it is sent to other processes."""
 
     people: People
     parts: tuple[Part, ...]

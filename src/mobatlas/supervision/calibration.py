@@ -5,7 +5,7 @@ is nearest to the model's in Kullback-Leibler divergence and has the group's mea
 
 population
     Anchors and trajectory are tilted together, by a factor of at most `cap`. A candidate is
-    accepted with probability w(x) / cap, so one in `cap` is. See `fit_capped_tilt`.
+    accepted with probability w(x) / cap, on average one in `cap`. See `fit_capped_tilt`.
 fixed_anchors
     Anchors stay as they are, and one of K candidates is chosen. See `fit_fixed_anchor_tilt`.
 
@@ -65,7 +65,7 @@ class CalibrationConfig(Section):
 
     # Samples of each group, by default 4,096; 8,192 in one pool if the model has no groups.
     pool: int | None = Field(None, ge=1)
-    # K, for each anchor: with 4 the means were twice as far off (JSD), with 16 not nearer.
+    # K, for each anchor. With 4, the JSD to the means doubled; 16 did not reduce it.
     candidates: int = Field(8, ge=2)
     ridge: float = Field(CALIBRATION_RIDGE, ge=0)
 
@@ -75,7 +75,7 @@ class CalibrationConfig(Section):
         if pool < 4 * self.candidates:
             raise ValueError(
                 f"a pool of {pool} is too small for {self.candidates} candidates; "
-                "give at least four times as many"
+                "use at least four times as many samples"
             )
         return self
 
@@ -197,7 +197,8 @@ def fit_calibration(
         population.append(fit.best_weighting(None))
         fixed_anchors.append(fit.best_weighting(candidates))
         log.info(
-            "Group '%s': JSD to its estimated means %.4f, calibrated %.4f, accepting 1 in %g.",
+            "Group '%s': the JSD to its estimated means is %.4f before and %.4f after calibration; "
+            "1 in %g candidates is accepted.",
             name,
             population[-1].before["js"],
             population[-1].after["js"],
@@ -229,10 +230,10 @@ class _PoolFit:
     ridge: float
 
     def best_weighting(self, candidates: int | None) -> Weighting:
-        """The cheapest or gentlest tilt that comes about as near as the best.
+        """Return the cheapest or gentlest tilt that is nearly as close to the target as the best.
 
-        Each half of the pool is weighted by a fit on the other half. No tilt is among the choices,
-        so that a pool too small for its features does no harm.
+        Each half of the pool is weighted by a fit on the other half. One choice is not to tilt, so
+        that a pool too small for its features does no harm.
         """
         if candidates is None:
             choices = [Choice(cap, self.ridge) for cap in CAPS]
@@ -293,10 +294,10 @@ class _PoolFit:
 
 
 def _draw_people(moments: Moments, n: int, rng: np.random.Generator) -> list[Ints]:
-    """Rows of n people for the pool of each group; one pool if groups may live anywhere."""
+    """Rows of n people for the pool of each group; one pool for all groups without `residence`."""
     people = len(moments.anchors)
     if moments.residence is None:
-        rounds = -(-n // people)  # each person equally often, to within one
+        rounds = -(-n // people)  # how often people are drawn differs by at most one
         return [np.concatenate([rng.permutation(people) for _ in range(rounds)])[:n]]
     # one number in each of n equal parts of [0, 1)
     strata = np.minimum((rng.permutation(n) + rng.random(n)) / n, np.nextafter(1, 0))
@@ -382,7 +383,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class PlainSampler:
-    """A generator as it is: every candidate is accepted."""
+    """A generator without calibration: every candidate is accepted."""
 
     model: Generator
     anchors: Floats  # (rows, 4) of the population
@@ -461,7 +462,8 @@ class CalibratedSampler:
         """
         if n < 1 or not 0 <= group < len(self.groups):
             raise MobatlasError(
-                f"ask for at least 1 sample of one of {len(self.groups)} groups, not {n} of {group}"
+                f"sample: n is {n} and group is {group}; pass n of at least 1 and one of "
+                f"{len(self.groups)} groups, counted from 0"
             )
         expected = 1 / self.calibration.population[group].cap  # share of candidates
         tile = self.model.tile
@@ -490,7 +492,7 @@ class CalibratedSampler:
     def _accept(
         self, first: int, size: int, group: int, seed: int, most: int
     ) -> tuple[Trajectories, Ints]:
-        """The accepted ones among `size` candidates from `first` on, at most `most`."""
+        """Return the accepted ones of `size` candidates from number `first` on, at most `most`."""
         weighting = self.calibration.population[group]
         own = _stream(seed, POPULATION_STREAM, group)
         uniform = uniforms(own, first, first + size)  # (size, 4)
@@ -539,5 +541,5 @@ def _draw_anchors(uniform: Floats, anchors: Floats, residence: Floats | None, gr
 
 
 def _stream(seed: int, stream: int, group: int) -> int:
-    """A seed of its own for each form and group: no candidate serves two of them."""
+    """A separate seed for each form and group, so that they share no candidates."""
     return int(np.random.SeedSequence([seed, stream, group]).generate_state(1, np.uint64)[0] >> 1)

@@ -144,8 +144,8 @@ class Moments:
 class Visits:
     """Visits per trajectory: the population's distribution, tilted to the mean of each group.
 
-    Mean counts alone leave the spread of their sum free, and tilts to them prefer unusual
-    trajectories with very many or very few visits.
+    Mean counts alone do not fix the spread of their sum. Tilts to them prefer unusual trajectories
+    with very many or very few visits.
     """
 
     phi: Phi  # features of the aggregates, then bins of the number of visits
@@ -207,7 +207,7 @@ class Evidence:
         )
 
     def moments_by(self, membership: bool) -> Moments:
-        """The moments; with `membership`, groups live where their regions are."""
+        """The moments; with `membership` they include p(d | home region) of each person."""
         if not membership:
             return self.moments
         return replace(self.moments, residence=self.membership()[np.lexsort(self.anchors.T)])
@@ -220,7 +220,7 @@ class Evidence:
         """p(d|g) of each training person's region, (people, groups); the mean where unknown."""
         if self.region is None:
             raise MobatlasError(
-                f"--membership: {self.source} does not say who lives in which region; leave it out"
+                f"--membership: {self.source} does not assign people to regions; leave it out"
             )
         return residence_shares(shrunk_shares(self.regions), self.region)
 
@@ -296,7 +296,7 @@ def gather_evidence(
     warnings += dataset_warnings + _recovery_warnings(folder.diagnosis, recovery, training_mean)
     for sentence in warnings:
         log.warning("%s: %s", folder.path, sentence)
-    weights = 1 / np.bincount(row)[row]  # people count alike
+    weights = 1 / np.bincount(row)[row]  # people have equal weight
     return Evidence(
         folder=folder,
         regions=regions,
@@ -317,7 +317,9 @@ def gather_evidence(
 def _check_regions(folder: Path, regions: Regions) -> None:
     values = regions.aggregates.values
     if np.isnan(values).all():
-        raise MobatlasError(f"{folder}: every value of the aggregates is suppressed; use others")
+        raise MobatlasError(
+            f"{folder}: every value of the aggregates is suppressed; use other ones"
+        )
     if not ((values != 0) & ~np.isnan(values)).any():
         raise MobatlasError(
             f"{folder}: every value of the aggregates is zero; "
@@ -378,7 +380,7 @@ def _visits(
     weights: Floats,
     vocabulary: Vocabulary,
 ) -> Visits | None:
-    """Visits of weighted training trajectories; a group's mean is scaled as its counts are."""
+    """The number of visits in each group; its mean scales with the group's total count."""
     if any(each.name == VISITS for each in phi.maps):
         return None
     feature = build_feature(VISITS, vocabulary, phi.mask)
@@ -413,7 +415,7 @@ def tilt_to_mean(weights: Floats, number: Floats, level: float) -> Floats:
     def missing(b: float) -> float:
         return float(tilt(b) @ number) - level * mean
 
-    if missing(-STEEPEST) >= 0:  # the target is beyond the range of people
+    if missing(-STEEPEST) >= 0:  # the target is out of reach
         return tilt(-STEEPEST)
     if missing(STEEPEST) <= 0:
         return tilt(STEEPEST)
@@ -443,7 +445,7 @@ def _with_known_mean(regions: Regions, mean: Floats, n: int) -> Regions:
         return regions
     weight = v.n / v.n.sum()
     published = float((weight @ np.nan_to_num(v.values)).sum())
-    if not same_level(published, float(mean.sum())):  # the windows differ, which is warned of
+    if not same_level(published, float(mean.sum())):  # the windows differ, and a warning is logged
         return regions
     population = Population(weight @ regions.composition.shares, mean, float(n))
     return replace(regions, population=population)

@@ -1,7 +1,7 @@
 """Finetune, the paper's phase 2 (Section "Model Training"); reads no labels.
 
 Each step simulates one region g and minimises dist(sum_d p(d|g) E[phi(x) | d, z], nu(g)), plus the
-loss of phase 1 on unlabelled trajectories, which keeps the model plausible.
+loss of phase 1 on unlabelled trajectories, which keeps samples realistic.
 """
 
 import copy
@@ -48,7 +48,9 @@ class FinetuneConfig(Section):
     differentiable: int = Field(1, ge=1)  # K, last rollout steps with gradient; each takes memory
     early: bool = True  # the rollout ends at a random step, see Generator.soft_sample
     divergence: str = "js"  # smooth at its minimum, where tv is not; the paper tries both
-    weight: float = Field(1.0, ge=0)  # lambda_agg, of the divergence beside the loss of phase 1
+    weight: float = Field(
+        1.0, ge=0
+    )  # lambda_agg, of the divergence relative to the loss of phase 1
     coordinate_dropout: float = Field(0.0, ge=0, le=1)  # share of people with hidden anchors
     mask: tuple[str, ...] = ()  # HOME, WORK, OTHER: bins to leave out of the divergence
     ema: float | None = Field(0.99, ge=0, lt=1)  # of the weights: a step sees one region only
@@ -106,7 +108,7 @@ class Goal:
         ours = simulated[self.columns[known]]
         observed = self.values[region, known]
         target = ours.new_tensor(observed) if isinstance(ours, Tensor) else observed
-        # KL of the aggregate from the model is finite; the reverse is not where nobody was seen.
+        # KL of the aggregate from the model is finite; the reverse is infinite where it is zero.
         return DIVERGENCES.get_entry(name)(normalise(target), normalise(ours))
 
 
@@ -183,7 +185,7 @@ class Target:
 
     def validation_people(self, config: FinetuneConfig, seed: int) -> dict[int, Simulated]:
         """People of some regions, the same in every call."""
-        rng = np.random.default_rng([seed, 0, 1])  # no step draws from it
+        rng = np.random.default_rng([seed, 0, 1])  # no training step uses it
         chosen = rng.permutation(self.usable)[: config.validation_regions].tolist()
         return {region: self.people(region, config.validation_samples, rng) for region in chosen}
 
@@ -225,11 +227,13 @@ def finetune(
 ) -> tuple[Generator, dict[str, Any]]:
     """Train a copy of a model on aggregates; return its best weights and the report.
 
-    The model may know groups already. `on_validation` adds numbers to each point of the learning
+    The model may already have groups. `on_validation` adds numbers to each point of the learning
     curve; training does not depend on them.
     """
     if trainer.share.world > 1:
-        raise MobatlasError("finetune: it needs whole regions in one process; pass --devices 1")
+        raise MobatlasError(
+            "finetune: a region cannot be split between processes; pass --devices 1"
+        )
     folder = RegionsFolder.open(regions_folder)
     student = _copy_with_groups(model, folder.regions.groups, trainer.seed)
     task = _Task(folder, dataset, student.vocabulary, config)
@@ -361,7 +365,8 @@ class _Task:
         names = self.folder.regions.composition.regions
         if aggregates is None:
             log.warning(
-                "%s: there are no validation people, so training people choose the best weights",
+                "%s: there are no validation people, so the best weights are chosen on "
+                "training people",
                 self.folder.path,
             )
             return training
@@ -377,7 +382,7 @@ class _Task:
         usable = np.flatnonzero(np.any([~np.isnan(goal.values).all(1) for goal in goals], axis=0))
         if not len(usable):
             raise MobatlasError(
-                f"{self.folder.path}: all aggregates are zero, masked or suppressed; choose others"
+                f"{self.folder.path}: all aggregates are zero, masked or suppressed; use others"
             )
         empty = [region for region in usable.tolist() if not len(anchors[region])]
         if empty:
@@ -394,7 +399,7 @@ class _Task:
         return Target(split, goals, self.config.divergence, shares, anchors, usable)
 
     def _goals(self, aggregates: Aggregates) -> list[Goal]:
-        """One goal per feature map; a masked word removes its bins on both sides."""
+        """One goal per feature map; masked tokens are removed from samples and aggregates."""
         mask = self.folder.regions.details["mask"]
         goals = []
         for name, bins in bins_by_map(aggregates.features).items():
@@ -407,9 +412,9 @@ class _Task:
         return goals
 
     def _anchors(self, split: str) -> list[Floats]:
-        """Anchors of each region's people; of everybody if it is unknown who lives where."""
+        """Anchors of each region's people; of all people if they are not assigned to regions."""
         names = self.folder.regions.composition.regions
-        # Aggregates are of people with a window.
+        # Aggregates count only people with a window.
         people = np.intersect1d(self.dataset.split_people(split), self.dataset.person)
         region = region_of(self.dataset, people, self.folder.assignment, names)
         if region is None:
@@ -418,11 +423,12 @@ class _Task:
 
 
 def _copy_with_groups(model: Generator, groups: Groups, seed: int) -> Generator:
-    """A copy that knows the groups: a baseline gains them, a tilted model must have the same."""
+    """Return a copy with the groups; a model that already has groups must have the same ones."""
     if model.groups is None:
         return model.with_groups(groups, seed, alike=True)
     if model.groups != groups:
         raise MobatlasError(
-            f"finetune: the model has the groups {model.groups.names}, the regions {groups.names}"
+            f"finetune: the model has the groups {model.groups.names}, but the regions have "
+            f"{groups.names}; pass regions with the groups of the model"
         )
     return copy.deepcopy(model)

@@ -28,7 +28,7 @@ from mobatlas.supervision.tilt import ScaledFeatures, Tilt, fit_tilt, scale_feat
 from mobatlas.training.loop import Trainer
 
 MAX_SHIFT = 2.0  # logits: visits to rare places say little about a group
-# The means of so many units are known to half a per cent of a standard deviation.
+# With this many units, means are known to within half a per cent of a standard deviation.
 MAX_UNITS = 300_000
 
 
@@ -46,7 +46,7 @@ class GroupTilts:
 
     groups: Groups
     indices: Ints  # (trajectories,) of the dataset
-    base: Floats  # (trajectories,) people count alike: 1 / (people * windows of the person)
+    base: Floats  # (trajectories,) equal weight per person: 1 / (people * windows of the person)
     weights: Floats  # (groups, trajectories), rows sum to 1
     tilts: tuple[Tilt, ...]  # one per group, over units
     gaps: Floats  # (groups,) primal less dual value, zero at the solution
@@ -108,8 +108,8 @@ def fit_group_tilts(
 ) -> GroupTilts:
     """Weight unlabelled training trajectories so that their mean of phi is that of each group.
 
-    With `membership`, the prior of a person is p(d|g) of the person's region instead of uniform. Of
-    more than `MAX_UNITS` units, tilts are fitted on a sample and applied to all.
+    With `membership`, the prior of a person is p(d|g) of the person's region instead of uniform.
+    With more than `MAX_UNITS` units, tilts are fitted on a sample and applied to all.
     """
     indices = dataset.split("train")
     phi = evidence.moments.phi.counts(Trajectories.of(dataset, indices))  # (trajectories, features)
@@ -161,7 +161,7 @@ def fit_group_tilts(
 def _group_priors(evidence: Evidence, uniform: Floats, row: Ints | None) -> list[Floats]:
     """Prior weights of the units (units,) for each group, by the regions of their people."""
     log.warning(
-        "%s: --membership starts the weights from the region that each person lives in",
+        "%s: --membership weights each person by the composition of the person's home region",
         evidence.source,
     )
     if evidence.regions.randomised:
@@ -267,8 +267,8 @@ def fit_weighted(
 def token_shifts(tilts: GroupTilts, dataset: TrajectoryDataset, *, by_place: bool) -> Floats:
     """Log odds of each place for a group relative to everybody, by its tilt (groups, vocabulary).
 
-    Without `by_place`, the log odds of the place's category. They leave the odds of going out
-    unchanged, and HOME and other special tokens: training learns these.
+    Without `by_place`, the log odds of the place's category. The odds of going
+    out, of HOME and of other special tokens stay unchanged; training learns these.
     """
     vocabulary = dataset.vocabulary
     visits = Trajectories.of(dataset, tilts.indices)

@@ -1,6 +1,6 @@
 """The evidence in a supervised MODEL folder: enough to sample a region and to calibrate.
 
-It holds no ids and no labels.
+It contains no ids and no labels.
 """
 
 import json
@@ -163,7 +163,7 @@ def load_residence(model: Model) -> Floats | None:
 def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
     """The calibrated sampler of a model that was supervised with regions.
 
-    A model that holds only estimated means is calibrated here, with its own seed.
+    If the folder has no calibration, the model is calibrated here with its own seed.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ class SuperviseConfig(Section):
     # Tilts keep the spread of the number of visits, see evidence.Visits. Without it they are the
     # paper's I-projection, which meets the aggregates and nothing else.
     visits: bool = True
-    # How much groups differ relative to the variance between people, at most; see recover.
+    # Upper bound of differences between groups, relative to those between people; see recover.
     groups_explain: float = Field(GROUPS_EXPLAIN, gt=0, le=1e6)
     calibration: CalibrationConfig = CalibrationConfig()
 
@@ -71,7 +71,7 @@ class StrategyOptions:
 
 @dataclass(frozen=True)
 class Supervised:
-    """The result of a strategy: a generator, and what the MODEL folder holds beside its weights.
+    """The result of a strategy: a generator, and the other contents of its MODEL folder.
 
     Parameters
     ----------
@@ -120,13 +120,13 @@ class Strategy:
     presets
         Values of `config` by the name of a preset, for `--preset`.
     flags
-        The flags it understands: "--membership", "--from-scratch".
+        The flags that it accepts: "--membership", "--from-scratch".
     needs_regions
         Whether it learns from a REGIONS folder.
     reads_labels
         Whether it learns from labels of individuals.
     continues
-        Whether it also accepts a model that knows groups.
+        Whether it also accepts a model that already has groups.
     calibrates
         Whether it uses the section `calibration`.
 
@@ -150,14 +150,14 @@ class Strategy:
 
     @property
     def sections(self) -> set[str]:
-        """The sections of the configuration that concern it."""
+        """The sections of the configuration that it uses."""
         shared = {"visits", "groups_explain"} if self.needs_regions else set()
         own = {self.name} if self.config is not None else set()
         return shared | own | ({"calibration"} if self.calibrates else set())
 
     @property
     def options(self) -> frozenset[str]:
-        """The options of the command line that concern it."""
+        """The options of the command line that it accepts."""
         fields = self.config.model_fields if self.config is not None else {}
         options = {"--divergence"} & {f"--{name}" for name in fields}
         options |= {"--preset"} if self.presets else set()
@@ -194,7 +194,7 @@ def choose_strategy(model: Generator, family: Family) -> tuple[str, str]:
     """The strategy that `auto` stands for, and the reason."""
     if model.groups is not None:
         raise MobatlasError(
-            "--strategy auto: this model knows groups already; give a model of phase 1, "
+            "--strategy auto: this model already has groups; pass a model of phase 1, "
             "or pass --strategy finetune to continue from it"
         )
     if not family.trainable:
@@ -208,7 +208,7 @@ def choose_strategy(model: Generator, family: Family) -> tuple[str, str]:
 def runner_for(
     strategy: Strategy, family: Family, values: Mapping[str, Any], *, from_scratch: bool = False
 ) -> RunStrategy:
-    """How a strategy runs with a family.
+    """Return the function that runs a strategy with a family.
 
     `values` are options of the generator; a family that cannot be trained refuses them.
     """
@@ -247,8 +247,7 @@ def build_options(
 ) -> StrategyOptions:
     """Check the options of a strategy and add its configuration to `options`.
 
-    `values` are sections of `config_class`. An option that does not concern the strategy is
-    refused.
+    `values` are sections of `config_class`. Options that the strategy does not accept are refused.
     """
     present = {
         "--preset": preset is not None,
@@ -261,7 +260,7 @@ def build_options(
         if is_set and option not in strategy.options:
             others = [each.name for each in STRATEGIES.values() if option in each.options]
             raise MobatlasError(
-                f"{option} concerns the strategy {' and '.join(others)}, not {strategy.name}; "
+                f"{option} is for the strategy {' and '.join(others)}, not {strategy.name}; "
                 "leave it out"
             )
     if preset is not None and preset not in strategy.presets:
@@ -344,7 +343,7 @@ def _run_resample(
     """Calibrate the baseline; nothing is trained."""
     if model.groups is not None:
         raise MobatlasError(
-            "--strategy resample: this model knows groups already; give a model of phase 1"
+            "--strategy resample: this model already has groups; pass a model of phase 1"
         )
     model.to(trainer.device.type)
     calibration = _calibrate(model, evidence.moments, trainer, options)

@@ -6,7 +6,7 @@ w(x) ~ exp(<lambda, phi(x)>). There are three forms:
 
 - `fit_tilt` reweights rows, such as training people.
 - `fit_capped_tilt` bounds the weights, so that samples can be drawn by rejection.
-- `fit_fixed_anchor_tilt` chooses among K candidates per anchor and leaves the anchors alone.
+- `fit_fixed_anchor_tilt` chooses among K candidates per anchor and does not change the anchors.
 """
 
 from collections.abc import Callable
@@ -270,7 +270,7 @@ def _visit_goals(visits: Floats, ratio: Floats | float) -> Floats:
 def _visit_slopes(logits: Floats, visits: Floats, goal: Floats) -> Floats:
     """b (anchors,) such that weights exp(logits + b visits) have the mean `goal`.
 
-    Newton steps inside a bracket.
+    It uses Newton steps inside a bracket.
     """
     low = np.full(len(goal), -STEEPEST_SLOPE)
     high = np.full(len(goal), STEEPEST_SLOPE)
@@ -303,7 +303,7 @@ def _softmax(logits: Floats) -> tuple[Floats, float]:
 def _minimise(
     dual: Dual, curvature: Callable[[Floats], Product], start: Floats
 ) -> tuple[Floats, bool]:
-    """L-BFGS, then Newton steps; also whether it converged."""
+    """Minimise by L-BFGS, then Newton steps; also return whether it converged."""
     options: Any = {
         "maxiter": LBFGS_STEPS,
         "maxfun": 2 * LBFGS_STEPS,

@@ -46,7 +46,7 @@ _FACTS = {
 
 @dataclass(frozen=True)
 class StageIdentity:
-    """What a checkpoint and the run that resumes from it must agree on."""
+    """The values that a checkpoint shares with every run that can resume from it."""
 
     stage: str
     seed: int
@@ -185,7 +185,7 @@ class Checkpoints:
 
 
 class State:
-    """All that a training step changes: weights, their moving average, and the optimiser."""
+    """Everything that a training step changes: weights, their moving average, and the optimiser."""
 
     def __init__(
         self, network: nn.Module, optimizer: torch.optim.Optimizer, ema: float | None
@@ -214,7 +214,7 @@ class State:
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """Lend the network with averaged weights, in eval mode and without gradients."""
+        """Yield the network with averaged weights, in eval mode and without gradients."""
         before = {name: self.trained[name].detach().clone() for name in self.average}
         self.use_average()
         self.network.eval()
@@ -339,8 +339,8 @@ def _explain_disk_error(path: Path, intact: str = "checkpoints are intact") -> I
         yield
     except OSError as error:
         raise MobatlasError(
-            f"{path}: could not be written ({error.strerror}); {intact}, make room and continue "
-            "with --resume"
+            f"{path}: could not be written ({error.strerror}); {intact}; make room, then "
+            "continue with --resume"
         ) from None
 
 

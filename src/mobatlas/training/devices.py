@@ -75,8 +75,8 @@ def check_devices(accelerator: str, devices: int) -> str:
 def launch_fabric(accelerator: str, devices: int, precision: str) -> "Fabric":
     """Start Fabric with one process per device; torchrun may have started the processes.
 
-    Variables of a batch system are ignored: Fabric would take one of its tasks for the only
-    process.
+    Environment variables of a batch system are ignored. Otherwise Fabric would treat one of its
+    tasks as the only process.
     """
     # Importing Fabric takes seconds, and sampling does not need it.
     from lightning_fabric import Fabric
@@ -99,7 +99,7 @@ def launch_fabric(accelerator: str, devices: int, precision: str) -> "Fabric":
 
 
 def _end_process_group() -> None:
-    """End the communication threads: one that frees tensors while Python exits aborts it."""
+    """End the communication threads, which can abort Python if they free tensors at its exit."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -127,7 +127,7 @@ def _choose_precision(precision: str, kind: str) -> Any:
 
 @contextmanager
 def defer_signals(wanted: bool) -> Iterator[list[int]]:
-    """Collect the first Ctrl-C or SIGTERM, so that the current step ends; a second one acts."""
+    """Record the first Ctrl-C or SIGTERM, so that the step can finish; a second stops at once."""
     received: list[int] = []
     previous: dict[int, Any] = {}
 

@@ -1,7 +1,7 @@
 """The training loop of all generators; a run that was killed and resumed ends in the same bytes.
 
-All random numbers of a step are a function of (seed, stage, step), and all that a step changes is
-in the checkpoint.
+The random numbers of a step are a function of (seed, stage, step). A checkpoint contains everything
+that a step changes.
 """
 
 import hashlib
@@ -153,7 +153,7 @@ class Stage:
         )
 
     def identity(self, seed: int, config: dict[str, Any]) -> StageIdentity:
-        """What a checkpoint of this stage must agree on."""
+        """The identity that a checkpoint of this stage must match."""
         settings = {name: getattr(self, name) for name in IDENTIFYING_SETTINGS}
         return StageIdentity(self.name, seed, config, settings)
 
@@ -172,7 +172,7 @@ class _Journal:
 
     stage: Stage
     first: int  # steps that earlier processes finished
-    start: float  # on the clock of this process, earlier processes included
+    start: float  # monotonic time, moved back by the seconds of earlier processes
     tracker: Tracker = SILENT
     metrics: Path | None = None
     board: Any = None
@@ -194,7 +194,7 @@ class _Journal:
         return round((done - self._logged) * self.stage.examples_per_step / elapsed, 1)
 
     def step(self, done: int) -> None:
-        """Move the bar, which counts the steps of this process only; so its ETA is right."""
+        """Move the bar. It counts only the steps of this process, so that its ETA is right."""
         self.tracker.step(done - self.first, self._note)
 
     def line(self, done: int, values: dict[str, float]) -> None:
@@ -244,7 +244,7 @@ class Trainer:
     config
         The configuration of the model; a checkpoint of another configuration is refused.
     checkpoint_steps
-        Steps between two checkpoints, beside `execution.checkpoint_seconds`.
+        Steps between two checkpoints, in addition to `execution.checkpoint_seconds`.
     log_every
         Steps between two lines of metrics.jsonl.
     progress
@@ -278,7 +278,7 @@ class Trainer:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             if self.share.rank == 0 and not any(folder.glob("*.safetensors")):
-                # Its lines are of a run without a checkpoint.
+                # Its lines belong to a run that stopped before its first checkpoint.
                 (folder.parent / METRICS).unlink(missing_ok=True)
 
     def path(self, name: str) -> Path | None:
@@ -297,7 +297,7 @@ class Trainer:
                 raise Stopped(f"stopped after the {stage.name}", received)
         stage.network.zero_grad()
         stage.network.eval()
-        self._seed(stage, "end")  # so that what follows does not depend on whether it was read
+        self._seed(stage, "end")  # later draws must not depend on whether it was read
         return metrics
 
     def _train_or_read(self, stage: Stage, received: list[int]) -> dict[str, float]:
@@ -323,7 +323,11 @@ class Trainer:
             log.info("%s: resumes from step %d of %d", stage.name, newest.step, stage.steps)
             machine = newest.facts.get("machine")
             if machine != self._machine():
-                log.warning("%s: last digits may differ; it ran on %s before", stage.name, machine)
+                log.warning(
+                    "%s: the last digits may differ; the checkpoint was written with %s",
+                    stage.name,
+                    machine,
+                )
 
     def _train(self, run: _Run) -> dict[str, float]:
         stage = run.stage
@@ -372,7 +376,7 @@ class Trainer:
         )
         assert norm is not None
         loss = loss.detach()
-        # The norm is equal in all processes, so that all stop or none.
+        # The norm is equal in all processes, so either all of them stop or none.
         if not math.isfinite(norm if self.share.world > 1 else loss + norm):
             intact = f"; {run.checkpoints.describe()}" if run.checkpoints else ""
             raise MobatlasError(
@@ -428,7 +432,7 @@ class Trainer:
         )
 
     def _machine(self) -> str:
-        """What the last digits of a sum depend on."""
+        """The software and hardware that the last digits of a sum depend on."""
         return (
             f"torch {torch.__version__}, {self.share.world} x {self.device.type}, "
             f"{torch.get_num_threads()} threads, {self.fabric.strategy.precision.precision}"
@@ -469,7 +473,7 @@ class Trainer:
             except MobatlasError as error:
                 failure = error
         if any(self._agree(failure is not None)):
-            raise failure or MobatlasError("the first process stopped; its message says why")
+            raise failure or MobatlasError("the first process stopped; see its error message")
 
     def _agree(self, *flags: bool) -> tuple[bool, ...]:
         """Which flags are set in any process."""
