@@ -87,7 +87,7 @@ def test_overwrite_leaves_a_folder_of_another_kind_or_with_other_files_alone(
     ):
         pass
     (tmp_path / "out" / "notes.md").write_text("mine")
-    with pytest.raises(MobatlasError, match=r"holds notes\.md, which mobatlas did not write"):
+    with pytest.raises(MobatlasError, match=r"contains notes\.md, which mobatlas did not write"):
         write(tmp_path / "out", overwrite=True)
     assert (tmp_path / "out" / "notes.md").read_text() == "mine"
 
@@ -97,7 +97,7 @@ def test_the_folder_one_stands_in_and_a_link_are_refused(
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(MobatlasError, match="the folder you are in"):
+    with pytest.raises(MobatlasError, match="is the current folder"):
         write(Path())
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(MobatlasError, match="symbolic link"):
@@ -176,7 +176,9 @@ def test_a_foreign_file_in_an_unfinished_folder_is_left_as_it_is(
     with pytest.raises(ZeroDivisionError):
         fill(out, failure=ZeroDivisionError(), at="step-1")
     notes.write_text("mine")
-    refused = pytest.raises(MobatlasError, match=r"holds notes\.md, which mobatlas did not write")
+    refused = pytest.raises(
+        MobatlasError, match=r"contains notes\.md, which mobatlas did not write"
+    )
     with refused:
         fill(out, overwrite=True)
     fill(out, resume=True)
@@ -190,7 +192,7 @@ def test_a_foreign_file_in_an_unfinished_folder_is_left_as_it_is(
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "it has no manifest.json"),
+        (None, "no manifest.json"),
         ("{", "not a valid manifest"),
         ("[1, 2]", "not a valid manifest"),
         (
@@ -224,7 +226,7 @@ def test_a_folder_without_a_valid_manifest_is_refused(
 def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
     write(tmp_path / "out", "hello")
     (tmp_path / "out" / "file.txt").write_text("hallo")
-    with pytest.raises(MobatlasError, match=r"file\.txt: is not the file"):
+    with pytest.raises(MobatlasError, match=r"file\.txt: differs from the entry"):
         read_manifest(tmp_path / "out", "thing")
 
 

@@ -53,7 +53,7 @@ def test_a_missing_file_is_refused_before_an_engine_starts(
 
 def test_a_folder_without_visits(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
-    with pytest.raises(MobatlasError, match=r"holds no visits\.parquet or visits\.csv"):
+    with pytest.raises(MobatlasError, match=r"contains no visits\.parquet or visits\.csv"):
         prepare(tmp_path / "raw", tmp_path / "dataset")
 
 
@@ -83,7 +83,7 @@ def test_an_infinite_longitude(tmp_path: Path) -> None:
 
 
 def test_a_coordinate_that_is_a_word(tmp_path: Path) -> None:
-    assert "'lat' and 'lon' must be numbers" in refused(
+    assert "'lat' and 'lon' are not numbers" in refused(
         tmp_path, [GOOD, "b,p,north,-74,2024-03-04 08:00:00,"]
     )
 
@@ -181,7 +181,7 @@ def test_a_place_may_not_be_called_like_a_token(tmp_path: Path, word: str) -> No
 
 def test_a_flag_that_is_neither_true_nor_false(tmp_path: Path) -> None:
     sentence = refused(tmp_path, [f"{GOOD},oui"], header=f"{HEADER},is_home")
-    assert "'is_home' and 'is_work' must be true or false" in sentence
+    assert "'is_home' and 'is_work' are neither true nor false" in sentence
     assert "is_home 'oui'" in sentence
 
 
@@ -216,7 +216,7 @@ def test_csv_is_read_alike_however_it_is_separated_and_wherever_it_is_quoted(
             "not a readable CSV file in UTF-8",
         ),
         (f"{HEADER}\n{GOOD}\n".encode("utf-16"), "not a readable CSV file in UTF-8"),
-        (b"\n", "the first line names no columns"),
+        (b"\n", "the first line has no column names"),
         (b"user_id,user_id\n", "two columns are called 'user_id'"),
     ],
 )
@@ -336,10 +336,10 @@ def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
         (
             {"user_id": ["a"], "home_lat": ["n/a"]},
             {},
-            "column 'home_lat' holds no degrees on the globe in 1 rows",
+            "column 'home_lat' is not a valid coordinate in 1 rows",
         ),
         ({"user_id": ["a", "a"]}, {}, "'user_id' is empty or repeated"),
-        ({"user_id": ["a"], "home_lat": [95.0]}, {}, "column 'home_lat' holds no degrees"),
+        ({"user_id": ["a"], "home_lat": [95.0]}, {}, "column 'home_lat' is not a valid coordinate"),
         (
             {"user_id": ["a"], "age": ["<30"]},
             {"attributes": ["agee"]},
@@ -348,7 +348,7 @@ def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
         (
             {"user_id": ["a"], "age": ["<30"]},
             {"attributes": {"age": ["young"]}},
-            "holds '<30', which is not among",
+            "has '<30', which is not among",
         ),
         (
             {"user_id": ["a"], "age": [None]},

@@ -80,7 +80,7 @@ def test_a_diagnosis_reads_well_and_draws_itself(tmp_path: Path) -> None:
 def test_a_diagnosis_without_n_says_whose_number_it_took(tmp_path: Path) -> None:
     table = tmp_path / "census.csv"
     table.write_text("region,age,count\na,<30,90000\na,30+,10000\nb,<30,20000\nb,30+,70000\n")
-    sentence = "without --n, all people of the census count as observed"
+    sentence = "without --n, we assume that all people of the census are observed"
     assert sentence in run("diagnose", "--composition", str(table))
     assert sentence not in run("diagnose", "--composition", str(table), "--n", "500")
 

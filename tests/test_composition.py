@@ -226,7 +226,7 @@ def test_bad_layouts_are_refused_in_one_sentence(
 
 def test_an_attribute_that_the_table_lacks_is_named(tmp_path: Path) -> None:
     income = Groups.of({"age": ("<30", ">30"), "income": ("low", "high")})
-    with pytest.raises(MobatlasError, match="no column holds 'income'"):
+    with pytest.raises(MobatlasError, match="no column for 'income'"):
         read_composition(table(tmp_path, acs()), income)
 
 

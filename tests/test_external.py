@@ -306,7 +306,7 @@ def test_unknown_places_become_other_with_a_warning(
         "--json",
     )
     assert (
-        "2 places that the dataset does not know and count as OTHER ('atlantis', 'avalon')"
+        "2 places that are not in the dataset and count as OTHER ('atlantis', 'avalon')"
         in caplog.text
     )
     report = json.loads(done.out)["pool"]

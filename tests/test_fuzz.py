@@ -201,7 +201,7 @@ def test_what_goes_wrong_in_a_folder_of_ours_is_one_sentence_and_a_full_disk_is_
         RecursionError(),
     ):
         with (
-            pytest.raises(MobatlasError, match="does not hold what mobatlas writes there"),
+            pytest.raises(MobatlasError, match="is damaged or was not written by mobatlas"),
             refuse_corrupt(tmp_path),
         ):
             raise error

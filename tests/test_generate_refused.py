@@ -201,7 +201,7 @@ def test_a_file_of_samples_that_cannot_be_read_is_refused_by_name(
         ({"poi_id": pd.NA}, "column 'poi_id' is empty in"),
         ({"position": "first"}, "column 'position' cannot be read"),
         ({"home_lat": "north"}, "column 'home_lat' cannot be read"),
-        ({"trajectory": 7}, "trajectory 7 has one position twice; number trajectories anew"),
+        ({"trajectory": 7}, "trajectory 7 has one position twice; give trajectories new numbers"),
     ):
         with pytest.raises(MobatlasError) as caught:
             read_samples(changed(good, bad, **columns), vocabulary)

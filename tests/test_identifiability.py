@@ -237,9 +237,13 @@ def test_merging_small_regions_is_not_proposed_where_it_loses_information(seed: 
 
 def test_a_census_without_people_observed_says_who_counts_as_such() -> None:
     counted = composition_of(np.eye(8), n=5e5)
-    assert "without --n, all people of the census count as observed" in diagnose(counted).warnings
     assert (
-        "without --n, everyone counts as observed" in diagnose(composition_of(np.eye(8))).warnings
+        "without --n, we assume that all people of the census are observed"
+        in diagnose(counted).warnings
+    )
+    assert (
+        "without --n, we assume that everyone is observed"
+        in diagnose(composition_of(np.eye(8))).warnings
     )
     assert not any("--n" in warning for warning in diagnose(counted, n=100).warnings)
 

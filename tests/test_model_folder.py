@@ -64,7 +64,7 @@ def described(**changes: Any) -> Callable[[Path], Any]:
         (lambda f: cut(f / "config.json"), "config.json: is missing or not valid JSON"),
         (
             lambda f: (f / "config.json").write_text("[]"),
-            "config.json: does not hold what mobatlas writes there",
+            "config.json: is damaged or was not written by mobatlas",
         ),
         (
             described(generator="latent-difusion"),
@@ -105,5 +105,5 @@ def test_weights_changed_after_training_are_refused(world: World, tmp_path: Path
     for name, spoil in (("cut", cut), ("pickle", lambda path: path.write_bytes(MALICE))):
         shutil.copytree(world.model, tmp_path / name)
         spoil(tmp_path / name / WEIGHTS)
-        with pytest.raises(MobatlasError, match=r"is not the file that manifest\.json lists"):
+        with pytest.raises(MobatlasError, match=r"differs from the entry in manifest\.json"):
             load_model(tmp_path / name)

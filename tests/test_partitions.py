@@ -149,7 +149,7 @@ def test_the_assignment_is_random_within_groups_and_fixed_by_the_seed() -> None:
     ("group", "sentence"),
     [
         ([0, 0, 2, 2], "needs people of '30-60', but the data has none"),
-        ([0, 1, 2], "3 people .* are too few, region"),
+        ([0, 1, 2], "3 people .* are too few: region"),
     ],
 )
 def test_too_few_people_are_refused_in_one_sentence(group: list[int], sentence: str) -> None:

@@ -33,7 +33,7 @@ def test_every_reader_gives_the_canonical_columns(name: str, folder: Path, engin
 def test_every_reader_refuses_an_empty_folder_and_a_missing_path_by_name(
     name: str, folder: Path, engine: Engine
 ) -> None:
-    with pytest.raises(MobatlasError, match="it's a source: holds no"):
+    with pytest.raises(MobatlasError, match="it's a source: contains no"):
         READERS[name].open(folder, engine, {})
     with pytest.raises(MobatlasError, match=r"nowhere: no such file"):
         READERS[name].open(folder / "nowhere", engine, {})
@@ -125,7 +125,7 @@ def test_a_column_of_the_panel_can_be_named_and_a_missing_one_is_refused(
     ):
         READERS["embee"].open(folder, engine, {})
     check_embee(READERS["embee"].open(folder, engine, {"columns": {"arrival": "began"}}), engine)
-    with pytest.raises(MobatlasError, match="'arival' is no field; did you mean 'arrival'"):
+    with pytest.raises(MobatlasError, match="'arival' is not a field; did you mean 'arrival'"):
         READERS["embee"].open(folder, engine, {"columns": {"arival": "began"}})
 
 

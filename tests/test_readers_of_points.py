@@ -91,7 +91,7 @@ def test_check_ins_without_venues_and_two_cities_at_once_are_refused(
     write_foursquare(folder)
     with pytest.raises(
         MobatlasError,
-        match=r"holds several \(dataset_TIST2015_Checkins\.txt, dataset_TSMC",
+        match=r"contains several \(dataset_TIST2015_Checkins\.txt, dataset_TSMC",
     ):
         READERS["foursquare"].open(folder, engine, {})
 

@@ -216,7 +216,7 @@ def test_ages_of_a_census_are_split_if_the_configuration_says_so(
     assert np.allclose(ages.sum(1), 1) and (ages[:, 1] > 0.05).all(), (
         "of both ranges some are 30 to 40"
     )
-    with pytest.raises(MobatlasError, match="straddle concerns the ages of a composition"):
+    with pytest.raises(MobatlasError, match="straddle applies to the age ranges of a composition"):
         build_run(VALUES | {"regions": {"c": {"partition": "hot16", "straddle": "uniform"}}})
 
 

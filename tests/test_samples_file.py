@@ -85,7 +85,7 @@ def test_places_outside_the_vocabulary_are_other_and_a_run_of_them_one_visit(
     assert read.trajectories.offsets.tolist() == [0, 1, 6, 7]
     assert (read.unknown_places, read.unknown_visits) == (4, 5)
     (warning,) = read.warnings
-    assert "5 visits (50.0%) are to 4 places that the dataset does not know" in warning
+    assert "5 visits (50.0%) are to 4 places that are not in the dataset" in warning
     assert warning.endswith("count as OTHER ('Oz', 'Utopia', '<pad>', ...)")
 
 
@@ -126,7 +126,7 @@ def test_times_are_seconds_of_the_week_and_a_run_of_places_outside_is_one_stay(
         (
             moments(8, 10, 12, 23),
             moments(9, 12, 13, 22),
-            "trajectory 8 leaves a visit before it arrives",
+            "trajectory 8 has a departure before its arrival",
         ),
         (moments(8, 10, 12, 23), ["late"] * 4, "column 'departure' cannot be read"),
         ([True] * 4, moments(9, 12, 13, 25), "column 'arrival' cannot be read"),

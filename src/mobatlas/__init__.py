@@ -6,8 +6,8 @@ from typing import Any
 
 __version__ = version("mobatlas")
 
-# The public API by module; `__init__.pyi` tells type checkers the same. A module is imported when
-# a name is first used, because torch and the engines take seconds to import.
+# The public API by module; `__init__.pyi` lists it for type checkers. A module is imported
+# when a name is first used, because torch and the engines take seconds to import.
 _NAMES = {
     "mobatlas.atlas": "Atlas AtlasModel",
     "mobatlas.config": "CityConfig PrepareConfig RunConfig load_run",

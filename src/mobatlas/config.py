@@ -48,8 +48,8 @@ class CityConfig(Section):
         "gender": ("M", "F"),
     }
     # Mean pairwise JSD (bits) of the groups' expected POI visits. Realised visits differ more,
-    # above all where a POI has few. With the presets, all realised pairs lie in the paper's band,
-    # 0.40 to 0.54.
+    # most of all at POIs with few visits. With the presets, all realised pairs are within the
+    # paper's range, 0.40 to 0.54.
     divergence: float = Field(0.44, ge=0, lt=0.9)
     # How much the compositions of the districts differ; with 0 they are equal.
     segregation: float = Field(1.0, ge=0, le=10)
@@ -72,7 +72,7 @@ class QualityConfig(Section):
     # A day with a wider bounding box is spatially unreliable.
     max_day_km: float = Field(800.0, gt=0)
     max_unreliable: float = Field(0.1, ge=0, le=1)  # share of a window's days
-    # The observed share of a day that makes it high quality; 0 for no such rule.
+    # A day with at least this observed share has high quality; 0 disables the rule.
     min_coverage: float = Field(0.2, ge=0, le=1)
     min_high_quality: float = Field(0.8, ge=0, le=1)  # share of a window's days
     min_tokens: int = Field(1, ge=1)  # shorter trajectories are left out
@@ -86,11 +86,11 @@ class AnchorConfig(Section):
 
     # auto: for people with neither flagged visits nor anchors in the source
     infer: Literal["auto", "always", "never"] = "auto"
-    # Visits within this distance of an anchor are at it, if the source flags no visits.
+    # If the source flags no visits, visits within this distance of an anchor get its flag.
     radius_metres: float = Field(250.0, gt=0)
     night: tuple[Hour, Hour] = (22, 6)  # may wrap around midnight
     working_hours: tuple[Hour, Hour] = (9, 17)  # on weekdays
-    min_days: int = Field(3, ge=1)  # on fewer distinct days a place is neither home nor work
+    min_days: int = Field(3, ge=1)  # distinct days with visits that a home or work place needs
     require_both: bool = True  # keep only people with a home and a work location
 
 
@@ -125,7 +125,7 @@ class PrepareConfig(Section):
     vocabulary_size: int = Field(7_000, ge=1)  # POIs beyond the most frequent become OTHER
     # Label columns of people, in order; None to recognise them by name.
     attributes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
-    regions: tuple[str, ...] | None = None  # region columns of people; None as above
+    regions: tuple[str, ...] | None = None  # region columns; None to recognise them by name
     # until_next: a visit without a departure lasts until the person's next arrival, but no longer
     # than max_gap_hours.
     missing_departure: Literal["instant", "until_next"] = "instant"
@@ -135,7 +135,7 @@ class PrepareConfig(Section):
     max_missing_coordinates: float = Field(0.2, ge=0, le=1)
     invalid_rows: Literal["refuse", "drop"] = "refuse"
     reader: dict[str, Any] = {}  # options of the reader, which checks them
-    # Of DuckDB, which spills to disk beyond it, or the heap of a Spark session that we start.
+    # Memory of DuckDB, which spills to disk beyond it, or the heap of a new Spark session.
     memory_limit: str = "2GB"
 
     @field_validator("attributes")
@@ -187,7 +187,7 @@ class RegionsConfig(Section):
     def _straddle_needs_composition(self) -> Self:
         if self.straddle is not None and self.composition is None:
             raise ValueError(
-                "straddle concerns the ages of a composition; give one, or leave straddle out"
+                "straddle applies to the age ranges of a composition; add one, or remove straddle"
             )
         return self
 
@@ -276,8 +276,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-MAX_CHARACTERS = 200_000  # of a configuration
-MAX_VALUES = 100_000  # with every YAML alias written out
+MAX_CHARACTERS = 200_000  # in a configuration file
+MAX_VALUES = 100_000  # counting the content of an alias at each use
 
 Model = TypeVar("Model", bound=BaseModel)
 

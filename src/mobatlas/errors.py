@@ -46,7 +46,7 @@ def first_line(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there is not enough memory."""
+    """Whether an error is caused by a lack of memory."""
     message = str(error)
     names = {kind.__name__ for kind in type(error).__mro__}
     return (

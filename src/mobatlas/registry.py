@@ -14,9 +14,9 @@ class Registry(dict[str, Entry]):
     Parameters
     ----------
     kind
-        What an entry is, for error messages: "generator".
+        The kind of entry, for error messages: "generator".
     option
-        The option that a user chooses one with: "--generator".
+        The command-line option that selects an entry: "--generator".
     entries
         The first entries.
 
@@ -34,7 +34,7 @@ class Registry(dict[str, Entry]):
         self._option = option
 
     def register(self, name: str, entry: Entry) -> None:
-        """Add an entry; a name that is in use is refused."""
+        """Add an entry; refuse a name that is already in use."""
         if name in self:
             raise MobatlasError(f"{self._kind} '{name}' exists already; choose another name")
         self[name] = entry

@@ -111,7 +111,7 @@ class TrajectoryDataset:
             or not self.windows
             or (self.groups is not None and not len(self.groups))
         ):
-            raise ValueError(f"{self.path}: its files do not fit each other")
+            raise ValueError(f"{self.path}: its files do not match each other")
 
     def __len__(self) -> int:
         return len(self.person)
@@ -183,7 +183,7 @@ class TrajectoryDataset:
     def batch(
         self, split: str, size: int, seed: int, step: int, max_length: int | None = None
     ) -> Batch:
-        """Return the batch of a step: every trajectory once per epoch, in an order by seed."""
+        """Return the batch of a step: every trajectory once per epoch, ordered by the seed."""
         return self.gather(self.order(split, size, seed, step), max_length)
 
     def order(self, split: str, size: int, seed: int, step: int) -> Ints:
@@ -225,8 +225,8 @@ class TrajectoryDataset:
     def first_days(self) -> Ints:
         """The first day of each trajectory's window, counted from 1970-01-01.
 
-        If windows begin on a person's first observed day, which the folder does not hold, this is
-        the latest day that it can be.
+        If windows begin on a person's first observed day, which the folder does not store, this is
+        the latest possible day.
         """
         since = self.window.astype(np.int64) * self.windows.stride  # (trajectories,)
         if self.windows.origin != "user":
@@ -334,7 +334,7 @@ def _checked_splits(folder: Path, manifest: Manifest, people: pa.Table) -> Ints:
         )
     if splits["split"].to_pylist() != [SPLITS[code] for code in codes]:
         raise MobatlasError(
-            f"{path}: is not the split of these user ids; prepare the dataset again"
+            f"{path}: does not match the hashes of the user ids; prepare the dataset again"
         )
     return codes
 

@@ -1,6 +1,6 @@
 """Files of samples, one row per visit: as `generate` or any other program writes them.
 
-A place outside the vocabulary becomes OTHER, and a run of such places one visit, as in `prepare`.
+A place outside the vocabulary becomes OTHER. Consecutive OTHER are one visit, as in `prepare`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FIRST_MONDAY = int(np.datetime64("2024-01-01", "s").astype(np.int64))
 MICROSECONDS = 1_000_000  # per second
 MAX_NAMED_PLACES = 3  # in a warning
 MAX_DEGREES = (90.0, 180.0, 90.0, 180.0)  # of the anchors
-RENUMBER = "number trajectories anew when you put files together"
+RENUMBER = "give trajectories new numbers when you combine files"
 
 
 def to_rows(
@@ -89,7 +89,7 @@ class Samples:
         Its trajectories, in order of appearance.
     groups
         The number of each trajectory's group, -1 where it has none. None if no trajectory has a
-        group: then each of them may stand for any group.
+        group: then all of them are used for every group.
     unknown_places, unknown_visits
         Places that the vocabulary does not list, and visits to them. They count as OTHER.
     warnings
@@ -117,7 +117,7 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
     ----------
     path
         A file with the columns `trajectory` and `poi_id`. Visits are ordered by the column
-        `position`, or as the file has them. Anchors and times are read if the file has them.
+        `position`, or else as in the file. Anchors and times are read if the file has them.
     vocabulary
         The vocabulary of the dataset that the samples are compared with.
     groups
@@ -228,7 +228,7 @@ class _SampleFile:
                 outside = np.abs(degrees.astype(np.float64)) > limit
                 if outside.any():
                     raise MobatlasError(
-                        f"{self.path}: column '{name}' holds {degrees[outside][0]:g}, "
+                        f"{self.path}: column '{name}' is {degrees[outside][0]:g}, "
                         f"outside -{limit:g}..{limit:g}; give degrees"
                     )
                 anchors[:, axis] = degrees
@@ -290,7 +290,7 @@ class _Rows:
         )  # (rows,) each
         backwards = self.same & (np.diff(arrivals) < 0)
         self.refuse(backwards, "has visits out of order; order them by arrival")
-        self.refuse(departures < arrivals, "leaves a visit before it arrives; correct its times")
+        self.refuse(departures < arrivals, "has a departure before its arrival; correct its times")
         return arrivals, departures
 
     def group_codes(self, groups: Groups) -> Ints | None:
@@ -313,7 +313,7 @@ def _token_of(places: pa.Array, vocabulary: Vocabulary) -> Tokens:
 
 
 def _merge_unknown(tokens: Tokens, same: Flags) -> tuple[Tokens, Flags]:
-    """Replace -1 by OTHER and merge it with OTHER beside it; also returns which rows remain."""
+    """Replace -1 by OTHER and merge adjacent OTHER; also return which rows remain."""
     unknown = tokens < 0
     other = unknown | (tokens == OTHER)
     repeats = same & other[1:] & other[:-1] & (unknown[1:] | unknown[:-1])
@@ -331,7 +331,7 @@ def _place_warnings(path: Path, places: pa.DictionaryArray, unknown: Ints) -> li
     visits = int(unknown.sum())
     return [
         f"{path}: {visits:,} visits ({visits / len(places):.1%}) are to {len(codes):,} places "
-        f"that the dataset does not know and count as OTHER ({', '.join(names)})"
+        f"that are not in the dataset and count as OTHER ({', '.join(names)})"
     ]
 
 

@@ -1,1 +1,1 @@
-"""Feature maps, which count what happens in trajectories, and divergences between the counts."""
+"""Feature maps, which count events in trajectories, and divergences between the counts."""

@@ -2,7 +2,7 @@
 
 `js`, `kl`, `tv` and `hellinger` compare shares along the last axis, in numpy or torch. Logarithms
 and slopes are computed at FLOOR or above, so KL and every gradient stay finite. `jsd` and
-`jsd_rows` compare counts and visit only the bins that both sides have: there are 10^9 trips.
+`jsd_rows` compare counts. They read only bins that occur, because 10^9 trips are possible.
 """
 
 from collections.abc import Callable
@@ -54,8 +54,8 @@ DIVERGENCES = Registry[Divergence](
 def jsd(real: Floats | sparse.csr_array, synthetic: Floats | sparse.csr_array) -> float:
     """Jensen-Shannon divergence in bits of two histograms of counts.
 
-    Each is (bins,), or sparse (1, bins). An empty histogram is 1 from any other, and 0 from
-    another empty one.
+    Each is (bins,), or sparse (1, bins). The divergence of an empty histogram is 1 from
+    any other, and 0 from another empty one.
     """
     first, second = (
         side if isinstance(side, sparse.csr_array) else sparse.csr_array(side[None])
@@ -70,7 +70,7 @@ def jsd_rows(real: Floats, synthetic: Floats) -> Floats:
     """The same for many pairs of dense histograms: (pairs, bins) -> (pairs,)."""
     real_sum = real.sum(-1)  # (pairs,)
     synthetic_sum = synthetic.sum(-1)
-    # A bin that one side lacks adds half the share of the other; only common bins need logarithms.
+    # A bin that only one side has adds half its share; only common bins need logarithms.
     row, column = np.nonzero((real > 0) & (synthetic > 0))
     p = real[row, column] / real_sum[row]
     q = synthetic[row, column] / synthetic_sum[row]
@@ -83,7 +83,7 @@ def jsd_rows(real: Floats, synthetic: Floats) -> Floats:
 def drop_empty_bins(
     a: sparse.csr_array, b: sparse.csr_array
 ) -> tuple[sparse.csr_array, sparse.csr_array]:
-    """Two tables with only the columns that occur in either, few enough to be made dense."""
+    """Drop columns that are empty in both tables, so that dense arrays fit in memory."""
     occurring, place = np.unique(np.concatenate((a.indices, b.indices)), return_inverse=True)
     first, second = (
         sparse.csr_array((table.data, columns, table.indptr), (table.shape[0], len(occurring)))
@@ -106,7 +106,7 @@ def column_sums(counts: sparse.csr_array) -> sparse.csr_array:
 
 
 def _relative_entropy(p: Array, q: Array) -> Array:
-    # Not clipped at zero: in JS the slopes of its two halves must cancel.
+    # Not clipped at zero: in JS the gradients of the two halves must cancel.
     return (p * (_log2(p.clip(min=FLOOR)) - _log2(q.clip(min=FLOOR)))).sum(-1)
 
 

@@ -1,7 +1,8 @@
 """Feature maps phi: counts in one trajectory, exact on tokens and differentiable on probabilities.
 
 phi(x) counts events in one window (paper, Section 3). On one-hot probabilities both forms are
-equal. Nothing is normalised here: counts mix over people and groups, shares do not.
+equal. Counts are not normalised here: means over
+people and groups are linear in counts, but not in shares.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ VISITS_FROM = (*range(1, 13), 14, 16, 18, 20, 24, 28, 32, 40, 48, 64)  # the sma
 
 
 class FeatureMap(Protocol):
-    """What one feature counts in trajectories.
+    """A feature map: it counts events of one kind in trajectories.
 
     Implement this protocol, and pass a function that builds it to `register_feature`. Exact and
     expected counts must agree on one-hot probabilities.
@@ -77,7 +78,7 @@ class FeatureSpec:
     build: Builder
     needs_times: bool = False
     needs_categories: bool = False
-    geographic: bool = False  # between real home regions it differs with geography
+    geographic: bool = False  # geography makes it differ between home regions
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class TransitionFeature:
         one_hot = self.bin_of_token[:, None] == np.arange(self.categories)  # (vocabulary, c)
         category = _matmul(trajectories.tokens, one_hot)  # (batch, length, c)
         first = category
-        # A later token was drawn after the earlier one that was drawn, not after its alternatives.
+        # A later token was sampled given the drawn earlier token, not its alternatives.
         if trajectories.written is not None:
             first = category.new_tensor(one_hot)[trajectories.written]
         pairs = first[:, :-1].swapaxes(1, 2) @ category[:, 1:]  # (batch, c, c)
@@ -187,7 +188,7 @@ class HourFeature:
 
 @dataclass(frozen=True)
 class VisitsFeature:
-    """Counts each trajectory once, in the bin of its number of visits; none if it has no visit."""
+    """Counts each trajectory once, by its number of visits; without visits it is not counted."""
 
     name: str
     bins: tuple[str, ...]

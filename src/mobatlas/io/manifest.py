@@ -49,7 +49,7 @@ class Manifest:
     kind: str
     seed: int | None = None
     config: dict[str, Any] = field(default_factory=dict)
-    details: dict[str, Any] = field(default_factory=dict)  # facts that this kind of folder has
+    details: dict[str, Any] = field(default_factory=dict)  # facts specific to this kind of folder
     files: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> {sha256, bytes}
     versions: dict[str, str] = field(default_factory=dict)
     unlisted: tuple[str, ...] = ()  # files that are not hashed, such as logs
@@ -68,7 +68,7 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
     try:
         values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise MobatlasError(f"{folder}: is not a {kind} folder, it has no {MANIFEST}") from None
+        raise MobatlasError(f"{folder}: is not a {kind} folder (no {MANIFEST})") from None
     except (OSError, ValueError, RecursionError):
         values = None
     if not is_manifest(values):
@@ -127,7 +127,7 @@ def _check_files(folder: Path, files: dict[str, Any]) -> None:
             size <= HASHED_ON_LOAD and file_hash(path) != entry["sha256"]
         ):
             raise MobatlasError(
-                f"{path}: is not the file that {MANIFEST} lists (changed or cut short); create the "
+                f"{path}: differs from the entry in {MANIFEST} (changed or truncated); create the "
                 "folder again"
             )
 
@@ -147,16 +147,16 @@ def refuse_corrupt(path: Path) -> Iterator[None]:
         ArithmeticError,
         RecursionError,
     ) as error:
-        # Errors of the disk have a number; those of Arrow about content have none.
+        # Disk errors have an error number; Arrow's errors about content have none.
         if getattr(error, "errno", None) is not None or out_of_memory(error):
             raise
         raise MobatlasError(
-            f"{path}: does not hold what mobatlas writes there; create it again"
+            f"{path}: is damaged or was not written by mobatlas; create it again"
         ) from error
 
 
 def write_manifest(folder: Path, manifest: Manifest, names: frozenset[str] | None = None) -> None:
-    """Write the manifest of a folder; with `names`, only these files and folders are part of it."""
+    """Write the manifest of a folder; with `names`, list only these files and folders."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder)
@@ -256,7 +256,7 @@ def file_hash(path: Path) -> str:
 
 
 def hidden_sibling(path: Path, suffix: str) -> Path:
-    """The hidden path beside an output for its partial, replaced or lock file."""
+    """The hidden path next to an output for its partial, replaced or lock file."""
     return path.with_name(f".{path.name}.{suffix}")
 
 

@@ -1,8 +1,8 @@
 """Output folders and files that appear complete or not at all.
 
 A new folder is written as a hidden sibling and renamed when it is complete. A resumable folder is
-filled in place, and several processes may continue it one after another. A lock file beside the
-output keeps other processes out; the lock ends with the process, however it ends.
+filled in place, and several processes may continue it one after another. A lock file next to
+the output keeps other processes out. The lock is released when its process ends or is killed.
 """
 
 import fcntl
@@ -42,14 +42,14 @@ FOREIGN = (
 
 @dataclass
 class NewFolder:
-    """A folder in writing; `details` and `unlisted` enter its manifest when it is complete."""
+    """A folder that is being written, with the `details` and `unlisted` of its manifest."""
 
     path: Path
     details: dict[str, Any] = field(default_factory=dict)
     unlisted: set[str] = field(default_factory=set)
 
     def scratch(self) -> Path:
-        """A folder for intermediate files, which is deleted in the end."""
+        """A folder for intermediate files; it is deleted when the output is complete."""
         scratch = self.path / SCRATCH
         scratch.mkdir(exist_ok=True)
         return scratch
@@ -187,7 +187,7 @@ def lock_output(out: Path) -> Iterator[None]:
                 lock.unlink(missing_ok=True)
     finally:
         for parent in created:
-            with suppress(OSError):  # it is in use
+            with suppress(OSError):  # the folder is in use
                 parent.rmdir()
 
 
@@ -216,7 +216,7 @@ def checkpoint_folder(out: Path) -> Path:
 
 
 def is_complete(out: Path) -> bool:
-    """Whether a resumable folder is complete; removes the leftovers of a process killed last."""
+    """Whether a resumable folder is complete; also removes leftovers of a killed process."""
     out = _absolute(out)
     if not (out / MANIFEST).is_file():
         return False
@@ -228,13 +228,11 @@ def is_complete(out: Path) -> bool:
 
 
 def refuse_overlap(source: Path, out: Path) -> None:
-    """Refuse an output that contains its source, or lies in it."""
+    """Refuse an output that contains its source or is inside it."""
     read = source.resolve()
     written = out.resolve()
     if read == written or written in read.parents or read in written.parents:
-        raise MobatlasError(
-            f"{out}: overlaps with the source {source}; choose an --out apart from it"
-        )
+        raise MobatlasError(f"{out}: overlaps with the source {source}; choose another --out")
 
 
 def _absolute(path: Path) -> Path:
@@ -250,12 +248,12 @@ def _check_place(out: Path) -> None:
         raise MobatlasError(f"{out}: is a symbolic link; give the folder itself as --out")
     if Path.cwd() == out or out in Path.cwd().parents:
         raise MobatlasError(
-            f"{out}: is the folder you are in, or contains it; choose another --out"
+            f"{out}: is the current folder or one of its parents; choose another --out"
         )
 
 
 def _check_replaceable(out: Path, kind: str, overwrite: bool) -> None:
-    """Refuse an existing folder unless `overwrite`, and unless mobatlas wrote all that is in it."""
+    """Refuse an existing folder unless `overwrite` is set and mobatlas wrote all its files."""
     _check_place(out)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
@@ -278,7 +276,7 @@ def _check_replaceable(out: Path, kind: str, overwrite: bool) -> None:
 
 
 def _check_unfinished(out: Path, names: frozenset[str], overwrite: bool) -> None:
-    """Refuse an unfinished folder unless `overwrite`, and unless mobatlas wrote all of it."""
+    """Refuse an unfinished folder unless `overwrite` is set and mobatlas wrote all its files."""
     _check_place(out)
     if not overwrite:
         raise MobatlasError(
@@ -288,7 +286,7 @@ def _check_unfinished(out: Path, names: frozenset[str], overwrite: bool) -> None
 
 
 def _check_replaceable_file(out: Path, overwrite: bool) -> None:
-    """Refuse an existing file unless `overwrite`, and unless mobatlas wrote it."""
+    """Refuse an existing file unless `overwrite` is set and mobatlas wrote the file."""
     if out.is_dir():
         raise MobatlasError(
             f"{out}: is a folder; give a file, such as {out / 'samples.parquet'}, as --out"
@@ -308,7 +306,7 @@ def _check_replaceable_file(out: Path, overwrite: bool) -> None:
 def _refuse_foreign_files(out: Path, foreign: list[str]) -> None:
     if foreign:
         raise MobatlasError(
-            f"{out}: holds {foreign[0]}, which mobatlas did not write; move it elsewhere before "
+            f"{out}: contains {foreign[0]}, which mobatlas did not write; move it elsewhere before "
             "you pass --overwrite"
         )
 
@@ -321,7 +319,7 @@ def _foreign_names(out: Path, names: frozenset[str]) -> list[str]:
 
 
 def _is_empty_attempt(out: Path, names: frozenset[str]) -> bool:
-    """Whether an unfinished folder holds no checkpoint and no foreign file."""
+    """Whether an unfinished folder has no checkpoint and no foreign file."""
     visible = checkpoint_folder(out).glob("[!.]*")  # hidden files are partial
     return all(path.name == MARKER for path in visible) and not (
         out.exists() and _foreign_names(out, names)
@@ -355,9 +353,9 @@ def _delete_backup(out: Path) -> None:
 
 
 def _remove_checkpoints(out: Path) -> None:
-    """Remove what a complete folder does not need.
+    """Remove files that only an unfinished folder needs.
 
-    The marker goes last: after a kill in between, the next run still removes the rest.
+    The marker is removed last, so that the next run can finish the removal after a kill.
     """
     _delete_backup(out)
     folder = checkpoint_folder(out)
@@ -368,5 +366,5 @@ def _remove_checkpoints(out: Path) -> None:
             elif path != _marker(out):
                 path.unlink()
         _marker(out).unlink()
-    with suppress(OSError):  # it is gone, or holds files that are not ours
+    with suppress(OSError):  # it is gone, or contains foreign files
         folder.rmdir()

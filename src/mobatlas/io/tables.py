@@ -19,7 +19,7 @@ def find_table(folder: Path, name: str) -> Path | None:
 
 
 def require_columns(where: str, columns: Iterable[str], required: Iterable[str]) -> None:
-    """Refuse a table that lacks a column, and suggest a similar one."""
+    """Refuse a table without a required column, and suggest a similar column."""
     columns = list(columns)
     refuse_duplicate_columns(where, columns)
     for name in required:
@@ -55,17 +55,17 @@ def read_table(path: Path) -> pd.DataFrame:
     except (ValueError, OSError) as error:  # from pyarrow or pandas
         raise MobatlasError(
             f"{path}: cannot be read as Parquet or CSV ({first_line(error)}); "
-            "quote names that hold a comma"
+            "quote names that contain a comma"
         ) from None
     if not isinstance(table.index, pd.RangeIndex):
         raise MobatlasError(
-            f"{path}: rows have more fields than the header; quote group names, they hold a comma"
+            f"{path}: rows have more fields than the header; quote group names with commas"
         )
     if table.empty:
         raise MobatlasError(f"{path}: the table has no rows; give a table with rows")
     for name in table.columns:
         if pd.api.types.infer_dtype(table[name], skipna=True) == "bytes":
-            raise MobatlasError(f"{path}: column '{name}' holds bytes; write it as text or numbers")
+            raise MobatlasError(f"{path}: column '{name}' contains bytes; write text or numbers")
     return table.rename(columns=lambda name: str(name).strip())
 
 
@@ -80,7 +80,7 @@ def key_column(
         codes, values = pd.factorize(np.asarray(table[column], dtype=object))
     except TypeError:
         raise MobatlasError(
-            f"{path}: column '{column}' holds lists; give one name per row"
+            f"{path}: column '{column}' contains lists; give one name per row"
         ) from None
     texts = [str(int(v)) if isinstance(v, float) and v.is_integer() else str(v) for v in values]
     texts = [
@@ -108,7 +108,7 @@ def number_column(
     if not pd.api.types.is_numeric_dtype(raw):
         empty = empty | np.asarray(raw.astype(str).str.strip() == "")
     bad = ~np.isfinite(values) & ~(missing & empty)
-    if column == "n":  # our own tables give exact shares an infinite number of people
+    if column == "n":  # mobatlas writes an infinite n for exact shares
         bad &= ~np.isposinf(values)
     if bad.any():
         row = int(np.argmax(bad))

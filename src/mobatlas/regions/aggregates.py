@@ -53,7 +53,7 @@ def aggregate(
 ) -> Aggregates:
     """Mean over the people of each region, and the variance between people within regions.
 
-    `region_of_person` holds region ids (None: none) or their numbers in `regions` (-1: none).
+    `region_of_person` has region ids (None: no region) or numbers in `regions` (-1: no region).
     """
     codes, names = region_codes(region_of_person, regions)
     members = np.flatnonzero(codes >= 0)
@@ -136,7 +136,7 @@ def read_aggregates(
     rows = number_column(path, published, measure, missing=True)
     absent = np.nan if np.isnan(rows).any() else 0.0
     values = pivot(path, region, feature, rows, absent)  # V (regions, features)
-    noisy = "noise_sd" in columns  # which may take a count below zero
+    noisy = "noise_sd" in columns  # noise may make a count negative
     if not noisy:
         refuse_negative(path, measure, regions, features, values)
     n = _region_sizes(path, table, region)
@@ -196,7 +196,7 @@ def _pooled_variance(
     phi: sparse.csr_array, codes: Ints, values: Floats, n: Floats
 ) -> Floats | None:
     """Variance between people within regions (features,); None if every region has one person."""
-    freedom = n.sum() - len(n)  # each regional mean costs one degree
+    freedom = n.sum() - len(n)  # each regional mean costs one degree of freedom
     if freedom <= 0:
         return None
     rows = phi[codes >= 0]

@@ -54,10 +54,10 @@ class RegionsOptions:
     composition, aggregates
         Published tables.
     features
-        Feature maps. Default: poi for a partition, category for `by` (because places lie near
-        homes), and all maps of a published table.
+        Feature maps. Default: poi for a partition, category for `by` (because places depend on
+        where people live), and all maps of a published table.
     mask
-        HOME, WORK or OTHER, to leave out.
+        Tokens to leave out: HOME, WORK or OTHER.
     shuffle_regions
         Exchange people or compositions between regions: a negative control.
     same_people
@@ -353,7 +353,7 @@ def _population(
     groups: Groups,
     people: Ints,
 ) -> Population:
-    """Composition and mean counts of the labelled ones of these training people."""
+    """Composition and mean counts of the people with labels among these training people."""
     everyone = np.full(len(labels), -1, dtype=np.int64)
     everyone[people[labels[people] >= 0]] = 0
     composition = composition_from_labels(labels, everyone, groups, ("population",))
@@ -380,7 +380,7 @@ def _validation(
 def _centroids(dataset: TrajectoryDataset, region: Ints, regions: int) -> Floats | None:
     """The mean home (regions, 2) of the people of each region; None if a region has no home.
 
-    `region` (people,) holds region numbers, -1 for none.
+    `region` (people,) has region numbers, -1 for none.
     """
     homes = dataset.anchors[:, :2]
     usable = (region >= 0) & ~np.isnan(homes).any(1)
@@ -418,7 +418,7 @@ def _match_regions(regions: Sequence[str], others: Sequence[str]) -> Ints:
 
 
 def _unmatched_warning(regions: Sequence[str], present: str, absent: str) -> list[str]:
-    """A warning about regions that one table has and another has not."""
+    """A warning about regions that are missing from the other table."""
     if not regions:
         return []
     listed = ", ".join(f"'{name}'" for name in regions[:MAX_LISTED])

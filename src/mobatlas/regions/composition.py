@@ -17,7 +17,7 @@ from mobatlas.groups import DEFAULT_GROUPS, SEPARATOR, Groups, order_levels
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.regions.types import Composition
 
-Keys = tuple[Ints, Sequence[str]]  # numbers by row, and the names they stand for
+Keys = tuple[Ints, Sequence[str]]  # the code of each row, and the name of each code
 STRADDLE = ("refuse", "uniform")
 TOLERANCE = 1e-3  # of the sum of shares: published shares are rounded
 OLDEST = 99  # the last year of an open-ended range whose people are spread over years
@@ -126,7 +126,7 @@ def region_codes(
 ) -> tuple[Ints, tuple[str, ...]]:
     """Region numbers by person and region names.
 
-    The input holds ids (None or an unlisted region becomes -1) or such numbers already.
+    The input has ids, where None or an unlisted region becomes -1, or region numbers.
     """
     values = np.asarray(region_of_person)
     if regions is not None and np.issubdtype(values.dtype, np.integer):
@@ -139,7 +139,7 @@ def region_codes(
 
 
 def pivot(path: Path, region: Keys, cell: Keys, values: Floats, absent: float = 0.0) -> Floats:
-    """Values (regions, cells) from rows; a region and a cell may have one row together."""
+    """Values (regions, cells) from rows; each pair of region and cell may have one row."""
     flat = region[0] * len(cell[1]) + cell[0]
     repeated = pd.Series(flat).duplicated().to_numpy()
     if repeated.any():
@@ -332,7 +332,7 @@ def _own_levels(path: Path, cells: _Cells, groups: Groups, attribute: int) -> li
             if all(map(parse, levels)) and all(map(parse, own)):
                 return own
     raise MobatlasError(
-        f"{path}: no column holds '{name}' (it has: {', '.join(cells.attributes)}); add one"
+        f"{path}: no column for '{name}' (columns: {', '.join(cells.attributes)}); add one"
     )
 
 
@@ -413,7 +413,7 @@ def age_ranges(levels: Sequence[str]) -> list[tuple[int, float]] | None:
     over = {low for low, _, form in ages if form == "over"}
     ends = {high for _, high, form in ages if form == "closed"}
     follows = {end + 1 for end in ends} & starts
-    # `30-50` beside `>50` alone leaves no other reading.
+    # Next to `>50`, `30-50` must include 50.
     exclusive = bool(ends & starts or (not follows and ends & over))
     closed = {end if exclusive else end + 1 for end in ends}
     closed |= {high for _, high, form in ages if form == "below"}

@@ -1,7 +1,7 @@
 """Disclosure control: rules applied to aggregates before release, and the noise they add.
 
-Small cells are suppressed, totals are rounded, or totals get noise of differential privacy, which
-hides whether a person was counted. Recovery uses the variance of the added noise.
+Small cells are suppressed, totals are rounded, or totals get the noise of differential privacy.
+This noise hides whether a person was counted. Recovery uses the variance of the added noise.
 """
 
 from dataclasses import dataclass, replace
@@ -23,13 +23,13 @@ class Disclosure:
     Parameters
     ----------
     suppress
-        Suppress cells with fewer people; zeros stay.
+        Suppress cells with fewer than this many people; zeros are kept.
     rounding
         Round totals of visits to multiples of this.
     epsilon
         Budget of differential privacy for adding or removing one person.
     max_visits
-        With epsilon: the most visits per person and window; counts above are scaled down.
+        With epsilon: the most visits per person and window; larger counts are scaled down.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def apply_disclosure(
         totals = np.round(totals / disclosure.rounding) * disclosure.rounding
         variance += ROUNDING_VARIANCE * disclosure.rounding**2
     noise = variance / v.n[:, None] ** 2 if variance.any() else None
-    spread = v.spread if disclosure.epsilon is None else None  # it was counted exactly
+    spread = v.spread if disclosure.epsilon is None else None  # an exact count is not private
     return replace(v, values=totals / v.n[:, None], noise=noise, spread=spread)
 
 

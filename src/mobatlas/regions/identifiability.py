@@ -29,7 +29,7 @@ RANK_TOLERANCE = 1e-6  # of the largest singular value: published shares have si
 IDENTIFIED = 0.9  # share of a contrast's square in directions with signal above noise
 PARTLY = 0.5
 FEATURE_BOUND = 1.0  # B of the paper: the largest norm of shares
-TYPICAL_SHARE = 0.05  # of visits: a typical place, where there are no aggregates
+TYPICAL_SHARE = 0.05  # of visits at a typical place, if there are no aggregates
 TYPICAL_VISITS = 10.0  # per window
 HOT_SHARE = 0.85  # of one group in a proposed region
 MERGE_BLOCK = 4_096  # regions compared pairwise at once: more would take minutes
@@ -87,7 +87,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What P and n identify. `as_dict` returns it for JSON."""
+    """The differences between groups that P and n identify."""
 
     groups: tuple[str, ...]
     regions: int
@@ -174,7 +174,7 @@ def diagnose(
 
 
 def effective_rank(shares: Floats, n: Floats) -> int:
-    """The number of singular values of diag(sqrt(n)) P above 1: directions above one person."""
+    """The number of singular values of diag(sqrt(n)) P above 1: signal above noise."""
     return int((np.linalg.svd(np.sqrt(n)[:, None] * shares, compute_uv=False) > 1).sum())
 
 
@@ -303,7 +303,7 @@ def _propose(
     rows: Floats | None = None,
     n: Floats | None = None,
 ) -> Proposal:
-    """The proposal of some regions plus new rows."""
+    """A proposal, with the singular value and rank of these regions plus new rows."""
     plain, weighted = triangles
     if rows is not None and n is not None:
         plain = np.vstack([plain, rows])
@@ -391,12 +391,10 @@ def _warnings(
     regions, groups = composition.shares.shape
     absent = "; ".join(composition.absent_groups)
     repeated = regions - len(np.unique(composition.shares, axis=0))
-    observed = (
-        "all people of the census count" if np.isfinite(composition.n).all() else "everyone counts"
-    )
+    observed = "all people of the census are" if np.isfinite(composition.n).all() else "everyone is"
     maps = () if aggregates is None or randomised else bins_by_map(aggregates.features)
     warnings = {
-        f"without --n, {observed} as observed": n is None and aggregates is None,
+        f"without --n, we assume that {observed} observed": n is None and aggregates is None,
         "there is only one group: nothing to distinguish": groups == 1,
         f"{regions} regions for {groups} groups: at most {rank} combinations of groups can be "
         "estimated": regions < groups,

@@ -60,7 +60,7 @@ STREAMS = {"halves": 1, "shuffle": 2, "train": 3, "val": 4}  # random streams by
 
 
 def nominal_partition(name: str, groups: Groups, seed: int = 0) -> Composition:
-    """The P that a partition aims at: one of `PARTITIONS`, or a composition table by its path."""
+    """The nominal P of a partition: one of `PARTITIONS`, or a composition table by its path."""
     if name == "demogroups":
         shares = np.eye(len(groups))
     elif name in PAPER:
@@ -190,7 +190,7 @@ def _whole_people(nominal: Composition, available: Ints) -> Ints:
         if counts is not None:
             return counts
     raise MobatlasError(
-        f"--partition: {available.sum():,} people with known groups are too few, region "
+        f"--partition: {available.sum():,} people with known groups are too few: region "
         f"'{nominal.regions[int(np.argmin(ideal))]}' would be empty; choose a partition with fewer "
         "regions or use more data"
     )

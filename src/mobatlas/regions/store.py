@@ -41,7 +41,7 @@ def build_regions(
 ) -> Regions:
     """Build composition P and aggregates V of a dataset, and write them as a REGIONS folder.
 
-    A partition leaves people over, so its folder also holds the population. Real regions cover
+    A partition does not use all people, so its folder also has the population. Real regions cover
     their population; an intercept absorbs differences between a census and a panel.
 
     Parameters
@@ -177,7 +177,7 @@ def write_aggregates(path: Path, v: Aggregates) -> None:
 
 
 def load_aggregates(path: Path) -> Aggregates:
-    """Read what `write_aggregates` wrote; `read_aggregates` reads published tables."""
+    """Read a file that `write_aggregates` wrote; `read_aggregates` reads published tables."""
     file = pq.ParquetFile(path, read_dictionary=["region", "feature"])
     if not file.metadata.num_rows:
         return Aggregates((), (), np.zeros((0, 0)), np.zeros(0))

@@ -56,7 +56,7 @@ class Aggregates:
     n: Floats  # (regions,) people behind the values
     spread: Floats | None = None  # (features,) variance between people of a region; None: unknown
     pooled: bool = False  # only shares of visits are known, because n was not published
-    noise: Floats | None = None  # (regions, features) variance of added noise, beside sampling
+    noise: Floats | None = None  # (regions, features) variance of added noise, without sampling
 
     def select(self, rows: Ints) -> Aggregates:
         """Return the aggregates of some regions."""
@@ -118,7 +118,7 @@ class Regions:
         return self.composition.groups
 
     def select(self, rows: Ints) -> Regions:
-        """Return some of the regions, without the population: it reveals the regions left out."""
+        """Return some of the regions, without the population, which would reveal the others."""
         return replace(
             self,
             composition=self.composition.select(rows),

@@ -1,8 +1,8 @@
 """Preferences and rhythm of the groups of the simulated city, and the divergence between groups.
 
 A group's preference is an exponential tilt of the popularity of POIs. The scale of the tilts is
-searched for, so that the expected visit distributions of groups, home geography included, differ by
-the requested divergence.
+chosen so that the expected visit distributions of groups differ by the requested divergence. These
+distributions include home geography.
 """
 
 from dataclasses import dataclass
@@ -142,7 +142,7 @@ class Habits:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What distinguishes groups."""
+    """Behaviour that differs between groups."""
 
     habits: Habits
     tilt: Floats  # (groups, pois) factor on popularity
@@ -352,8 +352,8 @@ def _equalise_pairs(
 ) -> Floats:
     """Correct preferences until pairwise divergences are in their designed proportions.
 
-    With few POIs, chance and geography move a pair by a tenth; the paper's pairs lie within a
-    seventh of their mean.
+    With few POIs, chance and geography move a pair by a tenth; the paper's pairs differ
+    from their mean by at most a seventh.
     """
     distances = 1 - preferences.similarity  # (groups, groups) proportional to the divergences
     correction = np.zeros_like(distances)

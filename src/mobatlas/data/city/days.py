@@ -55,7 +55,7 @@ class People:
     district: Ints  # (people,)
     home_cell: Ints  # (people,)
     work_cell: Ints  # (people,)
-    employed: Flags  # (people,) whether the work cell and position mean anything
+    employed: Flags  # (people,) only then are work cell and position valid
     home: Floats  # (people, 2)
     work: Floats  # (people, 2)
     activity: Floats  # (people,) factor on the rate of outings
@@ -83,7 +83,7 @@ class Outings(NamedTuple):
 
     person: Ints
     slot: Ints
-    category: Ints  # meaningless where the outing is to work
+    category: Ints  # undefined for outings to work
     candidate: Ints  # the POI to visit if the person explores
     start: Ints  # seconds since the first midnight
     end: Ints
@@ -213,7 +213,7 @@ def _times(day: Ints, slot: Ints, workday: Ints, rng: np.random.Generator) -> tu
     at_work = _is_work(slot)
     start[at_work] = WORK_HOURS[0] + 0.6 * noise[0, at_work]
     end[at_work] = WORK_HOURS[1] + 0.7 * noise[1, at_work]
-    # A midday outing lies between the two halves of work, so its neighbours are work.
+    # A midday outing is between the two halves of work, so its neighbours are work.
     midday = np.flatnonzero((slot == OUTINGS[MIDDAY]) & (workday == 1))
     end[midday - 1] = start[midday] - 1 / 6
     start[midday + 1] = end[midday] + 1 / 6

@@ -185,7 +185,7 @@ def _generator(seed: int, *key: int) -> np.random.Generator:
 
 
 def _visits(plan: _Plan, tracker: Tracker) -> Iterator[Any]:
-    """Record batches of some thousand people each, ordered by person and time."""
+    """Record batches of a few thousand people each, ordered by person and time."""
     config = plan.config
     tables = Tables(plan.places, plan.behaviour)
     size = int(np.clip(CHUNK_SLOTS // (config.days * DAY_SLOTS), 1, CHUNK_PEOPLE))

@@ -1,4 +1,4 @@
-"""Visits of a source as typed columns; rows that cannot be true are refused or dropped."""
+"""Visits of a source as typed columns; invalid rows are refused or dropped."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -46,7 +46,7 @@ class RowCounts:
 
 
 class _Fault(NamedTuple):
-    """A reason why a row cannot be true."""
+    """A reason why a row is invalid."""
 
     rows: ir.Value  # boolean
     columns: tuple[str, ...]  # shown in the message
@@ -138,12 +138,12 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> dict[str, _Fault]:
         "bad_time": _Fault(
             bad_arrival | bad_departure,
             times,
-            "columns 'arrival' and 'departure' must be local times like 2024-03-04 08:15:00, "
-            "without a zone, and are not",
+            "columns 'arrival' and 'departure' are not local times without a zone, "
+            "like 2024-03-04 08:15:00,",
         ),
         "no_time": _Fault(~has_arrival, ("user_id", "poi_id"), "column 'arrival' is empty"),
         "bad_number": _Fault(
-            bad_lat | bad_lon, RAW[2:4], "columns 'lat' and 'lon' must be numbers, and are not"
+            bad_lat | bad_lon, RAW[2:4], "columns 'lat' and 'lon' are not numbers"
         ),
         "bad_lat": _Fault(
             _is_true(visits.lat.abs() > 90), ("raw_lat",), "column 'lat' is outside -90..90"
@@ -152,7 +152,7 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> dict[str, _Fault]:
             _is_true(visits.lon.abs() > 180), ("raw_lon",), "column 'lon' is outside -180..180"
         ),
         "bad_flag": _Fault(
-            bad_flag, RAW[4:], "columns 'is_home' and 'is_work' must be true or false"
+            bad_flag, RAW[4:], "columns 'is_home' and 'is_work' are neither true nor false"
         ),
         "reserved": _Fault(
             reserved,

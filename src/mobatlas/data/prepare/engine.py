@@ -1,4 +1,4 @@
-"""Where Ibis expressions run: DuckDB in this process, or a Spark session; both stage Parquet."""
+"""Engines for Ibis expressions: DuckDB in this process, or a Spark session; both stage Parquet."""
 
 import os
 import re
@@ -82,12 +82,12 @@ class DuckDBEngine:
             raise
 
     def close(self) -> None:
-        """Release what the engine holds."""
+        """Release the resources of the engine."""
         self._backend.disconnect()
 
 
 class SparkEngine:
-    """As DuckDBEngine on a Spark session: local by default, or on a cluster as configured."""
+    """Like DuckDBEngine, on a Spark session: local by default, or on a cluster as configured."""
 
     def __init__(self, work: Path, memory_limit: str = "2GB") -> None:
         self.work = work
@@ -180,7 +180,7 @@ def open_spark_session(memory_limit: str) -> tuple[Any, bool]:
     active = SparkSession.getActiveSession()
     if active is not None:
         return active, False
-    # the last place where Spark looks, so that other settings of memory prevail
+    # Spark reads this last, so that other memory settings take precedence
     os.environ.setdefault("SPARK_DRIVER_MEMORY", java_heap(memory_limit))
     interrupt_handler = signal.getsignal(signal.SIGINT)
     try:
@@ -202,7 +202,7 @@ def open_spark_session(memory_limit: str) -> tuple[Any, bool]:
 
 
 def stop_spark_session(session: Any) -> None:
-    """Stop a session if its Java process still runs; an earlier error said why it does not."""
+    """Stop a session if its Java process still runs; else an earlier error explains why not."""
     with suppress(*_spark_errors()):
         session.stop()
 
@@ -232,7 +232,7 @@ def explain_spark_errors(work: Path) -> Iterator[None]:
             raise MobatlasError(f"Spark ran out of memory; {MORE_MEMORY}") from error
         if lost_java:
             raise MobatlasError(
-                f"Spark's Java process ended, usually for lack of memory; {MORE_MEMORY}"
+                f"Spark's Java process ended, usually because of too little memory; {MORE_MEMORY}"
             ) from error
         if re.search(MISSING_FILE, str(error)):
             raise MobatlasError(_storage_not_shared(work)) from error

@@ -94,7 +94,7 @@ def canonical_people(source: Source, columns: PeopleColumns, engine: Engine) -> 
 def refuse_bad_rows(
     table: ir.Table, where: str, key: str, coordinates: Sequence[str], engine: Engine
 ) -> None:
-    """Refuse a table with repeated or empty keys, or with coordinates that are no degrees."""
+    """Refuse a table with repeated or empty keys, or with invalid coordinates."""
     rows = table.select(
         key=as_text(table[key]),
         **{name: as_number(table[name]) for name in coordinates},
@@ -108,12 +108,12 @@ def refuse_bad_rows(
     counts = one(engine, rows.aggregate(**faults))
     if counts["rows"] != counts["distinct"]:
         raise MobatlasError(
-            f"{where}: column '{key}' is empty or repeated in some rows; give each one row"
+            f"{where}: column '{key}' is empty or repeated in some rows; fix these rows"
         )
     for name in coordinates:
         if counts[name]:
             raise MobatlasError(
-                f"{where}: column '{name}' holds no degrees on the globe in {counts[name]:,} rows; "
+                f"{where}: column '{name}' is not a valid coordinate in {counts[name]:,} rows; "
                 "correct them, or leave them empty"
             )
 
@@ -191,7 +191,7 @@ def find_groups(
         unknown = values - set(levels[name])
         if unknown:
             raise MobatlasError(
-                f"attributes.{name}: people holds '{min(unknown)}', which is not among the "
+                f"attributes.{name}: people has '{min(unknown)}', which is not among the "
                 f"levels {', '.join(levels[name])}"
             )
     return Groups.of(levels)

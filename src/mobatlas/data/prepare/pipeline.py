@@ -54,7 +54,7 @@ class WindowCounts:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a preparation kept and dropped; `as_dict()` is what summary.json and `--json` hold.
+    """What a preparation kept and dropped; summary.json and `--json` contain `as_dict()`.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Summary:
     columns
         Columns of people by their use.
     users_in_people
-        Users whom the people table lists; None without such a table.
+        Users that the people table lists; None without such a table.
     notes
         Sentences about how the source was read.
     """
@@ -108,7 +108,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class _Observed:
-    """What is known before the vocabulary."""
+    """Tables and counts before the vocabulary is built."""
 
     rows: ir.Table  # every usable row as the source has it
     visits: ir.Table  # distinct and in numbers, with home and work flags
@@ -117,7 +117,7 @@ class _Observed:
     counts: RowCounts
     duplicates: int
     inferred: tuple[str, ...]
-    in_people: int | None  # users with visits whom the people table lists
+    in_people: int | None  # users with visits that the people table lists
 
 
 def prepare_config(
@@ -205,8 +205,8 @@ def _refuse_address(path: str) -> None:
     """Refuse hdfs://, s3a:// and the like, also as `Path` writes them, with one slash."""
     if re.match(r"[a-z][a-z0-9+.-]+:/", path, re.IGNORECASE) and not Path(path).exists():
         raise MobatlasError(
-            f"{path}: is an address, not a path; mount that storage, on every worker too, "
-            "and give the path"
+            f"{path}: is an address, not a path; mount that storage (on every worker too) "
+            "and give its path"
         )
 
 
@@ -236,7 +236,7 @@ def _run(
 
     tracker.step(6, "trajectories")
     kept = windows.filter(windows.reason.isnull()).select("user", "window")
-    # not `collect`: a Spark driver may refuse to collect so many rows
+    # not `collect`: a Spark driver may refuse to collect this many rows
     people = pa.Table.from_batches(
         engine.sorted_batches(observed.users.semi_join(kept, "user"), ["user"])
     )
@@ -262,7 +262,7 @@ def _run(
 def _observe(
     source: Source, engine: Engine, config: PrepareConfig, columns: PeopleColumns, tracker: Tracker
 ) -> _Observed:
-    """Clean, numbered, distinct visits with home and work flags, and the users who made them."""
+    """Clean, numbered, distinct visits with home and work flags, and their users."""
     tracker.step(0, "checking rows")
     clean, counts = check_rows(canonical_visits(source), source, engine, config)
     tracker.step(1, "people and places")
@@ -379,7 +379,7 @@ def _no_window_passed(
         "unreliable": "raise quality.max_day_km or quality.max_unreliable",
         "short": "lower quality.min_tokens",
         "anchors": "set anchors.require_both=false to keep people without a known home and work",
-        "": "window.origin lies after the last visit",
+        "": "window.origin is after the last visit; choose an earlier date",
     }
     worst = max(fell, key=fell.__getitem__) if any(fell.values()) else ""
     return (

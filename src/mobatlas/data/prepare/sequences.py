@@ -76,7 +76,7 @@ class SplitCounts:
         self.lengths = histogram
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what summary.json says about the split; lengths are None if it is empty."""
+        """Return the counts of the split for summary.json; lengths are None if it is empty."""
         # the smallest length that a share of the trajectories does not exceed
         targets = np.array([0.5, 0.95, 1.0]) * self.trajectories
         quantiles = np.searchsorted(np.cumsum(self.lengths), targets).tolist()

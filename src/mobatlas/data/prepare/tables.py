@@ -109,7 +109,7 @@ def refuse_damaged(path: Path, pattern: str) -> None:
 
 
 def duckdb_reason(error: duckdb.Error) -> str:
-    """What DuckDB says is wrong, without its proposals."""
+    """The reason in an error of DuckDB, without its suggestions."""
     return " ".join(str(error).split("Possible")[0].split())[:200]
 
 
@@ -119,7 +119,7 @@ def csv_header(path: Path) -> tuple[list[str], str]:
     delimiter = max(",;\t|", key=first.count)
     names = next(csv.reader([first.rstrip("\r\n")], delimiter=delimiter), [])
     if not any(name.strip() for name in names):
-        raise MobatlasError(f"{path}: the first line names no columns")
+        raise MobatlasError(f"{path}: the first line has no column names")
     refuse_duplicate_columns(str(path), names)
     return names, delimiter
 
@@ -134,7 +134,7 @@ def first_line(path: Path) -> str:
         raise MobatlasError(f"{path}: not a readable CSV file in UTF-8 ({error})") from None
     if len(first) >= MAX_HEADER:
         raise MobatlasError(
-            f"{path}: the first line names no columns, it is longer than {MAX_HEADER:,} characters"
+            f"{path}: the first line is longer than {MAX_HEADER:,} characters; give a table"
         )
     return first
 

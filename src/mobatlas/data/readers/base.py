@@ -58,15 +58,15 @@ def require_one(folder: Path, files: Iterable[Path], expected: str) -> Path:
     """The only file; refuse a folder with none or several."""
     paths = list(files)
     if not paths:
-        raise MobatlasError(f"{folder}: holds no {expected}")
+        raise MobatlasError(f"{folder}: contains no {expected}")
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
-        raise MobatlasError(f"{folder}: holds several ({names}); give the path of one of them")
+        raise MobatlasError(f"{folder}: contains several ({names}); give the path of one of them")
     return paths[0]
 
 
 def open_table(path: Path, engine: Engine) -> ir.Table:
-    """Read one table, after a check that it is what its name says."""
+    """Read one table, after a check that its content matches its name."""
     require_path(path)
     if path.is_file() and path.stat().st_size == 0:
         raise MobatlasError(f"{path}: the file is empty")

@@ -60,7 +60,8 @@ class EmbeeOptions(Section):
         for field in value:
             if field not in FIELDS:
                 raise ValueError(
-                    f"'{field}' is no field{suggestion(field, FIELDS)} (known: {', '.join(FIELDS)})"
+                    f"'{field}' is not a field{suggestion(field, FIELDS)} "
+                    f"(known: {', '.join(FIELDS)})"
                 )
         return value
 
@@ -77,7 +78,7 @@ def read(path: Path, engine: Engine, options: EmbeeOptions) -> Source:
     visits_file = path if path.is_file() else _first_table(path, VISITS_FILES)
     people_file = None if path.is_file() else _first_table(path, PEOPLE_FILES)
     if visits_file is None:
-        raise MobatlasError(f"{path}: holds no traj.csv, visits.csv or the same as .parquet")
+        raise MobatlasError(f"{path}: contains no table traj or visits, as .csv or .parquet")
     return Source(
         where=str(visits_file),
         visits=_visits(open_table(visits_file, engine), str(visits_file), options),
@@ -95,7 +96,7 @@ def _visits(table: ir.Table, where: str, options: EmbeeOptions) -> ir.Table:
     fields = _fields(table, where, VISIT_SYNONYMS, options.columns, REQUIRED)
     if not {"poi_id", "name", "brand"} & set(fields):
         raise MobatlasError(
-            f"{where}: no column names the POI; one of poi_raw_id, location_name or brand is needed"
+            f"{where}: no column identifies the POI; add poi_raw_id, location_name or brand"
         )
     names = [as_text(fields[name]) for name in ("name", "brand") if name in fields]
     label = ibis.coalesce(*names, ibis.null("string"))

@@ -18,7 +18,7 @@ TIME_FORMAT = "%a %b %d %H:%M:%S +0000 %Y"
 TIME = re.compile(r"[A-Z][a-z]{2} [A-Z][a-z]{2} \d{2} \d{2}:\d{2}:\d{2} \+0000 \d{4}")
 NUMBER = re.compile(r"[+-]?[\d.]+([eE][+-]?\d+)?")
 
-# The files have no header; the number of columns tells the layouts apart.
+# The files have no header; the number of columns identifies the layout.
 TSMC2014 = {
     "user_id": "VARCHAR",
     "venue": "VARCHAR",
@@ -57,7 +57,7 @@ def read(path: Path, engine: Engine, options: FoursquareOptions) -> Source:
     checkins, pois = _find(path)
     if pois is None and options.country:
         raise MobatlasError(
-            f"{checkins}: TSMC2014 names no countries; leave the reader option country out"
+            f"{checkins}: TSMC2014 has no countries; remove the reader option country"
         )
     place = "p" if pois else "c"  # the table with the coordinates
     query = (
@@ -100,7 +100,7 @@ def _find(path: Path) -> tuple[Path, Path | None]:
     return checkins, require_one(
         checkins.parent,
         (file for file in sorted(checkins.parent.glob("*.txt")) if _layout(file) is POIS),
-        "dataset_TIST2015_POIs.txt, the coordinates of TIST2015; put it beside the check-ins",
+        "dataset_TIST2015_POIs.txt, the coordinates of TIST2015; put it next to the check-ins",
     )
 
 

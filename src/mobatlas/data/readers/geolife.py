@@ -32,7 +32,7 @@ class GeolifeOptions(Section):
     utc_offset_hours: float = Field(8.0, ge=-12, le=14)  # Beijing
     stay_metres: float = Field(200.0, gt=0)
     stay_minutes: float = Field(20.0, gt=0)
-    max_gap_minutes: float = Field(720.0, gt=0)  # a silent night at home is one stay
+    max_gap_minutes: float = Field(720.0, gt=0)  # a night at home without signal is one stay
     place_metres: float = Field(100.0, gt=0)
     place_min_stays: int = Field(1, ge=1)  # a stay with fewer stays nearby is dropped
 
@@ -57,7 +57,7 @@ def read(path: Path, engine: Engine, options: GeolifeOptions) -> Source:
         raise MobatlasError(
             f"{path}: no stay of {options.stay_minutes:g} minutes within "
             f"{options.stay_metres:g} m in the tracks of {len(folders)} people; "
-            "lower the reader options stay_minutes or raise stay_metres"
+            "lower the reader option stay_minutes or raise stay_metres"
         )
     visits, pois = _tables(stays, options)
     tables = {}
@@ -81,9 +81,9 @@ def detect_stays(
 ) -> pd.DataFrame:
     """Stays of one person whose points (points, 2) are sorted by time.
 
-    From an anchor point the stay lasts while points lie within `metres` of the anchor. It counts if
-    its first and last point are at least `min_seconds` apart, and the next anchor is the point
-    after it; otherwise the next point is the anchor. A gap of up to `max_gap` seconds between two
+    From an anchor point the stay lasts while points are within `metres` of the anchor. It counts if
+    its first and last point are at least `min_seconds` apart. The next anchor is then the point
+    after the stay; otherwise it is the next point. A gap of up to `max_gap` seconds between two
     points near the anchor belongs to the stay, because loggers lose the signal indoors. A longer
     gap ends it, because the person may have been anywhere.
 
@@ -138,7 +138,7 @@ def cluster_places(lat: Floats, lon: Floats, metres: float, min_samples: int = 1
     """The place of each stay (stays,): stays chained by steps of at most `metres` share one.
 
     Places are numbered from 0. With `min_samples` above 1, a stay with fewer stays around it
-    (itself included) and no place within reach has none, -1.
+    (itself included) and no place within reach gets -1.
     """
     # The import takes a second, and few commands need it.
     from sklearn.cluster import DBSCAN
@@ -169,7 +169,7 @@ def _trajectory_folders(path: Path) -> dict[str, Path]:
     }
     if not folders:
         raise MobatlasError(
-            f"{path}: holds no <person>/Trajectory/*.plt; give GeoLife's folder 'Data'"
+            f"{path}: contains no <person>/Trajectory/*.plt; give GeoLife's folder 'Data'"
         )
     return folders
 

@@ -39,7 +39,7 @@ def read(path: Path, engine: Engine, options: VerasetOptions) -> Source:
     if not set(PLACE_KEYS) & set(table.columns):
         raise MobatlasError(
             f"{where}: columns 'placekey' and 'safegraph_place_id' are missing; "
-            "one must name the POI"
+            "add one of them to identify the POI"
         )
     table, notes = _locate(table, where, engine, options)
     is_home = _marked(table, "home")
@@ -93,11 +93,11 @@ def _open(path: Path, engine: Engine) -> ir.Table:
         file for file in path.rglob("*") if file.name.lower().endswith((".csv", ".csv.gz"))
     )
     if has_parquet and csv:
-        raise MobatlasError(f"{path}: holds both Parquet and CSV files; keep one kind in it")
+        raise MobatlasError(f"{path}: contains both Parquet and CSV files; keep one kind")
     if has_parquet:
         return _lower(open_table(path, engine))
     if not csv:
-        raise MobatlasError(f"{path}: holds no .parquet, .csv or .csv.gz file")
+        raise MobatlasError(f"{path}: contains no .parquet, .csv or .csv.gz file")
     tables = [_lower(open_table(file, engine)) for file in csv]
     columns = tables[0].columns
     for file, table in zip(csv, tables, strict=True):
@@ -148,9 +148,9 @@ def _locate(
     if "geohash_5" in table.columns:
         table = _join_cells(table, engine)
         origins.append("cell")
-        rest = "for rows without a match there, homes among them, " if options.places else ""
+        rest = "for rows without a match, including homes, " if options.places else ""
         notes.append(
-            f"{rest}coordinates are centres of GEOHASH_5 cells, up to about 2.4 km off either way"
+            f"{rest}coordinates are centres of GEOHASH_5 cells, with errors up to about 2.4 km"
         )
     lat, lon = (
         ibis.coalesce(*(table[f"{origin}_{axis}"] for origin in origins)) for axis in ("lat", "lon")

@@ -30,7 +30,7 @@ SUFFIXES = (".csv", ".csv.gz")
 class Yjmob100kOptions(Section):
     """The nominal place and time of the undisclosed city."""
 
-    # lat, lon of the grid's centre; on the equator all distances are right
+    # lat, lon of the grid's centre; on the equator all distances are correct
     origin: tuple[float, float] = (0.0, 0.0)
     first_day: date = date(2000, 1, 3)  # day 0; a Monday
 
@@ -56,8 +56,8 @@ def read(path: Path, engine: Engine, options: Yjmob100kOptions) -> Source:
         )
     require_columns(str(records), _header(records), RECORDS)
     notes = [
-        "coordinates, compass and dates are nominal, because the city is undisclosed; "
-        "distances are true"
+        "coordinates, directions and dates are nominal, because the city is undisclosed; "
+        "distances are correct"
     ]
     tables = {}
     cells = "(SELECT NULL::INTEGER AS x, NULL::INTEGER AS y, NULL::VARCHAR AS category)"
@@ -71,7 +71,7 @@ def read(path: Path, engine: Engine, options: Yjmob100kOptions) -> Source:
         tables["pois"] = engine.read(pois).drop("x", "y")
         cells = f"read_parquet({literal(pois)})"
     else:
-        notes.append(f"no cell_POIcat.csv beside {records.name}, so that no cell has a category")
+        notes.append(f"no cell_POIcat.csv next to {records.name}, so cells have no categories")
     target = engine.work / "source_visits.parquet"
     _write(_visits(records, cells, options), target, records, "uid,d,t,x,y in whole numbers")
     return Source(str(records), engine.read(target), notes=tuple(notes), **tables)

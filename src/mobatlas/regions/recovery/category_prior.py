@@ -1,7 +1,7 @@
 """Prior means of rare places from their category.
 
-Regions inform much about a category c and little about one of its places j. Each group's prior
-mean of a place is mu0_j m_dc / mu0_c: the group visits the places of a category in the
+Regions say much about a category c and little about one of its places j. Each group's prior mean
+of a place is mu0_j m_dc / mu0_c: the group visits the places of a category in the
 population's proportions. Recovery then estimates deviations from it.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.regions.types import Recovery
 
-MIN_GROUP_SHARE = 0.02  # of a parent's slopes: a parent with less carries no information
+MIN_GROUP_SHARE = 0.02  # of a parent's slopes: a parent with less is not used
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class CategoryPrior:
     children: Ints  # (nested,) bins
     parents: Ints  # (nested,) the parent bin of each
     share: Floats  # (nested,) mu0_j / mu0_c
-    shift: Floats  # (groups, features) prior mean less mu0; w' shift = 0
+    shift: Floats  # (groups, features) prior mean minus mu0; w' shift = 0
     full_shift: Floats  # (groups, features) the same before slopes were attributed to groups
 
     @classmethod
@@ -55,7 +55,7 @@ class CategoryPrior:
         scale = self.share**2
         means = parents.means.copy()
         means[:, nested] = children.means[:, nested]
-        # The category's variance ignores what its places say about it: slightly conservative.
+        # Slightly conservative: the category's variance ignores the evidence from its places.
         covariance = parents.covariance.copy()
         covariance[nested] = (
             children.covariance[nested] + scale[:, None, None] * parents.covariance[self.parents]

@@ -1,7 +1,7 @@
 """Geography in recovery: the surface over the map that is removed, and the test of transfer.
 
-Real regions differ because their people differ, and because they lie elsewhere: central or remote,
-rich or poor. Recovery does not attribute a smooth surface over the map to groups.
+Real regions differ because of their people, and because of their location: central or remote, rich
+or poor. Recovery does not attribute a smooth surface over the map to groups.
 
 Slopes due to groups are the same everywhere; slopes due to places are not. The map is cut into
 blocks. Slopes from all blocks but one predict the aggregates of that block, with geography
@@ -28,7 +28,7 @@ MIN_BLOCKED_REGIONS = 60  # with fewer regions a block is too small to test a pr
 def surface(centroids: Floats | None, regions: int) -> Floats:
     """Covariates (regions, columns): ones, then log distance from the centre, north and east.
 
-    The surface is quadratic. It has ones only without centroids or with few regions.
+    The surface is quadratic. Without centroids, or with few regions, there are only ones.
     """
     ones = np.ones((regions, 1))
     if centroids is None or regions < MIN_SURFACE_REGIONS:
@@ -45,7 +45,7 @@ def surface(centroids: Floats | None, regions: int) -> Floats:
 
 
 def map_blocks(centroids: Floats) -> Ints:
-    """The block of each region: neighbours on the map, the same for the same centroids."""
+    """The block of each region: blocks are neighbours on the map and depend only on centroids."""
     east = np.cos(np.radians(np.median(centroids[:, 0])))
     return np.asarray(
         vq.kmeans2(centroids * [1.0, east], BLOCKS, minit="++", seed=0)[1], dtype=np.int64
@@ -70,7 +70,7 @@ class BlockValidation:
     def compare(self, ys: Iterable[Floats], variances: Variances) -> Floats:
         """Sums of observed x predicted, predicted squared and observed squared.
 
-        They run over the bins ys (regions, bins), which share their variances.
+        The sums are over the bins ys (regions, bins), which share their variances.
         """
         fits = [
             Fit.of(design, variances._replace(added_noise=variances.added_noise[outside]))

@@ -236,8 +236,8 @@ def nonnegative(means: Floats, covariance: Floats) -> tuple[Floats, Floats]:
 
     Counts are not negative, which also informs about groups that are confounded. The mode
     minimises |M - means| in the metric of the covariance, by coordinate ascent on the multipliers
-    (Hildreth 1957). Along groups at the constraint, the covariances (bins, groups, groups) lose
-    the share of variance that a half-normal distribution lacks.
+    (Hildreth 1957). For groups at the constraint, the covariances (bins, groups, groups)
+    lose the share of variance that truncation at the mean removes.
     """
     mode = means.copy()
     multipliers = np.zeros_like(means)

@@ -1,6 +1,6 @@
 """Group means M from (P, V, n): factor-structured empirical Bayes, or least squares.
 
-For every bin, in units of its standard deviation between people and less the population mean mu0:
+For every bin, in units of its standard deviation between people, minus the population mean mu0:
 
     y = X alpha + P b + e
     b ~ N(0, lambda S),  S = C (sum_a rho_a [same level of attribute a] + rho_0 I) C',  C = I - 1 w'
@@ -14,8 +14,8 @@ For every bin, in units of its standard deviation between people and less the po
 
 Restricted likelihood fits the variances, with weak priors on their ratios. Directions that the
 regions do not identify stay at the population mean, and the posterior covariance shows it. Means
-are not negative. Where the population exceeds the people in regions, w and mu0 are the
-population's, and the rest of it is one more region.
+are not negative. If the population includes people outside all regions, w and mu0 describe the
+population, and these people form one more region.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ from mobatlas.regions.types import (
 
 # Bounds of a group's noise variance relative to the population's: it grows with the mean.
 HETEROSCEDASTIC = (0.2, 10.0)
-# Where people chose their regions, aggregates follow composition also because such places differ.
-# These contextual slopes are not group differences; only their size reveals them. Groups explain at
-# most this share of the variance between people, and larger slopes are attributed to groups in
-# proportion. In the Santiago survey age and sex explain 0.06 of a category on average, 0.37 of
-# education; of 0.1, 0.2 and 0.4, validation people there support 0.2.
+# Where people chose their regions, aggregates also follow composition because the regions differ.
+# These contextual slopes are not group differences, and only their size reveals them. Groups
+# explain at most this share of the variance between people. Larger slopes are attributed to groups
+# in proportion. In the Santiago survey, age and sex explain 0.06 of the variance of a category on
+# average, and 0.37 for education. Of 0.1, 0.2 and 0.4, its validation people support 0.2.
 GROUPS_EXPLAIN = 0.2
-# Groups do not differ by several times the mean either, as that share would allow in rare bins.
-# Below this squared ratio of mean to standard deviation the limit falls in proportion.
+# In rare bins, that share would let groups differ by several times the mean. Below this squared
+# ratio of mean to standard deviation, the limit therefore falls in proportion.
 RARE = 0.1
 METHODS = ("bayes", "least-squares", "simplex")
 MIN_PREDICTED = 2e-4  # of the observed sum of squares: smaller predictions are not tested
-MOSTLY_PRIOR = 0.5  # a group with less information is estimated from assumptions more than data
+MOSTLY_PRIOR = 0.5  # with less information, an estimate depends mostly on the prior
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def recover(
     options
         Assumptions of "bayes".
     parents
-        The feature that another is part of, such as the category of a place. Places then borrow
-        from their category.
+        The parent of a feature, such as the category of a place. Estimates of places then borrow
+        strength from their category.
     quiet
         Do not log warnings about confounding with places.
 
@@ -195,7 +195,7 @@ class _BayesModel:
     ) -> Recovery:
         """Fit all feature maps: separately with region effects, because these differ by map.
 
-        `shift` (groups, features) is the prior mean less mu0, already removed from the aggregates.
+        `shift` (groups, features) is the prior mean minus mu0, already removed from the aggregates.
         """
         if self.groups_explain is None:
             return self._fit_map(aggregates, known_mean, shift)
@@ -229,7 +229,7 @@ class _BayesModel:
         self, aggregates: Aggregates, known_mean: Floats | None, shift: Floats | None
     ) -> Recovery:
         w, mean = population_mean(self.shares, aggregates)
-        # Noise may take the mean of a rare place below zero.
+        # Noise may make the mean of a rare place negative.
         mu0 = np.maximum(mean, 0) if known_mean is None else known_mean
         scale = _person_sd(aggregates, mu0)
         attributes, factors = _factors(self.groups)
@@ -343,7 +343,7 @@ def _posterior(
     variance = np.diagonal(covariance, axis1=1, axis2=2)
     inflated = np.maximum(variance + (ratio - 1) * (sampling + mean_variance), 0)
     inflation = np.sqrt(inflated / np.maximum(variance, 1e-300))
-    # Both sides, so that correlations do not change.
+    # Rows and columns are scaled alike, so that correlations do not change.
     covariance *= inflation[:, :, None]
     covariance *= inflation[:, None, :]
     return means, covariance

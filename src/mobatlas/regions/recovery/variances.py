@@ -15,13 +15,13 @@ from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.regions.recovery.posterior import Design, Fit, Variances
 from mobatlas.regions.types import blocks
 
-BAND = 4.0  # bins whose frequencies lie within this factor form a stratum
+BAND = 4.0  # bins whose frequencies are within this factor form a stratum
 FIT_CELLS = 200_000  # regions x bins that the shared variances are fitted on
-FIT_BINS = 64  # but at least so many bins
+FIT_BINS = 64  # the minimum number of these bins
 SCALE_CELLS = 2_000_000  # regions x bins that the scale of a stratum is fitted on
 # Prior mean and standard deviation of the log variance of an attribute, relative to the group's
 # own. It was lowered from equal shares because intervals were too wide in simulated cities, whose
-# groups share little by construction. The paper's Figure "Pairwise JSD" points the same way.
+# groups share little by construction. The paper's Figure "Pairwise JSD" supports this.
 RATIO_PRIOR = (np.log(0.15), 1.0)
 STRATUM_SPREAD = 3.0  # prior standard deviation of a stratum's log scale around the overall one
 EFFECT_PRIOR = (np.log(0.1), 2.0)  # of log omega
@@ -41,7 +41,7 @@ class BinSet:
     missing: Ints  # rows of y without values, zero there
 
     def fit(self, overall: Fit, variances: Variances) -> Fit:
-        """The fit to these regions, derived from that to all regions where this is cheaper."""
+        """The fit to these regions, derived from the overall fit where this is cheaper."""
         if len(self.regions) < len(overall.weight):
             noise = variances.added_noise[self.regions]
             return Fit.of(self.design, variances._replace(added_noise=noise))
@@ -56,7 +56,7 @@ class BinSet:
 
 @dataclass(frozen=True)
 class Deviations:
-    """y: aggregates less the population mean, in units of the standard deviation of people."""
+    """y: aggregates minus the population mean, in units of the standard deviation of people."""
 
     values: Floats  # V (regions, features)
     mean: Floats  # mu0 (features,)
