@@ -471,8 +471,7 @@ def test_training_reports_truncated_trajectories_and_the_length_to_set(
         train(dataset.path, tmp_path / str(length), generator=NAME, values=values, execution=QUIET)
         assert (f"{np.mean(lengths > length):.0%}".replace("%", " %") in caplog.text) == cut
         assert (
-            "have more than 4 tokens, and the model cuts them off there. Pass --set length="
-            in caplog.text
+            "have more than 4 tokens; the model truncates them. Pass --set length=" in caplog.text
         ) == cut
     advised = int(np.sort(lengths)[int(np.ceil(0.95 * (len(lengths) - 1)))])
     train(

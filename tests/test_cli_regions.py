@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from mobatlas import CityConfig, MobatlasError, load_regions, prepare, recover, write_city_folder
 from mobatlas.cli.commands import app
 from mobatlas.regions.partitions import PAPER
+from mobatlas.report.console import summarise
 
 GROUPS = ("<30, M", "<30, F", "30-40, M", "30-40, F", "40-50, M", "40-50, F", ">50, M", ">50, F")
 
@@ -128,3 +129,16 @@ def test_diagnose_wants_one_thing(tmp_path: Path) -> None:
         CliRunner().invoke(app, ["diagnose"], catch_exceptions=False)
     with pytest.raises(MobatlasError, match="--n: is only for --composition"):
         CliRunner().invoke(app, ["diagnose", str(tmp_path), "--n", "5"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("regions", "sentence"),
+    [
+        (1, "This region identifies only 1 of 2 independent combinations of groups."),
+        (3, "These 3 regions identify only 1 of 2 independent combinations of groups."),
+    ],
+)
+def test_a_summary_counts_regions_in_the_right_number(regions: int, sentence: str) -> None:
+    diagnosis = {"groups": ["A", "B"], "regions": regions, "effective_rank": 1}
+    result = {"diagnosis": diagnosis, "information": {}, "evaluation": {"groups": None}}
+    assert summarise({"city": result}, labelled=False)[0] == f"city: {sentence}"

@@ -116,7 +116,7 @@ def test_an_evaluation_of_other_groups_is_refused() -> None:
     with pytest.raises(MobatlasError, match="group 'b' has no real trajectories"):
         evaluate_groups(TOWN, {"a": some}, {"a": some, "b": some})
     with pytest.raises(
-        MobatlasError, match="group 'a': nothing to compare, with 0 real and 1 synthetic"
+        MobatlasError, match="group 'a' cannot be compared: it has 0 real and 1 synthetic"
     ):
         evaluate_groups(TOWN, {"a": walks()}, {"a": some})
     with pytest.raises(MobatlasError, match="at size 0"):

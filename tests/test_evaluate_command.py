@@ -281,7 +281,7 @@ def test_groups_without_people_or_samples_are_named_and_not_averaged(
     assert evaluation.groups is not None
     assert evaluation.left_out == {
         "<30, M": "has no people in split 'test'",
-        "<30, F": "has no people in split 'train', so no floor",
+        "<30, F": "has no people in split 'train', which the floor needs",
         "40-50, F": f"has no trajectory in {ours}",
     }
     scores = evaluation.groups.scores["ours"]

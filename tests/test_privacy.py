@@ -411,7 +411,7 @@ def test_a_check_that_cannot_be_tested_is_named_and_is_not_green(town: Town) -> 
         *(name for name in CHECKS if CHECKS[name].subject == ANCHORS),
     }
     assert reasons["pairs"] == "samples have no home and work"
-    assert "are too few to suspect 1 % of them" in str(reasons["membership_tpr"])
+    assert "are too few for a rate of 1 %" in str(reasons["membership_tpr"])
     assert len(result.attacks["trajectories"]) == 3 and any(
         "split 'val'" in each for each in result.warnings
     )

@@ -135,7 +135,11 @@ def test_the_report_fetches_nothing_and_summarises_the_results(finished: Path) -
     assert all(each.startswith(("#", "data:image/png;base64,")) for each in page.refers)
     assert not re.search(r"https?://(?!www\.w3\.org)", source)
     text = " ".join(page.text)
-    assert "A tiny <city>" in text and "Strategy: " in text and "bits from held-out people" in text
+    assert (
+        "A tiny <city>" in text
+        and "Strategy: " in text
+        and "bits from those of held-out people" in text
+    )
     for name in ("<30, M", ">50, F", "everybody"):
         assert name in text
 
@@ -167,7 +171,7 @@ def test_a_run_without_labels_says_what_cannot_be_measured(finished: Path, tmp_p
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(rest | {"source": {"path": "city"}, "regions": regions}))
     result = run(path, tmp_path / "run", quiet=True)
-    assert "Nobody in this dataset has a label" in result.report.read_text()
+    assert "No person in this dataset has a label" in result.report.read_text()
     with pytest.raises(MobatlasError, match="strong: the people of this dataset have no labels"):
         run(
             build_run(rest | {"source": {"path": str(city)}, "strong": True}),
@@ -257,7 +261,7 @@ def test_a_folder_with_other_files_is_refused_and_left_unchanged(
         before = sorted(path.name for path in folder.iterdir())
         with pytest.raises(
             MobatlasError,
-            match=f"{folder}: holds files that are not from a run of this version; choose another",
+            match=f"{folder}: contains files that are not from a run of this version; choose",
         ):
             run(build_run(VALUES), folder, overwrite=overwrite, quiet=True)
         assert sorted(path.name for path in folder.iterdir()) == before
@@ -267,7 +271,9 @@ def test_a_run_killed_before_its_first_step_can_be_started_again(tmp_path: Path)
     (tmp_path / ".steps.json.partial").write_text("{")
     refuse_foreign_folder(tmp_path)
     (tmp_path / "city").mkdir()
-    with pytest.raises(MobatlasError, match="holds files that are not from a run of this version"):
+    with pytest.raises(
+        MobatlasError, match="contains files that are not from a run of this version"
+    ):
         refuse_foreign_folder(tmp_path)
     (tmp_path / "steps.json").write_text("{}")
     refuse_foreign_folder(tmp_path)
@@ -316,7 +322,7 @@ def test_init_writes_a_configuration_that_fits_the_files(finished: Path, tmp_pat
     with pytest.raises(MobatlasError, match="contains no visits"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(diary))
     diary.write_text("user_id,poi_id,lat,lon,arrival\na,x,1,1,yesterday\n")
-    with pytest.raises(MobatlasError, match="column 'arrival' contains values that are no times"):
+    with pytest.raises(MobatlasError, match="column 'arrival' contains values that are not times"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(diary))
     with pytest.raises(MobatlasError, match=r"--visits .*: does not exist"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(tmp_path / "nowhere.csv"))
@@ -349,7 +355,7 @@ def test_init_counts_aggregates_by_a_column_of_people_if_only_a_census_is_given(
             census,
             None,
             None,
-            r"--aggregates: is missing.* pass --by .* such as home_district,",
+            r"--aggregates: is missing.* pass --by .* such as home_district",
         ),
         (city, None, census, None, r"--composition: is missing; aggregates need the composition"),
         (
@@ -374,8 +380,14 @@ def test_init_counts_aggregates_by_a_column_of_people_if_only_a_census_is_given(
             r"--by home_district: .*give --visits, a folder",
         ),
         (None, census, None, "home_district", r"--by home_district: .*give --visits, a folder"),
-        (city, census, None, "user_id", r"--by user_id: holds no regions; .*such as home_district"),
-        (city, census, None, "age", r"--by age: holds no regions"),
+        (
+            city,
+            census,
+            None,
+            "user_id",
+            r"--by user_id: is not a column of regions; .*such as home_district",
+        ),
+        (city, census, None, "age", r"--by age: is not a column of regions"),
     ]
     for visits, composition, aggregates, by, sentence in cases:
         with pytest.raises(MobatlasError, match=sentence):

@@ -35,7 +35,7 @@ def run_application(module: str, name: str) -> None:
         number = getattr(error, "signal", signals[0] if signals else None)
         _fail(name, str(error), 2 if number is None else 128 + number)
     except BaseException as error:
-        if signals:  # engines turn an interrupt into errors of their own
+        if signals:  # libraries turn an interrupt into other errors
             _fail(name, "stopped; no incomplete file was left", 128 + signals[0])
         if isinstance(error, SystemExit):
             raise

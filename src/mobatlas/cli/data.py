@@ -27,7 +27,7 @@ from mobatlas.config import CityConfig, build, load_run, load_values, merge, par
 from mobatlas.errors import MobatlasError
 from mobatlas.progress import track
 
-# Commands import what they run themselves, so that `mobatlas --help` does not load all of it.
+# Commands import their modules when they run, so that `mobatlas --help` is fast.
 app = typer.Typer()
 
 

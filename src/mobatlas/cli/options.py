@@ -165,7 +165,7 @@ Calibrate = Annotated[
 
 
 def show(values: dict[str, Any], as_json: bool, table: Any) -> None:
-    """Print a result as JSON or as a table; of several processes only the first prints."""
+    """Print a result as JSON or as a table; with several processes, only the first prints."""
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
     if as_json:

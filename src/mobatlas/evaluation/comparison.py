@@ -108,11 +108,11 @@ def evaluate_groups(
     real, synthetic
         Group -> trajectories, with the same groups on both sides.
     size
-        At most so many trajectories of a group. The larger side is thinned at random to the size
+        Maximum number of trajectories of a group. The larger side is thinned at random to the size
         of the smaller one.
     seed
-        Decides, with the name and size of the group, which trajectories are compared. All models
-        of one size meet the same real trajectories.
+        Random seed of the thinning. Models with equally many samples are compared with the same
+        real trajectories.
 
     Returns
     -------
@@ -152,7 +152,7 @@ def sampling_floor(
     split
         The people to compare with.
     size
-        At most so many trajectories, as in `evaluate_groups`. Pass the sizes of the scores that
+        Maximum number of trajectories, as in `evaluate_groups`. Pass the sizes of the scores that
         you compare with the floor; a mapping may also name 'everybody'.
     seed
         Decides which trajectories are compared.
@@ -207,10 +207,10 @@ def average_scores(groups: Mapping[str, Mapping[str, float]]) -> dict[str, float
 
 
 def gap_closed(model: float, baseline: float, target: float, spread: float = 0.0) -> float | None:
-    """How far a model comes from the baseline to a target: 0 at the baseline, 1 at the target.
+    """The share of the gap from baseline to target that a model closes; 1 at the target.
 
-    The target is the sampling floor or the labelled model. Returns None if the baseline is not
-    worse than the target, or by less than `spread`: there is no gap to close.
+    The target is the sampling floor or the labelled model. Returns None if there is no gap:
+    the baseline is not worse than the target, or by less than `spread`.
     """
     gap = baseline - target
     if not (math.isfinite(model) and math.isfinite(gap)) or gap <= 0 or gap < spread:
@@ -230,9 +230,10 @@ def bootstrap(
 ) -> dict[str, Interval]:
     """95 % intervals of the averages that `evaluate_groups` returns for the same arguments.
 
-    `people` holds the person of each real trajectory. Real people with all their windows, and
-    synthetic trajectories, are resampled with replacement. Sparse histograms of resamples lie
-    further apart than the samples do, so each interval is centred on the estimate.
+    `people` is the person of each real trajectory. Real people, with all their windows, and
+    synthetic trajectories are resampled with replacement. The JSD of resamples is larger than that
+    of the samples because histograms are sparse. Each interval is therefore centred on the
+    estimate.
     """
     names = _common_groups(real, synthetic)
     timed = all(side.stays is not None for side in (*real.values(), *synthetic.values()))
@@ -257,7 +258,7 @@ def bootstrap(
 
 
 def interval(estimate: float, draws: Floats) -> Interval:
-    """The interval of a number between 0 and 1, from how resamples deviate from their mean."""
+    """The interval of a number between 0 and 1, from deviations of resamples from their mean."""
     tails = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
     low, high = estimate + np.quantile(draws - draws.mean(), tails)
     return Interval(estimate, max(0.0, float(low)), min(1.0, float(high)), float(draws.std(ddof=1)))
@@ -287,7 +288,7 @@ def token_sequences(trajectories: Trajectories, longest: int | None = None) -> l
 
 
 def _distinct_and_copies(sequences: Sequence[bytes], known: set[bytes], n: int) -> dict[str, Any]:
-    """Of n evenly spaced ones, because the windows of a person follow each other."""
+    """Shares among n evenly spaced sequences, because the windows of a person are adjacent."""
     rows = np.linspace(0, len(sequences) - 1, n).astype(np.int64)
     chosen = [sequences[row] for row in rows.tolist()]
     copies = sum(sequence in known for sequence in chosen)
@@ -305,7 +306,7 @@ def _common_groups(
                 f"group '{name}' has no {missing} trajectories; give the same groups on both sides"
             )
     if not real:
-        raise MobatlasError("no group to evaluate; give at least one on both sides")
+        raise MobatlasError("there is no group to evaluate; give at least one on both sides")
     return list(real)
 
 
@@ -315,7 +316,7 @@ def _equal_rows(name: str, real: int, synthetic: int, size: Size, seed: int) -> 
     n = min(real, synthetic) if limit is None else min(real, synthetic, limit)
     if n < 1:
         raise MobatlasError(
-            f"group '{name}': nothing to compare, with {real} real and {synthetic} synthetic "
+            f"group '{name}' cannot be compared: it has {real} real and {synthetic} synthetic "
             "trajectories" + ("" if limit is None else f" at size {limit}")
         )
     mine, theirs = (

@@ -1,6 +1,6 @@
 """Evaluate a file of samples, by group and for everybody, against real people.
 
-A baseline, a labelled model and the sampling floor are scored beside it (paper, Section 5).
+A baseline, a labelled model and the sampling floor are scored too (paper, Section 5).
 """
 
 import math
@@ -119,7 +119,7 @@ def evaluate(
     Returns
     -------
     Evaluation
-        Scores by group and for everybody; `evaluation_tables` makes tables of it.
+        Scores by group and for everybody; `evaluation_tables` turns them into tables.
 
     Examples
     --------
@@ -168,13 +168,13 @@ class _Scorer:
         for file in self.files.values():
             yield from file.warnings
         if labels is None:
-            yield (f"{self.dataset.path}: has no labels, so only everybody is compared, not groups")
+            yield f"{self.dataset.path}: has no labels; scores are for everybody, not by group"
 
     def by_group(self) -> tuple[ModelScores, dict[str, str]]:
         """Scores of the groups that all sides have, and why other groups are left out."""
         reasons = {
             **{label: f"has no trajectory in {file.path}" for label, file in self.files.items()},
-            FLOOR: f"has no people in split '{TRAIN}', so no floor",
+            FLOOR: f"has no people in split '{TRAIN}', which the floor needs",
         }
         left_out = {}
         for name, held_out in self._real.items():

@@ -1,4 +1,4 @@
-"""Metrics: what is counted in real and synthetic trajectories, and the bins that real data fix.
+"""Metrics of real and synthetic trajectories, and the bins that they count in.
 
 Each metric is the JSD in bits between the counts of two samples (paper, Section 5). Bins come from
 real people only: synthetic trajectories never move a grid or an edge.
@@ -39,7 +39,7 @@ PAPER_METRICS = ("spatial", "travel_distance", "trip", "poi")
 
 @dataclass(frozen=True)
 class Metric:
-    """What `evaluate` counts in real and in synthetic trajectories; their JSD is 0 at best.
+    """A count of trajectories; `evaluate` reports the JSD between real and synthetic counts.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Metric:
         mask: Sequence[str] = (),
         needs_times: bool = False,
     ) -> Metric:
-        """A metric that counts as the feature map `feature` does, by default the one of its name.
+        """A metric that counts with a feature map, by default the one with the same name.
 
         Parameters
         ----------
@@ -138,12 +138,12 @@ class MetricSpec:
         """
         if cells < 1:
             raise MobatlasError(
-                f"a grid of {cells} x {cells} cells does not exist; cells must be at least 1"
+                f"a grid cannot have {cells} x {cells} cells; cells must be at least 1"
             )
         real = Trajectories.of(dataset, dataset.split(split))
         if not len(real):
             raise MobatlasError(
-                f"{dataset.path}: split '{split}' has no trajectory to fix the bins of metrics with"
+                f"{dataset.path}: split '{split}' has no trajectories to compute bins from"
             )
         points = (dataset.vocabulary.coordinates, real.anchors[:, :2], real.anchors[:, 2:])
         km = travel_distance(real, dataset.vocabulary)
@@ -201,7 +201,7 @@ class MetricSpec:
         return np.where(inside, step[..., 0] * self.cells + step[..., 1], self.cells**2)
 
     def counts(self, trajectories: Trajectories) -> dict[str, sparse.csr_array]:
-        """What each trajectory adds to each metric.
+        """The counts of each trajectory for each metric.
 
         Returns
         -------

@@ -1,1 +1,1 @@
-"""pipeline."""
+"""The steps of a run: train, supervise, and everything from tables to report.html."""

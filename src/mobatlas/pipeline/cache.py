@@ -18,7 +18,7 @@ STEPS_FILE = "steps.json"
 class StepCache:
     """The steps of one folder, each with a hash of its inputs.
 
-    The folder is read anew for every step, so that processes may compute different steps of it.
+    The file is read again before every step, so several processes can compute different steps.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def _key(inputs: Mapping[str, Any]) -> str:
 
 
 def refuse_foreign_folder(folder: Path) -> None:
-    """Refuse a folder that holds files but no step cache, which is the first file of a run.
+    """Refuse a folder that has files but no step cache; a run writes the cache first.
 
     Hidden files do not count: a process killed while it writes the cache leaves only those.
     """
@@ -84,7 +84,8 @@ def refuse_foreign_folder(folder: Path) -> None:
     visible = [path.name for path in entries if not path.name.startswith(".")]
     if visible and STEPS_FILE not in visible:
         raise MobatlasError(
-            f"{folder}: holds files that are not from a run of this version; choose another --out"
+            f"{folder}: contains files that are not from a run of this version; "
+            "choose another --out"
         )
 
 

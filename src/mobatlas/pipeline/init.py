@@ -35,10 +35,10 @@ VISITS_QUERY = """
 
 @dataclass(frozen=True)
 class InputFiles:
-    """The tables of a user, each of which may be missing.
+    """The tables of a user; each may be missing.
 
-    Regions are given by composition and aggregates, or by the column of people that names a
-    person's region, with or without a composition.
+    Regions come from a composition and aggregates, or from `by`, a region column of the people
+    table. With `by`, the composition is optional.
     """
 
     visits: Path | None = None
@@ -49,7 +49,7 @@ class InputFiles:
 
 @dataclass(frozen=True)
 class _Visits:
-    """What a table of visits contains."""
+    """Counts of a table of visits."""
 
     path: Path
     rows: int
@@ -108,7 +108,7 @@ def _render(
     )
     engine.filters["path"] = partial(_quote_path, base=base)
     engine.filters["word"] = _quote
-    # A region column is found by its name; another one must be listed.
+    # `prepare` recognises region columns by name; other columns must be listed.
     listed = files.by is not None and not looks_like_region(files.by)
     page = engine.get_template(TEMPLATE).render(
         files=files,
@@ -123,7 +123,7 @@ def _render(
 def _check_regions(
     files: InputFiles, people: Path | None, columns: Sequence[str], region_columns: Sequence[str]
 ) -> None:
-    """Refuse tables that do not fit together and columns that hold no regions."""
+    """Refuse tables that do not fit together and columns that are not regions."""
     by = files.by
     example = f", such as {' or '.join(region_columns)}" if region_columns else ""
     attributes = [name for name in columns if name.lower() in ATTRIBUTE_NAMES]
@@ -134,9 +134,8 @@ def _check_regions(
         ),
         (
             by is None and files.composition is not None and files.aggregates is None,
-            "--aggregates: is missing; give the aggregates of the same regions, or pass --by with "
-            f"the column of people that names their region{example}, to count aggregates from "
-            "your visits",
+            "--aggregates: is missing; give the aggregates of the same regions. To count them from "
+            f"your visits instead, pass --by with the region column of people{example}",
         ),
         (
             by is not None and files.aggregates is not None,
@@ -145,8 +144,8 @@ def _check_regions(
         ),
         (
             by is not None and people is None,
-            f"--by {by}: is a column of people; give --visits, a folder with the tables visits "
-            "and people",
+            f"--by {by}: needs a table of people; give --visits, a folder with the tables "
+            "visits and people",
         ),
         (
             by is not None and by not in columns,
@@ -155,12 +154,13 @@ def _check_regions(
         ),
         (
             by == "user_id" or by in ANCHORS or by in attributes,
-            f"--by {by}: holds no regions; give the column that says where people live{example}",
+            f"--by {by}: is not a column of regions; give the column with each person's region"
+            f"{example}",
         ),
         (
             by is not None and files.composition is None and not attributes,
-            f"--composition: is missing; {people} has no attributes (age, gender) from which to "
-            "count one",
+            f"--composition: is missing; give it, because {people} has no attributes (age, gender) "
+            "to count it from",
         ),
     )
     for applies, sentence in faults:
@@ -210,7 +210,7 @@ def _read_visits(path: Path) -> _Visits:
     [(rows, people, days, days_per_person)] = _query(
         table,
         VISITS_QUERY,
-        "column 'arrival' contains values that are no times",
+        "column 'arrival' contains values that are not times",
         "write times as 2024-03-04 08:00",
     )
     if not rows:
@@ -219,7 +219,7 @@ def _read_visits(path: Path) -> _Visits:
 
 
 def _quote_path(path: Path, base: Path) -> str:
-    """A YAML string, relative to the configuration if the path lies below it."""
+    """A YAML string, relative to the configuration if the path is below it."""
     absolute = path.resolve()
     below = absolute.is_relative_to(base.resolve())
     return _quote((absolute.relative_to(base.resolve()) if below else absolute).as_posix())

@@ -60,7 +60,7 @@ class RunResult:
 def run(
     config: Path | RunConfig, out: Path | str, *, overwrite: bool = False, quiet: bool = False
 ) -> RunResult:
-    """Run everything that a configuration asks for and write it to a folder.
+    """Run all steps of a configuration and write the results to a folder.
 
     Parameters
     ----------

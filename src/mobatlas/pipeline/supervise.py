@@ -41,7 +41,7 @@ BY_USER = "chosen by the user"
 
 @dataclass(frozen=True)
 class SuperviseOptions:
-    """What phase 2 does.
+    """Options of phase 2.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def supervise(
 
 @dataclass(frozen=True)
 class _Plan:
-    """One supervision with all choices made and checked."""
+    """A supervision with checked options."""
 
     model: Model
     strategy: Strategy
@@ -177,7 +177,7 @@ class _Plan:
             )
 
     def _describe(self, evidence: Evidence) -> dict[str, Any]:
-        """What the report says about the evidence."""
+        """Facts about the evidence, for the report."""
         # Finetuning may continue from a model that was supervised with membership.
         earlier = self.model.manifest.details.get(SUPERVISION, {})
         return {
@@ -259,15 +259,15 @@ def _refuse_labelled(model: Model, strategy: Strategy) -> None:
     earlier = STRATEGIES.get(model.strategy or "")
     if earlier is None or earlier.reads_labels:
         raise MobatlasError(
-            f"{model.path}: this model learnt groups from labels, and {strategy.name} must not; "
-            "give a model of phase 1 or a tilted one"
+            f"{model.path}: this model learnt groups from labels, so {strategy.name} cannot "
+            "continue from it; give a model of phase 1 or a tilted one"
         )
 
 
 def _save_supervision(
     folder: Any, result: Supervised, evidence: Evidence | None, facts: dict[str, Any]
 ) -> None:
-    """Write what a MODEL folder of phase 2 holds besides the generator."""
+    """Write the files that phase 2 adds to a MODEL folder."""
     folder.details[SUPERVISION] = facts | result.facts
     if evidence is not None:
         save_evidence(folder.path, evidence, result.tilt)

@@ -38,7 +38,7 @@ MAX_TRUNCATED = 0.05  # share of training trajectories that may exceed the model
 
 @dataclass(frozen=True)
 class Identity:
-    """What a MODEL folder is trained from; training resumes only with the same identity."""
+    """Configuration and seed of a MODEL folder; training resumes only if both are the same."""
 
     config: dict[str, Any]
     seed: int
@@ -112,15 +112,15 @@ def _configure(family: Family, preset: str | None, values: Mapping[str, Any]) ->
 
 
 def _warn_of_truncation(model: Generator, dataset: TrajectoryDataset) -> None:
-    """Warn if the model cuts off many trajectories, and name a sufficient length."""
+    """Warn if the model truncates many trajectories, and suggest a sufficient length."""
     lengths = dataset.lengths[dataset.split("train")]
     truncated = float(np.mean(lengths > model.max_length))
     if truncated > MAX_TRUNCATED:
         sufficient = int(np.quantile(lengths, 1 - MAX_TRUNCATED, method="higher"))
         log.warning(
-            "%s: %.0f %% of the training trajectories have more than %d tokens, and the model "
-            "cuts them off there. Pass --set length=%d to keep all but %.0f %% whole, or prepare "
-            "shorter windows (window.days).",
+            "%s: %.0f %% of the training trajectories have more than %d tokens; the model "
+            "truncates them. Pass --set length=%d to truncate at most %.0f %%, or prepare shorter "
+            "windows (window.days).",
             dataset.path,
             100 * truncated,
             model.max_length,

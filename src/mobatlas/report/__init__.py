@@ -1,1 +1,1 @@
-"""Reports: what people look at."""
+"""Reports: console output, tables, charts and the HTML page of a run."""

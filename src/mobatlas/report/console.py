@@ -1,4 +1,4 @@
-"""What commands print in the terminal, and the summary of a run, which the report also shows."""
+"""Console output of the commands, and the summary of a run that the report also shows."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -66,7 +66,7 @@ def _summary_lines(summary: Mapping[str, Any]) -> list[str]:
     lines = [
         f"visits: {visits['rows']:,} read; dropped: {_counts(dropped_visits)}; "
         f"POIs: {summary['pois']:,}",
-        f"users: {summary['users']:,}, of whom {users:,} have a trajectory{in_people}",
+        f"users: {summary['users']:,}; {users:,} have a trajectory{in_people}",
         f"windows: {windows['kept']:,} used; dropped: {_counts(dropped_windows)}",
     ]
     titles = {"attributes": "attributes", "regions": "regions", "others": "stored with the labels"}
@@ -305,8 +305,8 @@ def summarise(results: Mapping[str, Mapping[str, Any]], labelled: bool) -> list[
     ]
     if not labelled:
         paragraphs.append(
-            "Nobody in this dataset has a label. The report can therefore not measure how close "
-            "samples of a group are to people of that group. It measures instead how well the "
+            "No person in this dataset has a label. The report therefore cannot measure how close "
+            "samples of a group are to people of that group. Instead, it measures how well the "
             "model predicts regions of held-out people and regions that were left out."
         )
     return paragraphs
@@ -327,12 +327,14 @@ def _identified(result: Mapping[str, Any]) -> list[str]:
 
 def _distinguished(regions: int, groups: int, effective_rank: int) -> str:
     """How many groups the regions distinguish, in a sentence."""
+    subject = "This region" if regions == 1 else f"These {regions:,} regions"
     if effective_rank < groups:
+        verb = "identifies" if regions == 1 else "identify"
         return (
-            f"These {regions:,} regions identify only {effective_rank} of {groups} independent "
-            "combinations of groups."
+            f"{subject} {verb} only {effective_rank} of {groups} independent combinations of "
+            "groups."
         )
-    return f"These {regions:,} regions can distinguish all {groups} groups."
+    return f"{subject} can distinguish all {groups} groups."
 
 
 def _distance(evaluation: Mapping[str, Any], labelled: bool) -> list[str]:
@@ -353,9 +355,9 @@ def _group_distance(scores: Mapping[str, Any]) -> list[str]:
     average = {label: each["average"][HEADLINE] for label, each in scores["scores"].items()}
     gap = scores["gap_closed_floor"].get(HEADLINE, {})
     sentence = (
-        f"In the places they visit, samples of a group are {average['ours']:.3f} bits from "
-        f"held-out people of that group (model without groups: {average['baseline']:.3f}; "
-        f"real training people: {average['floor']:.3f})."
+        f"POI visits of samples are {average['ours']:.3f} bits from those of held-out people of "
+        f"the same group (model without groups: {average['baseline']:.3f}; real training people: "
+        f"{average['floor']:.3f})."
     )
     share = gap.get("share")
     if share is None:

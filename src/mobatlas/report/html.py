@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that fetches nothing, to mail, archive and read offline."""
+"""The report of a run: one self-contained HTML file that can be read offline."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +36,7 @@ POINTS = 300  # of a learning curve
 BITS = ".4f"
 Bar = tuple[str, float, str]  # label, value, class in the stylesheet
 Differences = dict[str, dict[str, float]]  # group -> group -> JSD in bits
-GROUP_COLUMN = "js "  # starts the columns of groups in a finetuning curve
+GROUP_COLUMN = "js "  # prefix of the group columns in a finetuning curve
 
 
 def write_report(
@@ -57,7 +57,7 @@ def write_report(
     overwrite
         Whether to replace an existing file.
     read
-        Reads a file of samples; see `sample_reader`. A run passes one that has read them already.
+        Reads a file of samples; see `sample_reader`. A run passes a reader with a filled cache.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def render(folder: Path, read: Callable[..., Samples] | None = None) -> str:
         return environment.get_template("report.html.j2").render(
             page=page, style=Markup(_resource("templates", "report.css"))
         )
-    except UndefinedError as error:  # a file of the run lacks something that the page needs
+    except UndefinedError as error:  # a file of the run is incomplete
         raise LookupError(str(error)) from error
 
 
@@ -165,12 +165,12 @@ class Chapter:
 
     @property
     def checks_table(self) -> Markup:
-        assert self.privacy is not None  # the template asks only then
+        assert self.privacy is not None  # the template checks this first
         return replace(checks_table(self.privacy), caption="", note="").as_html()
 
     @property
     def gaps(self) -> list[tuple[str, list[Mark], float, float]]:
-        """Where samples lie between baseline and floor: metric, marks, baseline, floor."""
+        """Positions of samples between baseline and floor: metric, marks, baseline, floor."""
         scores = {label: each["average"] for label, each in self.scores["scores"].items()}
         shown = {"ours": "supervised", "strong": "strong"}
         rows = []
@@ -195,7 +195,7 @@ class Chapter:
 
     @property
     def information(self) -> list[Bar]:
-        """How far the estimate of each group rests on data."""
+        """The share of each group's estimate that comes from data, not from the prior."""
         return [
             (name, share, "ours" if share >= MOSTLY_PRIOR else "partly")
             for name, share in self.supervision.get("information", {}).items()
@@ -260,7 +260,7 @@ class _Page:
         model = self.folder / facts["model"]
         details = read_manifest(model, MODEL).details
         groups = Groups.of(details[SUPERVISION]["groups"])
-        common = self.facts["samples"]  # of the baseline and, where there are labels, of strong
+        common = self.facts["samples"]  # of the baseline, and of strong if there are labels
         files = {"baseline": common["baseline"], "supervised": facts["samples"], **common}
         samples = {
             label: self.read(self.folder / path, groups=groups) for label, path in files.items()

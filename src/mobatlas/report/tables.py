@@ -46,11 +46,13 @@ FORMULAS = ("=", "+", "-", "@")  # a spreadsheet computes a cell that starts wit
 LIMITS = {"repeats": REPEATS, "rare places": PLACES, "AUC": AUC, "TPR": TPR}
 AUDIT_NOTE = (
     "Train, held-out: the share of samples that match equally many people of either side. "
-    "Unique: only what a single person has counts as a match. "
-    "Measured, with the ends of its 95 % interval: the share of samples that repeat a training "
-    "person beyond chance; the share of rare places that samples know beyond chance; the AUC of "
-    "the best membership attack (chance: 0.5); its TPR, the training people that it identifies "
-    "while it suspects 1 % of others (chance: 0.01). "
+    "Unique: a match counts only if a single person has it. "
+    "Measured: the estimate; low and high are the ends of its 95 % interval. "
+    "Most checks measure the share of samples that repeat a training person beyond chance. "
+    "Rare places: the share of these places that samples visit beyond chance. "
+    "AUC: that of the best membership attack (chance: 0.5). "
+    "TPR: the share of training people that this attack identifies while it suspects 1 % of "
+    "others (chance: 0.01). "
     "Amber, red: the lower end is above "
     + ", ".join(f"{amber:.2f}, {red:.2f} ({name})" for name, (amber, red) in LIMITS.items())
     + ". Green: the upper end is at most the red limit. Otherwise the check is not decided."
@@ -366,7 +368,7 @@ def _scores_note(
             f"Gap closed is the share of the gap from the baseline to the floor{strong}."
         )
     if any(each["share"] is None for gap in gaps.values() for each in gap.values()):
-        sentences.append("A dash: the gap is within the spread of resampled people.")
+        sentences.append("A dash means that the gap is too small to measure.")
     timed = {metric.name: metric.title for metric in METRICS.values() if metric.needs_times}
     has_times = [not timed.keys().isdisjoint(scores["intervals"][label]) for label in labels]
     if not all(has_times):
@@ -405,8 +407,8 @@ def _diversity(results: Mapping[str, Any]) -> Table:
             rows.append((label, ours["n"], *(side[share] for side in sides for share in shares)))
     columns = ("model", "n", *shares, *(f"{share}, real" for share in shares))
     caption = (
-        "Shares of distinct trajectories, and of exact copies of training trajectories, beside "
-        f"those of real {results['split']} people."
+        "Shares of distinct trajectories and of exact copies of training trajectories, for "
+        f"samples and for real {results['split']} people."
     )
     return Table(columns, tuple(rows), caption, dict.fromkeys(columns[2:], ".1%"))
 

@@ -1,7 +1,7 @@
 """The privacy audit of a file of samples: memorisation, membership inference, homes and workplaces.
 
-Every check compares training people with people that the model never saw: what samples share with
-those is chance. A check is judged by its 95 % interval. It is amber or red if the lower end is
+Every check compares training people with people that the model never saw: matches with those
+are chance. A check is judged by its 95 % interval. It is amber or red if the lower end is
 above the limit, and green if the upper end is at most the red limit. Otherwise it is not decided.
 """
 
@@ -60,7 +60,7 @@ ADVICE = {
     ANCHORS: "generate with a larger --coarsen, or with --anchors of people outside the dataset",
 }
 ENOUGH = 200  # held-out people: one half chooses an attack, 1 % of the other half is suspected
-DECIMALS = 4  # of degrees, about 10 m: homes that agree so far are the same
+DECIMALS = 4  # of degrees, about 10 m: homes with the same rounded coordinates are equal
 UNEVEN = 0.05  # more visits of held-out people outside the vocabulary
 NOWHERE = 999.0  # degrees, in place of an unknown anchor
 STEPS = 4  # of an audit, for a tracker
@@ -203,7 +203,7 @@ def audit(
     samples
         A file that `generate` wrote, or any table with the same columns.
     dataset
-        The training data. Test people are the comparison; an attacker knows validation people.
+        The training data. It compares with test people; attackers know validation people.
     seed
         Decides which samples and people are compared.
     tracker
@@ -212,7 +212,7 @@ def audit(
     Returns
     -------
     Audit
-        Checks with verdicts; `audit_tables` makes tables of it.
+        Checks with verdicts; `audit_tables` turns them into tables.
 
     Examples
     --------
@@ -263,7 +263,7 @@ class _Outcome:
 
 
 def _check(name: str, result: Excess | Interval | str) -> Check:
-    """A check of a measurement, or of the reason why there is none."""
+    """A check with its measurement, or with the reason why there is none."""
     if isinstance(result, str):
         return Check(name, reason=result)
     if isinstance(result, Interval):
@@ -333,7 +333,7 @@ def _inference(
     member = (side == TRAIN).astype(np.int64)
     best = infer(scores, member, rng)
     others = int(np.count_nonzero(side == HELD_OUT))
-    too_few = f"{others} held-out people are too few to suspect 1 % of them; it takes {ENOUGH}"
+    too_few = f"{others} held-out people are too few for a rate of 1 %; {ENOUGH} are needed"
     checks = (
         _check(f"{subject}_auc", best.auc),
         _check(f"{subject}_tpr", too_few if others < ENOUGH else best.tpr),
@@ -343,7 +343,7 @@ def _inference(
 
 def _anchors(cohort: Cohort, drawn: Floats, people: Flags, rng: np.random.Generator) -> _Outcome:
     """Homes and workplaces that samples share with training people, and attacks by them."""
-    # People without a known home and workplace are on no side here.
+    # People without any known anchor are excluded here.
     side = np.where(_known(cohort.anchors), cohort.side, REFERENCE)
     samples = cohort.samples.anchors[_known(cohort.samples.anchors)]
     drawn = drawn[_known(drawn)]
@@ -396,6 +396,6 @@ def _warnings(cohort: Cohort) -> Iterator[str]:
     if theirs - ours > UNEVEN:
         yield (
             f"{theirs:.0%} of the visits of held-out people are outside the vocabulary, but only "
-            f"{ours:.0%} of training people's: it holds places that hardly anybody else visits, "
-            "and samples that visit them count as repeats"
+            f"{ours:.0%} of those of training people; samples that visit places of training "
+            "people alone count as repeats"
         )

@@ -230,8 +230,8 @@ def number_grams(trajectories: Trajectories, n: int) -> list[Grams]:
 def log_likelihood(grams: Sequence[Grams], training: Flags, vocabulary_size: int) -> Floats:
     """The log probability of each token (tokens,) under an n-gram model of the training tokens.
 
-    Orders are mixed as by Witten and Bell (1991): a context that c tokens followed, d of them
-    different, has weight c / (c + d), and the shorter context the rest.
+    Orders are mixed as in Witten and Bell (1991). A context followed by c tokens, d of them
+    distinct, has weight c / (c + d); the shorter context has the rest.
     """
     chance = np.full(len(training), 1 / vocabulary_size)
     for each in grams:
@@ -250,8 +250,8 @@ def log_likelihood(grams: Sequence[Grams], training: Flags, vocabulary_size: int
 def shingles(trajectories: Trajectories) -> sparse.csr_array:
     """The multiset of tokens and of token pairs of each trajectory: ones (trajectories, kinds).
 
-    The second time that a trajectory has a token counts as another kind than the first. So the
-    product of two rows is the size of the intersection of their multisets.
+    Repeats of a token in a trajectory count as different kinds. The product of two rows is
+    therefore the size of the intersection of their multisets.
     """
     owner = trajectories.owner
     rows = []

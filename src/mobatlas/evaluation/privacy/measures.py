@@ -1,13 +1,13 @@
 """The measurements of an audit: memorisation and membership inference.
 
 Memorisation: do samples repeat training people more than people that the model never saw? Both
-sides have equally many people, so what they share with samples by chance is equal. A sample that
+sides have equally many people, so matches by chance are equally frequent. A sample that
 copies one training person matches a group of n of them with probability n / all. The excess of
 training groups times all / n is therefore the share of samples that repeat a training person.
 
 Membership inference: can an attacker who knows a person infer that the model saw that person? Every
 attack gives each person a score; members should score higher. The best attack is chosen on one half
-of the people and measured on the other, then the halves swap: luck gains nothing.
+of the people and measured on the other, then the halves swap. A lucky choice gains nothing.
 """
 
 import math
@@ -33,17 +33,17 @@ from mobatlas.evaluation.privacy.cohort import (
     log_likelihood,
 )
 
-RARE = 3  # a rare place has at most so many visitors among training people
+RARE = 3  # a rare place has at most this many visitors among training people
 FEWEST_PLACES = 20  # rare places that the check needs
 FALSE_POSITIVES = 0.01
-FAR_KM = 20_015.0  # half of the earth's circumference: an anchor is known on one side only
+FAR_KM = 20_015.0  # half of the earth's circumference, if only one side has the anchor
 ROWS = 256  # people whose anchors are compared at a time
 Measure = Callable[[Floats, Floats], float]
 
 
 @dataclass(frozen=True)
 class Excess:
-    """What equally many people of either side share with samples, and the excess of training."""
+    """Shares of samples that match training people and held-out people, and the difference."""
 
     train: float
     held_out: float
@@ -51,9 +51,9 @@ class Excess:
 
 
 def shared(samples: Ints, real: Ints, person: Ints, groups: EqualGroups) -> Excess:
-    """The share of samples that somebody of a group has too.
+    """The share of samples that match a person of a group.
 
-    `samples` and `real` are numbers of sequences, n-grams or pairs of places.
+    `samples` and `real` number sequences, n-grams or pairs of places.
     """
     group = groups.group[person]
     kinds = 1 + max(int(samples.max()), int(real.max()))
@@ -70,10 +70,10 @@ def shared(samples: Ints, real: Ints, person: Ints, groups: EqualGroups) -> Exce
 
 
 def singled_out(samples: Ints, real: Ints, person: Ints, side: Ints) -> Excess:
-    """The same for what exactly one real person has, which points at that person.
+    """The same for matches with exactly one real person, which identify that person.
 
-    People add up, so nobody is divided into groups. Shares are scaled to the number of held-out
-    people.
+    These matches add up over people, so no groups are needed. Shares are scaled to the number of
+    held-out people.
     """
     kinds = 1 + max(int(samples.max()), int(real.max()))
     known = side[person] != REFERENCE
@@ -92,14 +92,14 @@ def singled_out(samples: Ints, real: Ints, person: Ints, side: Ints) -> Excess:
 
 
 def closer(nearest: Floats, groups: EqualGroups) -> Excess:
-    """Shares of samples whose closest trajectory is of training or held-out people; ties halve.
+    """Shares of samples that are closer to training or to held-out people; a tie counts half.
 
     `nearest` is the distance to the closest trajectory of each group, (samples, groups).
     """
     wins = np.array([[_share_closer(a, b) for b in nearest.T] for a in nearest.T])  # (g, g)
     training = slice(0, groups.training)
     share = float(wins[training, groups.training :].mean())
-    # Two groups of training people should tie; their deviation is chance, once for each of them.
+    # Two groups of training people differ only by chance, and both contribute to the deviation.
     between = wins[training, training][~np.eye(groups.training, dtype=bool)]
     spread = 2 * math.sqrt(float(((between - 0.5) ** 2).mean()) / 2)
     return Excess(
@@ -129,7 +129,7 @@ def rare_places(
 def _scaled_interval(
     groups: EqualGroups, difference: float, spread: float, freedom: int
 ) -> Interval:
-    """From the difference between the mean groups of either side to all samples."""
+    """The interval of a difference between groups, scaled to all training people."""
     error = spread * math.sqrt(1 / groups.training + 1 / groups.held_out)
     quantile = float(stats.t.ppf((1 + LEVEL) / 2, freedom))
     return _interval(groups.scale * difference, groups.scale * error, quantile)
@@ -153,7 +153,7 @@ def _share_closer(a: Floats, b: Floats) -> float:
 
 @dataclass(frozen=True)
 class Attack:
-    """How well one attack separates training from held-out people; not corrected for choosing."""
+    """How well one attack separates training from held-out people, by itself."""
 
     name: str
     auc: float
@@ -162,7 +162,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class Inference:
-    """The best attack, measured on people who did not choose it."""
+    """The best attack, measured on people that were not used to choose it."""
 
     auc: Interval
     tpr: Interval
@@ -178,8 +178,8 @@ def area(members: Floats, others: Floats) -> float:
 def hit_rate(members: Floats, others: Floats) -> float:
     """TPR: the share of members above the threshold that one in a hundred others exceeds.
 
-    The rank of the threshold, (n + 1) / 100 of n others, lies between two of them. Mixing both
-    shares makes a score without information find one in a hundred members for every n.
+    The threshold has rank (n + 1) / 100 among n others, which may be between two of them.
+    Interpolation makes the expected TPR of a random score 1 % for every n.
     """
     rank = FALSE_POSITIVES * (len(others) + 1)
     low = int(rank)
