@@ -95,7 +95,7 @@ def test_a_function_becomes_a_model(world: World, here: Path) -> None:
         run("generate", here / "model2", "--n", 20, "--group", GROUP, "--out", here / "women").code
         == 0
     )
-    assert "itself decides how long" in refused(
+    assert "chooses the lengths of its trajectories" in refused(
         "generate", here / "model", "--n", 9, "--lengths", "empirical", "--out", here / "c"
     )
 
@@ -171,7 +171,7 @@ def test_code_that_does_not_work_is_refused_in_one_sentence(
 def test_a_missing_module_is_refused(world: World, here: Path) -> None:
     said = refused(*world.train(here / "model", "no_such.module:sample"))
     assert (
-        "cannot be imported (ModuleNotFoundError" in said and "that Python finds from here" in said
+        "cannot be imported (ModuleNotFoundError" in said and "that Python can import here" in said
     )
 
 

@@ -154,7 +154,7 @@ def test_another_dataset_is_refused_for_its_places_and_warned_of_for_its_people(
         dataset=moved,
     )
     assert "moved: is not the dataset that" in caplog.text
-    assert "regions: was made of another dataset than" in caplog.text
+    assert "regions: was created from another dataset than" in caplog.text
 
 
 def test_the_groups_of_regions_must_be_those_of_the_model(world: World, tmp_path: Path) -> None:

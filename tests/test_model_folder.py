@@ -29,7 +29,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def test_an_unfinished_model_is_refused_with_the_command_to_resume(tmp_path: Path) -> None:
     (tmp_path / "model" / "training").mkdir(parents=True)
     with pytest.raises(
-        MobatlasError, match=r"model: is not trained to the end; continue it with .* --resume"
+        MobatlasError, match=r"model: its training is not finished; continue with .* --resume"
     ):
         load_model(tmp_path / "model")
 

@@ -95,7 +95,7 @@ def test_an_unfinished_model_cannot_be_supervised_and_says_why(world: World, hal
     out = half.parent / "taught"
     refused = world.warm.run("supervise", half, "--strategy", "strong", "--out", out)
     assert refused.code == 2
-    assert "is not trained to the end" in refused.said and "--resume" in refused.said
+    assert "its training is not finished" in refused.said and "--resume" in refused.said
     assert not out.exists()
 
 

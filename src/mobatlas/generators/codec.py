@@ -84,7 +84,7 @@ def gather_tokens(dataset: TrajectoryDataset, indices: Ints, length: int) -> Ten
 def draw_tokens(logits: Tensor, uniform: Tensor) -> Tensor:
     """Draw a token (batch,) from each row of logits (batch, vocabulary) by inversion.
 
-    The token is the one where the cumulated probability passes `uniform` (batch,).
+    The token is the first whose cumulative probability exceeds `uniform` (batch,).
     """
     # In single precision a number near 1 could pass the total. Apple's devices have no double.
     device = "cpu" if logits.device.type == "mps" else logits.device

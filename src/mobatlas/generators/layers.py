@@ -1,7 +1,7 @@
 """Layers that the networks of several families share: conditioning on a person, and token biases.
 
-A person is known by anchors (home and work, in degrees) and, after phase 2, by the level of each
-attribute of the group. Level 0 of an attribute means unknown.
+A person is described by anchors (home and work, in degrees) and, after phase 2, by the level of
+each attribute of the group. Level 0 of an attribute means unknown.
 """
 
 import math
@@ -256,7 +256,7 @@ class DistanceBias(nn.Module):
         east = east * torch.cos(torch.deg2rad(self.coordinates[:, 0]))
         knot = torch.hypot(north, east).mul_(2 * KM_PER_DEGREE)
         knot = knot.add_(1).log2_().clamp_(max=KNOTS - 1)  # (batch, vocabulary)
-        # two knots away from all knots every weight is zero
+        # at -2 all weights are zero, because the first knot is at 0
         unknown = anchor.isnan().any(1)[:, None] | ~self.has_coordinates.bool()
         knot = knot.masked_fill_(unknown, -2.0)
         weights = knot[:, None] - torch.arange(KNOTS, device=knot.device)[:, None]
@@ -266,8 +266,8 @@ class DistanceBias(nn.Module):
 class GroupTokenBias(nn.Module):
     """Adds logits of tokens that depend on the group alone; zero before they are set.
 
-    A group prefers hundreds of places by a little. Through an embedding a network learns that
-    last, while the weights of a tilt give it before training.
+    A group slightly prefers hundreds of places. An embedding learns these preferences last; the
+    weights of a tilt provide them before training.
     """
 
     def __init__(self, groups: Groups, vocabulary: int) -> None:

@@ -1,4 +1,4 @@
-"""What the generators that are torch networks share: people, tiles of samples, weights on disk."""
+"""The common part of generators with torch networks: people, tiles of samples, saved weights."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -99,7 +99,7 @@ class NetworkGenerator(ABC):
         """Return the samples (TILE, ...) of a tile as its codec has them."""
 
     def _networks(self) -> dict[str, nn.Module]:
-        """Return what is saved, by prefix of the tensor names."""
+        """Return the networks to save, by prefix of the tensor names."""
         return {"network": self.network}
 
     def with_groups(

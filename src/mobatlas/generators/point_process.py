@@ -60,7 +60,7 @@ class TimedTokenCodec(TokenCodec):
         return _visit_rows(tokens, arrival, departure, start, length)
 
     def read_trajectories(self, trajectories: Trajectories, length: int) -> Tensor:
-        """Return rows; a window is taken to start on the day of the first arrival."""
+        """Return rows; a window is assumed to start on the day of the first arrival."""
         if trajectories.arrivals is None or trajectories.stays is None:
             raise MobatlasError(
                 "point-process: these trajectories carry no times, which its likelihood needs"
@@ -86,7 +86,7 @@ class TimedTokenCodec(TokenCodec):
     ) -> SoftTrajectories:
         """Return distributions of tokens, and of arrival hours given the sampled token.
 
-        At an end token the hours are given the likeliest other token.
+        At an end token, hours are conditioned on the likeliest other token.
         """
         longest = int(is_token(rows).sum(1).max()) if len(rows) else 1
         sampled, arrival, departure = rows[:, 1:longest].unbind(-1)
@@ -108,7 +108,7 @@ def _visit_rows(
     """Return rows (batch, 1 + any, 3) with end tokens, from tokens and times (batch, any).
 
     `start` (batch, 1) is when the window starts. A visit that lasts beyond the next arrival is
-    shortened, because a person in two places is taken to be in the later one.
+    shortened, because a person in two places is assumed to be in the later one.
     """
     following = F.pad(arrival, (0, 1))[:, 1:]
     last = F.pad(tokens, (0, 1), value=PAD)[:, 1:] == PAD
@@ -130,7 +130,7 @@ class PointProcess(SequenceGenerator):
     def _build(self, size: int) -> None:
         if self.config.days is None:
             raise MobatlasError(
-                "config.json: does not say how many 'days' a window has; train the model again"
+                "config.json: 'days', the length of a window, is missing; train the model again"
             )
         self.codec = TimedTokenCodec(self.config.days)
         self.network = VariationalAutoencoder(

@@ -81,7 +81,7 @@ class Generator(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The tokens of its trajectories: that of the dataset it was trained on."""
+        """The tokens of its trajectories; the vocabulary of the dataset it was trained on."""
 
     @property
     def groups(self) -> Groups | None:
@@ -130,8 +130,8 @@ class Generator(Protocol):
         seed
             Seed of the new weights.
         fresh
-            Initialise all weights anew. Otherwise the copy samples what this model samples for
-            people whose group is unknown.
+            Start from new random weights. Otherwise, for people of unknown group, the copy samples
+            what this model samples.
         alike
             Start every group with the distribution of the unknown group. Weighted examples train
             faster from groups that differ at the start.
@@ -158,15 +158,15 @@ class Generator(Protocol):
         dataset
             The dataset that the numbers of examples refer to.
         draw
-            (batch size, step) -> the examples of a step. They are weighted by how often they are
-            drawn.
+            (batch size, step) -> the examples of a step. The weight of an example is how often
+            it is drawn.
         name
             Name of the stage; its random numbers and checkpoints depend on it.
         trainer
             The trainer that will run the stage.
         fresh
-            Take the steps and the learning rate of phase 1, for new weights. Otherwise those that
-            continue from phase 1.
+            Use the steps and the learning rate of phase 1, for new weights. Otherwise use those for
+            continuing from phase 1.
 
         Returns
         -------
@@ -271,7 +271,7 @@ class Family:
         The class of its options, a subclass of `Section` with a default for every field. Users
         set a field with `--set FIELD=VALUE`.
     presets
-        Options by name of preset, for `--preset`. What a preset does not name keeps its default.
+        Options by name of preset, for `--preset`. Other options keep their defaults.
     create
         (config, dataset, seed) -> an untrained generator.
     load

@@ -27,7 +27,7 @@ def draw_rows(uniform: Floats, rows: int, weights: Floats | Ints | None = None) 
         return (uniform * rows).astype(np.int64)
     total = np.cumsum(weights, dtype=np.float64)
     if not 0 < total[-1] < np.inf:
-        raise MobatlasError("there is nobody to draw: all weights are zero or not numbers")
+        raise MobatlasError("cannot draw: the weights sum to zero or are not finite numbers")
     return np.searchsorted(total / total[-1], uniform, side="right")
 
 

@@ -120,8 +120,8 @@ class Model:
         """Open its dataset, or another one with the same vocabulary."""
         if not self.dataset.exists():
             raise MobatlasError(
-                f"{self.path}: there is no dataset at {self.dataset}; pass --dataset with the "
-                "folder that it is in now"
+                f"{self.path}: there is no dataset at {self.dataset}; pass --dataset with its "
+                "new folder"
             )
         dataset = TrajectoryDataset.open(self.dataset)
         if dataset.manifest.content_hash != self.dataset_hash:
@@ -207,7 +207,7 @@ class Model:
         assignment = regions.assignment or {}
         if regions.manifest.details["dataset"]["content_hash"] != dataset.manifest.content_hash:
             log.warning(
-                "%s: was made of another dataset than %s; people are matched by user_id",
+                "%s: was created from another dataset than %s; people are matched by user_id",
                 regions.path,
                 dataset.path,
             )
@@ -259,7 +259,7 @@ def load_model(path: Path | str, dataset: Path | None = None) -> Model:
     folder = Path(path)
     if not (folder / MANIFEST).exists() and checkpoint_folder(folder).is_dir():
         raise MobatlasError(
-            f"{folder}: is not trained to the end; continue it with the same command and --resume "
+            f"{folder}: its training is not finished; continue with the same command and --resume "
             f"(mobatlas train ... --out {folder} --resume)"
         )
     manifest = read_manifest(folder, KIND)
@@ -329,6 +329,6 @@ def _read_json(model: type[Values], path: Path) -> Values:
         ) from None
     if not isinstance(values, dict):
         raise MobatlasError(
-            f"{path}: does not hold what mobatlas writes there; train the model again"
+            f"{path}: is damaged or was not written by mobatlas; train the model again"
         )
     return build(model, values, str(path))

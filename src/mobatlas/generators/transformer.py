@@ -1,8 +1,8 @@
 """The causal transformer over tokens (Radford et al. 2019): p(token | person, tokens before).
 
 The first place holds the start token, and every place carries the condition. A trajectory ends with
-an end token unless it fills all places. Tokens that no trajectory contains have probability zero,
-as has an end before the first token, so the probabilities of all trajectories sum to 1.
+an end token unless it fills all places. Tokens that no trajectory contains, and an end before the
+first token, have probability zero. So the probabilities of all trajectories sum to 1.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from mobatlas.generators.layers import (
 )
 from mobatlas.groups import Groups
 
-BUCKETS = 4  # parts of a batch, by length; they take two thirds of the time of one
+BUCKETS = 4  # parts of a batch, by length; they take two thirds of the time of a whole batch
 
 
 class TransformerConfig(NetworkConfig):
@@ -75,7 +75,7 @@ class CausalTransformer(nn.Module):
 
     @property
     def decoder(self) -> CausalTransformer:
-        """The network that writes tokens; here it is all there is."""
+        """The network that writes tokens: this network itself."""
         return self
 
     def measure(self, dataset: TrajectoryDataset) -> None:

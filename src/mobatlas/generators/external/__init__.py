@@ -1,1 +1,1 @@
-"""The external family: samples of another program, or of a function of the user's."""
+"""The external family: samples of another program, or of a function that the user provides."""

@@ -1,11 +1,11 @@
-"""Samples of a function of the user's, which is imported only if the user trusts it.
+"""Samples of a function that the user provides, which is imported only if the user trusts it.
 
     def sample(anchors, seeds):
         return [["HOME", random.Random(seed).choice(PLACES), "HOME"] for seed in seeds]
 
-For each row of anchors (home lat, lon, work lat, lon; NaN where unknown) and its seed the function
-returns the poi_id of the visited places, in order. A trajectory that depends on its row and its
-seed alone is the same however many are drawn.
+Anchors are rows of home lat, lon, work lat, lon; NaN where unknown. For each row and its seed the
+function returns the poi_id of the visited places, in order. If a trajectory depends only on its row
+and its seed, the number of samples does not change it.
 """
 
 import importlib
@@ -34,7 +34,7 @@ STREAM = 32  # of random numbers
 SEEDS = 2**32
 TRIED = 16  # samples that training draws
 NAMED = 3  # places that a warning names
-# named by the user of this process: on the command line, in a configuration, from Python
+# entry points that the user named: on the command line, in a configuration, from Python
 _trusted: set[str] = set()
 
 Function = Callable[[Floats, Sequence[int]], Any]
@@ -52,7 +52,7 @@ class Code:
     entry_point: str
     vocabulary: Vocabulary
     longest: int
-    tile: int  # rows that the function is called with at a time, those of one number // tile
+    tile: int  # rows per call; calls start at multiples of it
     folder: Path | None = None  # of the model that names it
     _unknown: list[str] = field(default_factory=list, repr=False, compare=False)  # warned of
 
@@ -60,8 +60,8 @@ class Code:
         """Draw one sample for each row of anchors."""
         if lengths is not None:
             raise MobatlasError(
-                f"--lengths empirical: '{self.entry_point}' itself decides how long its "
-                "trajectories are; leave it out"
+                f"--lengths empirical: '{self.entry_point}' chooses the lengths of its "
+                "trajectories; leave it out"
             )
         seeds = (uniforms(seed, first, first + len(anchors), STREAM)[:, 0] * SEEDS).astype(np.int64)
         tiles = (first + np.arange(len(anchors))) // self.tile
@@ -71,7 +71,7 @@ class Code:
         return Trajectories.joined([none, *parts])
 
     def try_out(self, anchors: Floats, seed: int) -> dict[str, Any]:
-        """Report on a few samples; warn of code that does not depend on the seed alone."""
+        """Report on a few samples; warn if they depend on more than their rows and seeds."""
         anchors = anchors[:TRIED]
         half = len(anchors) // 2
         samples = self.draw(anchors, seed, 0, None)
@@ -163,7 +163,7 @@ class Code:
                 f"or set {TRUST}=1"
             )
         module_name, _, name = self.entry_point.partition(":")
-        folder = str(Path.cwd())  # commands, unlike `python -m`, do not search it
+        folder = str(Path.cwd())  # `python -m` searches it, but an installed command does not
         if folder not in sys.path:
             sys.path.append(folder)  # last, so that installed packages come first
         try:
@@ -171,7 +171,7 @@ class Code:
         except (Exception, SystemExit) as error:
             raise MobatlasError(
                 f"entry_point {self.entry_point}: '{module_name}' cannot be imported "
-                f"({_describe(error)}); pass package.module:function that Python finds from here"
+                f"({_describe(error)}); pass a package.module:function that Python can import here"
             ) from error
         function = getattr(module, name, None)
         if not callable(function):

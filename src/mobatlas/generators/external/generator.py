@@ -33,7 +33,7 @@ class ExternalConfig(Section):
     pool: str | None = None  # a Parquet file as `mobatlas generate` writes it
     sha256: str | None = None  # of that file, filled in
     entry_point: str | None = None  # package.module:function, see `code`
-    neighbours: int = Field(32, ge=1)  # at least so many samples of a pool to draw one from
+    neighbours: int = Field(32, ge=1)  # a sample is drawn from at least this many of a pool
     # longer samples are truncated; None: the longest of pool or dataset
     length: int | None = Field(None, ge=1, le=100_000)
 
@@ -47,10 +47,10 @@ class ExternalConfig(Section):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.pool is None) == (self.entry_point is None):
-            problem = "not both" if self.pool is not None else "it has no source of samples"
+            problem = "pass only one" if self.pool is not None else "pass one of them"
             raise ValueError(
-                "the generator external takes --set pool=FILE.parquet or --set entry_point="
-                f"package.module:function; {problem}"
+                "the generator external needs a source of samples, --set pool=FILE.parquet or "
+                f"--set entry_point=package.module:function; {problem}"
             )
         return self
 
@@ -115,7 +115,7 @@ class External:
         """Do nothing: there is no network."""
 
     def save(self, folder: Path) -> None:
-        """Write the samples of a pool. The configuration has the name of code."""
+        """Write the samples of a pool. For code, the configuration has the entry point."""
         if isinstance(self.source, Pool):
             self.source.save(folder)
 
@@ -151,8 +151,8 @@ def _load(
 ) -> Any:
     if groups is not None or config.length is None:
         raise MobatlasError(
-            f"{folder}: an external generator has a length and no groups, so its samples do not "
-            "fit config.json; train the model again"
+            f"{folder}: its samples do not fit config.json; an external generator has a length and "
+            "no groups; train the model again"
         )
     if config.pool is not None:
         pool = Pool.load(folder, vocabulary, config.neighbours, config.length)

@@ -1,4 +1,4 @@
-"""A pool of samples of another program, and how samples are drawn from it.
+"""A pool of samples of another program, and draws from it.
 
 A sample for anchors z is one of the samples whose people live (and work, where known) nearest to z:
 the conditional distribution by nearest neighbours. Draws are independent, so a small pool repeats.
@@ -68,7 +68,7 @@ class NeighbourIndex:
 
 @dataclass(frozen=True)
 class Pool:
-    """Samples, and numbers that report on them."""
+    """Samples, and counts that describe them."""
 
     samples: Trajectories
     neighbours: int
@@ -111,8 +111,8 @@ class Pool:
     def draw(self, anchors: Floats, seed: int, first: int, lengths: Ints | None) -> Trajectories:
         """Draw one sample for each row of anchors.
 
-        With `lengths` (n,) it is a sample of that length, or the beginning of the shortest longer
-        ones.
+        With `lengths` (n,) samples have these lengths. Where the pool has none of a length, the
+        next longer samples are truncated.
         """
         uniform = uniforms(seed, first, first + len(anchors), STREAM)[:, 0]
         if lengths is None:
@@ -128,8 +128,8 @@ class Pool:
         longer = self.lengths[self.lengths >= length]
         if not len(longer) or length < 1:
             raise MobatlasError(
-                f"lengths: {length} is not from 1 to {self.lengths.max()}, the lengths in the "
-                "pool; leave it out"
+                f"lengths: {length} is outside 1 to {self.lengths.max()}, the lengths in the pool; "
+                "leave it out"
             )
         return int(longer.min())
 

@@ -146,7 +146,7 @@ class LatentDiffusion(NetworkGenerator):
         if rate < ENOUGH:
             log.warning(
                 "WARNING: the autoencoder reconstructs %.1f %% of held-out tokens, fewer than "
-                "%.0f %%. The denoiser cannot make up for that. Train the autoencoder longer "
+                "%.0f %%. The denoiser cannot correct that. Train the autoencoder longer "
                 "(autoencoder.steps) or widen its latents (autoencoder.latent).",
                 100 * rate,
                 100 * ENOUGH,
