@@ -142,7 +142,7 @@ def test_rows_that_are_not_pois_are_dropped_and_counted(tmp_path: Path) -> None:
 
 def test_an_empty_result_says_why_with_counts_and_what_to_do(tmp_path: Path) -> None:
     sentence = refused(tmp_path, [GOOD], quality={})
-    assert "no window passed the quality rule: 1 windows of 1 days" in sentence
+    assert "no window passed the quality rule: 1 windows of 1 days were dropped" in sentence
     assert "1 with too few well-covered days" in sentence
     assert "lower quality.min_coverage" in sentence
     check_ins = refused(tmp_path, ["a,p,40.0,-74.0,2024-03-04 08:00:00,"], quality={})

@@ -142,7 +142,7 @@ class PrepareConfig(Section):
     @classmethod
     def _require_attributes(cls, value: Any) -> Any:
         if value is not None and len(value) == 0:
-            raise ValueError("give at least one attribute, or leave the key out")
+            raise ValueError("give at least one attribute, or remove the key")
         return value
 
 

@@ -97,7 +97,7 @@ class TrajectoryDataset:
         )
 
     def _check(self) -> None:
-        """Refuse numbers that point outside the folder; the tokens of large files are not read."""
+        """Refuse indices that are out of range; the tokens of large files are not read."""
         people = self.people.num_rows
         is_small = sum(part.nbytes for part in self._tokens) <= HASHED_ON_LOAD
         if (
@@ -142,7 +142,7 @@ class TrajectoryDataset:
         return self._tokens[self._part(number)][start : start + self.lengths[number]]
 
     def all_tokens(self) -> Tokens:
-        """Return the tokens of all trajectories, end to end."""
+        """Return the tokens of all trajectories, concatenated."""
         return np.concatenate(self._tokens)
 
     def gather(self, indices: Sequence[int] | Ints, max_length: int | None = None) -> Batch:
@@ -237,7 +237,7 @@ class TrajectoryDataset:
         return np.asarray(earliest[self.person] + since)
 
     def all_times(self) -> tuple[Ints, Ints]:
-        """Return arrivals and departures in local seconds since 1970, end to end."""
+        """Return arrivals and departures in local seconds since 1970, concatenated."""
         return np.concatenate(self._times[0]), np.concatenate(self._times[1])
 
     def gather_times(self, indices: Ints, max_length: int | None = None) -> tuple[Ints, Ints]:

@@ -24,7 +24,7 @@ PEOPLE_REQUIRED = ("user_id",)
 ANCHORS = ("home_lat", "home_lon", "work_lat", "work_lon")
 
 # Columns of people that are attributes or regions if the configuration names none. Every other
-# column is stored with the labels: what might describe a person must not reach a model by accident.
+# column is stored with the labels: a description of a person must not reach a model by accident.
 ATTRIBUTE_NAMES = ("age", "age_group", "age_bin", "gender", "sex")
 REGION_NAMES = frozenset(
     {

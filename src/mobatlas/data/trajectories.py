@@ -1,4 +1,4 @@
-"""Trajectories in memory: tokens end to end, with anchors and times, and a differentiable form."""
+"""Trajectories in memory: concatenated tokens with anchors and times, and a differentiable form."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Tensor = Any  # torch.Tensor, or a numpy array in its place
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Trajectories end to end.
+    """Concatenated trajectories.
 
     Parameters
     ----------

@@ -35,8 +35,8 @@ MARKER = "unfinished.json"  # in the checkpoint folder, while an output folder i
 SCRATCH = ".scratch"
 EXISTS = "exists already; choose another --out or pass --overwrite"
 FOREIGN = (
-    "was not written by mobatlas, or an older version left it unfinished, so --overwrite does not "
-    "replace it; choose another --out or delete it"
+    "was not written by mobatlas, or an older version left it unfinished; delete it yourself or "
+    "choose another --out"
 )
 
 

@@ -44,7 +44,7 @@ class Contrast:
     verdict: str  # identified, partly identified, not identified
     share_identified: float
     standard_error: float  # in standard deviations between people; infinite if not identified
-    share_error: float  # the same on the share of visits of a bin
+    share_error: float  # the same for the share of visits of a bin
 
     @property
     def identified(self) -> bool:

@@ -2,7 +2,7 @@
 
 A partition is a nominal P: the paper's matrices (appendix, "Partition construction matrices"),
 hot16, random ones or a table. People are assigned at random to match it. Functions on people take
-region numbers by person, -1 for none.
+the region number of each person, -1 for none.
 """
 
 import hashlib

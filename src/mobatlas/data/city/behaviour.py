@@ -288,7 +288,7 @@ def _demand(config: CityConfig, habits: Habits) -> Floats:
 class _Preferences:
     """How much a group prefers a POI, as its rank from 0 to 1 among all visits.
 
-    Ranks bound the preference: at equal divergence a group has more favourites than with Gaussians.
+    Ranks are bounded. At equal divergence, a group prefers more POIs than with Gaussian scores.
     """
 
     def __init__(

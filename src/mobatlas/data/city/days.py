@@ -1,7 +1,7 @@
 """The days of the people of the simulated city: outings, destinations and visits.
 
 Destinations follow exploration and preferential return (Song et al. 2010). The hour decides the
-category. A person who knows S places explores with probability rho * S^-gamma, and otherwise
+category. A person who knows S places explores with probability rho * S^-gamma. Otherwise the person
 returns to the place of a uniformly drawn earlier visit of that category.
 """
 
@@ -29,12 +29,12 @@ from mobatlas.data.schema import DAY
 
 Draws = NDArray[np.float32]
 
-HOME = -1  # places that are no POI
+HOME = -1  # places that are not POIs
 WORK = -2
 RHO = 0.6
 GAMMA = 0.21
 HOUR = 3_600
-TRIP_START = 240  # seconds before a trip moves
+TRIP_START = 240  # seconds at the start of a trip without movement
 SECONDS_PER_KM = 144  # 25 km/h
 MIN_STAY = 300  # seconds
 MIN_HOME_STAY = 1_500
@@ -126,7 +126,7 @@ class Tables:
     """Per group, which POI a person explores from an origin cell in a category.
 
     The POIs of category c seen from cell o fill the interval [k, k + 1) of one ascending array,
-    with k = o * categories + c, so that one search samples for all people at once.
+    with k = o * categories + c. One search then samples for all people at once.
     """
 
     CACHE_BYTES = 300_000_000  # larger tables are rebuilt for every chunk of people
@@ -252,7 +252,7 @@ def _candidates(
 def _carry_out(people: People, outings: Outings, places: Places, rng: np.random.Generator) -> Steps:
     """Step all people through their outings together, with stays at home where time allows."""
     count = np.bincount(outings.person, minlength=len(people))  # (people,)
-    # The busiest first, so that the people with an outing left are always the first ones.
+    # Busiest people first, so that people with remaining outings are always at the front.
     busiest = np.argsort(-count, kind="stable")
     first = (np.cumsum(count) - count)[busiest]
     steps = -np.arange(1, count.max(initial=0) + 1)

@@ -9,7 +9,7 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.groups import Groups
 
 RADIUS_KM = 12.0
-CELL_KM = 1.5  # grain of trip origins; finer cells cost memory and change nothing visible
+CELL_KM = 1.5  # resolution of trip origins; finer cells cost memory without a visible effect
 LAT = 37.54
 LON = -77.44
 KM_PER_DEGREE = 111.195  # rounded; another value would move every simulated POI
@@ -143,7 +143,7 @@ def _composition(config: CityConfig, sizes: Floats, rng: np.random.Generator) ->
             lean += 0.4 * np.outer(tilt, position)
     shares = np.exp(config.segregation * lean)
     shares /= shares.sum(1, keepdims=True)
-    # Raked to groups of about one size: leaning alone would favour the first and last levels.
+    # Raked to groups of about equal size; otherwise the first and last levels would be favoured.
     population = rng.lognormal(0, 0.07, len(levels))
     population /= population.sum()
     for _ in range(50):

@@ -110,7 +110,7 @@ class Summary:
 class _Observed:
     """Tables and counts before the vocabulary is built."""
 
-    rows: ir.Table  # every usable row as the source has it
+    rows: ir.Table  # every usable row of the source, unchanged
     visits: ir.Table  # distinct and in numbers, with home and work flags
     users: ir.Table  # with anchors, columns of people, and who is eligible
     places: ir.Table
@@ -384,9 +384,10 @@ def _no_window_passed(
     worst = max(fell, key=fell.__getitem__) if any(fell.values()) else ""
     return (
         f"{source.where}: no window passed the quality rule: {sum(fell.values()):,} windows of "
-        f"{config.window.days} days, {fell['unreliable']:,} with too many unreliable days, "
+        f"{config.window.days} days were dropped ("
+        f"{fell['unreliable']:,} with too many unreliable days, "
         f"{fell['coverage']:,} with too few well-covered days, {fell['short']:,} too short, "
-        f"{fell['anchors']:,} of people without home and work; {advice[worst]}"
+        f"{fell['anchors']:,} of people without home and work); {advice[worst]}"
     )
 
 

@@ -17,7 +17,7 @@ from mobatlas.io.manifest import ROWS_PER_GROUP, rechunk
 SEQUENCES = "sequences.arrow"
 SPLITS = ("train", "val", "test")
 
-# What an engine returns, in order: people by number, local times in seconds, split at midnights.
+# Rows of an engine, in order: people by number, local times in seconds, split at midnights.
 PIECES = pa.schema(
     [
         ("user", pa.int64()),

@@ -127,7 +127,7 @@ def _first_far_point(points: Floats, look_until: int, metres: float) -> int:
         far = haversine_km(points[0], points[begin:until]) * 1000 > metres
         if far.any():
             return begin + int(far.argmax())
-        # A stay of a day has tens of thousands of points, most stays have few: steps double.
+        # Most stays have few points, but a day has tens of thousands: the step doubles.
         step = 2 * (until - begin)
         begin = until
         until += step

@@ -220,6 +220,6 @@ READER = Reader(
     description="Veraset Visits, as distributed through Dewey",
     read=read,
     options=VerasetOptions,
-    # MINIMUM_DWELL is a lower bound, so coverage means nothing; workplaces are seldom marked.
+    # MINIMUM_DWELL is a lower bound, so coverage is not meaningful; workplaces are seldom marked.
     suggests={"quality": {"min_coverage": 0.0}, "anchors": {"require_both": False}},
 )
