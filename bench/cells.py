@@ -1,6 +1,6 @@
 """Cells that train and score models of phase 2, which several benchmarks share.
 
-The folder of a seed holds a simulated city or real people, their baseline, and the models that
+The folder of a seed contains a simulated city or real people, their baseline, and the models that
 regions supervise. Each cell scores one of them against test people.
 """
 
@@ -64,7 +64,7 @@ class Job:
     strategy: str
     divergence: str = "js"  # of finetune; tilt and resample match moments instead
     features: tuple[str, ...] = ("poi",)
-    shuffled: bool = False  # people change regions at random: the negative control
+    shuffled: bool = False  # regions are shuffled among people: the negative control
     census: bool = False  # the composition comes from the census table
     membership: bool = False  # the home region of a person informs its group
 
@@ -88,7 +88,7 @@ class Job:
 class OtherViews:
     """Further comparisons of the samples of a seed."""
 
-    inputs: Mapping[str, Any]  # what the scores depend on
+    inputs: Mapping[str, Any]  # inputs of the scores
     score: Callable[[Samples, int], Views]  # (samples, seed)
 
 
@@ -107,7 +107,7 @@ class Setup:
     quiet: bool = False
 
     def inputs(self) -> dict[str, Any]:
-        """Return what every model depends on."""
+        """Return the inputs that all models share."""
         data = None if self.data is None else TrajectoryDataset.open(self.data).manifest
         return {
             "generator": self.generator,
@@ -177,7 +177,7 @@ class SeedFolder:
         return out
 
     def strong(self) -> Path:
-        """Return the upper bound that labels supervise, trained once."""
+        """Return the upper bound trained on labels, trained once."""
         out = self.path / STRONG
         options = SuperviseOptions(STRONG, values=split_options(self.setup.values)[1])
         supervise(self.baseline(), out, None, options, seed=self.seed, execution=self.execution)
@@ -232,7 +232,7 @@ class SeedFolder:
         return out, report
 
     def samplers(self, job: Job) -> dict[str, Generator | Sampler]:
-        """Return the samplers of a job: without and, if it is calibrated, with calibration."""
+        """Return the samplers of a job: uncalibrated, and calibrated if it has a calibration."""
         model = load_model(self.supervise(job)[0])
         if job.strategy == "finetune":
             return {"finetune": model.generator}

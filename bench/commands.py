@@ -17,7 +17,7 @@ from mobatlas.config import DEFAULT_GENERATOR, parse_assignments
 from mobatlas.progress import track
 from mobatlas.report.tables import Table
 
-app = typer.Typer(help="Benchmarks that anyone can run again.", no_args_is_help=True)
+app = typer.Typer(help="Reproducible benchmarks.", no_args_is_help=True)
 
 Folder = Annotated[
     Path, typer.Option("--out", help="Folder to fill; the same command resumes in it.")
@@ -58,7 +58,7 @@ def phase1(
     seeds: Seeds = 1,
     first_seed: FirstSeed = 0,
     from_scratch: Annotated[
-        bool, typer.Option("--from-scratch", help="Also train strong without the baseline.")
+        bool, typer.Option("--from-scratch", help="Also train strong from new weights.")
     ] = False,
     assignments: Assignments = None,
     json: Json = False,
@@ -79,7 +79,7 @@ def phase2(
     seeds: Seeds = 3,
     first_seed: FirstSeed = 0,
     partition: Annotated[
-        list[str] | None, typer.Option(help="How groups are mixed in regions; may be repeated.")
+        list[str] | None, typer.Option(help="A controlled partition; may be repeated.")
     ] = None,
     assignments: Assignments = None,
     json: Json = False,
@@ -193,7 +193,7 @@ def real(
     shift: Annotated[
         str | None,
         typer.Option(
-            help="A column that is false for people who do not train; by default weekday."
+            help="A column that is false for people to leave out of training; by default weekday."
         ),
     ] = None,
     draws: Annotated[
@@ -210,7 +210,7 @@ def real(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure real people under partitions, real regions, a census and shuffled regions."""
+    """Measure real people with partitions, real regions, a census and shuffled regions."""
     from bench import real as real_benchmark
     from bench.report.real import real_tables, write_real
 
@@ -236,7 +236,10 @@ def results(
         typer.Argument(help="A folder with rq1.json, rq2.json, rq3.json or real-GENERATOR.json."),
     ],
     out: Annotated[
-        Path, typer.Option("--out", help="The Markdown file to write, with its figures beside it.")
+        Path,
+        typer.Option(
+            "--out", help="The Markdown file to write; figures go into a folder next to it."
+        ),
     ],
     real: Annotated[bool, typer.Option("--real", help="Use the results on real people.")] = False,
     all_tables: Annotated[bool, typer.Option("--all", help="Show every table.")] = False,
@@ -250,7 +253,7 @@ def results(
 
 
 def _show_question(out: Path, result: dict[str, Any], json: bool) -> None:
-    """Write the tables and figures beside the result, and print the first table."""
+    """Write the tables and figures next to the result, and print the first table."""
     from bench.report.questions import question_tables, write_question
 
     write_question(out, result)
@@ -270,8 +273,8 @@ def reweight(
     groups_explain: Annotated[
         list[float] | None,
         typer.Option(
-            help="The largest share of the variance between people that groups explain; may be "
-            "repeated. With it only real regions are measured, once for each share."
+            help="The largest share of variance between people that groups explain; may be "
+            "repeated. If given, only real regions are measured."
         ),
     ] = None,
     census: Census = None,
@@ -328,7 +331,7 @@ def speed(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure speed as ratios to references of the same run."""
+    """Measure speed relative to references measured in the same run."""
     with track("measuring", speed_benchmark.STEPS.get(profile, 1.0), quiet) as tracker:
         result = speed_benchmark.run(out, profile, seed, overwrite=overwrite, tracker=tracker)
     show(result, json, speed_table(result))
@@ -339,10 +342,10 @@ def cost(
     out: Annotated[
         Path,
         typer.Option(
-            "--out", help="Folder to fill; a baseline that `phase2` trained there is used."
+            "--out", help="Folder to fill. A baseline that `phase2` trained there is reused."
         ),
     ],
-    partition: Annotated[str, typer.Option(help="How groups are mixed in regions.")] = "demogroups",
+    partition: Annotated[str, typer.Option(help="A controlled partition.")] = "demogroups",
     steps: Annotated[int, typer.Option(help="Steps of finetune.")] = 150,
     seed: Annotated[int, typer.Option(help="Seed of the simulated city and its models.")] = 0,
     assignments: Assignments = None,

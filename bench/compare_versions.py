@@ -1,7 +1,7 @@
-"""Runs two versions of the package side by side on small inputs and compares what they write.
+"""Runs two versions of the package side by side on small inputs and compares their output files.
 
 `python -m bench.compare_versions` compares this checkout with the version before the restructuring.
-Both are used through `python -m mobatlas` and the files it writes, nothing else. Names that changed
+It uses only the command line, `python -m mobatlas`, and output files. Names that changed
 on purpose belong in `bench.versions.renames`; the cases are in `bench.versions.cases`. Outputs of
 the base version are cached by commit, so a second comparison runs the new version only.
 """
@@ -38,9 +38,9 @@ from bench.versions.renames import rename_command, rename_config
 
 ROOT = Path(__file__).resolve().parents[1]
 BASE = ("v0.1.0-before-restructure", "507766d")  # the tag, and its commit where there is no tag
-CITY = "city"  # the case whose output the input files are made from
+CITY = "city"  # the input files are derived from the output of this case
 SHOWN = 4  # differences of a case in the table
-LIMIT = 900  # seconds that a command may take
+LIMIT = 900  # timeout of a command in seconds
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "MOBATLAS_DEBUG": ""}
 # Importing libraries takes longer than most commands. This process imports them, but not mobatlas,
 # and runs each command in a fork of itself as `python -m mobatlas` would.
@@ -81,7 +81,7 @@ class Version:
     source: Path
     folder: Path
     renamed: bool = False
-    lock: Path | None = None  # a file to lock while a case runs, where processes share the folder
+    lock: Path | None = None  # a file to lock while a case runs, if processes share the folder
 
     @property
     def environment(self) -> dict[str, str]:
@@ -94,11 +94,11 @@ class Version:
         return rename_command(words) if self.renamed else words
 
     def log(self, case: Case, stream: str) -> Path:
-        """What a case printed."""
+        """The output that a case printed."""
         return self.folder / "logs" / f"{case.name}.{stream}"
 
     def record(self, case: Case) -> Path:
-        """How a case ended."""
+        """The file with the exit code and seconds of a case."""
         return self.folder / "logs" / f"{case.name}.json"
 
 
@@ -155,7 +155,7 @@ class Runner:
 
 
 def cache_keys(cases: Sequence[Case]) -> dict[str, str]:
-    """What the outputs of each case depend on besides the version, as a hash."""
+    """A hash of the inputs of each case, without the version."""
     common = inspect.getsource(inputs) + metadata.version("torch") + metadata.version("pyarrow")
     keys: dict[str, str] = {}
     for case in cases:
@@ -165,9 +165,9 @@ def cache_keys(cases: Sequence[Case]) -> dict[str, str]:
 
 
 def run_cases(version: Version, cases: Sequence[Case], inputs_from: Path | None) -> None:
-    """Run cases whose outputs are not there yet, in order.
+    """Run cases that have no outputs yet, in order.
 
-    `inputs_from` is the folder of input files to copy; without one they are made from the city.
+    `inputs_from` is the folder of input files to copy; without one they are derived from the city.
     """
     (version.folder / "logs").mkdir(parents=True, exist_ok=True)
     keys = cache_keys(CASES)
@@ -186,7 +186,7 @@ def run_cases(version: Version, cases: Sequence[Case], inputs_from: Path | None)
 
 
 def _run_case(runner: Runner, case: Case, inputs_from: Path | None) -> tuple[float, int]:
-    """Seconds and exit code of a case, run in place of its earlier outputs."""
+    """Run a case again and return its seconds and exit code."""
     version = runner.version
     for name in case.compared:
         _remove(version.folder / name)
@@ -271,7 +271,7 @@ def base_version(revision: str | None, cache: Path) -> Version:
 
 @contextmanager
 def _locked(path: Path | None) -> Iterator[None]:
-    """Wait until no other process holds the lock, then hold it."""
+    """Wait for a lock and acquire it."""
     if path is None:
         yield
         return
@@ -335,7 +335,9 @@ def report(cases: Sequence[Case], base: Version, new: Version) -> bool:
 
 def main() -> int:
     """Run the comparison; 1 if anything differs."""
-    parser = argparse.ArgumentParser(description="Compare what two versions of mobatlas write.")
+    parser = argparse.ArgumentParser(
+        description="Compare the output files of two versions of mobatlas."
+    )
     parser.add_argument("--base", help="revision to compare with; the tag before the restructuring")
     parser.add_argument("--new", type=Path, default=ROOT, help="checkout to test; this one")
     parser.add_argument(

@@ -1,7 +1,7 @@
-"""The cost of phase 2: finetuning for a fixed number of steps, and how soon tilt is as good.
+"""The cost of phase 2: the time of finetuning for a fixed number of steps, and of tilt.
 
 All strategies start from one baseline and are measured on one machine. Each row is a cell, so an
-interrupted measurement resumes at the row where it stopped.
+interrupted measurement resumes.
 """
 
 from __future__ import annotations

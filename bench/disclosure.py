@@ -135,7 +135,7 @@ class _PanelFeatures:
 def _score(regions: Regions, truth: Truth, phi: sparse.csr_array) -> dict[str, float]:
     """Return the error relative to the population mean, and the coverage of error bars.
 
-    The population mean is known from trajectories, which disclosure control does not touch.
+    The population mean comes from trajectories, which disclosure control does not change.
     """
     mean = np.asarray(phi.mean(0)).ravel()  # (bins,)
     aggregates = regions.aggregates

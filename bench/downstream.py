@@ -1,9 +1,9 @@
 """The downstream comparison of RQ3: predictors that learn from different materials.
 
-A predictor is trained for each group and material (real people, samples of the baseline, samples
-of a supervised model) and tested on held-out real people of the group. Labels only select who
-validates and who tests. Validation people are of the group: with the loss of all people, training
-would stop where a group begins to differ from the rest.
+A predictor is trained for each group and material (real people, samples of the baseline, samples of
+a supervised model) and tested on held-out real people of the group. Labels only select who
+validates and who tests. Validation people are of the same group: the loss of all people would stop
+training too early.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def compare_predictors(
 ) -> dict[str, Any]:
     """Train and test a predictor for each group and material.
 
-    All materials of a group have the size of the smallest, stated in `sizes`; trajectories of
+    All materials of a group have the size of the smallest, stated in `sizes`; trajectories with
     fewer than two visits do not count. The predictors of a group start from the same weights and
-    meet the same validation and test people. `left_out` names groups with too little material or
+    have the same validation and test people. `left_out` names groups with too little material or
     without validation or test people. Averages are over the other groups.
     """
     how = comparison or Comparison()
@@ -66,7 +66,7 @@ def compare_predictors(
     }
     if not usable:
         raise MobatlasError(
-            "no material to compare; give at least one mapping of groups to trajectories"
+            "there is no material to compare; give at least one mapping of groups to trajectories"
         )
     reasons = {
         group: _reason_left_out(group, held_out, usable, how.fewest) for group in held_out["test"]

@@ -1,9 +1,9 @@
 """Recovered group means against labelled people: their error, coverage, and the gap they close.
 
-Real regions differ in more than their people, so recovery takes several precautions; each is
-measured together with those before it, on validation people. Training people are weighted by
-recovered means, by means known from labels, and by residence, and compared with test people. No
-model sees these measurements.
+Regions differ in more than their people, so recovery takes several precautions. They are added one
+by one and measured on validation people. Training people are weighted by recovered means, by means
+known from labels, and by residence, and compared with test people. No model sees these
+measurements.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mobatlas.regions.types import Recovery
 from mobatlas.supervision.evidence import region_of, residence_shares, shrunk_shares
 from mobatlas.supervision.tilt import fit_tilt
 
-# By which training people are weighted: means from labels or from recovery, or the groups of
+# Weights of training people: means from labels or from recovery, or the groups of
 # their home region from the composition or from labels of all people.
 KNOWN = "known means"
 RECOVERED = "recovered means"
@@ -216,13 +216,13 @@ class GroupSample:
 
 
 def coverage(recovery: Recovery, train: GroupSample, test: GroupSample) -> dict[str, Any]:
-    """Return how often error bars contain the means of test people, beside bars from labels.
+    """Return how often error bars, and bars from labels, contain the means of test people.
 
-    An error bar describes a group, and test people are a sample of it, so bars are widened by
-    their sampling error. Training people would not do: their means are the data, which recovery
-    smooths. Only cells with `MIN_VISITS` expected visits of test people count. Places are named
-    because training people visit them often, so test people visit them less, and even bars
-    around labelled training means fall short of their level.
+    An error bar describes a group, and test people are a sample of it, so bars are widened by their
+    sampling error. Training people are unsuitable: recovery smooths their means. Only cells with
+    `MIN_VISITS` expected visits of test people count. Places are in the vocabulary because training
+    people visit them often, and test people visit them less. So even bars around labelled training
+    means are below their level.
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # a group may have no people
         sampling_error = train.variance / test.n[:, None]
@@ -250,7 +250,7 @@ def _mean_of(phi: sparse.csr_array) -> Floats:
 
 
 def _tilt_weights(phi: sparse.csr_array, means: Floats) -> Floats:
-    """Return weights (people, groups) that give people the means of each group."""
+    """Return weights (people, groups) so that weighted people have the means of each group."""
     return np.stack([fit_tilt(phi, mean, RIDGE).weights for mean in means], axis=1)
 
 

@@ -52,8 +52,7 @@ def run(
     for name in names:
         if not family_of(name).trainable:
             raise MobatlasError(
-                f"--generator {name}: mobatlas does not train this family, so it has no training "
-                "time; leave it out"
+                f"--generator {name}: mobatlas does not train this family; leave it out"
             )
     command = Command("families", {"--seconds": [f"{seconds:g}"], "--generator": generators})
     runners = {
@@ -61,7 +60,7 @@ def run(
     }
     setups = {}
     steps = {}
-    for name in names:  # all trials come first, so that they meet the same machine
+    for name in names:  # all trials come first, under the same load of the machine
         options = merge(_without_map(name), (values or {}).get(name, {}))
         setup = Setup(options, city or {}, generator=name, quiet=experiment.quiet)
         steps[name] = _measure_steps(runners[name], setup, seconds)
@@ -184,7 +183,7 @@ def _measure_sampling(runner: Runner, setup: Setup) -> float:
 def _time_sampling(folder: SeedFolder) -> dict[str, Any]:
     model = load_model(folder.path / BASELINE).generator
     anchors = np.resize(folder.dataset.anchors, (SAMPLES, 4))
-    # The first call also builds what later calls reuse.
+    # The first call also fills caches.
     model.sample(model.tile, anchors=np.resize(anchors, (model.tile, 4)), seed=1)
     start = time.perf_counter()
     model.sample(SAMPLES, anchors=anchors, seed=2)

@@ -67,7 +67,7 @@ def _describe(job: Job | None) -> dict[str, Any]:
 def _compare(phase1: Cells, cells: Cells, view: str, model: str) -> dict[str, dict[str, Any]]:
     """Compare a model with baseline, strong and floor, metric by metric.
 
-    A gap is None where its ends are within the spread between seeds.
+    A gap is None if it is smaller than the spread between seeds.
     """
     references = [cell["jsd"][view] for cell in phase1]
     scores = [cell["jsd"][view][model] for cell in cells]
@@ -95,7 +95,7 @@ def _compare(phase1: Cells, cells: Cells, view: str, model: str) -> dict[str, di
 
 
 def _mean_diversity(cells: Cells, view: str, model: str) -> dict[str, Any]:
-    """Return the mean shares of distinct samples and of copies, beside those of test people."""
+    """Return the mean shares of distinct samples and of copies, for samples and for test people."""
     by_seed = [cell["diversity"][view][model] for cell in cells]
     held_out = [each["held_out"] for each in by_seed]
     return {**_mean_shares(by_seed), "held_out": _mean_shares(held_out)}

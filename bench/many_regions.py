@@ -31,7 +31,7 @@ from mobatlas.supervision.group_tilts import fit_group_tilts
 
 SIZES = ((1_000, 18), (10_000, 18), (10_000, 90))  # regions, groups
 PANEL = 30  # people of a region whose visits are known
-RESIDENTS = 1_500  # people of a region whom the census counts
+RESIDENTS = 1_500  # people of a region in the census
 POIS = 9_000
 CATEGORIES = 60
 MEAN_VISITS = (6.0, 10.0)  # range of the mean visits per day of a group
@@ -103,7 +103,7 @@ def make_world(regions: int, groups: int, seed: int, pois: int | None = None) ->
 
 
 def groups_of(number: int) -> Groups:
-    """Return that many groups of age and sex, and of five incomes where the number allows it."""
+    """Return `number` groups of age and sex, and of five incomes if the number allows it."""
     incomes = 5 if number % 10 == 0 and number > 10 else 1
     ages = number // 2 // incomes
     attributes = {"age": [f"{10 * k}-{10 * k + 9}" for k in range(1, ages + 1)], "sex": ["M", "F"]}

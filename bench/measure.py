@@ -40,7 +40,7 @@ def run_in_process(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def city_of(visits: int) -> CityConfig:
-    """Configure a city with about that many visits."""
+    """Configure a city with about `visits` visits."""
     return CityConfig(users=max(1, round(visits / VISITS_PER_USER)), pois=9_000, districts=36)
 
 

@@ -1,7 +1,7 @@
 """Speed of latent diffusion against the setup of the paper's published code, in the same run.
 
-Training is compared with plain fp32. Both report the share that they reach of the machine's matrix
-multiplication peak.
+Training is compared with plain fp32. Both report their share of the machine's peak for matrix
+multiplication.
 """
 
 from __future__ import annotations

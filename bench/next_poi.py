@@ -10,11 +10,11 @@ stopping based on the validation loss". Choices that the paper leaves open:
   outputs.
 - Training trajectories are cut to `length` tokens, the paper's "max sequence length", so that real
   ones are no longer than generated ones. Those of validation and test people are not cut.
-- Of equal scores the token with the lower number comes first.
-- GeoError is the mean distance between the true and the predicted place; a correct prediction has
-  0 km. HOME and WORK are at the person's anchors. OTHER and unknown anchors have no place: a true
-  visit there is left out, and the predicted place is the likeliest one that has a place. So all
-  predictors are scored on the same visits.
+- Ties are broken by the lower token number.
+- GeoError is the mean distance between the true and the predicted place; a correct prediction has 0
+  km. HOME and WORK are at the person's anchors. OTHER and unknown anchors have no place: a true
+  visit there is left out, and the predicted place is the likeliest one that has a place. All
+  predictors are therefore scored on the same visits.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class NextPoiConfig(Section):
     length: int = Field(64, ge=2)  # tokens of a training trajectory; the rest is cut
     steps: int = Field(20_000, ge=1)  # at most
     validate_every: int = Field(200, ge=1)  # steps
-    patience: int = Field(5, ge=1)  # validations without a better loss, after which training stops
+    patience: int = Field(5, ge=1)  # validations without a lower loss before training stops
 
 
 PROFILES: Mapping[str, Mapping[str, Any]] = {
     "full": {},
-    # For two CPU cores. With so few steps the paper's learning rate would be too low.
+    # For two CPU cores. With few steps, the paper's learning rate would be too low.
     "quick": {
         "embedding": 64,
         "hidden": 64,

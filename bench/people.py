@@ -1,4 +1,4 @@
-"""Weighted training people in the place of samples, scored as the samples of a model are.
+"""Weighted training people instead of samples, scored in the same way as samples.
 
 They show the gap that weights close before any generator is trained: same metrics, same test
 people, equal sizes. Unweighted training people are the baseline, those of the group the floor.
@@ -95,11 +95,11 @@ class WeightedPeople:
 
 
 def draw_rows(weights: Floats, size: int, rng: np.random.Generator) -> Ints:
-    """Draw `size` rows, each as often as its weight asks: Pareto sampling (Rosen 1997).
+    """Draw `size` rows in proportion to weights by Pareto sampling (Rosen 1997).
 
-    The whole part of an expected count is certain; the rest is drawn without repetition. Plain
-    drawing would repeat people by chance. A group has fewer people than the population, so that
-    would raise the floor, and everything else would seem close to it.
+    The whole part of an expected count is certain; the rest is drawn without repetition. Sampling
+    with replacement would repeat people. Groups are smaller than the population, so repeats would
+    raise the floor.
     """
     expected = weights * (size / weights.sum())  # (rows,)
     certain = np.floor(expected + 1e-9).astype(np.int64)

@@ -136,7 +136,7 @@ class _Task:
 
 
 def pooled(dataset: TrajectoryDataset, model: Generator, seed: int) -> dict[str, Any]:
-    """Compare baseline and floor with all groups together, and say which metrics are close."""
+    """Compare baseline and floor for all groups together, and mark metrics that are close."""
     spec = MetricSpec.of(dataset)
     scores = score_everybody(dataset, spec, model, seed).average
     floor = sampling_floor(dataset, spec, seed=seed).everybody.average
@@ -169,7 +169,7 @@ def by_group(
 
 
 def solvers(dataset: TrajectoryDataset, model: LatentDiffusion, seed: int) -> list[dict[str, Any]]:
-    """Return time and scores of each solver, on validation people: they choose the default."""
+    """Return time and scores of each solver, on validation people."""
     spec = MetricSpec.of(dataset)
     rows = []
     for solver, steps in SOLVERS:

@@ -1,8 +1,8 @@
 """Research question RQ3 of the paper: do samples help to predict where a group goes next?
 
-Under the partition fullrank, as in the paper. A predictor for each group learns from real training
-people, from the baseline, from strong or from a supervised model. Real test people of the group
-test it.
+The partition is fullrank, as in the paper. A predictor for each group learns from real training
+people, from the baseline, from strong or from a supervised model. It is tested on real test people
+of the group.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GENERATOR = "latent-diffusion"
 POI = ("poi",)
 DIVERGENCES = ("js", "tv")  # of finetune, on simulated cities only
 SIZES: Mapping[str, int] = {"quick": 8_000, "full": 30_000}  # trajectories of all groups together
-SPARE = 1.1  # times as many samples: predictors cannot learn from fewer than two visits
+SPARE = 1.1  # draw more samples: predictors cannot learn from fewer than two visits
 BLOCK = 1_024  # samples at a time
 STREAM = 1_000  # of random numbers
 LESS_IS_BETTER = ("geo_error_km",)
@@ -244,8 +244,8 @@ class _Task:
 def summarise(out: Path, seeds: Sequence[int], sources: Sequence[Material]) -> dict[str, Any]:
     """Return means over seeds, on average and by group, and the gap closed to real people.
 
-    A group counts if every material taught as much as real people in every seed. The others are
-    in `left_out`.
+    A group counts if every material is as large as that of real people in every seed. `left_out`
+    lists the other groups.
     """
     cells = {each.label: [read_cell(out, seed, each.cell) for seed in seeds] for each in sources}
     left_out = _left_out(cells)
@@ -277,7 +277,7 @@ def summarise(out: Path, seeds: Sequence[int], sources: Sequence[Material]) -> d
 
 
 def _left_out(cells: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
-    """Return the groups that a material cannot teach as well as real people, with the reason."""
+    """Return the groups for which a material is smaller than real people, with the reason."""
     left_out: dict[str, str] = {}
     for label, by_seed in cells.items():
         for cell, real in zip(by_seed, cells[REAL], strict=True):
@@ -314,11 +314,11 @@ def _gap_closed(
     ends: tuple[float | None, float | None],  # baseline, real
     spread: float | None,
 ) -> float | None:
-    """Return the gap closed; None where baseline and real differ by less than seeds do."""
+    """Return the gap closed; None if the gap is smaller than the spread between seeds."""
     baseline, real = ends
     if value is None or baseline is None or real is None:
         return None
-    # `gap_closed` expects that less is better.
+    # `gap_closed` expects that lower is better.
     sign = 1 if metric in LESS_IS_BETTER else -1
     share = gap_closed(sign * value, sign * baseline, sign * real, spread or 0.0)
     return None if share is None else round(share, 3)

@@ -1,7 +1,6 @@
 """Two processes against one on the same machine: throughput, equal losses and identical samples.
 
-Each process computes on one thread. If two share a core, as hyperthreads do, they cannot reach a
-ratio of one half.
+Each process computes on one thread. Two processes that share a core cannot halve the time.
 """
 
 from __future__ import annotations
@@ -200,7 +199,7 @@ def _generate(model: Path, out: Path, n: int, request: SampleRequest) -> dict[st
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let processes that are started meanwhile compute on one thread."""
+    """Restrict processes that start in this context to one thread."""
     before = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     try:

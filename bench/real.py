@@ -1,9 +1,8 @@
 """Real people: baseline, strong and tilt on a labelled survey, under partitions and real regions.
 
 Controlled partitions show the method where its assumption holds. Real home regions take their
-composition from people whose visits the aggregates do not count, or from a census; shuffled
-regions are the negative control. People of another kind of day do not train: they are the shift
-test.
+composition from people whose visits the aggregates do not count, or from a census; shuffled regions
+are the negative control. People of another kind of day are left out of training and test the shift.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from mobatlas.evaluation.comparison import real_groups
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.features.maps import FEATURE_MAPS
 
-FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # they name no place
+FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # no places
 # People who live far out travel far, whatever their group. No model is trained on distances;
 # they show the warning about confounding.
 DISTANCE = ("distance",)
@@ -64,8 +63,8 @@ Groups = Mapping[str, Trajectories]
 class RealOptions:
     """What is measured on a survey.
 
-    An empty list means all: all partitions, all region columns. The last of `features` is used
-    where only one is tried. `shift` is a column that is false for people who do not train;
+    An empty list means all: all partitions, all region columns. The last of `features` is used if
+    only one is tried. `shift` is a column that is false for people to leave out of training;
     `weekday` by default. `prepared` changes how the survey is prepared.
     """
 
@@ -208,7 +207,7 @@ def real_name(generator: str, kinds: Sequence[str]) -> str:
 
 
 def _check_kinds(options: RealOptions) -> None:
-    """Refuse unknown partitions, and `none` beside other names."""
+    """Refuse unknown partitions, and `none` together with other names."""
     for option, names in {"--partition": options.partitions, "--regions": options.regions}.items():
         if NONE in names and len(names) > 1:
             raise MobatlasError(f"{option} none: leave out either none or the other names")

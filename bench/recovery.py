@@ -168,7 +168,7 @@ def _partition_cases(
 
 
 def _district_cases(people: CityPeople, members: Ints, rng: np.random.Generator) -> Iterator[Case]:
-    """Yield home districts, as they are and shuffled: P of one half of the people, V of the other.
+    """Yield home districts and shuffled districts: P of one half of the people, V of the other.
 
     The population is left out, so that regions alone are measured.
     """

@@ -47,10 +47,10 @@ DISTANCE_QUANTILE = 0.99
 RIDGE = 3e-3  # on validation people of the Santiago survey 1e-2 was no better
 CONTROLLED = ("demogroups", "fullrank", "hot16", "rankdef", "messy")
 # Rare places borrow from their category. Real regions are confounded with the places near them,
-# so there the features name no place.
+# so their features contain no places.
 CONTROLLED_FEATURES = ("poi", "category")
 REAL_FEATURES = ("category",)
-# These partitions leave people over: measured with and without the population.
+# These partitions do not assign everybody: measured with and without the population.
 INCOMPLETE = CONTROLLED[1:]
 ALONE = "regions_alone"
 SHUFFLED = "shuffle_regions"
@@ -67,12 +67,12 @@ class Case:
     by: str | None = None  # a region column of people
     features: tuple[str, ...] = CONTROLLED_FEATURES
     alone: bool = False  # without the population
-    shuffled: bool = False  # people change regions at random
+    shuffled: bool = False  # regions are shuffled among people
     census: bool = False  # the composition comes from the census table
     groups_explain: float | None = None  # the limit; None: the default
 
     def row(self) -> dict[str, Any]:
-        """Return the keys of its row in the result; what is not set has none."""
+        """Return the keys of its row in the result, without options that are not set."""
         keys = {
             "partition": self.partition,
             "by": self.by,
@@ -218,7 +218,7 @@ def _build_regions(
 
 
 def case_label(row: Mapping[str, Any]) -> str:
-    """Return what distinguishes a case from the others."""
+    """Return the name of a case."""
     notes = {SHUFFLED: " (shuffled)", ALONE: " (regions alone)", CENSUS: ", census"}
     name: str = row.get("partition") or row.get("by") or ""
     limit = f", limit {row['groups_explain']:g}" if "groups_explain" in row else ""

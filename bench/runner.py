@@ -1,8 +1,8 @@
 """The experiment runner that all benchmarks share: it computes cells once and resumes.
 
-A cell is one result, `seed-N/NAME.json`. The step cache of `mobatlas run` remembers from which
-inputs it was computed, so the same command resumes a benchmark, and benchmarks with one `--out`
-share what they have in common.
+A cell is one result, `seed-N/NAME.json`. The step cache of `mobatlas run` records its inputs, so
+the same command resumes a benchmark. Benchmarks with the same `--out` share datasets, regions and
+models.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mobatlas.pipeline.cache import StepCache
 from mobatlas.progress import track
 
 log = logging.getLogger("mobatlas")
-# Benchmarks have neither --resume nor --overwrite: what errors advise instead.
+# Advice of errors, reworded: benchmarks have neither --resume nor --overwrite.
 HINTS: Mapping[str, str] = {
     r"\w+ with --resume": "the same command resumes",
     r"(pass|\w+ \w+ with) --overwrite( to [a-z ]+)?": "choose another --out",
@@ -108,13 +108,13 @@ class Runner:
         return self.folder or self.experiment.out
 
     def run(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
-        """Compute what is not finished, with a forecast and progress; return all results."""
+        """Compute unfinished cells, with a forecast and progress; return all results."""
         pending = [cell for cell in cells if not self._is_done(cell)]
         minutes = sum(cell.minutes for cell in pending)
         forecast = f", about {minutes:.0f} minutes on two cores" if minutes else ""
         finished = len(cells) - len(pending)
         log.info("%s: %d cells, %d of them finished%s", self.title, len(cells), finished, forecast)
-        # Lines instead of a bar: training shows bars of its own.
+        # Lines instead of a bar, because training shows its own bars.
         with resume_hints(), track(self.title, max(len(pending), 1), quiet=True) as tracker:
             for done, cell in enumerate(pending):
                 seed = "" if cell.seed is None else f"seed {cell.seed}, "
@@ -144,7 +144,7 @@ class Runner:
 def compute_once(
     cache: StepCache, name: str, out: Path, inputs: Mapping[str, Any], compute: Callable[[], Any]
 ) -> Path:
-    """Compute `out`, which cells share, unless it is done; say nothing if it is."""
+    """Compute `out`, which cells share, unless it is finished."""
     if not cache.is_done(name, out, inputs):
         cache.run(name, out, inputs, lambda _: compute())
     return out

@@ -58,7 +58,7 @@ def score_groups(
     *,
     anchors: str = "group",
 ) -> dict[str, Scores]:
-    """Score samples of each group against people of the split, beside the sampling floor."""
+    """Score samples of each group against people of the split, and the sampling floor."""
     samples = sample_groups(dataset, models, seed, split, anchors=anchors)
     return score_samples(dataset, spec, samples, real_groups(dataset, split), seed)
 
@@ -73,10 +73,10 @@ def sample_groups(
 ) -> dict[str, dict[str, Trajectories]]:
     """Draw as many samples of each group as the split has: model -> group -> samples.
 
-    A model without groups is the baseline: its samples differ between groups only by anchors.
-    With anchors of the `group` every model samples at the same homes of training people of the
-    group. A calibrated model then selects among candidates at each home (the form `given`); its
-    tilt was fitted at homes of all people, since the owner of a home is a label. With anchors of
+    A model without groups is the baseline: its samples differ between groups only by anchors. With
+    anchors of the `group` every model samples at the same homes of training people of the group. A
+    calibrated model then selects among candidates at each home (the form `given`); its tilt was
+    fitted at homes of all people, since knowing the group of a home needs a label. With anchors of
     the `population` homes come from all people or from regions, and a calibrated model selects
     homes and trajectories together (the form `population`).
     """

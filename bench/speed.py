@@ -197,7 +197,7 @@ def _prepare(source: Path, out: Path) -> int:
 
 
 def _write_samples(dataset: Path, out: Path, seed: int) -> int:
-    """Write a file of samples as another program might, and return its number of groups."""
+    """Write training trajectories as a file of samples; return the number of groups."""
     opened = TrajectoryDataset.open(dataset)
     assert opened.groups is not None  # a simulated city has labels
     rows = np.random.default_rng(seed).choice(opened.split("train"), EVALUATED)

@@ -41,7 +41,7 @@ def read_result(path: Path) -> Result:
 def summarise(result: Result) -> dict[str, Any]:
     """Keep what pages and figures need, with numbers rounded to six significant digits.
 
-    A summary has the keys of the full result, so every table and figure takes either.
+    A summary has the keys of the full result, so every table and figure accepts both.
     """
     summary = {name: value for name, value in result.items() if name not in DROPPED}
     if "versions" in summary:
@@ -112,7 +112,7 @@ def _lines(value: Any, indent: str) -> str:
 
 
 def _has_table(value: Any) -> bool:
-    """Whether a list of rows is somewhere inside."""
+    """Whether a value contains a list of rows."""
     if isinstance(value, Mapping):
         return any(map(_has_table, value.values()))
     return isinstance(value, list) and any(isinstance(each, Mapping) for each in value)

@@ -40,7 +40,7 @@ DIARY: dict[str, Any] = {
 }
 WEEKDAY = "weekday"
 # In the folder of a benchmark:
-DATASET = "dataset"  # people who train
+DATASET = "dataset"  # training people
 SHIFT = "shift"  # people of another kind of day
 SOURCES = "sources"  # their tables
 FOLDERS = (SOURCES, DATASET, SHIFT)
@@ -53,7 +53,7 @@ def check_survey(
     prepared: Mapping[str, Any] | None = None,
     census: Path | None = None,
 ) -> None:
-    """Refuse what is no labelled survey, or lacks a region column, before anything is written."""
+    """Refuse a survey without labels or region columns, before anything is written."""
     if census is not None and not census.is_file():
         raise MobatlasError(
             f"--census {census}: is not a file; give a table of people by region, age and gender"
@@ -77,7 +77,7 @@ def check_survey(
 
 
 def region_columns(source: Path) -> list[str]:
-    """Return the columns of people that `prepare` takes for regions."""
+    """Return the columns of people that `prepare` recognises as regions."""
     return [
         name for name in parquet_schema(source / "people.parquet").names if looks_like_region(name)
     ]
@@ -125,7 +125,7 @@ def split_survey(
             parts = _write_parts(source, cache, column, inputs)
         datasets = {}
         for name, part in parts.items():
-            # People who do not train may visit any place; the vocabulary is that of the others.
+            # The vocabulary comes from training people; others may visit any place.
             limit = {} if name == DATASET else {"vocabulary_size": 1_000_000}
             compute = partial(
                 prepare, part, out / name, values=merge(values, limit), overwrite=True
@@ -158,7 +158,7 @@ def _inputs(source: Path, column: str | None, values: Mapping[str, Any]) -> dict
 
 @contextmanager
 def _survey_folder(source: Path, out: Path, inputs: Mapping[str, Any]) -> Iterator[StepCache]:
-    """Yield the step cache of a folder that holds the same people, or none yet.
+    """Yield the step cache of a folder that is new or has the same people.
 
     If the people are refused, everything that was written is removed.
     """
@@ -167,7 +167,7 @@ def _survey_folder(source: Path, out: Path, inputs: Mapping[str, Any]) -> Iterat
     cache = StepCache(out)
     if cache.has_other_inputs(DATASET, inputs):
         raise MobatlasError(
-            f"{out}: holds other people than --data {source}, or prepared in another way; "
+            f"{out}: contains other people than --data {source}, or prepared in another way; "
             "choose another --out"
         )
     new_folders = [path for path in (out, *map(out.joinpath, FOLDERS)) if not path.exists()]
@@ -194,7 +194,7 @@ def _shift_column(source: Path, shift: str | None) -> str | None:
     if column not in schema.names or not pa.types.is_boolean(schema.field(column).type):
         if shift is not None:
             raise MobatlasError(
-                f"--shift {shift}: this column of {people} is not true or false; make it so"
+                f"--shift {shift}: this column of {people} must contain only true or false"
             )
         return None
     marked = read_parquet(people, [column])[column]
@@ -221,7 +221,7 @@ def _table(source: Path, name: str) -> Path:
         require_columns(str(path), parquet_schema(path).names, REQUIRED[name])
         rows = pq.read_metadata(path).num_rows
     except (pa.ArrowInvalid, OSError):
-        raise MobatlasError(f"{path}: is damaged; write it anew as Parquet") from None
+        raise MobatlasError(f"{path}: is damaged; write it again as Parquet") from None
     if not rows:
         raise MobatlasError(f"{path}: the table has no rows; give a labelled dataset")
     return path
@@ -258,5 +258,5 @@ def _write_part(source: Path, folder: Path, condition: str) -> None:
         reason = str(error).splitlines()[0]
         raise MobatlasError(
             f"--data {source}: people.parquet or visits.parquet cannot be read ({reason}); "
-            "write them anew"
+            "write them again"
         ) from None

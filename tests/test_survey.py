@@ -178,6 +178,6 @@ def test_a_folder_of_other_people_is_refused(city: Path, tmp_path: Path) -> None
     pq.write_table(people.slice(0, people.num_rows // 2), tmp_path / "half" / "people.parquet")
     with pytest.raises(
         MobatlasError,
-        match=r"out: holds other people than --data .*half, .*; choose another --out",
+        match=r"out: contains other people than --data .*half, .*; choose another --out",
     ):
         split_survey(tmp_path / "half", tmp_path / "out", prepared=prepared)

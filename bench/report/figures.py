@@ -211,7 +211,7 @@ def _draw_lines(line: Callable[..., Any], levels: Mapping[str, float]) -> None:
 
 
 def _legend_below(figure: Any, axes: Sequence[Any], models: Sequence[str]) -> None:
-    """Draw one legend for all panels, models first; a panel may lack some of them."""
+    """Draw one legend for all panels, models first; a panel may have only some."""
     pairs = [pair for axis in axes for pair in zip(*axis.get_legend_handles_labels(), strict=True)]
     named = {label: handle for handle, label in reversed(pairs)}
     shown = {label: named[label] for label in [*models, *named] if label in named}

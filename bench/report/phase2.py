@@ -74,7 +74,7 @@ def _gap_table(result: Result) -> Table:
     formats = {name: SHARE for name in columns if name.startswith("gap")}
     note = (
         "JSD in bits, mean over seeds. Gap closed: share of the distance from the baseline to the "
-        "floor, or to strong. It is empty where that distance is within the spread between seeds."
+        "floor, or to strong. It is empty if that distance is within the spread between seeds."
     )
     return Table(("regions", "model", *columns), tuple(rows), _caption(result), formats, note)
 
@@ -98,7 +98,7 @@ def _change_table(result: Result) -> Table:
         0, ("", "baseline", *(f"{first[metric.name]['baseline']:.4f}" for metric in metrics()))
     )
     rows.insert(1, ("", FLOOR, *(f"{first[metric.name]['floor']:.4f}" for metric in metrics())))
-    note = "An exclamation mark: above the baseline by more than the standard deviation of seeds."
+    note = "An exclamation mark: worse than the baseline by more than the spread between seeds."
     caption = (
         "Difference to the JSD of the baseline and its standard deviation between seeds; lower is "
         "better."

@@ -49,9 +49,9 @@ def write_question(out: Path, result: Result) -> None:
 
 
 def write_page(folder: Path, out: Path, *, all_tables: bool = False) -> str:
-    """Write one page with every question whose result lies in `folder`.
+    """Write one page with every question that has a result in `folder`.
 
-    Figures go into a folder beside the page that has its name. By default each question shows
+    Figures go into a folder next to the page, with the same name. By default each question shows
     its average table; `all_tables` adds the other metrics, every group and the paper's numbers.
     """
     files = {name: folder / f"{name}.json" for name in QUESTIONS}
@@ -171,7 +171,7 @@ def _averages(result: Result, anchors: str, metrics: Sequence[str], caption: str
     columns = [name for title in titles for name in (title, f"gap closed, {title}")]
     formats = {name: SHARE for name in columns if name.startswith("gap closed")}
     note = (
-        "Gap closed: share of the distance from the baseline to the floor. It is empty where that "
+        "Gap closed: share of the distance from the baseline to the floor. It is empty if that "
         "distance is within the spread between seeds."
     )
     return Table((first, "model", *columns), tuple(rows), caption, formats, note)
@@ -190,9 +190,7 @@ def _gaps(result: Result) -> Table:
         if row[first if first == "partition" else "features"]
     ]
     columns = (first, "model", *(TITLES[name] for name in PAPER_METRICS))
-    note = (
-        "Empty where strong is not better than the baseline by more than the spread between seeds."
-    )
+    note = "Empty if strong is not better than the baseline by more than the spread between seeds."
     formats = dict.fromkeys(columns[2:], SHARE)
     return Table(columns, tuple(rows), "Gap closed to strong.", formats, note)
 
@@ -263,7 +261,7 @@ def _prediction_averages(result: Result, columns: Mapping[str, str]) -> Table:
     note = "Gap closed: share of the distance from the baseline to real training people."
     if spread:
         note += (
-            " It is empty where seeds differ by more than that distance. "
+            " It is empty if seeds differ by more than that distance. "
             "Spread: standard deviation between seeds."
         )
     shares = [f"gap closed, {columns[name]}" for name in closed]

@@ -28,7 +28,7 @@ VIEWS = {
     "population": "Homes of all training people; a calibrated model chooses home and trajectory "
     "together.",
     "four visits": "Only trajectories of at least four visits, on either side.",
-    "shift": "Against people of another kind of day, without whom the model was trained.",
+    "shift": "Against people of another kind of day, who were left out of training.",
 }
 PRECAUTIONS = {
     "none": "regression",
@@ -136,8 +136,8 @@ def write_real_page(folder: Path, out: Path, *, all_tables: bool = False) -> str
         "# Real people: tables\n",
         f"{WRITTEN} {folder.as_posix()} --real{more} --out {out.as_posix()}`.\n",
         "JSD in bits, lower is better. *Gap closed* is the share of the distance from the baseline "
-        "to the sampling floor, of means over seeds, with the standard deviation between seeds. It "
-        "is empty where the distance is within that deviation.\n",
+        "to the sampling floor, of means over seeds, with the standard deviation between seeds. "
+        "It is empty if the distance is within that deviation.\n",
     ]
     for name, result in results.items():
         if result.get("people") != DRAWING:
@@ -361,7 +361,7 @@ def _error_bars(result: Result) -> Table:
         "test people; the bar includes their sampling error, and cells have at least 30 expected "
         "visits. Labels: the same for the means of training people. Error left: error to these "
         "means, as a share of the error of the population mean. Warned: supervise warns that "
-        "estimates follow places, or that groups differ by more than they are expected to."
+        "estimates depend on places, or that groups differ more than expected."
     )
     columns = ("regions", "covered", "labels", "cells", "error left", "warned")
     return Table(columns, tuple(rows), caption, dict.fromkeys(("covered", "labels"), SHARE), note)
@@ -421,9 +421,6 @@ def _precautions(result: Result) -> Table:
         for row in result["error_bars"]
         if "precautions" in row
     ]
-    caption = (
-        "Error of recovered means with each precaution, against the group means of labelled "
-        "validation people."
-    )
+    caption = "Error of recovered means, against the group means of labelled validation people."
     note = "1 is the error of the population mean. Each column adds a precaution to the one before."
     return Table(("regions", *PRECAUTIONS.values()), tuple(rows), caption, note=note)

@@ -1,8 +1,8 @@
-"""The cases that `bench.compare_versions` runs with both versions, as the base version spells them.
+"""The cases of `bench.compare_versions`, with the option names of the base version.
 
 Commands run in a folder of their own, with relative paths. A case writes to the folder or file of
 its own name, `{out}`, which later cases read by that name; `inputs/` holds the files of
-`bench.versions.inputs`. What a command with --json prints is compared as well.
+`bench.versions.inputs`. The output of commands with --json is compared as well.
 """
 
 from __future__ import annotations

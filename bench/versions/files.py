@@ -135,7 +135,7 @@ def compare_documents(where: str, old: Any, new: Any, comparison: Comparison) ->
 
 
 def _flatten(value: Any, renames: Renames, path: tuple[str, ...] = ()) -> Leaves:
-    """The values of a document by their paths, without what is not compared."""
+    """The values of a document by their paths, without values that are not compared."""
     if path in renames.ignored_paths or (path and path[-1] in renames.ignored_keys):
         return {}
     if path and path[-1] in renames.prose_keys:

@@ -1,4 +1,4 @@
-"""The small input files of the cases, made from a simulated city without code of the package."""
+"""The small input files of the cases, derived from a simulated city without code of the package."""
 
 from __future__ import annotations
 
