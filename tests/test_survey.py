@@ -106,7 +106,7 @@ def run_prediction(data: Path, out: Path) -> None:
         ("no visit", r"visits\.parquet: the table has no rows"),
         (
             "a hole",
-            r"--data .*data: people.parquet or visits.parquet cannot be read .*; write them anew",
+            r"--data .*data: people.parquet or visits.parquet cannot be read .*; write them again",
         ),
         ("a word", r"arrival"),
         ("a file", "is a file; give its folder"),
