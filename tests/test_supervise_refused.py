@@ -84,7 +84,7 @@ def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path)
             ["--strategy", "resample", "--set", "tilt.ridge=1"],
             "--set tilt is for the strategy tilt, not resample",
         ),
-        (["--strategy", "strong", "--set", "calibration.pool=64"], "--set calibration concerns"),
+        (["--strategy", "strong", "--set", "calibration.pool=64"], "--set calibration is for"),
         (["--strategy", "finetune", "--divergence", "helinger"], "did you mean 'hellinger'?"),
         (
             ["--strategy", "finetune", "--preset", "papr"],
@@ -97,7 +97,7 @@ def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path)
         (["--set", "tilt.unit=persons"], "tilt.unit"),
         (["--set", "calibration.pool=10"], "a pool of 10 is too small"),
         (["--set", "groups_explain=0"], "groups_explain"),
-        (["--strategy", "strong", "--set", "groups_explain=1"], "--set groups_explain concerns"),
+        (["--strategy", "strong", "--set", "groups_explain=1"], "--set groups_explain is for"),
     ],
 )
 def test_a_bad_option_is_one_sentence_and_nothing_is_left(

@@ -1,7 +1,7 @@
 """The protocol of generators, and the registry of their families.
 
-A generator is a distribution of trajectories x given the anchors z (home and work) of a person and,
-after phase 2, the person's group d. Phase 1 fits it without groups.
+A generator is a distribution of trajectories x given the anchors z (home and work) of a person.
+Phase 1 fits it without groups; phase 2 also conditions it on the person's group d.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ TILE = 256  # samples that a network computes at a time
 
 def uniforms(seed: int, start: int, stop: int, stream: int = 0) -> Floats:
     """Return four numbers in [0, 1) for each sample number from `start` to `stop`: (n, 4)."""
-    # Philox makes four numbers at a time and can start anywhere.
+    # Philox produces four numbers at a time and can start at any position.
     bits = np.random.Philox(np.random.SeedSequence([seed, stream, 1])).advance(start)
     return np.random.Generator(bits).random((stop - start, 4))
 
@@ -32,7 +32,7 @@ def draw_rows(uniform: Floats, rows: int, weights: Floats | Ints | None = None) 
 
 
 class Tile(NamedTuple):
-    """A tile of TILE samples, some of which are needed."""
+    """A tile of TILE samples, and the part of it that is needed."""
 
     number: int
     rows: slice  # of the samples that are needed
@@ -41,7 +41,7 @@ class Tile(NamedTuple):
     def spread(self, values: Any) -> Any:
         """Return values of the needed rows at their places of the tile: (TILE, ...).
 
-        The other places repeat the first value; their samples are thrown away.
+        The other places repeat the first value; their samples are discarded.
         """
         needed = values[self.rows]
         out = np.repeat(needed[:1], TILE, axis=0)

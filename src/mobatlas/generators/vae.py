@@ -1,12 +1,12 @@
 """The variational autoencoder: one latent per trajectory, a causal decoder (Bowman et al. 2016).
 
-A trajectory is decoded from a normal latent u, which enters at every place beside the condition.
+A trajectory is decoded from a normal latent u, which is added to the condition at every place.
 Training minimises
 
     E_q[-log p(x | u, z, d)] + weight * KL(q(u | x, z, d) | N(0, I)),
 
 which at weight 1 bounds minus the log-likelihood. A causal decoder would ignore the latent at
-first. So the weight rises from zero, and each number of the latent has some free bits (Kingma et
+first, so the weight rises from zero, and each number of the latent has some free bits (Kingma et
 al. 2016).
 """
 

@@ -165,7 +165,7 @@ class Plan:
 def coarsen_anchors(anchors: Floats, coarsening: Coarsening, secret: Floats) -> Floats:
     """Move homes and workplaces (rows, 4); unknown ones stay unknown.
 
-    `secret` holds the anchors of all people, which key the random displacement.
+    `secret` is the anchors of all people, from which the key of random displacements is computed.
     """
     if coarsening.km > MAX_KM:
         raise MobatlasError(
@@ -182,7 +182,7 @@ def coarsen_anchors(anchors: Floats, coarsening: Coarsening, secret: Floats) -> 
 
 
 def _displace(places: Floats, km: float, key: bytes) -> Floats:
-    """Random points of the discs around places (rows, 2); equal places move alike."""
+    """Random points of the discs around places (rows, 2); equal places have equal displacements."""
     distinct, row = np.unique(places, axis=0, return_inverse=True)
     # The radius is hashed as well: the same direction at two radii would point back at the place.
     words = (

@@ -313,7 +313,7 @@ def _sample_pools(
 ) -> Iterator[sparse.csr_array]:
     """phi of the pool of each group, (rows, features); a shared pool is sampled once.
 
-    `anchors` holds the anchors of each group's pool, or those of one pool for all groups.
+    `anchors` has one entry per group, or a single entry for a pool that all groups share.
     """
     conditioned = model.groups is not None
     separate = conditioned or len(anchors) > 1
@@ -376,7 +376,7 @@ class Sampler(Protocol):
     ) -> Trajectories:
         """Sample one trajectory for each group (n,) and anchors (n, 4), numbered from `first`.
 
-        With several `draws` the result holds draw after draw.
+        With several `draws`, all trajectories of a draw come before those of the next.
         """
         ...
 

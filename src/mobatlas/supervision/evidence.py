@@ -1,7 +1,7 @@
 """Evidence: the group means that regions identify, in the features of a dataset; reads no labels.
 
-A REGIONS folder is matched with the training people of a dataset, and the means of each group are
-recovered from it with their uncertainty (regions.recovery). `Moments` holds the target means, and
+A REGIONS folder is matched with the training people of a dataset. The means of each group are
+recovered from it with their uncertainty (regions.recovery). `Moments` has the target means and
 measures distances from them.
 """
 
@@ -166,7 +166,7 @@ class Evidence:
     visits: Visits | None  # None if the regions have this feature, or if it is left free
     people: Ints  # (people,) training people with windows, as rows of the dataset's people
     anchors: Floats  # (people, 4)
-    region: Ints | None  # (people,) number of the region, -1: none; None: unknown for everybody
+    region: Ints | None  # (people,) number of the region, -1: none; None: no assignment
     warnings: tuple[str, ...]
 
     @property
@@ -186,7 +186,7 @@ class Evidence:
     def moments(self) -> Moments:
         """The targets of tilts: estimated means and the number of visits.
 
-        People are sorted by anchors, so that their order identifies nobody.
+        People are sorted by anchors, so that their order does not identify them.
         """
         aggregate = self.aggregate_moments
         if self.visits is None:

@@ -1,7 +1,7 @@
 """Finetune, the paper's phase 2 (Section "Model Training"); reads no labels.
 
-Each step simulates one region g and minimises dist(sum_d p(d|g) E[phi(x) | d, z], nu(g)), plus the
-loss of phase 1 on unlabelled trajectories, which keeps samples realistic.
+Each step simulates one region g and minimises dist(sum_d p(d|g) E[phi(x) | d, z], nu(g)). The loss
+of phase 1 on unlabelled trajectories is added, which keeps samples realistic.
 """
 
 import copy

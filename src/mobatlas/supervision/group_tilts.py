@@ -219,8 +219,8 @@ class _Units:
 def tilted_draw(tilts: GroupTilts, seed: int) -> Draw:
     """Batches of (x, z, d): d uniform, x by w_d, and z the anchors of x's person.
 
-    Groups are drawn equally often: every group is evaluated alike, and a small group would
-    otherwise be seen rarely. Both draws are stratified, so that batches vary little.
+    Groups are drawn equally often: all groups are evaluated with equal weight, and small
+    groups would otherwise be rare. Both draws are stratified, so that batches vary little.
     """
     cumulative_shares = _cumulative(np.ones(len(tilts.groups)))
     cumulative_weights = [_cumulative(weights) for weights in tilts.weights]
@@ -265,7 +265,7 @@ def fit_weighted(
 
 
 def token_shifts(tilts: GroupTilts, dataset: TrajectoryDataset, *, by_place: bool) -> Floats:
-    """Log odds of each place for a group relative to everybody, by its tilt (groups, vocabulary).
+    """Log odds of each place in a tilted group relative to the population (groups, vocabulary).
 
     Without `by_place`, the log odds of the place's category. The odds of going
     out, of HOME and of other special tokens stay unchanged; training learns these.

@@ -85,7 +85,7 @@ def _covariances(evidence: Evidence, features: int) -> pa.FixedSizeListArray:
 
 
 def _anchor_table(evidence: Evidence) -> pa.Table:
-    """Anchors by region, sorted so that their order identifies nobody; null: no known region."""
+    """Anchors by region, sorted so that their order does not identify people; null: no region."""
     names = np.array([*evidence.regions.composition.regions, None], dtype=object)
     anchors = evidence.anchors
     region = np.full(len(anchors), -1) if evidence.region is None else evidence.region

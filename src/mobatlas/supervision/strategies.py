@@ -82,7 +82,7 @@ class Supervised:
     calibration
         The calibration to save.
     tilt
-        lambda (groups, features) over training people, to save beside the estimated means.
+        lambda (groups, features) over training people, saved with the estimated means.
     curve
         The learning curve, one row per validation.
     facts
