@@ -240,7 +240,7 @@ def _write_parts(
 
 
 def _write_part(source: Path, folder: Path, condition: str) -> None:
-    """Write the people for whom a condition holds, and their visits."""
+    """Write the people that fulfil a condition, and their visits."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
