@@ -433,7 +433,7 @@ def test_bad_input_is_refused_in_a_sentence(
     for other in (model, others):
         with pytest.raises(MobatlasError, match="its groups are not those of the model"):
             CalibratedSampler.of(other, grouped[1], evidence.anchors)
-    with pytest.raises(MobatlasError, match="not 5 of -1"):
+    with pytest.raises(MobatlasError, match="n is 5 and group is -1"):
         world.sampler.sample(5, UNKNOWN)
 
 

@@ -94,6 +94,7 @@ def test_the_forecast_counts_the_cells_that_are_left(
 ) -> None:
     computed = Computations()
     runner.run([computed.cell("first")])
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="mobatlas"):
         runner.run([computed.cell(name) for name in ("first", "second", "third")])
     forecast = "test: 3 cells, 1 of them finished, about 6 minutes on two cores"

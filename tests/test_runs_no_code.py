@@ -61,7 +61,12 @@ PREFIXES = (
 IMPORTS = ("import_module", "importlib.import_module", "spec_from_file_location")
 # Modules that may import by a variable name: names of ours, and code that the user asks for with
 # an option.
-MAY_IMPORT = {"__init__.py", "generators/protocol.py", "generators/external/code.py"}
+MAY_IMPORT = {
+    "__init__.py",
+    "cli/__init__.py",
+    "generators/protocol.py",
+    "generators/external/code.py",
+}
 # Who may start a process: of mobatlas itself, with arguments of its own.
 MAY_START: set[str] = set()
 # Who may tell the C library of this very process something; no other library is loaded.

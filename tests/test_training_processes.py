@@ -233,7 +233,7 @@ folder = Path(sys.argv[1])
 talking = torch.distributed.is_initialized
 # runs last
 atexit.register(lambda: (folder / f"talking-{trainer.share.rank}").write_text(str(talking())))
-trainer = make_trainer(folder, devices=2, log_every=1)
+trainer = make_trainer(folder, devices=2, log_every=1, precision="32-true")
 stage = make_stage(dropout=0.0, examples_per_step=16)
 trainer.path("cache.npy").touch()
 tell_one = at_step(6, lambda: trainer.share.rank == 1 and os.kill(os.getpid(), signal.SIGTERM))
@@ -248,7 +248,7 @@ trainer.run(replace(stage, name="again"))
 
 def test_two_processes_go_down_the_same_losses_as_one(tmp_path: Path, folder: Path) -> None:
     stage = make_stage(dropout=0.0)
-    one = make_trainer(tmp_path / "one" / "training", log_every=1)
+    one = make_trainer(tmp_path / "one" / "training", log_every=1, precision="32-true")
     for name in ("mlp", "again"):  # two stages of one network
         one.run(replace(stage, name=name))
     script = tmp_path / "script.py"

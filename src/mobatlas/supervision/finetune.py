@@ -165,8 +165,11 @@ class Target:
             differentiable=config.differentiable,
             early=config.early,
         )
-        weights = soft.tokens.new_tensor(people.weights)  # (n,)
-        return self.loss([weights @ goal.feature.soft(soft) for goal in self.goals], region)
+        # Mixed precision is for the network: means of counts need all digits.
+        soft = replace(soft, tokens=soft.tokens.float())
+        with torch.autocast(soft.tokens.device.type, enabled=False):
+            weights = soft.tokens.new_tensor(people.weights)  # (n,)
+            return self.loss([weights @ goal.feature.soft(soft) for goal in self.goals], region)
 
     def gradient_agreement(self, model: Generator, config: FinetuneConfig, seed: int) -> float:
         """Mean cosine between gradients of one region from two batches: 0 is noise, 1 is exact."""

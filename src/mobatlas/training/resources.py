@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import re
 import resource
 import sys
+from pathlib import Path
 
 # Options of mallopt with their values.
 M_TRIM_THRESHOLD = -1
@@ -35,5 +37,11 @@ def keep_memory() -> bool:
 
 def peak_gb() -> float:
     """The peak memory of this process in GB."""
+    # On Linux ru_maxrss also counts the parent's memory before this program was loaded.
+    status = Path("/proc/self/status")
+    if status.exists():
+        peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text(encoding="ascii"))
+        if peak:
+            return int(peak[1]) * 1024 / 1e9
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

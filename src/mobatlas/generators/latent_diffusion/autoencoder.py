@@ -8,6 +8,7 @@ training the autoencoder is frozen, and the latents of a dataset are encoded onc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -93,11 +94,12 @@ class Autoencoder(nn.Module):
 
     def logits(self, latents: Tensor, tokens: Tensor) -> Tensor:
         """Return logits (batch, any, vocabulary) of each place, given latents and tokens before."""
-        return self.bart(
+        output = self.bart(
             encoder_outputs=self._memory(latents),
             decoder_input_ids=previous_tokens(tokens),
             use_cache=False,
-        ).logits
+        )
+        return cast(Tensor, output.logits.float())
 
     def forward(self, masked: Tensor, tokens: Tensor, noise: Tensor) -> Tensor:
         """Return the cross-entropy of `tokens`, summed over a batch, after encoding `masked`.
@@ -105,7 +107,7 @@ class Autoencoder(nn.Module):
         `noise` (batch, length, latent) times `config.noise` is added to the latents.
         """
         latents = self.all_places(self.encode(masked)) + self.config.noise * noise
-        logits = self.logits(latents, tokens).flatten(0, 1).float()
+        logits = self.logits(latents, tokens).flatten(0, 1)
         return F.cross_entropy(logits, tokens.flatten(), ignore_index=PAD, reduction="sum")
 
     @torch.no_grad()
