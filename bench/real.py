@@ -43,7 +43,7 @@ from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import real_groups
 from mobatlas.evaluation.metrics import MetricSpec
-from mobatlas.features.maps import FEATURE_MAPS
+from mobatlas.features import maps as registered
 
 FEATURES = (("category",), ("transitions",), ("category", "transitions"))  # no places
 # People who live far out travel far, whatever their group. No model is trained on distances;
@@ -175,7 +175,7 @@ def _check(source: Path, options: RealOptions) -> None:
     """Refuse wrong options before anything is prepared."""
     _check_kinds(options)
     for name in {name for maps in options.features for name in maps}:
-        FEATURE_MAPS.get_entry(name)
+        registered.FEATURES.get_entry(name, among=registered.feature_maps())
     check_options(options.generator, Setup.preset, options.values)
     regions = () if list(options.regions) == [NONE] else options.regions
     check_survey(source, regions, options.prepared, options.census)

@@ -17,11 +17,11 @@ from scipy import sparse
 
 from mobatlas.data.trajectories import SoftTrajectories, Trajectories
 from mobatlas.data.vocabulary import HOME, Vocabulary, build_vocabulary
-from mobatlas.features.maps import FEATURE_MAPS, FeatureMap, register_feature
+from mobatlas.features.maps import FEATURES, FeatureMap, feature_maps, register_feature
 
 EVERY_SPECIAL = ("HOME", "WORK", "OTHER")
 MASKS: tuple[tuple[str, ...], ...] = ((), EVERY_SPECIAL)
-NAMES = [*FEATURE_MAPS, "start"]
+NAMES = [*feature_maps(), "start"]
 DOWNTOWN = (0.0, 0.0, 0.0, 0.06)  # works 6.7 km from home
 
 
@@ -66,7 +66,7 @@ def start_registered() -> Iterator[None]:
     """With the user's own map among those of mobatlas."""
     register_feature("start", start_feature)
     yield
-    del FEATURE_MAPS["start"]
+    del FEATURES["start"]
 
 
 def make_vocabulary(pois: Sequence[tuple[str, float, float, str | None]]) -> Vocabulary:

@@ -16,7 +16,7 @@ from bench.report.published import (
 )
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import PAPER_METRICS
-from mobatlas.features.maps import FEATURE_MAPS
+from mobatlas.features.maps import feature_maps
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.partitions import PARTITIONS
 
@@ -49,7 +49,7 @@ def key(row: PublishedRow) -> Key:
 
 def test_names_are_those_of_mobatlas() -> None:
     assert set(PAPER_PARTITIONS) < set(PARTITIONS)
-    assert set(FEATURES) <= set(FEATURE_MAPS)
+    assert set(FEATURES) <= set(feature_maps())
     assert NEXT_POI == ("accuracy", "hr10", "ndcg10", "geo_error_km")
 
 

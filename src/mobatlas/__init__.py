@@ -20,7 +20,7 @@ _NAMES = {
     "mobatlas.errors": "MobatlasError",
     "mobatlas.evaluation.comparison": "compare evaluate_groups sampling_floor",
     "mobatlas.evaluation.evaluate": "Evaluation evaluate",
-    "mobatlas.evaluation.metrics": "Metric MetricSpec register_metric",
+    "mobatlas.evaluation.metrics": "MetricSpec register_metric",
     "mobatlas.evaluation.privacy.audit": "Audit audit",
     "mobatlas.features.maps": "build_feature register_feature",
     "mobatlas.generators.protocol": "Generator register_generator",

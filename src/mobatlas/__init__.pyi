@@ -43,7 +43,6 @@ from mobatlas.evaluation.comparison import (
 )
 from mobatlas.evaluation.evaluate import Evaluation as Evaluation
 from mobatlas.evaluation.evaluate import evaluate as evaluate
-from mobatlas.evaluation.metrics import Metric as Metric
 from mobatlas.evaluation.metrics import MetricSpec as MetricSpec
 from mobatlas.evaluation.metrics import register_metric as register_metric
 from mobatlas.evaluation.privacy.audit import Audit as Audit

@@ -1,6 +1,6 @@
-"""Registries of feature maps, metrics, generators, strategies, readers and divergences."""
+"""Registries of features and metrics, generators, strategies, readers and divergences."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from mobatlas.errors import MobatlasError, suggestion
@@ -39,11 +39,15 @@ class Registry(dict[str, Entry]):
             raise MobatlasError(f"{self._kind} '{name}' exists already; choose another name")
         self[name] = entry
 
-    def get_entry(self, name: str) -> Entry:
-        """The entry of that name; for an unknown name, the error suggests a similar one."""
-        if name not in self:
+    def get_entry(self, name: str, *, among: Collection[str] | None = None) -> Entry:
+        """The entry of that name; for an unknown name, the error suggests a similar one.
+
+        `among` are the names to choose from, by default all.
+        """
+        known = self if among is None else among
+        if name not in known:
             raise MobatlasError(
-                f"{self._option} {name} does not exist{suggestion(name, self)} "
-                f"(known: {', '.join(self)})"
+                f"{self._option} {name} does not exist{suggestion(name, known)} "
+                f"(known: {', '.join(known)})"
             )
         return self[name]

@@ -254,7 +254,15 @@ def evaluate(
     ] = None,
     strong: Annotated[
         Path | None,
-        typer.Option("--strong", metavar="FILE", help="Samples of the labelled upper bound."),
+        typer.Option("--strong", metavar="FILE", help="Samples of the model trained on labels."),
+    ] = None,
+    strong_calibrated: Annotated[
+        Path | None,
+        typer.Option(
+            "--strong-calibrated",
+            metavar="FILE",
+            help="Calibrated samples of the model trained on labels.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -272,7 +280,13 @@ def evaluate(
     from mobatlas.report.tables import write_evaluation
 
     result = run_evaluation(
-        samples, dataset, split=split, baseline=baseline, strong=strong, seed=seed
+        samples,
+        dataset,
+        split=split,
+        baseline=baseline,
+        strong=strong,
+        strong_calibrated=strong_calibrated,
+        seed=seed,
     )
     if out is not None:
         write_evaluation(out, result, overwrite=overwrite)

@@ -30,6 +30,8 @@ class Trajectories:
         (tokens,).
     stays
         Seconds of each visit, None without times: (tokens,).
+    person
+        The person of each trajectory, None if each has a person of its own: (trajectories,).
 
     Examples
     --------
@@ -43,6 +45,7 @@ class Trajectories:
     anchors: Floats
     arrivals: Ints | None = None
     stays: Ints | None = None
+    person: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -51,6 +54,11 @@ class Trajectories:
     def owner(self) -> Ints:
         """The trajectory of each token."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    @property
+    def people(self) -> Ints:
+        """The person of each trajectory; a number for each trajectory if people are unknown."""
+        return np.arange(len(self)) if self.person is None else self.person
 
     @property
     def hours(self) -> Ints | None:
@@ -68,19 +76,21 @@ class Trajectories:
             anchors=dataset.anchors[dataset.person],
             arrivals=arrivals - np.repeat(mondays, dataset.lengths),
             stays=departures - arrivals,
+            person=dataset.person.astype(np.int64),
         )
         return everything if indices is None else everything.take(np.asarray(indices, np.int64))
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Return all parts as one; without times unless all parts have them."""
+        """Return all parts as one; without times or people unless all parts have them."""
         lengths = np.concatenate([np.diff(part.offsets) for part in parts])
         return cls(
             tokens=np.concatenate([part.tokens for part in parts]),
             offsets=np.concatenate(([0], np.cumsum(lengths))),
             anchors=np.concatenate([part.anchors for part in parts]),
-            arrivals=_joined_times([part.arrivals for part in parts]),
-            stays=_joined_times([part.stays for part in parts]),
+            arrivals=_joined([part.arrivals for part in parts]),
+            stays=_joined([part.stays for part in parts]),
+            person=_joined([part.person for part in parts]),
         )
 
     def take(self, chosen: Ints) -> Self:
@@ -91,7 +101,10 @@ class Trajectories:
         arrivals, stays = (
             None if times is None else times[places] for times in (self.arrivals, self.stays)
         )
-        return type(self)(self.tokens[places], offsets, self.anchors[chosen], arrivals, stays)
+        person = None if self.person is None else self.person[chosen]
+        return type(self)(
+            self.tokens[places], offsets, self.anchors[chosen], arrivals, stays, person
+        )
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,6 @@ def monday(days: Ints) -> Ints:
     return days - (days + 3) % 7
 
 
-def _joined_times(parts: Sequence[Ints | None]) -> Ints | None:
+def _joined(parts: Sequence[Ints | None]) -> Ints | None:
     known = [part for part in parts if part is not None]
     return np.concatenate(known) if len(known) == len(parts) else None

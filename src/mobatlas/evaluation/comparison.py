@@ -1,6 +1,7 @@
 """Compare real with synthetic trajectories by group: scores, sampling floor, gap closed, intervals.
 
-Both sides of a comparison have equally many trajectories, because the JSD falls with their number.
+All sides of a comparison have equally many trajectories, because the JSD falls with their number,
+and sides with people, such as the floor, also equally many people.
 """
 
 import math
@@ -11,22 +12,21 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
-from scipy import sparse
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.evaluation.metrics import METRICS, MetricSpec, metrics
-from mobatlas.features.divergences import column_sums, drop_empty_bins, jsd, jsd_rows
+from mobatlas.evaluation.metrics import MetricSpec, metrics
+from mobatlas.evaluation.resampling import Pairing, diverge, match_people, pair_at_random, resample
+from mobatlas.features.divergences import jsd
 from mobatlas.groups import Groups
 
 EVERYBODY = "everybody"
-REAL, SYNTHETIC, RESAMPLING = range(3)  # streams of random numbers
+REAL, SYNTHETIC, RESAMPLING, PAIRING, SWAPPING = range(5)  # streams of random numbers
 LEVEL = 0.95  # of intervals
-BLOCK = 4_000_000  # numbers in a block of resampled histograms: 32 MB
-People = npt.NDArray[np.integer[Any]]  # (trajectories,) the person of each
+RESAMPLES = 200
+SIGNAL = 3.0  # a gap of fewer standard errors has no percentage
 Size = int | Mapping[str, int] | None  # largest number of trajectories of a group
 
 
@@ -36,7 +36,10 @@ class Scores:
 
     groups: dict[str, dict[str, float]]  # group -> metric -> JSD in bits
     sizes: dict[str, int]  # trajectories on either side
+    people: dict[str, int]  # real people behind them
     average: dict[str, float]
+    excess: dict[str, float]  # average of the JSD beyond chance, see `resampling`
+    standard_error: dict[str, float]  # of the average and of the excess, over people
     diversity: dict[str, Any] | None = None  # of the samples of all groups, see `diversity`
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,6 +94,93 @@ def compare(spec: MetricSpec, real: Trajectories, synthetic: Trajectories) -> di
     return {name: jsd(ours[name], theirs[name]) for name in ours if name in theirs}
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """Scores of several models against the same real people, with bootstrap draws of averages."""
+
+    scores: dict[str, Scores]  # model -> scores
+    draws: dict[str, dict[str, Floats]]  # model -> metric -> (resamples,)
+
+    def intervals(self, model: str) -> dict[str, Interval]:
+        """The 95 % interval of the average of each metric, by resampling people."""
+        average = self.scores[model].average
+        return {name: interval(average[name], draws) for name, draws in self.draws[model].items()}
+
+    def gap(self, metric: str, start: str, end: str) -> tuple[float, float]:
+        """The gap between two models in a metric, and its standard error."""
+        gap = self.scores[start].average[metric] - self.scores[end].average[metric]
+        return gap, float(np.std(self.draws[start][metric] - self.draws[end][metric], ddof=1))
+
+    def gap_closed(self, model: str, metric: str, start: str, end: str) -> float | None:
+        """The share of the gap from `start` to `end` that a model closes; None: no clear gap."""
+        values = [self.scores[name].average[metric] for name in (model, start, end)]
+        return gap_closed(*values, standard_error=self.gap(metric, start, end)[1])
+
+
+def compare_models(
+    spec: MetricSpec,
+    real: Mapping[str, Trajectories],
+    models: Mapping[str, Mapping[str, Trajectories]],
+    *,
+    size: Size = None,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Comparison:
+    """Score several models against the same real trajectories of each group.
+
+    Parameters
+    ----------
+    spec
+        The bins, from `MetricSpec.of(dataset)`.
+    real
+        Group -> trajectories of real people.
+    models
+        Model -> group -> trajectories, with the groups of the real side. Trajectories that have
+        people, such as those of the floor, are compared at equal numbers of people as well.
+    size
+        Maximum number of trajectories of a group.
+    seed
+        Random seed of all choices.
+    resamples
+        Bootstrap resamples of people.
+
+    Returns
+    -------
+    Comparison
+        Scores by model.
+
+    Examples
+    --------
+    >>> models = {"ours": samples, "floor": training}
+    >>> compare_models(spec, real, models).intervals("ours")["poi"]  # doctest: +SKIP
+    """
+    matched = match_groups(real, models, size, seed)
+    results = {key: _Result() for key in models}
+    for name, (ours, sides) in matched.items():
+        _score_group(name, ours, sides, results, spec=spec, seed=seed, resamples=resamples)
+    sizes = {name: len(ours) for name, (ours, _) in matched.items()}
+    people = {name: len(np.unique(ours.people)) for name, (ours, _) in matched.items()}
+    return Comparison(
+        {key: result.scores(sizes, people) for key, result in results.items()},
+        {key: result.mean_draws() for key, result in results.items()},
+    )
+
+
+def match_groups(
+    real: Mapping[str, Trajectories],
+    models: Mapping[str, Mapping[str, Trajectories]],
+    size: Size = None,
+    seed: int = 0,
+) -> dict[str, tuple[Trajectories, dict[str, Trajectories]]]:
+    """The trajectories that `compare_models` compares: group -> real side, model -> other side."""
+    return {
+        name: _match(
+            name, real[name], {key: side[name] for key, side in models.items()}, size, seed
+        )
+        for name in _common_groups(real, models)
+    }
+
+
 def evaluate_groups(
     spec: MetricSpec,
     real: Mapping[str, Trajectories],
@@ -124,13 +214,8 @@ def evaluate_groups(
     >>> scores = evaluate_groups(spec, real, synthetic)  # doctest: +SKIP
     >>> scores.average["poi"]  # doctest: +SKIP
     """
-    groups = {}
-    sizes = {}
-    for name in _common_groups(real, synthetic):
-        mine, theirs = _equal_rows(name, len(real[name]), len(synthetic[name]), size, seed)
-        groups[name] = compare(spec, real[name].take(mine), synthetic[name].take(theirs))
-        sizes[name] = len(mine)
-    return Scores(groups, sizes, average_scores(groups))
+    models = {"model": synthetic}
+    return compare_models(spec, real, models, size=size, seed=seed).scores["model"]
 
 
 def sampling_floor(
@@ -141,7 +226,9 @@ def sampling_floor(
     size: Size = None,
     seed: int = 0,
 ) -> Floor:
-    """Score real training people against real people of a split, at equal sizes.
+    """Score real training people against real people of a split.
+
+    Both sides have equally many people, and each person has a partner with as many trajectories.
 
     Parameters
     ----------
@@ -200,61 +287,26 @@ def real_groups(dataset: TrajectoryDataset, split: str = "train") -> dict[str, T
 def average_scores(groups: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The mean over groups of every metric that all groups have."""
     return {
-        name: float(np.mean([row[name] for row in groups.values()]))
-        for name in METRICS
-        if all(name in row for row in groups.values())
+        metric.name: float(np.mean([row[metric.name] for row in groups.values()]))
+        for metric in metrics(with_times=True)
+        if all(metric.name in row for row in groups.values())
     }
 
 
-def gap_closed(model: float, baseline: float, target: float, spread: float = 0.0) -> float | None:
+def gap_closed(
+    model: float, baseline: float, target: float, *, standard_error: float = 0.0
+) -> float | None:
     """The share of the gap from baseline to target that a model closes; 1 at the target.
 
-    The target is the sampling floor or the labelled model. Returns None if there is no gap:
-    the baseline is not worse than the target, or by less than `spread`.
+    The target is the sampling floor (`gap_closed_floor`), the model trained on labels
+    (`gap_closed_strong`, the paper's Gap Closed) or people weighted to labelled means
+    (`gap_closed_labelled`). Returns None if there is no clear gap: the baseline is not worse than
+    the target by at least three standard errors of the gap.
     """
     gap = baseline - target
-    if not (math.isfinite(model) and math.isfinite(gap)) or gap <= 0 or gap < spread:
+    if not (math.isfinite(model) and math.isfinite(gap)) or gap <= 0:
         return None
-    return 1 - (model - target) / gap
-
-
-def bootstrap(
-    spec: MetricSpec,
-    real: Mapping[str, Trajectories],
-    synthetic: Mapping[str, Trajectories],
-    people: Mapping[str, People],
-    *,
-    size: Size = None,
-    seed: int = 0,
-    resamples: int = 200,
-) -> dict[str, Interval]:
-    """95 % intervals of the averages that `evaluate_groups` returns for the same arguments.
-
-    `people` is the person of each real trajectory. Real people, with all their windows, and
-    synthetic trajectories are resampled with replacement. The JSD of resamples is larger than that
-    of the samples because histograms are sparse. Each interval is therefore centred on the
-    estimate.
-    """
-    names = _common_groups(real, synthetic)
-    timed = all(side.stays is not None for side in (*real.values(), *synthetic.values()))
-    draws = {metric.name: np.zeros(resamples) for metric in metrics(timed)}
-    estimates = dict.fromkeys(draws, 0.0)
-    for name in names:
-        mine, theirs = _equal_rows(name, len(real[name]), len(synthetic[name]), size, seed)
-        rng = np.random.default_rng([seed, crc32(name.encode()), RESAMPLING])
-        weights = (
-            _resampled_weights(people[name][mine], resamples, rng),
-            _resampled_weights(np.arange(len(theirs)), resamples, rng),
-        )
-        ours = spec.counts(real[name].take(mine))
-        others = spec.counts(synthetic[name].take(theirs))
-        for metric in draws:
-            estimates[metric] += jsd(column_sums(ours[metric]), column_sums(others[metric]))
-            draws[metric] += _resampled_jsd(drop_empty_bins(ours[metric], others[metric]), weights)
-    return {
-        metric: interval(estimates[metric] / len(names), each / len(names))
-        for metric, each in draws.items()
-    }
+    return None if gap < SIGNAL * standard_error else 1 - (model - target) / gap
 
 
 def interval(estimate: float, draws: Floats) -> Interval:
@@ -295,51 +347,145 @@ def _distinct_and_copies(sequences: Sequence[bytes], known: set[bytes], n: int) 
     return {"n": n, "distinct": len(set(chosen)) / max(n, 1), "copies": copies / max(n, 1)}
 
 
+class _Result:
+    """Scores of one model, group by group."""
+
+    def __init__(self) -> None:
+        self.jsd: dict[str, dict[str, float]] = {}
+        self.excess: dict[str, dict[str, float]] = {}
+        self.draws: dict[str, dict[str, Floats]] = {}
+
+    def scores(self, sizes: dict[str, int], people: dict[str, int]) -> Scores:
+        errors = {name: float(draws.std(ddof=1)) for name, draws in self.mean_draws().items()}
+        return Scores(
+            groups=self.jsd,
+            sizes=sizes,
+            people=people,
+            average=average_scores(self.jsd),
+            excess=average_scores(self.excess),
+            standard_error=errors,
+        )
+
+    def mean_draws(self) -> dict[str, Floats]:
+        """The bootstrap draws (resamples,) of the average over groups, by metric."""
+        by_group = list(self.draws.values())
+        return {
+            name: np.mean([draws[name] for draws in by_group], axis=0)
+            for name in average_scores(self.jsd)
+        }
+
+
+def _score_group(
+    group: str,
+    real: Trajectories,
+    sides: Mapping[str, Trajectories],
+    results: Mapping[str, _Result],
+    *,
+    spec: MetricSpec,
+    seed: int,
+    resamples: int,
+) -> None:
+    """Add the scores of one group to the results of each model."""
+    key = [seed, crc32(group.encode())]
+    person = _numbered(real.people)
+    counts = spec.counts(real)
+    weights = resample(int(person.max()) + 1, resamples, np.random.default_rng([*key, RESAMPLING]))
+    for model, side in sides.items():
+        own_key = [*key, crc32(model.encode())]
+        partner = (
+            pair_at_random(person, np.random.default_rng([*own_key, PAIRING]))
+            if side.person is None
+            else person  # _match has put partners into the order of the real side
+        )
+        pairing = Pairing(person, partner, _numbered(side.people), [*own_key, SWAPPING])
+        others = spec.counts(side)
+        own_weights = resample(
+            pairing.units, resamples, np.random.default_rng([*own_key, RESAMPLING])
+        )
+        found = {
+            name: diverge(counts[name], others[name], pairing) for name in counts if name in others
+        }
+        deviations = weights @ np.stack([each.real for each in found.values()], 1)
+        deviations += own_weights @ np.stack([each.other for each in found.values()], 1)
+        result = results[model]
+        result.jsd[group] = {name: each.jsd for name, each in found.items()}
+        result.excess[group] = {name: each.excess for name, each in found.items()}
+        result.draws[group] = {
+            name: each.jsd + deviations[:, column]
+            for column, (name, each) in enumerate(found.items())
+        }
+
+
+def _numbered(people: Ints) -> Ints:
+    """People as numbers from 0 on."""
+    return np.unique(people, return_inverse=True)[1]
+
+
 def _common_groups(
-    real: Mapping[str, Trajectories], synthetic: Mapping[str, Trajectories]
+    real: Mapping[str, Trajectories], models: Mapping[str, Mapping[str, Trajectories]]
 ) -> list[str]:
-    """The groups in the order of the real side; both sides must have the same."""
-    for name in [*real, *synthetic]:
-        if name not in real or name not in synthetic:
-            missing = "synthetic" if name in real else "real"
-            raise MobatlasError(
-                f"group '{name}' has no {missing} trajectories; give the same groups on both sides"
-            )
+    """The groups in the order of the real side; all sides must have the same."""
+    for synthetic in models.values():
+        for name in [*real, *synthetic]:
+            if name not in real or name not in synthetic:
+                missing = "synthetic" if name in real else "real"
+                raise MobatlasError(
+                    f"group '{name}' has no {missing} trajectories; give the same groups on both "
+                    "sides"
+                )
     if not real:
         raise MobatlasError("there is no group to evaluate; give at least one on both sides")
     return list(real)
 
 
-def _equal_rows(name: str, real: int, synthetic: int, size: Size, seed: int) -> tuple[Ints, Ints]:
-    """Which trajectories of a group are compared, equally many on either side."""
+def _match(
+    name: str,
+    real: Trajectories,
+    sides: Mapping[str, Trajectories],
+    size: Size,
+    seed: int,
+) -> tuple[Trajectories, dict[str, Trajectories]]:
+    """The trajectories of a group that are compared, equally many on all sides.
+
+    The rows of a side with people are in the order of their partners on the real side.
+    """
     limit = size.get(name) if isinstance(size, Mapping) else size
-    n = min(real, synthetic) if limit is None else min(real, synthetic, limit)
+    smallest = min(map(len, (real, *sides.values())))
+    n = smallest if limit is None else min(smallest, limit)
     if n < 1:
+        counts = ", ".join(f"{len(side)} of {label}" for label, side in sides.items())
         raise MobatlasError(
-            f"group '{name}' cannot be compared: it has {real} real and {synthetic} synthetic "
-            "trajectories" + ("" if limit is None else f" at size {limit}")
+            f"group '{name}' cannot be compared: it has {len(real)} real trajectories and {counts}"
+            + ("" if limit is None else f" at size {limit}")
         )
-    mine, theirs = (
-        np.sort(np.random.default_rng([seed, crc32(name.encode()), side]).permutation(total)[:n])
-        for side, total in ((REAL, real), (SYNTHETIC, synthetic))
-    )
-    return mine, theirs
+    key = [seed, crc32(name.encode())]
+    rows = _thinned(len(real), n, [*key, REAL])
+    partners = {}
+    for label, side in sides.items():
+        if side.person is not None:
+            rng = np.random.default_rng([*key, SYNTHETIC, crc32(label.encode())])
+            kept, chosen, person = match_people(real.people[rows], side.person, rng)
+            partners[label] = (chosen, person)
+            rows = rows[kept]
+    matched = {}
+    for label, side in sides.items():
+        if label in partners:
+            matched[label] = side.take(_in_order(real.people[rows], *partners[label]))
+        else:
+            matched[label] = side.take(_thinned(len(side), len(rows), [*key, SYNTHETIC]))
+    return real.take(rows), matched
 
 
-def _resampled_weights(unit: People, resamples: int, rng: np.random.Generator) -> Floats:
-    """How often each row is drawn, (resamples, rows), if units are drawn with all their rows."""
-    _, number = np.unique(unit, return_inverse=True)
-    units = int(number.max()) + 1
-    drawn = rng.multinomial(units, np.full(units, 1 / units), size=resamples)  # (resamples, units)
-    return drawn[:, number].astype(np.float64)
+def _thinned(total: int, n: int, key: Sequence[int]) -> Ints:
+    """n of so many rows at random, in ascending order."""
+    return np.sort(np.random.default_rng(key).permutation(total)[:n])
 
 
-def _resampled_jsd(
-    tables: tuple[sparse.csr_array, sparse.csr_array], weights: tuple[Floats, Floats]
-) -> Floats:
-    """The JSD of each resample, (resamples,): weights times counts, a block at a time."""
-    block = max(1, BLOCK // max(1, tables[0].shape[1]))
-    blocks = [slice(start, start + block) for start in range(0, len(weights[0]), block)]
-    return np.concatenate(
-        [jsd_rows(weights[0][rows] @ tables[0], weights[1][rows] @ tables[1]) for rows in blocks]
-    )
+def _in_order(people: Ints, rows: Ints, partner: Ints) -> Ints:
+    """Rows (any,) in the order of the real trajectories of their partners, without the others."""
+    by_partner = np.argsort(partner, kind="stable")
+    starts = np.searchsorted(partner[by_partner], people)  # (trajectories,)
+    order = np.argsort(people, kind="stable")
+    ranks = np.empty(len(people), dtype=np.int64)  # of a trajectory among those of its person
+    ranks[order] = np.arange(len(people)) - np.searchsorted(people[order], people[order])
+    return rows[by_partner[starts + ranks]]

@@ -3,32 +3,27 @@
 A baseline, a labelled model and the sampling floor are scored too (paper, Section 5).
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
-import numpy as np
-
-from mobatlas.data.arrays import Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.samples import Samples, read_samples
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
+    RESAMPLES,
+    SIGNAL,
+    Comparison,
     Interval,
-    People,
     Scores,
-    bootstrap,
+    compare_models,
     diversity,
-    evaluate_groups,
-    gap_closed,
-    group_members,
     labelled_groups,
+    match_groups,
     present,
     real_groups,
 )
@@ -38,13 +33,11 @@ from mobatlas.groups import Groups
 BASELINE = "baseline"
 OURS = "ours"
 STRONG = "strong"
+STRONG_CALIBRATED = "strong, calibrated"
 FLOOR = "floor"
-MODELS = (BASELINE, OURS, STRONG, FLOOR)  # in the order of tables
+MODELS = (BASELINE, OURS, STRONG, STRONG_CALIBRATED, FLOOR)  # in the order of tables
 TRAIN = "train"
-MIXING = 3  # a stream of random numbers
 ByGroup = dict[str, Trajectories]
-# Real people, model -> trajectories, and the person of each real trajectory.
-_Everybody = tuple[Trajectories, dict[str, Trajectories], People]
 
 
 @dataclass(frozen=True)
@@ -61,8 +54,8 @@ class ModelScores:
 
     scores: dict[str, Scores]  # model -> divergences
     intervals: dict[str, dict[str, Interval]]  # model -> metric -> interval of the average
-    gap_closed_floor: dict[str, GapClosed]  # by metric; empty without a baseline
-    gap_closed_strong: dict[str, GapClosed]  # by metric; empty without baseline and strong
+    gap_closed_floor: dict[str, GapClosed]  # baseline to floor by metric; empty without a baseline
+    gap_closed_strong: dict[str, GapClosed]  # baseline to strong, the paper's; empty without both
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -96,8 +89,9 @@ def evaluate(
     split: str = "test",
     baseline: Samples | Path | str | None = None,
     strong: Samples | Path | str | None = None,
+    strong_calibrated: Samples | Path | str | None = None,
     seed: int = 0,
-    resamples: int = 200,
+    resamples: int = RESAMPLES,
 ) -> Evaluation:
     """Score a file of samples against the real people of a split.
 
@@ -109,8 +103,9 @@ def evaluate(
         The prepared dataset.
     split
         "test" or "val".
-    baseline, strong
-        Samples of the model without groups and of the model trained on labels, also scored.
+    baseline, strong, strong_calibrated
+        Samples of the model without groups, of the model trained on labels, and of the latter
+        calibrated to labelled means, the ceiling. They are scored as well.
     seed
         Decides which trajectories are compared; all sides have equally many of a group.
     resamples
@@ -130,7 +125,12 @@ def evaluate(
     labels = labelled_groups(opened)
     files = {
         label: file if isinstance(file, Samples) else read_samples(file, opened.vocabulary, labels)
-        for label, file in ((BASELINE, baseline), (OURS, samples), (STRONG, strong))
+        for label, file in (
+            (BASELINE, baseline),
+            (OURS, samples),
+            (STRONG, strong),
+            (STRONG_CALIBRATED, strong_calibrated),
+        )
         if file is not None
     }
     scorer = _Scorer(opened, split, files, MetricSpec.of(opened), seed, resamples)
@@ -177,7 +177,7 @@ class _Scorer:
             FLOOR: f"has no people in split '{TRAIN}', which the floor needs",
         }
         left_out = {}
-        for name, held_out in self._real.items():
+        for name, held_out in self._all_real.items():
             missing = [
                 reasons[label]
                 for label in (OURS, *self._sides)
@@ -187,7 +187,7 @@ class _Scorer:
                 left_out[name] = f"has no people in split '{self.split}'"
             elif missing:
                 left_out[name] = missing[0]
-        real = {name: side for name, side in self._real.items() if name not in left_out}
+        real = {name: side for name, side in self._all_real.items() if name not in left_out}
         if not real:
             name, reason = next(iter(left_out.items()))
             raise MobatlasError(
@@ -195,16 +195,14 @@ class _Scorer:
                 "give samples of groups that have people, or another --split"
             )
         sides = {label: {name: side[name] for name in real} for label, side in self._sides.items()}
-        return self._score(real, sides, self._people), left_out
+        return self._score(real, sides), left_out
 
     def everybody(self, groups: ModelScores | None) -> ModelScores:
         """Scores and diversity of all people together; groups in the proportions of `groups`."""
         by_group = any(file.groups is not None for file in self.files.values())
-        real, sides, people = self._mixed(groups.sizes) if groups and by_group else self._together()
+        real, sides = self._mixed(groups.sizes) if groups and by_group else self._together()
         result = self._score(
-            {EVERYBODY: real},
-            {label: {EVERYBODY: side} for label, side in sides.items()},
-            {EVERYBODY: people},
+            {EVERYBODY: real}, {label: {EVERYBODY: side} for label, side in sides.items()}
         )
         held_out, training = (
             Trajectories.of(self.dataset, self.dataset.split(side)) for side in (self.split, TRAIN)
@@ -215,69 +213,48 @@ class _Scorer:
             )
         return result
 
-    def _mixed(self, sizes: Mapping[str, int]) -> _Everybody:
-        """The groups together, `sizes` of each on all sides; files without groups as they are."""
+    def _mixed(self, sizes: Mapping[str, int]) -> tuple[Trajectories, ByGroup]:
+        """The compared trajectories of all groups together; files without groups as they are."""
+        real = {name: self._all_real[name] for name in sizes}
+        sides = {label: {name: side[name] for name in sizes} for label, side in self._sides.items()}
+        matched = match_groups(real, sides, sizes, self.seed)
+        joined = {
+            label: Trajectories.joined([chosen[label] for _, chosen in matched.values()])
+            for label in sides
+        }
         without_groups = {
             label: file.trajectories for label, file in self.files.items() if file.groups is None
         }
-        rows = self._thinned_rows(self._real, sizes)
-        sides = {
-            label: without_groups.get(label, _joined(side, self._thinned_rows(side, sizes)))
-            for label, side in self._sides.items()
-        }
-        people = np.concatenate([self._people[name][chosen] for name, chosen in rows.items()])
-        return _joined(self._real, rows), sides, people
+        return Trajectories.joined([ours for ours, _ in matched.values()]), joined | without_groups
 
-    def _together(self) -> _Everybody:
+    def _together(self) -> tuple[Trajectories, ByGroup]:
         """Everybody, with or without labels."""
-        rows = self.dataset.split(self.split)
         sides = {label: file.trajectories for label, file in self.files.items()}
         sides[FLOOR] = Trajectories.of(self.dataset, self.dataset.split(TRAIN))
-        return Trajectories.of(self.dataset, rows), sides, self.dataset.person[rows]
+        return Trajectories.of(self.dataset, self.dataset.split(self.split)), sides
 
     @cached_property
-    def _real(self) -> ByGroup:
+    def _all_real(self) -> ByGroup:
         return real_groups(self.dataset, self.split)
 
     @cached_property
     def _sides(self) -> dict[str, ByGroup]:
         sides = {
-            label: {name: file.of_group(number) for number, name in enumerate(self._real)}
+            label: {name: file.of_group(number) for number, name in enumerate(self._all_real)}
             for label, file in self.files.items()
         }
         return sides | {FLOOR: real_groups(self.dataset, TRAIN)}
 
-    @cached_property
-    def _people(self) -> dict[str, People]:
-        return {
-            name: self.dataset.person[rows]
-            for name, rows in group_members(self.dataset, self.split).items()
-        }
-
-    def _thinned_rows(self, parts: ByGroup, sizes: Mapping[str, int]) -> dict[str, Ints]:
-        """Which trajectories of each group are mixed, at random."""
-        rows = {}
-        for name, n in sizes.items():
-            rng = np.random.default_rng([self.seed, crc32(name.encode()), MIXING])
-            rows[name] = np.sort(rng.permutation(len(parts[name]))[:n])
-        return rows
-
-    def _score(
-        self, real: ByGroup, sides: Mapping[str, ByGroup], people: Mapping[str, People]
-    ) -> ModelScores:
-        size = {
-            name: min(len(rows), *(len(side[name]) for side in sides.values()))
-            for name, rows in real.items()
-        }
-        scores = {}
-        intervals = {}
-        for label, side in sides.items():
-            scores[label] = evaluate_groups(self.spec, real, side, size=size, seed=self.seed)
-            intervals[label] = bootstrap(
-                self.spec, real, side, people, size=size, seed=self.seed, resamples=self.resamples
-            )
-        floor, strong = (_gaps_closed(intervals, target) for target in (FLOOR, STRONG))
-        return ModelScores(scores, intervals, floor, strong)
+    def _score(self, real: ByGroup, sides: Mapping[str, ByGroup]) -> ModelScores:
+        comparison = compare_models(
+            self.spec, real, sides, seed=self.seed, resamples=self.resamples
+        )
+        return ModelScores(
+            comparison.scores,
+            {label: comparison.intervals(label) for label in sides},
+            _gaps_closed(comparison, FLOOR),
+            _gaps_closed(comparison, STRONG),
+        )
 
 
 def _check_split(dataset: TrajectoryDataset, split: str) -> None:
@@ -293,30 +270,22 @@ def _check_split(dataset: TrajectoryDataset, split: str) -> None:
         )
 
 
-def _joined(parts: ByGroup, rows: Mapping[str, Ints]) -> Trajectories:
-    return Trajectories.joined([parts[name].take(chosen) for name, chosen in rows.items()])
-
-
-def _gaps_closed(
-    intervals: Mapping[str, Mapping[str, Interval]], target: str
-) -> dict[str, GapClosed]:
+def _gaps_closed(comparison: Comparison, target: str) -> dict[str, GapClosed]:
     """The gap from baseline to target that ours closes, by metric."""
-    if BASELINE not in intervals or target not in intervals:
-        return {}
-    gaps = {}
-    for metric, ours in intervals[OURS].items():
-        if metric not in intervals[BASELINE] or metric not in intervals[target]:
+    compared = [comparison.scores.get(label) for label in (BASELINE, OURS, target)]
+    gaps: dict[str, GapClosed] = {}
+    if None in compared:
+        return gaps
+    for metric in comparison.scores[OURS].average:
+        if not all(scores is not None and metric in scores.average for scores in compared):
             continue
-        start = intervals[BASELINE][metric]
-        end = intervals[target][metric]
-        spread = math.hypot(start.spread, end.spread)
-        gap = start.estimate - end.estimate
-        share = gap_closed(ours.estimate, start.estimate, end.estimate, spread)
+        share = comparison.gap_closed(OURS, metric, BASELINE, target)
+        gap, error = comparison.gap(metric, BASELINE, target)
         reason = (
             f"the baseline is no worse than {target}"
             if gap <= 0
-            else f"the gap from baseline to {target} is {gap:.4f}, below its bootstrap spread of "
-            f"{spread:.4f}"
+            else f"the gap from baseline to {target} is {gap:.4f}, less than {SIGNAL:g} standard "
+            f"errors of {error:.4f}"
         )
         gaps[metric] = GapClosed(share, reason if share is None else None)
     return gaps

@@ -6,7 +6,7 @@ real people only: synthetic trajectories never move a grid or an edge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,93 +16,35 @@ from scipy import sparse
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.geodesy import haversine_km
+from mobatlas.data.geodesy import EARTH_KM, haversine_km
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import HOME, SPECIALS, WORK, Vocabulary
+from mobatlas.data.vocabulary import HOME, WORK, Vocabulary
 from mobatlas.errors import MobatlasError
+from mobatlas.evaluation import motifs
 from mobatlas.features.divergences import column_sums
-from mobatlas.features.maps import FeatureMap, build_feature, count_bins
-from mobatlas.registry import Registry
+from mobatlas.features.maps import FEATURES, Feature, FeatureMap, build_feature
 
 # Travel distance: equal widths up to this quantile of real trajectories, then one bin for the rest.
 TRAVEL_BINS = 50
 TRAVEL_QUANTILE = 0.99
-# Daily distance: equal shares of real trajectories, to differ from the travel distance.
-DAILY_BINS = 20
+QUANTILE_BINS = 20  # of other distances: equal shares of real trajectories or legs
+RANKS = 20  # places of a trajectory by number of visits; the last bin has the others
 # Minutes of a stay: the first bin is below a minute, the last is open.
 DWELL_EDGES = (
     *(1, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 600, 720, 960),
     *(1_440, 2_880, 5_760, 10_080),
 )
 PAPER_METRICS = ("spatial", "travel_distance", "trip", "poi")
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A count of trajectories; `evaluate` reports the JSD between real and synthetic counts.
-
-    Parameters
-    ----------
-    name
-        Key in `evaluation.json`.
-    title
-        Name in tables and in the report.
-    description
-        One sentence, shown in the report.
-    count
-        A function that takes a `MetricInput` and returns counts (trajectories, bins). The number
-        of bins may depend on `MetricInput.spec` alone, which is the same for both samples.
-    needs_times
-        Whether only trajectories with arrival times can be counted.
-
-    Examples
-    --------
-    >>> register_metric(
-    ...     Metric.from_feature("distance", "Distance from home", "JSD of visits over distances.")
-    ... )  # doctest: +SKIP
-    """
-
-    name: str
-    title: str
-    description: str
-    count: Callable[[MetricInput], sparse.csr_array]
-    needs_times: bool = False
-
-    @classmethod
-    def from_feature(
-        cls,
-        name: str,
-        title: str,
-        description: str,
-        *,
-        feature: str = "",
-        mask: Sequence[str] = (),
-        needs_times: bool = False,
-    ) -> Metric:
-        """A metric that counts with a feature map, by default the one with the same name.
-
-        Parameters
-        ----------
-        name, title, description, needs_times
-            As for `Metric`.
-        feature
-            A registered feature map.
-        mask
-            Tokens that are not counted: any of "HOME", "WORK", "OTHER".
-        """
-
-        def count(sample: MetricInput) -> sparse.csr_array:
-            return sample.spec.feature_map(feature or name, tuple(mask)).counts(sample.trajectories)
-
-        return cls(name, title, description, count, needs_times)
+MetricCount = Callable[["MetricInput"], sparse.csr_array]
 
 
 @dataclass(frozen=True)
 class MetricSpec:
     """The grid and the bin edges that all samples are counted with.
 
-    Visits without coordinates (OTHER, unknown anchors) are skipped in geometry: a trip leads to
-    the next visit with coordinates. A value on an edge belongs to the bin above it.
+    Visits without coordinates (OTHER, unknown anchors) are skipped in geometry: a leg leads to the
+    next visit with coordinates, and a trip starts at the first. A value on an edge belongs to the
+    bin above it.
 
     Examples
     --------
@@ -115,7 +57,11 @@ class MetricSpec:
     box: tuple[float, float, float, float]  # south, west, north, east
     travel_edges: tuple[float, ...]  # km of a trajectory; the last bin is open
     daily_edges: tuple[float, ...]  # km a day; the last bin is open
+    leg_edges: tuple[float, ...]  # km from a visit to the next; the last bin is open
+    gyration_edges: tuple[float, ...]  # km; the last bin is open
     longest: int  # visits; the last bin holds longer trajectories
+    most_places: int  # distinct ones of a trajectory; the last bin holds trajectories with more
+    motifs: tuple[int, ...]  # networks of real days, see motifs.daily_motifs
     days: int  # of a window
 
     @classmethod
@@ -145,19 +91,25 @@ class MetricSpec:
             raise MobatlasError(
                 f"{dataset.path}: split '{split}' has no trajectories to compute bins from"
             )
-        points = (dataset.vocabulary.coordinates, real.anchors[:, :2], real.anchors[:, 2:])
-        km = travel_distance(real, dataset.vocabulary)
+        vocabulary = dataset.vocabulary
+        points = (vocabulary.coordinates, real.anchors[:, :2], real.anchors[:, 2:])
         days = dataset.window_days
+        owner, places = located(real, vocabulary)
+        legs, first = _legs(owner, places)
+        km = sums_by(owner[first], legs, len(real))
         # If hardly anybody moves the quantile is zero, and all bins would have no width.
         top = float(np.quantile(km, TRAVEL_QUANTILE)) or float(km.max()) or 1.0
-        daily = np.quantile(km / days, np.arange(1, DAILY_BINS) / DAILY_BINS)
         return cls(
-            vocabulary=dataset.vocabulary,
+            vocabulary=vocabulary,
             cells=cells,
             box=_bounding_box(np.vstack(points), dataset),
             travel_edges=tuple(np.linspace(0, top, TRAVEL_BINS + 1)[1:].tolist()),
-            daily_edges=tuple(np.unique(daily).tolist()),
+            daily_edges=_quantile_edges(km / days),
+            leg_edges=_quantile_edges(legs),
+            gyration_edges=_quantile_edges(gyration_km(len(real), owner, places)),
             longest=int(np.diff(real.offsets).max()),
+            most_places=int(distinct_places(real).max()),
+            motifs=motifs.common_motifs(real, days),
             days=days,
         )
 
@@ -173,8 +125,12 @@ class MetricSpec:
             "cell_km": [round(float(height), 3), round(float(width), 3)],
             "travel_edges_km": list(self.travel_edges),
             "daily_edges_km": list(self.daily_edges),
+            "leg_edges_km": list(self.leg_edges),
+            "gyration_edges_km": list(self.gyration_edges),
             "dwell_edges_minutes": list(DWELL_EDGES),
             "longest": self.longest,
+            "most_places": self.most_places,
+            "motifs": len(self.motifs),
             "days": self.days,
         }
 
@@ -206,11 +162,11 @@ class MetricSpec:
         Returns
         -------
         dict
-            Metric -> counts (trajectories, bins). Metrics of time are left out if the
-            trajectories have no times.
+            Metric -> counts (trajectories, bins), where entries of a bin may repeat. Metrics of
+            time are left out if the trajectories have no times.
         """
         sample = MetricInput(trajectories, self)
-        return {metric.name: metric.count(sample) for metric in metrics(sample.has_times)}
+        return {metric.name: sample.counts(metric) for metric in metrics(sample.has_times)}
 
     def histograms(self, trajectories: Trajectories) -> dict[str, sparse.csr_array]:
         """The counts of all trajectories together: metric -> (1, bins)."""
@@ -239,20 +195,34 @@ class MetricInput:
         return self.spec.cell(self.visits[1])
 
     @cached_property
-    def trips(self) -> tuple[Ints, Ints, Ints]:
-        """The trajectory, the cell of origin and the cell of destination, (trips,) each."""
-        owner = self.visits[0]
-        same = owner[:-1] == owner[1:]
-        return owner[:-1][same], self.cells[:-1][same], self.cells[1:][same]
+    def legs(self) -> tuple[Floats, Ints]:
+        """The kilometres of each leg, and the number of the visit where it starts."""
+        return _legs(*self.visits)
 
     @cached_property
     def km(self) -> Floats:
         """The kilometres of each trajectory."""
-        return _kilometres(len(self.trajectories), *self.visits)
+        legs, first = self.legs
+        owner = self.visits[0]
+        return sums_by(owner[first], legs, len(self.trajectories))
 
-    def count(self, rows: Ints, bins: Ints, number_of_bins: int) -> sparse.csr_array:
-        """How often the trajectory `rows[i]` has the bin `bins[i]`: (trajectories, bins)."""
-        return count_bins(rows, bins, (len(self.trajectories), number_of_bins))
+    def counts(self, metric: Feature) -> sparse.csr_array:
+        """The counts (trajectories, bins) of a metric."""
+        if metric.count is not None:
+            return metric.count(self)
+        return self.spec.feature_map(metric.name, metric.mask).counts(self.trajectories)
+
+    def count(
+        self, rows: Ints, bins: Ints, number_of_bins: int, weights: Floats | None = None
+    ) -> sparse.csr_array:
+        """How often trajectory `rows[i]` has bin `bins[i]`, as (trajectories, bins); rows ascend.
+
+        Counts of the same row and bin may be several entries: sums of them are what matters.
+        """
+        shape = (len(self.trajectories), number_of_bins)
+        ends = np.cumsum(np.bincount(rows, minlength=shape[0]))
+        data = np.ones(len(rows)) if weights is None else weights
+        return sparse.csr_array((data, bins, np.concatenate(([0], ends))), shape=shape)
 
     def count_each(self, bins: Ints, number_of_bins: int) -> sparse.csr_array:
         """One bin for each trajectory."""
@@ -261,7 +231,9 @@ class MetricInput:
 
 def travel_distance(trajectories: Trajectories, vocabulary: Vocabulary) -> Floats:
     """Kilometres of each trajectory from visit to visit, skipping visits without coordinates."""
-    return _kilometres(len(trajectories), *located(trajectories, vocabulary))
+    owner, places = located(trajectories, vocabulary)
+    legs, first = _legs(owner, places)
+    return sums_by(owner[first], legs, len(trajectories))
 
 
 def located(trajectories: Trajectories, vocabulary: Vocabulary) -> tuple[Ints, Floats]:
@@ -276,9 +248,49 @@ def located(trajectories: Trajectories, vocabulary: Vocabulary) -> tuple[Ints, F
     return owner[known], places[known]
 
 
-def _kilometres(n: int, owner: Ints, places: Floats) -> Floats:
-    legs = haversine_km(places[:-1], places[1:]) * (owner[:-1] == owner[1:])
-    return np.bincount(owner[:-1], weights=legs, minlength=n).astype(np.float64)
+def sums_by(owner: Ints, values: Floats, n: int) -> Floats:
+    """The sum of the values of each owner, (n,)."""
+    return np.bincount(owner, weights=values, minlength=n).astype(np.float64)
+
+
+def gyration_km(n: int, owner: Ints, places: Floats) -> Floats:
+    """The radius of gyration (n,): root mean square distance of visits from their centre.
+
+    `owner` (visits,) and `places` (visits, 2) are those of `located`; 0 without visits.
+    """
+    visits = np.maximum(np.bincount(owner, minlength=n), 1)  # (n,)
+    centre = np.stack([sums_by(owner, places[:, axis], n) / visits for axis in (0, 1)], 1)
+    # On a plane that touches the globe at the centre; degrees of longitude pass the antimeridian.
+    north, east = np.radians((places - centre[owner] + 180) % 360 - 180).T * EARTH_KM
+    east = east * np.cos(np.radians(centre[owner, 0]))
+    return np.asarray(np.sqrt(sums_by(owner, north**2 + east**2, n) / visits))
+
+
+def distinct_places(trajectories: Trajectories) -> Ints:
+    """How many different tokens each trajectory has, (trajectories,)."""
+    owner, _, _ = visits_of_places(trajectories)
+    return np.bincount(owner, minlength=len(trajectories))
+
+
+def visits_of_places(trajectories: Trajectories) -> tuple[Ints, Ints, Ints]:
+    """The trajectory, the token and the number of visits of each place that a trajectory visits."""
+    size = int(trajectories.tokens.max(initial=0)) + 1
+    pairs, visits = np.unique(trajectories.owner * size + trajectories.tokens, return_counts=True)
+    return pairs // size, pairs % size, visits
+
+
+def _legs(owner: Ints, places: Floats) -> tuple[Floats, Ints]:
+    """Kilometres from each visit to the next of the same trajectory, and where each leg starts."""
+    first = np.flatnonzero(owner[:-1] == owner[1:])
+    return haversine_km(places[first], places[first + 1]), first
+
+
+def _quantile_edges(km: Floats) -> tuple[float, ...]:
+    """Edges between bins of equal shares; fewer where values are equal."""
+    if not len(km):
+        return (1.0,)
+    shares = np.arange(1, QUANTILE_BINS) / QUANTILE_BINS
+    return tuple(np.unique(np.quantile(km, shares)).tolist())
 
 
 def _bounding_box(points: Floats, dataset: TrajectoryDataset) -> tuple[float, float, float, float]:
@@ -297,33 +309,71 @@ def _spatial(sample: MetricInput) -> sparse.csr_array:
 
 
 def _travel_distance(sample: MetricInput) -> sparse.csr_array:
-    edges = sample.spec.travel_edges
-    return sample.count_each(np.searchsorted(edges, sample.km, side="right"), len(edges) + 1)
+    return _by_edges(sample, sample.km, sample.spec.travel_edges)
 
 
 def _daily_distance(sample: MetricInput) -> sparse.csr_array:
-    edges = sample.spec.daily_edges
-    bins = np.searchsorted(edges, sample.km / sample.spec.days, side="right")
-    return sample.count_each(bins, len(edges) + 1)
+    return _by_edges(sample, sample.km / sample.spec.days, sample.spec.daily_edges)
+
+
+def _gyration(sample: MetricInput) -> sparse.csr_array:
+    km = gyration_km(len(sample.trajectories), *sample.visits)
+    return _by_edges(sample, km, sample.spec.gyration_edges)
+
+
+def _by_edges(sample: MetricInput, values: Floats, edges: tuple[float, ...]) -> sparse.csr_array:
+    return sample.count_each(np.searchsorted(edges, values, side="right"), len(edges) + 1)
+
+
+def _jump_length(sample: MetricInput) -> sparse.csr_array:
+    edges = sample.spec.leg_edges
+    km, first = sample.legs
+    bins = np.searchsorted(edges, km, side="right")
+    return sample.count(sample.visits[0][first], bins, len(edges) + 1)
 
 
 def _trip(sample: MetricInput) -> sparse.csr_array:
-    cells = sample.spec.cells**2 + 1
-    owner, origin, destination = sample.trips
-    return sample.count(owner, origin * cells + destination, cells**2)
+    owner = sample.visits[0]
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))  # (trajectories with coordinates,)
+    ends = np.append(starts, len(owner))[1:] - 1
+    return _count_pairs(sample, starts, ends)
 
 
-def _trip_marginals(sample: MetricInput) -> sparse.csr_array:
-    # Origins and destinations have equal mass: the JSD of both together is the mean of their JSDs.
+def _flows(sample: MetricInput) -> sparse.csr_array:
+    first = sample.legs[1]
+    return _count_pairs(sample, first, first + 1)
+
+
+def _count_pairs(sample: MetricInput, origin: Ints, destination: Ints) -> sparse.csr_array:
+    """Count pairs of the cells of two visits of the same trajectory."""
     cells = sample.spec.cells**2 + 1
-    owner, origin, destination = sample.trips
-    return sample.count(np.tile(owner, 2), np.concatenate((origin, cells + destination)), 2 * cells)
+    pairs = sample.cells[origin] * cells + sample.cells[destination]
+    return sample.count(sample.visits[0][origin], pairs, cells**2)
 
 
 def _length(sample: MetricInput) -> sparse.csr_array:
     longest = sample.spec.longest
     length = np.minimum(np.diff(sample.trajectories.offsets), longest + 1)
     return sample.count_each(length, longest + 2)
+
+
+def _distinct_places(sample: MetricInput) -> sparse.csr_array:
+    most = sample.spec.most_places
+    return sample.count_each(np.minimum(distinct_places(sample.trajectories), most + 1), most + 2)
+
+
+def _rank_frequency(sample: MetricInput) -> sparse.csr_array:
+    owner, _, visits = visits_of_places(sample.trajectories)
+    order = np.lexsort((-visits, owner))
+    starts = np.flatnonzero(np.diff(owner, prepend=-1))
+    rank = np.arange(len(owner)) - np.repeat(starts, np.diff(np.append(starts, len(owner))))
+    return sample.count(owner, np.minimum(rank, RANKS), RANKS + 1, visits[order].astype(np.float64))
+
+
+def _motifs(sample: MetricInput) -> sparse.csr_array:
+    owner, codes = motifs.daily_motifs(sample.trajectories, sample.spec.days)
+    known = np.array(sample.spec.motifs, dtype=np.int64)
+    return sample.count(owner, motifs.motif_bins(codes, known), len(known) + 2)
 
 
 def _dwell(sample: MetricInput) -> sparse.csr_array:
@@ -333,82 +383,115 @@ def _dwell(sample: MetricInput) -> sparse.csr_array:
     return sample.count(trajectories.owner, bins, len(DWELL_EDGES) + 1)
 
 
-METRICS = Registry[Metric]("metric", "--metric")
+def _poi_all(sample: MetricInput) -> sparse.csr_array:
+    return sample.spec.feature_map("poi").counts(sample.trajectories)
 
 
-def register_metric(metric: Metric) -> None:
+def register_metric(
+    name: str, count: MetricCount, *, title: str, description: str = "", needs_times: bool = False
+) -> None:
     """Add a metric to every evaluation, its tables and the report.
 
     Parameters
     ----------
-    metric
-        Its name must be new.
+    name
+        Key in `evaluation.json`; no other metric and no feature map may have it.
+    count
+        A function that takes a `MetricInput` and returns counts (trajectories, bins). The number
+        of bins may depend on `MetricInput.spec` alone, which is the same for both samples.
+    title
+        Name in tables and in the report.
+    description
+        One sentence, shown in the report.
+    needs_times
+        Whether only trajectories with arrival times can be counted.
 
     Examples
     --------
     >>> def count_long(sample):
     ...     return sample.count_each((sample.km > 100).astype(int), 2)
-    >>> register_metric(
-    ...     Metric("long", "Long distance", "JSD of trajectories above 100 km.", count_long)
-    ... )  # doctest: +SKIP
+    >>> register_metric("long", count_long, title="Above 100 km")  # doctest: +SKIP
     """
-    METRICS.register(metric.name, metric)
+    FEATURES.register(
+        name,
+        Feature(name, title=title, description=description, count=count, needs_times=needs_times),
+    )
 
 
-def metrics(with_times: bool = False) -> list[Metric]:
-    """The registered metrics in order; without those that need times unless `with_times`."""
-    return [metric for metric in METRICS.values() if with_times or not metric.needs_times]
+def metrics(with_times: bool = False) -> list[Feature]:
+    """The registered metrics, those of the paper first; `with_times` includes those of times."""
+    order = {name: place for place, name in enumerate(PAPER_METRICS)}
+    found = [
+        each for each in FEATURES.values() if each.title and (with_times or not each.needs_times)
+    ]
+    return sorted(found, key=lambda each: order.get(each.name, len(order)))
 
 
-for _metric in (
-    Metric("spatial", "Spatial", "JSD of visits over the cells of a grid.", _spatial),
-    Metric(
+for _name, _count, _title, _description in (
+    ("spatial", _spatial, "Spatial", "JSD of visits over the cells of a grid."),
+    (
         "travel_distance",
+        _travel_distance,
         "Travel distance",
         "JSD of the kilometres that a trajectory travels.",
-        _travel_distance,
     ),
-    Metric(
-        "trip", "Trip", "JSD of pairs (origin cell, destination cell) of consecutive visits.", _trip
+    (
+        "trip",
+        _trip,
+        "Trip",
+        "JSD of pairs (cell of the first visit, cell of the last visit) of a trajectory.",
     ),
-    Metric.from_feature(
-        "poi",
-        "POI frequency",
-        "JSD of visits over POIs, without HOME, WORK and OTHER.",
-        mask=SPECIALS[HOME:],
-    ),
-    Metric.from_feature(
+    ("flows", _flows, "Flows", "JSD of pairs of cells of consecutive visits."),
+    (
         "poi_all",
+        _poi_all,
         "POI frequency with anchors",
-        "JSD of visits over POIs, HOME, WORK and OTHER.",
-        feature="poi",
+        "JSD of visits over POIs, HOME, WORK and OTHER, as in the paper.",
     ),
-    Metric(
-        "trip_marginals",
-        "Trip marginals",
-        "Mean of the JSD of origin cells and the JSD of destination cells.",
-        _trip_marginals,
-    ),
-    Metric("length", "Length", "JSD of the number of visits of a trajectory.", _length),
-    Metric.from_feature("category", "Category", "JSD of visits over categories."),
-    Metric.from_feature(
-        "transitions", "Transitions", "JSD of pairs of categories of consecutive visits."
-    ),
-    Metric(
+    ("length", _length, "Length", "JSD of the number of visits of a trajectory."),
+    (
         "daily_distance",
+        _daily_distance,
         "Daily distance",
         "JSD of kilometres a day, in bins of equal shares of real trajectories.",
-        _daily_distance,
     ),
-    Metric.from_feature(
-        "hour", "Hour of arrival", "JSD of arrivals over the hours of the day.", needs_times=True
+    (
+        "jump_length",
+        _jump_length,
+        "Jump length",
+        "JSD of the kilometres between consecutive visits, in bins of equal shares of real ones.",
     ),
-    Metric(
-        "dwell",
-        "Dwell",
-        "JSD of the duration of visits, in bins from a minute to a week.",
-        _dwell,
-        needs_times=True,
+    (
+        "radius_of_gyration",
+        _gyration,
+        "Radius of gyration",
+        "JSD of the spread of visits around their centre, in bins of equal shares of real ones.",
+    ),
+    (
+        "distinct_places",
+        _distinct_places,
+        "Distinct places",
+        "JSD of the number of different places of a trajectory.",
+    ),
+    (
+        "rank_frequency",
+        _rank_frequency,
+        "Rank frequency",
+        "JSD of visits over a trajectory's places, from the most to the least visited.",
     ),
 ):
-    register_metric(_metric)
+    register_metric(_name, _count, title=_title, description=_description)
+register_metric(
+    "motifs",
+    _motifs,
+    title="Daily motifs",
+    description="JSD of the networks of places and moves of a day (Schneider et al. 2013).",
+    needs_times=True,
+)
+register_metric(
+    "dwell",
+    _dwell,
+    title="Dwell",
+    description="JSD of the duration of visits, in bins from a minute to a week.",
+    needs_times=True,
+)

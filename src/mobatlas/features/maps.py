@@ -1,14 +1,14 @@
 """Feature maps phi: counts in one trajectory, exact on tokens and differentiable on probabilities.
 
 phi(x) counts events in one window (paper, Section 3). On one-hot probabilities both forms are
-equal. Counts are not normalised here: means over
-people and groups are linear in counts, but not in shares.
+equal. Counts are not normalised here: means over people and groups are linear in counts, but not
+in shares. The registry also holds the metrics of `evaluation.metrics`, which only count.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from scipy import sparse
@@ -72,10 +72,16 @@ Builder = Callable[[Vocabulary, Sequence[str]], FeatureMap]
 
 
 @dataclass(frozen=True)
-class FeatureSpec:
-    """A registered feature map, and what it depends on."""
+class Feature:
+    """A registered count of events: a feature map of regions, a metric, or both."""
 
-    build: Builder
+    name: str
+    build: Builder | None = None  # the feature map; None: evaluation only
+    title: str = ""  # of the metric in tables; empty: no metric
+    description: str = ""  # of the metric: one sentence
+    # The counts of a metric, from an evaluation.metrics.MetricInput; None: those of the map.
+    count: Callable[[Any], sparse.csr_array] | None = None
+    mask: tuple[str, ...] = ()  # tokens that the metric leaves out
     needs_times: bool = False
     needs_categories: bool = False
     geographic: bool = False  # geography makes it differ between home regions
@@ -260,16 +266,50 @@ def _visits(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     return VisitsFeature("visits", bins, _counted(vocabulary, mask))
 
 
-FEATURE_MAPS = Registry[FeatureSpec](
+FEATURES = Registry[Feature](
     "feature",
     "--feature",
     {
-        "poi": FeatureSpec(_poi, geographic=True),
-        "category": FeatureSpec(_category, needs_categories=True),
-        "transitions": FeatureSpec(_transitions, needs_categories=True),
-        "distance": FeatureSpec(_distance, geographic=True),
-        "hour": FeatureSpec(_hour, needs_times=True),
-        "visits": FeatureSpec(_visits),
+        feature.name: feature
+        for feature in (
+            Feature(
+                "poi",
+                _poi,
+                "POI frequency",
+                "JSD of visits over POIs, without HOME, WORK and OTHER.",
+                mask=SPECIALS[HOME:],
+                geographic=True,
+            ),
+            Feature(
+                "category",
+                _category,
+                "Category",
+                "JSD of visits over categories.",
+                needs_categories=True,
+            ),
+            Feature(
+                "transitions",
+                _transitions,
+                "Transitions",
+                "JSD of pairs of categories of consecutive visits.",
+                needs_categories=True,
+            ),
+            Feature(
+                "distance",
+                _distance,
+                "Distance from home",
+                "JSD of visits over bands of distance from home.",
+                geographic=True,
+            ),
+            Feature(
+                "hour",
+                _hour,
+                "Hour of arrival",
+                "JSD of arrivals over the hours of the day.",
+                needs_times=True,
+            ),
+            Feature("visits", _visits),
+        )
     },
 )
 
@@ -278,18 +318,22 @@ def register_feature(
     name: str,
     builder: Builder,
     *,
+    title: str = "",
+    description: str = "",
     needs_times: bool = False,
     needs_categories: bool = False,
     geographic: bool = False,
 ) -> None:
-    """Add a feature map, for `--feature NAME` and `build_feature`.
+    """Add a feature map, for `--feature NAME` and `build_feature`; with a title, also a metric.
 
     Parameters
     ----------
     name
-        A name that no other feature map has.
+        A name that no other feature map and no metric has.
     builder
         A function `builder(vocabulary, mask)` that returns a `FeatureMap`.
+    title, description
+        Of the metric, in tables and in the report. Without a title the map is no metric.
     needs_times
         Whether it counts arrival times, which few generators sample.
     needs_categories
@@ -299,9 +343,23 @@ def register_feature(
 
     Examples
     --------
-    >>> register_feature("start", build_start)  # doctest: +SKIP
+    >>> register_feature("start", build_start, title="First visit")  # doctest: +SKIP
     """
-    FEATURE_MAPS.register(name, FeatureSpec(builder, needs_times, needs_categories, geographic))
+    feature = Feature(
+        name,
+        builder,
+        title,
+        description,
+        needs_times=needs_times,
+        needs_categories=needs_categories,
+        geographic=geographic,
+    )
+    FEATURES.register(name, feature)
+
+
+def feature_maps() -> list[str]:
+    """The names of the registered feature maps."""
+    return [name for name, feature in FEATURES.items() if feature.build is not None]
 
 
 def build_feature(name: str, vocabulary: Vocabulary, mask: Sequence[str] = ()) -> FeatureMap:
@@ -325,7 +383,8 @@ def build_feature(name: str, vocabulary: Vocabulary, mask: Sequence[str] = ()) -
     --------
     >>> poi = build_feature("poi", dataset.vocabulary, mask=["HOME"])  # doctest: +SKIP
     """
-    spec = FEATURE_MAPS.get_entry(name)
+    build = FEATURES.get_entry(name, among=feature_maps()).build
+    assert build is not None
     maskable = SPECIALS[HOME:]
     for word in mask:
         if word not in maskable:
@@ -333,7 +392,7 @@ def build_feature(name: str, vocabulary: Vocabulary, mask: Sequence[str] = ()) -
                 f"mask '{word}' does not exist{suggestion(word, maskable)} "
                 f"(known: {', '.join(maskable)})"
             )
-    return spec.build(vocabulary, mask)
+    return build(vocabulary, mask)
 
 
 def count_bins(

@@ -7,10 +7,11 @@ interrupted run resumes. The demo is a run with a configuration that is part of 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ from mobatlas.data.prepare.pipeline import STEPS, prepare
 from mobatlas.data.samples import Samples
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import labelled_groups
-from mobatlas.evaluation.evaluate import BASELINE, OURS, STRONG, evaluate, sample_reader
+from mobatlas.evaluation.evaluate import (
+    BASELINE,
+    OURS,
+    STRONG,
+    STRONG_CALIBRATED,
+    evaluate,
+    sample_reader,
+)
 from mobatlas.evaluation.privacy.audit import STEPS as AUDIT_STEPS
 from mobatlas.evaluation.privacy.audit import audit
 from mobatlas.evaluation.regional import held_out_people, held_out_regions
@@ -40,6 +48,7 @@ from mobatlas.pipeline.train import train
 from mobatlas.progress import track
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import RegionsFolder, build_regions
+from mobatlas.regions.types import bins_by_map
 from mobatlas.report.html import RUN, write_report
 from mobatlas.sampling.generate import generate
 from mobatlas.sampling.request import SampleRequest
@@ -113,15 +122,15 @@ def _run(steps: _Steps) -> RunResult:
     regions = {name: steps.regions(name, source) for name, source in config.regions.items()}
     samples = {BASELINE: steps.sample_population()}
     if strong_groups is not None:
-        samples[STRONG] = steps.sample_groups(
-            STRONG, steps.strong(), strong_groups, calibrate=False
-        )
+        strong = steps.strong(regions.values())
+        for label, calibrate in ((STRONG, False), (STRONG_CALIBRATED, True)):
+            samples[label] = steps.sample_groups(label, strong, strong_groups, calibrate=calibrate)
     chapters = {name: steps.chapter(name, folder, samples) for name, folder in regions.items()}
     facts = {
         "title": config.title,
         "seed": config.seed,
         "dataset": steps.relative(steps.dataset.path),
-        "models": {name: name for name in samples},
+        "models": {name: name.partition(",")[0] for name in samples},
         "samples": {name: steps.relative(path) for name, path in samples.items()},
         "regions": chapters,
         "config": config.model_dump(mode="json", exclude_none=True),
@@ -293,9 +302,16 @@ class _Steps:
         wanted = self.family.trainable and self.config.strong is not False
         return groups if wanted else None
 
-    def strong(self) -> Path:
-        """The labelled upper bound."""
-        _, values = split_options(self.config.supervise.options)
+    def strong(self, regions: Iterable[RegionsFolder]) -> Path:
+        """The labelled upper bound, calibrated to the features of all regions."""
+        own, values = split_options(self.config.supervise.options)
+        names = chain.from_iterable(each.regions.aggregates.features for each in regions)
+        features = bins_by_map(list(dict.fromkeys(names)))
+        values = merge(
+            values,
+            {STRONG: {"features": list(features)}},
+            {name: own[name] for name in (STRONG, "calibration") if name in own},
+        )
         options = SuperviseOptions(strategy=STRONG, values=values)
         return self._supervise(STRONG, self.out / STRONG, None, options, {"options": values})
 
@@ -350,7 +366,7 @@ class _Steps:
         return self._samples(name, model, self.config.samples.each, request)
 
     def _samples(self, name: str, model: Path, n: int, request: SampleRequest) -> Path:
-        out = self.out / "samples" / f"{name}.parquet"
+        out = self.out / "samples" / f"{name.replace(', ', '-')}.parquet"
         request = replace(request, coarsen=self.config.samples.coarsen, seed=self.config.seed)
 
         def compute(_: bool) -> None:
@@ -396,6 +412,7 @@ class _Steps:
                 self.dataset,
                 baseline=files[BASELINE],
                 strong=files.get(STRONG),
+                strong_calibrated=files.get(STRONG_CALIBRATED),
                 seed=self.config.seed,
             )
             return result.as_dict() | {"regional": self._regional_scores(model, regions)}

@@ -20,7 +20,7 @@ from mobatlas.pipeline.train import (
 from mobatlas.progress import log
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.supervision.evidence import Evidence, gather_evidence
-from mobatlas.supervision.store import save_calibration, save_curve, save_evidence
+from mobatlas.supervision.store import save_calibration, save_curve, save_evidence, save_moments
 from mobatlas.supervision.strategies import (
     AUTO,
     STRATEGIES,
@@ -275,6 +275,8 @@ def _save_supervision(
             "groups": evidence.groups.as_dict(),
             "mask": list(evidence.phi.mask),
         }
+    if result.moments is not None:
+        save_moments(folder.path, result.moments)
     if result.calibration is not None:
         save_calibration(folder.path, result.calibration)
     if result.curve is not None:

@@ -11,7 +11,7 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features.maps import FEATURE_MAPS, FeatureMap, build_feature
+from mobatlas.features.maps import FEATURES, FeatureMap, build_feature, feature_maps
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import (
     aggregates_from_dataset,
@@ -249,7 +249,9 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     published = Path(options.aggregates)
     notes: list[str] = []
     p = read_composition(census, dataset.groups, straddle=options.straddle, notes=notes)
-    known = {name for each in FEATURE_MAPS for name in build_feature(each, dataset.vocabulary).bins}
+    known = {
+        name for each in feature_maps() for name in build_feature(each, dataset.vocabulary).bins
+    }
     v = read_aggregates(published, known, notes)
     maps = _feature_maps(dataset, options, *bins_by_map(v.features))
     bins = {name for each in maps for name in each.bins}
@@ -440,7 +442,7 @@ def _absent_groups(census: str, composition: Composition) -> list[str]:
 
 def _missing_categories(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> list[str]:
     """A warning about category features of places without categories."""
-    names = [each.name for each in maps if FEATURE_MAPS[each.name].needs_categories]
+    names = [each.name for each in maps if FEATURES[each.name].needs_categories]
     if not names or any(dataset.vocabulary.categories[FIRST_POI:]):
         return []
     return [

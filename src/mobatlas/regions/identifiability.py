@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from mobatlas.data.arrays import Floats
 from mobatlas.errors import MobatlasError
-from mobatlas.features.maps import FEATURE_MAPS
+from mobatlas.features.maps import FEATURES
 from mobatlas.groups import Groups
 from mobatlas.regions.types import (
     Aggregates,
@@ -405,7 +405,7 @@ def _warnings(
         "weight in them": aggregates is not None and aggregates.pooled,
         "in real home regions, places and distances are confounded with geography; prefer "
         "--feature category or transitions": any(
-            name in FEATURE_MAPS and FEATURE_MAPS[name].geographic for name in maps
+            name in FEATURES and FEATURES[name].geographic for name in maps
         ),
     }
     return tuple(warning for warning, applies in warnings.items() if applies)

@@ -17,9 +17,10 @@ from mobatlas.data.samples import Samples
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, labelled_groups, real_groups
-from mobatlas.evaluation.evaluate import sample_reader
-from mobatlas.evaluation.metrics import METRICS, PAPER_METRICS, Metric, MetricSpec
+from mobatlas.evaluation.evaluate import STRONG_CALIBRATED, sample_reader
+from mobatlas.evaluation.metrics import PAPER_METRICS, MetricSpec, metrics
 from mobatlas.features.divergences import column_sums, jsd
+from mobatlas.features.maps import Feature
 from mobatlas.generators.store import KIND as MODEL
 from mobatlas.generators.store import SUPERVISION
 from mobatlas.groups import Groups
@@ -143,9 +144,9 @@ class Chapter:
         """Metric -> why there is no gap to close."""
         gaps = self.scores["gap_closed_floor"]
         return {
-            metric.title: gaps[name]["reason"]
-            for name, metric in METRICS.items()
-            if name in gaps and gaps[name]["reason"]
+            metric.title: gaps[metric.name]["reason"]
+            for metric in metrics(with_times=True)
+            if metric.name in gaps and gaps[metric.name]["reason"]
         }
 
     @property
@@ -236,10 +237,10 @@ class _Page:
         return summarise(results, self.labelled)
 
     @property
-    def metrics(self) -> list[Metric]:
+    def metrics(self) -> list[Feature]:
         """All metrics that a chapter shows."""
         shown = {name for each in self.chapters for name in each.scores["intervals"]["ours"]}
-        return [metric for metric in METRICS.values() if metric.name in shown]
+        return [metric for metric in metrics(with_times=True) if metric.name in shown]
 
     @property
     def configuration(self) -> str:
@@ -260,7 +261,12 @@ class _Page:
         model = self.folder / facts["model"]
         details = read_manifest(model, MODEL).details
         groups = Groups.of(details[SUPERVISION]["groups"])
-        common = self.facts["samples"]  # of the baseline, and of strong if there are labels
+        # Of the baseline, and of strong if there are labels; maps need no calibrated strong.
+        common = {
+            label: path
+            for label, path in self.facts["samples"].items()
+            if label != STRONG_CALIBRATED
+        }
         files = {"baseline": common["baseline"], "supervised": facts["samples"], **common}
         samples = {
             label: self.read(self.folder / path, groups=groups) for label, path in files.items()
@@ -320,8 +326,8 @@ class _Page:
         }
 
 
-def _paper_metrics() -> list[Metric]:
-    return [METRICS[name] for name in METRICS if name in PAPER_METRICS]
+def _paper_metrics() -> list[Feature]:
+    return [metric for metric in metrics(with_times=True) if metric.name in PAPER_METRICS]
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

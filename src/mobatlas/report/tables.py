@@ -18,9 +18,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mobatlas.evaluation.comparison import EVERYBODY
-from mobatlas.evaluation.evaluate import BASELINE, FLOOR, MODELS, OURS, STRONG, Evaluation
-from mobatlas.evaluation.metrics import METRICS, Metric
+from mobatlas.evaluation.evaluate import (
+    BASELINE,
+    FLOOR,
+    MODELS,
+    OURS,
+    STRONG,
+    STRONG_CALIBRATED,
+    Evaluation,
+)
+from mobatlas.evaluation.metrics import metrics
 from mobatlas.evaluation.privacy.audit import AMBER, AUC, PLACES, RED, REPEATS, TPR, Audit
+from mobatlas.features.maps import Feature
 from mobatlas.io.manifest import write_json
 from mobatlas.io.output import new_folder, refuse_overlap
 
@@ -328,16 +337,16 @@ def scores_table(
     digits: str = DIGITS,
     only: Sequence[str] = (),
 ) -> Table:
-    """One metric a row: the models, the interval of ours, and the gap that ours closes.
+    """One metric a row: the models, interval and excess of ours, and the gap that ours closes.
 
     `scores` is `ModelScores.as_dict()`; `ours` the header of ours; `only` the metrics to show.
     """
     labels = [label for label in MODELS if label in scores["scores"]]
-    gaps = {f"gap closed, {target}": scores[f"gap_closed_{target}"] for target in (FLOOR, STRONG)}
+    gaps = {f"gap closed to {target}": scores[f"gap_closed_{target}"] for target in (FLOOR, STRONG)}
     gaps = {name: gap for name, gap in gaps.items() if gap}
     columns = ["metric"]
     for label in labels:
-        columns += [ours, "low", "high"] if label == OURS else [label]
+        columns += [ours, "low", "high", "excess"] if label == OURS else [label]
     rows: list[tuple[Cell, ...]] = []
     better = []
     for metric in _compared(scores):
@@ -348,6 +357,8 @@ def scores_table(
             interval = scores["intervals"][label].get(metric.name, {})
             keys = ("estimate", "low", "high") if label == OURS else ("estimate",)
             row += [interval.get(key) for key in keys]
+            if label == OURS:
+                row.append(scores["scores"][OURS]["excess"].get(metric.name))
         row += [gap.get(metric.name, {}).get("share") for gap in gaps.values()]
         baseline = scores["intervals"].get(BASELINE, {}).get(metric.name, {}).get("estimate")
         if baseline is not None and scores["intervals"][OURS][metric.name]["estimate"] < baseline:
@@ -361,15 +372,22 @@ def scores_table(
 def _scores_note(
     scores: Mapping[str, Any], labels: Sequence[str], gaps: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    sentences = ["Low and high are the ends of the 95 % interval over people."]
+    sentences = [
+        "Low and high are the ends of the 95 % interval over people.",
+        "Excess is the JSD beyond that of two equally large samples of the same people.",
+    ]
+    if STRONG_CALIBRATED in labels:
+        sentences.append("Calibrated to labelled means, strong is the ceiling of what is possible.")
     if gaps:
-        strong = ", or to the model trained on labels (strong)" if len(gaps) > 1 else ""
+        strong = ", or to the model trained on labels (strong) as in the paper"
         sentences.append(
-            f"Gap closed is the share of the gap from the baseline to the floor{strong}."
+            "Gap closed is the share of the gap from the baseline to the floor"
+            + (strong if len(gaps) > 1 else "")
+            + "."
         )
     if any(each["share"] is None for gap in gaps.values() for each in gap.values()):
-        sentences.append("A dash means that the gap is too small to measure.")
-    timed = {metric.name: metric.title for metric in METRICS.values() if metric.needs_times}
+        sentences.append("A dash means that the gap is smaller than three standard errors.")
+    timed = {metric.name: metric.title for metric in metrics(with_times=True) if metric.needs_times}
     has_times = [not timed.keys().isdisjoint(scores["intervals"][label]) for label in labels]
     if not all(has_times):
         files = "one of these files has" if any(has_times[:-1]) else "these samples have"
@@ -378,9 +396,11 @@ def _scores_note(
     return " ".join(sentences)
 
 
-def _compared(scores: Mapping[str, Any]) -> list[Metric]:
+def _compared(scores: Mapping[str, Any]) -> list[Feature]:
     """The metrics that ours was measured with; those of time only if samples have times."""
-    return [metric for metric in METRICS.values() if metric.name in scores["intervals"][OURS]]
+    return [
+        metric for metric in metrics(with_times=True) if metric.name in scores["intervals"][OURS]
+    ]
 
 
 def _by_group(results: Mapping[str, Any], caption: str) -> Table:

@@ -22,7 +22,7 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import js, normalise
-from mobatlas.features.maps import FEATURE_MAPS, FeatureMap, VisitsFeature, build_feature
+from mobatlas.features.maps import FEATURES, FeatureMap, VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.progress import log
 from mobatlas.regions.aggregates import compare_levels, person_means, same_level
@@ -71,7 +71,7 @@ class Phi:
     @property
     def timed_maps(self) -> list[str]:
         """The feature maps that need arrival times, which few generators sample."""
-        return [each.name for each in self.maps if FEATURE_MAPS[each.name].needs_times]
+        return [each.name for each in self.maps if FEATURES[each.name].needs_times]
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
         """phi of each trajectory, (trajectories, features)."""
@@ -312,6 +312,31 @@ def gather_evidence(
         region=region_of(dataset, people, folder.assignment, regions.composition.regions),
         warnings=tuple(warnings),
     )
+
+
+def labelled_moments(
+    dataset: TrajectoryDataset, features: Sequence[str], mask: Sequence[str] = ()
+) -> Moments:
+    """The means of labelled training people, which calibrate the labelled upper bound.
+
+    `features` are names of feature maps; the number of visits is kept in any case. A group without
+    people has the mean of the population.
+    """
+    groups = dataset.groups
+    assert groups is not None  # the strategy has checked it
+    maps = [
+        build_feature(name, dataset.vocabulary, mask) for name in dict.fromkeys([*features, VISITS])
+    ]
+    phi = Phi.of([name for each in maps for name in each.bins], dataset.vocabulary, mask)
+    indices = dataset.split("train")
+    people, row = np.unique(dataset.person[indices], return_inverse=True)
+    counts = person_means(phi.counts(Trajectories.of(dataset, indices)), row, len(people))
+    group = dataset.person_groups()[people]
+    baseline = np.asarray(counts.mean(0)).ravel()
+    members = [counts[np.flatnonzero(group == number)] for number in range(len(groups))]
+    means = [np.asarray(each.mean(0)).ravel() if each.shape[0] else baseline for each in members]
+    anchors = dataset.anchors[dataset.split_people("train")]
+    return Moments(dataset.path, groups, phi, np.stack(means), baseline, anchors)
 
 
 def _check_regions(folder: Path, regions: Regions) -> None:

@@ -61,16 +61,26 @@ def save_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) 
     }
     pq.write_table(pa.table(shares), folder / COMPOSITION)
     pq.write_table(_anchor_table(evidence), folder / REGION_ANCHORS)
-    means = {
+    columns = {
+        "sd": pa.array(sd.ravel(), from_pandas=True),
+        "covariance": _covariances(evidence, len(features)),
+        "tilt": pa.nulls(moments.means.size, pa.float64()) if tilt is None else tilt.ravel(),
+    }
+    save_moments(folder, moments, columns)
+
+
+def save_moments(folder: Path, moments: Moments, columns: Mapping[str, Any] | None = None) -> None:
+    """Write the means of each group, with further columns, for calibrations."""
+    groups = moments.groups.names
+    features = moments.phi.features
+    table = {
         "group": np.repeat(groups, len(features)).tolist(),
         "feature": list(features) * len(groups),
         "mean": moments.means.ravel(),
-        "sd": pa.array(sd.ravel(), from_pandas=True),
-        "covariance": _covariances(evidence, len(features)),
         "population": np.tile(moments.baseline, len(groups)),
-        "tilt": pa.nulls(moments.means.size, pa.float64()) if tilt is None else tilt.ravel(),
+        **(columns or {}),
     }
-    pq.write_table(pa.table(means), folder / MEANS)
+    pq.write_table(pa.table(table), folder / MEANS)
 
 
 def _covariances(evidence: Evidence, features: int) -> pa.FixedSizeListArray:

@@ -24,7 +24,7 @@ from mobatlas.supervision.calibration import (
     PlainSampler,
     fit_calibration,
 )
-from mobatlas.supervision.evidence import Evidence, Moments
+from mobatlas.supervision.evidence import Evidence, Moments, labelled_moments
 from mobatlas.supervision.finetune import PRESETS, FinetuneConfig, finetune
 from mobatlas.supervision.group_tilts import GroupTilts, TiltConfig, fit_group_tilts, fit_weighted
 from mobatlas.training.loop import Trainer
@@ -42,6 +42,14 @@ class SuperviseConfig(Section):
     # Upper bound of differences between groups, relative to those between people; see recover.
     groups_explain: float = Field(GROUPS_EXPLAIN, gt=0, le=1e6)
     calibration: CalibrationConfig = CalibrationConfig()
+
+
+class StrongConfig(Section):
+    """Options of `strong`."""
+
+    # Feature maps whose labelled means a calibration reaches; none: no calibration.
+    features: tuple[str, ...] = ("poi",)
+    mask: tuple[str, ...] = ()  # HOME, WORK, OTHER: bins to leave out of these means
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,8 @@ class Supervised:
         The learning curve, one row per validation.
     facts
         Entries for the manifest.
+    moments
+        The means behind the calibration of a strategy that needs no regions.
     """
 
     generator: Generator
@@ -95,6 +105,7 @@ class Supervised:
     tilt: Floats | None = None
     curve: Sequence[Mapping[str, Any]] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
+    moments: Moments | None = None
 
 
 # The third argument is None for a strategy that needs no regions.
@@ -403,9 +414,22 @@ def _run_strong(
     trainer: Trainer,
     options: StrategyOptions,
 ) -> Supervised:
-    """The labelled upper bound."""
+    """The labelled upper bound, and its calibration to the means of labelled people."""
+    config: StrongConfig = options.own
     fitted, report = fit_labels(model, dataset, trainer, from_scratch=options.from_scratch)
-    return Supervised(fitted, {STRONG: report})
+    if not config.features:
+        return Supervised(fitted, {STRONG: report})
+    moments = labelled_moments(dataset, config.features, config.mask)
+    if not has_times(fitted) and moments.phi.timed_maps:
+        moments = moments.without_times(dataset.vocabulary)
+    calibration = _calibrate(fitted, moments, trainer, options)
+    return Supervised(
+        fitted,
+        {STRONG: report, **_calibration_report(calibration)},
+        calibration=calibration,
+        moments=moments,
+        facts={"mask": list(config.mask)},
+    )
 
 
 def fit_labels(
@@ -453,9 +477,9 @@ register_strategy(
     Strategy(
         STRONG,
         _run_strong,
+        config=StrongConfig,
         flags=frozenset({"--from-scratch"}),
         needs_regions=False,
         reads_labels=True,
-        calibrates=False,
     )
 )

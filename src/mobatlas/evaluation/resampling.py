@@ -1,0 +1,285 @@
+"""Sampling error of the JSD between real people and other trajectories.
+
+People are the units, because the windows of one person are alike. Two numbers follow from them:
+
+excess
+    Even two samples of the same people have a JSD above zero. Real people and the trajectories
+    that they are compared with form pairs of equal size; each pair changes sides at random. The
+    mean JSD of these swaps is what chance alone leaves, and the excess is the JSD beyond it. It
+    has mean zero if both sides come from the same people.
+draws
+    A bootstrap over people of either side. It resamples the linear part of the JSD, the
+    contribution of every person, which costs one matrix product for all metrics. Near the floor
+    the quadratic part dominates: there the linear part is up to 1.4 times too wide, which the
+    swaps correct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy import sparse
+from scipy.special import xlogy
+
+from mobatlas.data.arrays import Flags, Floats, Ints
+from mobatlas.features.divergences import jsd_rows
+
+SWAPS = 32
+BLOCKS = 128  # of pairs that change sides together
+DENSE_CELLS = 2**22  # a larger table of blocks and bins is sparse
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Which trajectories of the two sides belong together.
+
+    Parameters
+    ----------
+    person
+        The person of each real trajectory, from 0: (trajectories,).
+    partner
+        The real person that each other trajectory is paired with: (trajectories,). A real person
+        has as many partners as trajectories.
+    unit
+        The person of each other trajectory, from 0: (trajectories,).
+    seed
+        Random seed of swaps.
+    """
+
+    person: Ints
+    partner: Ints
+    unit: Ints
+    seed: Sequence[int]
+
+    @cached_property
+    def people(self) -> int:
+        """Real people."""
+        return int(self.person.max()) + 1
+
+    @cached_property
+    def units(self) -> int:
+        """People of the other side."""
+        return int(self.unit.max()) + 1
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks of pairs."""
+        return min(self.people, BLOCKS)
+
+    @cached_property
+    def swaps(self) -> Floats:
+        """Whether each block keeps its side, (swaps, blocks)."""
+        rng = np.random.default_rng(self.seed)
+        return rng.integers(0, 2, (SWAPS, self.blocks)).astype(np.float64)
+
+    def block(self, person: Ints) -> Ints:
+        """The block of the pair of each real person."""
+        return person * self.blocks // self.people
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The JSD of one metric with its sampling error."""
+
+    jsd: float
+    excess: float
+    real: Floats  # (people,) contribution of each real person to the error
+    other: Floats  # (units,) contribution of each person of the other side
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Entries of a table of counts: trajectory, bin among those that occur, count."""
+
+    row: Ints
+    bin: Ints
+    count: Floats
+    total: Floats  # (bins,)
+
+
+def diverge(real: sparse.csr_array, other: sparse.csr_array, pairing: Pairing) -> Divergence:
+    """Compare counts (trajectories, bins) of the two sides of a pairing."""
+    first, second = _sides(real, other)
+    jsd = float(jsd_rows(first.total[None], second.total[None])[0])
+    if not len(first.row) or not len(second.row):
+        return Divergence(jsd, 0.0, np.zeros(pairing.people), np.zeros(pairing.units))
+    swapped = _swapped_jsd(first, second, pairing)
+    chance = float(swapped.mean())
+    contributions = (
+        _contributions(first, second, pairing.person, pairing.people),
+        _contributions(second, first, pairing.unit, pairing.units),
+    )
+    linear = sum(float(np.square(each).sum()) for each in contributions)
+    quadratic_share = min(1.0, chance / jsd) if jsd > 0 else 1.0
+    # In a quadratic JSD the variance is L (1 - share / 2), and at least that of the swaps.
+    variance = max(linear * (1 - quadratic_share / 2), float(swapped.var(ddof=1)))
+    scale = np.sqrt(variance / linear) if linear > 0 else 0.0
+    return Divergence(jsd, jsd - chance, *(scale * each for each in contributions))
+
+
+def resample(units: int, draws: int, rng: np.random.Generator) -> Floats:
+    """How often each of `units` people is drawn with replacement, minus one: (draws, units)."""
+    places = rng.integers(units, size=(draws, units)) + units * np.arange(draws)[:, None]
+    counts = np.bincount(places.ravel(), minlength=draws * units)
+    return np.asarray(counts.reshape(draws, units) - 1.0)
+
+
+def pair_at_random(person: Ints, rng: np.random.Generator) -> Ints:
+    """Partners for trajectories that have no people: a random real person for each."""
+    return rng.permutation(person)
+
+
+def match_people(
+    person: Ints, candidates: Ints, rng: np.random.Generator
+) -> tuple[Ints, Ints, Ints]:
+    """Choose candidates with as many people, and as many trajectories of each, as the real side.
+
+    Parameters
+    ----------
+    person
+        The person of each real trajectory: (trajectories,).
+    candidates
+        The person of each trajectory of the other side: (candidates,).
+    rng
+        Random numbers.
+
+    Returns
+    -------
+    tuple
+        The rows of real trajectories that have a partner, the rows of candidates, and the real
+        person of each of these candidates. A real person loses trajectories only if no candidate
+        is left with as many.
+    """
+    mine = _rows_by_person(person, rng)
+    theirs = _rows_by_person(candidates, rng)
+    order = sorted(theirs, key=lambda each: -len(theirs[each]))
+    free: list[int] = []  # candidates with enough trajectories, in random order
+    real_rows: list[Ints] = []
+    rows: list[Ints] = []
+    partners: list[Ints] = []
+    position = 0
+    for name in sorted(mine, key=lambda each: -len(mine[each])):
+        wanted = len(mine[name])
+        while position < len(order) and len(theirs[order[position]]) >= wanted:
+            free.append(order[position])
+            position += 1
+        if free:
+            place = int(rng.integers(len(free)))
+            free[place], free[-1] = free[-1], free[place]
+            chosen = free.pop()
+        elif position < len(order):
+            chosen = order[position]
+            position += 1
+        else:
+            break
+        n = min(wanted, len(theirs[chosen]))
+        real_rows.append(mine[name][:n])
+        rows.append(theirs[chosen][:n])
+        partners.append(np.full(n, name))
+    if not rows:
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty, empty
+    return np.sort(np.concatenate(real_rows)), np.concatenate(rows), np.concatenate(partners)
+
+
+def _rows_by_person(person: Ints, rng: np.random.Generator) -> dict[int, Ints]:
+    """The rows of each person, people and rows in random order."""
+    rows = rng.permutation(len(person))
+    rows = rows[np.argsort(person[rows], kind="stable")]
+    names, starts = np.unique(person[rows], return_index=True)
+    parts = dict(zip(names.tolist(), np.split(rows, starts[1:]), strict=True)) if len(rows) else {}
+    return {names[place]: parts[names[place]] for place in rng.permutation(len(names))}
+
+
+def _sides(real: sparse.csr_array, other: sparse.csr_array) -> tuple[_Side, _Side]:
+    """Both tables with bins numbered among those that occur on either side."""
+    bins = real.shape[1]
+    if bins <= 4 * (real.nnz + other.nnz):
+        occurs = np.zeros(bins, dtype=bool)
+        occurs[real.indices] = True
+        occurs[other.indices] = True
+        place = np.cumsum(occurs) - 1
+        columns = place[real.indices], place[other.indices]
+        number = int(place[-1]) + 1
+    else:
+        distinct, back = np.unique(
+            np.concatenate((real.indices, other.indices)), return_inverse=True
+        )
+        columns = back[: real.nnz], back[real.nnz :]
+        number = len(distinct)
+    first, second = (
+        _Side(
+            np.repeat(np.arange(table.shape[0]), np.diff(table.indptr)),
+            column,
+            table.data,
+            np.bincount(column, weights=table.data, minlength=number).astype(np.float64),
+        )
+        for table, column in zip((real, other), columns, strict=True)
+    )
+    return first, second
+
+
+def _contributions(side: _Side, other: _Side, person: Ints, people: int) -> Floats:
+    """What each person of a side adds to the JSD, to first order: (people,)."""
+    p = side.total / side.total.sum()
+    q = other.total / other.total.sum()
+    slope = np.zeros(len(p))
+    np.log2(2 * p / (p + q), out=slope, where=p > 0)
+    slope = (slope - p @ slope) / (2 * side.total.sum())
+    added = np.bincount(
+        person[side.row], weights=side.count * slope[side.bin], minlength=people
+    ).astype(np.float64)
+    # A bootstrap of n people has the variance of n - 1.
+    return np.asarray(added * np.sqrt(people / max(people - 1, 1)))
+
+
+def _swapped_jsd(first: _Side, second: _Side, pairing: Pairing) -> Floats:
+    """The JSD after each swap, (swaps,)."""
+    bins = len(first.total)
+    blocks = pairing.block(pairing.person), pairing.block(pairing.partner)
+    tables = [
+        _table(blocks[number][side.row], side, pairing.blocks, bins)
+        for number, side in enumerate((first, second))
+    ]
+    occurring = _cells(tables[0]) + _cells(tables[1])  # (bins,)
+    shared = np.flatnonzero(occurring > 1)
+    # A bin of one block has all of its visits on one side, whichever: only their sum matters.
+    single = occurring == 1  # (bins,)
+    sums = np.stack([table @ single.astype(np.float64) for table in tables])  # (2, blocks)
+    a, b = (table[:, shared] for table in tables)
+    stay = pairing.swaps  # (swaps, blocks)
+    ours = np.asarray(stay @ (a - b)) + np.asarray(b.sum(0)).ravel()  # (swaps, shared)
+    theirs = first.total[shared] + second.total[shared] - ours
+    alone = stay @ (sums[0] - sums[1]) + sums[1].sum()  # (swaps,)
+    return _jsd_with_single(ours, theirs, alone, sums.sum() - alone)
+
+
+def _jsd_with_single(p: Floats, q: Floats, p_single: Floats, q_single: Floats) -> Floats:
+    """The JSD of histograms (rows, bins), each with visits (rows,) in bins of its own."""
+    p_sum = p.sum(1) + p_single
+    q_sum = q.sum(1) + q_single
+    empty: Flags = np.minimum(p_sum, q_sum) == 0
+    p = p / np.maximum(p_sum, 1e-300)[:, None]
+    q = q / np.maximum(q_sum, 1e-300)[:, None]
+    middle = (p + q) / 2
+    nats = (xlogy(p, p).sum(1) + xlogy(q, q).sum(1)) / 2 - xlogy(middle, middle).sum(1)
+    alone = p_single / np.maximum(p_sum, 1e-300) + q_single / np.maximum(q_sum, 1e-300)
+    return np.where(empty, 1.0, np.clip(nats / np.log(2) + alone / 2, 0, 1))
+
+
+def _table(block: Ints, side: _Side, blocks: int, bins: int) -> Floats | sparse.csr_array:
+    """The counts of each block, (blocks, bins)."""
+    if blocks * bins <= DENSE_CELLS:
+        cells = np.bincount(block * bins + side.bin, weights=side.count, minlength=blocks * bins)
+        return cells.reshape(blocks, bins).astype(np.float64)
+    return sparse.csr_array((side.count, (block, side.bin)), shape=(blocks, bins))
+
+
+def _cells(table: Floats | sparse.csr_array) -> Ints:
+    """In how many blocks each bin occurs, (bins,)."""
+    if isinstance(table, sparse.csr_array):
+        return np.bincount(table.indices, minlength=table.shape[1])
+    return np.count_nonzero(table, axis=0)
