@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from bench.runner import Cell, compute_once
-from bench.score_models import FLOOR, draw_groups, mean_scores, pairwise, score_samples
+from bench.score_models import BASELINE, FLOOR, draw_groups, mean_scores, pairwise, score_samples
 from mobatlas.config import load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
@@ -45,14 +45,15 @@ PARTITIONS = ("demogroups", "hot16", "fullrank", "rankdef", "messy")
 ANCHORS = ("group", "population")
 # Minutes of a cell with preset `small` on one thread of a slow machine, for the forecast.
 MINUTES: Mapping[str, int] = {"phase1": 20, "tilt": 18, "resample": 8, "finetune": 20}
-BASELINE = "baseline"
 STRONG = "strong"
+STRONG_CALIBRATED = "strong, calibrated"
 PHASE1 = "phase1"
 STRIDE = 1_000  # between the seeds of two draws
 MEASURE = (
     "JSD in bits against test people of each group at equal sizes, averaged over groups; "
-    "floor: training people of the group; closed: the share of baseline - floor; "
-    "spread: standard deviation between seeds"
+    "floor: training people of the group, as many people and trajectories; gap_closed_floor, "
+    "gap_closed_strong: the share of the gap from the baseline to the floor, or to strong, null "
+    "if the gap is below three standard errors; spread: standard deviation between seeds"
 )
 
 
@@ -67,14 +68,16 @@ class Job:
     shuffled: bool = False  # regions are shuffled among people: the negative control
     census: bool = False  # the composition comes from the census table
     membership: bool = False  # the home region of a person informs its group
+    rest: bool = True  # people outside a partition are one more region
 
     @property
     def regions(self) -> str:
         """The name of its REGIONS folder."""
         shuffled = ("shuffled",) if self.shuffled else ()
+        alone = () if self.rest else ("alone",)
         census = ("census",) if self.census else ()
         features = () if self.features == ("poi",) else ("+".join(self.features),)
-        return "-".join((*shuffled, self.partition, *census, *features))
+        return "-".join((*shuffled, self.partition, *census, *alone, *features))
 
     @property
     def name(self) -> str:
@@ -104,6 +107,7 @@ class Setup:
     census: Path | None = None
     draws: int = 1  # sets of samples in a cell; their scores are averaged
     views: OtherViews | None = None
+    strong_features: tuple[str, ...] = ("poi",)  # whose labelled means strong is calibrated to
     quiet: bool = False
 
     def inputs(self) -> dict[str, Any]:
@@ -177,9 +181,11 @@ class SeedFolder:
         return out
 
     def strong(self) -> Path:
-        """Return the upper bound trained on labels, trained once."""
+        """Return the upper bound trained on labels, and its calibration, trained once."""
         out = self.path / STRONG
-        options = SuperviseOptions(STRONG, values=split_options(self.setup.values)[1])
+        features = {STRONG: {"features": list(self.setup.strong_features)}}
+        values = merge(features, split_options(self.setup.values)[1])
+        options = SuperviseOptions(STRONG, values=values)
         supervise(self.baseline(), out, None, options, seed=self.seed, execution=self.execution)
         return out
 
@@ -195,6 +201,7 @@ class SeedFolder:
             features=job.features,
             shuffle_regions=job.shuffled,
             straddle="uniform" if job.census else "refuse",
+            rest=job.rest,
         )
         dataset = self.dataset
         inputs = {
@@ -321,7 +328,12 @@ def _score_phase1(folder: SeedFolder) -> dict[str, Any]:
         metric: np.round(table, 4).tolist()
         for metric, table in pairwise(dataset, MetricSpec.of(dataset)).items()
     }
-    models = {name: load_model(path).generator for name, path in paths.items()}
+    strong = load_model(paths[STRONG])
+    models: dict[str, Generator | Sampler] = {
+        BASELINE: load_model(paths[BASELINE]).generator,
+        STRONG: strong.generator,
+        STRONG_CALIBRATED: load_sampler(strong),
+    }
     return {"between_groups": distances, **folder.score(models)}
 
 
@@ -341,6 +353,14 @@ def _tables(views: Views) -> dict[str, Any]:
     return {
         "jsd": {
             view: {model: rounded(each.average) for model, each in scores.items()}
+            for view, scores in views.items()
+        },
+        "gap_error": {
+            view: {model: rounded(each.gap_error or {}) for model, each in scores.items()}
+            for view, scores in views.items()
+        },
+        "excess": {
+            view: {model: rounded(each.excess) for model, each in scores.items()}
             for view, scores in views.items()
         },
         "groups": {

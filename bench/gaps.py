@@ -11,6 +11,7 @@ import numpy as np
 from bench.cells import BASELINE, PHASE1, STRONG, Job, rounded
 from bench.runner import read_cell
 from bench.score_models import FLOOR
+from mobatlas.data.arrays import Floats
 from mobatlas.evaluation.comparison import gap_closed
 
 DIVERSITY = ("distinct", "copies")
@@ -67,10 +68,12 @@ def _describe(job: Job | None) -> dict[str, Any]:
 def _compare(phase1: Cells, cells: Cells, view: str, model: str) -> dict[str, dict[str, Any]]:
     """Compare a model with baseline, strong and floor, metric by metric.
 
-    A gap is None if it is smaller than the spread between seeds.
+    A share is None if its gap is below three standard errors, over people or over seeds.
     """
     references = [cell["jsd"][view] for cell in phase1]
+    errors = [cell["gap_error"][view] for cell in phase1]
     scores = [cell["jsd"][view][model] for cell in cells]
+    excess = [cell["excess"][view][model] for cell in cells]
     metrics = {}
     for metric in references[0][BASELINE]:
         ends = {
@@ -82,16 +85,45 @@ def _compare(phase1: Cells, cells: Cells, view: str, model: str) -> dict[str, di
         average = float(jsd.mean())
         change = jsd - ends[BASELINE]
         spread = float(change.std(ddof=1)) if len(jsd) > 1 else 0.0
-        by_seed = zip(jsd, ends[BASELINE], ends[FLOOR], strict=True)
+        seeds = zip(jsd, ends[BASELINE], ends[FLOOR], errors, strict=True)
         metrics[metric] = {
             "jsd": round(average, 4),
+            "excess": round(float(np.mean([each[metric] for each in excess])), 4),
             **rounded(mean),
             "spread": round(spread, 4),
-            "floor_closed": _round(gap_closed(average, mean[BASELINE], mean[FLOOR], spread)),
-            "gap_closed": _round(gap_closed(average, mean[BASELINE], mean[STRONG], spread)),
-            "by_seed": [_round(gap_closed(*each)) for each in by_seed],
+            **{
+                f"gap_closed_{end}": share(
+                    average, ends[BASELINE], ends[end], [each[end][metric] for each in errors]
+                )
+                for end in (FLOOR, STRONG)
+            },
+            "by_seed": [
+                share(value, [start], [end], [error[FLOOR][metric]])
+                for value, start, end, error in seeds
+            ],
         }
     return metrics
+
+
+def share(
+    value: float,
+    starts: Sequence[float] | Floats,
+    ends: Sequence[float] | Floats,
+    errors: Sequence[float],
+) -> float | None:
+    """Return the gap closed, on average over seeds, by a model with that average.
+
+    `starts` and `ends` are the two ends of the gap in each seed, `errors` the standard errors of
+    the gaps over people. The larger of the errors over people and over seeds counts.
+    """
+    gaps = np.asarray(starts) - np.asarray(ends)
+    n = len(gaps)
+    people = float(np.linalg.norm(errors)) / n
+    seeds = float(gaps.std(ddof=1)) / np.sqrt(n) if n > 1 else 0.0
+    closed = gap_closed(
+        value, float(np.mean(starts)), float(np.mean(ends)), standard_error=max(people, seeds)
+    )
+    return None if closed is None else round(closed, 3)
 
 
 def _mean_diversity(cells: Cells, view: str, model: str) -> dict[str, Any]:
@@ -108,7 +140,3 @@ def _mean_shares(shares: Cells) -> dict[str, float]:
 def _mean_sd(values: Sequence[float]) -> list[float]:
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     return [round(float(np.mean(values)), 4), round(sd, 4)]
-
-
-def _round(share: float | None) -> float | None:
-    return None if share is None else round(share, 3)

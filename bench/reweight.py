@@ -238,7 +238,9 @@ def _row(case: Case, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         metrics[metric] = {
             kind: round(float(np.mean([each[kind] for each in by_seed])), 4) for kind in by_seed[0]
         }
-        metrics[metric]["gap_closed_by_seed"] = [round(each["gap_closed"], 3) for each in by_seed]
+        metrics[metric]["gap_closed_labelled_by_seed"] = [
+            round(each["gap_closed_labelled"], 3) for each in by_seed
+        ]
     size = round(float(np.mean([cell["effective_sample_size"] for cell in cells])))
     return {**case.row(), "seeds": len(cells), "effective_sample_size": size} | metrics
 
@@ -334,7 +336,7 @@ def _gap(divergences: Sequence[Mapping[str, float]]) -> dict[str, float]:
         for kind in ("tilted", "baseline", "labelled")
     }
     gap = 1 - (mean["tilted"] - mean["labelled"]) / (mean["baseline"] - mean["labelled"])
-    return mean | {"gap_closed": gap}
+    return mean | {"gap_closed_labelled": gap}
 
 
 def person_features(dataset: TrajectoryDataset, regions: Regions) -> sparse.csr_array:

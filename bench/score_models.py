@@ -20,6 +20,7 @@ from mobatlas.evaluation.comparison import (
     EVERYBODY,
     Scores,
     average_scores,
+    compare_models,
     diversity,
     evaluate_groups,
     group_members,
@@ -30,6 +31,7 @@ from mobatlas.features.divergences import jsd
 from mobatlas.generators.protocol import Generator
 from mobatlas.supervision.calibration import PlainSampler, Sampler
 
+BASELINE = "baseline"
 FLOOR = "floor"
 ANCHORS_OF = ("group", "population")
 
@@ -140,16 +142,26 @@ def score_samples(
     """
     seen = Trajectories.of(dataset, dataset.split("train"))
     others = Trajectories.joined(list(real.values()))
-    scores = {}
-    for label, groups in samples.items():
-        shares = diversity(Trajectories.joined(list(groups.values())), seen, others)
-        scores[label] = replace(evaluate_groups(spec, real, groups, seed=seed), diversity=shares)
     floor = real_groups(dataset, "train") if training is None else training
-    return scores | {FLOOR: evaluate_groups(spec, real, floor, seed=seed)}
+    comparison = compare_models(spec, real, {**samples, FLOOR: floor}, seed=seed)
+    scores = {}
+    for label, each in comparison.scores.items():
+        groups = samples.get(label)
+        shares = None
+        if groups is not None:
+            shares = diversity(Trajectories.joined(list(groups.values())), seen, others)
+        errors = None
+        if BASELINE in samples:
+            errors = {name: comparison.gap(name, BASELINE, label)[1] for name in each.average}
+        scores[label] = replace(each, diversity=shares, gap_error=errors)
+    return scores
 
 
 def mean_scores(scores: Sequence[Scores]) -> Scores:
-    """Average the scores of several draws; sizes and diversity are those of the first."""
+    """Average the scores of several draws; sizes and diversity are those of the first.
+
+    Standard errors are averaged as well: the draws share the real people.
+    """
     first = scores[0]
     groups = {
         name: {
@@ -158,7 +170,18 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
         }
         for name, metrics in first.groups.items()
     }
-    return replace(first, groups=groups, average=average_scores(groups))
+    return replace(
+        first,
+        groups=groups,
+        average=average_scores(groups),
+        excess=_mean([each.excess for each in scores]),
+        standard_error=_mean([each.standard_error for each in scores]),
+        gap_error=_mean([each.gap_error or {} for each in scores]) or None,
+    )
+
+
+def _mean(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([each[name] for each in values])) for name in values[0]}
 
 
 def pairwise(

@@ -35,7 +35,11 @@ TOWN = MetricSpec(
     box=(0.0, 0.0, 2.0, 2.0),
     travel_edges=(100.0, 200.0, 300.0),
     daily_edges=(10.0, 150.0),
+    leg_edges=(100.0, 250.0),
+    gyration_edges=(50.0, 120.0),
     longest=4,
+    most_places=2,
+    motifs=(),
     days=2,
 )
 

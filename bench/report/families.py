@@ -58,7 +58,7 @@ def _family_rows(family: Mapping[str, Any], partitions: Sequence[str]) -> list[t
 
 
 def _gap_closed(score: Mapping[str, Any]) -> float | None:
-    share: float | None = score["floor_closed"]
+    share: float | None = score["gap_closed_floor"]
     return share if score["baseline"] - score["floor"] >= MIN_GAP else None
 
 

@@ -60,7 +60,12 @@ def _gap_table(result: Result) -> Table:
         for name in SHOWN:
             score = row["metrics"][name]
             range_of_seeds = " to ".join(_seed_range(score))
-            cells += [score["jsd"], score["floor_closed"], range_of_seeds, score["gap_closed"]]
+            cells += [
+                score["jsd"],
+                score["gap_closed_floor"],
+                range_of_seeds,
+                score["gap_closed_strong"],
+            ]
         rows.append((_regions(row), row["model"], *cells))
     first = _rows(result)[0]["metrics"]
     rows.insert(

@@ -98,7 +98,7 @@ def _sentence(result: Result) -> str:
         accuracies = ", ".join(
             f"{label} {row['average']['accuracy']:.3f}" for label, row in rows.items()
         )
-        closed = rows[DEFAULT]["gap_closed"]["accuracy"]
+        closed = rows[DEFAULT]["gap_closed_real"]["accuracy"]
         return (
             f"Accuracy of the next visit, by training material: {accuracies}. The default strategy "
             f"closes {_share(closed)} of the gap from the baseline to real people."
@@ -159,7 +159,7 @@ def _averages(result: Result, anchors: str, metrics: Sequence[str], caption: str
     rows: list[tuple[Cell, ...]] = []
     for row in _rows(result, anchors):
         scores = [row["metrics"][name] for name in metrics]
-        pairs = _pairs((score["jsd"], score["floor_closed"]) for score in scores)
+        pairs = _pairs((score["jsd"], score["gap_closed_floor"]) for score in scores)
         rows.append((cell_of(row), _label(row), *pairs))
     floor = [
         (row["metrics"][name]["floor"], 1.0)
@@ -185,7 +185,11 @@ def _gaps(result: Result) -> Table:
     """Return the gap closed to strong, as the paper defines it."""
     first, cell_of = _varied_column(result)
     rows = [
-        (cell_of(row), _label(row), *(row["metrics"][name]["gap_closed"] for name in PAPER_METRICS))
+        (
+            cell_of(row),
+            _label(row),
+            *(row["metrics"][name]["gap_closed_strong"] for name in PAPER_METRICS),
+        )
         for row in _rows(result, "group")
         if row[first if first == "partition" else "features"]
     ]
@@ -250,7 +254,7 @@ def _prediction_averages(result: Result, columns: Mapping[str, str]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for row in result["rows"]:
         cells: list[Cell] = [row["material"], *(row["average"][name] for name in columns)]
-        cells += [row["gap_closed"][name] for name in closed]
+        cells += [row["gap_closed_real"][name] for name in closed]
         cells += [row["spread"][name] for name in closed if spread]
         rows.append(tuple(cells))
     sizes = sum(result["sizes"].values())

@@ -279,11 +279,11 @@ def _gap_table(result: Result, shown: Sequence[Mapping[str, Any]], view: str) ->
 
 def _with_spread(score: Mapping[str, Any], seeds: int) -> str | None:
     """Format the gap closed, with the spread between seeds if there are several."""
-    if score["floor_closed"] is None:
+    if score["gap_closed_floor"] is None:
         return None
     gap = score["baseline"] - score["floor"]
     spread = f" ± {score['spread'] / gap:.0%}" if seeds > 1 and gap > 0 else ""
-    return _percent(score["floor_closed"]) + spread
+    return _percent(score["gap_closed_floor"]) + spread
 
 
 def _percent(share: float) -> str:
@@ -304,7 +304,8 @@ def _by_group(result: Result, metric: str, without: Container[str] = ()) -> Tabl
         start, start_spread = baseline[group][metric]
         end, end_spread = floor[group][metric]
         jsd, spread = row["groups"][group][metric]
-        share = gap_closed(jsd, start, end, float(np.hypot(start_spread, end_spread)))
+        error = float(np.hypot(start_spread, end_spread)) / np.sqrt(len(result["seeds"]))
+        share = gap_closed(jsd, start, end, standard_error=error)
         if share is None:
             return None
         if len(result["seeds"]) == 1:
@@ -377,7 +378,7 @@ def _stages(result: Result, shown: Sequence[Mapping[str, Any]]) -> Table:
         for model in _rows(result, "population"):
             name = regions_label(model)
             if name in (label, f"{label}, membership"):
-                shares = {key: model["metrics"][key]["floor_closed"] for key in metrics}
+                shares = {key: model["metrics"][key]["gap_closed_floor"] for key in metrics}
                 stages.append((model["model"] + name.removeprefix(label), shares))
         body += [(label, stage, *(shares[key] for key in metrics)) for stage, shares in stages]
     titles = [TITLES[name] for name in metrics]
@@ -399,9 +400,9 @@ def reweighting_table(result: Result) -> Table:
     for row in result["rows"]:
         cells: list[Cell] = [case_label(row)]
         for metric in WEIGHED:
-            by_seed = row[metric]["gap_closed_by_seed"]
+            by_seed = row[metric]["gap_closed_labelled_by_seed"]
             spread = f" ± {np.std(by_seed, ddof=1):.0%}" if len(set(by_seed)) > 1 else ""
-            cells.append(_percent(row[metric]["gap_closed"]) + spread)
+            cells.append(_percent(row[metric]["gap_closed_labelled"]) + spread)
         rows.append(tuple(cells))
     caption = (
         "Training people weighted by recovered means: gap closed from all people to people of the "

@@ -41,6 +41,7 @@ class Scores:
     excess: dict[str, float]  # average of the JSD beyond chance, see `resampling`
     standard_error: dict[str, float]  # of the average and of the excess, over people
     diversity: dict[str, Any] | None = None  # of the samples of all groups, see `diversity`
+    gap_error: dict[str, float] | None = None  # standard error of baseline minus this average
 
     def as_dict(self) -> dict[str, Any]:
         """The scores, for JSON."""
@@ -48,8 +49,9 @@ class Scores:
 
 
 def present(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of a result for JSON, without a diversity that was not measured."""
-    return {name: value for name, value in items if (name, value) != ("diversity", None)}
+    """The fields of a result for JSON, without those that were not measured."""
+    optional = ("diversity", "gap_error")
+    return {name: value for name, value in items if value is not None or name not in optional}
 
 
 @dataclass(frozen=True)
