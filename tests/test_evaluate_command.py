@@ -515,5 +515,5 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     ]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    assert ended.stderr.startswith("mobatlas: text.parquet: not a readable Parquet file")
+    assert ended.stderr.startswith("mobatlas: text.parquet: this is not a readable Parquet file")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.parquet"]

@@ -261,7 +261,7 @@ def test_a_folder_with_other_files_is_refused_and_left_unchanged(
         before = sorted(path.name for path in folder.iterdir())
         with pytest.raises(
             MobatlasError,
-            match=f"{folder}: contains files that are not from a run of this version; choose",
+            match=f"{folder}: the folder contains files that are not from a run of this version;",
         ):
             run(build_run(VALUES), folder, overwrite=overwrite, quiet=True)
         assert sorted(path.name for path in folder.iterdir()) == before
@@ -296,7 +296,9 @@ def test_init_writes_a_configuration_that_fits_the_files(finished: Path, tmp_pat
     assert "300 people" in lines[0]
     assert "--by home_district" in lines[1]
     assert f"mobatlas run {out}" in lines[2]
-    with pytest.raises(MobatlasError, match=r"--out .*: is a folder; give the name of a YAML file"):
+    with pytest.raises(
+        MobatlasError, match=r"--out .*: this is a folder; give the name of a YAML file"
+    ):
         write_configuration(tmp_path, InputFiles(city), overwrite=True)
     config = load_run(out)
     assert (
@@ -363,14 +365,14 @@ def test_init_counts_aggregates_by_a_column_of_people_if_only_a_census_is_given(
             census,
             None,
             "home_distric",
-            r"people.parquet: has no column 'home_distric'.*mean 'home_district'",
+            r"people.parquet: the table has no column 'home_distric'.*mean 'home_district'",
         ),
         (
             city,
             census,
             census,
             "home_district",
-            r"--by home_district: counts aggregates from your visits.*remove one",
+            r"--by home_district counts aggregates from your visits.*remove one",
         ),
         (
             city / "visits.parquet",
@@ -385,9 +387,9 @@ def test_init_counts_aggregates_by_a_column_of_people_if_only_a_census_is_given(
             census,
             None,
             "user_id",
-            r"--by user_id: is not a column of regions; .*such as home_district",
+            r"--by user_id: this is not a column of regions; .*such as home_district",
         ),
-        (city, census, None, "age", r"--by age: is not a column of regions"),
+        (city, census, None, "age", r"--by age: this is not a column of regions"),
     ]
     for visits, composition, aggregates, by, sentence in cases:
         with pytest.raises(MobatlasError, match=sentence):

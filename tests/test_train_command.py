@@ -114,9 +114,9 @@ def test_a_finished_model_is_not_trained_over_without_overwrite(world: World) ->
     before = snapshot(world.root)
     refused = world.warm.run(*world.train(world.model))
     assert refused.code == 2
-    assert (
-        refused.err
-        == f"mobatlas: {world.model}: exists already; choose another --out or pass --overwrite\n"
+    assert refused.err == (
+        f"mobatlas: {world.model}: this output exists already; "
+        "choose another --out or pass --overwrite\n"
     )
     assert snapshot(world.root) == before
 
