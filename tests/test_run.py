@@ -228,7 +228,7 @@ def test_ages_of_a_census_are_split_if_the_configuration_says_so(
     ("changes", "message"),
     [
         ({"regions": {}}, "regions: the configuration has none"),
-        ({"source": {"path": "nowhere"}}, "nowhere: does not exist"),
+        ({"source": {"path": "nowhere"}}, "nowhere: this path does not exist"),
         (
             {"regions": {"strong": {"partition": "hot16"}}},
             r"regions\.strong: .* choose another name",
@@ -237,7 +237,7 @@ def test_ages_of_a_census_are_split_if_the_configuration_says_so(
         ({"regions": {"c": {"partition": "hot17"}}}, "hot17"),
         (
             {"regions": {"c": {"composition": "no.csv", "aggregates": "no.csv"}}},
-            r"no.csv: does not exist; `regions.c.composition`",
+            r"no.csv: this path does not exist; `regions.c.composition`",
         ),
     ],
 )
@@ -326,7 +326,7 @@ def test_init_writes_a_configuration_that_fits_the_files(finished: Path, tmp_pat
     diary.write_text("user_id,poi_id,lat,lon,arrival\na,x,1,1,yesterday\n")
     with pytest.raises(MobatlasError, match="column 'arrival' contains values that are not times"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(diary))
-    with pytest.raises(MobatlasError, match=r"--visits .*: does not exist"):
+    with pytest.raises(MobatlasError, match=r"--visits .*: this path does not exist"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(tmp_path / "nowhere.csv"))
     with pytest.raises(MobatlasError, match="--aggregates: is missing"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(composition=diary))
@@ -379,9 +379,15 @@ def test_init_counts_aggregates_by_a_column_of_people_if_only_a_census_is_given(
             census,
             None,
             "home_district",
-            r"--by home_district: .*give --visits, a folder",
+            r"--by home_district needs .*give --visits, a folder",
         ),
-        (None, census, None, "home_district", r"--by home_district: .*give --visits, a folder"),
+        (
+            None,
+            census,
+            None,
+            "home_district",
+            r"--by home_district needs .*give --visits, a folder",
+        ),
         (
             city,
             census,

@@ -465,7 +465,7 @@ def _recovery_warnings(
     ]
     warnings = [*diagnosis.warnings, *unidentified]
     shares = zip(recovery.groups.names, recovery.information().tolist(), strict=True)
-    vague = [f"{name} ({share:.0%})" for name, share in shares if share < MOSTLY_PRIOR]
+    vague = [f"{name} ({share:.0%} evidence)" for name, share in shares if share < MOSTLY_PRIOR]
     if len(vague) > MAX_NAMED:
         vague = [*vague[:MAX_NAMED], f"{len(vague) - MAX_NAMED} more groups"]
     if vague:
