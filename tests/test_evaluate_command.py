@@ -463,10 +463,10 @@ def test_a_file_that_is_not_readable_parquet_is_refused(
     text.write_text("trajectory,poi_id\n0,park\n")
     cut.write_bytes(files["real"].read_bytes()[:-100])
     for path, sentence in (
-        (empty, "has no rows; give a file with at least one trajectory"),
-        (text, "not a readable Parquet file"),
-        (cut, "not a readable Parquet file"),
-        (tmp_path, "is a folder; give one Parquet file"),
+        (empty, "the file has no rows; give a file with at least one trajectory"),
+        (text, "this is not a readable Parquet file"),
+        (cut, "this is not a readable Parquet file"),
+        (tmp_path, "this is a folder; give one Parquet file"),
         (tmp_path / "nowhere", "no such file"),
     ):
         for samples, baseline in ((path, None), (files["real"], path)):

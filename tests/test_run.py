@@ -328,7 +328,7 @@ def test_init_writes_a_configuration_that_fits_the_files(finished: Path, tmp_pat
         write_configuration(tmp_path / "bad.yaml", InputFiles(diary))
     with pytest.raises(MobatlasError, match=r"--visits .*: this path does not exist"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(tmp_path / "nowhere.csv"))
-    with pytest.raises(MobatlasError, match="--aggregates: is missing"):
+    with pytest.raises(MobatlasError, match="--aggregates is missing"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(composition=diary))
     assert not (tmp_path / "bad.yaml").exists()
 
@@ -357,9 +357,9 @@ def test_init_counts_aggregates_by_a_column_of_people_if_only_a_census_is_given(
             census,
             None,
             None,
-            r"--aggregates: is missing.* pass --by .* such as home_district",
+            r"--aggregates is missing.* pass --by .* such as home_district",
         ),
-        (city, None, census, None, r"--composition: is missing; aggregates need the composition"),
+        (city, None, census, None, r"--composition is missing; aggregates need the composition"),
         (
             city,
             census,
@@ -427,7 +427,7 @@ def test_init_lists_a_region_column_with_an_unusual_name(finished: Path, tmp_pat
         people["quarter"].astype(str)
     )
     people.drop(columns=["age", "gender"]).to_csv(tmp_path / "city" / "people.csv.gz", index=False)
-    with pytest.raises(MobatlasError, match=r"--composition: is missing; .*has no attributes"):
+    with pytest.raises(MobatlasError, match=r"--composition is missing; .*has no attributes"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(tmp_path / "city", by="quarter"))
 
 

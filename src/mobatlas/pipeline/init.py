@@ -132,11 +132,11 @@ def _check_regions(
     faults = (
         (
             by is None and files.composition is None and files.aggregates is not None,
-            "--composition: is missing; aggregates need the composition of the same regions",
+            "--composition is missing; aggregates need the composition of the same regions",
         ),
         (
             by is None and files.composition is not None and files.aggregates is None,
-            "--aggregates: is missing; give the aggregates of the same regions. To count them from "
+            "--aggregates is missing; give the aggregates of the same regions. To count them from "
             f"your visits instead, pass --by with the region column of people{example}",
         ),
         (
@@ -161,7 +161,7 @@ def _check_regions(
         ),
         (
             by is not None and files.composition is None and not attributes,
-            f"--composition: is missing; give it, because {people} has no attributes (age, gender) "
+            f"--composition is missing; give it, because {people} has no attributes (age, gender) "
             "to count it from",
         ),
     )
