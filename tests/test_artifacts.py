@@ -226,7 +226,7 @@ def test_a_folder_without_a_valid_manifest_is_refused(
 def test_a_changed_file_is_noticed(tmp_path: Path) -> None:
     write(tmp_path / "out", "hello")
     (tmp_path / "out" / "file.txt").write_text("hallo")
-    with pytest.raises(MobatlasError, match=r"file\.txt: differs from the entry"):
+    with pytest.raises(MobatlasError, match=r"file\.txt: the file differs from its entry"):
         read_manifest(tmp_path / "out", "thing")
 
 

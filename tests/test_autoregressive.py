@@ -261,14 +261,14 @@ def test_soft_samples_are_the_distributions_behind_the_samples(
     homes = anchors(dataset, n)
     soft = grouped.soft_sample(groups, homes, seed=6)
     made = grouped.sample(n, groups, homes, seed=6)
-    assert soft.written is not None
-    written = soft.written.numpy()
+    assert soft.drawn_tokens is not None
+    written = soft.drawn_tokens.numpy()
     assert np.array_equal(written[written >= HOME], made.tokens)
     rows = soft.tokens.detach().sum(-1).numpy()
     np.testing.assert_allclose(rows, written != PAD, atol=1e-5)
     assert not soft.tokens[..., [PAD, BOS, MASK]].any() and not soft.tokens[:, 0, EOS].any()
-    taken = soft.tokens.gather(-1, soft.written[..., None]).squeeze(-1)  # (batch, any)
-    logs = torch.where(soft.written != PAD, taken, 1.0).log().sum(1).detach()
+    taken = soft.tokens.gather(-1, soft.drawn_tokens[..., None]).squeeze(-1)  # (batch, any)
+    logs = torch.where(soft.drawn_tokens != PAD, taken, 1.0).log().sum(1).detach()
     np.testing.assert_allclose(logs, grouped.log_likelihood(made, groups), rtol=1e-3)
 
 

@@ -310,7 +310,9 @@ def test_a_parquet_file_that_is_damaged_inside_is_named(tmp_path: Path) -> None:
     end = column.data_page_offset + column.total_compressed_size
     content[end - 40 : end] = b"\xff" * 40
     path.write_bytes(content)
-    with pytest.raises(MobatlasError, match=rf"^{path}: is damaged, or not Parquet \(.*\)$"):
+    with pytest.raises(
+        MobatlasError, match=rf"^{path}: the data is damaged or not Parquet \(.*\)$"
+    ):
         prepare(raw, tmp_path / "dataset", values=VALUES)
     assert not (tmp_path / "dataset").exists()
 
@@ -332,7 +334,11 @@ def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
             {},
             "has no user_id of .* .people have 'A', visits have 'a'",
         ),
-        ({"user_id": pa.array([], pa.string())}, {}, r"people\.parquet: has no rows; leave it out"),
+        (
+            {"user_id": pa.array([], pa.string())},
+            {},
+            r"people\.parquet: the table has no rows; leave it out",
+        ),
         (
             {"user_id": ["a"], "home_lat": ["n/a"]},
             {},
@@ -353,7 +359,7 @@ def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
         (
             {"user_id": ["a"], "age": [None]},
             {"attributes": ["age"]},
-            "column 'age' is empty for everyone",
+            "column 'age' is empty for all people",
         ),
         (
             {"user_id": ["a"], "age": ["x"]},
@@ -408,7 +414,7 @@ def test_the_command_line_answers_with_one_sentence_and_code_2(tmp_path: Path) -
     assert (
         again.stderr.strip()
         .splitlines()[-1]
-        .endswith("ds: exists already; choose another --out or pass --overwrite")
+        .endswith("ds: this output exists already; choose another --out or pass --overwrite")
     )
 
     wrong = mobatlas(

@@ -115,5 +115,5 @@ def test_a_feature_without_visits_gives_no_warning(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize("share", [0.0, -1.0, float("nan")])
 def test_groups_that_explain_nothing_are_refused(share: float) -> None:
-    with pytest.raises(MobatlasError, match="must be a number above 0"):
+    with pytest.raises(MobatlasError, match="give a number above 0"):
         recover(of_bars(1.0), options=RecoveryOptions(groups_explain=share))

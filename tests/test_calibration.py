@@ -254,12 +254,12 @@ def test_the_output_does_not_depend_on_chunks(world: World) -> None:
     whole = sampler.sample(120, SIX, seed=4)
     assert same(whole.trajectories, sampler.sample(120, SIX, seed=4, block=150).trajectories)
     first = sampler.sample(50, SIX, seed=4)
-    rest = sampler.sample(70, SIX, seed=4, first=first.following)
+    rest = sampler.sample(70, SIX, seed=4, first=first.next_candidate)
     assert np.array_equal(whole.numbers, np.concatenate([first.numbers, rest.numbers]))
     assert np.array_equal(
         whole.trajectories.tokens, np.concatenate([p.trajectories.tokens for p in (first, rest)])
     )
-    assert (first.following, first.drawn + rest.drawn) == (first.numbers[-1] + 1, whole.drawn)
+    assert (first.next_candidate, first.drawn + rest.drawn) == (first.numbers[-1] + 1, whole.drawn)
     groups = np.arange(60) % 8
     anchors = world.evidence.anchors[:60]
     given = sampler.sample_at_anchors(groups, anchors, seed=4)

@@ -47,7 +47,7 @@ def test_a_pickle_named_like_a_checkpoint_is_refused_and_not_run(folder: Path, n
     interrupted_training(folder)
     marker = folder / "marker"
     (folder / name).write_bytes(pickle.dumps(Malice(marker)))
-    with pytest.raises(MobatlasError, match=rf"{name}: is not a readable checkpoint"):
+    with pytest.raises(MobatlasError, match=rf"{name}: this is not a readable checkpoint"):
         train(folder)
     assert not marker.exists()
     pickle.loads((folder / name).read_bytes())

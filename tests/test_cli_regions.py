@@ -127,7 +127,7 @@ def test_real_regions_say_how_they_were_separated(dataset: Path, tmp_path: Path)
 def test_diagnose_wants_one_thing(tmp_path: Path) -> None:
     with pytest.raises(MobatlasError, match="either a regions folder or --composition"):
         CliRunner().invoke(app, ["diagnose"], catch_exceptions=False)
-    with pytest.raises(MobatlasError, match="--n: is only for --composition"):
+    with pytest.raises(MobatlasError, match="--n is only for --composition"):
         CliRunner().invoke(app, ["diagnose", str(tmp_path), "--n", "5"], catch_exceptions=False)
 
 

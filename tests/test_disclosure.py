@@ -35,7 +35,7 @@ def test_a_cell_with_few_people_behind_it_hides_and_an_empty_one_does_not() -> N
     assert released[1, 2] == 0
 
 
-def test_totals_become_multiples_and_recovery_hears_of_it() -> None:
+def test_totals_become_multiples_and_recovery_uses_their_variance() -> None:
     v = aggregate(PHI, REGION, NAMES)
     released = apply_disclosure(v, PHI, REGION, Disclosure(rounding=5))
     assert (released.values * released.n[:, None]).tolist() == [[5, 0, 0], [5, 5, 0]]

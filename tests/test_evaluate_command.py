@@ -463,10 +463,10 @@ def test_a_file_that_is_not_readable_parquet_is_refused(
     text.write_text("trajectory,poi_id\n0,park\n")
     cut.write_bytes(files["real"].read_bytes()[:-100])
     for path, sentence in (
-        (empty, "has no rows; give a file with at least one trajectory"),
-        (text, "not a readable Parquet file"),
-        (cut, "not a readable Parquet file"),
-        (tmp_path, "is a folder; give one Parquet file"),
+        (empty, "the file has no rows; give a file with at least one trajectory"),
+        (text, "this is not a readable Parquet file"),
+        (cut, "this is not a readable Parquet file"),
+        (tmp_path, "this is a folder; give one Parquet file"),
         (tmp_path / "nowhere", "no such file"),
     ):
         for samples, baseline in ((path, None), (files["real"], path)):
@@ -515,5 +515,5 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     ]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
-    assert ended.stderr.startswith("mobatlas: text.parquet: not a readable Parquet file")
+    assert ended.stderr.startswith("mobatlas: text.parquet: this is not a readable Parquet file")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.parquet"]

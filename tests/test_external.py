@@ -454,7 +454,7 @@ def test_a_run_reads_a_pool_relative_to_its_configuration(world: World, tmp_path
     assert done.code == 0 and (tmp_path / "out" / "report.html").exists(), done.err
     assert not (tmp_path / "out" / "strong").exists(), "it cannot be taught labels either"
     (tmp_path / "pool.parquet").write_text("another")
-    assert "pool.parquet: not a readable Parquet file" in refused(*command), (
+    assert "pool.parquet: this is not a readable Parquet file" in refused(*command), (
         "what it was made of is another file"
     )
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config | {"strong": True}))

@@ -255,7 +255,7 @@ def test_steps_go_down_the_aggregate_loss(
     )
     assert report["validated_on"] == "train"  # too few validation people for eight regions
     assert report["best"]["step"] == 16
-    before = losses(model.with_groups(DEFAULT_GROUPS, seed=5, alike=True))
+    before = losses(model.with_groups(DEFAULT_GROUPS, seed=5, equal_groups=True))
     after = losses(found)
     assert after[0] < 0.98 * before[0]
     if early:  # the other gradient hardly knows what is sampled
@@ -267,7 +267,7 @@ def test_gradients_agree_where_nothing_is_drawn_and_less_where_few_people_are(
 ) -> None:
     build_regions(dataset.path, tmp_path / "groups", RegionsOptions(partition="demogroups"))
     target = by_group(dataset, tmp_path / "groups")
-    student = model.with_groups(DEFAULT_GROUPS, seed=5, alike=True)
+    student = model.with_groups(DEFAULT_GROUPS, seed=5, equal_groups=True)
     few, many = (
         target.gradient_agreement(student, FinetuneConfig(batch=size), seed=0) for size in (2, 256)
     )
@@ -312,7 +312,9 @@ def test_the_weights_of_the_best_validation_are_used(
     }
     found, report = tuned(model, dataset, regions, **worse, validation_samples=64)
     assert report["best"]["step"] == 0
-    assert same(weights(found), weights(model.with_groups(DEFAULT_GROUPS, seed=5, alike=True)))
+    assert same(
+        weights(found), weights(model.with_groups(DEFAULT_GROUPS, seed=5, equal_groups=True))
+    )
 
 
 def test_finetuning_continues_from_a_tilted_model_and_leaves_it_unchanged(

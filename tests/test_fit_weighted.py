@@ -481,7 +481,7 @@ def test_regions_of_another_dataset_pass_if_they_count_the_same_places(
         gather_evidence(world.dataset, other).means,
         gather_evidence(world.dataset, world.groups).means,
     )
-    assert "belongs to another dataset" in caplog.text
+    assert "belong to another dataset" in caplog.text
     fewer = redetailed(world.districts, tmp_path / "d", dataset={"content_hash": "another"})
     for name in ("aggregates", "spread"):
         without = tmp_path / f"fewer-{name}"

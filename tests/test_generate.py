@@ -387,7 +387,7 @@ def test_a_file_that_is_there_is_replaced_only_if_asked_to_and_only_ours(
     before = out.read_bytes()
     with pytest.raises(
         MobatlasError,
-        match=r"out\.parquet: exists already; choose another --out or pass --overwrite",
+        match=r"out\.parquet: this output exists already; choose another --out or pass --overwrite",
     ):
         generate(world.model, out, 10)
     with pytest.raises(MobatlasError, match="was not written by mobatlas"):

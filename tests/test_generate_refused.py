@@ -51,7 +51,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "regions without a region": ({"regions": "REGIONS"}, "--regions needs --region"),
     "an unknown region": (
         {"region": "R33", "regions": "REGIONS"},
-        "--region R33: is not a region of",
+        "regions has no such region",
     ),
     "two places": (
         {"region": "R1", "anchors": "x.csv"},
@@ -129,7 +129,7 @@ def test_groups_are_refused_where_they_have_no_place(
     ):
         generate(world.model, tmp_path / "out", 10, SampleRequest(group=GROUP))
     pd.read_csv(homes).assign(group=GROUP).to_csv(homes, index=False)
-    with pytest.raises(MobatlasError, match=r"--group: .* has a column 'group' already"):
+    with pytest.raises(MobatlasError, match=r"--group: .* also has a column 'group'"):
         generate(world.grouped, tmp_path / "out", 10, SampleRequest(group=GROUP, anchors=homes))
 
 
@@ -153,8 +153,8 @@ def test_another_dataset_is_refused_for_its_places_and_warned_of_for_its_people(
         SampleRequest(region="R1", regions=world.regions),
         dataset=moved,
     )
-    assert "moved: is not the dataset that" in caplog.text
-    assert "regions: was created from another dataset than" in caplog.text
+    assert "moved: this is not the dataset that" in caplog.text
+    assert "regions: these regions are from another dataset than" in caplog.text
 
 
 def test_the_groups_of_regions_must_be_those_of_the_model(world: World, tmp_path: Path) -> None:

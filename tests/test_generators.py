@@ -146,7 +146,7 @@ def test_alike_groups_start_with_the_same_samples(
     model = trainable
     anchors = _anchors(dataset, 40)
     groups = np.arange(40) % len(DEFAULT_GROUPS)
-    grouped = model.with_groups(DEFAULT_GROUPS, seed=1, alike=True)
+    grouped = model.with_groups(DEFAULT_GROUPS, seed=1, equal_groups=True)
     assert _same(grouped.sample(40, groups, anchors), model.sample(40, anchors=anchors))
     assert not _same(
         model.with_groups(DEFAULT_GROUPS, seed=1).sample(40, groups, anchors),

@@ -41,7 +41,7 @@ def groups_of(dataset: TrajectoryDataset) -> Groups:
 def with_preferred_place(model: Generator, dataset: TrajectoryDataset) -> Generator:
     """A copy with groups, of which the first prefers one place."""
     groups = groups_of(dataset)
-    conditioned = model.with_groups(groups, 0, alike=True)
+    conditioned = model.with_groups(groups, 0, equal_groups=True)
     shifts = np.zeros((len(groups), len(dataset.vocabulary)))
     shifts[0, PLACE] = SHIFT
     assert has_group_bias(conditioned.network) and not has_group_bias(model.network)

@@ -47,24 +47,27 @@ def described(**changes: Any) -> Callable[[Path], Any]:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda f: cut(f / WEIGHTS), "weights.safetensors: is not a readable safetensors file"),
+        (
+            lambda f: cut(f / WEIGHTS),
+            "weights.safetensors: this is not a readable safetensors file",
+        ),
         (lambda f: (f / WEIGHTS).write_bytes(MALICE), "is not a readable safetensors file"),
         (
             lambda f: (f / WEIGHTS).unlink(),
-            "weights.safetensors: is not a readable safetensors file",
+            "weights.safetensors: this is not a readable safetensors file",
         ),
         (
             lambda f: cut(f / "vocabulary.parquet"),
-            "vocabulary.parquet: not a readable Parquet file",
+            "vocabulary.parquet: this is not a readable Parquet file",
         ),
         (
             lambda f: pd.DataFrame({"a": [1]}).to_parquet(f / "vocabulary.parquet"),
             "is not a table of tokens",
         ),
-        (lambda f: cut(f / "config.json"), "config.json: is missing or not valid JSON"),
+        (lambda f: cut(f / "config.json"), "config.json: the file is missing or not valid JSON"),
         (
             lambda f: (f / "config.json").write_text("[]"),
-            "config.json: is damaged or was not written by mobatlas",
+            "config.json: the file is damaged or was not written by mobatlas",
         ),
         (
             described(generator="latent-difusion"),
@@ -105,5 +108,5 @@ def test_weights_changed_after_training_are_refused(world: World, tmp_path: Path
     for name, spoil in (("cut", cut), ("pickle", lambda path: path.write_bytes(MALICE))):
         shutil.copytree(world.model, tmp_path / name)
         spoil(tmp_path / name / WEIGHTS)
-        with pytest.raises(MobatlasError, match=r"differs from the entry in manifest\.json"):
+        with pytest.raises(MobatlasError, match=r"differs from its entry in manifest\.json"):
             load_model(tmp_path / name)

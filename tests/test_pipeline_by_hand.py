@@ -274,7 +274,7 @@ def test_too_short_trajectories_fall_and_are_counted(tmp_path: Path) -> None:
         tmp_path / "dataset",
         values=ONE_DAY | {"quality": {"min_coverage": 0.0, "min_tokens": 2}},
     )
-    assert (summary.windows.kept, summary.windows.fell["short"]) == (1, 1)
+    assert (summary.windows.kept, summary.windows.dropped["short"]) == (1, 1)
 
 
 def test_a_fixed_origin_counts_windows_from_that_day_for_everybody(tmp_path: Path) -> None:

@@ -465,7 +465,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(town: Town, tmp_path: Path) -
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.splitlines()[-1].startswith(
-        "mobatlas: text.parquet: not a readable Parquet file"
+        "mobatlas: text.parquet: this is not a readable Parquet file"
     )
     few = town.prepared("no test", {"train": 0.9, "val": 0.1, "test": 0.0})
     with pytest.raises(

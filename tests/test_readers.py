@@ -33,7 +33,7 @@ def test_every_reader_gives_the_canonical_columns(name: str, folder: Path, engin
 def test_every_reader_refuses_an_empty_folder_and_a_missing_path_by_name(
     name: str, folder: Path, engine: Engine
 ) -> None:
-    with pytest.raises(MobatlasError, match="it's a source: contains no"):
+    with pytest.raises(MobatlasError, match="it's a source: the folder contains no"):
         READERS[name].open(folder, engine, {})
     with pytest.raises(MobatlasError, match=r"nowhere: no such file"):
         READERS[name].open(folder / "nowhere", engine, {})

@@ -91,7 +91,7 @@ def test_check_ins_without_venues_and_two_cities_at_once_are_refused(
     write_foursquare(folder)
     with pytest.raises(
         MobatlasError,
-        match=r"contains several \(dataset_TIST2015_Checkins\.txt, dataset_TSMC",
+        match=r"several files fit \(dataset_TIST2015_Checkins\.txt, dataset_TSMC",
     ):
         READERS["foursquare"].open(folder, engine, {})
 
@@ -176,7 +176,7 @@ def test_tracks_without_a_stay_and_files_that_are_no_tracks_are_refused(
         READERS["geolife"].open(write_geolife(folder), engine, {"stay_minutes": 500})
     for line in (b"a,b,0,1,2,3,4\n", b"40,116,0,492,39744\x80-10-23,02:45:00\n"):
         (folder / "Data" / "000" / "Trajectory" / "bad.plt").write_bytes(PLT_HEADER.encode() + line)
-        with pytest.raises(MobatlasError, match=r"bad\.plt: not a GeoLife track"):
+        with pytest.raises(MobatlasError, match=r"bad\.plt: this is not a GeoLife track"):
             READERS["geolife"].open(folder, engine, {})
 
 

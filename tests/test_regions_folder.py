@@ -317,7 +317,7 @@ def test_a_census_gives_the_composition_and_everybody_the_aggregates(
     )
     assert regions.details["separation"] == "census file"
     assert regions.details["dropped_regions"] == 1
-    assert "1 region of home_district left out, because p.csv has no such region" in caplog.text
+    assert "1 region of home_district is left out, because p.csv has no such region" in caplog.text
     assert regions.composition.n.tolist() == [2, 3, 4, 5, 6]
     train = [districts[row] for row in dataset.split_people("train").tolist()]
     assert regions.aggregates.n.tolist() == [
@@ -360,10 +360,12 @@ def test_regions_that_one_table_alone_has_are_counted_and_named(
     assert regions.composition.regions == ("South",)
     assert (regions.details["only_in_composition"], regions.details["only_in_aggregates"]) == (5, 1)
     assert (
-        "5 regions of p.csv left out, because v.csv has no such region ('North', 'a', 'b', ...); "
-        "do both use the same ids?"
+        "5 regions of p.csv are left out, because v.csv has no such region ('North', 'a', 'b', "
+        "...); do both use the same ids?"
     ) in caplog.text
-    assert "1 region of v.csv left out, because p.csv has no such region ('north')" in caplog.text
+    assert (
+        "1 region of v.csv is left out, because p.csv has no such region ('north')" in caplog.text
+    )
 
 
 def test_tables_of_the_same_regions_leave_no_region_out(

@@ -52,7 +52,7 @@ def run_by_region(
     options: StrategyOptions,
 ) -> Supervised:
     """Draw the group of a person by the composition of the person's region."""
-    shares = evidence.membership() ** options.own.sharpness  # (people, groups)
+    shares = evidence.membership() ** options.section.sharpness  # (people, groups)
     cumulative = np.cumsum(shares / shares.sum(1, keepdims=True), axis=1)
 
     def draw(size: int, step: int) -> Examples:
@@ -64,7 +64,7 @@ def run_by_region(
 
     fitted = model.with_groups(evidence.groups, trainer.seed)
     report = trainer.run(fitted.weighted_fit_stage(dataset, draw, NAME, trainer))
-    return Supervised(fitted, {NAME: {**report, "sharpness": options.own.sharpness}})
+    return Supervised(fitted, {NAME: {**report, "sharpness": options.section.sharpness}})
 
 
 @pytest.fixture(scope="module", autouse=True)

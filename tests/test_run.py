@@ -228,7 +228,7 @@ def test_ages_of_a_census_are_split_if_the_configuration_says_so(
     ("changes", "message"),
     [
         ({"regions": {}}, "regions: the configuration has none"),
-        ({"source": {"path": "nowhere"}}, "nowhere: does not exist"),
+        ({"source": {"path": "nowhere"}}, "nowhere: this path does not exist"),
         (
             {"regions": {"strong": {"partition": "hot16"}}},
             r"regions\.strong: .* choose another name",
@@ -237,7 +237,7 @@ def test_ages_of_a_census_are_split_if_the_configuration_says_so(
         ({"regions": {"c": {"partition": "hot17"}}}, "hot17"),
         (
             {"regions": {"c": {"composition": "no.csv", "aggregates": "no.csv"}}},
-            r"no.csv: does not exist; `regions.c.composition`",
+            r"no.csv: this path does not exist; `regions.c.composition`",
         ),
     ],
 )
@@ -261,7 +261,7 @@ def test_a_folder_with_other_files_is_refused_and_left_unchanged(
         before = sorted(path.name for path in folder.iterdir())
         with pytest.raises(
             MobatlasError,
-            match=f"{folder}: contains files that are not from a run of this version; choose",
+            match=f"{folder}: the folder contains files that are not from a run of this version;",
         ):
             run(build_run(VALUES), folder, overwrite=overwrite, quiet=True)
         assert sorted(path.name for path in folder.iterdir()) == before
@@ -296,7 +296,9 @@ def test_init_writes_a_configuration_that_fits_the_files(finished: Path, tmp_pat
     assert "300 people" in lines[0]
     assert "--by home_district" in lines[1]
     assert f"mobatlas run {out}" in lines[2]
-    with pytest.raises(MobatlasError, match=r"--out .*: is a folder; give the name of a YAML file"):
+    with pytest.raises(
+        MobatlasError, match=r"--out .*: this is a folder; give the name of a YAML file"
+    ):
         write_configuration(tmp_path, InputFiles(city), overwrite=True)
     config = load_run(out)
     assert (
@@ -324,9 +326,9 @@ def test_init_writes_a_configuration_that_fits_the_files(finished: Path, tmp_pat
     diary.write_text("user_id,poi_id,lat,lon,arrival\na,x,1,1,yesterday\n")
     with pytest.raises(MobatlasError, match="column 'arrival' contains values that are not times"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(diary))
-    with pytest.raises(MobatlasError, match=r"--visits .*: does not exist"):
+    with pytest.raises(MobatlasError, match=r"--visits .*: this path does not exist"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(tmp_path / "nowhere.csv"))
-    with pytest.raises(MobatlasError, match="--aggregates: is missing"):
+    with pytest.raises(MobatlasError, match="--aggregates is missing"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(composition=diary))
     assert not (tmp_path / "bad.yaml").exists()
 
@@ -355,39 +357,45 @@ def test_init_counts_aggregates_by_a_column_of_people_if_only_a_census_is_given(
             census,
             None,
             None,
-            r"--aggregates: is missing.* pass --by .* such as home_district",
+            r"--aggregates is missing.* pass --by .* such as home_district",
         ),
-        (city, None, census, None, r"--composition: is missing; aggregates need the composition"),
+        (city, None, census, None, r"--composition is missing; aggregates need the composition"),
         (
             city,
             census,
             None,
             "home_distric",
-            r"people.parquet: has no column 'home_distric'.*mean 'home_district'",
+            r"people.parquet: the table has no column 'home_distric'.*mean 'home_district'",
         ),
         (
             city,
             census,
             census,
             "home_district",
-            r"--by home_district: counts aggregates from your visits.*remove one",
+            r"--by home_district counts aggregates from your visits.*remove one",
         ),
         (
             city / "visits.parquet",
             census,
             None,
             "home_district",
-            r"--by home_district: .*give --visits, a folder",
+            r"--by home_district needs .*give --visits, a folder",
         ),
-        (None, census, None, "home_district", r"--by home_district: .*give --visits, a folder"),
+        (
+            None,
+            census,
+            None,
+            "home_district",
+            r"--by home_district needs .*give --visits, a folder",
+        ),
         (
             city,
             census,
             None,
             "user_id",
-            r"--by user_id: is not a column of regions; .*such as home_district",
+            r"--by user_id: this is not a column of regions; .*such as home_district",
         ),
-        (city, census, None, "age", r"--by age: is not a column of regions"),
+        (city, census, None, "age", r"--by age: this is not a column of regions"),
     ]
     for visits, composition, aggregates, by, sentence in cases:
         with pytest.raises(MobatlasError, match=sentence):
@@ -419,7 +427,7 @@ def test_init_lists_a_region_column_with_an_unusual_name(finished: Path, tmp_pat
         people["quarter"].astype(str)
     )
     people.drop(columns=["age", "gender"]).to_csv(tmp_path / "city" / "people.csv.gz", index=False)
-    with pytest.raises(MobatlasError, match=r"--composition: is missing; .*has no attributes"):
+    with pytest.raises(MobatlasError, match=r"--composition is missing; .*has no attributes"):
         write_configuration(tmp_path / "bad.yaml", InputFiles(tmp_path / "city", by="quarter"))
 
 

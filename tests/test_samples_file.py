@@ -70,7 +70,7 @@ def test_the_least_a_file_must_hold_is_trajectories_and_places(tmp_path: Path) -
     assert read.trajectories.offsets.tolist() == [0, 3, 4] and read.groups is None
     assert np.isnan(read.trajectories.anchors).all()
     assert [warning.partition(": ")[2] for warning in read.warnings] == [
-        "has no column 'home_lat', so visits to HOME have no position"
+        "the file has no column 'home_lat', so visits to HOME have no position"
     ]
 
 

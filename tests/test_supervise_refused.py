@@ -169,6 +169,6 @@ def test_regions_of_another_dataset_are_refused(world: World, tmp_path: Path) ->
     )
     for strategy in ("tilt", "resample", "finetune"):
         command = ("--strategy", strategy, "--out", tmp_path / "new")
-        assert "belongs to another dataset" in refused(
+        assert "belong to another dataset" in refused(
             "supervise", world.model, tmp_path / "regions", *command
         )

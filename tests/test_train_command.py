@@ -114,9 +114,9 @@ def test_a_finished_model_is_not_trained_over_without_overwrite(world: World) ->
     before = snapshot(world.root)
     refused = world.warm.run(*world.train(world.model))
     assert refused.code == 2
-    assert (
-        refused.err
-        == f"mobatlas: {world.model}: exists already; choose another --out or pass --overwrite\n"
+    assert refused.err == (
+        f"mobatlas: {world.model}: this output exists already; "
+        "choose another --out or pass --overwrite\n"
     )
     assert snapshot(world.root) == before
 
@@ -183,9 +183,9 @@ def test_a_bad_option_is_one_sentence_and_nothing_is_left(
     ("dataset", "sentence"),
     [
         ("nowhere", "nowhere: no such dataset folder"),
-        ("model", "model: is a model folder, not a dataset folder"),
-        ("run.yaml", "run.yaml: is not a dataset folder"),
-        ("city", "city: is a city folder, not a dataset folder"),
+        ("model", "model: this is a model folder, not a dataset folder"),
+        ("run.yaml", "run.yaml: this is not a dataset folder"),
+        ("city", "city: this is a city folder, not a dataset folder"),
     ],
 )
 def test_what_is_not_a_dataset_is_one_sentence_and_nothing_is_left(

@@ -112,7 +112,7 @@ def test_a_truncated_checkpoint_is_refused_and_the_one_before_it_will_do(
     newest.unlink()
     before = last_step(half, "denoiser")
     assert before > 0
-    assert f"{newest.name}: is not a readable checkpoint" in sentence
+    assert f"{newest.name}: this is not a readable checkpoint" in sentence
     assert f"delete it to continue from step {before}" in sentence
     assert world.warm.run(*world.train(half, "--resume")).code == 0
     check_same(half, world.model)
@@ -130,7 +130,7 @@ def test_a_pickle_named_like_a_checkpoint_is_refused_and_not_run(
     marker = half.parent.parent / f"{half.parent.name}-marker"
     path.write_bytes(pickle.dumps(Malice(marker)))
     sentence = refused_unchanged(world, half, "--resume")
-    assert f"{path.name}: is not a readable checkpoint" in sentence
+    assert f"{path.name}: this is not a readable checkpoint" in sentence
     assert not marker.exists()
     pickle.loads(path.read_bytes())
     assert marker.exists(), "the pickle would have done it"

@@ -62,7 +62,7 @@ class WindowConfig(Section):
 
     days: int = Field(14, ge=1, le=366)
     stride: int = Field(7, ge=1, le=366)
-    # The first day of the first window: the person's first observed day, or a date for everybody.
+    # The first day of the first window: the person's first observed day, or a date for everyone.
     origin: Literal["user"] | date = "user"
 
 
@@ -386,9 +386,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise MobatlasError(f"{path}: no such configuration file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise MobatlasError(f"{path}: cannot be read as a configuration file ({error})") from None
+        raise MobatlasError(
+            f"{path}: the file cannot be read as a configuration file ({error})"
+        ) from None
     except ValueError as error:
-        raise MobatlasError(f"{path}: not valid YAML{error}") from None
+        raise MobatlasError(f"{path}: the file is not valid YAML{error}") from None
     values = {} if values is None else values
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise MobatlasError(f"{path}: a configuration is a mapping of section names to values")

@@ -52,7 +52,7 @@ def _fail_usage(name: str, error: Any) -> None:
     if not message:  # no argument at all: the help was printed
         raise SystemExit(2)
     command = getattr(error.ctx, "command_path", name)
-    _fail(name, f"{message[:1].lower()}{message[1:]}; see {command} --help", 2)
+    _fail(name, f"{message[:1].lower()}{message[1:]} (see {command} --help)", 2)
 
 
 def _describe(error: BaseException) -> str:

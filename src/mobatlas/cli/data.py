@@ -37,15 +37,17 @@ def simulate(
     users: Annotated[int | None, typer.Option(help="Number of people.")] = None,
     pois: Annotated[int | None, typer.Option(help="Number of places.")] = None,
     districts: Annotated[int | None, typer.Option(help="Number of districts.")] = None,
-    days: Annotated[int | None, typer.Option(help="Number of days with visits.")] = None,
+    days: Annotated[int | None, typer.Option(help="Number of simulated days.")] = None,
     divergence: Annotated[
         float | None,
         typer.Option(
-            help="How strongly groups differ: mean pairwise JSD (bits) of their POI visits."
+            help="How strongly groups differ: mean Jensen-Shannon divergence (bits) between the "
+            "POI visits of two groups."
         ),
     ] = None,
     segregation: Annotated[
-        float | None, typer.Option(help="How much the districts' compositions differ.")
+        float | None,
+        typer.Option(help="How much districts differ in their groups: from 0 (equal) to 10."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same city.")] = None,
     preset: Preset = None,
@@ -55,7 +57,7 @@ def simulate(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Simulate a city: tables of visits, people with their groups, and pois."""
+    """Simulate a city: tables of visits, of people with their groups, and of places."""
     from mobatlas.data.city import write_city_folder
     from mobatlas.report.console import city_table
 
@@ -89,7 +91,10 @@ def prepare_command(
     out: Out,
     format: Annotated[  # noqa: A002
         str,
-        typer.Option("--format", help="plain, embee, veraset, foursquare, yjmob100k or geolife."),
+        typer.Option(
+            "--format",
+            help="Layout of the source: plain, embee, veraset, foursquare, yjmob100k or geolife.",
+        ),
     ] = "plain",
     engine: Annotated[str, typer.Option("--engine", help="duckdb or spark.")] = "duckdb",
     config: Config = None,
@@ -129,7 +134,7 @@ def regions(
         Path | None, typer.Option(help="A census table: region, group, count or share.")
     ] = None,
     aggregates: Annotated[
-        Path | None, typer.Option(help="A published table: region, feature, value, n.")
+        Path | None, typer.Option(help="A table of mean visits: region, feature, value, n.")
     ] = None,
     feature: Features = None,
     mask: Mask = None,
@@ -139,14 +144,14 @@ def regions(
     suppress: Annotated[int, typer.Option(help="Suppress cells with fewer people than this.")] = 0,
     rounding: Rounding = 0.0,
     epsilon: Annotated[
-        float | None, typer.Option(help="Add differentially private noise; epsilon per person.")
+        float | None, typer.Option(help="Add private noise with this epsilon per person.")
     ] = None,
     max_visits: MaxVisits = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Build composition P and aggregates V from a partition, real regions or published tables."""
+    """Build two tables by region: composition P (its groups) and aggregates V (its mean visits)."""
     from mobatlas.regions.build import RegionsOptions
     from mobatlas.regions.disclosure import Disclosure
     from mobatlas.regions.identifiability import diagnose as run_diagnosis
@@ -214,7 +219,7 @@ def diagnose(
     if folder is not None:
         if n is not None:
             raise MobatlasError(
-                "--n: is only for --composition; a regions folder contains its number of people"
+                "--n is only for --composition; a regions folder contains its numbers of people"
             )
         built = RegionsFolder.open(folder).regions
         table = built.composition
@@ -317,7 +322,7 @@ def audit(
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure what samples disclose about training people; the verdict is red, amber or green."""
+    """Measure what samples disclose about training people, with a verdict from green to red."""
     from mobatlas.evaluation.privacy.audit import STEPS
     from mobatlas.evaluation.privacy.audit import audit as run_audit
     from mobatlas.report.console import audit_table

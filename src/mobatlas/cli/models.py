@@ -98,7 +98,7 @@ def train(
 @app.command()
 def supervise(
     model: Annotated[
-        Path, typer.Argument(help="A model of phase 1, or a tilted one for finetune.")
+        Path, typer.Argument(help="A model of phase 1; finetune also accepts one of tilt.")
     ],
     out: Out,
     regions: Annotated[

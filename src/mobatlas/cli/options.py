@@ -116,14 +116,15 @@ Divergence = Annotated[
 Membership = Annotated[
     bool,
     typer.Option(
-        "--membership", help="For tilt: start from the composition of each person's own region."
+        "--membership",
+        help="For tilt: weight each person by the composition of the person's own region.",
     ),
 ]
 FromScratch = Annotated[
     bool,
     typer.Option(
         "--from-scratch",
-        help="For strong and tilt: train the conditional part from new weights.",
+        help="For strong and tilt: train from new random weights, not from those of phase 1.",
     ),
 ]
 FinetunePreset = Annotated[

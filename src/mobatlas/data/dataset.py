@@ -33,7 +33,14 @@ Int = TypeVar("Int", np.int32, np.int64)
 
 @dataclass(frozen=True)
 class Batch:
-    """Some trajectories, padded to the longest of them."""
+    """Some trajectories, padded to the longest of them.
+
+    Examples
+    --------
+    >>> batch = TrajectoryDataset.open("dataset").gather([0, 5])  # doctest: +SKIP
+    >>> batch.lengths  # doctest: +SKIP
+    array([12, 31])
+    """
 
     indices: Ints  # (batch,) trajectories of the dataset
     tokens: Tokens  # (batch, length), PAD after the end
@@ -284,7 +291,10 @@ class TrajectoryDataset:
         """Return the group of each person from the labels, -1 where unknown."""
         labels = self.labels()
         if labels is None or self.groups is None:
-            raise MobatlasError(f"{self.path}: this dataset has no labels")
+            raise MobatlasError(
+                f"{self.path}: this dataset has no labels; add attribute columns, such as age and "
+                "gender, to the people table and prepare it again"
+            )
         return self.groups.codes(labels.select(self.groups.attribute_names).to_pydict())
 
 
@@ -334,7 +344,7 @@ def _checked_splits(folder: Path, manifest: Manifest, people: pa.Table) -> Ints:
         )
     if splits["split"].to_pylist() != [SPLITS[code] for code in codes]:
         raise MobatlasError(
-            f"{path}: does not match the hashes of the user ids; prepare the dataset again"
+            f"{path}: the splits do not match the hashes of the user ids; prepare the dataset again"
         )
     return codes
 

@@ -94,6 +94,12 @@ class Samples:
         Places that the vocabulary does not list, and visits to them. They count as OTHER.
     warnings
         Sentences about what was ignored or replaced.
+
+    Examples
+    --------
+    >>> samples = read_samples("samples.parquet", dataset.vocabulary)  # doctest: +SKIP
+    >>> len(samples.trajectories)  # doctest: +SKIP
+    500
     """
 
     path: Path
@@ -178,19 +184,21 @@ class _SampleFile:
     @classmethod
     def open(cls, path: Path) -> _SampleFile:
         if not path.is_file():
-            reason = "is a folder; give one Parquet file" if path.is_dir() else "no such file"
+            reason = "this is a folder; give one Parquet file" if path.is_dir() else "no such file"
             raise MobatlasError(f"{path}: {reason}")
         try:
             parquet = pq.ParquetFile(path, memory_map=True)
         except (OSError, pa.ArrowException) as error:
             raise MobatlasError(
-                f"{path}: not a readable Parquet file ({first_line(error)}); "
+                f"{path}: this is not a readable Parquet file ({first_line(error)}); "
                 "give one as `mobatlas generate` writes it"
             ) from None
         names = parquet.schema_arrow.names
         require_columns(str(path), names, ("trajectory", "poi_id"))
         if not parquet.metadata.num_rows:
-            raise MobatlasError(f"{path}: has no rows; give a file with at least one trajectory")
+            raise MobatlasError(
+                f"{path}: the file has no rows; give a file with at least one trajectory"
+            )
         return cls(path, parquet, names)
 
     def column(
@@ -341,7 +349,8 @@ def _anchor_warnings(file: _SampleFile, tokens: Tokens) -> list[str]:
         missing = [column for column in columns if column not in file.names]
         if missing and (tokens == token).any():
             warnings.append(
-                f"{file.path}: has no column '{missing[0]}', so visits to {name} have no position"
+                f"{file.path}: the file has no column '{missing[0]}', so visits to {name} have no "
+                "position"
             )
     return warnings
 

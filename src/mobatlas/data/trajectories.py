@@ -115,7 +115,7 @@ class SoftTrajectories:
     anchors: Floats  # (batch, 4)
     hours: Tensor | None = None  # (batch, length, 24), of generators with times
     # (batch, length) drawn tokens, where each distribution is conditioned on the tokens before it
-    written: Tensor | None = None
+    drawn_tokens: Tensor | None = None
 
 
 def monday(days: Ints) -> Ints:

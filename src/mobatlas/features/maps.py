@@ -125,8 +125,8 @@ class TransitionFeature:
         category = _matmul(trajectories.tokens, one_hot)  # (batch, length, c)
         first = category
         # A later token was sampled given the drawn earlier token, not its alternatives.
-        if trajectories.written is not None:
-            first = category.new_tensor(one_hot)[trajectories.written]
+        if trajectories.drawn_tokens is not None:
+            first = category.new_tensor(one_hot)[trajectories.drawn_tokens]
         pairs = first[:, :-1].swapaxes(1, 2) @ category[:, 1:]  # (batch, c, c)
         return pairs.reshape(len(pairs), -1)
 
@@ -186,8 +186,8 @@ class HourFeature:
             )
         visited = _matmul(trajectories.tokens, self.counted)  # (batch, length)
         # Hours belong to the drawn token: its count is exact, its probability gives the gradient.
-        if trajectories.written is not None:
-            drawn = visited.new_tensor(self.counted)[trajectories.written]
+        if trajectories.drawn_tokens is not None:
+            drawn = visited.new_tensor(self.counted)[trajectories.drawn_tokens]
             visited = visited - visited.detach() + drawn
         return (trajectories.hours * visited[..., None]).sum(1)
 

@@ -56,7 +56,7 @@ class TokenCodec:
         tokens = with_end(rows[:, :longest], rows.shape[1])  # (batch, any)
         logits = decoder.logits(previous_tokens(tokens), condition)  # (batch, any, vocabulary)
         probabilities = logits.softmax(-1) * (tokens != PAD)[..., None]
-        return SoftTrajectories(probabilities, anchors, written=tokens)
+        return SoftTrajectories(probabilities, anchors, drawn_tokens=tokens)
 
 
 def is_token(tokens: Tensor) -> Tensor:

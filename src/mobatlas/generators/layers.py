@@ -320,16 +320,16 @@ def set_group_bias(network: nn.Module, logits: Floats) -> None:
             part.table.weight[1:] = torch.from_numpy(logits).to(part.table.weight)
 
 
-def copy_weights(network: nn.Module, source: nn.Module, *, fresh: bool, alike: bool) -> None:
+def copy_weights(network: nn.Module, source: nn.Module, *, fresh: bool, equal_groups: bool) -> None:
     """Copy the weights of a network without groups, or with `fresh` only its measured buffers.
 
-    With `alike` every group has the effect of the unknown group.
+    With `equal_groups` every group has the effect of the unknown group.
     """
     state = source.state_dict()
     names = [name for name in state if not fresh or name.rpartition(".")[2] in MEASURED]
     network.load_state_dict(network.state_dict() | {name: state[name] for name in names})
     for part in network.modules():
-        if alike and isinstance(part, GroupEmbedding):
+        if equal_groups and isinstance(part, GroupEmbedding):
             for layer in filter(None, (part.to_condition, part.to_tokens)):
                 nn.init.zeros_(layer.weight)
 

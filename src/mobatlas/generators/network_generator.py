@@ -103,7 +103,7 @@ class NetworkGenerator(ABC):
         return {"network": self.network}
 
     def with_groups(
-        self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
+        self, groups: Groups, seed: int, fresh: bool = False, *, equal_groups: bool = False
     ) -> Self:
         if self.groups is not None:
             raise MobatlasError(
@@ -111,7 +111,7 @@ class NetworkGenerator(ABC):
                 "`mobatlas train` wrote"
             )
         other = type(self)(self.config, self.vocabulary, groups, seed)
-        copy_weights(other.network, self.network, fresh=fresh, alike=alike)
+        copy_weights(other.network, self.network, fresh=fresh, equal_groups=equal_groups)
         other.network.to(self.device)
         return other
 

@@ -99,7 +99,7 @@ class TimedTokenCodec(TokenCodec):
         spans = decoder.gap(hidden, visited, visits[:, :-1, 2], start)
         valid = (tokens != PAD)[..., None]
         probabilities = logits.softmax(-1) * valid  # (batch, any, vocabulary)
-        return SoftTrajectories(probabilities, anchors, spans.hours() * valid, written=tokens)
+        return SoftTrajectories(probabilities, anchors, spans.hours() * valid, drawn_tokens=tokens)
 
 
 def _visit_rows(

@@ -119,7 +119,7 @@ class Generator(Protocol):
         """
 
     def with_groups(
-        self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
+        self, groups: Groups, seed: int, fresh: bool = False, *, equal_groups: bool = False
     ) -> Generator:
         """Return a copy that is conditioned on groups.
 
@@ -132,7 +132,7 @@ class Generator(Protocol):
         fresh
             Start from new random weights. Otherwise, for people of unknown group, the copy samples
             what this model samples.
-        alike
+        equal_groups
             Start every group with the distribution of the unknown group. Weighted examples train
             faster from groups that differ at the start.
 

@@ -132,7 +132,7 @@ class Model:
                     "on; pass --dataset with the dataset of the model"
                 )
             log.warning(
-                "%s: is not the dataset that %s was trained on, but has the same places",
+                "%s: this is not the dataset that %s was trained on, but has the same places",
                 self.dataset,
                 self.path,
             )
@@ -161,7 +161,9 @@ class Model:
             )
         if own and regions is not None:
             log.warning(
-                "%s: contains its own regions, so --regions %s is not read", self.path, regions
+                "%s: the model contains its own regions, so --regions %s is not read",
+                self.path,
+                regions,
             )
         opened = None if own else RegionsFolder.open(folder)  # checks the folder before reading
         shares = self._shares(name, folder)
@@ -180,7 +182,7 @@ class Model:
         groups = self.groups
         if region not in known:
             raise MobatlasError(
-                f"--region {region}: is not a region of {folder}{suggestion(region, known)}"
+                f"--region {region}: {folder} has no such region{suggestion(region, known)}"
             )
         if groups is None:
             return None
@@ -207,7 +209,7 @@ class Model:
         assignment = regions.assignment or {}
         if regions.manifest.details["dataset"]["content_hash"] != dataset.manifest.content_hash:
             log.warning(
-                "%s: was created from another dataset than %s; people are matched by user_id",
+                "%s: these regions are from another dataset than %s; people are matched by user_id",
                 regions.path,
                 dataset.path,
             )
@@ -299,14 +301,16 @@ def _vocabulary(path: Path) -> Vocabulary:
     try:
         table = read_parquet(path)
     except (OSError, pa.ArrowInvalid):
-        raise MobatlasError(f"{path}: not a readable Parquet file; train the model again") from None
+        raise MobatlasError(
+            f"{path}: this is not a readable Parquet file; train the model again"
+        ) from None
     if (
         not table.schema.equals(VOCABULARY_SCHEMA)
         or table["token"].to_pylist() != list(range(table.num_rows))
         or tuple(table["poi_id"].slice(0, FIRST_POI).to_pylist()) != SPECIALS
     ):
         raise MobatlasError(
-            f"{path}: is not a table of tokens as mobatlas writes it; train the model again"
+            f"{path}: this is not a table of tokens as mobatlas writes it; train the model again"
         )
     return Vocabulary(table)
 
@@ -315,7 +319,8 @@ def _lengths(path: Path, longest: int) -> Ints:
     counts = np.array(_read_json(_Lengths, path).counts, dtype=np.int64)
     if len(counts) != longest + 1 or counts[0] != 0 or counts.min() < 0 or not counts.any():
         raise MobatlasError(
-            f"{path}: does not count trajectories of 1 to {longest} tokens; train the model again"
+            f"{path}: the file does not count trajectories of 1 to {longest} tokens; train the "
+            "model again"
         )
     return counts
 
@@ -325,10 +330,10 @@ def _read_json(model: type[Values], path: Path) -> Values:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         raise MobatlasError(
-            f"{path}: is missing or not valid JSON; train the model again"
+            f"{path}: the file is missing or not valid JSON; train the model again"
         ) from None
     if not isinstance(values, dict):
         raise MobatlasError(
-            f"{path}: is damaged or was not written by mobatlas; train the model again"
+            f"{path}: the file is damaged or was not written by mobatlas; train the model again"
         )
     return build(model, values, str(path))

@@ -68,7 +68,7 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
     try:
         values = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise MobatlasError(f"{folder}: is not a {kind} folder (no {MANIFEST})") from None
+        raise MobatlasError(f"{folder}: this is not a {kind} folder (no {MANIFEST})") from None
     except (OSError, ValueError, RecursionError):
         values = None
     if not is_manifest(values):
@@ -76,11 +76,12 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
     if values["format"] != FORMAT:
         version = (values.get("versions") or {}).get("mobatlas", "unknown")
         raise MobatlasError(
-            f"{folder}: was written by another version (mobatlas {version}, folder format "
-            f"{values['format']}), and this version reads format {FORMAT}; create the folder again"
+            f"{folder}: this folder was written by another version (mobatlas {version}, folder "
+            f"format {values['format']}), and this version reads format {FORMAT}; create the "
+            "folder again"
         )
     if values.get("kind") != kind:
-        raise MobatlasError(f"{folder}: is a {values.get('kind')} folder, not a {kind} folder")
+        raise MobatlasError(f"{folder}: this is a {values.get('kind')} folder, not a {kind} folder")
     _check_files(folder, values["files"])
     return Manifest(
         kind=kind,
@@ -105,7 +106,9 @@ def is_manifest(values: Any) -> bool:
 
 
 def _invalid(folder: Path) -> MobatlasError:
-    return MobatlasError(f"{folder / MANIFEST}: not a valid manifest; create the folder again")
+    return MobatlasError(
+        f"{folder / MANIFEST}: this is not a valid manifest; create the folder again"
+    )
 
 
 def _check_files(folder: Path, files: dict[str, Any]) -> None:
@@ -127,8 +130,8 @@ def _check_files(folder: Path, files: dict[str, Any]) -> None:
             size <= HASHED_ON_LOAD and file_hash(path) != entry["sha256"]
         ):
             raise MobatlasError(
-                f"{path}: differs from the entry in {MANIFEST} (changed or truncated); create the "
-                "folder again"
+                f"{path}: the file differs from its entry in {MANIFEST} (it was changed or "
+                "truncated); create the folder again"
             )
 
 
@@ -151,7 +154,7 @@ def refuse_corrupt(path: Path) -> Iterator[None]:
         if getattr(error, "errno", None) is not None or out_of_memory(error):
             raise
         raise MobatlasError(
-            f"{path}: is damaged or was not written by mobatlas; create it again"
+            f"{path}: the data is damaged or was not written by mobatlas; create it again"
         ) from error
 
 

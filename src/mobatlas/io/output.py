@@ -33,10 +33,10 @@ from mobatlas.progress import log
 
 MARKER = "unfinished.json"  # in the checkpoint folder, while an output folder is unfinished
 SCRATCH = ".scratch"
-EXISTS = "exists already; choose another --out or pass --overwrite"
+EXISTS = "this output exists already; choose another --out or pass --overwrite"
 FOREIGN = (
-    "was not written by mobatlas, or an older version left it unfinished; delete it yourself or "
-    "choose another --out"
+    "this was not written by mobatlas, or an older version left it unfinished; "
+    "delete it yourself or choose another --out"
 )
 
 
@@ -232,7 +232,9 @@ def refuse_overlap(source: Path, out: Path) -> None:
     read = source.resolve()
     written = out.resolve()
     if read == written or written in read.parents or read in written.parents:
-        raise MobatlasError(f"{out}: overlaps with the source {source}; choose another --out")
+        raise MobatlasError(
+            f"{out}: this output overlaps with the source {source}; choose another --out"
+        )
 
 
 def _absolute(path: Path) -> Path:
@@ -245,10 +247,10 @@ def _marker(out: Path) -> Path:
 
 def _check_place(out: Path) -> None:
     if out.is_symlink():
-        raise MobatlasError(f"{out}: is a symbolic link; give the folder itself as --out")
+        raise MobatlasError(f"{out}: this is a symbolic link; give the folder itself as --out")
     if Path.cwd() == out or out in Path.cwd().parents:
         raise MobatlasError(
-            f"{out}: is the current folder or one of its parents; choose another --out"
+            f"{out}: this is the current folder or one of its parents; choose another --out"
         )
 
 
@@ -267,8 +269,8 @@ def _check_replaceable(out: Path, kind: str, overwrite: bool) -> None:
         raise MobatlasError(f"{out}: {FOREIGN}")
     if manifest.get("kind") != kind:
         raise MobatlasError(
-            f"{out}: is a {manifest.get('kind')} folder, not a {kind} folder, so --overwrite does "
-            "not replace it; choose another --out"
+            f"{out}: this is a {manifest.get('kind')} folder, not a {kind} folder, so --overwrite "
+            "does not replace it; choose another --out"
         )
     known = {MANIFEST, *manifest["files"], *(manifest.get("unlisted") or ())}
     files = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
@@ -280,7 +282,8 @@ def _check_unfinished(out: Path, names: frozenset[str], overwrite: bool) -> None
     _check_place(out)
     if not overwrite:
         raise MobatlasError(
-            f"{out}: is unfinished; pass --resume to continue it or --overwrite to start over"
+            f"{out}: this folder is unfinished; pass --resume to continue it or --overwrite to "
+            "start over"
         )
     _refuse_foreign_files(out, _foreign_names(out, names))
 
@@ -289,7 +292,7 @@ def _check_replaceable_file(out: Path, overwrite: bool) -> None:
     """Refuse an existing file unless `overwrite` is set and mobatlas wrote the file."""
     if out.is_dir():
         raise MobatlasError(
-            f"{out}: is a folder; give a file, such as {out / 'samples.parquet'}, as --out"
+            f"{out}: this is a folder; give a file, such as {out / 'samples.parquet'}, as --out"
         )
     if not out.exists():
         return
@@ -306,8 +309,8 @@ def _check_replaceable_file(out: Path, overwrite: bool) -> None:
 def _refuse_foreign_files(out: Path, foreign: list[str]) -> None:
     if foreign:
         raise MobatlasError(
-            f"{out}: contains {foreign[0]}, which mobatlas did not write; move it elsewhere before "
-            "you pass --overwrite"
+            f"{out}: the folder contains {foreign[0]}, which mobatlas did not write; move it "
+            "elsewhere before you pass --overwrite"
         )
 
 

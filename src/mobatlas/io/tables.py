@@ -54,7 +54,7 @@ def read_table(path: Path) -> pd.DataFrame:
             )
     except (ValueError, OSError) as error:  # from pyarrow or pandas
         raise MobatlasError(
-            f"{path}: cannot be read as Parquet or CSV ({first_line(error)}); "
+            f"{path}: the table cannot be read as Parquet or CSV ({first_line(error)}); "
             "quote names that contain a comma"
         ) from None
     if not isinstance(table.index, pd.RangeIndex):

@@ -84,7 +84,7 @@ def refuse_foreign_folder(folder: Path) -> None:
     visible = [path.name for path in entries if not path.name.startswith(".")]
     if visible and STEPS_FILE not in visible:
         raise MobatlasError(
-            f"{folder}: contains files that are not from a run of this version; "
+            f"{folder}: the folder contains files that are not from a run of this version; "
             "choose another --out"
         )
 

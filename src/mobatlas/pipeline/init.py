@@ -69,13 +69,15 @@ class _Visits:
 def write_configuration(out: Path, files: InputFiles, *, overwrite: bool = False) -> list[str]:
     """Write the YAML file and return the lines to print about it."""
     if out.is_dir():
-        raise MobatlasError(f"--out {out}: is a folder; give the name of a YAML file")
+        raise MobatlasError(f"--out {out}: this is a folder; give the name of a YAML file")
     if out.exists() and not overwrite:
-        raise MobatlasError(f"{out}: exists already; choose another name, or pass --overwrite")
+        raise MobatlasError(
+            f"{out}: this file exists already; choose another name, or pass --overwrite"
+        )
     for option in ("visits", "composition", "aggregates"):
         path = getattr(files, option)
         if path is not None and not path.exists():
-            raise MobatlasError(f"--{option} {path}: does not exist; check the path")
+            raise MobatlasError(f"--{option} {path}: this path does not exist; check it")
     people = _people_table(files.visits)
     columns = () if people is None else _column_names(people)
     region_columns = tuple(filter(looks_like_region, columns))
@@ -94,7 +96,7 @@ def write_configuration(out: Path, files: InputFiles, *, overwrite: bool = False
             "regions: the configuration uses a controlled partition, which needs labels; "
             f"pass --by {region_columns[0]} to use the regions of your people"
         )
-    return [*lines, f"{out}: written; check it, then start: mobatlas run {out}"]
+    return [*lines, f"wrote {out}; check it, then start: mobatlas run {out}"]
 
 
 def _render(
@@ -130,36 +132,36 @@ def _check_regions(
     faults = (
         (
             by is None and files.composition is None and files.aggregates is not None,
-            "--composition: is missing; aggregates need the composition of the same regions",
+            "--composition is missing; aggregates need the composition of the same regions",
         ),
         (
             by is None and files.composition is not None and files.aggregates is None,
-            "--aggregates: is missing; give the aggregates of the same regions. To count them from "
+            "--aggregates is missing; give the aggregates of the same regions. To count them from "
             f"your visits instead, pass --by with the region column of people{example}",
         ),
         (
             by is not None and files.aggregates is not None,
-            f"--by {by}: counts aggregates from your visits, but --aggregates gives them too; "
+            f"--by {by} counts aggregates from your visits, but --aggregates gives them too; "
             "remove one of the two",
         ),
         (
             by is not None and people is None,
-            f"--by {by}: needs a table of people; give --visits, a folder with the tables "
+            f"--by {by} needs a table of people; give --visits, a folder with the tables "
             "visits and people",
         ),
         (
             by is not None and by not in columns,
-            f"{people}: has no column '{by}'{suggestion(by or '', columns)} "
+            f"{people}: the table has no column '{by}'{suggestion(by or '', columns)} "
             f"(columns: {', '.join(columns)})",
         ),
         (
             by == "user_id" or by in ANCHORS or by in attributes,
-            f"--by {by}: is not a column of regions; give the column with each person's region"
+            f"--by {by}: this is not a column of regions; give the column with each person's region"
             f"{example}",
         ),
         (
             by is not None and files.composition is None and not attributes,
-            f"--composition: is missing; give it, because {people} has no attributes (age, gender) "
+            f"--composition is missing; give it, because {people} has no attributes (age, gender) "
             "to count it from",
         ),
     )
@@ -197,15 +199,15 @@ def _read_visits(path: Path) -> _Visits:
     table = path if path.is_file() else find_table(path, "visits")
     if table is None:
         raise MobatlasError(
-            f"{path}: contains neither visits.parquet nor visits.csv; give the file itself, or "
-            "set `source.format` in the configuration"
+            f"{path}: the folder contains neither visits.parquet nor visits.csv; give the file "
+            "itself, or set `source.format` in the configuration"
         )
     columns = _column_names(table)
     missing = [name for name in REQUIRED if name not in columns]
     if missing:
         raise MobatlasError(
-            f"{table}: has no column '{missing[0]}'; rename a column, or set `source.format` "
-            "in the configuration"
+            f"{table}: the table has no column '{missing[0]}'; rename a column, or set "
+            "`source.format` in the configuration"
         )
     [(rows, people, days, days_per_person)] = _query(
         table,
@@ -214,7 +216,7 @@ def _read_visits(path: Path) -> _Visits:
         "write times as 2024-03-04 08:00",
     )
     if not rows:
-        raise MobatlasError(f"{table}: contains no visits; give a table with rows")
+        raise MobatlasError(f"{table}: the table contains no visits; give a table with rows")
     return _Visits(path, rows, people, days, float(days_per_person), "departure" in columns)
 
 

@@ -468,7 +468,7 @@ class _Steps:
 def _refuse_missing(path: Path, key: str) -> None:
     if not path.exists():
         raise MobatlasError(
-            f"{path}: does not exist; `{key}` is relative to the configuration file"
+            f"{path}: this path does not exist; `{key}` is relative to the configuration file"
         )
 
 

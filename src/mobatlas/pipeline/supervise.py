@@ -50,14 +50,19 @@ class SuperviseOptions:
     divergence
         For "finetune": "js", "tv", "kl" or "hellinger"; "js" if None.
     membership
-        For "tilt": start the weights from the composition of each person's own region.
+        For "tilt": weight each person by the composition of the person's own region.
     from_scratch
-        For "strong" and "tilt": train the conditional part from new weights.
+        For "strong" and "tilt": train from new random weights, not from those of phase 1.
     preset
         For "finetune": "small" or "paper".
     values
         Options of the generator (`{"weighted_fit": {"steps": 500}}`) and of phase 2 (`visits`,
         `groups_explain`, `calibration`, and a section named like the strategy).
+
+    Examples
+    --------
+    >>> SuperviseOptions(strategy="tilt", values={"calibration": {"pool": 8192}}).membership
+    False
     """
 
     strategy: str = AUTO

@@ -149,8 +149,8 @@ def read_aggregates(
         values = _shares(values, features)
         n = np.ones(len(regions))
         decisions.append(
-            f"{path.name}: has no column 'n', so only shares of visits are known. Groups that go "
-            "out more have more weight in them, and all regions have equal weight"
+            f"{path.name}: the table has no column 'n', so only shares of visits are known. Groups "
+            "that go out more have more weight in them, and all regions have equal weight"
         )
     if notes is not None:
         notes += decisions

@@ -258,7 +258,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     columns = np.flatnonzero([name in bins for name in v.features])
     if not len(columns):
         raise MobatlasError(
-            f"{published}: has no feature of {', '.join(each.name for each in maps)}; "
+            f"{published}: the table has no feature of {', '.join(each.name for each in maps)}; "
             "choose another --feature"
         )
     row = _match_regions(v.regions, p.regions)
@@ -427,8 +427,8 @@ def _unmatched_warning(regions: Sequence[str], present: str, absent: str) -> lis
     more = ", ..." if len(regions) > MAX_LISTED else ""
     count = f"{len(regions):,} region{'s' if len(regions) > 1 else ''}"
     return [
-        f"{count} of {present} left out, because {absent} has no such region ({listed}{more}); "
-        "do both use the same ids?"
+        f"{count} of {present} {'are' if len(regions) > 1 else 'is'} left out, because {absent} "
+        f"has no such region ({listed}{more}); do both use the same ids?"
     ]
 
 

@@ -87,7 +87,13 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The differences between groups that P and n identify."""
+    """The differences between groups that P and n identify.
+
+    Examples
+    --------
+    >>> diagnosis = diagnose(read_composition("census.csv"), n=500)  # doctest: +SKIP
+    >>> [each.sentence() for each in diagnosis.contrasts]  # doctest: +SKIP
+    """
 
     groups: tuple[str, ...]
     regions: int

@@ -24,7 +24,14 @@ MIN_REST_SHARE = 0.01  # of the population: rounding errors dominate a smaller r
 
 @dataclass(frozen=True)
 class Composition:
-    """p(d|g): the share of each group among the people of each region."""
+    """p(d|g): the share of each group among the people of each region.
+
+    Examples
+    --------
+    >>> groups = Groups.of({"gender": ("M", "F")})
+    >>> Composition(groups, ("north",), np.array([[0.4, 0.6]]), np.array([250.0])).absent_groups
+    []
+    """
 
     groups: Groups
     regions: tuple[str, ...]
@@ -48,7 +55,14 @@ class Composition:
 
 @dataclass(frozen=True)
 class Aggregates:
-    """nu(g): the mean counts per window over the people of each region."""
+    """nu(g): the mean counts per window over the people of each region.
+
+    Examples
+    --------
+    >>> v = Aggregates(("north",), ("poi:gym", "poi:park"), np.array([[0.5, 2]]), np.array([250.0]))
+    >>> v.select_features(np.array([1])).features
+    ('poi:park',)
+    """
 
     regions: tuple[str, ...]
     features: tuple[str, ...]  # `map:bin`
@@ -81,7 +95,13 @@ class Aggregates:
 
 @dataclass(frozen=True)
 class Population:
-    """All people that the regions were drawn from, including people outside every region."""
+    """All people that the regions were drawn from, including people outside every region.
+
+    Examples
+    --------
+    >>> Population(shares=np.array([0.4, 0.6]), values=np.array([0.5, 2]), n=1_000).n
+    1000
+    """
 
     shares: Floats  # w (groups,), sum to 1
     values: Floats  # mu0 (features,) mean counts per window over people
@@ -90,7 +110,13 @@ class Population:
 
 @dataclass(frozen=True)
 class Regions:
-    """Composition and aggregates of the same regions, in the same order."""
+    """Composition and aggregates of the same regions, in the same order.
+
+    Examples
+    --------
+    >>> load_regions("regions").composition.shares.shape  # doctest: +SKIP
+    (16, 8)
+    """
 
     composition: Composition
     aggregates: Aggregates

@@ -286,7 +286,7 @@ def _people_of_table(path: Path, model: Model, has_group: bool) -> People:
     if "group" not in table.columns:
         return People(anchors, groups.names if groups is not None else (), in_order=True)
     if has_group:
-        raise MobatlasError(f"--group: {path} has a column 'group' already; leave one of them out")
+        raise MobatlasError(f"--group: {path} also has a column 'group'; leave out one of the two")
     codes, names = key_column(path, table, "group")
     if groups is None:  # a baseline, sampled for the people of the models it is compared with
         log.warning(

@@ -354,7 +354,7 @@ class Accepted:
 
     trajectories: Trajectories
     numbers: Ints  # (n,) of the candidates, ascending
-    following: int  # the candidate to continue from
+    next_candidate: int  # the candidate to continue from
     drawn: int  # candidates that were drawn
 
 
@@ -456,9 +456,9 @@ class CalibratedSampler:
     ) -> Accepted:
         """Form `population`: accept or reject candidates from number `first` on until there are n.
 
-        To continue, pass `following` as `first`. An error is raised after ten times the expected
-        number of candidates. `block` candidates are drawn at a time, which does not change the
-        result.
+        To continue, pass `next_candidate` as `first`. An error is raised after ten times the
+        expected number of candidates. `block` candidates are drawn at a time, which does not
+        change the result.
         """
         if n < 1 or not 0 <= group < len(self.groups):
             raise MobatlasError(
@@ -485,9 +485,9 @@ class CalibratedSampler:
             count += len(parts[-1][1])
             position += size
         numbers = np.concatenate([part for _, part in parts])
-        following = int(numbers[-1]) + 1
+        next_candidate = int(numbers[-1]) + 1
         samples = Trajectories.joined([part for part, _ in parts])
-        return Accepted(samples, numbers, following, following - first)
+        return Accepted(samples, numbers, next_candidate, next_candidate - first)
 
     def _accept(
         self, first: int, size: int, group: int, seed: int, most: int

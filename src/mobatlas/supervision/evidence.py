@@ -343,18 +343,18 @@ def _check_regions(folder: Path, regions: Regions) -> None:
     values = regions.aggregates.values
     if np.isnan(values).all():
         raise MobatlasError(
-            f"{folder}: every value of the aggregates is suppressed; use other ones"
+            f"{folder}: every value of the aggregates is suppressed; use other aggregates"
         )
     if not ((values != 0) & ~np.isnan(values)).any():
         raise MobatlasError(
             f"{folder}: every value of the aggregates is zero; "
-            "create it again with `mobatlas regions`"
+            "create the regions again with `mobatlas regions`"
         )
     for name, shares in zip(regions.groups.names, regions.composition.shares.T, strict=True):
         if not shares.sum() > 0:
             raise MobatlasError(
                 f"{folder}: no region has people of group '{name}'; "
-                "merge it with another group, or add regions where it lives"
+                "merge it with another group, or add regions with such people"
             )
 
 
@@ -385,17 +385,21 @@ def _build_phi(
         phi = Phi.of(regions.aggregates.features, dataset.vocabulary, details.get("mask", ()))
     except MobatlasError as error:
         raise MobatlasError(
-            f"{folder.path}: belongs to another dataset than {dataset.path} ({error}); {again}"
+            f"{folder.path}: these regions belong to another dataset than {dataset.path} "
+            f"({error}); {again}"
         ) from None
     if details.get("dataset", {}).get("content_hash") == dataset.manifest.content_hash:
         return phi, []
     all_bins = {name for each in phi.maps for name in each.bins}
     if details.get("source") != "tables" and all_bins != set(folder.regions.aggregates.features):
         raise MobatlasError(
-            f"{folder.path}: belongs to another dataset than {dataset.path}, with other places; "
-            f"{again}"
+            f"{folder.path}: these regions belong to another dataset than {dataset.path}, with "
+            f"other places; {again}"
         )
-    return phi, [f"belongs to another dataset than {dataset.path}; people are matched by user_id"]
+    return phi, [
+        f"these regions belong to another dataset than {dataset.path}; people are matched by "
+        "user_id"
+    ]
 
 
 def _visits(
@@ -486,7 +490,7 @@ def _recovery_warnings(
     ]
     warnings = [*diagnosis.warnings, *unidentified]
     shares = zip(recovery.groups.names, recovery.information().tolist(), strict=True)
-    vague = [f"{name} ({share:.0%})" for name, share in shares if share < MOSTLY_PRIOR]
+    vague = [f"{name} ({share:.0%} evidence)" for name, share in shares if share < MOSTLY_PRIOR]
     if len(vague) > MAX_NAMED:
         vague = [*vague[:MAX_NAMED], f"{len(vague) - MAX_NAMED} more groups"]
     if vague:

@@ -385,7 +385,8 @@ class _Task:
         usable = np.flatnonzero(np.any([~np.isnan(goal.values).all(1) for goal in goals], axis=0))
         if not len(usable):
             raise MobatlasError(
-                f"{self.folder.path}: all aggregates are zero, masked or suppressed; use others"
+                f"{self.folder.path}: all aggregates are zero, masked or suppressed; use other "
+                "features"
             )
         empty = [region for region in usable.tolist() if not len(anchors[region])]
         if empty:
@@ -428,7 +429,7 @@ class _Task:
 def _copy_with_groups(model: Generator, groups: Groups, seed: int) -> Generator:
     """Return a copy with the groups; a model that already has groups must have the same ones."""
     if model.groups is None:
-        return model.with_groups(groups, seed, alike=True)
+        return model.with_groups(groups, seed, equal_groups=True)
     if model.groups != groups:
         raise MobatlasError(
             f"finetune: the model has the groups {model.groups.names}, but the regions have "

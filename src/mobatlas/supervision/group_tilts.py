@@ -141,10 +141,10 @@ def fit_group_tilts(
         tilts.append(tilt if by_person else replace(tilt, weights=weights[group]))
         gaps.append(gap)
     log.info(
-        "Tilts fitted: the effective sample size of a group is at least %.0f of %d %ss.",
+        "Tilts fitted: the effective sample size of a group is at least %.0f of %d %s.",
         min(tilt.effective_sample_size for tilt in tilts),
         units.rows.shape[0],
-        config.unit,
+        "people" if by_person else "trajectories",
     )
     return GroupTilts(
         groups=evidence.groups,

@@ -60,18 +60,23 @@ class StrategyOptions:
     ----------
     config
         Options that strategies share.
-    own
-        The strategy's own section, an instance of `Strategy.config`; None if it has none.
+    section
+        The strategy's own options, an instance of `Strategy.config`; None if it has none.
     membership
-        Whether the prior of a person comes from the composition of the person's region.
+        Whether each person is weighted by the composition of the person's own region.
     from_scratch
-        Whether the conditional part is trained from new weights.
+        Whether training starts from new random weights, not from those of phase 1.
     quiet
         Print log lines instead of progress bars.
+
+    Examples
+    --------
+    >>> StrategyOptions(membership=True).config.visits
+    True
     """
 
     config: SuperviseConfig = field(default_factory=SuperviseConfig)
-    own: Any = None
+    section: Any = None
     membership: bool = False
     from_scratch: bool = False
     quiet: bool = False
@@ -97,6 +102,10 @@ class Supervised:
         Entries for the manifest.
     moments
         The means behind the calibration of a strategy that needs no regions.
+
+    Examples
+    --------
+    >>> Supervised(fitted, {"loss": 2.1})  # doctest: +SKIP
     """
 
     generator: Generator
@@ -184,7 +193,11 @@ def register_strategy(strategy: Strategy) -> None:
     Parameters
     ----------
     strategy
-        The strategy; see `Strategy` for an example.
+        The strategy; `Strategy` shows how to write `run`.
+
+    Examples
+    --------
+    >>> register_strategy(Strategy("untrained", run))  # doctest: +SKIP
     """
     if strategy.name == AUTO:
         raise MobatlasError(f"strategy '{AUTO}' exists already; choose another name")
@@ -282,7 +295,7 @@ def build_options(
     base = {strategy.name: strategy.presets[preset]} if preset else {}
     chosen = {strategy.name: {"divergence": divergence}} if divergence else {}
     config = build(config_class(), merge(base, values, chosen), "supervise")
-    return replace(options, config=config, own=getattr(config, strategy.name, None))
+    return replace(options, config=config, section=getattr(config, strategy.name, None))
 
 
 def _run_tilt(
@@ -293,7 +306,7 @@ def _run_tilt(
     options: StrategyOptions,
 ) -> Supervised:
     """Weight training people, train on them, calibrate."""
-    tilts = fit_group_tilts(evidence, dataset, options.own, membership=options.membership)
+    tilts = fit_group_tilts(evidence, dataset, options.section, membership=options.membership)
     conditioned, metrics = fit_weighted(
         model, dataset, evidence, tilts, trainer, from_scratch=options.from_scratch
     )
@@ -317,7 +330,7 @@ def _run_tilt_untrainable(
 ) -> Supervised:
     """Weight training people, and select samples with the means that these weights reach."""
     model.to(trainer.device.type)
-    tilts = fit_group_tilts(evidence, dataset, options.own, membership=options.membership)
+    tilts = fit_group_tilts(evidence, dataset, options.section, membership=options.membership)
     moments = evidence.moments_by(options.membership)
     reached = replace(moments, means=moments.means - tilts.unmet)
     return _tilt_result(model, tilts, evidence, {}, _calibrate(model, reached, trainer, options))
@@ -388,7 +401,7 @@ def _run_finetune(
     options: StrategyOptions,
 ) -> Supervised:
     """The paper's phase 2, from phase 1 or from a tilted model."""
-    config: FinetuneConfig = options.own
+    config: FinetuneConfig = options.section
     moments = evidence.aggregate_moments
 
     def distances(current: Generator) -> dict[str, float]:
@@ -415,7 +428,7 @@ def _run_strong(
     options: StrategyOptions,
 ) -> Supervised:
     """The labelled upper bound, and its calibration to the means of labelled people."""
-    config: StrongConfig = options.own
+    config: StrongConfig = options.section
     fitted, report = fit_labels(model, dataset, trainer, from_scratch=options.from_scratch)
     if not config.features:
         return Supervised(fitted, {STRONG: report})

@@ -170,17 +170,19 @@ class Checkpoints:
                 raise ValueError
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
             raise MobatlasError(
-                f"{path}: is not a readable checkpoint (cut short, or not written by mobatlas); "
-                f"{remedy}, or {START_OVER}"
+                f"{path}: this is not a readable checkpoint (cut short, or not written by "
+                f"mobatlas); {remedy}, or {START_OVER}"
             ) from None
         if facts["format"] != FORMAT:
             raise MobatlasError(
-                f"{path}: has checkpoint format {facts['format']}, and this version of mobatlas "
-                f"reads format {FORMAT}; {START_OVER}"
+                f"{path}: the file has checkpoint format {facts['format']}, and this version of "
+                f"mobatlas reads format {FORMAT}; {START_OVER}"
             )
         difference = self.identity.difference(facts)
         if difference:
-            raise MobatlasError(f"{path}: is from another run: {difference}; {SAME_CONFIGURATION}")
+            raise MobatlasError(
+                f"{path}: this checkpoint is from another run: {difference}; {SAME_CONFIGURATION}"
+            )
         return Checkpoint(path, tensors, facts)
 
 
@@ -293,8 +295,8 @@ def load_weights(folder: Path, networks: Mapping[str, nn.Module]) -> None:
         saved = load_file(path)
     except (OSError, SafetensorError, ValueError):
         raise MobatlasError(
-            f"{path}: is not a readable safetensors file (cut short, or not written by mobatlas); "
-            "train the model again"
+            f"{path}: this is not a readable safetensors file (cut short, or not written by "
+            "mobatlas); train the model again"
         ) from None
     for name, tensor in saved.items():
         if not bool(tensor.isfinite().all()):

@@ -126,7 +126,7 @@ def _choose_precision(precision: str, kind: str) -> Any:
 
 
 @contextmanager
-def defer_signals(wanted: bool) -> Iterator[list[int]]:
+def defer_signals(enabled: bool) -> Iterator[list[int]]:
     """Record the first Ctrl-C or SIGTERM, so that the step can finish; a second stops at once."""
     received: list[int] = []
     previous: dict[int, Any] = {}
@@ -140,7 +140,7 @@ def defer_signals(wanted: bool) -> Iterator[list[int]]:
         restore()
         log.warning("stopping after this step; a second signal stops at once")
 
-    if wanted and threading.current_thread() is threading.main_thread():
+    if enabled and threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) not in (None, signal.SIG_IGN):
                 previous[number] = signal.signal(number, collect)

@@ -51,7 +51,13 @@ VISITS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class City:
-    """The three canonical tables of a simulated city."""
+    """The three canonical tables of a simulated city.
+
+    Examples
+    --------
+    >>> simulate(CityConfig(users=5, pois=12, days=3), seed=0).pois.num_rows
+    12
+    """
 
     visits: Any  # pyarrow.Table
     people: Any  # pyarrow.Table, with the attributes

@@ -157,8 +157,8 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> dict[str, _Fault]:
         "reserved": _Fault(
             reserved,
             ("poi_id",),
-            "column 'poi_id' uses a reserved word; flag the row as is_home or is_work, or rename "
-            "the place;",
+            "column 'poi_id' uses a reserved word (flag the row as is_home or is_work, or rename "
+            "the place)",
         ),
         "reversed": _Fault(_is_true(stay < 0), times, "column 'departure' is before 'arrival'"),
         "long_stay": _Fault(

@@ -130,11 +130,12 @@ def require_known_people(users: ir.Table, people: ir.Table, source: Source, engi
     )
     if in_visits and not in_people:
         raise MobatlasError(
-            f"{source.people_where}: has no rows; leave it out, or give a row for each person"
+            f"{source.people_where}: the table has no rows; leave it out, or give a row for each "
+            "person"
         )
     if in_visits:
         raise MobatlasError(
-            f"{source.people_where}: has no user_id of {source.where} "
+            f"{source.people_where}: the table has no user_id of {source.where} "
             f"(people have '{in_people[0]}', visits have '{in_visits[0]}'); "
             "write the ids the same way in both"
         )
@@ -187,7 +188,10 @@ def find_groups(
         values = set(labels[name].unique().to_pylist()) - {None}
         levels[name] = configured.get(name) or order_levels(values)
         if not levels[name]:
-            raise MobatlasError(f"people: column '{name}' is empty for everyone who was kept")
+            raise MobatlasError(
+                f"people: column '{name}' is empty for all people with a trajectory; fill it, or "
+                "leave it out of attributes"
+            )
         unknown = values - set(levels[name])
         if unknown:
             raise MobatlasError(

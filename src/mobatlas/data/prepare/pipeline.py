@@ -49,7 +49,7 @@ class WindowCounts:
     """Windows with at least one observed day."""
 
     kept: int
-    fell: dict[str, int]  # windows by the first reason that applies
+    dropped: dict[str, int]  # windows by the first reason that applies
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,12 @@ class Summary:
         Users that the people table lists; None without such a table.
     notes
         Sentences about how the source was read.
+
+    Examples
+    --------
+    >>> summary = prepare("city", "dataset")  # doctest: +SKIP
+    >>> summary.windows.dropped["short"]  # doctest: +SKIP
+    17
     """
 
     rows: RowCounts
@@ -98,7 +104,7 @@ class Summary:
             "users": self.users,
             "users_in_people": self.users_in_people,
             "pois": self.pois,
-            "windows": asdict(self.windows),
+            "windows": {"kept": self.windows.kept, "fell": self.windows.dropped},
             "splits": {name: counts.as_dict() for name, counts in self.splits.items()},
             "inferred_anchors": list(self.inferred),
             "people_columns": {key: list(names) for key, names in asdict(self.columns).items()},
@@ -205,7 +211,7 @@ def _refuse_address(path: str) -> None:
     """Refuse hdfs://, s3a:// and the like, also as `Path` writes them, with one slash."""
     if re.match(r"[a-z][a-z0-9+.-]+:/", path, re.IGNORECASE) and not Path(path).exists():
         raise MobatlasError(
-            f"{path}: is an address, not a path; mount that storage (on every worker too) "
+            f"{path}: this is an address, not a path; mount that storage (on every worker too) "
             "and give its path"
         )
 
@@ -360,7 +366,7 @@ def _count_windows(windows: ir.Table, engine: Engine) -> WindowCounts:
     by_reason = {row["reason"]: int(row["n"]) for row in counted.to_pylist()}
     return WindowCounts(
         kept=by_reason.get(None, 0),
-        fell={reason: by_reason.get(reason, 0) for reason in steps.REASONS},
+        dropped={reason: by_reason.get(reason, 0) for reason in steps.REASONS},
     )
 
 
@@ -369,7 +375,7 @@ def _no_window_passed(
 ) -> str:
     instants = observed.visits.end == observed.visits.start
     facts = one(engine, observed.visits.aggregate(all_instants=instants.all()))
-    fell = counts.fell
+    dropped = counts.dropped
     advice = {
         "coverage": "the source has no departures: set quality.min_coverage=0, or "
         "missing_departure=until_next"
@@ -381,13 +387,13 @@ def _no_window_passed(
         "anchors": "set anchors.require_both=false to keep people without a known home and work",
         "": "window.origin is after the last visit; choose an earlier date",
     }
-    worst = max(fell, key=fell.__getitem__) if any(fell.values()) else ""
+    worst = max(dropped, key=dropped.__getitem__) if any(dropped.values()) else ""
     return (
-        f"{source.where}: no window passed the quality rule: {sum(fell.values()):,} windows of "
+        f"{source.where}: no window passed the quality rule: {sum(dropped.values()):,} windows of "
         f"{config.window.days} days were dropped ("
-        f"{fell['unreliable']:,} with too many unreliable days, "
-        f"{fell['coverage']:,} with too few well-covered days, {fell['short']:,} too short, "
-        f"{fell['anchors']:,} of people without home and work); {advice[worst]}"
+        f"{dropped['unreliable']:,} with too many unreliable days, "
+        f"{dropped['coverage']:,} with too few well-covered days, {dropped['short']:,} too short, "
+        f"{dropped['anchors']:,} of people without home and work); {advice[worst]}"
     )
 
 

@@ -77,7 +77,7 @@ def as_parquet(path: Path, work: Path) -> Path:
         convert(f"SELECT * FROM read_csv({literal(path)}, {options})", copy, keep_order=True)
     except duckdb.Error as error:
         raise MobatlasError(
-            f"{path}: not a readable CSV file in UTF-8: {duckdb_reason(error)}"
+            f"{path}: this is not a readable CSV file in UTF-8: {duckdb_reason(error)}"
         ) from None
     return copy
 
@@ -104,7 +104,7 @@ def refuse_damaged(path: Path, pattern: str) -> None:
             ).fetchall()
     except duckdb.Error as error:
         raise MobatlasError(
-            f"{path}: is damaged, or not Parquet ({duckdb_reason(error)})"
+            f"{path}: the data is damaged or not Parquet ({duckdb_reason(error)})"
         ) from None
 
 
@@ -131,7 +131,7 @@ def first_line(path: Path) -> str:
         with open_text(path, "rt", encoding="utf-8-sig") as lines:
             first = str(lines.readline(MAX_HEADER))
     except (OSError, EOFError, UnicodeError, zlib.error) as error:
-        raise MobatlasError(f"{path}: not a readable CSV file in UTF-8 ({error})") from None
+        raise MobatlasError(f"{path}: this is not a readable CSV file in UTF-8 ({error})") from None
     if len(first) >= MAX_HEADER:
         raise MobatlasError(
             f"{path}: the first line is longer than {MAX_HEADER:,} characters; give a table"
@@ -152,7 +152,7 @@ def parquet_schema(path: Path) -> pa.Schema:
         )
     except (pa.ArrowInvalid, OSError) as error:
         raise MobatlasError(
-            f"{path}: not a readable Parquet file; give .parquet or .csv "
+            f"{path}: this is not a readable Parquet file; give .parquet or .csv "
             f"({str(error).splitlines()[0]})"
         ) from None
     refuse_duplicate_columns(str(path), schema.names)

@@ -58,10 +58,10 @@ def require_one(folder: Path, files: Iterable[Path], expected: str) -> Path:
     """The only file; refuse a folder with none or several."""
     paths = list(files)
     if not paths:
-        raise MobatlasError(f"{folder}: contains no {expected}")
+        raise MobatlasError(f"{folder}: the folder contains no {expected}")
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
-        raise MobatlasError(f"{folder}: contains several ({names}); give the path of one of them")
+        raise MobatlasError(f"{folder}: several files fit ({names}); give the path of one of them")
     return paths[0]
 
 

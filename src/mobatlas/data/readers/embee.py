@@ -78,7 +78,9 @@ def read(path: Path, engine: Engine, options: EmbeeOptions) -> Source:
     visits_file = path if path.is_file() else _first_table(path, VISITS_FILES)
     people_file = None if path.is_file() else _first_table(path, PEOPLE_FILES)
     if visits_file is None:
-        raise MobatlasError(f"{path}: contains no table traj or visits, as .csv or .parquet")
+        raise MobatlasError(
+            f"{path}: the folder contains no table traj or visits, as .csv or .parquet"
+        )
     return Source(
         where=str(visits_file),
         visits=_visits(open_table(visits_file, engine), str(visits_file), options),

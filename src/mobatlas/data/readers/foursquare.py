@@ -75,7 +75,9 @@ def read(path: Path, engine: Engine, options: FoursquareOptions) -> Source:
     except duckdb.Error as error:
         for file in filter(None, (checkins, pois)):
             _refuse_bad_line(file)
-        raise MobatlasError(f"{checkins}: cannot be read ({str(error).splitlines()[0]})") from None
+        raise MobatlasError(
+            f"{checkins}: the file cannot be read ({str(error).splitlines()[0]})"
+        ) from None
     return Source(
         where=str(checkins), visits=engine.read(target), notes=("check-ins have no departures",)
     )

@@ -169,7 +169,8 @@ def _trajectory_folders(path: Path) -> dict[str, Path]:
     }
     if not folders:
         raise MobatlasError(
-            f"{path}: contains no <person>/Trajectory/*.plt; give GeoLife's folder 'Data'"
+            f"{path}: the folder contains no <person>/Trajectory/*.plt; give GeoLife's folder "
+            "'Data'"
         )
     return folders
 
@@ -198,7 +199,8 @@ def _read_file(file: Path) -> tuple[pa.Table, int]:
     content = file.read_bytes()
     if not content.isascii():
         raise MobatlasError(
-            f"{file}: not a GeoLife track (it has bytes that are not text); correct or remove it"
+            f"{file}: this is not a GeoLife track (it has bytes that are not text); correct or "
+            "remove it"
         )
     try:
         table = pacsv.read_csv(
@@ -211,7 +213,8 @@ def _read_file(file: Path) -> tuple[pa.Table, int]:
         if "Empty CSV file" in str(error):
             return pa.schema(TYPES).empty_table(), 0
         raise MobatlasError(
-            f"{file}: not a GeoLife track ({str(error).splitlines()[0]}); correct or remove it"
+            f"{file}: this is not a GeoLife track ({str(error).splitlines()[0]}); correct or "
+            "remove it"
         ) from None
     return table, len(skipped)
 

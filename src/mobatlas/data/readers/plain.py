@@ -16,7 +16,7 @@ def read(path: Path, engine: Engine, options: NoOptions) -> Source:
     if not any(files.values()) and any(path.glob("*.parquet")):
         files["visits"] = path  # the parts of one table, as Spark writes them
     if files["visits"] is None:
-        raise MobatlasError(f"{path}: contains no visits.parquet or visits.csv")
+        raise MobatlasError(f"{path}: the folder contains no visits.parquet or visits.csv")
     tables = {name: open_table(file, engine) for name, file in files.items() if file}
     return Source(
         where=str(files["visits"]),

@@ -93,11 +93,13 @@ def _open(path: Path, engine: Engine) -> ir.Table:
         file for file in path.rglob("*") if file.name.lower().endswith((".csv", ".csv.gz"))
     )
     if has_parquet and csv:
-        raise MobatlasError(f"{path}: contains both Parquet and CSV files; keep one kind")
+        raise MobatlasError(
+            f"{path}: the folder contains both Parquet and CSV files; keep one kind"
+        )
     if has_parquet:
         return _lower(open_table(path, engine))
     if not csv:
-        raise MobatlasError(f"{path}: contains no .parquet, .csv or .csv.gz file")
+        raise MobatlasError(f"{path}: the folder contains no .parquet, .csv or .csv.gz file")
     tables = [_lower(open_table(file, engine)) for file in csv]
     columns = tables[0].columns
     for file, table in zip(csv, tables, strict=True):
@@ -164,7 +166,8 @@ def _join_places(table: ir.Table, where: str, engine: Engine, path: Path) -> ir.
     key = next((key for key in PLACE_KEYS if key in table.columns and key in places.columns), None)
     if key is None:
         raise MobatlasError(
-            f"{path}: shares neither 'placekey' nor 'safegraph_place_id' with {where}; add one"
+            f"{path}: the table shares neither 'placekey' nor 'safegraph_place_id' with {where}; "
+            "add one"
         )
     named = places.select(
         place=as_text(places[key]), lat=as_number(places.latitude), lon=as_number(places.longitude)

@@ -101,11 +101,13 @@ class Code:
         except MobatlasError:
             raise
         except (Exception, SystemExit) as error:
-            raise MobatlasError(f"{self.entry_point}: failed ({_describe(error)})") from error
+            raise MobatlasError(
+                f"{self.entry_point}: the function failed ({_describe(error)})"
+            ) from error
         if len(names) != len(seeds):
             raise MobatlasError(
-                f"{self.entry_point}: returned {len(names)} trajectories for {len(seeds)} rows of "
-                "anchors; return one for each"
+                f"{self.entry_point}: the function returned {len(names)} trajectories for "
+                f"{len(seeds)} rows of anchors; return one for each"
             )
         flat = [name for row in names for name in row]
         owner = np.repeat(np.arange(len(names)), [len(row) for row in names])
@@ -123,12 +125,13 @@ class Code:
         names = [] if isinstance(row, str) else list(row)
         if isinstance(row, str) or not all(isinstance(name, str) for name in names):
             raise MobatlasError(
-                f"{self.entry_point}: returned {str(row)[:40]!r} for a trajectory; return a list "
-                "of poi_id"
+                f"{self.entry_point}: the function returned {str(row)[:40]!r} for a trajectory; "
+                "return a list of poi_id"
             )
         if not names:
             raise MobatlasError(
-                f"{self.entry_point}: returned an empty trajectory; return at least one place"
+                f"{self.entry_point}: the function returned an empty trajectory; return at least "
+                "one place"
             )
         return names
 

@@ -130,7 +130,7 @@ def _resolve(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         return dict(values)
     path = folder / pool
     if not path.is_file():
-        problem = "is a folder; pass one Parquet file" if path.is_dir() else "no such file"
+        problem = "this is a folder; pass one Parquet file" if path.is_dir() else "no such file"
         raise MobatlasError(f"{path}: {problem} (option pool)")
     return dict(values) | {"pool": str(path), "sha256": file_hash(path)}
 

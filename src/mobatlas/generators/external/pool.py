@@ -170,7 +170,7 @@ class Pool:
             arrays = load_file(path)
         except (OSError, SafetensorError, ValueError):
             raise MobatlasError(
-                f"{path}: is not a readable safetensors file (cut short, or not written by "
+                f"{path}: this is not a readable safetensors file (cut short, or not written by "
                 "mobatlas); train the model again"
             ) from None
         try:

@@ -125,9 +125,9 @@ class LatentDiffusion(NetworkGenerator):
         self._schedule = noise_schedule(config.diffusion)
 
     def with_groups(
-        self, groups: Groups, seed: int, fresh: bool = False, *, alike: bool = False
+        self, groups: Groups, seed: int, fresh: bool = False, *, equal_groups: bool = False
     ) -> Self:
-        other = super().with_groups(groups, seed, fresh, alike=alike)
+        other = super().with_groups(groups, seed, fresh, equal_groups=equal_groups)
         other.autoencoder = copy.deepcopy(self.autoencoder)
         return other
 

@@ -90,6 +90,11 @@ class RecoveryOptions:
     groups_explain
         The largest share of the variance between people that groups explain, with region effects.
         100 removes this limit.
+
+    Examples
+    --------
+    >>> without_limit = RecoveryOptions(groups_explain=100)
+    >>> recover(load_regions("regions"), options=without_limit)  # doctest: +SKIP
     """
 
     region_effects: bool | None = None
@@ -100,7 +105,7 @@ class RecoveryOptions:
     def __post_init__(self) -> None:
         if not self.groups_explain > 0:
             raise MobatlasError(
-                f"groups_explain={self.groups_explain}: must be a number above 0, such as 0.2"
+                f"groups_explain={self.groups_explain}: give a number above 0, such as 0.2"
             )
 
 
