@@ -48,6 +48,7 @@ MINUTES: Mapping[str, int] = {"phase1": 20, "tilt": 18, "resample": 8, "finetune
 STRONG = "strong"
 STRONG_CALIBRATED = "strong, calibrated"
 PHASE1 = "phase1"
+DEFINITIONS = 2  # of metrics and floors: cells of other definitions are computed again
 STRIDE = 1_000  # between the seeds of two draws
 MEASURE = (
     "JSD in bits against test people of each group at equal sizes, averaged over groups; "
@@ -119,6 +120,7 @@ class Setup:
             "values": self.values,
             "city": self.city,
             "dataset": None if data is None else data.content_hash,
+            "definitions": DEFINITIONS,
         }
 
 

@@ -15,7 +15,7 @@ from bench.runner import Experiment
 from mobatlas.cli.options import Assignments, Json, Out, Overwrite, Quiet, show
 from mobatlas.config import DEFAULT_GENERATOR, parse_assignments
 from mobatlas.progress import track
-from mobatlas.report.tables import Table
+from mobatlas.report.tables import Table, write_tables
 
 app = typer.Typer(help="Reproducible benchmarks.", no_args_is_help=True)
 
@@ -103,6 +103,14 @@ def _register_question(name: str, description: str) -> None:
         profile: Profile = "quick",
         seeds: ProfileSeeds = None,
         first_seed: FirstSeed = 0,
+        generator: Family = "latent-diffusion",
+        strategy: Annotated[
+            list[str] | None, typer.Option(help="A strategy; may be repeated. All by default.")
+        ] = None,
+        without_rest: Annotated[
+            bool,
+            typer.Option("--without-rest", help="Leave out people whom a partition leaves out."),
+        ] = False,
         assignments: Assignments = None,
         json: Json = False,
         quiet: Quiet = False,
@@ -112,7 +120,9 @@ def _register_question(name: str, description: str) -> None:
         count = seeds or questions.get_profile(profile).seeds
         experiment = Experiment(out, count, first_seed, quiet)
         values = parse_assignments(assignments or [])
-        _show_question(out, questions.run(name, experiment, profile, values), json)
+        choice = questions.Choice(generator, strategy or (), without_rest)
+        result = questions.run(name, experiment, profile, values, choice=choice)
+        _show_question(out, result, json)
 
 
 _register_question("rq1", "RQ1 of the paper: compare strategies and partitions.")
@@ -291,6 +301,34 @@ def reweight(
     experiment = Experiment(out, seeds, first_seed, quiet)
     result = reweight_benchmark.run(data, experiment, options)
     show(result, json, reweighting_table(result).as_rich())
+
+
+@app.command("checkpoints")
+def checkpoints(
+    model: Annotated[Path, typer.Argument(help="A model folder, trained with --snapshot-steps N.")],
+    out: Folder,
+    dataset: Annotated[
+        Path | None, typer.Option("--dataset", help="The dataset folder, if it has moved.")
+    ] = None,
+    split: Annotated[
+        str, typer.Option("--split", help="Compare with these people: test or val.")
+    ] = "test",
+    seeds: Seeds = 1,
+    first_seed: FirstSeed = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw a learning curve: score the snapshots of a model on the test metrics."""
+    from bench import checkpoints as checkpoints_benchmark
+    from bench.report.figures import learning_curve_figure
+    from bench.report.learning_curve import learning_curve_table
+
+    experiment = Experiment(out, seeds, first_seed, quiet)
+    result = checkpoints_benchmark.run(model, experiment, dataset=dataset, split=split)
+    table = learning_curve_table(result)
+    write_tables(out, {"learning_curve": table})
+    learning_curve_figure(out / "learning_curve.png", result)
+    show(result, json, table.as_rich())
 
 
 @app.command("disclosure")

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.cells import BASELINE, MEASURE, Job, SeedFolder, Setup, model_cells
+from bench.cells import MEASURE, Job, SeedFolder, Setup, model_cells
 from bench.gaps import summarise
 from bench.runner import Cell, Command, Experiment, Runner
+from bench.score_models import BASELINE
 from bench.summary import write_result
 from mobatlas.config import merge
 from mobatlas.errors import MobatlasError

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.cells import BASELINE, PHASE1, STRONG, Job, rounded
+from bench.cells import PHASE1, STRONG, Job, rounded
 from bench.runner import read_cell
-from bench.score_models import FLOOR
+from bench.score_models import BASELINE, FLOOR
 from mobatlas.data.arrays import Floats
 from mobatlas.evaluation.comparison import gap_closed
 

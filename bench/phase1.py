@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from bench.cells import BASELINE, STRONG, SeedFolder, Setup, rounded
+from bench.cells import STRONG, SeedFolder, Setup, rounded
 from bench.runner import Cell, Command, Experiment, Runner
-from bench.score_models import FLOOR, score_everybody, score_groups
+from bench.score_models import BASELINE, FLOOR, score_everybody, score_groups
 from bench.summary import write_result
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.evaluation.comparison import gap_closed, sampling_floor

@@ -7,6 +7,7 @@ of the group.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.cells import BASELINE, STRONG, Job, SeedFolder, Setup
+from bench.cells import STRONG, Job, SeedFolder, Setup
 from bench.downstream import ByGroup, Comparison, compare_predictors
 from bench.next_poi import NEXT_POI_METRICS, NextPoiConfig, next_poi_config, with_two_visits
 from bench.options import check_options
 from bench.questions import get_profile
 from bench.real import PARTITION_FEATURES
 from bench.runner import Cell, Command, Experiment, Runner, read_cell
+from bench.score_models import BASELINE
 from bench.summary import write_result
 from bench.survey import check_survey, display_names, split_survey
 from mobatlas.config import format_assignments
@@ -45,8 +47,8 @@ LESS_IS_BETTER = ("geo_error_km",)
 MEASURE = (
     "of the next visit of real test people of a group, by a predictor that learnt from each "
     "material, as many trajectories of each; average over groups; spread: standard deviation "
-    "between seeds; gap_closed_real: the share of the way from the baseline to real training people, null if "
-    "the gap is below three standard errors over seeds"
+    "between seeds; gap_closed_real: the share of the gap from the baseline to real training "
+    "people, null for one seed or if the gap is below three standard errors over seeds"
 )
 
 
@@ -267,7 +269,8 @@ def summarise(out: Path, seeds: Sequence[int], sources: Sequence[Material]) -> d
                 metric,
                 scores[metric],
                 (average[BASELINE][metric], average[REAL][metric]),
-                spread[BASELINE][metric],
+                (spread[BASELINE][metric], spread[REAL][metric]),
+                len(seeds),
             )
             for metric in NEXT_POI_METRICS
         }
@@ -318,13 +321,15 @@ def _gap_closed(
     metric: str,
     value: float | None,
     ends: tuple[float | None, float | None],  # baseline, real
-    spread: float | None,
+    spreads: tuple[float | None, float | None],
+    seeds: int,
 ) -> float | None:
-    """Return the gap closed; None if the gap is smaller than the spread between seeds."""
+    """Return the gap closed; None for one seed, or if the gap is below three standard errors."""
     baseline, real = ends
-    if value is None or baseline is None or real is None:
+    if value is None or baseline is None or real is None or None in spreads:
         return None
+    error = math.hypot(*(spread or 0.0 for spread in spreads)) / math.sqrt(seeds)
     # `gap_closed` expects that lower is better.
     sign = 1 if metric in LESS_IS_BETTER else -1
-    share = gap_closed(sign * value, sign * baseline, sign * real, spread or 0.0)
+    share = gap_closed(sign * value, sign * baseline, sign * real, standard_error=error)
     return None if share is None else round(share, 3)

@@ -8,7 +8,7 @@ RQ2 varies the feature map of the aggregates: POIs, categories and transitions, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,33 @@ PROFILES: Mapping[str, Profile] = {
     "quick": Profile("small", 1, finetune_all=False),
     "full": Profile("paper", 3, finetune_all=True),  # the sizes of the paper, for a GPU
 }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The generator of all models, and the jobs to measure."""
+
+    generator: str = "latent-diffusion"
+    strategies: Sequence[str] = ()  # all by default
+    without_rest: bool = False  # the regions of partitions stand alone
+
+    def jobs(self, jobs: Sequence[Job]) -> list[Job]:
+        """Return the chosen jobs."""
+        known = list(dict.fromkeys(job.strategy for job in jobs))
+        for name in self.strategies:
+            if name not in known:
+                raise MobatlasError(
+                    f"--strategy {name} is not measured here{suggestion(name, known)} "
+                    f"(known: {', '.join(known)})"
+                )
+        return [
+            replace(job, rest=not self.without_rest)
+            for job in jobs
+            if job.strategy in (self.strategies or known)
+        ]
+
+
+ALL = Choice()
 
 
 def get_profile(name: str) -> Profile:
@@ -81,15 +108,27 @@ def run(
     profile: str = "quick",
     values: Mapping[str, Any] | None = None,
     city: Mapping[str, Any] | None = None,
+    *,
+    choice: Choice = ALL,
 ) -> dict[str, Any]:
     """Train and score the models of a question, then write rq1.json or rq2.json.
 
     `values` and `city` change the preset of the profile.
     """
     options = get_profile(profile)
-    jobs = QUESTIONS[question](options)
-    setup = Setup(values or {}, city or {}, options.preset, quiet=experiment.quiet)
-    command = Command(question, {"--profile": [profile]})
+    jobs = choice.jobs(QUESTIONS[question](options))
+    setup = Setup(
+        values or {}, city or {}, options.preset, choice.generator, quiet=experiment.quiet
+    )
+    command = Command(
+        question,
+        {
+            "--profile": [profile],
+            "--generator": [choice.generator],
+            "--strategy": choice.strategies,
+        },
+        ["--without-rest"] if choice.without_rest else [],
+    )
     out = experiment.out
     Runner(experiment, question, command).run(model_cells(out, setup, jobs, experiment.numbers))
     header = command.header(experiment)

@@ -133,6 +133,7 @@ def run(source: Path, experiment: Experiment, options: RealOptions) -> dict[str,
         census=options.census,
         draws=options.draws,
         views=_other_views(dataset, others),
+        strong_features=PARTITION_FEATURES,
     )
     jobs = real_jobs(options.controlled, columns, census, options.features)
     command = _command(source, options)

@@ -27,7 +27,9 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
+from mobatlas.evaluation.comparison import gap_closed
 from mobatlas.evaluation.metrics import travel_distance
+from mobatlas.evaluation.resampling import resample
 from mobatlas.features.divergences import js, normalise
 from mobatlas.features.maps import build_feature
 from mobatlas.io.manifest import file_hash
@@ -57,6 +59,7 @@ SHUFFLED = "shuffle_regions"
 CENSUS = "census"
 SPLITS = ("test", "val")
 MAX_LIMIT = 1e6  # a limit without effect
+GAP_DRAWS = 50  # bootstrap draws of a gap
 
 
 @dataclass(frozen=True)
@@ -212,9 +215,9 @@ def _build_regions(
         features=case.features,
         shuffle_regions=case.shuffled,
         straddle="uniform" if case.census else "refuse",
+        rest=not case.alone,
     )
-    regions = build_regions(dataset.path, out, regions_options, seed=seed)
-    return replace(regions, population=None) if case.alone else regions
+    return build_regions(dataset.path, out, regions_options, seed=seed)
 
 
 def case_label(row: Mapping[str, Any]) -> str:
@@ -235,14 +238,19 @@ def _row(case: Case, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     for metric in METRICS:
         by_seed = [cell["metrics"][metric] for cell in cells]
-        metrics[metric] = {
-            kind: round(float(np.mean([each[kind] for each in by_seed])), 4) for kind in by_seed[0]
-        }
+        metrics[metric] = {kind: _mean([each[kind] for each in by_seed]) for kind in by_seed[0]}
+        shares = [each["gap_closed_labelled"] for each in by_seed]
         metrics[metric]["gap_closed_labelled_by_seed"] = [
-            round(each["gap_closed_labelled"], 3) for each in by_seed
+            None if share is None else round(share, 3) for share in shares
         ]
     size = round(float(np.mean([cell["effective_sample_size"] for cell in cells])))
     return {**case.row(), "seeds": len(cells), "effective_sample_size": size} | metrics
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Return the mean over seeds; None if a seed has no value."""
+    known = [value for value in values if value is not None]
+    return round(float(np.mean(known)), 4) if len(known) == len(values) else None
 
 
 @dataclass(frozen=True)
@@ -255,6 +263,18 @@ class Behaviour:
         """Return the shares of the bins among weighted people."""
         shares = np.full(len(people), 1 / len(people)) if weights is None else weights
         return np.asarray(normalise(self.counts[metric][people].T @ shares))
+
+    def gap_draws(self, metric: str, members: Ints, train: Ints, labelled: Ints) -> Floats:
+        """Bootstrap the gap from all training people to labelled ones, (draws,).
+
+        Held-out members of the group and labelled people are resampled.
+        """
+        rng = np.random.default_rng([len(members), len(labelled)])
+        real, near = (
+            normalise((resample(len(people), GAP_DRAWS, rng) + 1) @ self.counts[metric][people])
+            for people in (members, labelled)
+        )
+        return np.asarray(js(self.distribution(metric, train), real) - js(near, real))
 
 
 def behaviour(dataset: TrajectoryDataset) -> Behaviour:
@@ -301,6 +321,7 @@ def reweight(
     recovered = recover(regions, options=options, parents=dataset.vocabulary.parents, quiet=True)
     phi = person_features(dataset, regions)[train]
     rows = []
+    gaps = {metric: np.zeros(GAP_DRAWS) for metric in METRICS}
     for number, name in enumerate(regions.groups.names):
         members = others[group[others] == number]
         if not len(members):
@@ -320,23 +341,28 @@ def reweight(
                 kind: float(js(counts.distribution(metric, *sample), real))
                 for kind, sample in samples.items()
             }
+            gaps[metric] += counts.gap_draws(metric, members, train, samples["labelled"][0])
         rows.append(row)
     return {
-        "metrics": {metric: _gap([row[metric] for row in rows]) for metric in METRICS},
+        "metrics": {
+            metric: _gap([row[metric] for row in rows], gaps[metric] / len(rows))
+            for metric in METRICS
+        },
         "effective_sample_size": float(np.mean([row["effective_sample_size"] for row in rows])),
         "groups": rows,
         "variances": recovered.variances,
     }
 
 
-def _gap(divergences: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Average over groups, and add the gap closed."""
+def _gap(divergences: Sequence[Mapping[str, float]], draws: Floats) -> dict[str, float | None]:
+    """Average over groups, and add the gap closed; None if the gap is not clear."""
     mean = {
         kind: float(np.mean([each[kind] for each in divergences]))
         for kind in ("tilted", "baseline", "labelled")
     }
-    gap = 1 - (mean["tilted"] - mean["labelled"]) / (mean["baseline"] - mean["labelled"])
-    return mean | {"gap_closed_labelled": gap}
+    error = float(draws.std(ddof=1))
+    closed = gap_closed(mean["tilted"], mean["baseline"], mean["labelled"], standard_error=error)
+    return mean | {"gap_closed_labelled": closed}
 
 
 def person_features(dataset: TrajectoryDataset, regions: Regions) -> sparse.csr_array:

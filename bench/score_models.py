@@ -27,6 +27,7 @@ from mobatlas.evaluation.comparison import (
     real_groups,
 )
 from mobatlas.evaluation.metrics import MetricSpec, metrics
+from mobatlas.evaluation.resampling import match_people
 from mobatlas.features.divergences import jsd
 from mobatlas.generators.protocol import Generator
 from mobatlas.supervision.calibration import PlainSampler, Sampler
@@ -97,7 +98,8 @@ def draw_groups(
     """Draw `sample_groups` several times, to average out chance.
 
     Anchors of the `group` are the same in all draws; a calibrated model selects again among the
-    same candidates.
+    same candidates. They belong to as many training people as the group has in the split, each
+    with as many trajectories as one of these.
     """
     if draws < 1:
         raise MobatlasError(f"--draws {draws}: give at least 1")
@@ -120,8 +122,10 @@ def draw_groups(
                 drawn = sampler.sample(draws * n, group, seed + number + 1).trajectories
             else:
                 groups = np.full(n, group, dtype=np.int64)
-                homes = _anchors(dataset, training[name], n, seed)
+                people = _people_like(dataset, rows, training[name], seed)
+                homes = dataset.anchors[people]
                 drawn = sampler.sample_at_anchors(groups, homes, seed + number + 1, draws=draws)
+                drawn = replace(drawn, person=np.tile(people, draws))
             for draw, each in enumerate(samples):
                 each[label][name] = drawn.take(np.arange(draw * n, (draw + 1) * n))
     return samples
@@ -143,7 +147,8 @@ def score_samples(
     seen = Trajectories.of(dataset, dataset.split("train"))
     others = Trajectories.joined(list(real.values()))
     floor = real_groups(dataset, "train") if training is None else training
-    comparison = compare_models(spec, real, {**samples, FLOOR: floor}, seed=seed)
+    models = {**samples, FLOOR: floor}
+    comparison = compare_models(spec, real, models, seed=seed, reference=floor)
     scores = {}
     for label, each in comparison.scores.items():
         groups = samples.get(label)
@@ -152,7 +157,8 @@ def score_samples(
             shares = diversity(Trajectories.joined(list(groups.values())), seen, others)
         errors = None
         if BASELINE in samples:
-            errors = {name: comparison.gap(name, BASELINE, label)[1] for name in each.average}
+            timeless = comparison.scores[BASELINE].average.keys() & each.average.keys()
+            errors = {name: comparison.gap(name, BASELINE, label)[1] for name in sorted(timeless)}
         scores[label] = replace(each, diversity=shares, gap_error=errors)
     return scores
 
@@ -201,6 +207,17 @@ def pairwise(
         )
         for metric in metrics()
     }
+
+
+def _people_like(dataset: TrajectoryDataset, rows: Ints, training: Ints, seed: int) -> Ints:
+    """Return training people (trajectories,) in numbers like those behind the trajectories `rows`.
+
+    A person without a partner among them shares the homes of another.
+    """
+    rng = np.random.default_rng([seed, 77])
+    person = dataset.person.astype(np.int64)
+    _, chosen, _ = match_people(person[rows], person[training], rng)
+    return np.resize(person[training[chosen]], len(rows))
 
 
 def _anchors(dataset: TrajectoryDataset, members: Ints, n: int, seed: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mobatlas.evaluation.metrics import METRICS
+from mobatlas.features.maps import FEATURES
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
 SHOWN = ("poi", "spatial", "travel_distance", "length", "hour", "dwell")
@@ -49,7 +49,7 @@ def _family_rows(family: Mapping[str, Any], partitions: Sequence[str]) -> list[t
         cells: list[Cell] = ["", None]
         if number == 0:
             cells = [family["generator"], family["trajectories_per_second"]]
-        cells += [METRICS[metric].title, first["baseline"], first["strong"], first["floor"]]
+        cells += [FEATURES[metric].title, first["baseline"], first["strong"], first["floor"]]
         for partition in partitions:
             score = scores[partition][metric]
             cells += [score["jsd"], _gap_closed(score)]

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from mobatlas.data.arrays import Floats
+from mobatlas.evaluation.metrics import PAPER_METRICS
+from mobatlas.features.maps import FEATURES
 from mobatlas.report.charts import BLUE, ORANGE, load_pyplot
 
 PALETTE = (BLUE, ORANGE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -177,6 +179,35 @@ def curves_figure(path: Path, curves: Mapping[str, Sequence[Mapping[str, Any]]])
     )
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
+
+
+def learning_curve_figure(path: Path, result: Mapping[str, Any]) -> None:
+    """Draw the JSD of the model and of the floor by training step, a panel for each metric.
+
+    A thin line is a group, the thick line their average.
+    """
+    plt = load_pyplot()
+    figure, axes = _panels(plt, len(PAPER_METRICS), (4 * len(PAPER_METRICS), 4))
+    rows = sorted(result["rows"], key=lambda row: row["step"])
+    steps = sorted({row["step"] for row in rows})
+    for axis, metric in zip(axes[0], PAPER_METRICS, strict=True):
+        for group in rows[0]["model"].get("groups", {}):
+            values = [row["model"]["groups"][group][metric] for row in rows]
+            axis.plot(steps, _by_step(steps, rows, values), color="0.8", linewidth=1)
+        values = [row["model"][metric]["jsd"] for row in rows]
+        axis.plot(steps, _by_step(steps, rows, values), color="black", label="model")
+        floor = float(np.mean([row["floor"][metric]["jsd"] for row in rows]))
+        axis.axhline(floor, color="black", linestyle="--", linewidth=1, label="floor")
+        axis.set(title=FEATURES[metric].title, xlabel="step", ylabel="JSD, bits")
+    _legend_below(figure, axes[0], ["model", "floor"])
+    figure.savefig(path, dpi=DPI)
+    plt.close(figure)
+
+
+def _by_step(steps: Sequence[int], rows: Sequence[Mapping[str, Any]], values: Any) -> list[float]:
+    """Return the mean over seeds of each step."""
+    pairs = list(zip((row["step"] for row in rows), values, strict=True))
+    return [float(np.mean([value for at, value in pairs if at == step])) for step in steps]
 
 
 def heatmap_figure(path: Path, names: Sequence[str], tables: Mapping[str, Floats]) -> None:

@@ -401,7 +401,9 @@ def reweighting_table(result: Result) -> Table:
         cells: list[Cell] = [case_label(row)]
         for metric in WEIGHED:
             by_seed = row[metric]["gap_closed_labelled_by_seed"]
-            spread = f" ± {np.std(by_seed, ddof=1):.0%}" if len(set(by_seed)) > 1 else ""
+            spread = ""
+            if None not in by_seed and len(set(by_seed)) > 1:
+                spread = f" ± {np.std(by_seed, ddof=1):.0%}"
             cells.append(_percent(row[metric]["gap_closed_labelled"]) + spread)
         rows.append(tuple(cells))
     caption = (

@@ -7,6 +7,7 @@ import typer
 
 from mobatlas.cli.options import (
     Assignments,
+    By,
     Config,
     Features,
     Json,
@@ -21,6 +22,7 @@ from mobatlas.cli.options import (
     SamePeople,
     ShuffleRegions,
     SplitAges,
+    WithoutRest,
     show,
 )
 from mobatlas.config import CityConfig, build, load_run, load_values, merge, parse_assignments
@@ -127,9 +129,7 @@ def regions(
     dataset: Annotated[Path, typer.Argument(help="A dataset folder.")],
     out: Out,
     partition: Partition = None,
-    by: Annotated[
-        str | None, typer.Option(help="The column of people that names their region.")
-    ] = None,
+    by: By = None,
     composition: Annotated[
         Path | None, typer.Option(help="A census table: region, group, count or share.")
     ] = None,
@@ -139,6 +139,7 @@ def regions(
     feature: Features = None,
     mask: Mask = None,
     shuffle_regions: ShuffleRegions = False,
+    without_rest: WithoutRest = False,
     same_people: SamePeople = False,
     split_ages: SplitAges = False,
     suppress: Annotated[int, typer.Option(help="Suppress cells with fewer people than this.")] = 0,
@@ -171,6 +172,7 @@ def regions(
             shuffle_regions=shuffle_regions,
             same_people=same_people,
             straddle="uniform" if split_ages else "refuse",
+            rest=not without_rest,
             disclosure=Disclosure(suppress, rounding, epsilon, max_visits),
         ),
         seed=seed,

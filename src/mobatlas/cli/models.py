@@ -31,6 +31,7 @@ from mobatlas.cli.options import (
     Quiet,
     Resume,
     Shard,
+    SnapshotSteps,
     StrategyName,
     TensorBoard,
     TrainingSeed,
@@ -64,6 +65,7 @@ def train(
     devices: Devices = 1,
     precision: Precision = "auto",
     checkpoint_seconds: CheckpointSeconds = 30.0,
+    snapshot_steps: SnapshotSteps = None,
     tensorboard: TensorBoard = False,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -81,7 +83,15 @@ def train(
         family_of(name).resolve(run.train.options, config.parent) if config else run.train.options
     )
     execution = Execution(
-        resume, overwrite, accelerator, devices, precision, checkpoint_seconds, tensorboard, quiet
+        resume,
+        overwrite,
+        accelerator,
+        devices,
+        precision,
+        checkpoint_seconds,
+        snapshot_steps,
+        tensorboard,
+        quiet,
     )
     report = run_training(
         dataset,
@@ -120,6 +130,7 @@ def supervise(
     devices: Devices = 1,
     precision: Precision = "auto",
     checkpoint_seconds: CheckpointSeconds = 30.0,
+    snapshot_steps: SnapshotSteps = None,
     tensorboard: TensorBoard = False,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -137,7 +148,15 @@ def supervise(
     chosen = strategy or run.supervise.strategy
     has_presets = chosen in STRATEGIES and bool(STRATEGIES[chosen].presets)
     execution = Execution(
-        resume, overwrite, accelerator, devices, precision, checkpoint_seconds, tensorboard, quiet
+        resume,
+        overwrite,
+        accelerator,
+        devices,
+        precision,
+        checkpoint_seconds,
+        snapshot_steps,
+        tensorboard,
+        quiet,
     )
     report = run_supervision(
         model,

@@ -37,6 +37,14 @@ Shard = Annotated[
     ),
 ]
 Precision = Annotated[str, typer.Option("--precision", help="auto, 32-true or bf16-mixed.")]
+SnapshotSteps = Annotated[
+    int | None,
+    typer.Option(
+        "--snapshot-steps",
+        min=1,
+        help="Keep the weights after every N steps, for a learning curve.",
+    ),
+]
 CheckpointSeconds = Annotated[float, typer.Option(help="Seconds between checkpoints.")]
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Also log to TensorBoard, in the model folder.")
@@ -62,6 +70,7 @@ Partition = Annotated[
         "dirichlet:REGIONS:ALPHA, or a composition table."
     ),
 ]
+By = Annotated[str | None, typer.Option(help="The column of people that names their region.")]
 Features = Annotated[
     list[str] | None,
     typer.Option(
@@ -76,6 +85,13 @@ Mask = Annotated[
 ShuffleRegions = Annotated[
     bool,
     typer.Option("--shuffle-regions", help="Shuffle regions among people, as a negative control."),
+]
+WithoutRest = Annotated[
+    bool,
+    typer.Option(
+        "--without-rest",
+        help="Leave out the people whom the partition does not assign; they count as a region.",
+    ),
 ]
 SamePeople = Annotated[
     bool,

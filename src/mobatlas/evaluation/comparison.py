@@ -7,25 +7,36 @@ and sides with people, such as the floor, also equally many people.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 from zlib import crc32
 
 import numpy as np
+from scipy import sparse
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import MetricSpec, metrics
-from mobatlas.evaluation.resampling import Pairing, diverge, match_people, pair_at_random, resample
+from mobatlas.evaluation.resampling import (
+    Divergence,
+    Pairing,
+    Reference,
+    diverge,
+    match_people,
+    pair_at_random,
+    resample,
+)
 from mobatlas.features.divergences import jsd
 from mobatlas.groups import Groups
 
 EVERYBODY = "everybody"
-REAL, SYNTHETIC, RESAMPLING, PAIRING, SWAPPING = range(5)  # streams of random numbers
+REAL, SYNTHETIC, RESAMPLING, PAIRING, SWAPPING, REFERENCE = range(6)  # streams of random numbers
 LEVEL = 0.95  # of intervals
 RESAMPLES = 200
+MAX_UNITS = 2_048  # of a bootstrap
 SIGNAL = 3.0  # a gap of fewer standard errors has no percentage
 Size = int | Mapping[str, int] | None  # largest number of trajectories of a group
 
@@ -127,6 +138,7 @@ def compare_models(
     size: Size = None,
     seed: int = 0,
     resamples: int = RESAMPLES,
+    reference: Mapping[str, Trajectories] | None = None,
 ) -> Comparison:
     """Score several models against the same real trajectories of each group.
 
@@ -145,6 +157,9 @@ def compare_models(
         Random seed of all choices.
     resamples
         Bootstrap resamples of people.
+    reference
+        Group -> all trajectories of training people, who show what chance leaves to models
+        without people; see `resampling`.
 
     Returns
     -------
@@ -159,7 +174,10 @@ def compare_models(
     matched = match_groups(real, models, size, seed)
     results = {key: _Result() for key in models}
     for name, (ours, sides) in matched.items():
-        _score_group(name, ours, sides, results, spec=spec, seed=seed, resamples=resamples)
+        scorer = _GroupScorer(spec, ours, [seed, crc32(name.encode())], resamples)
+        chance = scorer.chance(None if reference is None else reference.get(name))
+        for key, side in sides.items():
+            results[key].add(name, scorer.score(side, crc32(key.encode()), chance))
     sizes = {name: len(ours) for name, (ours, _) in matched.items()}
     people = {name: len(np.unique(ours.people)) for name, (ours, _) in matched.items()}
     return Comparison(
@@ -349,6 +367,9 @@ def _distinct_and_copies(sequences: Sequence[bytes], known: set[bytes], n: int) 
     return {"n": n, "distinct": len(set(chosen)) / max(n, 1), "copies": copies / max(n, 1)}
 
 
+GroupScore = tuple[dict[str, Divergence], Floats]  # by metric; deviations (resamples, metrics)
+
+
 class _Result:
     """Scores of one model, group by group."""
 
@@ -356,6 +377,16 @@ class _Result:
         self.jsd: dict[str, dict[str, float]] = {}
         self.excess: dict[str, dict[str, float]] = {}
         self.draws: dict[str, dict[str, Floats]] = {}
+
+    def add(self, group: str, score: GroupScore) -> None:
+        """Add the score of a group."""
+        found, deviations = score
+        self.jsd[group] = {name: each.jsd for name, each in found.items()}
+        self.excess[group] = {name: each.excess for name, each in found.items()}
+        self.draws[group] = {
+            name: each.jsd + deviations[:, column]
+            for column, (name, each) in enumerate(found.items())
+        }
 
     def scores(self, sizes: dict[str, int], people: dict[str, int]) -> Scores:
         errors = {name: float(draws.std(ddof=1)) for name, draws in self.mean_draws().items()}
@@ -377,50 +408,71 @@ class _Result:
         }
 
 
-def _score_group(
-    group: str,
-    real: Trajectories,
-    sides: Mapping[str, Trajectories],
-    results: Mapping[str, _Result],
-    *,
-    spec: MetricSpec,
-    seed: int,
-    resamples: int,
-) -> None:
-    """Add the scores of one group to the results of each model."""
-    key = [seed, crc32(group.encode())]
-    person = _numbered(real.people)
-    counts = spec.counts(real)
-    weights = resample(int(person.max()) + 1, resamples, np.random.default_rng([*key, RESAMPLING]))
-    for model, side in sides.items():
-        own_key = [*key, crc32(model.encode())]
+@dataclass(frozen=True)
+class _GroupScorer:
+    """Compares the people of one group with the samples of each model."""
+
+    spec: MetricSpec
+    real: Trajectories
+    key: list[int]  # seeds of the group
+    resamples: int
+
+    def chance(self, training: Trajectories | None) -> dict[str, Floats] | None:
+        """The JSDs (draws,) that chance leaves by metric; None without enough training people."""
+        if training is None or training.person is None:
+            return None
+        rng = np.random.default_rng([*self.key, REFERENCE])
+        reference = Reference.of(self.real.people, training.person, rng)
+        if reference is None:
+            return None
+        return {name: reference.jsd(counts) for name, counts in self.spec.counts(training).items()}
+
+    def score(
+        self, side: Trajectories, model: int, chance: Mapping[str, Floats] | None
+    ) -> GroupScore:
+        """Compare the real side with one model."""
+        key = [*self.key, model]
+        person = _numbered(self.real.people)
         partner = (
-            pair_at_random(person, np.random.default_rng([*own_key, PAIRING]))
+            pair_at_random(person, np.random.default_rng([*key, PAIRING]))
             if side.person is None
             else person  # _match has put partners into the order of the real side
         )
-        pairing = Pairing(person, partner, _numbered(side.people), [*own_key, SWAPPING])
-        others = spec.counts(side)
-        own_weights = resample(
-            pairing.units, resamples, np.random.default_rng([*own_key, RESAMPLING])
-        )
+        pairing = Pairing(person, partner, _numbered(side.people), [*key, SWAPPING])
+        by_chance = None if side.person is not None else chance
+        others = self.spec.counts(side)
         found = {
-            name: diverge(counts[name], others[name], pairing) for name in counts if name in others
+            name: diverge(
+                self._counts[name],
+                others[name],
+                pairing,
+                None if by_chance is None else by_chance[name],
+            )
+            for name in self._counts
+            if name in others
         }
+        weights = resample(
+            pairing.people, self.resamples, np.random.default_rng([*self.key, RESAMPLING])
+        )
+        own_weights = resample(
+            pairing.units, self.resamples, np.random.default_rng([*key, RESAMPLING])
+        )
         deviations = weights @ np.stack([each.real for each in found.values()], 1)
         deviations += own_weights @ np.stack([each.other for each in found.values()], 1)
-        result = results[model]
-        result.jsd[group] = {name: each.jsd for name, each in found.items()}
-        result.excess[group] = {name: each.excess for name, each in found.items()}
-        result.draws[group] = {
-            name: each.jsd + deviations[:, column]
-            for column, (name, each) in enumerate(found.items())
-        }
+        return found, deviations
+
+    @cached_property
+    def _counts(self) -> dict[str, sparse.csr_array]:
+        """The counts of the real side, which all models share."""
+        return self.spec.counts(self.real)
 
 
 def _numbered(people: Ints) -> Ints:
-    """People as numbers from 0 on."""
-    return np.unique(people, return_inverse=True)[1]
+    """People as numbers from 0 on; above `MAX_UNITS` several of them count as one unit.
+
+    Units of several people have the same variance, and their bootstrap takes less time.
+    """
+    return np.unique(people, return_inverse=True)[1] % MAX_UNITS
 
 
 def _common_groups(

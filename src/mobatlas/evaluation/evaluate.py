@@ -123,14 +123,10 @@ def evaluate(
     opened = dataset if isinstance(dataset, TrajectoryDataset) else TrajectoryDataset.open(dataset)
     _check_split(opened, split)
     labels = labelled_groups(opened)
+    sources = (baseline, samples, strong, strong_calibrated)
     files = {
         label: file if isinstance(file, Samples) else read_samples(file, opened.vocabulary, labels)
-        for label, file in (
-            (BASELINE, baseline),
-            (OURS, samples),
-            (STRONG, strong),
-            (STRONG_CALIBRATED, strong_calibrated),
-        )
+        for label, file in zip(MODELS[:-1], sources, strict=True)  # the last is the floor
         if file is not None
     }
     scorer = _Scorer(opened, split, files, MetricSpec.of(opened), seed, resamples)
@@ -195,17 +191,19 @@ class _Scorer:
                 "give samples of groups that have people, or another --split"
             )
         sides = {label: {name: side[name] for name in real} for label, side in self._sides.items()}
-        return self._score(real, sides), left_out
+        return self._score(real, sides, self._sides[FLOOR]), left_out
 
     def everybody(self, groups: ModelScores | None) -> ModelScores:
         """Scores and diversity of all people together; groups in the proportions of `groups`."""
         by_group = any(file.groups is not None for file in self.files.values())
         real, sides = self._mixed(groups.sizes) if groups and by_group else self._together()
-        result = self._score(
-            {EVERYBODY: real}, {label: {EVERYBODY: side} for label, side in sides.items()}
-        )
         held_out, training = (
             Trajectories.of(self.dataset, self.dataset.split(side)) for side in (self.split, TRAIN)
+        )
+        result = self._score(
+            {EVERYBODY: real},
+            {label: {EVERYBODY: side} for label, side in sides.items()},
+            {EVERYBODY: training},
         )
         for label, file in self.files.items():
             result.scores[label] = replace(
@@ -245,9 +243,16 @@ class _Scorer:
         }
         return sides | {FLOOR: real_groups(self.dataset, TRAIN)}
 
-    def _score(self, real: ByGroup, sides: Mapping[str, ByGroup]) -> ModelScores:
+    def _score(
+        self, real: ByGroup, sides: Mapping[str, ByGroup], reference: ByGroup
+    ) -> ModelScores:
         comparison = compare_models(
-            self.spec, real, sides, seed=self.seed, resamples=self.resamples
+            self.spec,
+            real,
+            sides,
+            seed=self.seed,
+            resamples=self.resamples,
+            reference=reference,
         )
         return ModelScores(
             comparison.scores,

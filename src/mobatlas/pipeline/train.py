@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ from mobatlas.io.manifest import read_manifest
 from mobatlas.io.output import checkpoint_folder, is_complete, refuse_overlap, resumable_folder
 from mobatlas.progress import log
 from mobatlas.supervision.store import CALIBRATION_FILES, CURVE, MEANS
-from mobatlas.training.checkpoints import WEIGHTS
+from mobatlas.training.checkpoints import SNAPSHOTS, WEIGHTS
 from mobatlas.training.loop import DEFAULT_EXECUTION, METRICS, Execution, Trainer
 from mobatlas.training.resources import peak_gb
 
 # The files that a MODEL folder may hold: after phase 1, and those that phase 2 adds.
-PHASE1_FILES = (CONFIG, LENGTHS, VOCABULARY, WEIGHTS, METRICS, "tensorboard")
+PHASE1_FILES = (CONFIG, LENGTHS, VOCABULARY, WEIGHTS, METRICS, "tensorboard", SNAPSHOTS)
 PHASE2_FILES = (COMPOSITION, REGION_ANCHORS, MEANS, CURVE, *CALIBRATION_FILES)
 MAX_TRUNCATED = 0.05  # share of training trajectories that may exceed the model without a warning
 
@@ -162,7 +163,9 @@ def save_training(
             "dataset": {"path": str(dataset.path.resolve()), "hash": dataset.manifest.content_hash},
             "report": report,
         }
-        logs = folder.path.glob("tensorboard/*")
+        logs = chain.from_iterable(
+            folder.path.glob(f"{name}/*") for name in ("tensorboard", SNAPSHOTS)
+        )
         folder.unlisted |= {METRICS} | {path.relative_to(folder.path).as_posix() for path in logs}
     return report
 

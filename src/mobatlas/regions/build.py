@@ -64,6 +64,9 @@ class RegionsOptions:
         With `by`: count composition and aggregates on the same people, not on disjoint halves.
     straddle
         "uniform" spreads a census age range that covers two groups evenly over its years.
+    rest
+        With `partition`: keep the mean of everybody, so that people outside the regions count as
+        one more region. Without it the regions stand alone, as in the paper.
     disclosure
         Disclosure control of aggregates that are counted from visits.
 
@@ -82,6 +85,7 @@ class RegionsOptions:
     shuffle_regions: bool = False
     same_people: bool = False
     straddle: str = "refuse"
+    rest: bool = True
     disclosure: Disclosure = NO_DISCLOSURE
 
     def __post_init__(self) -> None:
@@ -98,6 +102,8 @@ class RegionsOptions:
             )
         if self.same_people and (not by_column or self.composition is not None):
             raise MobatlasError("--same-people needs --by COLUMN without --composition; remove it")
+        if not self.rest and self.partition is None:
+            raise MobatlasError("--without-rest needs --partition NAME; remove it")
         if self.disclosure.active and self.aggregates is not None:
             raise MobatlasError(
                 "--suppress, --round and --epsilon apply to aggregates counted from visits, not "
@@ -175,7 +181,7 @@ def _from_partition(
         dataset, maps, counted, "train", nominal.regions, options.disclosure
     )
     # Exact totals of the population would reveal what disclosure control hides.
-    published = None if options.disclosure.active else population
+    published = population if options.rest and not options.disclosure.active else None
     return BuiltRegions(
         Regions(composition, aggregates, True, details, published),
         validation=_validation(dataset, maps, region, nominal.regions, options.disclosure),

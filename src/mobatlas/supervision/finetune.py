@@ -267,7 +267,8 @@ def finetune(
 
     validate(tuned)
     agreement = target.gradient_agreement(student, config, trainer.seed)
-    trainer.run(replace(config.stage(phase1), network=tuned, loss=loss, validate=validate))
+    stage = replace(config.stage(phase1), network=tuned, loss=loss, validate=validate)
+    trainer.run(replace(stage, exported=student.network))
     student.network.load_state_dict(tuned.best.state_dict())
     curve = tuned.learning_curve(config)
     return student, {

@@ -31,6 +31,7 @@ HEADER = "mobatlas"
 FINAL = "final"
 STEP_PATTERN = "[0-9]" * 8
 WEIGHTS = "weights.safetensors"
+SNAPSHOTS = "snapshots"
 START_OVER = "start over with --overwrite"
 SAME_CONFIGURATION = f"pass the same configuration, or {START_OVER}"
 _FACTS = {
@@ -286,6 +287,28 @@ def copy_strictly(
 def save_weights(folder: Path, networks: Mapping[str, nn.Module]) -> None:
     """Write the weights and buffers of named networks."""
     write_atomic(folder / WEIGHTS, save(_on_cpu(_prefixed_tensors(networks))))
+
+
+def save_snapshot(folder: Path, stage: str, step: int, network: nn.Module) -> None:
+    """Write the weights of a network after a step into the folder of a model."""
+    path = folder / SNAPSHOTS / f"{stage}-{step:08d}.safetensors"
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, save(_on_cpu(named_tensors(network))))
+
+
+def list_snapshots(folder: Path, stage: str) -> dict[int, Path]:
+    """The snapshots of a stage in the folder of a model, by step."""
+    paths = sorted((folder / SNAPSHOTS).glob(f"{stage}-{STEP_PATTERN}.safetensors"))
+    return {int(path.stem[-8:]): path for path in paths}
+
+
+def load_snapshot(path: Path, network: nn.Module) -> None:
+    """Read a snapshot into the network that it was written from."""
+    try:
+        saved = load_file(path)
+    except (OSError, SafetensorError, ValueError):
+        raise MobatlasError(f"{path}: is not a readable snapshot; train the model again") from None
+    copy_strictly(path, saved, named_tensors(network), remedy="it belongs to another model")
 
 
 def load_weights(folder: Path, networks: Mapping[str, nn.Module]) -> None:

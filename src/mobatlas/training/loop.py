@@ -6,6 +6,7 @@ that a step changes.
 
 import hashlib
 import math
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.io.manifest import sync
 from mobatlas.progress import SILENT, Tracker, log, track
 from mobatlas.training.checkpoints import (
+    SNAPSHOTS,
     Checkpoint,
     Checkpoints,
     StageIdentity,
@@ -30,6 +32,7 @@ from mobatlas.training.checkpoints import (
     copy_strictly,
     named_tensors,
     rewind_lines,
+    save_snapshot,
 )
 from mobatlas.training.devices import defer_signals, deterministic, launch_fabric
 
@@ -66,6 +69,9 @@ class Execution:
         "auto", "32-true" or "bf16-mixed".
     checkpoint_seconds
         Longest time between two checkpoints.
+    snapshot_steps
+        Steps between two snapshots of the weights, which stay in the MODEL folder so that
+        `python -m bench checkpoints` can draw a learning curve; None for no snapshots.
     tensorboard
         Also log to TensorBoard, in the MODEL folder.
     quiet
@@ -83,6 +89,7 @@ class Execution:
     devices: int = 1
     precision: str = "auto"
     checkpoint_seconds: float = 30.0
+    snapshot_steps: int | None = None
     tensorboard: bool = False
     quiet: bool = False
 
@@ -132,6 +139,7 @@ class Stage:
     validate_every: int | None = None  # steps; the last step is always validated
     examples_per_step: int = 0  # for the throughput
     unused_parameters: bool = False  # whether some steps use only a part of the parameters
+    exported: nn.Module | None = None  # the generator's network, in snapshots; None: `network`
 
     def rate(self, step: int) -> float:
         """The learning rate of a step: a linear warm-up, then `decay`."""
@@ -278,8 +286,9 @@ class Trainer:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             if self.share.rank == 0 and not any(folder.glob("*.safetensors")):
-                # Its lines belong to a run that stopped before its first checkpoint.
+                # These belong to a run that stopped before its first checkpoint.
                 (folder.parent / METRICS).unlink(missing_ok=True)
+                shutil.rmtree(folder.parent / SNAPSHOTS, ignore_errors=True)
 
     def path(self, name: str) -> Path | None:
         """The path of a cache file of this process, if there is a folder."""
@@ -342,6 +351,9 @@ class Trainer:
         for done in range(run.journal.first + 1, stage.steps + 1):
             loss, norm = self._step(run, wrapped, optimizer, done - 1)
             metrics = self._log_step(run, done, loss, norm)
+            every = self.execution.snapshot_steps
+            if every and (done % every == 0 or done == stage.steps):
+                self._first(partial(self._write_snapshot, run, done))
             if done == stage.steps:
                 break
             due = self.share.rank == 0 and self._due(done, time.monotonic() - saved_at)
@@ -424,6 +436,13 @@ class Trainer:
                     run.checkpoints.save(done, run.state.tensors(), facts)
 
         self._first(save)
+
+    def _write_snapshot(self, run: _Run, done: int) -> None:
+        """Write the averaged weights of a step, for a learning curve."""
+        if self.folder is not None:
+            with run.state.averaged():
+                exported = run.stage.exported or run.stage.network
+                save_snapshot(self.folder.parent, run.stage.name, done, exported)
 
     def _due(self, done: int, seconds: float) -> bool:
         by_steps = self.checkpoint_steps is not None and done % self.checkpoint_steps == 0
