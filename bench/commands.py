@@ -303,6 +303,26 @@ def reweight(
     show(result, json, reweighting_table(result).as_rich())
 
 
+@app.command("definitions")
+def definitions(
+    out: Folder,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="A folder of labelled people, instead of simulated cities."),
+    ] = None,
+    seeds: Seeds = 3,
+    first_seed: FirstSeed = 0,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare earlier and present definitions of floors and trips, without a generator."""
+    from bench import definitions as definitions_benchmark
+    from bench.report.questions import definitions_table
+
+    result = definitions_benchmark.run(Experiment(out, seeds, first_seed, quiet), data)
+    show(result, json, definitions_table(result).as_rich())
+
+
 @app.command("checkpoints")
 def checkpoints(
     model: Annotated[Path, typer.Argument(help="A model folder, trained with --snapshot-steps N.")],

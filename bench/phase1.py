@@ -27,7 +27,7 @@ from mobatlas.pipeline.train import train
 from mobatlas.training.loop import METRICS, Execution
 
 # Metrics of all groups together that must be close to the floor.
-POOLED = ("spatial", "poi", "travel_distance", "trip", "length")
+POOLED = ("spatial", "poi", "travel_distance", "flows", "length")
 RATIO = 1.2  # times the floor, or
 MARGIN = 0.02  # bits above it, whichever is larger, is close
 SOLVERS = (("dpm++", 5), ("dpm++", 10), ("dpm++", 20), ("ddim", 50))

@@ -18,6 +18,7 @@ from bench.runner import Command, Experiment, Runner, read_cell
 from bench.summary import write_result
 from mobatlas.errors import MobatlasError, suggestion
 
+GENERATOR = "latent-diffusion"
 DIVERGENCES = ("js", "tv")
 FEATURES = (("poi",), ("category",), ("transitions",))
 FINETUNED = ("demogroups", "fullrank")  # partitions in profile quick: half an hour each
@@ -42,9 +43,14 @@ PROFILES: Mapping[str, Profile] = {
 class Choice:
     """The generator of all models, and the jobs to measure."""
 
-    generator: str = "latent-diffusion"
+    generator: str = GENERATOR
     strategies: Sequence[str] = ()  # all by default
     without_rest: bool = False  # the regions of partitions stand alone
+
+    def name(self, question: str) -> str:
+        """Return the name of the result of a question."""
+        generator = () if self.generator == GENERATOR else (self.generator,)
+        return "-".join((question, *generator, *(("without-rest",) if self.without_rest else ())))
 
     def jobs(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the chosen jobs."""
@@ -135,6 +141,7 @@ def run(
     result = {
         "command": header.pop("command"),
         "question": question,
+        "name": choice.name(question),
         "profile": profile,
         **header,
         "measure": MEASURE,
@@ -142,7 +149,7 @@ def run(
         "between_groups": read_cell(out, experiment.first_seed, PHASE1)["between_groups"],
         "curves": finetune_curves(out, experiment.first_seed, jobs),
     }
-    write_result(out, question, result)
+    write_result(out, choice.name(question), result)
     return result
 
 

@@ -1,10 +1,12 @@
-"""Evaluation by group: equal sizes, the floor, the gap closed, and intervals over people."""
+"""Evaluation by group: equal sizes, the floor, several models, the gap closed, and intervals."""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +18,11 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import HOME
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
+    Comparison,
+    Interval,
     Scores,
-    bootstrap,
     compare,
+    compare_models,
     evaluate_groups,
     gap_closed,
     group_members,
@@ -26,6 +30,8 @@ from mobatlas.evaluation.comparison import (
 )
 from mobatlas.evaluation.metrics import MetricSpec
 from tests.small_town import CAFE, NAMES, PARK, SHOP, TOWN, small_dataset, walks
+
+ByGroup = Mapping[str, Trajectories]
 
 
 @pytest.fixture(scope="module")
@@ -49,38 +55,63 @@ def by_group(dataset: TrajectoryDataset) -> dict[str, dict[str, Trajectories]]:
     }
 
 
+def one_group(sample: Trajectories, person: Sequence[int] | None = None) -> ByGroup:
+    """A group, with the person of each trajectory."""
+    return {"x": sample if person is None else replace(sample, person=np.array(person))}
+
+
+def without_people(groups: ByGroup) -> ByGroup:
+    """As samples of a generator, where each trajectory is independent of the others."""
+    return {name: replace(sample, person=None) for name, sample in groups.items()}
+
+
+def intervals(
+    spec: MetricSpec, real: ByGroup, synthetic: ByGroup, **options: int
+) -> dict[str, Interval]:
+    return compare_models(spec, real, {"model": synthetic}, **options).intervals("model")
+
+
 def test_real_and_synthetic_sizes_are_equal_in_every_group(
     spec: MetricSpec, by_group: dict[str, dict[str, Trajectories]]
 ) -> None:
     real = by_group["test"]
     synthetic = by_group["train"]
-    scores = evaluate_groups(spec, real, synthetic, seed=3)
+    scores = evaluate_groups(spec, real, without_people(synthetic), seed=3)
     assert scores.sizes == {name: min(len(real[name]), len(synthetic[name])) for name in real}
+    assert scores.people == {name: len(set(each.people.tolist())) for name, each in real.items()}
     for metric in NAMES:
         assert scores.average[metric] == pytest.approx(
             np.mean([scores.groups[name][metric] for name in real])
         )
+        assert scores.standard_error[metric] >= 0
+    assert max(scores.excess[metric] for metric in NAMES) < 0.1 < scores.average["trip"]
     capped = evaluate_groups(spec, real, synthetic, size=10).sizes
     assert set(capped.values()) == {10}
-    assert (
-        evaluate_groups(spec, real, synthetic, size=dict.fromkeys(real, 7) | {"x": 1}).sizes[
-            "<30, M"
-        ]
-        == 7
-    )
+    sizes = dict.fromkeys(real, 7) | {"x": 1}
+    assert evaluate_groups(spec, real, synthetic, size=sizes).sizes["<30, M"] == 7
     assert json.loads(json.dumps(scores.as_dict()))["sizes"] == scores.sizes
 
 
+def scores_of(groups: dict[str, dict[str, float]], error: float, distinct: float) -> Scores:
+    average = {"poi": float(np.mean([row["poi"] for row in groups.values()]))}
+    return Scores(
+        groups=groups,
+        sizes={"a": 5, "b": 6},
+        people={"a": 3, "b": 2},
+        average=average,
+        excess={"poi": average["poi"] - 0.1},
+        standard_error={"poi": error},
+        diversity={"distinct": distinct},
+    )
+
+
 def test_scores_of_several_draws_are_their_mean() -> None:
-    first = Scores(
-        {"a": {"poi": 0.2}, "b": {"poi": 0.4}}, {"a": 5, "b": 6}, {"poi": 0.3}, {"distinct": 1.0}
-    )
-    second = Scores(
-        {"a": {"poi": 0.4}, "b": {"poi": 0.8}}, {"a": 5, "b": 6}, {"poi": 0.6}, {"distinct": 0.5}
-    )
+    first = scores_of({"a": {"poi": 0.2}, "b": {"poi": 0.4}}, 0.01, 1.0)
+    second = scores_of({"a": {"poi": 0.4}, "b": {"poi": 0.8}}, 0.02, 0.5)
     mean = mean_scores([first, second])
     assert mean.groups == {"a": {"poi": pytest.approx(0.3)}, "b": {"poi": pytest.approx(0.6)}}
     assert mean.average == {"poi": pytest.approx(0.45)} and mean.sizes == first.sizes
+    assert mean.people == first.people
     assert mean_scores([first]).groups == first.groups and mean.diversity == first.diversity
 
 
@@ -90,7 +121,8 @@ def test_the_seed_alone_decides_who_is_compared(
     real = by_group["test"]
     synthetic = by_group["train"]
     scores = evaluate_groups(spec, real, synthetic, seed=3)
-    assert evaluate_groups(spec, real, dict(reversed(synthetic.items())), seed=3) == scores
+    backwards = dict(reversed(synthetic.items()))
+    assert evaluate_groups(spec, real, backwards, seed=3) == scores
     assert evaluate_groups(spec, real, synthetic, seed=4) != scores
     alone = {"<30, M": real["<30, M"]}
     only = evaluate_groups(spec, alone, {"<30, M": synthetic["<30, M"]}, seed=3)
@@ -103,10 +135,23 @@ def test_models_of_one_size_are_compared_with_the_same_real_trajectories() -> No
     first = walks(*[[PARK]] * 20)
     second = walks(*[[SHOP]] * 20)
     lengths = [
-        evaluate_groups(TOWN, {"x": real}, {"x": sample}).groups["x"]["length"]
+        evaluate_groups(TOWN, one_group(real), one_group(sample)).groups["x"]["length"]
         for sample in (first, second)
     ]
     assert lengths[0] == lengths[1]
+
+
+def test_models_of_several_sizes_are_compared_at_the_smallest_of_them(
+    spec: MetricSpec, by_group: dict[str, dict[str, Trajectories]]
+) -> None:
+    synthetic = without_people(by_group["train"])
+    few = {name: side.take(np.arange(15)) for name, side in synthetic.items()}
+    models = {"many": synthetic, "few": few, "floor": by_group["train"]}
+    comparison = compare_models(spec, by_group["test"], models, resamples=5)
+    assert set(comparison.scores) == set(models)
+    for scores in comparison.scores.values():
+        assert set(scores.sizes.values()) == {15}
+        assert scores.people == comparison.scores["floor"].people
 
 
 def test_an_evaluation_of_other_groups_is_refused() -> None:
@@ -116,7 +161,8 @@ def test_an_evaluation_of_other_groups_is_refused() -> None:
     with pytest.raises(MobatlasError, match="group 'b' has no real trajectories"):
         evaluate_groups(TOWN, {"a": some}, {"a": some, "b": some})
     with pytest.raises(
-        MobatlasError, match="group 'a' cannot be compared: it has 0 real and 1 synthetic"
+        MobatlasError,
+        match="group 'a' cannot be compared: it has 0 real trajectories and 1 of model",
     ):
         evaluate_groups(TOWN, {"a": walks()}, {"a": some})
     with pytest.raises(MobatlasError, match="at size 0"):
@@ -136,14 +182,20 @@ def test_the_floor_compares_training_people_with_test_people(
 def test_the_floor_is_above_zero_and_sinks_with_more_people(
     dataset: TrajectoryDataset, spec: MetricSpec
 ) -> None:
-    few, more, all_of_them = (
-        sampling_floor(dataset, spec, size=size).everybody.average for size in (20, 80, 320)
-    )
+    floors = [sampling_floor(dataset, spec, size=size).everybody for size in (20, 80, 320)]
+    few, more, all_of_them = (floor.average for floor in floors)
     for metric in NAMES:
         assert few[metric] > more[metric] > all_of_them[metric] > 0
     groups = sampling_floor(dataset, spec).groups
     assert groups is not None
     assert all(groups.average[metric] > all_of_them[metric] for metric in NAMES)
+
+
+def test_the_floor_has_no_excess(dataset: TrajectoryDataset, spec: MetricSpec) -> None:
+    floor = sampling_floor(dataset, spec).everybody
+    for metric in NAMES:
+        assert abs(floor.excess[metric]) < 4 * floor.standard_error[metric], metric
+        assert abs(floor.excess[metric]) < floor.average[metric] / 2, metric
 
 
 def test_a_dataset_without_labels_has_a_floor_for_everybody(
@@ -168,61 +220,72 @@ def test_the_gap_closed_is_zero_at_the_baseline_and_one_at_the_target(
 def test_there_is_no_gap_to_close_where_the_target_is_no_better() -> None:
     assert gap_closed(0.2, baseline=0.3, target=0.3) is None
     assert gap_closed(0.2, baseline=0.2, target=0.3) is None
-    assert gap_closed(0.2, baseline=0.31, target=0.3, spread=0.02) is None
-    assert gap_closed(0.2, baseline=0.5, target=0.25, spread=0.25) == pytest.approx(1.2)
+    assert gap_closed(0.2, baseline=0.35, target=0.3, standard_error=0.02) is None
+    assert gap_closed(0.2, baseline=0.5, target=0.25, standard_error=0.08) == pytest.approx(1.2)
+    assert gap_closed(0.2, baseline=0.5, target=0.25, standard_error=0.0) == pytest.approx(1.2)
     assert gap_closed(math.nan, baseline=0.5, target=0.1) is None
     assert gap_closed(0.2, baseline=math.nan, target=0.1) is None
 
 
 def test_the_interval_lies_around_the_average_of_the_evaluation(
-    dataset: TrajectoryDataset, spec: MetricSpec, by_group: dict[str, dict[str, Trajectories]]
+    spec: MetricSpec, by_group: dict[str, dict[str, Trajectories]]
 ) -> None:
-    people = {name: dataset.person[rows] for name, rows in group_members(dataset, "test").items()}
     sides = by_group["test"], by_group["train"]
-    result = bootstrap(spec, *sides, people, size=40, seed=3, resamples=50)
-    assert {name: one.estimate for name, one in result.items()} == pytest.approx(
-        evaluate_groups(spec, *sides, size=40, seed=3).average
-    )
+    result = intervals(spec, *sides, size=40, seed=3, resamples=50)
+    scores = evaluate_groups(spec, *sides, size=40, seed=3)
+    assert {name: one.estimate for name, one in result.items()} == scores.average
     for one in result.values():
         assert 0 <= one.low < one.estimate < one.high <= 1
         assert 0 < one.spread < one.high - one.low
-    assert bootstrap(spec, *sides, people, size=40, seed=3, resamples=50) == result
+    assert intervals(spec, *sides, size=40, seed=3, resamples=50) == result
 
 
 def test_resamples_agree_with_a_loop_over_people() -> None:
-    """Three people of one window or two: the spread over all 27 equally likely draws."""
-    real = walks([PARK], [PARK, SHOP], [SHOP], [CAFE])
-    synthetic = walks(*[[PARK, SHOP]] * 4)
-    person = np.array([7, 7, 3, 9])
+    """Twelve people of one window or two, far from samples that are certain."""
+    rng = np.random.default_rng(0)
+    real = walks(*rng.choice([PARK, SHOP, CAFE], size=(18, 4), p=[0.6, 0.3, 0.1]).tolist())
+    synthetic = walks(*[[CAFE] * 4] * 18)
+    person = np.array([*range(12), *range(6)])
     draws = []
-    for drawn in np.ndindex(3, 3, 3):
-        rows = [
-            row for number in drawn for row in np.flatnonzero(person == np.unique(person)[number])
-        ]
-        draws.append(compare(TOWN, real.take(np.array(rows)), synthetic)["poi"])
-    result = bootstrap(TOWN, {"x": real}, {"x": synthetic}, {"x": person}, resamples=20_000)["poi"]
-    assert result.spread == pytest.approx(np.std(draws), rel=0.02)
+    for _ in range(4_000):
+        rows = [np.flatnonzero(person == drawn) for drawn in rng.integers(12, size=12)]
+        draws.append(compare(TOWN, real.take(np.concatenate(rows)), synthetic)["poi"])
+    result = intervals(
+        TOWN, one_group(real, person.tolist()), one_group(synthetic), resamples=20_000
+    )
+    # A bootstrap of n people has the variance of n - 1.
+    assert result["poi"].spread == pytest.approx(np.std(draws) * (12 / 11) ** 0.5, rel=0.1)
 
 
 def test_windows_of_one_person_are_drawn_together() -> None:
-    real = walks([PARK, SHOP], [PARK], [SHOP, CAFE])
-    synthetic = walks(*[[PARK]] * 3)
-    one = bootstrap(
-        TOWN, {"x": real}, {"x": synthetic}, {"x": np.zeros(3, dtype=np.int64)}, resamples=20
+    rng = np.random.default_rng(1)
+    habits = rng.choice([PARK, SHOP], size=20)
+    real = walks(*[[habit] * 3 for habit in habits for _ in range(4)])
+    synthetic = one_group(walks(*[[CAFE, PARK]] * 80))
+    people = np.repeat(np.arange(20), 4).tolist()
+    together, apart = (
+        intervals(TOWN, one_group(real, person), synthetic)["poi"].spread
+        for person in (people, None)
     )
-    assert all(interval.spread == pytest.approx(0, abs=1e-12) for interval in one.values())
-    three = bootstrap(TOWN, {"x": real}, {"x": synthetic}, {"x": np.arange(3)}, resamples=20)
-    assert three["poi"].spread > 0.01
+    assert together == pytest.approx(2 * apart, rel=0.25), "the root of four windows each"
+
+
+def test_samples_are_drawn_as_well_as_real_people() -> None:
+    rng = np.random.default_rng(2)
+    certain = one_group(walks(*[[PARK, CAFE]] * 60))
+    varied = one_group(walks(*[[PARK if rng.random() < 0.8 else CAFE] * 2 for _ in range(60)]))
+    here = intervals(TOWN, certain, varied)["poi"]
+    back = intervals(TOWN, varied, certain)["poi"]
+    assert here.spread > 0.01
+    assert here.spread == pytest.approx(back.spread, rel=0.25)
+    assert intervals(TOWN, certain, certain)["poi"].spread == pytest.approx(0, abs=1e-6)
 
 
 def test_more_people_narrow_the_interval(dataset: TrajectoryDataset, spec: MetricSpec) -> None:
-    rows = dataset.split("train")
-    other = dataset.split("test")
-    real, synthetic = ({"x": Trajectories.of(dataset, index)} for index in (rows, other))
-    few, many = (
-        bootstrap(spec, real, synthetic, {"x": dataset.person[rows]}, size=size, resamples=60)
-        for size in (20, 320)
+    real, other = (
+        one_group(Trajectories.of(dataset, dataset.split(split))) for split in ("train", "test")
     )
+    few, many = (intervals(spec, real, without_people(other), size=size) for size in (20, 320))
     # Not the trips: those of few people have nothing in common, draw after draw.
     unsaturated = ("travel_distance", "poi_all", "category", "transitions", "daily_distance")
     assert all(few[name].spread > 1.5 * many[name].spread for name in unsaturated)
@@ -231,15 +294,29 @@ def test_more_people_narrow_the_interval(dataset: TrajectoryDataset, spec: Metri
 def test_an_average_over_groups_has_a_narrower_interval_than_one_group() -> None:
     real = walks(*[[PARK], [SHOP, CAFE]] * 20)
     synthetic = walks(*[[PARK, SHOP]] * 40)
-    person = np.arange(40)
     one, four = (
-        bootstrap(
-            TOWN,
-            dict.fromkeys(names, real),
-            dict.fromkeys(names, synthetic),
-            dict.fromkeys(names, person),
-        )
+        intervals(TOWN, dict.fromkeys(names, real), dict.fromkeys(names, synthetic))
         for names in ("a", "abcd")
     )
     assert one["poi"].estimate == pytest.approx(four["poi"].estimate)
     assert four["poi"].spread == pytest.approx(one["poi"].spread / 2, rel=0.25)
+
+
+def test_a_comparison_gives_gaps_and_their_share_of_each_metric(
+    spec: MetricSpec, by_group: dict[str, dict[str, Trajectories]]
+) -> None:
+    real = by_group["test"]
+    names = list(real)
+    training = by_group["train"]
+    turned = {name: training[names[place - 1]] for place, name in enumerate(names)}
+    models = {"wrong": turned, "right": without_people(training), "floor": training}
+    found: Comparison = compare_models(spec, real, models, seed=1)
+    averages = {model: found.scores[model].average["poi"] for model in models}
+    gap, error = found.gap("poi", "wrong", "floor")
+    assert gap == averages["wrong"] - averages["floor"] > 3 * error > 0
+    share = found.gap_closed("right", "poi", "wrong", "floor")
+    assert share == pytest.approx(1 - (averages["right"] - averages["floor"]) / gap)
+    assert found.gap_closed("wrong", "poi", "wrong", "floor") == pytest.approx(0)
+    assert found.gap_closed("floor", "poi", "wrong", "floor") == pytest.approx(1)
+    assert found.gap_closed("wrong", "poi", "floor", "wrong") is None
+    assert found.scores["floor"].standard_error["poi"] == found.intervals("floor")["poi"].spread

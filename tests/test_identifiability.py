@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import sparse
 
 from mobatlas import MobatlasError
 from mobatlas.data.arrays import Floats
 from mobatlas.groups import DEFAULT_GROUPS, Groups
+from mobatlas.regions.aggregates import aggregate
 from mobatlas.regions.identifiability import (
     Contrast,
     Diagnosis,
@@ -170,6 +173,23 @@ def test_the_bound_is_the_papers_formula() -> None:
     expected = (np.sqrt(1) + np.sqrt(2 * np.log(8 / 0.1))) / np.sqrt(400) * np.sqrt(8)
     assert bounds.sampling_error == pytest.approx(expected)
     assert bounds.finite_sample == pytest.approx(expected)  # sigma_min of the identity is 1
+
+
+def test_the_bound_uses_the_largest_counts_of_a_person() -> None:
+    """With counts, B is the largest norm of phi among the people behind the aggregates."""
+    rng = np.random.default_rng(4)
+    composition = composition_of(rng.dirichlet(np.ones(8), 16))
+    counts = rng.poisson(3.0, (1_600, 5)).astype(float)
+    region = np.repeat(np.arange(16), 100)
+    aggregates = aggregate(sparse.csr_array(counts), region, composition.regions)
+    bounds = diagnose(composition, aggregates=aggregates, delta=0.1).bounds
+    largest = max(math.sqrt(sum(value**2 for value in row)) for row in counts.tolist())
+    assert bounds.feature_bound == pytest.approx(largest)
+    assert not bounds.of_shares
+    expected = largest * (np.sqrt(5) + np.sqrt(2 * np.log(16 / 0.1))) / np.sqrt(100) * np.sqrt(16)
+    assert bounds.sampling_error == pytest.approx(expected)
+    shares = diagnose(composition, n=100, delta=0.1).bounds
+    assert (shares.feature_bound, shares.of_shares) == (1.0, True)
 
 
 @pytest.mark.parametrize("name", ["fullrank", "rankdef", "messy"])

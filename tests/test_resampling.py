@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +28,7 @@ from mobatlas.evaluation.comparison import (
     real_groups,
     sampling_floor,
 )
+from mobatlas.evaluation.metrics import MetricInput
 from mobatlas.evaluation.resampling import (
     Divergence,
     Pairing,
@@ -38,6 +38,7 @@ from mobatlas.evaluation.resampling import (
     resample,
 )
 from mobatlas.features.divergences import jsd, jsd_rows
+from mobatlas.features.maps import FEATURES
 from tests.small_town import ANCHORS, PARK, SHOP, TOWN, small_dataset, walks
 
 KINDS = 2_000  # of people, each with preferences of its own
@@ -89,7 +90,7 @@ class Population:
 
     @cached_property
     def _cumulative(self) -> Floats:
-        """Cumulative shares of all kinds in one ascending row: those of kind k are in (k, k + 1)."""
+        """Cumulative shares of all kinds in one ascending row, those of kind k from k to k + 1."""
         return (np.cumsum(self.shares, 1) + np.arange(KINDS)[:, None]).ravel()
 
     def sample(self, windows: Ints, rng: np.random.Generator, *, habits: bool = True) -> Sample:
@@ -158,7 +159,7 @@ def test_two_samples_of_the_same_people_have_no_excess(people: int, bins: int) -
     rng = np.random.default_rng([people, bins])
     found = [compared(*scenario.draw(populations, rng), rng)[0] for _ in range(50)]
     assert abs(standard_errors_from(0, [each.excess for each in found])) < 2
-    assert np.mean([each.jsd for each in found]) > 10 * abs(np.mean([one.excess for one in found]))
+    assert standard_errors_from(0, [each.jsd for each in found]) > 10, "chance alone has a JSD"
 
 
 @pytest.mark.parametrize(("shift", "rough"), [(MODERATE, 0.1), (FAR, 0.05)])
@@ -187,8 +188,8 @@ def town_of(bins: int, *names: str) -> MetricSpec:
 
     class SomeMetrics(MetricSpec):
         def counts(self, trajectories: Trajectories) -> dict[str, sparse.csr_array]:
-            every = super().counts(trajectories)
-            return {name: every[name] for name in names}
+            sample = MetricInput(trajectories, self)
+            return {name: sample.counts(FEATURES[name]) for name in names}
 
     return SomeMetrics(**{name: getattr(town, name) for name in town.__dataclass_fields__})
 
@@ -257,3 +258,361 @@ def coverage(scenario: Scenario, repetitions: int = 200, redraws: int = 300) -> 
 @pytest.mark.parametrize("scenario", COVERED, ids=str)
 def test_intervals_over_people_cover_the_expected_jsd(scenario: Scenario) -> None:
     assert 0.85 <= coverage(scenario) <= 0.97
+
+
+def mean_jsd(town: MetricSpec, pairs: list[tuple[Sample, Sample]], metric: str) -> float:
+    histograms = [
+        [town.histograms(side.trajectories())[metric].toarray()[0] for side in pair]
+        for pair in pairs
+    ]
+    return float(jsd_rows(*np.stack(histograms, axis=1)).mean())
+
+
+def test_intervals_of_a_comparison_cover_the_expected_average_over_groups() -> None:
+    town = town_of(40, "poi")
+    scenario = Scenario(40, 40, MODERATE, windows=3, habits=False)
+    populations = scenario.populations()
+    rng = np.random.default_rng(8)
+    # Both groups are alike, so the average has the mean of each.
+    redrawn = [scenario.draw(populations, rng) for _ in range(600)]
+    expected = mean_jsd(town, redrawn, "poi")
+    covered = []
+    for seed in range(200):
+        drawn = {name: scenario.draw(populations, rng) for name in ("a", "b")}
+        real = {name: pair[0].trajectories() for name, pair in drawn.items()}
+        ours = {name: pair[1].trajectories(of_people=False) for name, pair in drawn.items()}
+        found = compare_models(town, real, {"ours": ours}, seed=seed).intervals("ours")["poi"]
+        covered.append(found.low <= expected <= found.high)
+    assert 0.85 <= np.mean(covered) <= 0.97
+
+
+def matched(person: Ints, candidates: Ints, seed: int = 0) -> tuple[Ints, Ints, Ints]:
+    return match_people(person, candidates, np.random.default_rng(seed))
+
+
+@given(person=PERSONS, candidates=PERSONS, seed=st.integers(0, 99))
+def test_each_partner_has_as_many_trajectories(person: Ints, candidates: Ints, seed: int) -> None:
+    rows, chosen, partner = matched(person, candidates, seed)
+    assert len(rows) == len(chosen) == len(partner)
+    assert len(set(rows.tolist())) == len(rows) and len(set(chosen.tolist())) == len(chosen)
+    pairs = set(zip(partner.tolist(), candidates[chosen].tolist(), strict=True))
+    assert len(pairs) == len({mine for mine, _ in pairs}) == len({theirs for _, theirs in pairs})
+    assert Counter(person[rows].tolist()) == Counter(partner.tolist())
+    assert len(pairs) == min(len(set(person.tolist())), len(set(candidates.tolist())))
+    mine, theirs = (
+        sorted(Counter(side.tolist()).values(), reverse=True) for side in (person, candidates)
+    )
+    kept = sum(min(two) for two in zip(mine, theirs, strict=False))
+    assert len(rows) == kept, "no trajectory is lost that another choice of partners would keep"
+
+
+@given(person=PERSONS, seed=st.integers(0, 99))
+def test_nothing_is_lost_if_candidates_have_enough_trajectories(person: Ints, seed: int) -> None:
+    candidates = np.repeat(np.arange(100, 107), 25)
+    rows, _, _ = matched(person, candidates, seed)
+    assert rows.tolist() == list(range(len(person)))
+
+
+def test_without_candidates_or_real_people_there_are_no_pairs() -> None:
+    some = np.array([3, 3, 5])
+    none = np.zeros(0, dtype=np.int64)
+    for person, candidates in ((some, none), (none, some), (none, none)):
+        assert [part.tolist() for part in matched(person, candidates)] == [[], [], []]
+
+
+def test_few_candidates_leave_people_out_and_shorten_others() -> None:
+    rows, chosen, partner = matched(np.array([1, 1, 1, 1, 2, 3]), np.array([9, 9, 8]))
+    assert sorted(partner.tolist()) == [1, 1, partner.max()] and partner.max() in (2, 3)
+    assert (len(rows), sorted(chosen.tolist())) == (3, [0, 1, 2])
+
+
+def test_partners_are_chosen_at_random_among_those_with_enough_trajectories() -> None:
+    person = np.repeat(np.arange(3), 2)
+    candidates = np.repeat(np.arange(20), 3)
+    partners = {tuple(matched(person, candidates, seed)[1].tolist()) for seed in range(30)}
+    assert len(partners) > 25
+    rows = {row for chosen in partners for row in chosen}
+    assert len(rows) > 40, "any trajectory of any of them may be chosen"
+    again = [[part.tolist() for part in matched(person, candidates, seed)] for seed in (4, 4)]
+    assert again[0] == again[1]
+
+
+def one_pair(seed: int = 0, habits: bool = True) -> tuple[Sample, Sample, Pairing]:
+    scenario = Scenario(25, 30, FAR, habits=habits)
+    rng = np.random.default_rng(seed)
+    real, other = scenario.draw(scenario.populations(), rng)
+    return real, other, pairing_of(real, other, rng)
+
+
+def test_the_order_of_the_sides_does_not_matter() -> None:
+    real, other, pairing = one_pair()
+    turned = Pairing(pairing.unit, pairing.person, pairing.person, pairing.seed)
+    there = diverge(real.table, other.table, pairing)
+    back = diverge(other.table, real.table, turned)
+    assert (back.jsd, back.excess) == pytest.approx((there.jsd, there.excess), abs=1e-6)
+    assert back.real == pytest.approx(there.other, rel=1e-4)
+    assert back.other == pytest.approx(there.real, rel=1e-4)
+
+
+@pytest.mark.parametrize("habits", [True, False])
+def test_names_of_bins_and_people_and_the_order_of_trajectories_do_not_matter(habits: bool) -> None:
+    real, other, pairing = one_pair(1, habits)
+    rng = np.random.default_rng(0)
+    plain = diverge(real.table, other.table, pairing)
+    bins = rng.permutation(30)
+    renamed = diverge(real.table[:, bins], other.table[:, bins], pairing)
+    units = rng.permutation(pairing.units)
+    order = rng.permutation(len(pairing.person))
+    rows = rng.permutation(len(pairing.unit))
+    moved = diverge(
+        real.table[order],
+        other.table[rows],
+        Pairing(
+            pairing.person[order], pairing.partner[rows], units[pairing.unit][rows], pairing.seed
+        ),
+    )
+    for each in (renamed, moved):
+        assert (each.jsd, each.excess) == pytest.approx((plain.jsd, plain.excess), abs=1e-6)
+        assert each.real == pytest.approx(plain.real, rel=1e-4)
+    assert moved.other[units] == pytest.approx(plain.other, rel=1e-4)
+
+
+def test_a_bin_may_be_counted_in_several_entries() -> None:
+    real, other, pairing = one_pair(2)
+    tables = []
+    for side in (real, other):
+        summed = side.table.copy()
+        summed.sum_duplicates()
+        assert summed.nnz < side.table.nnz
+        tables.append(summed)
+    once = diverge(tables[0], tables[1], pairing)
+    several = diverge(real.table, other.table, pairing)
+    assert (once.jsd, once.excess) == pytest.approx((several.jsd, several.excess), abs=1e-6)
+    assert once.real == pytest.approx(several.real, rel=1e-4)
+
+
+def test_few_counts_in_very_many_bins_take_little_memory() -> None:
+    real, other, pairing = one_pair(3)
+    plain = diverge(real.table, other.table, pairing)
+    far_apart = [
+        sparse.csr_array(
+            (side.table.data, 10**7 * side.visits, side.offsets),
+            shape=(len(side.offsets) - 1, 10**9),
+        )
+        for side in (real, other)
+    ]
+    wide = diverge(far_apart[0], far_apart[1], pairing)
+    assert (wide.jsd, wide.excess) == pytest.approx((plain.jsd, plain.excess), abs=1e-6)
+
+
+def test_a_metric_without_counts_has_no_error() -> None:
+    table = sparse.csr_array(np.array([[1.0, 2.0], [0.0, 1.0]]))
+    empty = sparse.csr_array((2, 2))
+    two = np.arange(2)
+    pairing = Pairing(two, two, two, [0])
+    nothing = diverge(empty, empty, pairing)
+    assert (nothing.jsd, nothing.excess) == (0, 0)
+    for sides in ((table, empty), (empty, table), (empty, empty)):
+        found = diverge(sides[0], sides[1], pairing)
+        assert found.real.tolist() == found.other.tolist() == [0, 0]
+        assert found.jsd == (sides[0].nnz + sides[1].nnz > 0)
+
+
+def test_samples_without_any_count_of_a_metric_have_the_largest_excess() -> None:
+    people = np.arange(30)
+    table = sparse.csr_array(np.ones((30, 2)))
+    pairing = Pairing(people, people, people, [0])
+    assert diverge(table, sparse.csr_array((30, 2)), pairing).excess > 0.5
+
+
+def test_equal_samples_have_no_divergence_and_no_percentage() -> None:
+    town = town_of(12, "poi", "category")
+    same = Population.of(12).sample(np.full(20, 3), np.random.default_rng(0)).trajectories()
+    models = {name: {"x": same} for name in ("ours", "floor")}
+    found = compare_models(town, {"x": same}, models)
+    for name in ("poi", "category"):
+        assert found.gap_closed("ours", name, "ours", "floor") is None
+    alike = replace(same, person=None)
+    scores = compare_models(town, {"x": alike}, {"ours": {"x": alike}}).scores["ours"]
+    assert scores.average == pytest.approx({"poi": 0, "category": 0}, abs=1e-12)
+    assert scores.excess["poi"] < 0, "two samples of one population would differ by chance"
+
+
+def alone(*tokens: int) -> Trajectories:
+    """Three windows of one person."""
+    return replace(walks(*[tokens] * 3), person=np.full(3, 7))
+
+
+def test_one_person_is_compared_without_a_sampling_error() -> None:
+    found = compare_models(TOWN, {"x": alone(PARK, SHOP)}, {"ours": {"x": alone(PARK)}})
+    scores = found.scores["ours"]
+    assert scores.people == {"x": 1} and scores.sizes == {"x": 3}
+    assert scores.average["poi"] > 0
+    assert all(np.isfinite(list(scores.excess.values())))
+    # The swap of the only pair changes nothing.
+    assert scores.excess == pytest.approx(dict.fromkeys(scores.average, 0.0), abs=1e-6)
+    for one in found.intervals("ours").values():
+        assert 0 <= one.low <= one.estimate + 1e-6 and one.estimate - 1e-6 <= one.high <= 1
+
+
+def test_one_person_gives_no_percentage() -> None:
+    models = {
+        "baseline": {"x": alone(PARK, PARK, SHOP)},
+        "ours": {"x": alone(SHOP)},
+        "floor": {"x": alone(PARK, SHOP)},
+    }
+    found = compare_models(TOWN, {"x": alone(PARK, SHOP)}, models)
+    assert found.gap_closed("ours", "poi", "baseline", "floor") is None
+
+
+def two_models(seed: int = 0) -> tuple[Trajectories, dict[str, Mapping[str, Trajectories]]]:
+    rng = np.random.default_rng(seed)
+    windows = np.full(30, 3)
+    real = Population.of(12).sample(windows, rng).trajectories()
+    near = Population.of(12, MODERATE).sample(windows, rng, habits=False)
+    floor = Population.of(12).sample(windows, rng)
+    return real, {
+        "near": {"x": near.trajectories(of_people=False)},
+        "floor": {"x": floor.trajectories()},
+    }
+
+
+def test_the_seed_alone_decides_scores_and_draws() -> None:
+    town = town_of(12, "poi")
+    real, models = two_models()
+    first, again, other = (
+        compare_models(town, {"x": real}, models, seed=seed, size=50) for seed in (3, 3, 4)
+    )
+    assert first.scores == again.scores
+    for model in models:
+        assert np.array_equal(first.draws[model]["poi"], again.draws[model]["poi"])
+        assert first.scores[model].excess != other.scores[model].excess
+    alone = compare_models(town, {"x": real}, {"floor": models["floor"]}, seed=3, size=50)
+    backwards = compare_models(town, {"x": real}, dict(reversed(models.items())), seed=3, size=50)
+    assert alone.scores["floor"] == first.scores["floor"] == backwards.scores["floor"]
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
+    return small_dataset(tmp_path_factory.mktemp("city"))
+
+
+@pytest.mark.parametrize("size", [None, 40])
+def test_the_floor_has_equal_numbers_of_people_and_trajectories_and_nobody_twice(
+    dataset: TrajectoryDataset, size: int | None
+) -> None:
+    sides = [real_groups(dataset, split) for split in ("test", "train")]
+    pairs = match_groups(sides[0], {"model": sides[1]}, size, 2)
+    floor = sampling_floor(dataset, size=size, seed=2)
+    assert floor.groups is not None and floor.everybody.sizes[EVERYBODY] > 0
+    for name, (real, others) in pairs.items():
+        training = others["model"]
+        assert len(real) == len(training) == floor.groups.sizes[name]
+        people = [Counter(side.people.tolist()) for side in (real, training)]
+        assert not people[0].keys() & people[1].keys()
+        assert sorted(people[0].values()) == sorted(people[1].values())
+        assert len(people[0]) == floor.groups.people[name]
+        assert len(set(zip(real.people.tolist(), training.people.tolist(), strict=True))) == len(
+            people[0]
+        ), "rows of partners are in one order"
+
+
+def test_several_models_with_people_are_compared_at_the_same_real_trajectories() -> None:
+    real = replace(walks(*[[PARK]] * 8), person=np.array([0, 0, 0, 0, 1, 1, 2, 3]))
+    first = replace(walks(*[[SHOP]] * 8), person=np.array([5, 5, 6, 6, 7, 7, 8, 9]))
+    second = replace(walks(*[[SHOP]] * 8), person=np.array([1, 1, 1, 1, 1, 1, 2, 2]))
+    sides = {"a": {"x": first}, "b": {"x": second}, "c": {"x": walks(*[[PARK]] * 8)}}
+    ours, others = match_groups({"x": real}, sides)["x"]
+    assert {len(ours), *map(len, others.values())} == {len(ours)}
+    for label in ("a", "b"):
+        pairs = set(zip(ours.people.tolist(), others[label].people.tolist(), strict=True))
+        assert len(pairs) == len(set(ours.people.tolist()))
+        assert len(pairs) == len(set(others[label].people.tolist()))
+
+
+def comparison_of(averages: Mapping[str, float], spread: float, *, shared: bool) -> Comparison:
+    rng = np.random.default_rng(0)
+    common = spread * rng.standard_normal(2_000)
+    draws = {
+        name: {"poi": value + (common if shared else spread * rng.standard_normal(2_000))}
+        for name, value in averages.items()
+    }
+    scores = {
+        name: Scores({}, {}, {}, {"poi": value}, {"poi": value}, {"poi": spread})
+        for name, value in averages.items()
+    }
+    return Comparison(scores, draws)
+
+
+@given(
+    model=st.floats(0, 1),
+    baseline=st.floats(0, 1),
+    target=st.floats(0, 1),
+    error=st.floats(0, 0.3),
+)
+def test_there_is_a_percentage_only_for_a_gap_of_three_standard_errors(
+    model: float, baseline: float, target: float, error: float
+) -> None:
+    share = gap_closed(model, baseline, target, standard_error=error)
+    clear = baseline > target and baseline - target >= 3 * error
+    assert (share is not None) == clear
+    if share is not None and error > 0:
+        assert abs(1 - share) <= abs(model - target) / (3 * error) * (1 + 1e-9)
+
+
+def test_a_comparison_gives_no_percentage_of_a_gap_within_three_standard_errors() -> None:
+    averages = {"ours": 0.9, "baseline": 0.31, "floor": 0.29}
+    noisy = comparison_of(averages, 0.02, shared=False)
+    gap, error = noisy.gap("poi", "baseline", "floor")
+    assert gap == pytest.approx(0.02)
+    assert error == pytest.approx(0.02 * 2**0.5, rel=0.1)
+    assert noisy.gap_closed("ours", "poi", "baseline", "floor") is None
+    assert noisy.gap_closed("ours", "poi", "ours", "floor") == pytest.approx(0)
+    assert noisy.gap_closed("baseline", "poi", "ours", "floor") == pytest.approx(0.967, abs=1e-3)
+    assert noisy.gap_closed("ours", "poi", "floor", "baseline") is None
+    shared = comparison_of(averages, 0.02, shared=True)
+    assert shared.gap("poi", "baseline", "floor")[1] == pytest.approx(0, abs=1e-12)
+    assert shared.gap_closed("baseline", "poi", "baseline", "floor") == pytest.approx(0)
+
+
+def test_a_baseline_at_the_floor_gives_no_percentage_however_bad_the_model() -> None:
+    town = town_of(12, "poi", "category")
+    population = Population.of(12)
+    far = Population.of(12, FAR)
+    rng = np.random.default_rng(1)
+    windows = np.full(25, 3)
+    shares = []
+    for seed in range(100):
+        real, baseline, floor = (population.sample(windows, rng).trajectories() for _ in range(3))
+        ours = far.sample(windows, rng, habits=False).trajectories(of_people=False)
+        models = {"baseline": {"x": baseline}, "ours": {"x": ours}, "floor": {"x": floor}}
+        found = compare_models(town, {"x": real}, models, seed=seed)
+        shares.append(found.gap_closed("ours", "poi", "baseline", "floor"))
+        shares.append(found.gap_closed("ours", "category", "baseline", "floor"))
+    assert len([share for share in shares if share is not None]) <= 4  # of 200
+
+
+def test_the_error_of_a_gap_knows_that_both_models_meet_the_same_real_people() -> None:
+    town = town_of(12, "poi")
+    base = Population.of(12)
+    worse = Population.of(12, FAR)
+    rng = np.random.default_rng(2)
+    windows = np.full(40, 4)
+    gaps = []
+    errors = []
+    apart = []
+    for seed in range(100):
+        real = base.sample(windows, rng).trajectories()
+        models = {
+            name: {"x": worse.sample(2 * windows, rng, habits=False).trajectories(of_people=False)}
+            for name in ("first", "second")
+        }
+        found = compare_models(town, {"x": real}, models, seed=seed)
+        gap, error = found.gap("poi", "first", "second")
+        gaps.append(gap)
+        errors.append(error)
+        first, second = (found.scores[name].standard_error["poi"] for name in models)
+        apart.append(np.hypot(first, second))
+    assert abs(standard_errors_from(0, gaps)) < 2.5
+    assert np.mean(errors) == pytest.approx(np.std(gaps, ddof=1), rel=0.2)
+    assert np.mean(errors) < 0.8 * np.mean(apart)

@@ -49,7 +49,7 @@ def _phase2_row(row: Mapping[str, Any]) -> dict[str, str]:
     shuffled = f"shuffled {row['partition']}" if row["shuffled"] else row["partition"] or ""
     scores = {name: row["metrics"][name] for name in PAPER_METRICS}
     cells = {
-        name: f"{score['jsd']:.3f} {_share(score['floor_closed'])}"
+        name: f"{score['jsd']:.3f} {_share(score['gap_closed_floor'])}"
         for name, score in scores.items()
     }
     variety = _variety(row["diversity"])

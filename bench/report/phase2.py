@@ -79,7 +79,7 @@ def _gap_table(result: Result) -> Table:
     formats = {name: SHARE for name in columns if name.startswith("gap")}
     note = (
         "JSD in bits, mean over seeds. Gap closed: share of the distance from the baseline to the "
-        "floor, or to strong. It is empty if that distance is within the spread between seeds."
+        "floor, or to strong. It is empty if that gap is below three standard errors."
     )
     return Table(("regions", "model", *columns), tuple(rows), _caption(result), formats, note)
 
@@ -91,25 +91,24 @@ def _seed_range(score: Mapping[str, Any]) -> list[str]:
 
 
 def _change_table(result: Result) -> Table:
+    first = _rows(result)[0]["metrics"]
+    shown = [metric for metric in metrics() if metric.name in first]
     rows: list[tuple[Cell, ...]] = []
     for row in _rows(result):
         if row["model"] == "baseline":
             continue
         seeds = len(result["seeds"])
-        changes = (_change(row["metrics"][metric.name], seeds) for metric in metrics())
+        changes = (_change(row["metrics"][metric.name], seeds) for metric in shown)
         rows.append((_regions(row), row["model"], *changes))
-    first = _rows(result)[0]["metrics"]
-    rows.insert(
-        0, ("", "baseline", *(f"{first[metric.name]['baseline']:.4f}" for metric in metrics()))
-    )
-    rows.insert(1, ("", FLOOR, *(f"{first[metric.name]['floor']:.4f}" for metric in metrics())))
+    rows.insert(0, ("", "baseline", *(f"{first[metric.name]['baseline']:.4f}" for metric in shown)))
+    rows.insert(1, ("", FLOOR, *(f"{first[metric.name]['floor']:.4f}" for metric in shown)))
     note = "An exclamation mark: worse than the baseline by more than the spread between seeds."
     caption = (
         "Difference to the JSD of the baseline and its standard deviation between seeds; lower is "
         "better."
     )
     return Table(
-        ("regions", "model", *(metric.title for metric in metrics())),
+        ("regions", "model", *(metric.title for metric in shown)),
         tuple(rows),
         caption,
         note=note,

@@ -14,6 +14,7 @@ from bench.score_models import FLOOR
 from bench.summary import Result, read_result
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import PAPER_METRICS, metrics
+from mobatlas.features.maps import FEATURES
 from mobatlas.io.manifest import write_atomic
 from mobatlas.report.tables import SHARE, Cell, Table, write_tables
 
@@ -29,6 +30,20 @@ PREDICTION = {
     "geo_error_km": "GeoError, km",
 }
 POI_ALONE = {"poi_accuracy": "Accuracy, POIs alone", "poi_hr10": "HR@10, POIs alone"}
+DEFINITIONS_TEXT = """## Definitions, earlier and present
+
+Three definitions have changed, and with them every table. The tables below show how much.
+
+- **Trip** is the pair (cell of the first visit, cell of the last visit) of a trajectory, as in the
+  paper. Pairs of consecutive visits are **Flows**; earlier pages called them Trip. Most windows
+  begin and end at home, so trips are nearly unique and their gap is rarely clear.
+- **The floor** has as many people as the held-out group, not only as many trajectories. Windows of
+  one person are alike, so fewer people leave more sampling noise: every floor is higher.
+- **A percentage** is shown only where its gap is at least three standard errors. Standard errors
+  resample people. Earlier pages compared with the spread between seeds, which is zero for one seed.
+"""
+EARLIER = 1  # of `definitions` in a result
+SHOWN = (*PAPER_METRICS, "poi_all")
 TITLES = {metric.name: metric.title for metric in metrics()}
 WRITTEN = "Written by `python -m bench results"
 DEFAULT = "tilt, calibrated"  # the default strategy
@@ -54,10 +69,14 @@ def write_page(folder: Path, out: Path, *, all_tables: bool = False) -> str:
     Figures go into a folder next to the page, with the same name. By default each question shows
     its average table; `all_tables` adds the other metrics, every group and the paper's numbers.
     """
-    files = {name: folder / f"{name}.json" for name in QUESTIONS}
-    results = {name: read_result(path) for name, path in files.items() if path.exists()}
+    results = {
+        path.stem: read_result(path)
+        for name in QUESTIONS
+        for path in sorted(folder.glob(f"{name}*.json"))
+        if not path.stem.startswith("rq3-real") and not path.stem.endswith(".summary")
+    }
     if not results:
-        names = ", ".join(path.name for path in files.values())
+        names = ", ".join(f"{name}.json" for name in QUESTIONS)
         raise MobatlasError(f"{folder}: has none of {names}; run python -m bench rq1 first")
     figures = out.parent / out.stem
     figures.mkdir(parents=True, exist_ok=True)
@@ -66,29 +85,55 @@ def write_page(folder: Path, out: Path, *, all_tables: bool = False) -> str:
         "# Results\n",
         f"{WRITTEN} {folder.as_posix()}{more} --out {out.as_posix()}`.\n",
         "JSD in bits; lower is better. The *floor* compares real training people with real test "
-        "people: sampling noise alone. *Gap closed* is the share of the distance from the baseline "
-        "to the floor.\n",
+        "people: sampling noise alone. *Gap closed to floor* is the share of the gap from the "
+        "baseline to the floor.\n",
     ]
-    for name, result in results.items():
-        parts += _section(name, result, figures, all_tables)
+    parts += _definitions(folder)
+    for result in results.values():
+        parts += _section(result, figures, all_tables)
     write_markdown(out, parts)
     return f"{out}: {', '.join(results)}"
 
 
-def _section(name: str, result: Result, figures: Path, all_tables: bool) -> Iterator[str]:
+def _definitions(folder: Path) -> Iterator[str]:
+    """Set earlier and present definitions side by side, for each data set that was measured."""
+    paths = sorted(folder.glob("definitions*.json"))
+    if not paths:
+        return
+    yield DEFINITIONS_TEXT
+    for path in paths:
+        result = read_result(path)
+        yield f"`{result['command']}`, mean of {len(result['seeds'])} seeds.\n"
+        yield definitions_table(result).as_markdown()
+
+
+def _section(result: Result, figures: Path, all_tables: bool) -> Iterator[str]:
     versions = ", ".join(
         f"{key} {value}"
         for key, value in result["versions"].items()
         if key in ("mobatlas", "torch")
     )
-    yield f"## {QUESTIONS[name]}\n"
+    yield f"## {_title(result)}\n"
     yield f"`{result['command']}`, seeds {', '.join(map(str, result['seeds']))}; {versions}.\n"
+    if result.get("definitions") == EARLIER:
+        yield (
+            "These results are from earlier definitions: what was called Trip then is Flows now, "
+            "and the floor had more people than the held-out group. Percentages are left out "
+            "where the gap was not clear.\n"
+        )
     yield f"{_sentence(result)}\n"
     for path in _draw(figures, result):
         yield f"![{path.stem.replace('-', ' ')}]({figures.name}/{path.name})\n"
     tables = list(question_tables(result).values())
     for table in tables if all_tables else tables[:1]:
         yield table.as_markdown()
+
+
+def _title(result: Result) -> str:
+    """Return the heading of a result: the question, and what differs from its defaults."""
+    question = result["question"]
+    parts = [QUESTIONS[question], *result.get("name", question).split("-")[1:]]
+    return ", ".join(parts)
 
 
 def _sentence(result: Result) -> str:
@@ -104,7 +149,7 @@ def _sentence(result: Result) -> str:
             f"closes {_share(closed)} of the gap from the baseline to real people."
         )
     shares = [
-        f"{' + '.join(_varied(result, row))} {_share(row['metrics']['poi']['floor_closed'])}"
+        f"{' + '.join(_varied(result, row))} {_share(row['metrics']['poi']['gap_closed_floor'])}"
         for row in _rows(result, "group")
         if row["model"] == DEFAULT
     ]
@@ -141,16 +186,21 @@ def _divergence_tables(result: Result) -> dict[str, Table]:
         f"JSD in bits to test people of the same group, average over groups, {of_seeds}; anchors "
         "of the"
     )
-    rest = [metric.name for metric in metrics() if metric.name not in PAPER_METRICS]
+    rest = [metric.name for metric in metrics() if metric.name not in SHOWN]
     tables = {
-        "average": _averages(result, "group", PAPER_METRICS, f"{caption} group."),
+        "average": _averages(result, "group", SHOWN, f"{caption} group."),
         "gap": _gaps(result),
-        "population": _averages(result, "population", PAPER_METRICS, f"{caption} population."),
+        "population": _averages(result, "population", SHOWN, f"{caption} population."),
         "others": _averages(result, "group", rest, f"{caption} group, other metrics."),
     }
-    for metric in PAPER_METRICS:
+    for metric in _measured(result, PAPER_METRICS):
         tables[f"groups-{metric}"] = _by_group(result, metric, of_seeds)
     return tables | {f"published-{state.lower()}": _published(result, state) for state in STATES}
+
+
+def _measured(result: Result, names: Sequence[str]) -> list[str]:
+    """Return the metrics that a result has; earlier results have no trips."""
+    return [name for name in names if name in result["rows"][0]["metrics"]]
 
 
 def _averages(result: Result, anchors: str, metrics: Sequence[str], caption: str) -> Table:
@@ -158,21 +208,21 @@ def _averages(result: Result, anchors: str, metrics: Sequence[str], caption: str
     first, cell_of = _varied_column(result)
     rows: list[tuple[Cell, ...]] = []
     for row in _rows(result, anchors):
-        scores = [row["metrics"][name] for name in metrics]
-        pairs = _pairs((score["jsd"], score["gap_closed_floor"]) for score in scores)
+        scores = [row["metrics"].get(name, {}) for name in metrics]
+        pairs = _pairs((score.get("jsd"), score.get("gap_closed_floor")) for score in scores)
         rows.append((cell_of(row), _label(row), *pairs))
     floor = [
-        (row["metrics"][name]["floor"], 1.0)
+        (row["metrics"].get(name, {}).get("floor"), None)
         for row in _rows(result, anchors)[:1]
         for name in metrics
     ]
     rows.insert(2, ("", FLOOR, *_pairs(floor)))
     titles = [TITLES[metric] for metric in metrics]
-    columns = [name for title in titles for name in (title, f"gap closed, {title}")]
+    columns = [name for title in titles for name in (title, f"gap closed to floor, {title}")]
     formats = {name: SHARE for name in columns if name.startswith("gap closed")}
     note = (
-        "Gap closed: share of the distance from the baseline to the floor. It is empty if that "
-        "distance is within the spread between seeds."
+        "Gap closed to floor: share of the gap from the baseline to the floor. It is empty if that "
+        "gap is below three standard errors."
     )
     return Table((first, "model", *columns), tuple(rows), caption, formats, note)
 
@@ -188,13 +238,13 @@ def _gaps(result: Result) -> Table:
         (
             cell_of(row),
             _label(row),
-            *(row["metrics"][name]["gap_closed_strong"] for name in PAPER_METRICS),
+            *(row["metrics"].get(name, {}).get("gap_closed_strong") for name in SHOWN),
         )
         for row in _rows(result, "group")
         if row[first if first == "partition" else "features"]
     ]
-    columns = (first, "model", *(TITLES[name] for name in PAPER_METRICS))
-    note = "Empty if strong is not better than the baseline by more than the spread between seeds."
+    columns = (first, "model", *(TITLES[name] for name in SHOWN))
+    note = "Empty if strong is not better than the baseline by three standard errors."
     formats = dict.fromkeys(columns[2:], SHARE)
     return Table(columns, tuple(rows), "Gap closed to strong.", formats, note)
 
@@ -276,15 +326,16 @@ def _prediction_averages(result: Result, columns: Mapping[str, str]) -> Table:
 
 def _draw(folder: Path, result: Result) -> list[Path]:
     """Draw the figures of a question as PNG files and return their paths."""
-    name = result["question"]
-    if name == "rq3":
+    question = result["question"]
+    name = result.get("name", question)
+    if question == "rq3":
         return []
     figures = [folder / f"{name}-bars.png"]
     bars_figure(figures[-1], *_bars(result))
     if result["curves"]:
         figures.append(folder / f"{name}-curves.png")
         curves_figure(figures[-1], result["curves"])
-    if name == "rq1":
+    if question == "rq1":
         figures.append(folder / f"{name}-groups.png")
         groups = list(_rows(result, "group")[0]["groups"])
         distances = {
@@ -299,9 +350,10 @@ def _bars(result: Result) -> tuple[Bars, Lines]:
     """Return JSD and its standard deviation over groups, and the lines that models share."""
     _, cell_of = _varied_column(result)
     rows = _rows(result, "group")
-    bars: dict[str, Any] = {TITLES[name]: {} for name in PAPER_METRICS}
+    names = _measured(result, PAPER_METRICS)
+    bars: dict[str, Any] = {TITLES[name]: {} for name in names}
     lines: dict[str, Any] = {}
-    for name in PAPER_METRICS:
+    for name in names:
         first = rows[0]["metrics"][name]
         lines[TITLES[name]] = {label: first[label] for label in ("baseline", "strong", "floor")}
         for row in rows:
@@ -320,3 +372,21 @@ def write_markdown(out: Path, parts: Sequence[str]) -> None:
             f"{out}: was not written by python -m bench results; choose another --out"
         )
     write_atomic(out, "\n".join(parts).encode())
+
+
+def definitions_table(result: Result) -> Table:
+    """Return earlier and present floors by metric, and whether a gap is clear."""
+    rows = tuple(
+        (
+            FEATURES[row["metric"]].title,
+            row["baseline"],
+            row["earlier floor"],
+            row["floor"],
+            format(row["signal"], "z.1f"),
+            {1.0: "yes", 0.0: "no"}.get(row["clear"], "in some seeds"),
+        )
+        for row in result["rows"]
+        if row["metric"] in FEATURES
+    )
+    columns = ("metric", "baseline", "earlier floor", "floor", "signal", "gap is clear")
+    return Table(columns, rows, f"{result['measure']}.")

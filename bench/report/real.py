@@ -268,7 +268,7 @@ def _gap_table(result: Result, shown: Sequence[Mapping[str, Any]], view: str) ->
         (
             regions_label(row),
             row["model"],
-            *(_with_spread(row["metrics"][name], seeds) for name in SHOWN),
+            *(_with_spread(row["metrics"].get(name, {}), seeds) for name in SHOWN),
         )
         for row in shown
     ]
@@ -279,7 +279,7 @@ def _gap_table(result: Result, shown: Sequence[Mapping[str, Any]], view: str) ->
 
 def _with_spread(score: Mapping[str, Any], seeds: int) -> str | None:
     """Format the gap closed, with the spread between seeds if there are several."""
-    if score["gap_closed_floor"] is None:
+    if score.get("gap_closed_floor") is None:
         return None
     gap = score["baseline"] - score["floor"]
     spread = f" ± {score['spread'] / gap:.0%}" if seeds > 1 and gap > 0 else ""
@@ -327,18 +327,19 @@ def _by_group(result: Result, metric: str, without: Container[str] = ()) -> Tabl
 
 
 def _divergences(result: Result, view: str) -> Table:
+    first = _rows(result, view)[0]["metrics"]
+    shown = [metric for metric in metrics() if metric.name in first]
     rows: list[tuple[Cell, ...]] = [
         (
             regions_label(row),
             row["model"],
-            *(row["metrics"][metric.name]["jsd"] for metric in metrics()),
+            *(row["metrics"][metric.name]["jsd"] for metric in shown),
         )
         for row in _rows(result, view)
     ]
-    first = _rows(result, view)[0]["metrics"]
-    rows.insert(2, ("", FLOOR, *(first[metric.name]["floor"] for metric in metrics())))
+    rows.insert(2, ("", FLOOR, *(first[metric.name]["floor"] for metric in shown)))
     return Table(
-        ("regions", "model", *(metric.title for metric in metrics())),
+        ("regions", "model", *(metric.title for metric in shown)),
         tuple(rows),
         f"JSD in bits. {VIEWS[view]}",
     )

@@ -82,16 +82,9 @@ def train(
     options = (
         family_of(name).resolve(run.train.options, config.parent) if config else run.train.options
     )
+    saved = (checkpoint_seconds, snapshot_steps)
     execution = Execution(
-        resume,
-        overwrite,
-        accelerator,
-        devices,
-        precision,
-        checkpoint_seconds,
-        snapshot_steps,
-        tensorboard,
-        quiet,
+        resume, overwrite, accelerator, devices, precision, *saved, tensorboard, quiet
     )
     report = run_training(
         dataset,
@@ -107,9 +100,7 @@ def train(
 
 @app.command()
 def supervise(
-    model: Annotated[
-        Path, typer.Argument(help="A model of phase 1; finetune also accepts one of tilt.")
-    ],
+    model: Annotated[Path, typer.Argument(help="A model of phase 1; for finetune also of tilt.")],
     out: Out,
     regions: Annotated[
         Path | None,
@@ -146,18 +137,10 @@ def supervise(
     _trust(trust_code)
     run = load_run(config)
     chosen = strategy or run.supervise.strategy
-    has_presets = chosen in STRATEGIES and bool(STRATEGIES[chosen].presets)
-    execution = Execution(
-        resume,
-        overwrite,
-        accelerator,
-        devices,
-        precision,
-        checkpoint_seconds,
-        snapshot_steps,
-        tensorboard,
-        quiet,
-    )
+    presets = STRATEGIES[chosen].presets if chosen in STRATEGIES else {}
+    saved = (checkpoint_seconds, snapshot_steps)
+    device = (accelerator, devices, precision)
+    execution = Execution(resume, overwrite, *device, *saved, tensorboard, quiet)
     report = run_supervision(
         model,
         out,
@@ -167,7 +150,7 @@ def supervise(
             divergence=divergence or run.supervise.divergence,
             membership=membership or run.supervise.membership,
             from_scratch=from_scratch,
-            preset=preset or (run.preset if has_presets else None),
+            preset=preset or (run.preset if presets else None),
             values=merge(run.supervise.options, parse_assignments(assignments or [])),
         ),
         dataset=dataset,

@@ -67,7 +67,9 @@ def aggregate(
     if features is None:
         features = [f"bin:{number}" for number in range(values.shape[1])]
     spread = _pooled_variance(person_phi, codes, values, n)
-    return Aggregates(names, tuple(features), values, n, spread=spread)
+    squares = np.asarray(person_phi[members].power(2).sum(1)).ravel()
+    largest = float(np.sqrt(squares.max(initial=0)))
+    return Aggregates(names, tuple(features), values, n, spread=spread, largest=largest)
 
 
 def aggregates_from_dataset(

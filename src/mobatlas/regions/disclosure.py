@@ -102,7 +102,8 @@ def apply_disclosure(
         variance += ROUNDING_VARIANCE * disclosure.rounding**2
     noise = variance / v.n[:, None] ** 2 if variance.any() else None
     spread = v.spread if disclosure.epsilon is None else None  # an exact count is not private
-    return replace(v, values=totals / v.n[:, None], noise=noise, spread=spread)
+    # The largest norm is that of one person.
+    return replace(v, values=totals / v.n[:, None], noise=noise, spread=spread, largest=None)
 
 
 def _add_laplace_noise(totals: Floats, scale: float) -> Floats:

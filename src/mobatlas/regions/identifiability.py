@@ -28,7 +28,7 @@ from mobatlas.regions.types import (
 RANK_TOLERANCE = 1e-6  # of the largest singular value: published shares have six decimals
 IDENTIFIED = 0.9  # share of a contrast's square in directions with signal above noise
 PARTLY = 0.5
-FEATURE_BOUND = 1.0  # B of the paper: the largest norm of shares
+SHARES_BOUND = 1.0  # the largest norm of shares
 TYPICAL_SHARE = 0.05  # of visits at a typical place, if there are no aggregates
 TYPICAL_VISITS = 10.0  # per window
 HOT_SHARE = 0.85  # of one group in a proposed region
@@ -69,10 +69,15 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Bounds:
-    """The paper's finite-sample bound on |M_hat - M|_F, for shares as features (|phi| <= B)."""
+    """The paper's finite-sample bound on |M_hat - M|_F, for features with |phi| <= B.
+
+    B is the largest norm of the counts of a person. Where these counts are not known, the features
+    are shares, and B is 1.
+    """
 
     delta: float
     feature_bound: float  # B
+    of_shares: bool  # whether the bound is for shares instead of counts
     features: int  # m
     n_min: float
     sampling_error: float  # epsilon_samp
@@ -260,9 +265,11 @@ def _bounds(sigma_min: float, n: Floats, aggregates: Aggregates | None, delta: f
     features = 1 if aggregates is None else len(aggregates.features)
     n_min = float(n.min())
     deviation = np.sqrt(features) + np.sqrt(2 * np.log(len(n) / delta))
-    sampling = float(FEATURE_BOUND * deviation / np.sqrt(n_min) * np.sqrt(len(n)))
+    largest = None if aggregates is None else aggregates.largest
+    feature_bound = SHARES_BOUND if largest is None else largest
+    sampling = float(feature_bound * deviation / np.sqrt(n_min) * np.sqrt(len(n)))
     finite_sample = sampling / sigma_min if sigma_min > 0 else float("inf")
-    return Bounds(delta, FEATURE_BOUND, features, n_min, sampling, finite_sample)
+    return Bounds(delta, feature_bound, largest is None, features, n_min, sampling, finite_sample)
 
 
 def _proposals(composition: Composition, n: Floats, min_region: float) -> list[Proposal]:

@@ -71,6 +71,7 @@ class Aggregates:
     spread: Floats | None = None  # (features,) variance between people of a region; None: unknown
     pooled: bool = False  # only shares of visits are known, because n was not published
     noise: Floats | None = None  # (regions, features) variance of added noise, without sampling
+    largest: float | None = None  # the largest norm of a person's phi; None: not known
 
     def select(self, rows: Ints) -> Aggregates:
         """Return the aggregates of some regions."""

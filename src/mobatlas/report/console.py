@@ -98,15 +98,16 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
     smallest, median, largest = diagnosis.people
     groups = len(diagnosis.groups)
     bound = diagnosis.bounds.finite_sample
+    unit = "shares" if diagnosis.bounds.of_shares else "visits"
     facts = {
         "regions, groups": f"{diagnosis.regions:,}, {groups}",
         "people in a region": f"{smallest:,.0f} to {largest:,.0f}, median {median:,.0f}",
         "rank, effective rank": f"{diagnosis.rank}, {diagnosis.effective_rank} of {groups}",
         "smallest singular value": f"{diagnosis.sigma_min:.3g}",
         "condition number": f"{diagnosis.condition_number:.3g}",
-        "the paper's bound on |M - M*|": f"{bound:.3g} (shares, 95 %)"
+        "the paper's error bound of all group means together": f"{bound:.3g} {unit} (95 %)"
         if bound < float("inf")
-        else "none: rank deficient",
+        else "none, because the rank is deficient",
     }
     if (rank := diagnosis.effective_rank_with_rest) is not None:
         facts["with the people outside all regions"] = f"effective rank {rank}"
