@@ -66,7 +66,7 @@ def run(experiment: Experiment, data: Path | None = None) -> dict[str, Any]:
     result = {
         **command.header(experiment),
         "measure": MEASURE,
-        "seeds": experiment.numbers,
+        "seeds": list(experiment.numbers),
         "rows": [{"metric": name, **values} for name, values in metrics.items()],
     }
     name = NAME if data is None else f"{NAME}-{data.name}"

@@ -71,6 +71,7 @@ def _compare(phase1: Cells, cells: Cells, view: str, model: str) -> dict[str, di
     A share is None if its gap is below three standard errors, over people or over seeds.
     """
     references = [cell["jsd"][view] for cell in phase1]
+    beyond = [cell["excess"][view] for cell in phase1]
     errors = [cell["gap_error"][view] for cell in phase1]
     scores = [cell["jsd"][view][model] for cell in cells]
     excess = [cell["excess"][view][model] for cell in cells]
@@ -85,15 +86,20 @@ def _compare(phase1: Cells, cells: Cells, view: str, model: str) -> dict[str, di
         average = float(jsd.mean())
         change = jsd - ends[BASELINE]
         spread = float(change.std(ddof=1)) if len(jsd) > 1 else 0.0
-        seeds = zip(jsd, ends[BASELINE], ends[FLOOR], errors, strict=True)
+        over = {name: [each[name][metric] for each in beyond] for name in ends}
+        own = [each[metric] for each in excess]
+        seeds = zip(own, over[BASELINE], over[FLOOR], errors, strict=True)
         metrics[metric] = {
             "jsd": round(average, 4),
-            "excess": round(float(np.mean([each[metric] for each in excess])), 4),
+            "excess": round(float(np.mean(own)), 4),
             **rounded(mean),
             "spread": round(spread, 4),
             **{
                 f"gap_closed_{end}": share(
-                    average, ends[BASELINE], ends[end], [each[end][metric] for each in errors]
+                    float(np.mean(own)),
+                    over[BASELINE],
+                    over[end],
+                    [each[end][metric] for each in errors],
                 )
                 for end in (FLOOR, STRONG)
             },
@@ -111,7 +117,7 @@ def share(
     ends: Sequence[float] | Floats,
     errors: Sequence[float],
 ) -> float | None:
-    """Return the gap closed, on average over seeds, by a model with that average.
+    """Return the gap in excess closed, on average over seeds, by a model with that average.
 
     `starts` and `ends` are the two ends of the gap in each seed, `errors` the standard errors of
     the gaps over people. The larger of the errors over people and over seeds counts.

@@ -120,13 +120,16 @@ class Comparison:
         return {name: interval(average[name], draws) for name, draws in self.draws[model].items()}
 
     def gap(self, metric: str, start: str, end: str) -> tuple[float, float]:
-        """The gap between two models in a metric, and its standard error."""
-        gap = self.scores[start].average[metric] - self.scores[end].average[metric]
+        """The gap between two models in the excess of a metric, and its standard error.
+
+        Excess, not JSD, because chance differs between samples with and without people.
+        """
+        gap = self.scores[start].excess[metric] - self.scores[end].excess[metric]
         return gap, float(np.std(self.draws[start][metric] - self.draws[end][metric], ddof=1))
 
     def gap_closed(self, model: str, metric: str, start: str, end: str) -> float | None:
         """The share of the gap from `start` to `end` that a model closes; None: no clear gap."""
-        values = [self.scores[name].average[metric] for name in (model, start, end)]
+        values = [self.scores[name].excess[metric] for name in (model, start, end)]
         return gap_closed(*values, standard_error=self.gap(metric, start, end)[1])
 
 
@@ -367,6 +370,8 @@ def _distinct_and_copies(sequences: Sequence[bytes], known: set[bytes], n: int) 
     return {"n": n, "distinct": len(set(chosen)) / max(n, 1), "copies": copies / max(n, 1)}
 
 
+# Whether a model's samples have people -> metric -> JSD by chance (draws,).
+Chance = Mapping[bool, Mapping[str, Floats] | None]
 GroupScore = tuple[dict[str, Divergence], Floats]  # by metric; deviations (resamples, metrics)
 
 
@@ -417,19 +422,26 @@ class _GroupScorer:
     key: list[int]  # seeds of the group
     resamples: int
 
-    def chance(self, training: Trajectories | None) -> dict[str, Floats] | None:
-        """The JSDs (draws,) that chance leaves by metric; None without enough training people."""
-        if training is None or training.person is None:
-            return None
-        rng = np.random.default_rng([*self.key, REFERENCE])
-        reference = Reference.of(self.real.people, training.person, rng)
-        if reference is None:
-            return None
-        return {name: reference.jsd(counts) for name, counts in self.spec.counts(training).items()}
+    def chance(self, training: Trajectories | None) -> Chance:
+        """The JSDs (draws,) that chance leaves by metric, to models with and without people.
 
-    def score(
-        self, side: Trajectories, model: int, chance: Mapping[str, Floats] | None
-    ) -> GroupScore:
+        A value is None without enough training people.
+        """
+        if training is None or training.person is None:
+            return {True: None, False: None}
+        counts = self.spec.counts(training)
+        chance: dict[bool, dict[str, Floats] | None] = {}
+        for by_person in (True, False):
+            rng = np.random.default_rng([*self.key, REFERENCE, by_person])
+            reference = Reference.of(self.real.people, training.person, rng, by_person=by_person)
+            chance[by_person] = (
+                None
+                if reference is None
+                else {name: reference.jsd(each) for name, each in counts.items()}
+            )
+        return chance
+
+    def score(self, side: Trajectories, model: int, chance: Chance) -> GroupScore:
         """Compare the real side with one model."""
         key = [*self.key, model]
         person = _numbered(self.real.people)
@@ -439,7 +451,7 @@ class _GroupScorer:
             else person  # _match has put partners into the order of the real side
         )
         pairing = Pairing(person, partner, _numbered(side.people), [*key, SWAPPING])
-        by_chance = None if side.person is not None else chance
+        by_chance = chance[side.person is not None]
         others = self.spec.counts(side)
         found = {
             name: diverge(

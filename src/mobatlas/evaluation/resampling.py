@@ -4,10 +4,11 @@ People are the units, because the windows of one person are alike. Two numbers f
 
 excess
     Even two samples of the same people have a JSD above zero; the excess is the JSD beyond what
-    chance leaves. If both sides have people, each person and the partner change sides at random,
+    chance leaves. Without other information each person and the partner change sides at random,
     and the mean JSD of these swaps is chance. The excess then has mean zero if both sides come
-    from the same people. Samples of a generator have no people: there chance is the JSD between
-    two sets of real training people, as many as the real side, and trajectories of others.
+    from the same people. If all training people are known, chance is the JSD between two sets of
+    them, see `Reference`: the same for all models, so that differences of excess are differences
+    of JSD.
 draws
     A bootstrap over people of either side. It resamples the linear part of the JSD, the
     contribution of every person, which costs one matrix product for all metrics. Near the floor
@@ -132,7 +133,7 @@ def diverge(
 
 @dataclass(frozen=True)
 class Reference:
-    """Real training people who show what JSD chance leaves to samples without people.
+    """Pairs of samples of real training people, whose JSD is what chance leaves to a model.
 
     Parameters
     ----------
@@ -145,11 +146,14 @@ class Reference:
     second: sparse.csr_array
 
     @classmethod
-    def of(cls, real: Ints, training: Ints, rng: np.random.Generator) -> Reference | None:
+    def of(
+        cls, real: Ints, training: Ints, rng: np.random.Generator, *, by_person: bool
+    ) -> Reference | None:
         """Draw both sides from the people of training trajectories; None if they are too few.
 
         The first side has as many people as the real side, and as many trajectories of each. The
-        second has as many trajectories, of as many other people as there are.
+        second is alike with `by_person`, as for a model whose samples have people. Otherwise it
+        has as many trajectories, of as many other people as there are.
         """
         n = len(real)
         rows: list[list[Ints]] = [[], []]
@@ -157,12 +161,16 @@ class Reference:
         for _ in range(draws):
             _, first, _ = match_people(real, training, rng)
             others = np.flatnonzero(~np.isin(training, training[first]))
-            if len(first) < n or not len(others):
+            if by_person:
+                second = others[match_people(real, training[others], rng)[1]]
+            else:
+                order = rng.permutation(len(others))
+                rank = _rank_of_person(training[others[order]])
+                second = others[order[np.argsort(rank, kind="stable")]][:n]
+            if min(len(first), len(second)) < n:
                 return None
-            order = rng.permutation(len(others))
-            second = others[order[np.argsort(_rank_of_person(training[others[order]]))]]
             rows[0].append(first)
-            rows[1].append(np.resize(second, n))
+            rows[1].append(second)
         return cls(*(_indicator(each, len(training)) for each in rows))
 
     def jsd(self, counts: sparse.csr_array) -> Floats:

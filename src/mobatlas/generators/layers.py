@@ -189,6 +189,11 @@ class GroupEmbedding(nn.Module):
         return self.to_condition(mixed), to_tokens
 
 
+def full_precision(tensor: Tensor) -> torch.autocast:
+    """No mixed precision: logits of thousands of places differ in the third digit."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
 class DistanceBias(nn.Module):
     """Adds to the logits of a place a function of its distance to home and work.
 
@@ -228,23 +233,23 @@ class DistanceBias(nn.Module):
         values = self.knot_values(condition).float()  # (batch, total * knots)
         values = values.view(len(anchors), ANCHORS, self.curves, KNOTS)
         weights = self._distances(anchors)  # of each anchor (batch, knots, vocabulary)
-        curves = [values[:, a] @ weights[a] for a in range(ANCHORS)]  # (batch, curves, vocabulary)
+        with full_precision(anchors):
+            # (batch, curves, vocabulary) each
+            curves = [values[:, a] @ weights[a] for a in range(ANCHORS)]
         return (torch.cat(curves, 1) * self.place_scale).flatten(1)
 
     def logits(self, hidden: Tensor, bias: Tensor) -> Tensor:
         """Mix a bias by gates of hidden (batch, any, width), to (batch, any, vocabulary)."""
-        return self.gates(hidden).float() @ bias.view(len(bias), self.total, -1)
+        gates = self.gates(hidden).float()  # (batch, any, total)
+        with full_precision(bias):
+            return gates @ bias.view(len(bias), self.total, -1)
 
     def _distances(self, anchors: Tensor) -> list[Tensor]:
         """Return knot weights of both anchors; a denoiser needs the same ones at every step."""
-        kind = anchors.device.type
-        # in the precision of the product, so that it is converted once
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else anchors.dtype
         cache = self._cache
-        if cache is not None and cache[0] is anchors and cache[1][0].dtype == dtype:
+        if cache is not None and cache[0] is anchors:
             return cache[1]
-        home_and_work = (anchors[:, :2], anchors[:, 2:])
-        weights = [self._knot_weights(anchor).to(dtype) for anchor in home_and_work]
+        weights = [self._knot_weights(anchor) for anchor in (anchors[:, :2], anchors[:, 2:])]
         self._cache = (anchors, weights) if weights[0].numel() <= LARGEST_CACHE else None
         return weights
 

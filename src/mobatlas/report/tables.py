@@ -381,7 +381,7 @@ def _scores_note(
     if gaps:
         strong = ", or to the model trained on labels (strong) as in the paper"
         sentences.append(
-            "Gap closed is the share of the gap from the baseline to the floor"
+            "Gap closed is the share of the gap in excess from the baseline to the floor"
             + (strong if len(gaps) > 1 else "")
             + "."
         )
