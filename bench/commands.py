@@ -381,7 +381,7 @@ def speed(
             "--profile",
             help="quick (1 million visits), full (10 million), prepare (DuckDB and Spark, up to "
             "20 million visits), processes (two against one), or regions (up to ten thousand "
-            "regions, and 90 groups).",
+            "regions, and 90 groups), or evaluation (100,000 trajectories on every side).",
         ),
     ] = "quick",
     seed: Annotated[int, typer.Option(help="Seed of the simulated city.")] = 0,

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench import growth, many_regions, processes
+from bench import evaluation_speed, growth, many_regions, processes
 from bench.measure import MEMORY_LIMIT, Row, city_of, measure, run_in_process
 from bench.summary import write_result
 from mobatlas.config import CityConfig
@@ -63,13 +63,21 @@ GROWTH: dict[str, Callable[[Path, int, Tracker], list[Row]]] = {
     "prepare": growth.rows,
     "processes": processes.rows,
     "regions": many_regions.rows,
+    "evaluation": evaluation_speed.rows,
 }
 STARTUPS = (
     Startup("import mobatlas", ("-c", "import mobatlas"), 0.5),
     Startup("mobatlas --help", ("-m", "mobatlas", "--help"), 1.0),
 )
 # Steps of the progress bar of each profile.
-STEPS = {"quick": 5.0, "full": 5.0, "prepare": 9.0, "processes": 1.0, "regions": 15.0}
+STEPS = {
+    "quick": 5.0,
+    "full": 5.0,
+    "prepare": 9.0,
+    "processes": 1.0,
+    "regions": 15.0,
+    "evaluation": 3.0,
+}
 
 
 def run(

@@ -164,7 +164,7 @@ class _Scorer:
         for file in self.files.values():
             yield from file.warnings
         if labels is None:
-            yield f"{self.dataset.path}: has no labels; scores are for everybody, not by group"
+            yield f"{self.dataset.path}: has no labels; scores are for all people together"
 
     def by_group(self) -> tuple[ModelScores, dict[str, str]]:
         """Scores of the groups that all sides have, and why other groups are left out."""

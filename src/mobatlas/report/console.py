@@ -190,8 +190,8 @@ def supervised_table(report: Mapping[str, Any], out: Path) -> RenderableType:
         )
     if report.get("membership"):
         lines.append(
-            "membership: weights start from the home region of each person, and the homes of a "
-            "group follow the composition"
+            "membership: the composition of a person's home region is the prior of the person's "
+            "group; samples of a group live where the composition says"
         )
     lines += [f"warning: {warning}" for warning in report.get("warnings", ())]
     records = [

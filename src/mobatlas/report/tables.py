@@ -60,8 +60,8 @@ AUDIT_NOTE = (
     "Most checks measure the share of samples that repeat a training person beyond chance. "
     "Rare places: the share of these places that samples visit beyond chance. "
     "AUC: that of the best membership attack (chance: 0.5). "
-    "TPR: the share of training people that this attack identifies while it suspects 1 % of "
-    "others (chance: 0.01). "
+    "TPR: the share of training people that this attack identifies at a false positive rate of "
+    "1 % (chance: 0.01). "
     "Amber, red: the lower end is above "
     + ", ".join(f"{amber:.2f}, {red:.2f} ({name})" for name, (amber, red) in LIMITS.items())
     + ". Green: the upper end is at most the red limit. Otherwise the check is not decided."

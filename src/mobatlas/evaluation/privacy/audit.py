@@ -395,7 +395,7 @@ def _warnings(cohort: Cohort) -> Iterator[str]:
     )
     if theirs - ours > UNEVEN:
         yield (
-            f"{theirs:.0%} of the visits of held-out people are outside the vocabulary, but only "
-            f"{ours:.0%} of those of training people; samples that visit places of training "
-            "people alone count as repeats"
+            f"{theirs:.0%} of the visits of held-out people are outside the vocabulary, and "
+            f"{ours:.0%} of those of training people; so visits to places that only training "
+            "people know count as repeats"
         )
