@@ -23,6 +23,7 @@ from mobatlas.training.checkpoints import SNAPSHOTS, list_snapshots, load_snapsh
 
 METRICS = (*PAPER_METRICS, "poi_all", "flows", "length")
 MODEL = "model"
+SPLITS = ("test", "val")  # held-out people
 
 
 def run(
@@ -33,6 +34,8 @@ def run(
     Samples have the homes of training people of their group, and as many trajectories as the
     split has. A cell is the score of one snapshot, so that an interrupted run resumes.
     """
+    if split not in SPLITS:
+        raise MobatlasError(f"--split {split}: choose test or val")
     loaded = load_model(model, dataset)
     stage, snapshots = _snapshots(loaded)
     opened = loaded.open_dataset()
@@ -48,7 +51,8 @@ def run(
         for seed in experiment.numbers
         for step, path in snapshots.items()
     ]
-    command = Command("checkpoints", {"--split": [] if split == "test" else [split]})
+    options = {"--split": [] if split == "test" else [split]}
+    command = Command("checkpoints", options, [model.name])
     results = Runner(experiment, "learning curve", command).run(cells)
     steps = [step for _ in experiment.numbers for step in snapshots]
     result = {

@@ -346,7 +346,9 @@ def checkpoints(
     experiment = Experiment(out, seeds, first_seed, quiet)
     result = checkpoints_benchmark.run(model, experiment, dataset=dataset, split=split)
     table = learning_curve_table(result)
-    write_tables(out, {"learning_curve": table})
+    tables = out / "learning_curve-tables"
+    tables.mkdir(exist_ok=True)
+    write_tables(tables, {"learning_curve": table})
     learning_curve_figure(out / "learning_curve.png", result)
     show(result, json, table.as_rich())
 

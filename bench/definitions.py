@@ -90,6 +90,7 @@ def measure(dataset: TrajectoryDataset | None, folder: SeedFolder) -> dict[str, 
             EARLIER: {name: replace(each, person=None) for name, each in training.items()},
         },
         seed=folder.seed,
+        reference=training,
     )
     names = comparison.scores[FLOOR].average
     return {"metrics": {metric: _row(comparison, metric) for metric in names}}

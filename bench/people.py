@@ -61,24 +61,29 @@ class WeightedPeople:
         baseline, floor = self._ends
         scores = self._divergences(weights)
         return {
-            metric: gap_closed(scores[metric], baseline[metric], floor[metric])
+            metric: gap_closed(
+                float(scores[metric].mean()),
+                float(baseline[metric].mean()),
+                float(floor[metric].mean()),
+                standard_error=float((baseline[metric] - floor[metric]).std(ddof=1)),
+            )
             for metric in METRICS
         }
 
     @cached_property
-    def _ends(self) -> tuple[dict[str, float], dict[str, float]]:
+    def _ends(self) -> tuple[dict[str, Floats], dict[str, Floats]]:
         """Baseline and floor: equal weights, and the people of the group alone."""
         own_group = (self.group[:, None] == np.arange(len(self.sizes))).astype(float)
         return self._divergences(np.ones_like(own_group)), self._divergences(own_group)
 
-    def _divergences(self, weights: Floats) -> dict[str, float]:
-        """Return the mean JSD over groups and draws, at the sizes of the test trajectories.
+    def _divergences(self, weights: Floats) -> dict[str, Floats]:
+        """Return the mean JSD over groups of each draw, at the sizes of the test trajectories.
 
         Groups without test trajectories do not count.
         """
         # The same random numbers for all weights, so that their noise cancels in part.
         rng = np.random.default_rng(SEED)
-        scores: dict[str, list[float]] = {metric: [] for metric in METRICS}
+        scores: dict[str, list[Floats]] = {metric: [] for metric in METRICS}
         for group, size in enumerate(self.sizes.tolist()):
             expected = np.maximum(weights[self.row, group], 0)  # (training trajectories,)
             if not size or not expected.sum() > 0:
@@ -90,8 +95,8 @@ class WeightedPeople:
             for metric, counts in self.counts.items():
                 histograms = (repeats @ counts).toarray()  # (draws, bins)
                 real = np.broadcast_to(self.real[metric][group], histograms.shape)
-                scores[metric].append(float(jsd_rows(real, histograms).mean()))
-        return {metric: float(np.mean(values)) for metric, values in scores.items()}
+                scores[metric].append(jsd_rows(real, histograms))
+        return {metric: np.mean(values, axis=0) for metric, values in scores.items()}
 
 
 def draw_rows(weights: Floats, size: int, rng: np.random.Generator) -> Ints:

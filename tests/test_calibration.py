@@ -29,9 +29,14 @@ from mobatlas.supervision.calibration import (
     Sampler,
     fit_calibration,
 )
-from mobatlas.supervision.evidence import Evidence, gather_evidence
+from mobatlas.supervision.evidence import Evidence, gather_evidence, labelled_moments
 from mobatlas.supervision.store import load_calibration, save_calibration
-from mobatlas.supervision.strategies import STRATEGIES, StrategyOptions
+from mobatlas.supervision.strategies import (
+    STRATEGIES,
+    StrategyOptions,
+    Supervised,
+    build_options,
+)
 from mobatlas.supervision.tilt import (
     fit_capped_tilt,
     fit_fixed_anchor_tilt,
@@ -364,6 +369,64 @@ def test_an_incomplete_calibration_is_refused(world: World, tmp_path: Path, miss
     (tmp_path / "calibration.json").write_text(json.dumps(values))
     with pytest.raises(MobatlasError, match=r"calibration\.json: this is not a calibration"):
         load_calibration(tmp_path)
+
+
+def strong(dataset: TrajectoryDataset, model: Generator, **section: Any) -> Supervised:
+    """The model of labels with the given features, calibrated with a small pool."""
+    strategy = STRATEGIES["strong"]
+    values = {"strong": section, "calibration": {"pool": POOL, "candidates": 4}}
+    options = build_options(strategy, values, StrategyOptions(quiet=True))
+    return strategy.run(model, dataset, None, Trainer(None, Execution(quiet=True)), options)
+
+
+def test_calibrated_samples_of_strong_are_nearer_to_labelled_people(world: World) -> None:
+    made = strong(world.dataset, world.model, features=["category"])
+    moments = made.moments
+    assert moments is not None and made.calibration is not None
+    names = {name.partition(":")[0] for name in moments.phi.features}
+    assert names == {"category", "visits"}
+    sampler = CalibratedSampler.of(made.generator, made.calibration, moments.anchors)
+    anchors = moments.anchors[np.arange(256) % len(moments.anchors)]
+    distances = []
+    for group in range(len(moments.groups)):
+        plain = made.generator.sample(256, np.full(256, group), anchors, seed=7)
+        calibrated = sampler.sample(256, group, seed=8).trajectories
+        reached = [
+            np.asarray(moments.phi.counts(each).mean(0)).ravel() for each in (plain, calibrated)
+        ]
+        distances.append([np.abs(mean - moments.means[group]).sum() for mean in reached])
+    before, after = np.mean(distances, axis=0)
+    assert after < 0.7 * before
+
+
+def test_strong_alone_reads_labels(world: World, tmp_path: Path) -> None:
+    assert {name for name, each in STRATEGIES.items() if each.reads_labels} == {"strong"}
+    copy = with_other_labels(world.dataset, tmp_path / "copy", "shuffled")
+    shuffled = labelled_moments(TrajectoryDataset.open(copy), ["category"])
+    known = labelled_moments(world.dataset, ["category"])
+    assert np.array_equal(shuffled.baseline, known.baseline)
+    assert np.abs(shuffled.means - known.means).max() > 0.01
+    other = with_other_labels(world.dataset, tmp_path / "bare", "deleted")
+    with pytest.raises(MobatlasError, match="this dataset has no labels"):
+        strong(TrajectoryDataset.open(other), world.model)
+
+
+def test_the_means_of_labelled_people_weight_each_person_equally(world: World) -> None:
+    dataset = world.dataset
+    moments = labelled_moments(dataset, ["category", "visits"], ["HOME"])
+    assert len(set(moments.phi.features)) == len(moments.phi.features)
+    train = dataset.split("train")
+    phi = moments.phi.counts(Trajectories.of(dataset, train)).toarray()
+    group = dataset.person_groups()
+    for number in range(len(moments.groups)):
+        people = [
+            phi[dataset.person[train] == person].mean(0)
+            for person in np.unique(dataset.person[train]).tolist()
+            if group[person] == number
+        ]
+        assert moments.means[number] == pytest.approx(np.mean(people, axis=0))
+    home = [name for name in moments.phi.features if name.lower().startswith("category:home")]
+    assert home == []
 
 
 @pytest.mark.parametrize("change", ["shuffled", "deleted"])

@@ -12,6 +12,7 @@ from mobatlas import CityConfig, MobatlasError, load_regions, prepare, recover, 
 from mobatlas.cli.commands import app
 from mobatlas.regions.partitions import PAPER
 from mobatlas.report.console import summarise
+from tests.outcomes import refused
 
 GROUPS = ("<30, M", "<30, F", "30-40, M", "30-40, F", "40-50, M", "40-50, F", ">50, M", ">50, F")
 
@@ -122,6 +123,23 @@ def test_real_regions_say_how_they_were_separated(dataset: Path, tmp_path: Path)
         feature.startswith("category:")
         for feature in load_regions(tmp_path / "r").aggregates.features
     )
+
+
+def test_regions_without_the_rest_have_no_population(dataset: Path, tmp_path: Path) -> None:
+    out = tmp_path / "alone"
+    run("regions", str(dataset), "--out", str(out), "--partition", "fullrank", "--without-rest")
+    assert load_regions(out).population is None
+    assert not (out / "population.parquet").exists()
+    again = ("regions", str(dataset), "--out", str(out), "--overwrite")
+    run(*again, "--partition", "fullrank")
+    assert load_regions(out).population is not None
+
+
+def test_real_regions_cannot_leave_out_the_rest(dataset: Path, tmp_path: Path) -> None:
+    command = ("regions", dataset, "--by", "home_district", "--without-rest")
+    sentence = refused(*command, "--out", tmp_path / "r")
+    assert sentence == "mobatlas: --without-rest needs --partition NAME; remove it"
+    assert not (tmp_path / "r").exists()
 
 
 def test_diagnose_wants_one_thing(tmp_path: Path) -> None:

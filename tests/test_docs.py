@@ -52,7 +52,7 @@ def test_a_generated_table_has_a_row_for_each_model_and_a_cell_for_each_metric()
     table = question_tables(summary)["average"]
     lines = table.as_markdown().splitlines()
     rows = [line for line in lines if line.startswith("|")]
-    assert table.columns[:4] == ("feature", "model", "Spatial", "gap closed, Spatial")
+    assert table.columns[:4] == ("feature", "model", "Spatial", "gap closed to floor, Spatial")
     assert {line.count("|") for line in rows} == {len(table.columns) + 1}
     models = [(row[0], row[1]) for row in table.rows]
     assert models[:3] == [("", "baseline"), ("", "strong"), ("", "floor")]

@@ -58,6 +58,7 @@ def test_a_family_is_measured_and_a_run_resumes_with_the_same_steps(tmp_path: Pa
     assert {row["model"] for row in family["rows"]} == {
         "baseline",
         "strong",
+        "strong, calibrated",
         "tilt",
         "tilt, calibrated",
     }

@@ -37,12 +37,13 @@ VALUES: dict[str, Any] = OPTIONS["latent-diffusion"] | {
 }
 
 
-def scored(models: dict[str, float], seed: int = 0) -> dict[str, Any]:
-    """A cell in which all metrics of a model have one value."""
-    jsd = {
-        anchors: {model: dict.fromkeys(NAMES, value) for model, value in models.items()}
-        for anchors in ANCHORS
-    }
+def scored(models: dict[str, float], seed: int = 0, gap_error: float = 0.0) -> dict[str, Any]:
+    """A cell in which all metrics of a model have one value, and one standard error of the gap."""
+
+    def table(values: dict[str, float]) -> dict[str, Any]:
+        by_model = {model: dict.fromkeys(NAMES, value) for model, value in values.items()}
+        return dict.fromkeys(ANCHORS, by_model)
+
     diversity = {
         "n": 10,
         "distinct": 1 - 0.2 * seed,
@@ -52,18 +53,27 @@ def scored(models: dict[str, float], seed: int = 0) -> dict[str, Any]:
     without_floor = [model for model in models if model != "floor"]
     by_view = {anchors: dict.fromkeys(without_floor, diversity) for anchors in ANCHORS}
     groups = {model: {"a": {"poi": value}, "b": {"poi": value}} for model, value in models.items()}
-    return {"threads": 1, "jsd": jsd, "groups": groups, "diversity": by_view}
+    return {
+        "threads": 1,
+        "jsd": table(models),
+        "gap_error": table(dict.fromkeys(models, gap_error)),
+        "excess": table({model: value - 0.05 for model, value in models.items()}),
+        "groups": groups,
+        "diversity": by_view,
+    }
 
 
-def write_cell(folder: Path, seed: int, name: str, models: dict[str, float]) -> None:
+def write_cell(
+    folder: Path, seed: int, name: str, models: dict[str, float], gap_error: float = 0.0
+) -> None:
     (folder / f"seed-{seed}").mkdir(exist_ok=True)
-    write_json(folder / f"seed-{seed}" / f"{name}.json", scored(models, seed))
+    write_json(folder / f"seed-{seed}" / f"{name}.json", scored(models, seed, gap_error))
 
 
 def test_gap_closed_is_that_of_means_over_seeds_and_the_spread_is_between_seeds(
     tmp_path: Path,
 ) -> None:
-    for seed, (baseline, ours) in enumerate([(0.3, 0.2), (0.5, 0.3)]):
+    for seed, (baseline, ours) in enumerate([(0.35, 0.2), (0.45, 0.3)]):
         write_cell(tmp_path, seed, "phase1", {"baseline": baseline, "strong": 0.15, "floor": 0.1})
         write_cell(tmp_path, seed, "messy-tilt", {"tilt": ours, "floor": 0.1})
     rows = summarise(tmp_path, range(2), [Job("messy", "tilt")])["rows"]
@@ -76,13 +86,15 @@ def test_gap_closed_is_that_of_means_over_seeds_and_the_spread_is_between_seeds(
     assert row["groups"]["b"]["poi"] == pytest.approx([0.25, 0.1 / 2**0.5], abs=1e-4)
     poi = row["metrics"]["poi"]
     assert poi["jsd"] == pytest.approx(0.25)
+    assert poi["excess"] == pytest.approx(0.2)
     assert poi["baseline"] == pytest.approx(0.4)
-    assert poi["floor_closed"] == pytest.approx(0.15 / 0.3)
-    assert poi["gap_closed"] == pytest.approx(0.15 / 0.25)
-    assert poi["spread"] == pytest.approx(0.1 / 2**0.5, abs=1e-4)  # of -0.1 and -0.2
-    assert poi["by_seed"] == pytest.approx([0.5, 0.5])
+    assert poi["gap_closed_floor"] == pytest.approx(0.15 / 0.3)
+    assert poi["gap_closed_strong"] == pytest.approx(0.15 / 0.25)
+    assert poi["spread"] == 0, "both seeds improve by 0.15"
+    assert poi["by_seed"] == pytest.approx([0.15 / 0.25, 0.15 / 0.35], abs=5e-4)
     strong = next(row for row in rows if row["model"] == "strong")
-    assert strong["metrics"]["poi"]["gap_closed"] == pytest.approx(1.0)
+    assert strong["metrics"]["poi"]["gap_closed_strong"] == pytest.approx(1.0)
+    assert strong["metrics"]["poi"]["spread"] == pytest.approx(0.1 / 2**0.5, abs=1e-4)
 
 
 def test_an_increase_above_the_spread_is_marked(tmp_path: Path) -> None:
@@ -112,8 +124,8 @@ def test_gap_closed_is_none_without_a_gap(tmp_path: Path) -> None:
     write_cell(tmp_path, 0, "phase1", {"baseline": 0.1, "strong": 0.2, "floor": 0.1})
     write_cell(tmp_path, 0, "messy-tilt", {"tilt": 0.1, "floor": 0.1})
     poi = summarise(tmp_path, [0], [Job("messy", "tilt")])["rows"][-1]["metrics"]["poi"]
-    assert poi["floor_closed"] is None
-    assert poi["gap_closed"] is None
+    assert poi["gap_closed_floor"] is None
+    assert poi["gap_closed_strong"] is None
 
 
 def test_an_unknown_partition_is_refused(tmp_path: Path) -> None:
@@ -126,7 +138,8 @@ def test_the_benchmark_runs_and_resumes(tmp_path: Path) -> None:
     experiment = Experiment(tmp_path / "out", first_seed=3, quiet=True)
     first = run(experiment, ["demogroups"], VALUES, CITY)
     supervised = {"tilt", "tilt, calibrated", "resample", "finetune"}
-    assert {row["model"] for row in first["rows"]} == {"baseline", "strong"} | supervised
+    references = {"baseline", "strong", "strong, calibrated"}
+    assert {row["model"] for row in first["rows"]} == references | supervised
     for row in first["rows"]:
         poi = row["metrics"]["poi"]
         assert 0 <= poi["floor"] <= poi["baseline"] <= 1 and 0 <= poi["jsd"] <= 1

@@ -14,7 +14,7 @@ from bench import prediction, questions
 from bench.cells import ANCHORS, PHASE1, Job, Setup, model_cells
 from bench.gaps import summarise
 from bench.next_poi import NEXT_POI_METRICS
-from bench.questions import PROFILES, rq1_jobs, rq2_jobs
+from bench.questions import PROFILES, Choice, rq1_jobs, rq2_jobs
 from bench.report.questions import question_tables, write_page, write_question
 from bench.runner import Command, Experiment, Runner
 from mobatlas import MobatlasError
@@ -58,10 +58,11 @@ def row(job: Job | None, model: str, value: float, anchors: str) -> dict[str, An
         "strong": 0.2,
         "floor": 0.1,
         "spread": 0.0,
-        "gap_closed": 0.5,
+        "excess": 0.1,
+        "gap_closed_strong": 0.5,
         "by_seed": [0.5],
     }
-    metric |= {"jsd": value, "floor_closed": (0.4 - value) / 0.3}
+    metric |= {"jsd": value, "gap_closed_floor": (0.4 - value) / 0.3}
     return {
         "anchors": anchors,
         "partition": job and job.partition,
@@ -110,6 +111,69 @@ def result_of(question: str, seeds: int = 1) -> dict[str, Any]:
     }
 
 
+def test_a_question_measures_the_chosen_strategies_alone() -> None:
+    jobs = rq1_jobs(PROFILES["quick"])
+    assert Choice().jobs(jobs) == jobs
+    tilts = Choice(strategies=["tilt"]).jobs(jobs)
+    assert tilts == [job for job in jobs if job.strategy == "tilt"] and len(tilts) == 5
+    alone = Choice(strategies=("resample", "tilt"), without_rest=True).jobs(jobs)
+    assert {(job.strategy, job.rest) for job in alone} == {("tilt", False), ("resample", False)}
+    assert len({job.name for job in [*alone, *jobs]}) == len(alone) + len(jobs)
+    assert not {job.regions for job in alone} & {job.regions for job in jobs}
+
+
+def test_an_unknown_strategy_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    sentence = r"--strategy tlt is not measured here.*'tilt'.*known: tilt, resample, finetune"
+    with pytest.raises(MobatlasError, match=sentence):
+        questions.run("rq1", Experiment(tmp_path / "out"), choice=Choice(strategies=["tlt"]))
+    missing = refused("bench", "rq2", "--strategy", "resample", "--out", tmp_path / "out")
+    assert "--strategy resample is not measured here" in missing and "known: tilt" in missing
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        (Choice(), "rq1"),
+        (Choice("latent-diffusion", ("tilt",)), "rq1"),
+        (Choice("vae"), "rq1-vae"),
+        (Choice(without_rest=True), "rq1-without-rest"),
+        (Choice("autoregressive", without_rest=True), "rq1-autoregressive-without-rest"),
+    ],
+)
+def test_a_result_is_named_after_what_differs_from_the_defaults(choice: Choice, name: str) -> None:
+    assert choice.name("rq1") == name
+
+
+def test_the_page_has_a_section_for_each_choice_of_a_question(tmp_path: Path) -> None:
+    for name in ("rq1", "rq1-autoregressive-without-rest"):
+        text = json.dumps(result_of("rq1") | {"name": name})
+        (tmp_path / f"{name}.json").write_text(text)
+    write_page(tmp_path, tmp_path / "page.md")
+    titles = [
+        line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("## ")
+    ]
+    assert titles == [
+        "## RQ1: how groups are mixed in regions",
+        "## RQ1: how groups are mixed in regions, autoregressive, without rest",
+    ]
+    assert (tmp_path / "page" / "rq1-autoregressive-without-rest-bars.png").exists()
+
+
+def test_a_result_of_earlier_definitions_has_a_page_without_trips(tmp_path: Path) -> None:
+    result = result_of("rq1") | {"definitions": 1}
+    for each in result["rows"]:
+        del each["metrics"]["trip"]
+    (tmp_path / "rq1.json").write_text(json.dumps(result))
+    write_page(tmp_path, tmp_path / "page.md", all_tables=True)
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert "what was called Trip then is Flows now" in page
+    average = question_tables(result)["average"]
+    place = average.columns.index("Trip")
+    assert {line[place] for line in average.texts()} == {"-"}
+    assert "groups-trip" not in question_tables(result)
+
+
 def test_cells_that_are_finished_are_read_and_not_computed(tmp_path: Path) -> None:
     tilt = scored({"tilt": 0.3, "tilt, calibrated": 0.2, "floor": 0.1})
     phase1 = scored({"baseline": 0.4, "strong": 0.2, "floor": 0.1})
@@ -130,7 +194,8 @@ def test_cells_that_are_finished_are_read_and_not_computed(tmp_path: Path) -> No
     assert result["between_groups"] == {"poi": [[0.0]]}
     assert result["curves"] == {}
     assert json.loads((tmp_path / "rq2.json").read_text())["command"] == (
-        f"python -m bench rq2 --profile quick --seeds 1 --first-seed 0 --out {tmp_path.name}"
+        "python -m bench rq2 --profile quick --generator latent-diffusion "
+        f"--seeds 1 --first-seed 0 --out {tmp_path.name}"
     )
 
 
@@ -144,7 +209,10 @@ def test_tables_show_baseline_strong_floor_and_the_numbers_of_the_paper() -> Non
     ]
     texts = {line[1]: line for line in tables["average"].texts()}
     assert texts["tilt, calibrated"][2:4] == ["0.130", "90%"]
-    assert texts["floor"][2:4] == ["0.100", "100%"]
+    assert texts["floor"][2:4] == ["0.100", "-"]
+    assert tables["average"].columns[2:4] == ("Spatial", "gap closed to floor, Spatial")
+    assert tables["gap"].columns == ("partition", "model", *tables["average"].columns[2::2])
+    assert {line[2] for line in tables["gap"].texts()} == {"50%"}, "that to strong"
     assert texts["finetune, tv"][3] == "\N{MINUS SIGN}10%"
     assert "0.130" in tables["groups-poi"].as_markdown()
     assert ">50, F" in tables["groups-poi"].columns
@@ -193,7 +261,7 @@ def test_predictors_are_compared_on_one_city_and_a_run_resumes(
     baseline = third["rows"][1]
     assert set(real["groups"]) == set(third["sizes"])
     assert 0 <= real["average"]["accuracy"] <= 1
-    assert baseline["gap_closed"]["accuracy"] in (0.0, None)
+    assert set(baseline["gap_closed_real"].values()) == {None}, "one seed shows no clear gap"
     written = {path.name: path.stat().st_mtime_ns for path in (out / "seed-3").glob("*.json")}
     assert prediction.run(experiment, options, CITY)["rows"] == third["rows"]
     assert written == {
@@ -216,23 +284,25 @@ def test_predictors_are_compared_on_one_city_and_a_run_resumes(
     assert [(each["model"], each["features"]) for each in rows] == [
         ("baseline", None),
         ("strong", None),
+        ("strong, calibrated", None),
         ("resample", ["category"]),
     ]
 
 
-def test_a_gap_below_the_spread_between_seeds_is_none(tmp_path: Path) -> None:
+def test_a_gap_of_predictors_below_three_standard_errors_has_no_share(tmp_path: Path) -> None:
     accuracy = {
         "real": (0.5, 0.5),
         "baseline": (0.3, 0.5),
         "strong": (0.5, 0.6),
         "tilt, calibrated": (0.4, 0.4),
     }
+    clear = {"real": (0.6, 0.6), "baseline": (0.3, 0.34)}
     materials = prediction.materials(divergences=())
     for seed in (0, 1):
         (tmp_path / f"seed-{seed}").mkdir()
         for material in materials:
             scores = dict.fromkeys(NEXT_POI_METRICS, accuracy[material.label][seed]) | {
-                "hr10": 0.1 * len(material.label)
+                "ndcg10": clear.get(material.label, (0.45, 0.45))[seed]
             }
             cell = {"sizes": {"a": 9}, "left_out": {}, "groups": {"a": scores}}
             write_json(tmp_path / f"seed-{seed}" / f"{material.cell}.json", cell)
@@ -241,13 +311,16 @@ def test_a_gap_below_the_spread_between_seeds_is_none(tmp_path: Path) -> None:
     }
     assert rows["baseline"]["spread"]["accuracy"] == pytest.approx(0.02**0.5, abs=1e-4)
     assert rows["tilt, calibrated"]["spread"]["accuracy"] == 0
-    assert rows["strong"]["gap_closed"]["accuracy"] is None, (
-        "0.1 between baseline and real, and seeds differ by 0.14"
-    )
+    shares = rows["tilt, calibrated"]["gap_closed_real"]
+    assert shares["accuracy"] is None, "the gap is 0.1, and its standard error over seeds 0.1"
+    assert shares["ndcg10"] == pytest.approx(0.13 / 0.28, abs=1e-3), "0.28 with an error of 0.02"
+    once = prediction.summarise(tmp_path, [1], materials)["rows"]
+    assert {share for row in once for share in row["gap_closed_real"].values()} == {None}
 
 
 def test_a_group_that_one_material_cannot_teach_is_left_out_of_all(tmp_path: Path) -> None:
-    (tmp_path / "seed-0").mkdir()
+    for name in ("seed-0", "seed-1"):
+        (tmp_path / name).mkdir()
     for number, material in enumerate(prediction.materials()):
         scores = dict.fromkeys(NEXT_POI_METRICS, 0.1 * number)
         sizes = {"a": 9, "b": 8 if material.label == "strong" else 9, "c": 9}
@@ -256,15 +329,16 @@ def test_a_group_that_one_material_cannot_teach_is_left_out_of_all(tmp_path: Pat
             left_out["c"] = "no people"
             del sizes["c"]
         cell = {"sizes": sizes, "left_out": left_out, "groups": dict.fromkeys(sizes, scores)}
-        write_json(tmp_path / "seed-0" / f"{material.cell}.json", cell)
-    summary = prediction.summarise(tmp_path, [0], prediction.materials())
+        for name in ("seed-0", "seed-1"):
+            write_json(tmp_path / name / f"{material.cell}.json", cell)
+    summary = prediction.summarise(tmp_path, [0, 1], prediction.materials())
     assert list(summary["sizes"]) == ["a"]
     assert set(summary["left_out"]) == {"b", "c"}
     strong = summary["rows"][2]
     assert strong["average"]["accuracy"] == pytest.approx(0.2)
-    assert strong["gap_closed"]["geo_error_km"] == pytest.approx(-1.0), (
+    assert strong["gap_closed_real"]["geo_error_km"] == pytest.approx(-1.0), (
         "0.2 km, baseline 0.1, real 0"
     )
-    assert strong["gap_closed"]["accuracy"] is None, (
+    assert strong["gap_closed_real"]["accuracy"] is None, (
         "real people are no better than the baseline here"
     )

@@ -29,8 +29,11 @@ from bench.error_bars import (
 from bench.people import WeightedPeople, draw_rows
 from bench.prediction import PredictionOptions
 from bench.real import FOUR_VISITS, RealOptions, map_tokens, real_jobs, run
+from bench.report import real as report
+from bench.report.figures import Bars
 from bench.report.questions import write_question
 from bench.report.real import (
+    draw_real,
     headline_tables,
     real_tables,
     summary_table,
@@ -38,7 +41,7 @@ from bench.report.real import (
     write_real_page,
 )
 from bench.runner import Command, Experiment, Runner
-from bench.score_models import draw_groups, sample_groups
+from bench.score_models import _people_like, draw_groups, sample_groups
 from bench.survey import SHIFT
 from mobatlas import MobatlasError
 from mobatlas.config import CityConfig, load_run
@@ -47,10 +50,11 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories
+from mobatlas.evaluation.comparison import group_members
 from mobatlas.groups import Groups
 from mobatlas.regions.types import Recovery
 from mobatlas.report.tables import MINUS
-from tests.tiny import OPTIONS, fitted
+from tests.tiny import OPTIONS, fitted, fresh
 
 FAMILY = "autoregressive"
 VALUES: dict[str, Any] = OPTIONS[FAMILY] | {
@@ -313,7 +317,7 @@ def test_the_summary_has_a_row_for_each_kind_of_regions_and_never_mixes_models()
     ) -> dict[str, Any]:
         names = ("poi", "category", "transitions", "travel_distance", "spatial")
         metrics = {
-            name: {"baseline": 1.0, "floor": 0.5, "spread": 0.05, "floor_closed": closed}
+            name: {"baseline": 1.0, "floor": 0.5, "spread": 0.05, "gap_closed_floor": closed}
             for name in names
         }
         kind = {
@@ -332,6 +336,38 @@ def test_the_summary_has_a_row_for_each_kind_of_regions_and_never_mixes_models()
     )
     gaps = {"strong": "90%", "home, category": f"{MINUS}30%", "home, category, membership": "50%"}
     assert table.rows == tuple((name, *[f"{closed} ± 10%"] * 5) for name, closed in gaps.items())
+
+
+def test_figures_show_no_share_of_an_unclear_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one seed, where the spread between seeds is zero and every gap would look clear."""
+    drawn: list[Bars] = []
+    monkeypatch.setattr(
+        report, "forest_figure", lambda path, bars, lines, measure: drawn.append(bars)
+    )
+    unclear = {"baseline": 0.065, "floor": 0.0645, "jsd": 0.0873, "spread": 0.0}
+    clear = {"baseline": 0.4, "floor": 0.2, "jsd": 0.3, "spread": 0.0}
+    names = ("poi", "category", "transitions", "travel_distance", "spatial")
+    metrics = dict.fromkeys(names, unclear | {"gap_closed_floor": None}) | {
+        "poi": clear | {"gap_closed_floor": 0.5}
+    }
+    row = {
+        "partition": "messy",
+        "features": ["poi"],
+        "census": False,
+        "shuffled": False,
+        "membership": False,
+        "model": "tilt",
+        "metrics": metrics,
+    }
+    rows = [row | {"anchors": anchors} for anchors in ("group", "population")]
+    draw_real(tmp_path, "real", {"rows": rows, "seeds": [0], "error_bars": []})
+    shares = {
+        share for bars in drawn for metric in bars.values() for kind in metric.values()
+        for share, _ in kind.values()
+    }  # fmt: skip
+    assert sorted(shares) == [pytest.approx(0.5)]
 
 
 def test_known_residence_is_the_share_of_labelled_neighbours() -> None:
@@ -374,6 +410,45 @@ def test_draws_differ_and_the_first_is_that_of_a_single_draw(
         )
     with pytest.raises(MobatlasError, match="--draws 0"):
         draw_groups(dataset, {"m": model}, 0)
+
+
+def test_samples_at_homes_of_a_group_belong_to_people_like_the_held_out_ones(
+    dataset: TrajectoryDataset,
+) -> None:
+    """As many training people of the group, and as many samples of each as of a held-out person."""
+    models = {"one": fresh(FAMILY, dataset), "two": fresh(FAMILY, dataset, seed=1)}
+    first, second = draw_groups(dataset, models, 2)
+    members = {split: group_members(dataset, split) for split in ("test", "train")}
+    for name, rows in members["test"].items():
+        samples = first["one"][name]
+        assert samples.person is not None
+        assert set(samples.person) <= set(dataset.person[members["train"][name]])
+        numbers = [
+            sorted(np.unique(people, return_counts=True)[1])
+            for people in (samples.person, dataset.person[rows])
+        ]
+        assert numbers[0] == numbers[1]
+        np.testing.assert_array_equal(samples.anchors, dataset.anchors[samples.person])
+        for other in (second["one"][name], first["two"][name]):
+            np.testing.assert_array_equal(other.people, samples.person)
+    alone = {"one": models["one"]}
+    later = draw_groups(dataset, alone, 1, seed=5)[0]["one"]
+    assert any(not np.array_equal(later[name].people, first["one"][name].people) for name in later)
+    anywhere = draw_groups(dataset, alone, 1, anchors="population")[0]["one"]
+    assert {each.person is None for each in anywhere.values()} == {True}
+
+
+def test_a_group_with_too_few_training_people_repeats_their_homes(
+    dataset: TrajectoryDataset,
+) -> None:
+    train = group_members(dataset, "train")["<30, M"]
+    person = dataset.person[train]
+    few = train[np.isin(person, np.unique(person)[:2])]
+    wanted = group_members(dataset, "test")["<30, M"]
+    assert len(np.unique(dataset.person[wanted])) > 2
+    people = _people_like(dataset, wanted, few, seed=0)
+    assert len(people) == len(wanted)
+    assert set(people) == set(np.unique(person)[:2])
 
 
 def test_wrong_options_are_refused_before_anything_is_trained(survey: Path, tmp_path: Path) -> None:

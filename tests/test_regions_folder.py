@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from bench import survey
-from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
+from mobatlas import (
+    CityConfig,
+    MobatlasError,
+    TrajectoryDataset,
+    prepare,
+    recover,
+    write_city_folder,
+)
 from mobatlas.features.maps import build_feature
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.regions.aggregates import aggregates_from_dataset
@@ -133,6 +141,45 @@ def test_those_left_over_are_what_the_population_has_more(path: Path, tmp_path: 
         np.bincount(labels[over], minlength=8) / len(over)
     )
     assert extended.aggregates.values[-1] == pytest.approx(counted.values[0], abs=1e-9)
+
+
+def test_a_partition_without_the_rest_has_no_population(path: Path, tmp_path: Path) -> None:
+    options = RegionsOptions(partition="messy", features=("category",))
+    known = build_regions(path, tmp_path / "known", options, seed=3)
+    alone = build_regions(path, tmp_path / "alone", replace(options, rest=False), seed=3)
+    assert known.population is not None and alone.population is None
+    assert not (tmp_path / "alone" / "population.parquet").exists()
+    assert load_regions(tmp_path / "alone").population is None
+    for name in ("composition.parquet", "aggregates.parquet"):
+        contents = [(tmp_path / each / name).read_bytes() for each in ("known", "alone")]
+        assert contents[0] == contents[1], "only the population is left out"
+    assert alone.details["people"] == known.details["people"]
+    assert len(with_rest(known).aggregates.n) == len(known.aggregates.n) + 1
+    assert len(with_rest(alone).aggregates.n) == len(alone.aggregates.n)
+
+
+def test_recovery_without_the_rest_sees_only_the_regions(path: Path, tmp_path: Path) -> None:
+    """No region of rankdef shows some groups, which only the rest of the people identifies."""
+    options = RegionsOptions(partition="rankdef", features=("category",))
+    known = build_regions(path, tmp_path / "known", options)
+    build_regions(path, tmp_path / "alone", replace(options, rest=False))
+    alone = recover(load_regions(tmp_path / "alone"), quiet=True)
+    stripped = recover(replace(known, population=None), quiet=True)
+    np.testing.assert_array_equal(alone.means, stripped.means)
+    np.testing.assert_array_equal(alone.covariance, stripped.covariance)
+    both = recover(load_regions(tmp_path / "known"), quiet=True)
+    assert np.abs(both.means - alone.means).max() > 1e-6
+    variances = [np.trace(each.covariance, axis1=1, axis2=2).mean() for each in (both, alone)]
+    assert variances[0] < variances[1], "the rest is evidence"
+
+
+@pytest.mark.parametrize("source", ["by", "tables"])
+def test_only_a_partition_can_leave_the_rest_out(tmp_path: Path, source: str) -> None:
+    options: dict[str, Any] = {"by": "home_district"}
+    if source == "tables":
+        options = files(tmp_path, ["a", "b"])
+    with pytest.raises(MobatlasError, match=r"--without-rest needs --partition NAME; remove it"):
+        RegionsOptions(**options, rest=False)
 
 
 def test_real_regions_and_published_tables_cover_their_population(

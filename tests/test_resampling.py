@@ -213,6 +213,33 @@ def test_two_groups_of_the_same_people_have_no_excess_in_any_metric(people: int)
         assert abs(standard_errors_from(0, values)) < 2, name
 
 
+@pytest.mark.parametrize("of_people", [True, False])
+def test_samples_of_the_population_have_no_excess_over_that_of_training_people(
+    of_people: bool,
+) -> None:
+    town = town_of(100, "poi", "category")
+    population = Population.of(100)
+    rng = np.random.default_rng(3)
+    excess: dict[str, list[float]] = {"poi": [], "category": []}
+    for seed in range(50):
+        windows = 1 + rng.poisson(3, size=40)
+        real = population.sample(windows, rng).trajectories()
+        training = population.sample(1 + rng.poisson(3, size=400), rng).trajectories()
+        ours = population.sample(windows, rng, habits=of_people).trajectories(of_people=of_people)
+        scores = compare_models(
+            town,
+            {"x": real},
+            {"ours": {"x": ours}},
+            seed=seed,
+            resamples=2,
+            reference={"x": training},
+        ).scores["ours"]
+        for name, values in excess.items():
+            values.append(scores.excess[name])
+    for name, values in excess.items():
+        assert abs(standard_errors_from(0, values)) < 2, name
+
+
 # Coverage of the expected JSD by 95 % intervals in 400 repetitions, by `Scenario`.
 COVERED = [
     Scenario(30, 20),
@@ -236,6 +263,7 @@ COVERED = [
     Scenario(100, 20, MODERATE, habits=False),
     Scenario(100, 200, MODERATE, habits=False),
     Scenario(400, 20, MODERATE, habits=False),
+    Scenario(30, 200, windows=12, habits=False),
 ]
 
 
@@ -498,7 +526,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TrajectoryDataset:
 
 
 @pytest.mark.parametrize("size", [None, 40])
-def test_the_floor_has_equal_numbers_of_people_and_trajectories_and_nobody_twice(
+def test_the_floor_has_equal_numbers_of_people_and_trajectories_and_repeats_none(
     dataset: TrajectoryDataset, size: int | None
 ) -> None:
     sides = [real_groups(dataset, split) for split in ("test", "train")]

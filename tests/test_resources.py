@@ -9,6 +9,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from mobatlas import cli
@@ -53,6 +54,18 @@ def test_memory_that_was_freed_is_used_again_instead_of_given_back() -> None:
     assert 100 * int(_python(ROUNDS.format(first="keep_memory()"))) < int(
         _python(ROUNDS.format(first=""))
     )
+
+
+def test_peak_memory_is_that_of_the_process_and_not_of_its_parent() -> None:
+    code = "from mobatlas.training.resources import peak_gb; {first}; print(peak_gb())"
+    inherited = np.ones(50_000_000)  # 0.4 GB, which a forked process shares until it loads Python
+    small, large = (
+        float(_python(code.format(first=first)))
+        for first in ("pass", "memory = bytearray(b'x') * 300_000_000; del memory")
+    )
+    assert inherited.nbytes / 1e9 == 0.4
+    assert 0 < small < 0.2
+    assert large - small == pytest.approx(0.3, abs=0.02)
 
 
 def test_memory_is_not_kept_on_other_systems_or_against_the_users_settings(

@@ -50,7 +50,17 @@ def test_a_run_goes_from_a_city_to_a_report(finished: Path) -> None:
     facts = json.loads((finished / "run.json").read_text())
     chapter = facts["regions"]["hot16"]
     evaluation = json.loads((finished / chapter["evaluation"]).read_text())
-    assert set(evaluation["groups"]["scores"]) == {"baseline", "ours", "strong", "floor"}
+    assert set(evaluation["groups"]["scores"]) == {
+        "baseline",
+        "ours",
+        "strong",
+        "strong, calibrated",
+        "floor",
+    }
+    files = {name: Path(file["path"]).name for name, file in evaluation["files"].items()}
+    assert files["strong"] == "strong.parquet"
+    assert files["strong, calibrated"] == "strong-calibrated.parquet"
+    assert facts["models"]["strong, calibrated"] == "strong", "one model, calibrated or not"
     assert set(evaluation["regional"]["held_out_regions"]) == {
         "regions",
         "by_groups",

@@ -84,7 +84,11 @@ def test_a_calibration_of_other_tensors_is_refused(world: World, tmp_path: Path)
             ["--strategy", "resample", "--set", "tilt.ridge=1"],
             "--set tilt is for the strategy tilt, not resample",
         ),
-        (["--strategy", "strong", "--set", "calibration.pool=64"], "--set calibration is for"),
+        (
+            ["--strategy", "tilt", "--set", "strong.features=[poi]"],
+            "--set strong is for the strategy strong, not tilt",
+        ),
+        (["--strategy", "strong", "--set", "strong.features=[po]"], "po does not exist"),
         (["--strategy", "finetune", "--divergence", "helinger"], "did you mean 'hellinger'?"),
         (
             ["--strategy", "finetune", "--preset", "papr"],

@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from collections import Counter, defaultdict
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from mobatlas import TrajectoryDataset
 from tests.commands import (
+    CALIBRATED,
     FILES,
     OFTEN,
     Refusal,
@@ -50,13 +54,13 @@ def taught(world: World) -> Path:
     report = json.loads(made.out)
     assert (report["strategy"], set(report)) == (
         "strong",
-        {"strategy", "reason", "strong", "peak_gb"},
+        {"strategy", "reason", "strong", "calibration", "peak_gb"},
     )
     return out
 
 
 def test_supervise_gives_a_model_the_groups_of_the_labels(world: World, taught: Path) -> None:
-    assert names(taught) == FILES
+    assert names(taught) == sorted(CALIBRATED)
     described = json.loads((taught / "config.json").read_text())
     assert world.dataset.groups is not None
     assert described["groups"] == world.dataset.groups.as_dict()
@@ -65,6 +69,58 @@ def test_supervise_gives_a_model_the_groups_of_the_labels(world: World, taught: 
     for name, tensor in before.items():
         assert torch.equal(tensor, after[name]) == name.startswith(KEPT), name
     assert {name.split(".")[1] for name in after.keys() - before.keys()} == {"conditioning"}
+
+
+def slow_means(dataset: TrajectoryDataset) -> dict[tuple[str, str], float]:
+    """Visits of each POI in a window: the mean of each person, then of the people of a group."""
+    assert dataset.groups is not None
+    train = dataset.split("train").tolist()
+    windows = Counter(dataset.person[train].tolist())
+    codes = dataset.person_groups().tolist()
+    members = Counter(codes[person] for person in windows)
+    means: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for row in train:
+        person = int(dataset.person[row])
+        group = codes[person]
+        for token in dataset.trajectory(row).tolist():
+            key = dataset.groups.names[group], f"poi:{dataset.vocabulary.poi_ids[token]}"
+            means[key] += 1 / windows[person] / members[group]
+    return means
+
+
+def test_strong_keeps_the_means_of_labelled_training_people(world: World, taught: Path) -> None:
+    kept = pd.read_parquet(taught / "group_means.parquet")
+    assert list(kept) == ["group", "feature", "mean", "population"]
+    expected = slow_means(world.dataset)
+    poi = kept[kept["feature"].str.startswith("poi:")]
+    assert len(poi) >= len(expected)
+    found = dict(zip(zip(poi["group"], poi["feature"], strict=True), poi["mean"], strict=True))
+    assert {key: mean for key, mean in found.items() if mean > 0} == pytest.approx(dict(expected))
+    others = set(kept["feature"]) - set(poi["feature"])
+    assert all(name.startswith("visits:") for name in others), "numbers of visits are kept too"
+    report = json.loads((taught / "manifest.json").read_text())["details"]["report"]
+    assert set(report["calibration"]["groups"]) == set(kept["group"])
+
+
+def test_strong_can_do_without_a_calibration(world: World, tmp_path: Path) -> None:
+    few = ("--set", "strong.features=[]", "--set", "weighted_fit.steps=1")
+    made = world.warm.run(*world.supervise(tmp_path / "plain", *few))
+    assert made.code == 0, made.err
+    assert names(tmp_path / "plain") == FILES
+
+
+def test_samples_of_strong_are_calibrated_if_asked_for(world: World, taught: Path) -> None:
+    folder = world.root / "calibrated"
+    folder.mkdir()
+    for name, options in (("plain", ()), ("calibrated", ("--calibrate",))):
+        command = ["generate", taught, "--n", 20, "--group", "30-40, F", "--quiet", *options]
+        made = world.warm.run(*command, "--out", folder / f"{name}.parquet")
+        assert made.code == 0, made.err
+    plain, calibrated = (
+        pd.read_parquet(folder / f"{name}.parquet") for name in ("plain", "calibrated")
+    )
+    assert plain["trajectory"].nunique() == calibrated["trajectory"].nunique() == 20
+    assert plain["poi_id"].tolist() != calibrated["poi_id"].tolist()
 
 
 def test_supervision_killed_at_three_random_moments_ends_in_the_same_bytes(

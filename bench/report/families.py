@@ -27,8 +27,8 @@ def families_table(result: Mapping[str, Any]) -> Table:
         f"for {result['seconds']:g} s."
     )
     note = (
-        "Gap closed: share of the distance from the baseline to the floor. It is empty if the two "
-        f"are within {MIN_GAP:g} bits or within the spread between seeds."
+        "Gap closed: share of the gap from the baseline to the floor. It is empty if that gap is "
+        f"below {MIN_GAP:g} bits or three standard errors."
     )
     head = ("generator", "samples per second", "metric", "baseline", "strong", "floor", *columns)
     return Table(head, tuple(rows), caption, formats, note)

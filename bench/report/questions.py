@@ -72,7 +72,7 @@ def write_page(folder: Path, out: Path, *, all_tables: bool = False) -> str:
     results = {
         path.stem: read_result(path)
         for name in QUESTIONS
-        for path in sorted(folder.glob(f"{name}*.json"))
+        for path in sorted(folder.glob(f"{name}*.json"), key=lambda path: path.stem)
         if not path.stem.startswith("rq3-real") and not path.stem.endswith(".summary")
     }
     if not results:
@@ -132,8 +132,10 @@ def _section(result: Result, figures: Path, all_tables: bool) -> Iterator[str]:
 def _title(result: Result) -> str:
     """Return the heading of a result: the question, and what differs from its defaults."""
     question = result["question"]
-    parts = [QUESTIONS[question], *result.get("name", question).split("-")[1:]]
-    return ", ".join(parts)
+    name = result.get("name", question).removeprefix(question).strip("-")
+    generator = name.removesuffix("without-rest").strip("-")
+    rest = "without rest" if name.endswith("without-rest") else ""
+    return ", ".join(part for part in (QUESTIONS[question], generator, rest) if part)
 
 
 def _sentence(result: Result) -> str:
@@ -144,10 +146,13 @@ def _sentence(result: Result) -> str:
             f"{label} {row['average']['accuracy']:.3f}" for label, row in rows.items()
         )
         closed = rows[DEFAULT]["gap_closed_real"]["accuracy"]
-        return (
-            f"Accuracy of the next visit, by training material: {accuracies}. The default strategy "
-            f"closes {_share(closed)} of the gap from the baseline to real people."
+        gap = (
+            "The gap from the baseline to real people is not clear"
+            if closed is None
+            else f"The default strategy closes {_share(closed)} of the gap from the baseline to "
+            "real people"
         )
+        return f"Accuracy of the next visit, by training material: {accuracies}. {gap}."
     shares = [
         f"{' + '.join(_varied(result, row))} {_share(row['metrics']['poi']['gap_closed_floor'])}"
         for row in _rows(result, "group")
@@ -161,7 +166,7 @@ def _varied(result: Result, row: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _share(value: float | None) -> str:
-    return "none" if value is None else format(value, SHARE)
+    return "no clear gap" if value is None else format(value, SHARE)
 
 
 def _rows(result: Result, anchors: str) -> list[Mapping[str, Any]]:
@@ -315,7 +320,7 @@ def _prediction_averages(result: Result, columns: Mapping[str, str]) -> Table:
     note = "Gap closed: share of the distance from the baseline to real training people."
     if spread:
         note += (
-            " It is empty if seeds differ by more than that distance. "
+            " It is empty if the gap is below three standard errors over seeds. "
             "Spread: standard deviation between seeds."
         )
     shares = [f"gap closed, {columns[name]}" for name in closed]

@@ -233,10 +233,10 @@ def _bars(
     for row in rows:
         score = row["metrics"][metric]
         models = bars.setdefault(regions_label(row), {})
-        gap = score["baseline"] - score["floor"]
-        if gap > score["spread"]:
-            share = (score["baseline"] - score["jsd"]) / gap
-            models[row["model"]] = (share, score["spread"] / gap)
+        share = score["gap_closed_floor"]
+        if share is not None:
+            gap = score["baseline"] - score["floor"]
+            models[row["model"]] = (share, score["spread"] / gap if gap > 0 else 0.0)
     return bars
 
 
@@ -405,7 +405,8 @@ def reweighting_table(result: Result) -> Table:
             spread = ""
             if None not in by_seed and len(set(by_seed)) > 1:
                 spread = f" ± {np.std(by_seed, ddof=1):.0%}"
-            cells.append(_percent(row[metric]["gap_closed_labelled"]) + spread)
+            share = row[metric]["gap_closed_labelled"]
+            cells.append(None if share is None else _percent(share) + spread)
         rows.append(tuple(cells))
     caption = (
         "Training people weighted by recovered means: gap closed from all people to people of the "

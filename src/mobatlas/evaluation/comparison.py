@@ -33,9 +33,11 @@ from mobatlas.features.divergences import jsd
 from mobatlas.groups import Groups
 
 EVERYBODY = "everybody"
+FLOOR = "floor"
 REAL, SYNTHETIC, RESAMPLING, PAIRING, SWAPPING, REFERENCE = range(6)  # streams of random numbers
 LEVEL = 0.95  # of intervals
 RESAMPLES = 200
+SWAPS = "swaps"  # a source of chance
 MAX_UNITS = 2_048  # of a bootstrap
 SIGNAL = 3.0  # a gap of fewer standard errors has no percentage
 Size = int | Mapping[str, int] | None  # largest number of trajectories of a group
@@ -108,11 +110,20 @@ def compare(spec: MetricSpec, real: Trajectories, synthetic: Trajectories) -> di
 
 
 @dataclass(frozen=True)
+class ChanceError:
+    """Where the chance of a model comes from, and the variance of its mean by metric."""
+
+    source: str
+    variance: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Scores of several models against the same real people, with bootstrap draws of averages."""
 
     scores: dict[str, Scores]  # model -> scores
     draws: dict[str, dict[str, Floats]]  # model -> metric -> (resamples,)
+    chance: dict[str, ChanceError]  # model -> error of what chance leaves
 
     def intervals(self, model: str) -> dict[str, Interval]:
         """The 95 % interval of the average of each metric, by resampling people."""
@@ -125,12 +136,18 @@ class Comparison:
         Excess, not JSD, because chance differs between samples with and without people.
         """
         gap = self.scores[start].excess[metric] - self.scores[end].excess[metric]
-        return gap, float(np.std(self.draws[start][metric] - self.draws[end][metric], ddof=1))
+        variance = float(np.var(self.draws[start][metric] - self.draws[end][metric], ddof=1))
+        ends = (self.chance[start], self.chance[end])
+        if ends[0].source != ends[1].source:  # otherwise chance is the same and cancels
+            variance += sum(each.variance[metric] for each in ends)
+        return gap, math.sqrt(variance)
 
     def gap_closed(self, model: str, metric: str, start: str, end: str) -> float | None:
         """The share of the gap from `start` to `end` that a model closes; None: no clear gap."""
         values = [self.scores[name].excess[metric] for name in (model, start, end)]
-        return gap_closed(*values, standard_error=self.gap(metric, start, end)[1])
+        error = self.gap(metric, start, end)[1]
+        # Without any spread between people, nothing is known of the error.
+        return gap_closed(*values, standard_error=error) if error > 0 else None
 
 
 def compare_models(
@@ -186,6 +203,7 @@ def compare_models(
     return Comparison(
         {key: result.scores(sizes, people) for key, result in results.items()},
         {key: result.mean_draws() for key, result in results.items()},
+        {key: result.chance_error(key) for key, result in results.items()},
     )
 
 
@@ -283,8 +301,18 @@ def sampling_floor(
     groups = None
     if labelled_groups(dataset) is not None:
         sides = [real_groups(dataset, side) for side in (split, "train")]
-        groups = evaluate_groups(spec, *sides, size=size, seed=seed)
-    return Floor(groups, evaluate_groups(spec, *everybody, size=size, seed=seed))
+        groups = _floor(spec, sides, size, seed)
+    return Floor(groups, _floor(spec, everybody, size, seed))
+
+
+def _floor(
+    spec: MetricSpec, sides: Sequence[Mapping[str, Trajectories]], size: Size, seed: int
+) -> Scores:
+    real, training = sides
+    comparison = compare_models(
+        spec, real, {FLOOR: training}, size=size, seed=seed, reference=training
+    )
+    return comparison.scores[FLOOR]
 
 
 def labelled_groups(dataset: TrajectoryDataset) -> Groups | None:
@@ -372,7 +400,8 @@ def _distinct_and_copies(sequences: Sequence[bytes], known: set[bytes], n: int) 
 
 # Whether a model's samples have people -> metric -> JSD by chance (draws,).
 Chance = Mapping[bool, Mapping[str, Floats] | None]
-GroupScore = tuple[dict[str, Divergence], Floats]  # by metric; deviations (resamples, metrics)
+# By metric; deviations (resamples, metrics); the source of chance.
+GroupScore = tuple[dict[str, Divergence], Floats, str]
 
 
 class _Result:
@@ -382,10 +411,14 @@ class _Result:
         self.jsd: dict[str, dict[str, float]] = {}
         self.excess: dict[str, dict[str, float]] = {}
         self.draws: dict[str, dict[str, Floats]] = {}
+        self.chance: dict[str, dict[str, float]] = {}
+        self.sources: set[str] = set()
 
     def add(self, group: str, score: GroupScore) -> None:
         """Add the score of a group."""
-        found, deviations = score
+        found, deviations, source = score
+        self.sources.add(source)
+        self.chance[group] = {name: each.chance_variance for name, each in found.items()}
         self.jsd[group] = {name: each.jsd for name, each in found.items()}
         self.excess[group] = {name: each.excess for name, each in found.items()}
         self.draws[group] = {
@@ -403,6 +436,13 @@ class _Result:
             excess=average_scores(self.excess),
             standard_error=errors,
         )
+
+    def chance_error(self, model: str) -> ChanceError:
+        """The error of chance; groups may differ in where it comes from."""
+        source = next(iter(self.sources)) if len(self.sources) == 1 else SWAPS
+        means = average_scores(self.chance)
+        variance = {name: value / len(self.chance) for name, value in means.items()}
+        return ChanceError(f"{source} of {model}" if source == SWAPS else source, variance)
 
     def mean_draws(self) -> dict[str, Floats]:
         """The bootstrap draws (resamples,) of the average over groups, by metric."""
@@ -458,7 +498,7 @@ class _GroupScorer:
                 self._counts[name],
                 others[name],
                 pairing,
-                None if by_chance is None else by_chance[name],
+                None if by_chance is None else by_chance.get(name),
             )
             for name in self._counts
             if name in others
@@ -471,7 +511,8 @@ class _GroupScorer:
         )
         deviations = weights @ np.stack([each.real for each in found.values()], 1)
         deviations += own_weights @ np.stack([each.other for each in found.values()], 1)
-        return found, deviations
+        people = "people" if side.person is not None else "samples"
+        return found, deviations, SWAPS if by_chance is None else people
 
     @cached_property
     def _counts(self) -> dict[str, sparse.csr_array]:

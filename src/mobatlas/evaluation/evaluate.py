@@ -15,6 +15,7 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
+    FLOOR,
     RESAMPLES,
     SIGNAL,
     Comparison,
@@ -34,7 +35,6 @@ BASELINE = "baseline"
 OURS = "ours"
 STRONG = "strong"
 STRONG_CALIBRATED = "strong, calibrated"
-FLOOR = "floor"
 MODELS = (BASELINE, OURS, STRONG, STRONG_CALIBRATED, FLOOR)  # in the order of tables
 TRAIN = "train"
 ByGroup = dict[str, Trajectories]

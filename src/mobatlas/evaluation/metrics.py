@@ -259,10 +259,13 @@ def gyration_km(n: int, owner: Ints, places: Floats) -> Floats:
     `owner` (visits,) and `places` (visits, 2) are those of `located`; 0 without visits.
     """
     visits = np.maximum(np.bincount(owner, minlength=n), 1)  # (n,)
-    centre = np.stack([sums_by(owner, places[:, axis], n) / visits for axis in (0, 1)], 1)
-    # On a plane that touches the globe at the centre; degrees of longitude pass the antimeridian.
-    north, east = np.radians((places - centre[owner] + 180) % 360 - 180).T * EARTH_KM
-    east = east * np.cos(np.radians(centre[owner, 0]))
+    start = places[np.searchsorted(owner, owner)]  # of the trajectory, (visits, 2)
+    # Degrees from the start, which may pass the antimeridian.
+    degrees = (places - start + 180) % 360 - 180
+    centre = np.stack([sums_by(owner, degrees[:, axis], n) / visits for axis in (0, 1)], 1)
+    # On a plane that touches the globe at the centre.
+    north, east = np.radians(degrees - centre[owner]).T * EARTH_KM
+    east = east * np.cos(np.radians(start[:, 0] + centre[owner, 0]))
     return np.asarray(np.sqrt(sums_by(owner, north**2 + east**2, n) / visits))
 
 

@@ -30,6 +30,7 @@ from mobatlas.features.divergences import jsd, jsd_rows
 
 SWAPS = 32
 MAX_REFERENCE_ROWS = 30_000  # over all draws, but at least four and at most 16 draws
+MANY_VISITS = 10  # of a bin on either side
 BLOCKS = 128  # of pairs that change sides together
 TINY = np.float32(1e-30)
 DENSE_CELLS = 2**22  # a larger table of blocks and bins is sparse
@@ -91,6 +92,7 @@ class Divergence:
     excess: float
     real: Floats  # (people,) contribution of each real person to the error
     other: Floats  # (units,) contribution of each person of the other side
+    chance_variance: float  # of the mean over draws of chance
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def diverge(
     first, second = _sides(real, other)
     value = float(jsd_rows(first.total[None], second.total[None])[0])
     if not len(first.row) or not len(second.row):
-        return Divergence(value, 0.0, np.zeros(pairing.people), np.zeros(pairing.units))
+        return Divergence(value, value, np.zeros(pairing.people), np.zeros(pairing.units), 0.0)
     draws = _swapped_jsd(first, second, pairing) if by_chance is None else by_chance
     chance = float(draws.mean())
     contributions = (
@@ -124,11 +126,13 @@ def diverge(
         _contributions(second, first, pairing.unit, pairing.units),
     )
     linear = sum(float(np.square(each).sum()) for each in contributions)
-    quadratic_share = min(1.0, chance / value) if value > 0 else 1.0
-    # In a quadratic JSD the variance is L (1 - share / 2), and at least that of chance.
-    variance = max(linear * (1 - quadratic_share / 2), float(draws.var(ddof=1)))
+    # By chance alone the JSD is quadratic in bins with many visits, and its variance L / 2.
+    quadratic = min(1.0, chance / value) * _dense_share(first, second) if value > 0 else 1.0
+    variance = max(linear * (1 - quadratic / 2), float(draws.var(ddof=1)))
     scale = np.sqrt(variance / linear) if linear > 0 else 0.0
-    return Divergence(value, value - chance, *(scale * each for each in contributions))
+    ours, theirs = (scale * each for each in contributions)
+    chance_variance = float(draws.var(ddof=1)) / len(draws)
+    return Divergence(value, value - chance, ours, theirs, chance_variance)
 
 
 @dataclass(frozen=True)
@@ -294,6 +298,20 @@ def _sides(real: sparse.csr_array, other: sparse.csr_array) -> tuple[_Side, _Sid
         for table, column in zip((real, other), columns, strict=True)
     )
     return first, second
+
+
+def _dense_share(first: _Side, second: _Side) -> float:
+    """The share of the JSD that comes from bins with many visits, from 0 to 1."""
+    p = first.total / first.total.sum()
+    q = second.total / second.total.sum()
+    middle = (p + q) / 2
+    parts = np.zeros(len(p))
+    for side in (p, q):
+        logs = np.log2(side / middle, out=np.zeros(len(p)), where=side > 0)
+        parts += side * logs
+    visits = (first.total + second.total) / 2
+    total = float(parts.sum())
+    return float(parts @ np.minimum(visits / MANY_VISITS, 1)) / total if total > 0 else 1.0
 
 
 def _contributions(side: _Side, other: _Side, person: Ints, people: int) -> Floats:

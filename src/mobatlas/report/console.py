@@ -237,7 +237,11 @@ def generated_table(facts: Mapping[str, Any]) -> RenderableType:
 
 def evaluation_table(evaluation: Evaluation) -> RenderableType:
     """The evaluation of a file of samples; `--out` also writes the scores of each group."""
-    shown = [table for name, table in evaluation_tables(evaluation).items() if name != "groups"]
+    shown = [
+        table
+        for name, table in evaluation_tables(evaluation, brief=True).items()
+        if name != "groups"
+    ]
     lines = list(dict.fromkeys(table.note for table in shown if table.note))
     lines += [
         f"group '{name}' is left out: it {reason}" for name, reason in evaluation.left_out.items()
@@ -264,7 +268,8 @@ def _run_table(name: str, evaluation: Mapping[str, Any]) -> RenderableType:
     """The paper's metrics for the samples of one source of regions."""
     caption = f"regions {name}: JSD in bits to {compared_people(evaluation)}"
     scores = evaluation["groups"] or evaluation["everybody"]
-    return scores_table(scores, caption, ours="supervised", only=PAPER_METRICS).as_rich()
+    table = scores_table(scores, caption, ours="supervised", only=PAPER_METRICS, brief=True)
+    return table.as_rich()
 
 
 def compared_people(evaluation: Mapping[str, Any]) -> str:

@@ -17,10 +17,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mobatlas.evaluation.comparison import EVERYBODY
+from mobatlas.evaluation.comparison import EVERYBODY, FLOOR
 from mobatlas.evaluation.evaluate import (
     BASELINE,
-    FLOOR,
     MODELS,
     OURS,
     STRONG,
@@ -66,6 +65,8 @@ AUDIT_NOTE = (
     + ", ".join(f"{amber:.2f}, {red:.2f} ({name})" for name, (amber, red) in LIMITS.items())
     + ". Green: the upper end is at most the red limit. Otherwise the check is not decided."
 )
+TERMINAL = 80  # columns of a terminal that every header should fit
+CEILING = "ceiling"  # a short name of the calibrated labelled model
 Cell = str | int | float | None
 
 
@@ -137,11 +138,17 @@ class Table:
             box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_header=any(self.columns)
         )
         texts = self.texts()
-        for place, (name, numeric) in enumerate(zip(self.columns, self.numeric, strict=True)):
+        widths = []
+        for place, numeric in enumerate(self.numeric):
             # Headers and texts wrap between words, numbers do not wrap.
             cells = [row[place] for row in texts]
             parts = cells if numeric else [word for cell in cells for word in cell.split()]
-            width = max(map(len, parts), default=1)
+            widths.append(max(map(len, parts), default=1))
+        heads = [max(map(len, name.split()), default=0) for name in self.columns]
+        wide = [max(pair) for pair in zip(widths, heads, strict=True)]
+        if sum(wide) + len(wide) <= TERMINAL:
+            widths = wide
+        for name, numeric, width in zip(self.columns, self.numeric, widths, strict=True):
             table.add_column(Text(name), justify="right" if numeric else "left", min_width=width)
         for number, row in enumerate(texts):
             table.add_row(
@@ -292,13 +299,15 @@ def _write_result(
         write_json(folder.path / f"{kind}.json", result.as_dict())
 
 
-def evaluation_tables(evaluation: Evaluation) -> dict[str, Table]:
+def evaluation_tables(evaluation: Evaluation, *, brief: bool = False) -> dict[str, Table]:
     """The tables of an evaluation.
 
     Parameters
     ----------
     evaluation
         The result of `evaluate`.
+    brief
+        Whether tables should fit a terminal.
 
     Returns
     -------
@@ -316,7 +325,7 @@ def evaluation_tables(evaluation: Evaluation) -> dict[str, Table]:
     if evaluation.groups is not None:
         n = len(evaluation.groups.sizes)
         caption = f"{distance} of the same group, average over {n} group{'s' if n > 1 else ''}."
-        tables["average"] = scores_table(results["groups"], caption)
+        tables["average"] = scores_table(results["groups"], caption, brief=brief)
         tables["groups"] = _by_group(
             results["groups"], f"{distance} of each group, at equal sizes."
         )
@@ -324,6 +333,7 @@ def evaluation_tables(evaluation: Evaluation) -> dict[str, Table]:
     tables["everybody"] = scores_table(
         results["everybody"],
         f"{distance}, all groups together, {size:,} trajectories on either side.",
+        brief=brief,
     )
     tables["diversity"] = _diversity(results)
     return tables
@@ -336,17 +346,21 @@ def scores_table(
     ours: str = OURS,
     digits: str = DIGITS,
     only: Sequence[str] = (),
+    brief: bool = False,
 ) -> Table:
     """One metric a row: the models, interval and excess of ours, and the gap that ours closes.
 
-    `scores` is `ModelScores.as_dict()`; `ours` the header of ours; `only` the metrics to show.
+    `scores` is `ModelScores.as_dict()`; `ours` the header of ours; `only` the metrics to show. A
+    `brief` table fits a terminal: it leaves out the gap to strong.
     """
     labels = [label for label in MODELS if label in scores["scores"]]
-    gaps = {f"gap closed to {target}": scores[f"gap_closed_{target}"] for target in (FLOOR, STRONG)}
+    targets = (FLOOR,) if brief else (FLOOR, STRONG)
+    gaps = {f"gap closed to {target}": scores[f"gap_closed_{target}"] for target in targets}
     gaps = {name: gap for name, gap in gaps.items() if gap}
+    titles = {STRONG_CALIBRATED: CEILING} if brief else {}
     columns = ["metric"]
     for label in labels:
-        columns += [ours, "low", "high", "excess"] if label == OURS else [label]
+        columns += [ours, "low", "high", "excess"] if label == OURS else [titles.get(label, label)]
     rows: list[tuple[Cell, ...]] = []
     better = []
     for metric in _compared(scores):

@@ -429,10 +429,11 @@ def _run_strong(
 ) -> Supervised:
     """The labelled upper bound, and its calibration to the means of labelled people."""
     config: StrongConfig = options.section
+    _refuse_unlabelled(dataset)
+    moments = labelled_moments(dataset, config.features, config.mask)  # refuses unknown features
     fitted, report = fit_labels(model, dataset, trainer, from_scratch=options.from_scratch)
     if not config.features:
         return Supervised(fitted, {STRONG: report})
-    moments = labelled_moments(dataset, config.features, config.mask)
     if not has_times(fitted) and moments.phi.timed_maps:
         moments = moments.without_times(dataset.vocabulary)
     calibration = _calibrate(fitted, moments, trainer, options)
@@ -445,16 +446,21 @@ def _run_strong(
     )
 
 
-def fit_labels(
-    model: Generator, dataset: TrajectoryDataset, trainer: Trainer, *, from_scratch: bool = False
-) -> tuple[Generator, dict[str, float]]:
-    """Train a copy of the model on pairs of trajectory and label; also return its metrics."""
+def _refuse_unlabelled(dataset: TrajectoryDataset) -> None:
     if dataset.groups is None or not np.any(
         dataset.person_groups()[dataset.split_people("train")] >= 0
     ):
         raise MobatlasError(
             f"{dataset.path}: no training person has a label, and --strategy strong needs labels"
         )
+
+
+def fit_labels(
+    model: Generator, dataset: TrajectoryDataset, trainer: Trainer, *, from_scratch: bool = False
+) -> tuple[Generator, dict[str, float]]:
+    """Train a copy of the model on pairs of trajectory and label; also return its metrics."""
+    _refuse_unlabelled(dataset)
+    assert dataset.groups is not None
     fitted = model.with_groups(dataset.groups, trainer.seed, from_scratch)
     stage = fitted.weighted_fit_stage(
         dataset, labelled_draw(dataset, trainer.seed), STRONG, trainer, fresh=from_scratch

@@ -106,7 +106,8 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Remove the partial files and obsolete checkpoints of a killed process."""
-        for partial in self.folder.glob(".*.partial"):
+        # Other processes of this training may be writing files of other names.
+        for partial in self.folder.glob(f".{self.identity.stage}-*.partial"):
             partial.unlink(missing_ok=True)
         self._keep(0 if self._path(FINAL).exists() else MAX_CHECKPOINTS)
 
