@@ -447,7 +447,7 @@ def test_the_command_prints_models_side_by_side_and_writes_all_tables(
     assert printed.exit_code == 0
     words = " ".join(printed.output.split())
     assert re.search(r"baseline +ours +low +high +excess +strong +floor", printed.output)
-    assert "Gap closed is the share of the gap from the baseline to the floor, or to" in words
+    assert "Gap closed is the share of the gap in excess from the baseline to the floor." in words
     suffixes = ("csv", "json", "md", "tex")
     written = sorted(path.name for path in out.iterdir())
     assert written == sorted(

@@ -6,7 +6,7 @@ and sides with people, such as the floor, also equally many people.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -38,6 +38,7 @@ REAL, SYNTHETIC, RESAMPLING, PAIRING, SWAPPING, REFERENCE = range(6)  # streams 
 LEVEL = 0.95  # of intervals
 RESAMPLES = 200
 SWAPS = "swaps"  # a source of chance
+NO_ERROR = 1e-9  # a smaller standard error is rounding
 MAX_UNITS = 2_048  # of a bootstrap
 SIGNAL = 3.0  # a gap of fewer standard errors has no percentage
 Size = int | Mapping[str, int] | None  # largest number of trajectories of a group
@@ -123,7 +124,8 @@ class Comparison:
 
     scores: dict[str, Scores]  # model -> scores
     draws: dict[str, dict[str, Floats]]  # model -> metric -> (resamples,)
-    chance: dict[str, ChanceError]  # model -> error of what chance leaves
+    # Model -> error of what chance leaves; without it, chance is the same for all models.
+    chance: dict[str, ChanceError] = field(default_factory=dict)
 
     def intervals(self, model: str) -> dict[str, Interval]:
         """The 95 % interval of the average of each metric, by resampling people."""
@@ -137,8 +139,8 @@ class Comparison:
         """
         gap = self.scores[start].excess[metric] - self.scores[end].excess[metric]
         variance = float(np.var(self.draws[start][metric] - self.draws[end][metric], ddof=1))
-        ends = (self.chance[start], self.chance[end])
-        if ends[0].source != ends[1].source:  # otherwise chance is the same and cancels
+        ends = [self.chance[name] for name in (start, end) if name in self.chance]
+        if len({each.source for each in ends}) > 1:  # otherwise chance is the same and cancels
             variance += sum(each.variance[metric] for each in ends)
         return gap, math.sqrt(variance)
 
@@ -147,7 +149,7 @@ class Comparison:
         values = [self.scores[name].excess[metric] for name in (model, start, end)]
         error = self.gap(metric, start, end)[1]
         # Without any spread between people, nothing is known of the error.
-        return gap_closed(*values, standard_error=error) if error > 0 else None
+        return gap_closed(*values, standard_error=error) if error > NO_ERROR else None
 
 
 def compare_models(
