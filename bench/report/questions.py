@@ -32,13 +32,16 @@ PREDICTION = {
 POI_ALONE = {"poi_accuracy": "Accuracy, POIs alone", "poi_hr10": "HR@10, POIs alone"}
 DEFINITIONS_TEXT = """## Definitions, earlier and present
 
-Three definitions have changed, and with them every table. The tables below show how much.
+Four definitions have changed, and with them every table. The tables below show how much.
 
 - **Trip** is the pair (cell of the first visit, cell of the last visit) of a trajectory, as in the
   paper. Pairs of consecutive visits are **Flows**; earlier pages called them Trip. Most windows
   begin and end at home, so trips are nearly unique and their gap is rarely clear.
 - **The floor** has as many people as the held-out group, not only as many trajectories. Windows of
-  one person are alike, so fewer people leave more sampling noise: every floor is higher.
+  one person are alike, so fewer people leave more sampling noise, and the floor is higher. In
+  Santiago everybody has one window, so it stays the same.
+- **Gap closed** compares excess, the JSD beyond what chance leaves, because chance differs between
+  samples with and without people.
 - **A percentage** is shown only where its gap is at least three standard errors. Standard errors
   resample people. Earlier pages compared with the spread between seeds, which is zero for one seed.
 """
