@@ -48,7 +48,7 @@ MINUTES: Mapping[str, int] = {"phase1": 20, "tilt": 18, "resample": 8, "finetune
 STRONG = "strong"
 STRONG_CALIBRATED = "strong, calibrated"
 PHASE1 = "phase1"
-DEFINITIONS = 2  # of metrics and floors: cells of other definitions are computed again
+DEFINITIONS = 3  # of metrics and floors: cells of other definitions are computed again
 STRIDE = 1_000  # between the seeds of two draws
 MEASURE = (
     "JSD in bits against test people of each group at equal sizes, averaged over groups; "
@@ -186,7 +186,9 @@ class SeedFolder:
         """Return the upper bound trained on labels, and its calibration, trained once."""
         out = self.path / STRONG
         features = {STRONG: {"features": list(self.setup.strong_features)}}
-        values = merge(features, split_options(self.setup.values)[1])
+        own, values = split_options(self.setup.values)
+        shared = {name: own[name] for name in (STRONG, "calibration") if name in own}
+        values = merge(features, shared, values)
         options = SuperviseOptions(STRONG, values=values)
         supervise(self.baseline(), out, None, options, seed=self.seed, execution=self.execution)
         return out

@@ -70,7 +70,7 @@ def run(
 
 
 def _snapshots(model: Model) -> tuple[str, dict[int, Path]]:
-    """The last trained stage that has snapshots, and its snapshots by step."""
+    """The stage of the sampling network that has snapshots, and its snapshots by step."""
     names = {path.stem[:-9] for path in (model.path / SNAPSHOTS).glob("*.safetensors")}
     names -= {"autoencoder"}  # not the network that samples
     if not names:

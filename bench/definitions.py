@@ -46,7 +46,7 @@ def run(experiment: Experiment, data: Path | None = None) -> dict[str, Any]:
         Cell(
             seed,
             NAME,
-            {"dataset": None if data is None else survey.manifest.content_hash},
+            setup.inputs() | {"survey": None if data is None else survey.manifest.content_hash},
             partial(
                 measure,
                 None if data is None else survey,

@@ -124,7 +124,7 @@ def share(
     """
     gaps = np.asarray(starts) - np.asarray(ends)
     n = len(gaps)
-    people = float(np.linalg.norm(errors)) / n
+    people = float(np.mean(errors))  # seeds may share their people, so it does not sink with them
     seeds = float(gaps.std(ddof=1)) / np.sqrt(n) if n > 1 else 0.0
     closed = gap_closed(
         value, float(np.mean(starts)), float(np.mean(ends)), standard_error=max(people, seeds)

@@ -264,12 +264,14 @@ class Behaviour:
         shares = np.full(len(people), 1 / len(people)) if weights is None else weights
         return np.asarray(normalise(self.counts[metric][people].T @ shares))
 
-    def gap_draws(self, metric: str, members: Ints, train: Ints, labelled: Ints) -> Floats:
+    def gap_draws(
+        self, metric: str, members: Ints, train: Ints, labelled: Ints, seed: int
+    ) -> Floats:
         """Bootstrap the gap from all training people to labelled ones, (draws,).
 
         Held-out members of the group and labelled people are resampled.
         """
-        rng = np.random.default_rng([len(members), len(labelled)])
+        rng = np.random.default_rng([seed, len(labelled)])
         real, near = (
             normalise((resample(len(people), GAP_DRAWS, rng) + 1) @ self.counts[metric][people])
             for people in (members, labelled)
@@ -341,7 +343,7 @@ def reweight(
                 kind: float(js(counts.distribution(metric, *sample), real))
                 for kind, sample in samples.items()
             }
-            gaps[metric] += counts.gap_draws(metric, members, train, samples["labelled"][0])
+            gaps[metric] += counts.gap_draws(metric, members, train, samples["labelled"][0], number)
         rows.append(row)
     return {
         "metrics": {

@@ -22,12 +22,10 @@ from mobatlas.evaluation.comparison import (
     average_scores,
     compare_models,
     diversity,
-    evaluate_groups,
     group_members,
     real_groups,
 )
 from mobatlas.evaluation.metrics import MetricSpec, metrics
-from mobatlas.evaluation.resampling import match_people
 from mobatlas.features.divergences import jsd
 from mobatlas.generators.protocol import Generator
 from mobatlas.supervision.calibration import PlainSampler, Sampler
@@ -49,7 +47,11 @@ def score_everybody(
     anchors = _anchors(dataset, dataset.split("train"), len(members), seed)
     samples = model.sample(len(members), anchors=anchors, seed=seed)
     real = Trajectories.of(dataset, members)
-    return evaluate_groups(spec, {EVERYBODY: real}, {EVERYBODY: samples}, seed=seed)
+    training = {EVERYBODY: Trajectories.of(dataset, dataset.split("train"))}
+    comparison = compare_models(
+        spec, {EVERYBODY: real}, {"model": {EVERYBODY: samples}}, seed=seed, reference=training
+    )
+    return comparison.scores["model"]
 
 
 def score_groups(
@@ -98,8 +100,7 @@ def draw_groups(
     """Draw `sample_groups` several times, to average out chance.
 
     Anchors of the `group` are the same in all draws; a calibrated model selects again among the
-    same candidates. They belong to as many training people as the group has in the split, each
-    with as many trajectories as one of these.
+    same candidates.
     """
     if draws < 1:
         raise MobatlasError(f"--draws {draws}: give at least 1")
@@ -122,10 +123,8 @@ def draw_groups(
                 drawn = sampler.sample(draws * n, group, seed + number + 1).trajectories
             else:
                 groups = np.full(n, group, dtype=np.int64)
-                people = _people_like(dataset, rows, training[name], seed)
-                homes = dataset.anchors[people]
+                homes = _anchors(dataset, training[name], n, seed)
                 drawn = sampler.sample_at_anchors(groups, homes, seed + number + 1, draws=draws)
-                drawn = replace(drawn, person=np.tile(people, draws))
             for draw, each in enumerate(samples):
                 each[label][name] = drawn.take(np.arange(draw * n, (draw + 1) * n))
     return samples
@@ -207,17 +206,6 @@ def pairwise(
         )
         for metric in metrics()
     }
-
-
-def _people_like(dataset: TrajectoryDataset, rows: Ints, training: Ints, seed: int) -> Ints:
-    """Return training people (trajectories,) in numbers like those behind the trajectories `rows`.
-
-    A person without a partner among them shares the homes of another.
-    """
-    rng = np.random.default_rng([seed, 77])
-    person = dataset.person.astype(np.int64)
-    _, chosen, _ = match_people(person[rows], person[training], rng)
-    return np.resize(person[training[chosen]], len(rows))
 
 
 def _anchors(dataset: TrajectoryDataset, members: Ints, n: int, seed: int) -> np.ndarray:

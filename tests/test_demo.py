@@ -37,7 +37,7 @@ def test_the_demo_goes_from_a_city_to_tables_of_models_and_a_report(tmp_path: Pa
         "regions hot16",
         "regions messy",
         "baseline",
-        "supervised",
+        "ours",
         "strong",
         "floor",
         "gap",

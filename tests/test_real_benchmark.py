@@ -41,7 +41,7 @@ from bench.report.real import (
     write_real_page,
 )
 from bench.runner import Command, Experiment, Runner
-from bench.score_models import _people_like, draw_groups, sample_groups
+from bench.score_models import draw_groups, sample_groups
 from bench.survey import SHIFT
 from mobatlas import MobatlasError
 from mobatlas.config import CityConfig, load_run
@@ -50,11 +50,10 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.trajectories import Trajectories
-from mobatlas.evaluation.comparison import group_members
 from mobatlas.groups import Groups
 from mobatlas.regions.types import Recovery
 from mobatlas.report.tables import MINUS
-from tests.tiny import OPTIONS, fitted, fresh
+from tests.tiny import OPTIONS, fitted
 
 FAMILY = "autoregressive"
 VALUES: dict[str, Any] = OPTIONS[FAMILY] | {
@@ -410,45 +409,6 @@ def test_draws_differ_and_the_first_is_that_of_a_single_draw(
         )
     with pytest.raises(MobatlasError, match="--draws 0"):
         draw_groups(dataset, {"m": model}, 0)
-
-
-def test_samples_at_homes_of_a_group_belong_to_people_like_the_held_out_ones(
-    dataset: TrajectoryDataset,
-) -> None:
-    """As many training people of the group, and as many samples of each as of a held-out person."""
-    models = {"one": fresh(FAMILY, dataset), "two": fresh(FAMILY, dataset, seed=1)}
-    first, second = draw_groups(dataset, models, 2)
-    members = {split: group_members(dataset, split) for split in ("test", "train")}
-    for name, rows in members["test"].items():
-        samples = first["one"][name]
-        assert samples.person is not None
-        assert set(samples.person) <= set(dataset.person[members["train"][name]])
-        numbers = [
-            sorted(np.unique(people, return_counts=True)[1])
-            for people in (samples.person, dataset.person[rows])
-        ]
-        assert numbers[0] == numbers[1]
-        np.testing.assert_array_equal(samples.anchors, dataset.anchors[samples.person])
-        for other in (second["one"][name], first["two"][name]):
-            np.testing.assert_array_equal(other.people, samples.person)
-    alone = {"one": models["one"]}
-    later = draw_groups(dataset, alone, 1, seed=5)[0]["one"]
-    assert any(not np.array_equal(later[name].people, first["one"][name].people) for name in later)
-    anywhere = draw_groups(dataset, alone, 1, anchors="population")[0]["one"]
-    assert {each.person is None for each in anywhere.values()} == {True}
-
-
-def test_a_group_with_too_few_training_people_repeats_their_homes(
-    dataset: TrajectoryDataset,
-) -> None:
-    train = group_members(dataset, "train")["<30, M"]
-    person = dataset.person[train]
-    few = train[np.isin(person, np.unique(person)[:2])]
-    wanted = group_members(dataset, "test")["<30, M"]
-    assert len(np.unique(dataset.person[wanted])) > 2
-    people = _people_like(dataset, wanted, few, seed=0)
-    assert len(people) == len(wanted)
-    assert set(people) == set(np.unique(person)[:2])
 
 
 def test_wrong_options_are_refused_before_anything_is_trained(survey: Path, tmp_path: Path) -> None:

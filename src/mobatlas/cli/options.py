@@ -90,7 +90,8 @@ WithoutRest = Annotated[
     bool,
     typer.Option(
         "--without-rest",
-        help="Leave out the people whom the partition does not assign; they count as a region.",
+        help="Leave out people whom the partition assigns to no region. By default they count as "
+        "one more region.",
     ),
 ]
 SamePeople = Annotated[

@@ -148,8 +148,12 @@ class Comparison:
         """The share of the gap from `start` to `end` that a model closes; None: no clear gap."""
         values = [self.scores[name].excess[metric] for name in (model, start, end)]
         error = self.gap(metric, start, end)[1]
-        # Without any spread between people, nothing is known of the error.
-        return gap_closed(*values, standard_error=error) if error > NO_ERROR else None
+        return gap_closed(*values, standard_error=error) if self.has_error(error) else None
+
+    def has_error(self, error: float) -> bool:
+        """Whether the standard error of a gap is known: every group has several people."""
+        people = next(iter(self.scores.values())).people.values()
+        return error > NO_ERROR and min(people, default=2) > 1
 
 
 def compare_models(
@@ -282,8 +286,8 @@ def sampling_floor(
     split
         The people to compare with.
     size
-        Maximum number of trajectories, as in `evaluate_groups`. Pass the sizes of the scores that
-        you compare with the floor; a mapping may also name 'everybody'.
+        Maximum number of trajectories, as in `evaluate_groups`; a mapping may also name
+        'everybody'.
     seed
         Decides which trajectories are compared.
 
@@ -357,7 +361,7 @@ def gap_closed(
     the target by at least three standard errors of the gap.
     """
     gap = baseline - target
-    if not (math.isfinite(model) and math.isfinite(gap)) or gap <= 0:
+    if not all(map(math.isfinite, (model, gap, standard_error))) or gap <= 0:
         return None
     return None if gap < SIGNAL * standard_error else 1 - (model - target) / gap
 

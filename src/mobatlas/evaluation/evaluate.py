@@ -121,7 +121,7 @@ def evaluate(
     >>> evaluate("samples.parquet", "dataset", baseline="base.parquet")  # doctest: +SKIP
     """
     opened = dataset if isinstance(dataset, TrajectoryDataset) else TrajectoryDataset.open(dataset)
-    _check_split(opened, split)
+    _check_split(opened, split, resamples)
     labels = labelled_groups(opened)
     sources = (baseline, samples, strong, strong_calibrated)
     files = {
@@ -215,7 +215,7 @@ class _Scorer:
         """The compared trajectories of all groups together; files without groups as they are."""
         real = {name: self._all_real[name] for name in sizes}
         sides = {label: {name: side[name] for name in sizes} for label, side in self._sides.items()}
-        matched = match_groups(real, sides, sizes, self.seed)
+        matched = match_groups(real, sides, seed=self.seed)  # the rows that `by_group` compares
         joined = {
             label: Trajectories.joined([chosen[label] for _, chosen in matched.values()])
             for label in sides
@@ -262,7 +262,9 @@ class _Scorer:
         )
 
 
-def _check_split(dataset: TrajectoryDataset, split: str) -> None:
+def _check_split(dataset: TrajectoryDataset, split: str, resamples: int) -> None:
+    if resamples < 2:
+        raise MobatlasError(f"resamples={resamples}: pass at least 2, such as {RESAMPLES}")
     if split == TRAIN:
         raise MobatlasError(
             "--split train: models are trained on these people and the floor is computed from "
@@ -286,12 +288,15 @@ def _gaps_closed(comparison: Comparison, target: str) -> dict[str, GapClosed]:
             continue
         share = comparison.gap_closed(OURS, metric, BASELINE, target)
         gap, error = comparison.gap(metric, BASELINE, target)
-        reason = (
-            f"the baseline is no worse than {target}"
-            if gap <= 0
-            else f"the gap from baseline to {target} is {gap:.4f}, less than {SIGNAL:g} standard "
-            f"errors of {error:.4f}"
-        )
+        if gap <= 0:
+            reason = f"the baseline is no worse than {target}"
+        elif not comparison.has_error(error):
+            reason = "its standard error is unknown, because a group has one person only"
+        else:
+            reason = (
+                f"the gap from baseline to {target} is {gap:.4f}, less than {SIGNAL:g} standard "
+                f"errors of {error:.4f}"
+            )
         gaps[metric] = GapClosed(share, reason if share is None else None)
     return gaps
 

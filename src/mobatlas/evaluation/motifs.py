@@ -38,10 +38,12 @@ def daily_motifs(trajectories: Trajectories, window_days: int) -> tuple[Ints, In
     """
     assert trajectories.arrivals is not None and trajectories.stays is not None
     owner, day, token = _visits_by_day(trajectories, window_days)
+    if not len(owner):
+        return owner, owner
     new_day = np.append(True, (np.diff(owner) != 0) | (np.diff(day) != 0))
     number = np.cumsum(new_day) - 1  # of the day, (visits,)
     place = _order_of_places(number, token)  # (visits,)
-    places = np.zeros(int(number[-1]) + 1 if len(number) else 0, dtype=np.int64)
+    places = np.zeros(int(number[-1]) + 1, dtype=np.int64)
     np.maximum.at(places, number, place + 1)
     moves = (number[:-1] == number[1:]) & (place[:-1] != place[1:])
     small = places[number[:-1]] <= MAX_PLACES

@@ -53,7 +53,7 @@ from mobatlas.report.html import RUN, write_report
 from mobatlas.sampling.generate import generate
 from mobatlas.sampling.request import SampleRequest
 from mobatlas.supervision.calibration import PlainSampler, Sampler
-from mobatlas.supervision.store import load_sampler
+from mobatlas.supervision.store import is_calibrated, load_sampler
 from mobatlas.training.loop import Execution
 
 
@@ -123,8 +123,11 @@ def _run(steps: _Steps) -> RunResult:
     samples = {BASELINE: steps.sample_population()}
     if strong_groups is not None:
         strong = steps.strong(regions.values())
-        for label, calibrate in ((STRONG, False), (STRONG_CALIBRATED, True)):
-            samples[label] = steps.sample_groups(label, strong, strong_groups, calibrate=calibrate)
+        samples[STRONG] = steps.sample_groups(STRONG, strong, strong_groups, calibrate=False)
+        if is_calibrated(strong):
+            samples[STRONG_CALIBRATED] = steps.sample_groups(
+                STRONG_CALIBRATED, strong, strong_groups, calibrate=True
+            )
     chapters = {name: steps.chapter(name, folder, samples) for name, folder in regions.items()}
     facts = {
         "title": config.title,
@@ -305,11 +308,14 @@ class _Steps:
     def strong(self, regions: Iterable[RegionsFolder]) -> Path:
         """The labelled upper bound, calibrated to the features of all regions."""
         own, values = split_options(self.config.supervise.options)
-        names = chain.from_iterable(each.regions.aggregates.features for each in regions)
+        folders = list(regions)
+        names = chain.from_iterable(each.regions.aggregates.features for each in folders)
         features = bins_by_map(list(dict.fromkeys(names)))
+        masks = {tuple(each.regions.details.get("mask", ())) for each in folders}
+        mask = list(masks.pop()) if len(masks) == 1 else []
         values = merge(
             values,
-            {STRONG: {"features": list(features)}},
+            {STRONG: {"features": list(features), "mask": mask}},
             {name: own[name] for name in (STRONG, "calibration") if name in own},
         )
         options = SuperviseOptions(strategy=STRONG, values=values)

@@ -3,6 +3,7 @@
 They come from visits or from a published table.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,17 @@ def aggregate(
         features = [f"bin:{number}" for number in range(values.shape[1])]
     spread = _pooled_variance(person_phi, codes, values, n)
     squares = np.asarray(person_phi[members].power(2).sum(1)).ravel()
-    largest = float(np.sqrt(squares.max(initial=0)))
+    # Rounded up to two digits: it is the norm of one person.
+    largest = _round_up(float(np.sqrt(squares.max(initial=0))))
     return Aggregates(names, tuple(features), values, n, spread=spread, largest=largest)
+
+
+def _round_up(value: float) -> float:
+    """The next number with two significant digits."""
+    if value <= 0:
+        return value
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / unit) * unit
 
 
 def aggregates_from_dataset(

@@ -268,8 +268,7 @@ def _run_table(name: str, evaluation: Mapping[str, Any]) -> RenderableType:
     """The paper's metrics for the samples of one source of regions."""
     caption = f"regions {name}: JSD in bits to {compared_people(evaluation)}"
     scores = evaluation["groups"] or evaluation["everybody"]
-    table = scores_table(scores, caption, ours="supervised", only=PAPER_METRICS, brief=True)
-    return table.as_rich()
+    return scores_table(scores, caption, only=PAPER_METRICS, brief=True).as_rich()
 
 
 def compared_people(evaluation: Mapping[str, Any]) -> str:

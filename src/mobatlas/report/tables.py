@@ -146,7 +146,7 @@ class Table:
             widths.append(max(map(len, parts), default=1))
         heads = [max(map(len, name.split()), default=0) for name in self.columns]
         wide = [max(pair) for pair in zip(widths, heads, strict=True)]
-        if sum(wide) + len(wide) <= TERMINAL:
+        if sum(wide) + 2 * (len(wide) - 1) <= TERMINAL:  # two spaces between columns
             widths = wide
         for name, numeric, width in zip(self.columns, self.numeric, widths, strict=True):
             table.add_column(Text(name), justify="right" if numeric else "left", min_width=width)
@@ -391,7 +391,7 @@ def _scores_note(
         "Excess is the JSD beyond that of two equally large samples of the same people.",
     ]
     if STRONG_CALIBRATED in labels:
-        sentences.append("Calibrated to labelled means, strong is the ceiling of what is possible.")
+        sentences.append(f"Strong, calibrated to labelled means, is a reference ({CEILING}).")
     if gaps:
         strong = ", or to the model trained on labels (strong) as in the paper"
         sentences.append(
@@ -400,12 +400,13 @@ def _scores_note(
             + "."
         )
     if any(each["share"] is None for gap in gaps.values() for each in gap.values()):
-        sentences.append("A dash means that the gap is smaller than three standard errors.")
+        sentences.append("A dash there means that the gap is below three standard errors.")
     timed = {metric.name: metric.title for metric in metrics(with_times=True) if metric.needs_times}
     has_times = [not timed.keys().isdisjoint(scores["intervals"][label]) for label in labels]
     if not all(has_times):
         files = "one of these files has" if any(has_times[:-1]) else "these samples have"
-        titles = " and ".join(timed.values())
+        *first, last = timed.values()
+        titles = f"{', '.join(first)} and {last}"
         sentences.append(f"{titles} are not compared, because {files} no times.")
     return " ".join(sentences)
 

@@ -116,6 +116,11 @@ def save_calibration(folder: Path, calibration: Calibration) -> None:
     write_atomic(folder / CALIBRATION_FILES[1], save(calibration.tensors()))
 
 
+def is_calibrated(folder: Path) -> bool:
+    """Whether a MODEL folder has a calibration."""
+    return (folder / CALIBRATION_FILES[0]).exists()
+
+
 def load_calibration(folder: Path) -> Calibration | None:
     """Read what `save_calibration` wrote; None if there is no calibration."""
     path = folder / CALIBRATION_FILES[0]
@@ -171,7 +176,7 @@ def load_residence(model: Model) -> Floats | None:
 
 
 def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
-    """The calibrated sampler of a model that was supervised with regions.
+    """The calibrated sampler of a model that was supervised with regions or labels.
 
     If the folder has no calibration, the model is calibrated here with its own seed.
 
@@ -195,7 +200,7 @@ def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
     moments = load_moments(model)
     if moments is None:
         raise MobatlasError(
-            f"--calibrate: {model.path} was not supervised with regions; "
+            f"--calibrate: {model.path} has no estimated group means; "
             "run `mobatlas supervise MODEL REGIONS --out MODEL2` first"
         )
     calibration = load_calibration(model.path)

@@ -432,9 +432,14 @@ def _run_strong(
     _refuse_unlabelled(dataset)
     moments = labelled_moments(dataset, config.features, config.mask)  # refuses unknown features
     fitted, report = fit_labels(model, dataset, trainer, from_scratch=options.from_scratch)
-    if not config.features:
+    timed = set(moments.phi.timed_maps)
+    if set(config.features) <= (set() if has_times(fitted) else timed):
+        if timed:
+            log.warning(
+                "%s: samples of this model have no times, so there is no calibration", dataset.path
+            )
         return Supervised(fitted, {STRONG: report})
-    if not has_times(fitted) and moments.phi.timed_maps:
+    if timed and not has_times(fitted):
         moments = moments.without_times(dataset.vocabulary)
     calibration = _calibrate(fitted, moments, trainer, options)
     return Supervised(

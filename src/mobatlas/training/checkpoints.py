@@ -308,7 +308,9 @@ def load_snapshot(path: Path, network: nn.Module) -> None:
     try:
         saved = load_file(path)
     except (OSError, SafetensorError, ValueError):
-        raise MobatlasError(f"{path}: is not a readable snapshot; train the model again") from None
+        raise MobatlasError(
+            f"{path}: this is not a readable snapshot; train the model again"
+        ) from None
     copy_strictly(path, saved, named_tensors(network), remedy="it belongs to another model")
 
 

@@ -441,8 +441,9 @@ class Trainer:
         """Write the averaged weights of a step, for a learning curve."""
         if self.folder is not None:
             with run.state.averaged():
-                exported = run.stage.exported or run.stage.network
-                save_snapshot(self.folder.parent, run.stage.name, done, exported)
+                stage = run.stage
+                exported = stage.network if stage.exported is None else stage.exported
+                save_snapshot(self.folder.parent, stage.name, done, exported)
 
     def _due(self, done: int, seconds: float) -> bool:
         by_steps = self.checkpoint_steps is not None and done % self.checkpoint_steps == 0
