@@ -162,6 +162,7 @@ def run(
         get_profile(options.profile).preset,
         options.generator,
         data=people,
+        strong_features=POI if simulated else PARTITION_FEATURES,
         quiet=experiment.quiet,
     )
     task = _Task(options.total, config)

@@ -246,7 +246,9 @@ def test_calibrated_samples_of_strong_are_the_ceiling_beside_strong(
     for name in ("average", "everybody"):
         assert label in tables[name].columns
         assert tables[name].columns.index(label) == tables[name].columns.index("strong") + 1
-        assert "strong is the ceiling of what is possible" in tables[name].note
+        assert (
+            "Strong, calibrated to labelled means, is a reference (ceiling)." in tables[name].note
+        )
     assert label in [row[1] for row in tables["groups"].rows]
     assert label in [row[0] for row in tables["diversity"].rows]
     plain = evaluate(files["wrong"], dataset.path, strong=files["everybody"])
@@ -270,7 +272,7 @@ def test_tables_show_the_excess_and_both_gaps(evaluation: Evaluation) -> None:
     assert row["baseline"] == scores["baseline"].average["poi"]
     assert row[gaps[0]] == evaluation.groups.gap_closed_floor["poi"].share
     assert row[gaps[1]] == evaluation.groups.gap_closed_strong["poi"].share
-    assert "A dash means that the gap is smaller than three standard errors." in table.note
+    assert "A dash there means that the gap is below three standard errors." in table.note
 
 
 def test_samples_of_the_wrong_group_are_worse_than_the_baseline(evaluation: Evaluation) -> None:

@@ -176,14 +176,16 @@ def test_the_bound_is_the_papers_formula() -> None:
 
 
 def test_the_bound_uses_the_largest_counts_of_a_person() -> None:
-    """With counts, B is the largest norm of phi among the people behind the aggregates."""
+    """With counts, B is the largest norm of phi among the people, rounded up to two digits."""
     rng = np.random.default_rng(4)
     composition = composition_of(rng.dirichlet(np.ones(8), 16))
     counts = rng.poisson(3.0, (1_600, 5)).astype(float)
     region = np.repeat(np.arange(16), 100)
     aggregates = aggregate(sparse.csr_array(counts), region, composition.regions)
     bounds = diagnose(composition, aggregates=aggregates, delta=0.1).bounds
-    largest = max(math.sqrt(sum(value**2 for value in row)) for row in counts.tolist())
+    norm = max(math.sqrt(sum(value**2 for value in row)) for row in counts.tolist())
+    assert 10 < norm < 100
+    largest = math.ceil(norm)
     assert bounds.feature_bound == pytest.approx(largest)
     assert not bounds.of_shares
     expected = largest * (np.sqrt(5) + np.sqrt(2 * np.log(16 / 0.1))) / np.sqrt(100) * np.sqrt(16)

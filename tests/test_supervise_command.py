@@ -267,7 +267,7 @@ def test_strong_notes_that_it_does_not_read_regions_and_nothing_goes_on_from_it(
     assert run("supervise", world.model, "--strategy", "strong", *plain).code == 0
     assert not {*BESIDES, *CALIBRATION} & set(bytes_of(without))
     said = refused("generate", without, *calibrated[:-1], tmp_path / "b")
-    assert "was not supervised with regions" in said
+    assert "has no estimated group means" in said
 
 
 def test_membership_is_said_wherever_it_is_on(

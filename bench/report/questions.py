@@ -224,13 +224,18 @@ def _averages(result: Result, anchors: str, metrics: Sequence[str], caption: str
         for row in _rows(result, anchors)[:1]
         for name in metrics
     ]
-    rows.insert(2, ("", FLOOR, *_pairs(floor)))
+    # After the models without regions.
+    rows.insert(
+        sum(row["features"] is None for row in _rows(result, anchors)), ("", FLOOR, *_pairs(floor))
+    )
     titles = [TITLES[metric] for metric in metrics]
     columns = [name for title in titles for name in (title, f"gap closed to floor, {title}")]
     formats = {name: SHARE for name in columns if name.startswith("gap closed")}
     note = (
-        "Gap closed to floor: share of the gap from the baseline to the floor. It is empty if that "
-        "gap is below three standard errors."
+        "Gap closed to floor: share of the gap in excess from the baseline to the floor. Excess is "
+        "the JSD beyond chance. Samples have more different homes than the held-out people, so "
+        "their JSD may be below the floor. A share is left out if the gap is below three standard "
+        "errors."
     )
     return Table((first, "model", *columns), tuple(rows), caption, formats, note)
 

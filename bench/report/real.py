@@ -337,7 +337,8 @@ def _divergences(result: Result, view: str) -> Table:
         )
         for row in _rows(result, view)
     ]
-    rows.insert(2, ("", FLOOR, *(first[metric.name]["floor"] for metric in shown)))
+    references = sum(row["features"] is None for row in _rows(result, view))
+    rows.insert(references, ("", FLOOR, *(first[metric.name]["floor"] for metric in shown)))
     return Table(
         ("regions", "model", *(metric.title for metric in shown)),
         tuple(rows),
