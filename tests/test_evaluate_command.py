@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import re
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from mobatlas import (
@@ -249,6 +251,12 @@ def test_calibrated_samples_of_strong_are_the_ceiling_beside_strong(
         assert (
             "Strong, calibrated to labelled means, is a reference (ceiling)." in tables[name].note
         )
+    page = io.StringIO()
+    brief = evaluation_tables(calibrated, brief=True)["average"]
+    Console(file=page, width=80).print(brief.as_rich())
+    head = page.getvalue().partition("\u2500")[0]
+    assert "…" not in head, "no header of the terminal is cut"
+    assert "ceiling" in head and "to floor" in head
     assert label in [row[1] for row in tables["groups"].rows]
     assert label in [row[0] for row in tables["diversity"].rows]
     plain = evaluate(files["wrong"], dataset.path, strong=files["everybody"])
@@ -448,7 +456,7 @@ def test_the_command_prints_models_side_by_side_and_writes_all_tables(
     printed = CliRunner().invoke(app, command, catch_exceptions=False)
     assert printed.exit_code == 0
     words = " ".join(printed.output.split())
-    assert re.search(r"baseline +ours +low +high +excess +strong +floor", printed.output)
+    assert re.search(r"baseline +ours +± +excess +strong +floor", printed.output)
     assert "Gap closed is the share of the gap in excess from the baseline to the floor." in words
     suffixes = ("csv", "json", "md", "tex")
     written = sorted(path.name for path in out.iterdir())

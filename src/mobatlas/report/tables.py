@@ -65,6 +65,7 @@ AUDIT_NOTE = (
     + ", ".join(f"{amber:.2f}, {red:.2f} ({name})" for name, (amber, red) in LIMITS.items())
     + ". Green: the upper end is at most the red limit. Otherwise the check is not decided."
 )
+HALF_WIDTH = "±"
 TERMINAL = 80  # columns of a terminal that every header should fit
 CEILING = "ceiling"  # a short name of the calibrated labelled model
 Cell = str | int | float | None
@@ -351,16 +352,18 @@ def scores_table(
     """One metric a row: the models, interval and excess of ours, and the gap that ours closes.
 
     `scores` is `ModelScores.as_dict()`; `ours` the header of ours; `only` the metrics to show. A
-    `brief` table fits a terminal: it leaves out the gap to strong.
+    `brief` table fits a terminal: it leaves out the gap to strong, and has half the width of the
+    interval instead of its ends.
     """
     labels = [label for label in MODELS if label in scores["scores"]]
+    ends = (HALF_WIDTH,) if brief else ("low", "high")
     targets = (FLOOR,) if brief else (FLOOR, STRONG)
     gaps = {f"gap closed to {target}": scores[f"gap_closed_{target}"] for target in targets}
     gaps = {name: gap for name, gap in gaps.items() if gap}
     titles = {STRONG_CALIBRATED: CEILING} if brief else {}
     columns = ["metric"]
     for label in labels:
-        columns += [ours, "low", "high", "excess"] if label == OURS else [titles.get(label, label)]
+        columns += [ours, *ends, "excess"] if label == OURS else [titles.get(label, label)]
     rows: list[tuple[Cell, ...]] = []
     better = []
     for metric in _compared(scores):
@@ -369,9 +372,10 @@ def scores_table(
         row: list[Cell] = [metric.title]
         for label in labels:
             interval = scores["intervals"][label].get(metric.name, {})
-            keys = ("estimate", "low", "high") if label == OURS else ("estimate",)
-            row += [interval.get(key) for key in keys]
+            row.append(interval.get("estimate"))
             if label == OURS:
+                low, high = interval["low"], interval["high"]
+                row += [(high - low) / 2] if brief else [low, high]
                 row.append(scores["scores"][OURS]["excess"].get(metric.name))
         row += [gap.get(metric.name, {}).get("share") for gap in gaps.values()]
         baseline = scores["intervals"].get(BASELINE, {}).get(metric.name, {}).get("estimate")
@@ -379,7 +383,12 @@ def scores_table(
             better.append((len(rows), columns.index(ours)))
         rows.append(tuple(row))
     formats = dict.fromkeys(columns, digits) | dict.fromkeys(gaps, SHARE)
-    note = _scores_note(scores, labels, gaps)
+    interval_note = (
+        f"{HALF_WIDTH} is half the width of the 95 % interval over people."
+        if brief
+        else "Low and high are the ends of the 95 % interval over people."
+    )
+    note = f"{interval_note} {_scores_note(scores, labels, gaps)}"
     return Table((*columns, *gaps), tuple(rows), caption, formats, note, frozenset(better))
 
 
@@ -387,7 +396,6 @@ def _scores_note(
     scores: Mapping[str, Any], labels: Sequence[str], gaps: Mapping[str, Mapping[str, Any]]
 ) -> str:
     sentences = [
-        "Low and high are the ends of the 95 % interval over people.",
         "Excess is the JSD beyond that of two equally large samples of the same people.",
     ]
     if STRONG_CALIBRATED in labels:
