@@ -11,7 +11,7 @@ from typing import TypeGuard
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "mobatlas"
-MAX_STATEMENTS = 13_000  # docstrings not counted; 16,000 with all planned features
+MAX_STATEMENTS = 14_500
 MAX_MODULES = 130
 MAX_TOP_LEVEL = 8  # modules beside the packages
 MAX_FUNCTION_LINES = 60

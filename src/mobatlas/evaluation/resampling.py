@@ -29,6 +29,8 @@ from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.features.divergences import jsd, jsd_rows
 
 SWAPS = 32
+MAX_RATIO = 1.3  # of chance to the JSD
+NULL_SHARE = 0.55  # of the variance by chance: the smallest variance of a JSD
 MAX_REFERENCE_ROWS = 30_000  # over all draws, but at least four and at most 16 draws
 MANY_VISITS = 10  # of a bin on either side
 BLOCKS = 128  # of pairs that change sides together
@@ -127,8 +129,10 @@ def diverge(
     )
     linear = sum(float(np.square(each).sum()) for each in contributions)
     # By chance alone the JSD is quadratic in bins with many visits, and its variance L / 2.
-    quadratic = min(1.0, chance / value) * _dense_share(first, second) if value > 0 else 1.0
-    variance = max(linear * (1 - quadratic / 2), float(draws.var(ddof=1)))
+    # Not capped at 1: a JSD that is by chance below what chance leaves must not widen the others.
+    ratio = min(MAX_RATIO, chance / value) if value > 0 else 1.0
+    quadratic = ratio * _dense_share(first, second)
+    variance = max(linear * (1 - quadratic / 2), NULL_SHARE * float(draws.var(ddof=1)))
     scale = np.sqrt(variance / linear) if linear > 0 else 0.0
     ours, theirs = (scale * each for each in contributions)
     chance_variance = float(draws.var(ddof=1)) / len(draws)

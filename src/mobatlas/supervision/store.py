@@ -27,13 +27,8 @@ from mobatlas.supervision.calibration import (
     CalibrationConfig,
     fit_calibration,
 )
-from mobatlas.supervision.evidence import (
-    Evidence,
-    Moments,
-    Phi,
-    residence_shares,
-    shrunk_shares,
-)
+from mobatlas.supervision.evidence import Evidence, residence_shares, shrunk_shares
+from mobatlas.supervision.moments import Moments, Phi
 
 MEANS = "group_means.parquet"
 CURVE = "curve.jsonl"
