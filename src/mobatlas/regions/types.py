@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy import special
@@ -110,6 +110,35 @@ class Population:
 
 
 @dataclass(frozen=True)
+class GroupEvidence:
+    """Mean counts of groups, or of mixtures of groups, that do not come from regions.
+
+    They come from labelled people (`kind` "labelled") or from a published table ("table").
+
+    Examples
+    --------
+    >>> women = np.array([[0, 1.0]])  # the composition of the only row
+    >>> table = GroupEvidence("survey", "table", women, ("poi:gym",), np.array([[0.5]]), np.array([90]))
+    >>> table.rows
+    1
+    """
+
+    name: str  # as messages call it: "labelled people", or the name of a file
+    kind: Literal["labelled", "table"]
+    shares: Floats  # (rows, groups) composition of each row, sums to 1
+    features: tuple[str, ...]  # `map:bin`; features that the aggregates do not have count too
+    values: Floats  # (rows, features) mean counts per person and window; NaN where unknown
+    n: Floats  # (rows,) people behind the values; infinite where only standard errors are known
+    standard_error: Floats | None = None  # (rows, features); None: computed from n and spread
+    spread: Floats | None = None  # (features,) variance between people of a row; None: unknown
+    same_population: bool = True  # False: people of another place or time
+
+    @property
+    def rows(self) -> int:
+        return len(self.shares)
+
+
+@dataclass(frozen=True)
 class Regions:
     """Composition and aggregates of the same regions, in the same order.
 
@@ -125,6 +154,8 @@ class Regions:
     details: dict[str, Any] = field(default_factory=dict)  # provenance, for manifests and reports
     population: Population | None = None  # None: unknown, or the regions cover all of it
     centroids: Floats | None = None  # (regions, 2) mean home latitude and longitude; None: unknown
+    evidence: tuple[GroupEvidence, ...] = ()  # labelled people and published group tables
+    parents: Mapping[str, str] = field(default_factory=dict)  # feature -> the feature it is part of
 
     def __post_init__(self) -> None:
         if self.composition.regions != self.aggregates.regions:
