@@ -118,8 +118,8 @@ class GroupEvidence:
     Examples
     --------
     >>> women = np.array([[0, 1.0]])  # the composition of the only row
-    >>> table = GroupEvidence("survey", "table", women, ("poi:gym",), np.array([[0.5]]), np.array([90]))
-    >>> table.rows
+    >>> value = np.array([[0.5]])
+    >>> GroupEvidence("survey", "table", women, ("poi:gym",), value, np.array([90.0])).rows
     1
     """
 
