@@ -108,6 +108,14 @@ SplitAges = Annotated[
         help="Split a census age range that spans two groups, evenly over its years.",
     ),
 ]
+LabelledSample = Annotated[
+    int | None,
+    typer.Option(
+        "--labelled-sample",
+        metavar="N",
+        help="For experiments: use the labels of N random training people as further evidence.",
+    ),
+]
 Rounding = Annotated[
     float, typer.Option("--round", help="Round totals of visits to multiples of this.")
 ]

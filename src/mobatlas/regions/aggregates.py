@@ -34,6 +34,14 @@ from mobatlas.regions.types import Aggregates, bins_by_map, mean_over_regions
 SAME_LEVEL = 1.5  # windows of one length may differ by this factor in visits per person
 
 
+def count_features(
+    maps: Sequence[FeatureMap], trajectories: Trajectories
+) -> tuple[sparse.csr_array, tuple[str, ...]]:
+    """Counts (trajectories, bins) of several feature maps, and the names of the bins."""
+    counts = sparse.hstack([each.counts(trajectories) for each in maps], format="csr")
+    return sparse.csr_array(counts), tuple(name for each in maps for name in each.bins)
+
+
 def person_means(
     counts: sparse.csr_array, person: npt.NDArray[np.integer[Any]], people: int | None = None
 ) -> sparse.csr_array:
@@ -107,10 +115,8 @@ def aggregates_from_dataset(
     observed = np.zeros(people, dtype=bool)
     observed[person] = True
     indices = indices[codes[person] >= 0]
-    trajectories = Trajectories.of(dataset, indices)
-    counts = sparse.hstack([feature.counts(trajectories) for feature in features], format="csr")
-    bins = tuple(name for feature in features for name in feature.bins)
-    phi = person_means(sparse.csr_array(counts), dataset.person[indices], people)
+    counts, bins = count_features(features, Trajectories.of(dataset, indices))
+    phi = person_means(counts, dataset.person[indices], people)
     region = np.where(observed, codes, -1)
     if disclosure.max_visits is not None:
         phi = clip_visits(phi, disclosure.max_visits)

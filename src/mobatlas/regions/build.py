@@ -20,6 +20,7 @@ from mobatlas.regions.aggregates import (
 )
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
 from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure
+from mobatlas.regions.labelled import evidence_of_people, sample_labelled
 from mobatlas.regions.partitions import (
     assign,
     derive_seed,
@@ -69,6 +70,11 @@ class RegionsOptions:
         one more region. Without it the regions stand alone, as in the paper.
     disclosure
         Disclosure control of aggregates that are counted from visits.
+    labelled
+        People whose attributes are known, as further evidence. A table of user_id and attributes
+        for some people of the dataset, or a folder with visits and people of a separate survey.
+    labelled_sample
+        For experiments: this many random labelled training people, instead of `labelled`.
 
     Examples
     --------
@@ -87,6 +93,8 @@ class RegionsOptions:
     straddle: str = "refuse"
     rest: bool = True
     disclosure: Disclosure = NO_DISCLOSURE
+    labelled: Path | str | None = None
+    labelled_sample: int | None = None
 
     def __post_init__(self) -> None:
         sources = (self.partition, self.by, self.composition, self.aggregates)
@@ -109,6 +117,8 @@ class RegionsOptions:
                 "--suppress, --round and --epsilon apply to aggregates counted from visits, not "
                 f"to the published table {self.aggregates}; remove them"
             )
+        if self.labelled is not None and self.labelled_sample is not None:
+            raise MobatlasError("choose one of --labelled PATH and --labelled-sample N, not both")
 
 
 @dataclass(frozen=True)
@@ -125,12 +135,14 @@ class BuiltRegions:
 def build_from_dataset(
     dataset: TrajectoryDataset, options: RegionsOptions, seed: int
 ) -> BuiltRegions:
-    """Build regions from the source that the options choose."""
+    """Build regions from the source that the options choose, and add the evidence beside them."""
     if options.partition is not None:
-        return _from_partition(dataset, options.partition, options, seed)
-    if options.by is not None:
-        return _from_column(dataset, options.by, options, seed)
-    return _from_tables(dataset, options, seed)
+        built = _from_partition(dataset, options.partition, options, seed)
+    elif options.by is not None:
+        built = _from_column(dataset, options.by, options, seed)
+    else:
+        built = _from_tables(dataset, options, seed)
+    return _with_evidence(dataset, built, options, seed)
 
 
 def _from_partition(
@@ -299,6 +311,38 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
             *compare_with_dataset(aggregates, dataset, maps),
         ],
     )
+
+
+def _with_evidence(
+    dataset: TrajectoryDataset, built: BuiltRegions, options: RegionsOptions, seed: int
+) -> BuiltRegions:
+    """Add labelled people, and the parent of each feature."""
+    parts = []
+    if options.labelled_sample is not None:
+        drawn = sample_labelled(dataset, options.labelled_sample, seed)
+        maps = _labelled_maps(dataset, built.regions, options)
+        parts.append(evidence_of_people(dataset, drawn, maps, built.regions))
+    names = [*built.regions.aggregates.features]
+    names += [name for part in parts for name in part.evidence.features]
+    parents = {name: parent for name in names if (parent := dataset.vocabulary.parents.get(name))}
+    return replace(
+        built,
+        regions=replace(
+            built.regions, evidence=tuple(part.evidence for part in parts), parents=parents
+        ),
+        notes=[*built.notes, *(note for part in parts for note in part.notes)],
+        warnings=[*built.warnings, *(warning for part in parts for warning in part.warnings)],
+    )
+
+
+def _labelled_maps(
+    dataset: TrajectoryDataset, regions: Regions, options: RegionsOptions
+) -> list[FeatureMap]:
+    """The feature maps of the aggregates, places, and categories if there are any."""
+    names = [*bins_by_map(regions.aggregates.features), "poi"]
+    if any(dataset.vocabulary.categories[FIRST_POI:]):
+        names.append("category")
+    return [build_feature(name, dataset.vocabulary, options.mask) for name in dict.fromkeys(names)]
 
 
 def _census(

@@ -56,7 +56,7 @@ PAPER = {
 PARTITIONS = ("demogroups", *PAPER, "hot16", "dirichlet:G:alpha")
 HOT_SHARE = 0.85  # of one group in each of the first regions of hot16
 ROUNDING = 1e-6  # of the linear program
-STREAMS = {"halves": 1, "shuffle": 2, "train": 3, "val": 4}  # random streams by use
+STREAMS = {"halves": 1, "shuffle": 2, "train": 3, "val": 4, "labelled": 5}  # random streams by use
 
 
 def nominal_partition(name: str, groups: Groups, seed: int = 0) -> Composition:

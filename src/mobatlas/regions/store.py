@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +20,15 @@ from mobatlas.io.output import new_folder
 from mobatlas.progress import log
 from mobatlas.regions.build import BuiltRegions, RegionsOptions, build_from_dataset
 from mobatlas.regions.identifiability import Diagnosis, diagnose
-from mobatlas.regions.types import Aggregates, Composition, Population, Regions, bins_by_map, blocks
+from mobatlas.regions.types import (
+    Aggregates,
+    Composition,
+    GroupEvidence,
+    Population,
+    Regions,
+    bins_by_map,
+    blocks,
+)
 
 KIND = "regions"
 COMPOSITION = "composition.parquet"
@@ -29,6 +38,7 @@ POPULATION = "population.parquet"
 CENTROIDS = "centroids.parquet"
 SPREAD = "spread.parquet"
 ASSIGNMENT = "assignment.parquet"
+EVIDENCE = "evidence"  # a folder for each source, with the tables of its rows
 
 
 def build_regions(
@@ -222,6 +232,10 @@ def _details(
         "pooled": regions.aggregates.pooled,
         "feature_bound": regions.aggregates.largest,
         **regions.details,
+        "evidence": [
+            {"name": each.name, "kind": each.kind, "same_population": each.same_population}
+            for each in regions.evidence
+        ],
         "notes": built.notes,
         "disclosure": asdict(options.disclosure) if options.disclosure.active else None,
     }
@@ -230,21 +244,14 @@ def _details(
 def _write(folder: Path, dataset: TrajectoryDataset, built: BuiltRegions) -> None:
     p = built.regions.composition
     v = built.regions.aggregates
-    write_aggregates(folder / AGGREGATES, v)
+    _write_rows(folder, p, v, built.regions.parents)
+    for number, evidence in enumerate(built.regions.evidence):
+        rows = _evidence_folder(folder, number)
+        rows.mkdir(parents=True)
+        _write_rows(rows, *_as_regions(evidence, p.groups), built.regions.parents)
     if built.validation is not None:
         write_aggregates(folder / VALIDATION, built.validation)
-    tables: dict[str, dict[str, Any]] = {
-        COMPOSITION: {
-            "region": [name for name in p.regions for _ in p.groups.names],
-            "group": list(p.groups.names) * len(p.regions),
-            "share": p.shares.ravel(),
-            "n": np.repeat(p.n, len(p.groups)),
-        },
-        SPREAD: {
-            "feature": list(v.features),
-            "variance": pa.nulls(len(v.features), pa.float64()) if v.spread is None else v.spread,
-        },
-    }
+    tables: dict[str, dict[str, Any]] = {}
     if (population := built.regions.population) is not None:
         tables[POPULATION] = {
             "table": ["composition"] * len(p.groups) + ["aggregates"] * len(v.features),
@@ -271,8 +278,53 @@ def _write(folder: Path, dataset: TrajectoryDataset, built: BuiltRegions) -> Non
         pq.write_table(pa.table(columns), folder / name)
 
 
-def _read(folder: Path, details: dict[str, Any]) -> Regions:
-    groups = Groups.of(details["groups"])
+def _evidence_folder(folder: Path, number: int) -> Path:
+    return folder / EVIDENCE / str(number + 1)
+
+
+def _as_regions(evidence: GroupEvidence, groups: Groups) -> tuple[Composition, Aggregates]:
+    """Rows of evidence in the form of regions; `_as_evidence` is the inverse."""
+    rows = tuple(str(number + 1) for number in range(evidence.rows))
+    noise = None if evidence.standard_error is None else evidence.standard_error**2
+    return Composition(groups, rows, evidence.shares, evidence.n), Aggregates(
+        rows, evidence.features, evidence.values, evidence.n, evidence.spread, noise=noise
+    )
+
+
+def _as_evidence(details: dict[str, Any], p: Composition, v: Aggregates) -> GroupEvidence:
+    return GroupEvidence(
+        details["name"],
+        details["kind"],
+        p.shares,
+        v.features,
+        v.values,
+        v.n,
+        None if v.noise is None else np.sqrt(v.noise),
+        v.spread,
+        details["same_population"],
+    )
+
+
+def _write_rows(folder: Path, p: Composition, v: Aggregates, parents: Mapping[str, str]) -> None:
+    """Write composition and aggregates of regions, or of rows of evidence."""
+    write_aggregates(folder / AGGREGATES, v)
+    composition = {
+        "region": [name for name in p.regions for _ in p.groups.names],
+        "group": list(p.groups.names) * len(p.regions),
+        "share": p.shares.ravel(),
+        "n": np.repeat(p.n, len(p.groups)),
+    }
+    spread = {
+        "feature": list(v.features),
+        "variance": pa.nulls(len(v.features), pa.float64()) if v.spread is None else v.spread,
+        "parent": pa.array(map(parents.get, v.features), pa.string()),
+    }
+    pq.write_table(pa.table(composition), folder / COMPOSITION)
+    pq.write_table(pa.table(spread), folder / SPREAD)
+
+
+def _read_rows(folder: Path, groups: Groups) -> tuple[Composition, Aggregates, dict[str, str]]:
+    """Read what `_write_rows` wrote."""
     table = read_parquet(folder / COMPOSITION)
     regions = tuple(table["region"].unique().to_pylist())
     shares = table["share"].to_numpy().reshape(len(regions), len(groups))
@@ -282,6 +334,23 @@ def _read(folder: Path, details: dict[str, Any]) -> Regions:
     variance = spread["variance"].cast(pa.float64())
     if (aggregates.regions, list(aggregates.features)) != (regions, spread["feature"].to_pylist()):
         raise LookupError("its tables list different regions or features")
+    if not variance.null_count:
+        aggregates = replace(aggregates, spread=variance.to_numpy())
+    parents: dict[str, str] = {}
+    if "parent" in spread.column_names:  # older folders have no parents
+        pairs = zip(aggregates.features, spread["parent"].to_pylist(), strict=True)
+        parents = {name: parent for name, parent in pairs if parent is not None}
+    return composition, aggregates, parents
+
+
+def _read(folder: Path, details: dict[str, Any]) -> Regions:
+    groups = Groups.of(details["groups"])
+    composition, aggregates, parents = _read_rows(folder, groups)
+    evidence = []
+    for number, each in enumerate(details.get("evidence", ())):
+        p, v, more = _read_rows(_evidence_folder(folder, number), groups)
+        evidence.append(_as_evidence(each, p, v))
+        parents |= more
     population = None
     if (folder / POPULATION).exists():
         rows = read_parquet(folder / POPULATION)
@@ -295,7 +364,6 @@ def _read(folder: Path, details: dict[str, Any]) -> Regions:
         composition,
         replace(
             aggregates,
-            spread=None if variance.null_count else variance.to_numpy(),
             pooled=details["pooled"],
             largest=details.get("feature_bound"),
         ),
@@ -303,4 +371,6 @@ def _read(folder: Path, details: dict[str, Any]) -> Regions:
         details,
         population,
         centroids,
+        tuple(evidence),
+        parents,
     )
