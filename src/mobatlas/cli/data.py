@@ -11,6 +11,7 @@ from mobatlas.cli.options import (
     Config,
     Features,
     Json,
+    LabelledPath,
     LabelledSample,
     Mask,
     MaxVisits,
@@ -149,6 +150,7 @@ def regions(
         float | None, typer.Option(help="Add private noise with this epsilon per person.")
     ] = None,
     max_visits: MaxVisits = None,
+    labelled: LabelledPath = None,
     labelled_sample: LabelledSample = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     overwrite: Overwrite = False,
@@ -176,6 +178,7 @@ def regions(
             straddle="uniform" if split_ages else "refuse",
             rest=not without_rest,
             disclosure=Disclosure(suppress, rounding, epsilon, max_visits),
+            labelled=labelled,
             labelled_sample=labelled_sample,
         ),
         seed=seed,

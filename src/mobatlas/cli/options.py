@@ -108,6 +108,16 @@ SplitAges = Annotated[
         help="Split a census age range that spans two groups, evenly over its years.",
     ),
 ]
+LabelledPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--labelled",
+        metavar="PATH",
+        help="Use people whose attributes are known as further evidence: a table of user_id and "
+        "attributes for some people of the dataset, or a folder with visits and people of a "
+        "separate survey.",
+    ),
+]
 LabelledSample = Annotated[
     int | None,
     typer.Option(

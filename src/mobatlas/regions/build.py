@@ -20,7 +20,7 @@ from mobatlas.regions.aggregates import (
 )
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
 from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure
-from mobatlas.regions.labelled import evidence_of_people, sample_labelled
+from mobatlas.regions.labelled import labelled_people
 from mobatlas.regions.partitions import (
     assign,
     derive_seed,
@@ -318,10 +318,11 @@ def _with_evidence(
 ) -> BuiltRegions:
     """Add labelled people, and the parent of each feature."""
     parts = []
-    if options.labelled_sample is not None:
-        drawn = sample_labelled(dataset, options.labelled_sample, seed)
+    source = options.labelled_sample if options.labelled is None else Path(options.labelled)
+    if source is not None:
         maps = _labelled_maps(dataset, built.regions, options)
-        parts.append(evidence_of_people(dataset, drawn, maps, built.regions))
+        where = built.region_of_person
+        parts.append(labelled_people(dataset, source, maps, built.regions, where, seed))
     names = [*built.regions.aggregates.features]
     names += [name for part in parts for name in part.evidence.features]
     parents = {name: parent for name in names if (parent := dataset.vocabulary.parents.get(name))}

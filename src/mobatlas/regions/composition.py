@@ -224,25 +224,13 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells:
     id_column = region_column(path, columns)
     if "count" not in columns and "share" not in columns:
         require_columns(str(path), columns, ("count",))
-    attributes = ["group"] if "group" in columns else _attribute_columns(columns, id_column, groups)
-    if not attributes:
-        require_columns(str(path), columns, ("group",))
+    attributes = label_columns(path, columns, id_column, groups)
     region = key_column(path, table, id_column)
-    parts = [key_column(path, table, name) for name in attributes]
-    present, cell = np.unique(
-        np.stack([codes for codes, _ in parts], axis=1), axis=0, return_inverse=True
-    )
-    levels = [
-        tuple(names[code] for (_, names), code in zip(parts, row, strict=True)) for row in present
-    ]
+    cell, levels = _level_cells(path, table, attributes)
     named = attributes != ["group"]
-    if not named:
-        levels = [tuple(name.split(SEPARATOR)) for (name,) in levels]
     shares = "count" not in columns
     values = number_column(path, table, "share" if shares else "count")
-    pivoted = pivot(
-        path, region, (cell.ravel(), [SEPARATOR.join(level) for level in levels]), values
-    )
+    pivoted = pivot(path, region, (cell, [SEPARATOR.join(level) for level in levels]), values)
     n = None
     if "n" in columns:
         n = np.zeros(len(region[1]))
@@ -250,6 +238,38 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells:
     return _Cells(
         region[1], tuple(attributes) if named else None, tuple(levels), pivoted, shares, n
     )
+
+
+def _level_cells(
+    path: Path, table: pd.DataFrame, attributes: list[str]
+) -> tuple[Ints, list[tuple[str, ...]]]:
+    """The cell of each row, and the levels of each cell, of attribute columns or of `group`."""
+    parts = [key_column(path, table, name) for name in attributes]
+    present, cell = np.unique(
+        np.stack([codes for codes, _ in parts], axis=1), axis=0, return_inverse=True
+    )
+    levels = [
+        tuple(names[code] for (_, names), code in zip(parts, row, strict=True)) for row in present
+    ]
+    if attributes == ["group"]:
+        levels = [tuple(name.split(SEPARATOR)) for (name,) in levels]
+    return cell.ravel(), levels
+
+
+def group_weights(path: Path, table: pd.DataFrame, attributes: list[str], groups: Groups) -> Floats:
+    """The part (rows, groups) of each row in each group; an age range is split over its years."""
+    cell, levels = _level_cells(path, table, attributes)
+    named = tuple(attributes) if attributes != ["group"] else None
+    cells = _Cells((), named, tuple(levels), np.zeros((0, len(levels))))
+    return _cell_weights(path, cells, groups, "uniform", [])[cell]
+
+
+def label_columns(path: Path, columns: list[str], key: str, groups: Groups | None) -> list[str]:
+    """The column `group` of a table, or its attribute columns."""
+    attributes = ["group"] if "group" in columns else _attribute_columns(columns, key, groups)
+    if not attributes:
+        require_columns(str(path), columns, ("group",))
+    return attributes
 
 
 def _attribute_columns(columns: list[str], region: str, groups: Groups | None) -> list[str]:

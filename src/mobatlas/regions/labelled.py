@@ -3,22 +3,40 @@
 A labelled person of group d is an observation of row d of M without regional confounding.
 """
 
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
-from scipy import stats
+import pandas as pd
+from scipy import special
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.prepare.pipeline import prepare
+from mobatlas.data.schema import ANCHORS
+from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.vocabulary import FIRST_POI, OTHER
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import FeatureMap
 from mobatlas.groups import Groups
-from mobatlas.regions.aggregates import aggregates_from_dataset
-from mobatlas.regions.partitions import derive_seed, renumber
+from mobatlas.io.manifest import MANIFEST
+from mobatlas.io.tables import find_table, key_column, read_table, require_columns
+from mobatlas.regions.aggregates import (
+    aggregate,
+    aggregates_from_dataset,
+    count_features,
+    person_means,
+)
+from mobatlas.regions.composition import group_weights, label_columns
+from mobatlas.regions.partitions import derive_seed, renumber, restrict
 from mobatlas.regions.types import Aggregates, GroupEvidence, Regions, population_mean
 
 NAME = "labelled people"
+VISITS = "visits"  # the one map whose counts do not grow with the length of the window
+MAX_PLACES = 10**9  # of a survey; those outside the vocabulary of the dataset become OTHER
+ROUNDING = 1e-9  # of the part of a row in a group
 MIN_PEOPLE = 2  # of a group: one person has no variance
 MIN_EXPECTED = 5.0  # people in a cell of a chi-square test; smaller cells are merged
 SIGNIFICANT = 0.001  # p-value of a difference that is reported
@@ -34,7 +52,66 @@ class Labelled:
     warnings: list[str]
 
 
-def sample_labelled(dataset: TrajectoryDataset, n: int, seed: int) -> Ints:
+@dataclass(frozen=True)
+class _People:
+    """Users of a table and the group of each, -1 where it is unknown."""
+
+    path: Path
+    users: Sequence[str]
+    group: Ints
+
+
+def labelled_people(
+    dataset: TrajectoryDataset,
+    source: Path | int,
+    maps: Sequence[FeatureMap],
+    regions: Regions,
+    region_of_person: Ints | None,
+    seed: int,
+) -> Labelled:
+    """Evidence from labelled people.
+
+    Parameters
+    ----------
+    dataset
+        The dataset whose features are counted.
+    source
+        A table of some of its people, a folder of a separate survey, or a number of random
+        training people.
+    maps
+        Feature maps.
+    regions, region_of_person
+        The regions, and the region (people,) of each person or -1, to warn about a choice of
+        people that differs from the population.
+    seed
+        Random seed of the sample.
+
+    Returns
+    -------
+    Labelled
+        The evidence, with notes and warnings.
+
+    Examples
+    --------
+    >>> labelled_people(dataset, 400, maps, regions, None, seed=0)  # doctest: +SKIP
+    """
+    notes: list[str] = []
+    if isinstance(source, int):
+        group = _draw(dataset, source, seed)
+    elif source.is_dir():
+        return _survey(dataset, source, maps, regions)
+    else:
+        group = _people_of_dataset(dataset, _read_people(source, regions.groups), notes)
+    number, rows = _counted_groups(group, regions.groups, notes)
+    means = aggregates_from_dataset(dataset, maps, number[group], "train", rows)
+    warnings = _group_warnings(group, regions)
+    if region_of_person is not None and not regions.randomised:
+        everyone = restrict(region_of_person, dataset.split_people("train"))
+        warnings += _region_warnings(everyone[group >= 0], everyone, regions.composition.regions)
+    return Labelled(_evidence(means, regions.groups), notes, warnings)
+
+
+def _draw(dataset: TrajectoryDataset, n: int, seed: int) -> Ints:
     """The groups (people,) of n random labelled training people, -1 for all others.
 
     The order in which people are drawn does not depend on labels, so that labels of people who are
@@ -51,40 +128,193 @@ def sample_labelled(dataset: TrajectoryDataset, n: int, seed: int) -> Ints:
             f"--labelled-sample {n}: give a number from 1 to {len(order):,}, the labelled training "
             f"people of {dataset.path}"
         )
-    drawn = np.full(len(group), -1, dtype=np.int64)
-    drawn[order[:n]] = group[order[:n]]
-    return drawn
+    return restrict(group, order[:n])
 
 
-def evidence_of_people(
-    dataset: TrajectoryDataset, group: Ints, maps: Sequence[FeatureMap], regions: Regions
-) -> Labelled:
-    """Means of labelled training people of the dataset.
+def _read_people(path: Path, groups: Groups, table: pd.DataFrame | None = None) -> _People:
+    """Read user ids and attributes, and match the attributes with the groups."""
+    table = read_table(path) if table is None else table
+    columns = list(table.columns)
+    require_columns(str(path), columns, ("user_id",))
+    codes, users = key_column(path, table, "user_id")
+    if len(users) < len(codes):
+        twice = users[int(np.argmax(np.bincount(codes) > 1))]
+        raise MobatlasError(f"{path}: user_id '{twice}' has two rows; keep one row per person")
+    attributes = label_columns(path, columns, "user_id", groups)
+    texts = table[attributes].astype("string").fillna("")
+    known = np.flatnonzero((texts != "").all(axis=1))
+    group = np.full(len(table), -1, dtype=np.int64)
+    if len(known):
+        weights = group_weights(path, table.iloc[known], attributes, groups)
+        # An age range that spans two groups says too little about one person.
+        group[known] = np.where(weights.max(1) > 1 - ROUNDING, weights.argmax(1), -1)
+    return _People(path, users, group)
 
-    `group` (people,) has group numbers, -1 for people without a known label.
-    """
-    number, rows, notes = _counted_groups(group, regions.groups)
-    means = aggregates_from_dataset(dataset, maps, number[group], "train", rows)
-    return Labelled(
-        _evidence(means, regions.groups), notes, group_warnings(group[group >= 0], regions)
+
+def _people_of_dataset(dataset: TrajectoryDataset, people: _People, notes: list[str]) -> Ints:
+    """The groups (people,) of the training people in a table, -1 for all others."""
+    ids = dataset.people["user_id"].to_pylist()
+    row = {user: number for number, user in enumerate(ids)}
+    rows = np.array([row.get(user, -1) for user in people.users], dtype=np.int64)
+    if not (rows >= 0).any():
+        raise MobatlasError(
+            f"{people.path}: no user_id is in {dataset.path} ('{people.users[0]}' in one, "
+            f"'{ids[0]}' in the other); write the ids the same way in both"
+        )
+    group = np.full(len(ids), -1, dtype=np.int64)
+    group[rows[rows >= 0]] = people.group[rows >= 0]
+    used = restrict(group, np.intersect1d(dataset.split_people("train"), dataset.person))
+    held_out = len(np.setdiff1d(rows[rows >= 0], dataset.split_people("train")))
+    _note_unused(
+        notes,
+        people,
+        {
+            "not in the dataset": int((rows < 0).sum()),
+            "validation or test people": held_out,
+            "without a known group": int((people.group < 0).sum()),
+        },
     )
+    return used
 
 
-def _counted_groups(group: Ints, groups: Groups) -> tuple[Ints, tuple[str, ...], list[str]]:
-    """The row of each group, -1 for groups with too few people; the rows; and a note."""
+def _note_unused(notes: list[str], people: _People, unused: dict[str, int]) -> None:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in unused.items() if count)
+    if reasons:
+        notes.append(f"{people.path.name}: {len(people.users):,} people; not used: {reasons}")
+
+
+def _survey(
+    dataset: TrajectoryDataset, folder: Path, maps: Sequence[FeatureMap], regions: Regions
+) -> Labelled:
+    """Means of the people of a separate survey, a dataset folder or tables of visits and people."""
+    if (folder / MANIFEST).exists():
+        survey = TrajectoryDataset.open(folder)
+        if survey.manifest.content_hash == dataset.manifest.content_hash:
+            raise MobatlasError(
+                f"--labelled {folder}: this is the dataset itself; give a table of user_id and "
+                "attributes of the people whose labels may be used"
+            )
+        labels = survey.labels()
+        table = None if labels is None else labels.to_pandas()
+        if table is None:
+            raise MobatlasError(f"--labelled {folder}: this dataset has no labels")
+        people = _read_people(folder, regions.groups, table)
+        return _survey_means(dataset, survey, people, maps, regions)
+    file = find_table(folder, "people")
+    if file is None:
+        raise MobatlasError(
+            f"--labelled {folder}: the folder has no people.parquet or people.csv; add user_id and "
+            "the attributes of each person"
+        )
+    people = _read_people(file, regions.groups)
+    with tempfile.TemporaryDirectory(prefix="mobatlas-") as scratch:
+        survey = _prepare_survey(dataset, folder, file, Path(scratch))
+        return _survey_means(dataset, survey, people, maps, regions)
+
+
+def _prepare_survey(
+    dataset: TrajectoryDataset, folder: Path, people: Path, scratch: Path
+) -> TrajectoryDataset:
+    """Prepare visits as those of the dataset were; only ids and anchors of people are passed on."""
+    source = scratch / folder.name
+    source.mkdir()
+    for name in ("visits", "pois"):
+        file = find_table(folder, name)
+        if file is not None:
+            (source / file.name).symlink_to(file.absolute())
+    table = read_table(people)
+    anchors = [name for name in ANCHORS if name in table.columns]
+    ids = table["user_id"].astype(str)
+    table[anchors].assign(user_id=ids).to_parquet(source / "people.parquet", index=False)
+    values = {
+        "split": {"train": 1.0, "val": 0.0, "test": 0.0},
+        "vocabulary_size": MAX_PLACES,
+        "attributes": None,
+        "regions": None,
+        "reader": {},
+    }
+    try:
+        prepare(source, scratch / "dataset", values=dataset.manifest.config["prepare"] | values)
+    except MobatlasError as error:
+        message = str(error).replace(str(source), str(folder))
+        raise MobatlasError(
+            f"{message} (the survey is prepared like {dataset.path}; for other settings, prepare "
+            "it yourself and give its dataset folder)"
+        ) from None
+    return TrajectoryDataset.open(scratch / "dataset")
+
+
+def _survey_means(
+    dataset: TrajectoryDataset,
+    survey: TrajectoryDataset,
+    people: _People,
+    maps: Sequence[FeatureMap],
+    regions: Regions,
+) -> Labelled:
+    """Means in the features of the dataset, per window of its length."""
+    notes: list[str] = []
+    label = dict(zip(people.users, people.group.tolist(), strict=True))
+    users = survey.people["user_id"].to_pylist()
+    rows = dataset.people["user_id"]
+    held_out = set(rows.to_pylist()) - set(rows.take(dataset.split_people("train")).to_pylist())
+    group = np.array([-1 if user in held_out else label.get(user, -1) for user in users], np.int64)
+    observed = restrict(group, survey.person)
+    _note_unused(
+        notes,
+        people,
+        {
+            "validation or test people of the dataset": sum(user in held_out for user in users),
+            "without a known group": int((people.group < 0).sum()),
+        },
+    )
+    scale = dataset.window_days / survey.window_days
+    if scale != 1:
+        maps = [each for each in maps if each.name != VISITS]
+        notes.append(
+            f"{people.path.name}: counts of windows of {survey.window_days} days are scaled to "
+            f"{dataset.window_days} days"
+        )
+    counts, bins = count_features(maps, _in_vocabulary(dataset, survey, people.path, notes))
+    phi = person_means(counts * scale, survey.person, len(users))
+    number, names = _counted_groups(observed, regions.groups, notes)
+    means = aggregate(phi, number[observed], names, bins)
+    evidence = replace(_evidence(means, regions.groups), same_population=False)
+    return Labelled(evidence, notes, _group_warnings(observed, regions))
+
+
+def _in_vocabulary(
+    dataset: TrajectoryDataset, survey: TrajectoryDataset, path: Path, notes: list[str]
+) -> Trajectories:
+    """Trajectories of a survey in the tokens of the dataset; other places become OTHER."""
+    number = {poi: token for token, poi in enumerate(dataset.vocabulary.poi_ids)}
+    token = np.array([number.get(poi, OTHER) for poi in survey.vocabulary.poi_ids])
+    trajectories = Trajectories.of(survey)
+    visits = trajectories.tokens[trajectories.tokens >= FIRST_POI]
+    unknown = float(np.mean(token[visits] == OTHER)) if len(visits) else 0.0
+    if unknown == 1:
+        raise MobatlasError(
+            f"{path}: no place of the survey is in {dataset.path}; use the same poi_id in both, or "
+            "give means of categories with --group-table"
+        )
+    if unknown:
+        notes.append(f"{path.name}: {unknown:.0%} of visits are to places that count as OTHER")
+    return replace(trajectories, tokens=token[trajectories.tokens].astype(np.int32))
+
+
+def _counted_groups(group: Ints, groups: Groups, notes: list[str]) -> tuple[Ints, tuple[str, ...]]:
+    """The row of each group, -1 for groups with too few people, and the names of the rows."""
     people = np.bincount(group[group >= 0], minlength=len(groups))  # (groups,)
     kept = np.flatnonzero(people >= MIN_PEOPLE)
     if not len(kept):
         raise MobatlasError(
-            f"{NAME}: no group has {MIN_PEOPLE} labelled people with trajectories; label more "
-            "people"
+            f"{NAME}: no group has {MIN_PEOPLE} people with trajectories; label more people"
         )
-    rows, number = renumber(groups.names, kept)
+    names, number = renumber(groups.names, kept)
+    notes.append(f"{NAME}: {int(people[kept].sum()):,} people of {len(kept)} groups")
     single = [groups.names[each] for each in np.flatnonzero(people == 1)]
-    notes = [f"{NAME}: {int(people.sum()):,} people of {len(kept)} groups"]
     if single:
         notes.append(f"{NAME}: left out, because the group has one person: {'; '.join(single)}")
-    return number, rows, notes
+    return number, names
 
 
 def _evidence(means: Aggregates, groups: Groups) -> GroupEvidence:
@@ -101,9 +331,9 @@ def _evidence(means: Aggregates, groups: Groups) -> GroupEvidence:
     )
 
 
-def group_warnings(group: Ints, regions: Regions) -> list[str]:
+def _group_warnings(group: Ints, regions: Regions) -> list[str]:
     """Warnings about groups without labelled people, and about an uneven choice of groups."""
-    people = np.bincount(group, minlength=len(regions.groups)).astype(np.float64)
+    people = np.bincount(group[group >= 0], minlength=len(regions.groups)).astype(np.float64)
     shares = (
         population_mean(regions.composition.shares, regions.aggregates)[0]
         if regions.population is None
@@ -113,7 +343,7 @@ def group_warnings(group: Ints, regions: Regions) -> list[str]:
     warnings = []
     if absent:
         warnings.append(f"no labelled people of {'; '.join(absent)}: other evidence decides there")
-    cell = largest_difference(people, shares)
+    cell = _largest_difference(people, shares)
     if cell is not None:
         warnings.append(
             f"the groups of the labelled people differ from the population: "
@@ -124,7 +354,7 @@ def group_warnings(group: Ints, regions: Regions) -> list[str]:
     return warnings
 
 
-def region_warnings(labelled: Ints, everyone: Ints, names: Sequence[str]) -> list[str]:
+def _region_warnings(labelled: Ints, everyone: Ints, names: Sequence[str]) -> list[str]:
     """A warning if labelled people live in other regions than all people; numbers, -1: unknown."""
     people, others = (
         np.bincount(each[each >= 0], minlength=len(names)).astype(np.float64)
@@ -133,7 +363,7 @@ def region_warnings(labelled: Ints, everyone: Ints, names: Sequence[str]) -> lis
     if not people.any():
         return []
     shares = others / others.sum()
-    cell = largest_difference(people, shares)
+    cell = _largest_difference(people, shares)
     if cell is None:
         return []
     return [
@@ -143,7 +373,7 @@ def region_warnings(labelled: Ints, everyone: Ints, names: Sequence[str]) -> lis
     ]
 
 
-def largest_difference(people: Floats, shares: Floats) -> int | None:
+def _largest_difference(people: Floats, shares: Floats) -> int | None:
     """The cell with the largest difference from expected shares; None if there is none to report.
 
     A difference is reported if a chi-square test finds it and if it is not small.
@@ -156,7 +386,7 @@ def largest_difference(people: Floats, shares: Floats) -> int | None:
         return None
     distance = np.abs(observed - expected).sum() / 2 / people.sum()
     statistic = ((observed - expected) ** 2 / np.maximum(expected, 1e-300)).sum()
-    if distance < CLEAR or stats.chi2.sf(statistic, len(observed) - 1) > SIGNIFICANT:
+    if distance < CLEAR or special.chdtrc(len(observed) - 1, statistic) > SIGNIFICANT:
         return None
     return int(np.argmax(np.abs(people / people.sum() - shares)))
 
