@@ -190,6 +190,9 @@ class Regions:
 class Recovery:
     """Estimated group means, with their uncertainty.
 
+    Logarithms of means have a Gaussian posterior in each bin, so intervals are not negative and
+    wider above the estimate than below.
+
     Examples
     --------
     >>> recovery = recover(load_regions("regions"))  # doctest: +SKIP
@@ -198,28 +201,70 @@ class Recovery:
 
     groups: Groups
     features: tuple[str, ...]
-    means: Floats  # M (groups, features)
-    covariance: Floats  # (features, groups, groups) posterior; zero for least squares
-    prior_variance: Floats  # (groups, features) of a group's deviation from the population
+    means: Floats  # M (groups, features), posterior medians
+    log_covariance: Floats | None  # (features, groups, groups) of log M; None for least squares
+    prior_variance: Floats  # (groups, features) of a group's log ratio to the population
     baseline: Floats  # mu0 (features,) population mean
     shares: Floats  # w (groups,)
-    variances: dict[str, float]  # fitted variance components
+    variances: Mapping[str, float]  # fitted standard deviations, and region effects
     group_share: Floats  # (features,) share of slopes attributed to groups
     transfer: Mapping[str, float] = field(default_factory=dict)  # feature map -> transfer, 0 to 1
+    # Source -> (groups, features): its share of the information. They sum to 1 with "assumption".
+    sources: Mapping[str, Floats] = field(default_factory=dict)
+    # (groups, features) the means that samples aim at: as uneven as those of people, see `recover`
+    targets: Floats | None = None
+    resolution: Floats | None = None  # (groups, features) a mean that would leave one visit unseen
+    notes: tuple[str, ...] = ()  # assumptions that bind, and evidence that contradicts
+
+    @property
+    def aims(self) -> Floats:
+        """The means that samples aim at (groups, features)."""
+        return self.means if self.targets is None else self.targets
+
+    @property
+    def log_sd(self) -> Floats:
+        """Posterior standard deviations of log M (groups, features)."""
+        return np.sqrt(np.diagonal(self._log_covariance, axis1=1, axis2=2).T)
+
+    @property
+    def covariance(self) -> Floats:
+        """Posterior covariance of M (features, groups, groups), to first order."""
+        columns = self.means.T
+        return np.asarray(self._log_covariance * columns[:, :, None] * columns[:, None])
 
     @property
     def sd(self) -> Floats:
-        """Posterior standard deviations (groups, features)."""
-        return np.sqrt(np.diagonal(self.covariance, axis1=1, axis2=2).T)
+        """Posterior standard deviations of M (groups, features), to first order."""
+        return self.means * self.log_sd
+
+    @property
+    def _log_covariance(self) -> Floats:
+        if self.log_covariance is None:
+            raise MobatlasError(
+                "least squares give no error bars; recover the means with method 'bayes'"
+            )
+        return self.log_covariance
 
     def interval(self, level: float = 0.9) -> tuple[Floats, Floats]:
-        """Lower and upper ends of posterior intervals, cut at zero."""
-        z = special.ndtri(0.5 + level / 2)
-        return np.maximum(self.means - z * self.sd, 0), np.maximum(self.means + z * self.sd, 0)
+        """Lower and upper ends of posterior intervals (groups, features)."""
+        reach = special.ndtri(0.5 + level / 2) * self.log_sd
+        low = self.means * np.exp(-reach)
+        if self.resolution is not None:  # so few visits could not be told from none
+            low = np.where(low < self.resolution, 0.0, low)
+        return low, self.means * np.exp(reach)
+
+    def draws(self, n: int, seed: int = 0) -> Floats:
+        """Draws of M from the posterior (n, groups, features), independent between features."""
+        values, vectors = np.linalg.eigh(self._log_covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0))[:, None]  # (features, groups, groups)
+        noise = np.random.default_rng(seed).normal(size=(n, len(root), len(self.groups)))
+        return np.asarray(self.means * np.exp(np.einsum("jab,njb->naj", root, noise)))
 
     def information(self) -> Floats:
-        """Share of each group's prior variance that the regions removed: 0 is prior, 1 is data."""
-        removed = 1 - np.minimum(self.sd**2 / np.maximum(self.prior_variance, 1e-300), 1)
+        """Share of each group's prior variance that the evidence removed: 0 is prior, 1 is data."""
+        centring = np.eye(len(self.groups)) - self.shares
+        left = np.einsum("ab,jbc,ac->aj", centring, self._log_covariance, centring)
+        removed = 1 - np.minimum(left / np.maximum(self.prior_variance, 1e-300), 1)
         return np.asarray(removed @ self.baseline / max(self.baseline.sum(), 1e-300))
 
 

@@ -8,14 +8,12 @@ blocks. Slopes from all blocks but one predict the aggregates of that block, wit
 removed from both. The regression of observed on predicted is about 1 where slopes transfer.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 from scipy.cluster import vq
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.geodesy import KM_PER_DEGREE
-from mobatlas.regions.recovery.posterior import Design, Fit, Variances, independent_columns
+from mobatlas.regions.recovery.solver import Observed, Rows, find_modes
 from mobatlas.regions.types import Recovery, bins_by_map
 
 MIN_SURFACE_REGIONS = 24  # with fewer regions a surface would absorb the effect of composition
@@ -23,25 +21,37 @@ BLOCKS = 5
 LOW_TRANSFER = 0.5  # below it a feature map is reported as confounded with geography
 LOW_GROUP_SHARE = 0.2  # below it a bin is reported as due to places
 MIN_BLOCKED_REGIONS = 60  # with fewer regions a block is too small to test a prediction
+MIN_PREDICTED = 2e-4  # of the observed sum of squares: smaller predictions are not tested
 
 
 def surface(centroids: Floats | None, regions: int) -> Floats:
-    """Covariates (regions, columns): ones, then log distance from the centre, north and east.
+    """Covariates (regions, columns): log distance from the centre, north, east, and squares.
 
-    The surface is quadratic. Without centroids, or with few regions, there are only ones.
+    Columns are independent of each other and of ones, with squares that average to 1. There are
+    none without centroids, or with few regions.
     """
-    ones = np.ones((regions, 1))
     if centroids is None or regions < MIN_SURFACE_REGIONS:
-        return ones
+        return np.zeros((regions, 0))
     centre = np.median(centroids, axis=0)
     north, east = ((centroids - centre) * KM_PER_DEGREE * [1.0, np.cos(np.radians(centre[0]))]).T
     size = max(float(np.sqrt(np.mean(north**2 + east**2))), 1e-9)
     distance = np.log1p(np.hypot(north, east))
     north = north / size
     east = east / size
-    return np.column_stack(
-        [ones, distance, north, east, north * east, north**2, east**2, distance**2]
+    return independent_columns(
+        np.column_stack([distance, north, east, north * east, north**2, east**2, distance**2])
     )
+
+
+def independent_columns(columns: Floats) -> Floats:
+    """Drop columns that depend linearly on ones or on earlier columns."""
+    basis = np.ones((len(columns), 1))
+    for column in columns.T:
+        residual = column - basis @ np.linalg.lstsq(basis, column, rcond=None)[0]
+        size = float(np.linalg.norm(residual))
+        if size > 1e-6 * float(np.linalg.norm(column)) and basis.shape[1] + 1 < len(columns):
+            basis = np.column_stack([basis, residual * np.sqrt(len(residual)) / size])
+    return basis[:, 1:]
 
 
 def map_blocks(centroids: Floats) -> Ints:
@@ -52,56 +62,49 @@ def map_blocks(centroids: Floats) -> Ints:
     )
 
 
-class BlockValidation:
-    """Cross-validation over blocks of the map."""
+def transfer(rows: Rows, observed: Observed, root: Floats, centroids: Floats) -> float | None:
+    """How much of the slopes of a feature map transfers between parts of the map: 0 to 1.
 
-    def __init__(self, design: Design, centroids: Floats) -> None:
-        block = map_blocks(centroids)
-        self._folds = []
-        for number in range(BLOCKS):
-            inside = np.flatnonzero(block == number)
-            outside = np.flatnonzero(block != number)
-            if len(inside) > BLOCKS:
-                covariates = independent_columns(surface(centroids[inside], len(inside)))
-                self._folds.append((inside, outside, design.select(outside), covariates))
-        self._shares = design.shares
-        self._n = design.n
-
-    def compare(self, ys: Iterable[Floats], variances: Variances) -> Floats:
-        """Sums of observed x predicted, predicted squared and observed squared.
-
-        The sums are over the bins ys (regions, bins), which share their variances.
-        """
-        fits = [
-            Fit.of(design, variances._replace(added_noise=variances.added_noise[outside]))
-            for _, outside, design, _ in self._folds
-        ]
-        sums = np.zeros(3)
-        for y in ys:
-            for (inside, outside, design, covariates), fit in zip(self._folds, fits, strict=True):
-                slopes = fit.means(design, y[outside])  # (groups, bins)
-                weight = np.sqrt(self._n[inside])[:, None]
-                observed = _residuals(covariates * weight, y[inside] * weight)
-                shares = _residuals(covariates * weight, self._shares[inside] * weight)
-                predicted = shares @ slopes
-                sums += [
-                    (observed * predicted).sum(),
-                    (predicted**2).sum(),
-                    (observed**2).sum(),
-                ]
-        return sums
+    None if they are too small, or the regions too few, to test. `root` is the prior of all
+    columns and covariates of `rows`.
+    """
+    if len(centroids) < MIN_BLOCKED_REGIONS:
+        return None
+    block = map_blocks(centroids)
+    sums = np.zeros(3)
+    mean = observed.centre.mean(1)  # (bins,)
+    for number in range(BLOCKS):
+        inside = np.flatnonzero(block == number)
+        outside = np.flatnonzero(block != number)
+        if len(inside) <= BLOCKS:
+            continue
+        modes = find_modes(rows.select(outside), observed.of_rows(outside), root)
+        slopes = np.exp(modes.mode[:, : rows.columns])  # (bins, groups)
+        weight = np.sqrt(observed.weight[:, inside].mean(0))[:, None]  # (regions, 1)
+        columns = surface(centroids[inside], len(inside))
+        covariates = np.hstack([np.ones((len(inside), 1)), columns]) * weight
+        scale = np.sqrt(observed.weight[:, inside].mean(1) / mean)  # (bins,)
+        shown = observed.values[:, inside].T * scale * weight
+        predicted = (rows.shares[inside] @ (observed.centre * slopes).T) * scale * weight
+        shown = _residuals(covariates, shown)
+        predicted = _residuals(covariates, predicted)
+        sums += [(shown * predicted).sum(), (predicted**2).sum(), (shown**2).sum()]
+    product, square, total = sums
+    if square <= MIN_PREDICTED * total:
+        return None
+    return float(np.clip(product / square, 0, 1))
 
 
 def confounding(recovery: Recovery) -> list[str]:
     """Warnings about feature maps that follow places more than groups."""
     warnings = []
     for name, bins in bins_by_map(recovery.features).items():
-        transfer = recovery.transfer.get(name, 1.0)
-        if transfer < LOW_TRANSFER:
+        transferred = recovery.transfer.get(name, 1.0)
+        if transferred < LOW_TRANSFER:
             weight = recovery.baseline[bins]
             share = float(weight @ recovery.group_share[bins] / max(weight.sum(), 1e-300))
             warnings.append(
-                f"'{name}' is confounded with where people live: only {transfer:.0%} of the "
+                f"'{name}' is confounded with where people live: only {transferred:.0%} of the "
                 "differences between groups estimated in one part of the map hold in the others. "
                 f"The estimates attribute {share:.0%} of the variation with composition to groups, "
                 "the rest to places."
@@ -113,11 +116,11 @@ def confounding(recovery: Recovery) -> list[str]:
 
 def _excess_slopes(recovery: Recovery, bins: Ints) -> list[str]:
     """A warning about bins where regions differ by more than groups can explain."""
+    bins = bins[recovery.baseline[bins] > 0]
     if not len(bins):
         return []
-    variance = np.maximum(recovery.prior_variance[:, bins], 1e-300)
-    excess = (recovery.means - recovery.baseline)[:, bins] ** 2 / variance
-    worst = int(bins[np.argmax(excess.max(0))])
+    excess = np.abs(np.log(recovery.means[:, bins] / recovery.baseline[bins])).max(0)
+    worst = int(bins[np.argmax(excess)])
     others = f" (and {len(bins) - 1:,} more)" if len(bins) > 1 else ""
     return [
         f"regions differ in '{recovery.features[worst]}' by more than groups can plausibly explain"

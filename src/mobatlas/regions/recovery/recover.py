@@ -1,21 +1,12 @@
-"""Group means M from (P, V, n): factor-structured empirical Bayes, or least squares.
+"""Group means M from all evidence: composition P, aggregates V, labelled people, group tables.
 
-For every bin, in units of its standard deviation between people, minus the population mean mu0:
+For every bin j, log M_dj is the log of the population mean plus a log ratio with a Gaussian prior
+(`priors`), and regions, labelled people and lines of tables are quasi-Poisson means of M
+(`map_model`, `solver`). Variances maximise the evidence, and estimates average over variants of the
+prior. Directions that nothing identifies stay at the population mean, with wide intervals. Places
+borrow strength from their categories.
 
-    y = X alpha + P b + e
-    b ~ N(0, lambda S),  S = C (sum_a rho_a [same level of attribute a] + rho_0 I) C',  C = I - 1 w'
-    e_g ~ N(0, 1 / n_g + lambda omega + lambda tr(S D_g))
-
-- w are the population shares, so that the groups together keep the population mean.
-- X are ones and, where people chose their regions and centroids are known, a surface over the map.
-  alpha has a flat prior.
-- lambda omega is a region effect that composition does not explain; 0 under random assignment.
-- D_g is the covariance of an uncertain composition.
-
-Restricted likelihood fits the variances, with weak priors on their ratios. Directions that the
-regions do not identify stay at the population mean, and the posterior covariance shows it. Means
-are not negative. If the population includes people outside all regions, w and mu0 describe the
-population, and these people form one more region.
+If the population includes people outside all regions, these people form one more region.
 """
 
 from __future__ import annotations
@@ -24,33 +15,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import linalg
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.errors import MobatlasError
-from mobatlas.groups import Groups
 from mobatlas.progress import log
 from mobatlas.regions.composition import refuse_empty_regions
-from mobatlas.regions.recovery.category_prior import CategoryPrior
-from mobatlas.regions.recovery.geography import (
-    MIN_BLOCKED_REGIONS,
-    BlockValidation,
-    confounding,
-    surface,
+from mobatlas.regions.recovery.composition_error import CompositionError, calibrate_composition
+from mobatlas.regions.recovery.geography import confounding, surface, transfer
+from mobatlas.regions.recovery.least_squares import fit_least_squares
+from mobatlas.regions.recovery.map_model import (
+    DISPERSION,
+    DirectRows,
+    MapFit,
+    MapModel,
+    RegionRows,
+    Slopes,
 )
-from mobatlas.regions.recovery.posterior import (
-    CompositionError,
-    Design,
-    Fit,
-    Variances,
-    calibrate_composition,
-    independent_columns,
-    nonnegative,
-)
-from mobatlas.regions.recovery.variances import BinSet, Deviations, Stratum, fit_variances, strata
+from mobatlas.regions.recovery.priors import GroupFactors
+from mobatlas.regions.recovery.sharpness import sample_like
+from mobatlas.regions.recovery.solver import Observed, Rows
 from mobatlas.regions.types import (
-    Aggregates,
-    Composition,
+    GroupEvidence,
     Recovery,
     Regions,
     bins_by_map,
@@ -58,20 +43,19 @@ from mobatlas.regions.types import (
     with_rest,
 )
 
-# Bounds of a group's noise variance relative to the population's: it grows with the mean.
-HETEROSCEDASTIC = (0.2, 10.0)
 # Where people chose their regions, aggregates also follow composition because the regions differ.
-# These contextual slopes are not group differences, and only their size reveals them. Groups
-# explain at most this share of the variance between people. Larger slopes are attributed to groups
-# in proportion. In the Santiago survey, age and sex explain 0.06 of the variance of a category on
-# average, and 0.37 for education. Of 0.1, 0.2 and 0.4, its validation people support 0.2.
+# These contextual slopes are not group differences, and only their size reveals them. Without
+# direct evidence, groups explain at most this share of the variance between people. Larger slopes
+# are attributed to groups in proportion. In the Santiago survey, age and sex explain 0.06 of the
+# variance of a category on average, and 0.37 for education. Of 0.1, 0.2 and 0.4, its validation
+# people support 0.2.
 GROUPS_EXPLAIN = 0.2
 # In rare bins, that share would let groups differ by several times the mean. Below this squared
 # ratio of mean to standard deviation, the limit therefore falls in proportion.
 RARE = 0.1
 METHODS = ("bayes", "least-squares", "simplex")
-MIN_PREDICTED = 2e-4  # of the observed sum of squares: smaller predictions are not tested
 MOSTLY_PRIOR = 0.5  # with less information, an estimate depends mostly on the prior
+UNKNOWN_N = 1e6  # people of a region whose values are shares: region effects are the only error
 
 
 @dataclass(frozen=True)
@@ -120,26 +104,27 @@ def recover(
     parents: Mapping[str, str] | None = None,
     quiet: bool = False,
 ) -> Recovery:
-    """Estimate group means from regions, and from the rest of the population where it is known.
+    """Estimate group means from regions, labelled people and group tables.
 
     Parameters
     ----------
     regions
-        Composition and aggregates, as `load_regions` returns them.
+        Composition, aggregates and further evidence, as `load_regions` returns them.
     method
         "bayes", "least-squares" (the paper's pseudo-inverse) or "simplex".
     options
         Assumptions of "bayes".
     parents
-        The parent of a feature, such as the category of a place. Estimates of places then borrow
-        strength from their category.
+        The parent of a feature, such as the category of a place; default: those of the regions.
+        Estimates of places borrow strength from their category.
     quiet
         Do not log warnings about confounding with places.
 
     Returns
     -------
     Recovery
-        Means, covariances and intervals per group and feature.
+        Means, covariances and intervals per group and feature. Where people were assigned at
+        random, `targets` are less smooth than the means: as uneven as means of samples of people.
 
     Examples
     --------
@@ -153,249 +138,264 @@ def recover(
         )
     _check_regions(regions)
     regions = with_rest(regions)
-    aggregates = regions.aggregates
     if method != "bayes":
-        return fit_least_squares(regions.composition, aggregates, method == "simplex")
-    model = _BayesModel.of(regions, options)
-    population = regions.population
-    # With published noise, the mean of the population is a better estimate.
-    known_mean = None if population is None or aggregates.noise is None else population.values
-    recovery = model.fit(aggregates, known_mean)
-    prior = CategoryPrior.of(recovery, parents or {})
-    if prior is not None:
-        residuals = replace(aggregates, values=aggregates.values - model.shares @ prior.full_shift)
-        recovery = prior.combine(recovery, model.fit(residuals, recovery.baseline, prior.shift))
-    for warning in () if quiet else confounding(recovery):
+        return fit_least_squares(regions.composition, regions.aggregates, method == "simplex")
+    parents = regions.parents if parents is None else parents
+    complete = _with_parents(regions, parents)
+    recovery = _Recoverer(complete, options, parents).recover()
+    if complete is not regions:
+        recovery = _select_features(recovery, len(regions.aggregates.features))
+    for warning in () if quiet else (*confounding(recovery), *recovery.notes):
         log.warning("%s", warning)
     return recovery
 
 
-@dataclass(frozen=True)
-class _BayesModel:
-    """The part of the Bayesian model that is the same for all feature maps."""
+def _with_parents(regions: Regions, parents: Mapping[str, str]) -> Regions:
+    """Add the sums of places as categories, if the aggregates have places only."""
+    v = regions.aggregates
+    known = [parents.get(name) for name in v.features]
+    names = dict.fromkeys(name for name in known if name is not None)
+    if not names or set(names) & set(v.features) or v.pooled or v.noise is not None:
+        return regions
+    position = {name: number for number, name in enumerate(names)}
+    member = np.zeros((len(v.features), len(names)))
+    for number, name in enumerate(known):
+        if name is not None:
+            member[number, position[name]] = 1
+    population = regions.population
+    return replace(
+        regions,
+        aggregates=replace(
+            v,
+            features=(*v.features, *names),
+            values=np.hstack([v.values, v.values @ member]),
+            spread=None if v.spread is None else np.append(v.spread, v.spread @ member),
+        ),
+        population=population
+        and replace(population, values=np.append(population.values, population.values @ member)),
+    )
 
-    groups: Groups
-    shares: Floats  # calibrated P (regions, groups)
-    composition_error: CompositionError | None
-    centroids: Floats | None  # (regions, 2)
-    groups_explain: float | None  # None: no region effects
 
-    @classmethod
-    def of(cls, regions: Regions, options: RecoveryOptions) -> _BayesModel:
+def _select_features(recovery: Recovery, size: int) -> Recovery:
+    """The first features of a recovery."""
+    columns = ("means", "prior_variance", "targets", "resolution")
+    assert recovery.log_covariance is not None
+    return replace(
+        recovery,
+        features=recovery.features[:size],
+        log_covariance=recovery.log_covariance[:size],
+        baseline=recovery.baseline[:size],
+        group_share=recovery.group_share[:size],
+        sources={name: each[:, :size] for name, each in recovery.sources.items()},
+        **{name: getattr(recovery, name)[:, :size] for name in columns},
+    )
+
+
+class _Recoverer:
+    """Recovers all feature maps of regions: categories first, then their places."""
+
+    def __init__(
+        self, regions: Regions, options: RecoveryOptions, parents: Mapping[str, str]
+    ) -> None:
         composition = regions.composition
         randomised = regions.randomised
         exact = randomised if options.exact_composition is None else options.exact_composition
         effects = not randomised if options.region_effects is None else options.region_effects
         geography = effects if options.geography is None else options.geography
-        calibrated = (composition.shares, None) if exact else calibrate_composition(composition)
-        return cls(
-            composition.groups,
-            *calibrated,
-            centroids=regions.centroids if geography else None,
-            groups_explain=options.groups_explain if effects else None,
-        )
+        self._regions = regions
+        self._confounded = effects
+        self._groups_explain = options.groups_explain
+        self._parents = parents
+        self._shares: Floats = composition.shares
+        self._error: CompositionError | None = None
+        if not exact:
+            self._shares, self._error = calibrate_composition(composition)
+        self._centroids = regions.centroids if geography else None
+        self._factors = GroupFactors.of(composition.groups)
+        v = regions.aggregates
+        self._population, mean = population_mean(self._shares, v)
+        # With published noise, the mean of the population is a better estimate.
+        if regions.population is not None and v.noise is not None:
+            mean = regions.population.values
+        self._mean = np.maximum(mean, 0)  # noise may make the mean of a rare place negative
+        spread = self._mean if v.spread is None else v.spread
+        ratio = spread / np.maximum(self._mean, 1e-300)
+        self._dispersion = np.clip(ratio, *DISPERSION)
+        self._n = np.full(len(v.n), UNKNOWN_N) if v.pooled else v.n
+        size = (len(v.features), len(self._population))
+        self._log_means = np.full(size, -np.inf)
+        self._log_covariance = np.zeros((*size, size[1]))
+        self._prior_variance = np.zeros(size)
+        self._region_ratio = np.ones(size)
+        self._group_share = np.ones(len(v.features))
+        self._sources: dict[str, Floats] = {}
+        self._variances: dict[str, float] = {}
+        self._transfer: dict[str, float] = {}
+        self._notes: dict[str, None] = {}
 
-    def fit(
-        self, aggregates: Aggregates, known_mean: Floats | None, shift: Floats | None = None
-    ) -> Recovery:
-        """Fit all feature maps: separately with region effects, because these differ by map.
-
-        `shift` (groups, features) is the prior mean minus mu0, already removed from the aggregates.
-        """
-        if self.groups_explain is None:
-            return self._fit_map(aggregates, known_mean, shift)
-        maps = bins_by_map(aggregates.features)
-        fitted = [
-            self._fit_map(
-                aggregates.select_features(bins),
-                None if known_mean is None else known_mean[bins],
-                None if shift is None else shift[:, bins],
-            )
-            for bins in maps.values()
-        ]
-        order = np.argsort(np.concatenate(list(maps.values())))
-        return replace(
-            fitted[0],
-            features=aggregates.features,
-            means=np.concatenate([each.means for each in fitted], 1)[:, order],
-            covariance=np.concatenate([each.covariance for each in fitted])[order],
-            prior_variance=np.concatenate([each.prior_variance for each in fitted], 1)[:, order],
-            baseline=np.concatenate([each.baseline for each in fitted])[order],
-            variances={
-                f"{name} {key}" if len(maps) > 1 else key: value
-                for name, each in zip(maps, fitted, strict=True)
-                for key, value in each.variances.items()
-            },
-            group_share=np.concatenate([each.group_share for each in fitted])[order],
-            transfer={name: value for each in fitted for name, value in each.transfer.items()},
-        )
-
-    def _fit_map(
-        self, aggregates: Aggregates, known_mean: Floats | None, shift: Floats | None
-    ) -> Recovery:
-        w, mean = population_mean(self.shares, aggregates)
-        # Noise may make the mean of a rare place negative.
-        mu0 = np.maximum(mean, 0) if known_mean is None else known_mean
-        scale = _person_sd(aggregates, mu0)
-        attributes, factors = _factors(self.groups)
-        centring = np.eye(len(self.groups)) - np.outer(np.ones(len(self.groups)), w)
-        covariates = independent_columns(surface(self.centroids, len(self.shares)))
-        design = Design(
-            self.shares, aggregates.n, self.composition_error, factors, centring, covariates
-        )
-        y = Deviations(aggregates.values, mu0, scale, aggregates.noise)
-        members = strata(aggregates.features, mu0 / scale)
-        ratios, overall, fitted = fit_variances(design, y, members, self.groups_explain is not None)
-        centroids = None if self.groups_explain is None else self.centroids
-        transfer = _transfer(design, y, centroids, members, fitted)
-        group_share = self._group_share(mu0, scale, members, fitted, transfer)
-        start = np.zeros((len(mu0), len(w))) if shift is None else shift.T / scale[:, None]
-        means, covariance, prior = _posteriors(
-            design, y, members, overall, fitted, group_share, start
-        )
-        components = {
-            f"share_{name}": float(share)
-            for name, share in zip((*attributes, "group"), ratios, strict=True)
+    def recover(self) -> Recovery:
+        """Fit all maps."""
+        v = self._regions.aggregates
+        maps = bins_by_map(v.features)
+        parts = {name.partition(":")[0] for name in self._parents}
+        for name in sorted(maps, key=lambda each: each in parts):
+            bins = maps[name]
+            visited = bins[(self._mean[bins] > 0) & ~np.isnan(v.values[:, bins]).all(0)]
+            self._log_means[bins] = np.log(np.maximum(self._mean[bins], 1e-300))[:, None]
+            if len(visited):
+                prefix = f"{name} " if len(maps) > 1 else ""
+                self._fit(name, visited, prefix)
+        means = np.where(self._mean > 0, np.exp(self._log_means).T, 0.0)
+        known = np.asarray(sum(self._sources.values())) if self._sources else 0.0
+        sources = {
+            name: each if name != "assumption" else np.maximum(1 - (known - each), 0.0)
+            for name, each in self._sources.items()
         }
-        return Recovery(
-            groups=self.groups,
-            features=aggregates.features,
-            means=means.T * scale,
-            covariance=covariance,
-            prior_variance=np.outer((overall.root**2).sum(1), prior * scale**2),
-            baseline=mu0,
-            shares=w,
-            variances=components
-            | {"region_effect": overall.region_effect, "group_scale": overall.scale},
-            group_share=group_share,
-            transfer=transfer,
+        recovery = Recovery(
+            groups=self._regions.groups,
+            features=v.features,
+            means=means,
+            log_covariance=self._log_covariance,
+            prior_variance=self._prior_variance.T,
+            baseline=self._mean,
+            shares=self._population,
+            variances=self._variances,
+            group_share=self._group_share,
+            transfer=self._transfer,
+            sources=sources,
+            resolution=self._resolution(),
+            notes=tuple(self._notes),
+        )
+        if self._confounded:
+            return replace(recovery, targets=means)
+        return replace(recovery, targets=sample_like(recovery, self._regions, self._dispersion))
+
+    def _fit(self, name: str, bins: Ints, prefix: str) -> None:
+        """Fit one feature map."""
+        model = self._model(bins)
+        slopes = model.slopes()
+        transferred = self._test_transfer(model, slopes)
+        if transferred is not None:
+            self._transfer[name] = transferred
+        shares = np.ones(len(bins))
+        if self._confounded:
+            shares = self._attributed(model, slopes) * self._transfer.get(name, 1.0)
+        fit = model.fit(slopes, shares)
+        self._keep(bins, fit)
+        self._variances |= {prefix + key: value for key, value in fit.variances.items()}
+
+    def _keep(self, bins: Ints, fit: MapFit) -> None:
+        parent = self._parent_numbers(bins)
+        inherited = np.where((parent >= 0)[:, None, None], self._log_covariance[parent], 0)
+        self._log_means[bins] = fit.log_means
+        # Slightly conservative: the category's variance ignores the evidence from its places.
+        self._log_covariance[bins] = fit.log_covariance + inherited
+        own = np.where((parent >= 0)[:, None], self._prior_variance[parent], 0)
+        self._prior_variance[bins] = fit.prior_variance + own
+        self._region_ratio[bins] = fit.region_ratio
+        self._group_share[bins] = fit.group_share
+        shape = (len(self._population), len(self._mean))
+        for source, share in fit.sources.items():
+            self._sources.setdefault(source, np.zeros(shape))[:, bins] = share.T
+
+    def _parent_numbers(self, bins: Ints) -> Ints:
+        """The number of the parent of each bin, -1 for none that is visited."""
+        features = self._regions.aggregates.features
+        position = {name: number for number, name in enumerate(features)}
+        numbers = [
+            position.get(self._parents.get(features[number], ""), -1) for number in bins.tolist()
+        ]
+        parent = np.array(numbers, dtype=np.int64)
+        return np.where((parent >= 0) & (self._mean[parent] > 0), parent, -1)
+
+    def _model(self, bins: Ints) -> MapModel:
+        v = self._regions.aggregates
+        mean = self._mean[bins]
+        values = v.values[:, bins].T
+        known = ~np.isnan(values)
+        parent = self._parent_numbers(bins)
+        nested = (parent >= 0)[:, None]
+        log_parent = np.log(np.maximum(self._mean[parent], 1e-300))[:, None]
+        centre = np.where(nested, np.exp(self._log_means[parent] - log_parent), 1.0)
+        shown = np.where(nested, self._region_ratio[parent], 1.0)
+        rows = RegionRows(
+            shares=self._shares,
+            n=self._n,
+            surface=surface(self._centroids, len(self._n)),
+            error=self._error,
+            values=np.where(known, np.maximum(values, 0), 0.0),
+            known=known.astype(np.float64),
+            noise=None if v.noise is None else np.nan_to_num(v.noise[:, bins].T),
+            mean=mean,
+            dispersion=self._dispersion[bins],
+            centre=mean[:, None] * (shown if self._confounded else centre),
+        )
+        direct = [
+            each
+            for source in self._regions.evidence
+            if (each := self._direct(source, bins)) is not None
+        ]
+        return MapModel(
+            self._factors,
+            self._population,
+            rows,
+            self._confounded,
+            centre=mean[:, None] * centre,
+            direct=direct,
         )
 
-    def _group_share(
-        self,
-        mu0: Floats,
-        scale: Floats,
-        members: Mapping[Stratum, Ints],
-        fitted: Mapping[Stratum, Variances],
-        transfer: Mapping[str, float],
-    ) -> Floats:
-        """The share of each bin's slopes that is attributed to groups (features,)."""
-        share = np.ones(len(mu0))
-        if self.groups_explain is None:
-            return share
-        for stratum, bins in members.items():
-            frequency = np.maximum((mu0 / scale)[bins] ** 2, 1e-300)
-            limit = self.groups_explain * min(1.0, float(np.exp(np.log(frequency).mean())) / RARE)
-            share[bins] = min(1.0, limit / fitted[stratum].scale) * transfer.get(stratum[0], 1.0)
-        share[mu0 <= 0] = 1.0  # a bin that is zero for everyone is zero for every group
-        return share
+    def _direct(self, source: GroupEvidence, bins: Ints) -> DirectRows | None:
+        """Rows of a source in some bins; None if it has none of them."""
+        names = self._regions.aggregates.features
+        position = {name: number for number, name in enumerate(source.features)}
+        column = np.array([position.get(names[number], -1) for number in bins.tolist()])
+        values = np.where(column >= 0, source.values[:, column], np.nan).T  # (bins, rows)
+        known = ~np.isnan(values)
+        if not known.any():
+            return None
+        mean = self._mean[bins][:, None]
+        variance = self._dispersion[bins][:, None] / source.n
+        if source.standard_error is not None:
+            error = np.where(column >= 0, source.standard_error[:, column], np.nan).T
+            variance = np.where(np.isnan(error), variance, error**2 / mean)
+        known &= (variance > 0) & np.isfinite(variance)
+        return DirectRows(
+            source.name,
+            source.kind == "table",
+            source.same_population,
+            source.shares,
+            np.where(known, np.maximum(values, 0), 0.0),
+            np.where(known, 1 / np.maximum(variance, 1e-12), 0.0),
+        )
 
+    def _test_transfer(self, model: MapModel, slopes: Slopes) -> float | None:
+        if not self._confounded or self._centroids is None:
+            return None
+        rows = Rows(model.regions.shares, model.regions.surface)
+        complete = np.flatnonzero(model.regions.known.all(1))
+        if not len(complete):
+            return None
+        covariance = self._factors.covariance(slopes.variances())
+        chosen = model.regions.select(complete)
+        weight = chosen.weight(slopes.effect, covariance)
+        observed = Observed(chosen.values, weight, chosen.centre)
+        return transfer(rows, observed, model.region_root(covariance), self._centroids)
 
-def _posteriors(
-    design: Design,
-    y: Deviations,
-    members: Mapping[Stratum, Ints],
-    overall: Variances,
-    fitted: Mapping[Stratum, Variances],
-    group_share: Floats,
-    start: Floats,
-) -> tuple[Floats, Floats, Floats]:
-    """Means (features, groups) in units of the bins, covariances, and the scale of the prior."""
-    population = y.mean / y.scale  # (features,)
-    # Bins that every region suppresses stay at the prior.
-    means = population[:, None] + start
-    covariance = np.repeat(  # (features, groups, groups)
-        (overall.scale * overall.root @ overall.root.T)[None], len(means), axis=0
-    )
-    prior = np.full(len(means), overall.scale)
-    for stratum, bins in members.items():
-        variances = fitted[stratum]
-        all_regions = Fit.of(design, variances)
-        prior[bins] = group_share[bins] * variances.scale
-        share = float(group_share[bins[0]])
-        for part in y.bin_sets(design, bins):
-            means[part.bins], covariance[part.bins] = _posterior(
-                part,
-                part.fit(all_regions, variances),
-                population[part.bins],
-                means[part.bins],
-                part.mean_variance(variances.added_noise),
-                share,
-            )
-    covariance *= (y.scale**2)[:, None, None]
-    return means, covariance, prior
+    def _attributed(self, model: MapModel, slopes: Slopes) -> Floats:
+        """The share of the variance of slopes that is attributed to groups (bins,)."""
+        covariance = self._factors.covariance(slopes.variances())
+        centring = np.eye(len(covariance)) - self._population
+        scale = float(np.trace(centring @ covariance @ centring.T)) / len(covariance)
+        frequency = model.regions.mean / model.regions.dispersion  # (mean / sd of people) squared
+        limit = self._groups_explain * np.minimum(1.0, frequency / RARE)
+        return np.asarray(np.minimum(1.0, limit / np.maximum(scale * frequency, 1e-300)))
 
-
-def _posterior(
-    part: BinSet, fit: Fit, population: Floats, start: Floats, mean_variance: float, share: float
-) -> tuple[Floats, Floats]:
-    """Means (bins, groups) and covariances (bins, groups, groups), in units of the bins.
-
-    `population` (bins,) is mu0, `start` (bins, groups) the prior mean, and `share` the part of the
-    slopes' variance due to groups. Noise grows with the mean: a group that visits a place more
-    than the population is less certain.
-    """
-    slopes = fit.means(part.design, part.y).T  # (bins, groups)
-    remaining = share**2 * fit.covariance() + share * (1 - share) * fit.lift @ fit.lift.T
-    means, covariance = nonnegative(start + share * slopes, remaining)
-    ratio = np.clip(  # (bins, groups)
-        means / np.maximum(population, 1e-300)[:, None], *HETEROSCEDASTIC
-    )
-    sampling = np.minimum(
-        share**2 * fit.sampling_variance(), np.diagonal(covariance, axis1=1, axis2=2)
-    )
-    covariance += mean_variance
-    variance = np.diagonal(covariance, axis1=1, axis2=2)
-    inflated = np.maximum(variance + (ratio - 1) * (sampling + mean_variance), 0)
-    inflation = np.sqrt(inflated / np.maximum(variance, 1e-300))
-    # Rows and columns are scaled alike, so that correlations do not change.
-    covariance *= inflation[:, :, None]
-    covariance *= inflation[:, None, :]
-    return means, covariance
-
-
-def _transfer(
-    design: Design,
-    y: Deviations,
-    centroids: Floats | None,
-    members: Mapping[Stratum, Ints],
-    fitted: Mapping[Stratum, Variances],
-) -> dict[str, float]:
-    """How much of each feature map's slopes transfers between parts of the map: 0 to 1."""
-    if centroids is None or len(centroids) < MIN_BLOCKED_REGIONS:
-        return {}
-    validation = BlockValidation(design, centroids)
-    noise = y.added_noise(np.arange(len(y.mean)))
-    sums: dict[str, Floats] = {}
-    for stratum, bins in members.items():
-        chunks = map(y.of, y.chunks(bins[y.complete[bins]]))
-        compared = validation.compare(chunks, fitted[stratum]._replace(added_noise=noise))
-        sums[stratum[0]] = sums.get(stratum[0], np.zeros(3)) + compared
-    return {
-        name: float(np.clip(product / predicted, 0, 1))
-        for name, (product, predicted, observed) in sums.items()
-        if predicted > MIN_PREDICTED * observed
-    }
-
-
-def _factors(groups: Groups) -> tuple[list[str], tuple[Floats, ...]]:
-    """Attributes that several groups share, and [same level] of each, then the identity."""
-    same = {
-        name: groups.level_codes[:, [a]] == groups.level_codes[:, a]
-        for a, name in enumerate(groups.attribute_names)
-    }
-    useful = {
-        name: factor.astype(np.float64)
-        for name, factor in same.items()
-        if not factor.all() and factor.sum() > len(groups)
-    }
-    return list(useful), (*useful.values(), np.eye(len(groups)))
-
-
-def _person_sd(aggregates: Aggregates, mu0: Floats) -> Floats:
-    """Standard deviation between people; that of Poisson visits where it is unknown."""
-    variance = mu0 if aggregates.spread is None else np.maximum(aggregates.spread, 0.1 * mu0)
-    return np.sqrt(np.maximum(variance, 1 / aggregates.n.sum()))
+    def _resolution(self) -> Floats:
+        """The mean of a group that would leave one visit in the evidence (groups, features)."""
+        people = self._n @ self._shares  # (groups,)
+        for source in self._regions.evidence:
+            people = people + np.nan_to_num(source.n, posinf=0.0) @ source.shares
+        return self._dispersion / np.maximum(people, 1e-9)[:, None]
 
 
 def _check_regions(regions: Regions) -> None:
@@ -411,59 +411,3 @@ def _check_regions(regions: Regions) -> None:
         )
     if np.isnan(regions.composition.shares).any():
         raise MobatlasError("composition: some shares are missing (NaN); complete the table")
-
-
-def fit_least_squares(
-    composition: Composition, aggregates: Aggregates, on_simplex: bool
-) -> Recovery:
-    """Least squares, with the population mean in suppressed cells; no uncertainty."""
-    w, mu0 = population_mean(composition.shares, aggregates)
-    values = np.where(np.isnan(aggregates.values), mu0, aggregates.values)
-    estimate = simplex_least_squares if on_simplex else pseudo_inverse
-    means = estimate(composition.shares, values)  # (groups, features)
-    return Recovery(
-        groups=composition.groups,
-        features=aggregates.features,
-        means=means,
-        covariance=np.zeros((len(mu0), len(w), len(w))),
-        prior_variance=np.zeros_like(means),
-        baseline=mu0,
-        shares=w,
-        variances={},
-        group_share=np.ones(len(mu0)),
-    )
-
-
-def pseudo_inverse(shares: Floats, values: Floats) -> Floats:
-    """The M of least norm that minimises |P M - V| (Lemma "Stability under aggregate ...")."""
-    return np.asarray(linalg.pinv(shares) @ values, dtype=np.float64)
-
-
-def simplex_least_squares(shares: Floats, values: Floats, iterations: int = 2_000) -> Floats:
-    """Minimise |P M - V| where rows of M are shares times the mean total.
-
-    The method is accelerated projected gradient.
-    """
-    total = values.sum(1).mean()
-    target = values / np.maximum(values.sum(1, keepdims=True), 1e-300)
-    step = 1 / max(float(np.linalg.norm(shares, 2)) ** 2, 1e-12)
-    means = np.tile(target.mean(0), (shares.shape[1], 1))
-    point = means
-    momentum = 1.0
-    for _ in range(iterations):
-        updated = _project_to_simplex(point - step * shares.T @ (shares @ point - target))
-        next_momentum = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        point = updated + (momentum - 1) / next_momentum * (updated - means)
-        if np.abs(updated - means).max() < 1e-12:
-            break
-        means = updated
-        momentum = next_momentum
-    return np.asarray(means * total)
-
-
-def _project_to_simplex(rows: Floats) -> Floats:
-    """The nearest point of the simplex to each row (Held, Wolfe and Crowder 1974)."""
-    ordered = -np.sort(-rows, axis=1)
-    excess = (np.cumsum(ordered, 1) - 1) / np.arange(1, rows.shape[1] + 1)
-    last = (ordered > excess).sum(1) - 1
-    return np.maximum(rows - np.take_along_axis(excess, last[:, None], 1), 0)

@@ -1,0 +1,156 @@
+"""Priors of log ratios between groups, and their variances, chosen by the evidence.
+
+The log ratio of group d to the population in bin j is
+
+    b_dj = level_j + sum_a B_a[level of d in attribute a] + e_dj,  B_a ~ N(0, s_a^2), e ~ N(0, s_0^2)
+
+Real regions also differ because of where they are: their rows show b + c with contextual slopes c.
+Published tables show b + t with discrepancies t. The standard deviations maximise Laplace's
+evidence, which is the likelihood of each region given the regions before it. Bins of similar
+frequency then choose among variants of the prior, and estimates average over the variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import optimize, special
+
+from mobatlas.data.arrays import Floats
+from mobatlas.groups import Groups
+from mobatlas.regions.recovery.solver import Modes
+
+LEVEL = 1.0  # prior variance of the level of a bin, which all groups share
+OWN_SD = 0.5  # prior median of s_0
+ATTRIBUTE_SD = 0.2  # prior median of s_a
+LOG_SD = 1.5  # prior standard deviation of their logarithms
+JITTER = 1e-8
+SCALES = (1 / 16, 1 / 4, 1.0, 4.0)  # of all variances between groups
+DOMINANT = 0.8  # of the variance, in variants where one factor dominates
+CONCENTRATION = 4.0  # prior bins with the variances of all bins together
+OTHER_BINS = 0.25  # prior bins with each other variant
+EM_STEPS = 60
+
+
+@dataclass(frozen=True)
+class GroupFactors:
+    """The structure of differences between groups: [same level] of attributes, and identity."""
+
+    names: tuple[str, ...]
+    matrices: Floats  # (factors, groups, groups); the last is the identity
+
+    @classmethod
+    def of(cls, groups: Groups) -> GroupFactors:
+        """Attributes that several groups share, and each group for itself."""
+        names = []
+        matrices = []
+        for number, name in enumerate(groups.attribute_names):
+            same = groups.level_codes[:, [number]] == groups.level_codes[:, number]
+            if not same.all() and same.sum() > len(groups):
+                names.append(name)
+                matrices.append(same.astype(np.float64))
+        return cls((*names, "group"), np.stack([*matrices, np.eye(len(groups))]))
+
+    def covariance(self, variances: Floats) -> Floats:
+        """K (groups, groups) of variances (factors,)."""
+        return np.asarray(np.tensordot(variances, self.matrices, 1))
+
+    def prior_log_sd(self) -> Floats:
+        """Prior medians of the logarithms of standard deviations (factors,)."""
+        return np.log([ATTRIBUTE_SD] * (len(self.names) - 1) + [OWN_SD])
+
+    def variants(self, variances: Floats) -> list[Floats]:
+        """The fitted variances first, then with other scales and other dominant factors."""
+        total = variances.sum()
+        size = len(variances)
+        shapes = [variances]
+        if size > 1:
+            rest = (1 - DOMINANT) / (size - 1)
+            shapes += [
+                total * np.where(np.arange(size) == factor, DOMINANT, rest)
+                for factor in range(size)
+            ]
+        every = [scale * shape for scale in SCALES for shape in shapes]
+        first = SCALES.index(1.0) * len(shapes)
+        return [every[first], *every[:first], *every[first + 1 :]]
+
+
+def root_of(covariance: Floats, covariate_sd: Floats) -> Floats:
+    """R with R R' = K of columns, and independent covariates with these standard deviations."""
+    columns = len(covariance)
+    root = np.zeros((columns + len(covariate_sd),) * 2)
+    largest = float(np.diag(covariance).max(initial=0))
+    root[:columns, :columns] = np.linalg.cholesky(
+        covariance + JITTER * max(largest, 1.0) * np.eye(columns)
+    )
+    root[columns:, columns:] = np.diag(covariate_sd)
+    return root
+
+
+def maximise(
+    modes: Modes, root: Callable[[Floats], Floats], start: Floats, medians: Floats, spread: float
+) -> Floats:
+    """The logarithms of standard deviations that maximise the evidence of all bins.
+
+    `root` builds the prior from them. They have a Gaussian prior around `medians`.
+    """
+
+    def objective(x: Floats) -> float:
+        penalty = 0.5 * (((x - medians) / spread) ** 2).sum()
+        return float(penalty - modes.under(root(np.clip(x, -9, 3)))[2].sum())
+
+    simplex = np.vstack([start, start + 0.7 * np.eye(len(start))])
+    solution = optimize.minimize(
+        objective,
+        start,
+        method="Nelder-Mead",
+        options={
+            "initial_simplex": simplex,
+            "xatol": 0.03,
+            "fatol": 0.05,
+            "maxfev": 60 * len(start),
+        },
+    )
+    return np.clip(np.asarray(solution.x, dtype=np.float64), -9, 3)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Variants of the prior, with a weight for each bin."""
+
+    weights: Floats  # (bins, variants)
+
+    @classmethod
+    def of(cls, log_evidence: Floats, prior: Floats) -> Mixture:
+        """Weights that bins (bins, variants) share, by EM with prior counts (variants,)."""
+        share = prior / prior.sum()
+        weights = np.empty_like(log_evidence)
+        for _ in range(EM_STEPS):
+            weights = special.softmax(log_evidence + np.log(share), axis=1)
+            share = (weights.sum(0) + prior) / (len(weights) + prior.sum())
+        return cls(weights)
+
+
+def average(weights: Floats, parts: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+    """Means and covariances (bins, ...) of a mixture of Gaussians with weights (bins, parts)."""
+    mean = sum(w[:, None] * m for w, (m, _) in zip(weights.T, parts, strict=True))
+    mean = np.asarray(mean)
+    covariance = np.zeros_like(parts[0][1])
+    for w, (m, c) in zip(weights.T, parts, strict=True):
+        gap = m - mean
+        covariance += w[:, None, None] * (c + gap[:, :, None] * gap[:, None])
+    return mean, covariance
+
+
+def select_modes(modes: Modes, bins: slice) -> Modes:
+    """The modes of some bins."""
+    return replace(
+        modes,
+        mode=modes.mode[bins],
+        information=modes.information[bins],
+        score=modes.score[bins],
+        log_likelihood=modes.log_likelihood[bins],
+        prior=modes.prior[bins],
+    )
