@@ -40,6 +40,15 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{by_lower[similar[0]]}'?" if similar else ""
 
 
+def clear_suggestion(word: str, known: Iterable[str]) -> str:
+    """As `suggestion`, but empty unless one known word is clearly more similar than all others."""
+    ratio = {
+        name: difflib.SequenceMatcher(None, name.lower(), word.lower()).ratio() for name in known
+    }
+    best, second, *_ = [*sorted(ratio.values(), reverse=True), 0.0, 0.0]
+    return suggestion(word, [max(ratio, key=ratio.__getitem__)]) if best > second + 0.05 else ""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

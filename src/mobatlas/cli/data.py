@@ -10,6 +10,7 @@ from mobatlas.cli.options import (
     By,
     Config,
     Features,
+    GroupTables,
     Json,
     LabelledPath,
     LabelledSample,
@@ -150,6 +151,7 @@ def regions(
         float | None, typer.Option(help="Add private noise with this epsilon per person.")
     ] = None,
     max_visits: MaxVisits = None,
+    group_table: GroupTables = None,
     labelled: LabelledPath = None,
     labelled_sample: LabelledSample = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
@@ -178,6 +180,7 @@ def regions(
             straddle="uniform" if split_ages else "refuse",
             rest=not without_rest,
             disclosure=Disclosure(suppress, rounding, epsilon, max_visits),
+            group_tables=group_table or (),
             labelled=labelled,
             labelled_sample=labelled_sample,
         ),

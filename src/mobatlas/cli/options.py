@@ -108,6 +108,15 @@ SplitAges = Annotated[
         help="Split a census age range that spans two groups, evenly over its years.",
     ),
 ]
+GroupTables = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--group-table",
+        metavar="FILE",
+        help="A published table of mean visits by group, or by some attributes, as further "
+        "evidence: group, feature, value, and n or standard_error; may be repeated.",
+    ),
+]
 LabelledPath = Annotated[
     Path | None,
     typer.Option(

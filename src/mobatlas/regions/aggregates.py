@@ -157,7 +157,7 @@ def read_aggregates(
     noisy = "noise_sd" in columns  # noise may make a count negative
     if not noisy:
         refuse_negative(path, measure, regions, features, values)
-    n = _region_sizes(path, table, region)
+    n = people_behind(path, table, region)
     per_person = n[:, None] if measure == "visits" and n is not None else 1.0
     values = values / per_person
     _refuse_empty(path, regions, values)
@@ -185,12 +185,12 @@ def same_level(published: float, ours: float) -> bool:
     return 1 / SAME_LEVEL < published / max(ours, 1e-300) < SAME_LEVEL
 
 
-def compare_levels(published: float, ours: float) -> list[str]:
-    """A warning if the aggregates and the dataset differ in visits per person and window."""
+def compare_levels(published: float, ours: float, where: str = "aggregates") -> list[str]:
+    """A warning if a published table and the dataset differ in visits per person and window."""
     if same_level(published, ours):
         return []
     return [
-        f"people make {published:.3g} visits per window in the aggregates, but {ours:.3g} in the "
+        f"people make {published:.3g} visits per window in the {where}, but {ours:.3g} in the "
         "dataset: do both use windows of the same length?"
     ]
 
@@ -203,11 +203,16 @@ def compare_with_dataset(
         return []
     known = np.flatnonzero(~np.isnan(aggregates.values).all(0))
     published = mean_over_regions(aggregates.values, aggregates.n / aggregates.n.sum())
-    everyone = np.zeros(dataset.people.num_rows, dtype=np.int64)
-    training = aggregates_from_dataset(dataset, maps, everyone, "train", ("everyone",))
-    mean = dict(zip(training.features, training.values[0].tolist(), strict=True))
+    mean = training_means(dataset, maps)
     ours = sum(mean[aggregates.features[number]] for number in known.tolist())
     return compare_levels(float(published[known].sum()), ours)
+
+
+def training_means(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> dict[str, float]:
+    """The mean counts of training people by feature."""
+    everyone = np.zeros(dataset.people.num_rows, dtype=np.int64)
+    training = aggregates_from_dataset(dataset, maps, everyone, "train", ("everyone",))
+    return dict(zip(training.features, training.values[0].tolist(), strict=True))
 
 
 def _pooled_variance(
@@ -248,23 +253,26 @@ def _suppression_notes(name: str, values: Floats, rows: int) -> list[str]:
     return [note for note, applies in notes.items() if applies]
 
 
-def _region_sizes(path: Path, table: pd.DataFrame, region: Keys) -> Floats | None:
+def people_behind(
+    path: Path, table: pd.DataFrame, rows: Keys, kind: str = "region"
+) -> Floats | None:
+    """The column n, which has one value for each region or group; None without it."""
     if "n" not in table.columns:
         return None
-    codes, regions = region
-    rows = number_column(path, table, "n")
-    n = np.zeros(len(regions))
-    n[codes] = rows
-    if (n[codes] != rows).any():
-        row = int(np.argmax(n[codes] != rows))
+    codes, names = rows
+    values = number_column(path, table, "n")
+    n = np.zeros(len(names))
+    n[codes] = values
+    if (n[codes] != values).any():
+        row = int(np.argmax(n[codes] != values))
         raise MobatlasError(
-            f"{path}: region '{regions[codes[row]]}' has two values of n, {rows[row]:g} and "
-            f"{n[codes[row]]:g}; n is the number of people of a region, so give one value"
+            f"{path}: {kind} '{names[codes[row]]}' has two values of n, {values[row]:g} and "
+            f"{n[codes[row]]:g}; n is the number of people of a {kind}, so give one value"
         )
     if not (n > 0).all() or np.isinf(n).any():
         row = int(np.argmax(~(n > 0) | np.isinf(n)))
         raise MobatlasError(
-            f"{path}: region '{regions[row]}' has no people (n is {n[row]:g}); remove it"
+            f"{path}: {kind} '{names[row]}' has no people (n is {n[row]:g}); remove it"
         )
     return n
 

@@ -20,6 +20,7 @@ from mobatlas.regions.aggregates import (
 )
 from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
 from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure
+from mobatlas.regions.group_table import read_group_table
 from mobatlas.regions.labelled import labelled_people
 from mobatlas.regions.partitions import (
     assign,
@@ -75,6 +76,8 @@ class RegionsOptions:
         for some people of the dataset, or a folder with visits and people of a separate survey.
     labelled_sample
         For experiments: this many random labelled training people, instead of `labelled`.
+    group_tables
+        Published tables of mean visits by group, or by some of the attributes.
 
     Examples
     --------
@@ -95,6 +98,7 @@ class RegionsOptions:
     disclosure: Disclosure = NO_DISCLOSURE
     labelled: Path | str | None = None
     labelled_sample: int | None = None
+    group_tables: Sequence[Path | str] = ()
 
     def __post_init__(self) -> None:
         sources = (self.partition, self.by, self.composition, self.aggregates)
@@ -316,13 +320,17 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
 def _with_evidence(
     dataset: TrajectoryDataset, built: BuiltRegions, options: RegionsOptions, seed: int
 ) -> BuiltRegions:
-    """Add labelled people, and the parent of each feature."""
+    """Add labelled people and group tables, and the parent of each feature."""
     parts = []
     source = options.labelled_sample if options.labelled is None else Path(options.labelled)
     if source is not None:
         maps = _labelled_maps(dataset, built.regions, options)
         where = built.region_of_person
         parts.append(labelled_people(dataset, source, maps, built.regions, where, seed))
+    parts += [
+        read_group_table(path, dataset, built.regions, options.mask)
+        for path in options.group_tables
+    ]
     names = [*built.regions.aggregates.features]
     names += [name for part in parts for name in part.evidence.features]
     parents = {name: parent for name in names if (parent := dataset.vocabulary.parents.get(name))}

@@ -12,7 +12,7 @@ import pandas as pd
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, region_column
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, clear_suggestion, suggestion
 from mobatlas.groups import DEFAULT_GROUPS, SEPARATOR, Groups, order_levels
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.regions.types import Composition
@@ -25,6 +25,7 @@ GENDERS = {
     "M": ("m", "male", "males", "man", "men"),
     "F": ("f", "female", "females", "woman", "women"),
 }
+ALL = "\0all"  # in the place of a level: all levels; no table can contain it
 MEASURES = ("count", "share", "n")
 ACS_COLUMN = re.compile(r"B01001_?(\d{3})E?", re.IGNORECASE)
 # B01001_003 to _025 are men of these ages, _027 to _049 women; 001, 002 and 026 are totals.
@@ -138,14 +139,21 @@ def region_codes(
     return np.array([position.get(name, -1) for name in ids], dtype=np.int64), tuple(regions)
 
 
-def pivot(path: Path, region: Keys, cell: Keys, values: Floats, absent: float = 0.0) -> Floats:
+def pivot(
+    path: Path,
+    region: Keys,
+    cell: Keys,
+    values: Floats,
+    absent: float = 0.0,
+    kind: str = "region",
+) -> Floats:
     """Values (regions, cells) from rows; each pair of region and cell may have one row."""
     flat = region[0] * len(cell[1]) + cell[0]
     repeated = pd.Series(flat).duplicated().to_numpy()
     if repeated.any():
         row = int(np.argmax(repeated))
         raise MobatlasError(
-            f"{path}: region '{region[1][region[0][row]]}' has two rows of "
+            f"{path}: {kind} '{region[1][region[0][row]]}' has two rows of "
             f"'{cell[1][cell[0][row]]}'; keep one"
         )
     pivoted = np.full((len(region[1]), len(cell[1])), absent)
@@ -154,13 +162,18 @@ def pivot(path: Path, region: Keys, cell: Keys, values: Floats, absent: float = 
 
 
 def refuse_negative(
-    path: Path, measure: str, regions: Sequence[str], cells: Sequence[str], values: Floats
+    path: Path,
+    measure: str,
+    regions: Sequence[str],
+    cells: Sequence[str],
+    values: Floats,
+    kind: str = "region",
 ) -> None:
     """Refuse a table of counts or shares (regions, cells) with a negative value."""
     if (values < 0).any():
         region, cell = np.argwhere(values < 0)[0]
         raise MobatlasError(
-            f"{path}: the {measure} of '{cells[cell]}' in region '{regions[region]}' is negative "
+            f"{path}: the {measure} of '{cells[cell]}' in {kind} '{regions[region]}' is negative "
             f"({values[region, cell]:g}); correct it"
         )
 
@@ -264,6 +277,44 @@ def group_weights(path: Path, table: pd.DataFrame, attributes: list[str], groups
     return _cell_weights(path, cells, groups, "uniform", [])[cell]
 
 
+def mixtures(
+    path: Path, table: pd.DataFrame, groups: Groups, population: Floats, notes: list[str]
+) -> tuple[Ints, list[str], Floats]:
+    """Rows of a table by group or by some attributes, as mixtures of groups.
+
+    An attribute without a column, or with an empty cell, covers all its levels. Groups within a
+    row have the proportions of `population` (groups,). Returns the cell of each row, and the name
+    and composition (cells, groups) of each cell; the latter is zero if it has none of the groups.
+    """
+    attributes = label_columns(path, list(table.columns), "feature", groups)
+    empty = table[attributes].astype("string").fillna("").isin(("", "all"))
+    filled = table[attributes].astype(object).mask(empty, ALL)
+    cell, levels = _level_cells(path, filled, attributes)
+    named = tuple(attributes) if attributes != ["group"] else None
+    cells = _Cells((), named, tuple(levels), np.zeros((0, len(levels))))
+    shares = np.tile(population, (len(levels), 1))  # (cells, groups)
+    used = set()
+    for attribute, (_, own) in enumerate(groups.attributes):
+        column = _own_column(path, cells, groups, attribute)
+        if column is not None:
+            used.add(column)
+            codes = groups.level_codes[:, attribute]
+            parts = _level_parts(path, cells, groups, (attribute, column), "uniform", notes)
+            # An age range that spans two levels has people of both, whatever the population is.
+            margin = np.bincount(codes, population, len(own))
+            parts = np.where(parts.sum(1, keepdims=True) > 1, 1, parts / np.maximum(margin, 1e-300))
+            shares = shares * parts[:, codes]
+    for column, name in enumerate(named or ()):
+        if column not in used:
+            raise MobatlasError(
+                f"{path}: column '{name}' is not an attribute of the groups (attributes: "
+                f"{', '.join(groups.attribute_names)}); give means over its levels"
+            )
+    total = shares.sum(1, keepdims=True)
+    names = [SEPARATOR.join(part for part in level if part != ALL) or "all" for level in levels]
+    return cell, names, shares / np.where(total > 0, total, 1)
+
+
 def label_columns(path: Path, columns: list[str], key: str, groups: Groups | None) -> list[str]:
     """The column `group` of a table, or its attribute columns."""
     attributes = ["group"] if "group" in columns else _attribute_columns(columns, key, groups)
@@ -321,39 +372,61 @@ def _cell_weights(
 ) -> Floats:
     """The part of the people of each cell that belongs to each group: (cells, groups)."""
     weights = np.ones((len(cells.levels), len(groups)))
-    for attribute, (name, levels) in enumerate(groups.attributes):
-        own = _own_levels(path, cells, groups, attribute)
-        parts = _level_weights(path, list(dict.fromkeys(own)), levels, straddle, notes)
-        unknown = next((level for level in own if level not in parts), None)
-        if unknown is not None and cells.attributes is None:
-            raise _unknown_group(path, SEPARATOR.join(cells.levels[own.index(unknown)]), groups)
-        if unknown is not None:
-            hint = f"{suggestion(unknown, levels)} (known: {', '.join(levels)})"
-            raise MobatlasError(f"{path}: level '{unknown}' of '{name}' does not exist{hint}")
-        weights *= np.stack([parts[level] for level in own])[:, groups.level_codes[:, attribute]]
+    for attribute, (name, _) in enumerate(groups.attributes):
+        column = _own_column(path, cells, groups, attribute)
+        if column is None:
+            raise MobatlasError(
+                f"{path}: no column for '{name}' (columns: {', '.join(cells.attributes or ())}); "
+                "add one"
+            )
+        parts = _level_parts(path, cells, groups, (attribute, column), straddle, notes)
+        weights *= parts[:, groups.level_codes[:, attribute]]
     return weights
 
 
-def _own_levels(path: Path, cells: _Cells, groups: Groups, attribute: int) -> list[str]:
-    """The table's level of one attribute by cell, matched by name, else by the levels' form."""
+def _own_column(path: Path, cells: _Cells, groups: Groups, attribute: int) -> int | None:
+    """The table's column for an attribute, matched by name, else by the form of its levels."""
     name, levels = groups.attributes[attribute]
     if cells.attributes is None:
         wrong = [level for level in cells.levels if len(level) != len(groups.attributes)]
         if wrong:
             raise _unknown_group(path, SEPARATOR.join(wrong[0]), groups)
-        return [level[attribute] for level in cells.levels]
-    columns = {
-        own.lower(): [level[n] for level in cells.levels] for n, own in enumerate(cells.attributes)
-    }
-    if name.lower() in columns:
-        return columns[name.lower()]
+        return attribute
+    names = [own.lower() for own in cells.attributes]
+    if name.lower() in names:
+        return names.index(name.lower())
     for parse in (parse_age, _gender):
-        for own in columns.values():
-            if all(map(parse, levels)) and all(map(parse, own)):
-                return own
-    raise MobatlasError(
-        f"{path}: no column for '{name}' (columns: {', '.join(cells.attributes)}); add one"
-    )
+        for column in range(len(names)):
+            own = {level[column] for level in cells.levels} - {ALL}
+            if own and all(map(parse, levels)) and all(map(parse, own)):
+                return column
+    return None
+
+
+def _level_parts(
+    path: Path,
+    cells: _Cells,
+    groups: Groups,
+    match: tuple[int, int],
+    straddle: str,
+    notes: list[str],
+) -> Floats:
+    """The part (cells, levels) of each cell in each level of an attribute; all ones for `ALL`.
+
+    `match` is the number of the attribute, and that of the table's column for it.
+    """
+    attribute, column = match
+    name, levels = groups.attributes[attribute]
+    own = [level[column] for level in cells.levels]
+    named = [level for level in dict.fromkeys(own) if level != ALL]
+    parts = _level_weights(path, named, levels, straddle, notes) | {ALL: np.ones(len(levels))}
+    unknown = next((level for level in own if level not in parts), None)
+    if unknown is not None and cells.attributes is None:
+        raise _unknown_group(path, SEPARATOR.join(cells.levels[own.index(unknown)]), groups)
+    if unknown is not None:
+        hint = f"{clear_suggestion(unknown, levels)} (known: {', '.join(levels)})"
+        raise MobatlasError(f"{path}: level '{unknown}' of '{name}' does not exist{hint}")
+    return np.stack([parts[level] for level in own])
 
 
 def _level_weights(

@@ -31,7 +31,7 @@ from mobatlas.regions.aggregates import (
 )
 from mobatlas.regions.composition import group_weights, label_columns
 from mobatlas.regions.partitions import derive_seed, renumber, restrict
-from mobatlas.regions.types import Aggregates, GroupEvidence, Regions, population_mean
+from mobatlas.regions.types import Aggregates, GroupEvidence, Regions, ReportedEvidence
 
 NAME = "labelled people"
 VISITS = "visits"  # the one map whose counts do not grow with the length of the window
@@ -41,15 +41,6 @@ MIN_PEOPLE = 2  # of a group: one person has no variance
 MIN_EXPECTED = 5.0  # people in a cell of a chi-square test; smaller cells are merged
 SIGNIFICANT = 0.001  # p-value of a difference that is reported
 CLEAR = 0.1  # share of people that would have to move; smaller differences are not reported
-
-
-@dataclass(frozen=True)
-class Labelled:
-    """Evidence from labelled people, and what to report about it."""
-
-    evidence: GroupEvidence
-    notes: list[str]
-    warnings: list[str]
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,7 @@ def labelled_people(
     regions: Regions,
     region_of_person: Ints | None,
     seed: int,
-) -> Labelled:
+) -> ReportedEvidence:
     """Evidence from labelled people.
 
     Parameters
@@ -88,7 +79,7 @@ def labelled_people(
 
     Returns
     -------
-    Labelled
+    ReportedEvidence
         The evidence, with notes and warnings.
 
     Examples
@@ -108,7 +99,7 @@ def labelled_people(
     if region_of_person is not None and not regions.randomised:
         everyone = restrict(region_of_person, dataset.split_people("train"))
         warnings += _region_warnings(everyone[group >= 0], everyone, regions.composition.regions)
-    return Labelled(_evidence(means, regions.groups), notes, warnings)
+    return ReportedEvidence(_evidence(means, regions.groups), notes, warnings)
 
 
 def _draw(dataset: TrajectoryDataset, n: int, seed: int) -> Ints:
@@ -185,7 +176,7 @@ def _note_unused(notes: list[str], people: _People, unused: dict[str, int]) -> N
 
 def _survey(
     dataset: TrajectoryDataset, folder: Path, maps: Sequence[FeatureMap], regions: Regions
-) -> Labelled:
+) -> ReportedEvidence:
     """Means of the people of a separate survey, a dataset folder or tables of visits and people."""
     if (folder / MANIFEST).exists():
         survey = TrajectoryDataset.open(folder)
@@ -250,7 +241,7 @@ def _survey_means(
     people: _People,
     maps: Sequence[FeatureMap],
     regions: Regions,
-) -> Labelled:
+) -> ReportedEvidence:
     """Means in the features of the dataset, per window of its length."""
     notes: list[str] = []
     label = dict(zip(people.users, people.group.tolist(), strict=True))
@@ -279,7 +270,7 @@ def _survey_means(
     number, names = _counted_groups(observed, regions.groups, notes)
     means = aggregate(phi, number[observed], names, bins)
     evidence = replace(_evidence(means, regions.groups), same_population=False)
-    return Labelled(evidence, notes, _group_warnings(observed, regions))
+    return ReportedEvidence(evidence, notes, _group_warnings(observed, regions))
 
 
 def _in_vocabulary(
@@ -334,11 +325,7 @@ def _evidence(means: Aggregates, groups: Groups) -> GroupEvidence:
 def _group_warnings(group: Ints, regions: Regions) -> list[str]:
     """Warnings about groups without labelled people, and about an uneven choice of groups."""
     people = np.bincount(group[group >= 0], minlength=len(regions.groups)).astype(np.float64)
-    shares = (
-        population_mean(regions.composition.shares, regions.aggregates)[0]
-        if regions.population is None
-        else regions.population.shares
-    )
+    shares = regions.population_shares
     absent = [regions.groups.names[each] for each in np.flatnonzero((people == 0) & (shares > 0))]
     warnings = []
     if absent:

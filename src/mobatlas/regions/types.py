@@ -139,6 +139,15 @@ class GroupEvidence:
 
 
 @dataclass(frozen=True)
+class ReportedEvidence:
+    """Evidence, with the decisions and doubts that a user should read."""
+
+    evidence: GroupEvidence
+    notes: list[str]
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
 class Regions:
     """Composition and aggregates of the same regions, in the same order.
 
@@ -174,6 +183,15 @@ class Regions:
     @property
     def groups(self) -> Groups:
         return self.composition.groups
+
+    @property
+    def population_shares(self) -> Floats:
+        """w (groups,): the composition of all people, or of all regions."""
+        if self.population is not None:
+            return self.population.shares
+        # A census counts everybody; exact shares have no number of people.
+        n = self.composition.n if np.isfinite(self.composition.n).all() else self.aggregates.n
+        return np.asarray(n @ self.composition.shares / n.sum())
 
     def select(self, rows: Ints) -> Regions:
         """Return some of the regions, without the population, which would reveal the others."""

@@ -1,0 +1,196 @@
+"""Published tables of mean visits by group or by some attributes, as evidence beside regions.
+
+A row that covers several groups, such as all women, is a mixture of them.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from mobatlas.data.arrays import Floats
+from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.errors import MobatlasError, clear_suggestion
+from mobatlas.features.maps import build_feature, feature_maps
+from mobatlas.io.tables import key_column, number_column, read_table, require_columns
+from mobatlas.regions.aggregates import compare_levels, people_behind, same_level, training_means
+from mobatlas.regions.composition import Keys, mixtures, pivot, refuse_negative
+from mobatlas.regions.types import GroupEvidence, Regions, ReportedEvidence, bins_by_map
+
+DAYS = {"day": 1.0, "week": 7.0, "month": 365.25 / 12}  # of a period
+PERIODS = (*DAYS, "window")
+PLACES = ("elsewhere", "here")
+FIXED = "visits:"  # these bins describe a whole window, so their values cannot be converted
+
+
+def read_group_table(
+    path: Path | str, dataset: TrajectoryDataset, regions: Regions, mask: Sequence[str] = ()
+) -> ReportedEvidence:
+    """Read mean visits per person by group.
+
+    Parameters
+    ----------
+    path
+        CSV or Parquet: `group` or some attribute columns, `feature`, `value`, and `n` (people) or
+        `standard_error`. Optional: `per` (day, week, month or window) and `place` (here or
+        elsewhere). An attribute without a column, or with an empty cell, covers all its levels.
+    dataset
+        The dataset whose features and windows apply.
+    regions
+        The regions, with the groups and their shares of the population.
+    mask
+        Tokens that are not counted.
+
+    Returns
+    -------
+    ReportedEvidence
+        The evidence, with notes and warnings.
+
+    Examples
+    --------
+    >>> read_group_table("trips_by_age.csv", dataset, regions)  # doctest: +SKIP
+    """
+    path = Path(path)
+    notes: list[str] = []
+    table = _usable_rows(path, dataset, mask, notes)
+    cell, names, shares = mixtures(path, table, regions.groups, regions.population_shares, notes)
+    rows = (cell, names)
+    feature = key_column(path, table, "feature")
+    scale = _windows_per_period(path, table, dataset.window_days)
+    value = number_column(path, table, "value") * scale
+    values = pivot(path, rows, feature, value, np.nan, "group")  # (rows, features)
+    refuse_negative(path, "value", names, feature[1], values, "group")
+    n, error = _precision(path, table, rows, feature, scale)
+    known = np.flatnonzero(shares.sum(1))
+    if not len(known):
+        raise MobatlasError(f"{path}: no row describes people of these regions; check its levels")
+    if len(known) < len(names):
+        absent = "; ".join(names[each] for each in np.flatnonzero(shares.sum(1) == 0))
+        notes.append(f"{path.name}: left out, because the population has no such people: {absent}")
+    level = _level(values[known], (shares[known] > 0) @ regions.population_shares)
+    ours = _level_of_dataset(dataset, feature[1], mask)
+    agrees = same_level(level, ours)
+    if not agrees and "per" not in table.columns:
+        raise MobatlasError(
+            f"{path}: people make {level:.3g} visits in the table, but {ours:.3g} per "
+            f"{dataset.window_days}-day window in the dataset; add a column 'per' with "
+            f"{', '.join(PERIODS[:-1])} or {PERIODS[-1]}"
+        )
+    elsewhere = "elsewhere" in _words(path, table, "place", PLACES)
+    notes.append(f"{path.name}: {len(known)} rows with means of {len(feature[1])} features")
+    if elsewhere or not agrees:
+        notes.append(f"{path.name}: only differences between its rows are used, not their level")
+    evidence = GroupEvidence(
+        path.name,
+        "table",
+        shares[known],
+        tuple(feature[1]),
+        values[known],
+        n[known],
+        None if error is None else error[known],
+        same_population=agrees and not elsewhere,
+    )
+    warnings = [f"{path.name}: {sentence}" for sentence in compare_levels(level, ours, "table")]
+    return ReportedEvidence(evidence, notes, [] if elsewhere else warnings)
+
+
+def _usable_rows(
+    path: Path, dataset: TrajectoryDataset, mask: Sequence[str], notes: list[str]
+) -> pd.DataFrame:
+    """The rows with a value of a known feature that is not masked."""
+    table = read_table(path)
+    require_columns(str(path), list(table.columns), ("feature", "value"))
+    codes, features = key_column(path, table, "feature")
+    bins, counted = (
+        {
+            name
+            for each in feature_maps()
+            for name in build_feature(each, dataset.vocabulary, m).bins
+        }
+        for m in ((), mask)
+    )
+    for name in features:
+        if name not in bins:
+            feature_map, _, word = name.rpartition(":")
+            similar = [known for known in bins if known.startswith(f"{feature_map}:")]
+            if not feature_map:
+                similar = [known for known in bins if known.partition(":")[2] == word]
+            raise MobatlasError(
+                f"{path}: feature '{name}' does not exist in {dataset.path}"
+                f"{clear_suggestion(name, similar)}"
+            )
+    masked = np.array([name not in counted for name in features])[codes]
+    empty = np.isnan(number_column(path, table, "value", missing=True))
+    for reason, rows in (("without a value", empty & ~masked), ("of masked tokens", masked)):
+        if rows.any():
+            notes.append(f"{path.name}: {int(rows.sum()):,} rows {reason} are left out")
+    if (empty | masked).all():
+        raise MobatlasError(f"{path}: no row has a value of a feature that is counted")
+    return table[~(empty | masked)].reset_index(drop=True)
+
+
+def _windows_per_period(path: Path, table: pd.DataFrame, window_days: int) -> Floats:
+    """The factor (table rows,) from a value per period to a value per window."""
+    periods = _words(path, table, "per", PERIODS)
+    scale = np.array([window_days / DAYS.get(period, window_days) for period in periods])
+    fixed = np.asarray(table["feature"].astype(str).str.startswith(FIXED)) & (scale != 1)
+    if fixed.any():
+        raise MobatlasError(
+            f"{path}: the number of visits per window cannot be converted from values per "
+            f"{periods[int(np.argmax(fixed))]}; give it per window"
+        )
+    return scale
+
+
+def _words(path: Path, table: pd.DataFrame, column: str, known: Sequence[str]) -> list[str]:
+    """An optional column of known words, by row; by default the last one everywhere."""
+    if column not in table.columns:
+        return [known[-1]] * len(table)
+    codes, words = key_column(path, table, column)
+    for word in words:
+        if word not in known:
+            raise MobatlasError(
+                f"{path}: column '{column}' has '{word}'; write {', '.join(known[:-1])} or "
+                f"{known[-1]}"
+            )
+    return [words[code] for code in codes.tolist()]
+
+
+def _precision(
+    path: Path, table: pd.DataFrame, rows: Keys, feature: Keys, scale: Floats
+) -> tuple[Floats, Floats | None]:
+    """People (rows,), infinite where unknown, and standard errors (rows, features) if known."""
+    counted = "n" in table.columns
+    if not counted and "standard_error" not in table.columns:
+        raise MobatlasError(
+            f"{path}: column 'n' or 'standard_error' is missing; give the people behind each row, "
+            "or the standard error of each value"
+        )
+    n = people_behind(path, table, rows, "group")
+    n = np.full(len(rows[1]), np.inf) if n is None else n
+    if "standard_error" not in table.columns:
+        return n, None
+    error = number_column(path, table, "standard_error", missing=counted)
+    if (error <= 0).any():
+        raise MobatlasError(
+            f"{path}: column 'standard_error' is not above 0 in row "
+            f"{int(np.argmax(error <= 0)) + 1}; correct it"
+        )
+    return n, pivot(path, rows, feature, error * scale, np.nan, "group")
+
+
+def _level_of_dataset(
+    dataset: TrajectoryDataset, features: Sequence[str], mask: Sequence[str]
+) -> float:
+    """Mean visits per window of training people over some features."""
+    maps = [build_feature(name, dataset.vocabulary, mask) for name in bins_by_map(features)]
+    means = training_means(dataset, maps)
+    return sum(means[name] for name in features)
+
+
+def _level(values: Floats, weight: Floats) -> float:
+    """Mean visits per person over all features, with the rows weighted by their people."""
+    known = ~np.isnan(values)
+    mean = weight @ np.nan_to_num(values) / np.maximum(weight @ known, 1e-300)
+    return float(mean.sum())
