@@ -157,16 +157,19 @@ def resumable_folder(
 
 
 @contextmanager
-def new_file(out: Path, overwrite: bool) -> Iterator[Path]:
-    """Write a Parquet file that appears as `out` when the block ends without an error."""
+def new_file(out: Path, overwrite: bool, starts: tuple[bytes, ...] = ()) -> Iterator[Path]:
+    """Write a file that appears as `out` when the block ends without an error.
+
+    `overwrite` replaces a Parquet file of mobatlas, or a file with one of these starts.
+    """
     out = _absolute(out)
-    _check_replaceable_file(out, overwrite)
+    _check_replaceable_file(out, overwrite, starts)
     with lock_output(out):
         partial = hidden_sibling(out, "partial")
         try:
             yield partial
             sync(partial)
-            _check_replaceable_file(out, overwrite)
+            _check_replaceable_file(out, overwrite, starts)
             partial.replace(out)
             sync(out.parent)
         finally:
@@ -288,7 +291,7 @@ def _check_unfinished(out: Path, names: frozenset[str], overwrite: bool) -> None
     _refuse_foreign_files(out, _foreign_names(out, names))
 
 
-def _check_replaceable_file(out: Path, overwrite: bool) -> None:
+def _check_replaceable_file(out: Path, overwrite: bool, starts: tuple[bytes, ...]) -> None:
     """Refuse an existing file unless `overwrite` is set and mobatlas wrote the file."""
     if out.is_dir():
         raise MobatlasError(
@@ -298,6 +301,9 @@ def _check_replaceable_file(out: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise MobatlasError(f"{out}: {EXISTS}")
+    with out.open("rb") as file:
+        if file.read(max(map(len, starts), default=0)).startswith(starts):
+            return
     try:
         metadata = pq.read_metadata(out).metadata or {}
     except (OSError, pa.ArrowInvalid):

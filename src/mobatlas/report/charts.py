@@ -1,4 +1,4 @@
-"""Charts and maps: inline SVG and HTML for the report, and the figure of a diagnosis as PNG.
+"""Charts and maps: inline SVG and HTML for the report; figures of commands as PNG.
 
 Inline charts take their colours from the page, so they follow light and dark mode. Series differ in
 dashes and marks as well as in colour, and every chart has a text description.
@@ -20,7 +20,9 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.evaluation.metrics import MetricSpec, located, travel_distance
+from mobatlas.io.manifest import write_atomic
 from mobatlas.regions.identifiability import Diagnosis
+from mobatlas.regions.recovery.summary import LESS, MORE, NOT_SURE, RecoverySummary
 from mobatlas.regions.types import Composition
 
 ACROSS = (58, 626)  # pixels of the axes, in charts of 640 x 260
@@ -34,6 +36,17 @@ CLASSES = {REAL: "real", "baseline": "baseline", "supervised": "ours", "strong":
 EXAMPLES = 6  # samples drawn on a map
 LONGEST = 60  # visits on the axis, at most
 VERDICT_COLOURS = {"identified": BLUE, "partly identified": ORANGE, "not identified": "#999999"}
+GREY = "#595959"
+# Verdict -> marker, colour and fill; shapes point in the direction of the difference.
+VERDICT_MARKS = {
+    MORE: (">", BLUE, BLUE),
+    LESS: ("<", ORANGE, ORANGE),
+    NOT_SURE: ("o", GREY, "white"),
+}
+PANELS = 3  # side by side
+FARTHEST = 3.0  # times the largest mean: longer intervals are cut
+WIDEST = 30.0  # the largest ratio on an axis
+RATIO_TICKS = (1 / 20, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
 
 
 @dataclass(frozen=True)
@@ -142,6 +155,110 @@ def _draw_composition(
     more = "" if all_shown else f" (first {SHOWN_REGIONS} of {diagnosis.regions})"
     axes.set_title(f"composition P{more}")
     figure.colorbar(image, ax=axes, label="share of people")
+
+
+def recovery_figure(
+    summary: RecoverySummary, panels: Mapping[str, int], unit: int, path: Path
+) -> None:
+    """Draw means with intervals as PNG: a panel for each feature, or one panel for a comparison.
+
+    Parameters
+    ----------
+    summary
+        Values, intervals and verdicts.
+    panels
+        Title -> number of the feature.
+    unit
+        The number of people that counts are shown for.
+    path
+        The file to write.
+    """
+    plt = load_pyplot()
+    comparison = summary.is_comparison
+    across = 1 if comparison else min(PANELS, len(panels))
+    down = 1 if comparison else -(-len(panels) // across)
+    rows = list(panels) if comparison else list(summary.rows)
+    size = (6.5 if comparison else 1.5 + 3.1 * across, 1.2 + down * (0.6 + 0.25 * len(rows)))
+    figure, axes = plt.subplots(
+        down, across, figsize=size, layout="constrained", sharey=True, squeeze=False
+    )
+    if comparison:
+        _draw_comparison(axes[0, 0], summary, list(panels.values()))
+        label = f"ratio of mean counts, {' / '.join(summary.rows)}"
+    else:
+        label = f"mean count per {'person' if unit == 1 else f'{unit:,} people'} and window"
+        for axis, (title, number) in zip(axes.flat, panels.items(), strict=False):
+            _draw_means(axis, summary, number, unit)
+            axis.set_title(_plain(title), loc="left", fontsize=10, fontweight="bold")
+        for axis in axes.flat[len(panels) :]:
+            axis.set_visible(False)
+    axes[0, 0].set_yticks(range(len(rows)), map(_plain, rows))
+    axes[0, 0].set_ylim(len(rows) - 0.5, -0.5)
+    maps = ", ".join({summary.features[each].partition(":")[0]: None for each in panels.values()})
+    figure.supxlabel(
+        f"{_plain(f'{maps}: {label}')}, with {100 * summary.level:.4g} % intervals", fontsize=9
+    )
+    marks = [
+        plt.Line2D([], [], marker=marker, color=colour, markerfacecolor=fill, label=verdict)
+        for verdict, (marker, colour, fill) in VERDICT_MARKS.items()
+    ]
+    line = "equal" if comparison else "population average"
+    marks.append(plt.Line2D([], [], color="black", linestyle="--", label=line))
+    figure.legend(handles=marks, loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=150)
+    plt.close(figure)
+    write_atomic(path, buffer.getvalue())
+
+
+def _draw_means(axis: Any, summary: RecoverySummary, number: int, unit: int) -> None:
+    """The means of one feature by row, and the average."""
+    ends = unit * np.stack([each[:, number] for each in (summary.low, summary.value, summary.high)])
+    average = unit * float(summary.reference[0, number])
+    farthest = FARTHEST * max(float(ends[1].max()), average)
+    right = max(min(float(ends[2].max()), farthest), 1e-9) * 1.05
+    _draw_dots(axis, ends, summary.verdicts[:, number].tolist(), (0, right))
+    axis.axvline(average, color="black", linestyle="--", linewidth=1, zorder=1)
+
+
+def _draw_comparison(axis: Any, summary: RecoverySummary, numbers: list[int]) -> None:
+    """The ratios between two groups by feature."""
+    sides = (summary.ratio_low, summary.ratio, summary.ratio_high)
+    ends = np.nan_to_num(np.stack([each[0, numbers] for each in sides]), nan=1.0)
+    axis.set_xscale("log")
+    reach = min(max(1.5, float(ends[2].max()), 1 / max(float(ends[0].min()), 1e-9)), WIDEST)
+    _draw_dots(axis, ends, summary.verdicts[0, numbers].tolist(), (1 / reach / 1.05, reach * 1.05))
+    axis.axvline(1, color="black", linestyle="--", linewidth=1, zorder=1)
+    ticks = [ratio for ratio in RATIO_TICKS if 1 / reach <= ratio <= reach]
+    axis.set_xticks(ticks, [f"{ratio:g}" for ratio in ticks])
+    axis.minorticks_off()
+
+
+def _draw_dots(
+    axis: Any, ends: Floats, verdicts: Sequence[str], limits: tuple[float, float]
+) -> None:
+    """Low, value and high (3, rows) as dots on lines; lines that leave the axis end in arrows."""
+    low, value, high = np.clip(ends, *limits)
+    for place, verdict in enumerate(verdicts):
+        marker, colour, fill = VERDICT_MARKS[verdict]
+        axis.plot([low[place], high[place]], [place, place], color=colour, linewidth=1.5, zorder=2)
+        axis.plot(
+            value[place], place, marker, color=colour, markerfacecolor=fill, markersize=6, zorder=3
+        )
+        for end, cut, arrow in ((low, ends[0], "<"), (high, ends[2], ">")):
+            if end[place] != cut[place]:
+                axis.plot(end[place], place, arrow, color=colour, markersize=4, clip_on=False)
+    axis.set_xlim(*limits)
+    axis.tick_params(labelsize=8)
+    axis.tick_params(axis="y", length=0)
+    axis.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _plain(text: str) -> str:
+    """Text in which dollar signs do not begin a formula."""
+    return text.replace("$", r"\$")
 
 
 def load_pyplot() -> Any:

@@ -1,8 +1,12 @@
-"""Group means as an answer: margins and contrasts, ratios to the average, and verdicts.
+"""Group means as an answer: margins and comparisons, ratios to the average, and verdicts.
 
-The posterior of the group means of a feature is lognormal. A summary compares mixtures a'M of
-groups with a reference b'M. Both are approximated by lognormal variables with the same means,
-variances and covariance (Fenton-Wilkinson), which is exact for single groups.
+A summary compares mixtures a'M of groups with mixtures b'M, such as the population w'M. For each
+feature, log M has a Gaussian posterior with covariance C. To first order
+
+    Var log a'M = s'Cs,    Var log (a'M / b'M) = (s - t)'C(s - t)
+
+where s and t are the shares of the groups in a'M and b'M. This is exact for single groups. The
+population mean stays as certain as it is, because uncertain differences cancel in it.
 
 A verdict says whether a ratio differs from 1. The procedure of Benjamini and Yekutieli (2001)
 controls the expected share of wrong verdicts in each feature map. It is valid however the
@@ -24,6 +28,7 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import Groups
 from mobatlas.regions.types import Recovery, bins_by_map, blocks
 
+KIND = "recovery"
 AVERAGE = "average"
 MORE = "more"
 LESS = "less"
@@ -35,7 +40,7 @@ EQUAL = 1e-6  # a smaller standard deviation of a log ratio is a rounding error
 class RecoverySummary:
     """Mean counts per person and window by row and feature, with intervals and verdicts.
 
-    A row is a group, a level of an attribute, or the first side of a comparison.
+    A row is a group, a level of an attribute, or a side of a comparison.
 
     Attributes
     ----------
@@ -43,9 +48,9 @@ class RecoverySummary:
         Probability of each interval. At most `1 - level` of the verdicts in a feature map are
         expected to be wrong.
     compared_with
-        What ratios compare with: "average", or the second side of a comparison.
+        What the ratio of each row compares with: "average", or the other side of a comparison.
     reference
-        The mean counts of the average or of the second side.
+        The mean counts of the average, or of the other side.
     verdicts
         "more", "less" or "not sure": whether the ratio is above or below 1.
     sources
@@ -63,12 +68,12 @@ class RecoverySummary:
     level: float
     groups: Groups
     rows: tuple[str, ...]
-    compared_with: str
+    compared_with: tuple[str, ...]  # (rows,)
     features: tuple[str, ...]
     value: Floats  # (rows, features)
     low: Floats  # (rows, features)
     high: Floats  # (rows, features)
-    reference: Floats  # (features,)
+    reference: Floats  # (rows, features)
     ratio: Floats  # (rows, features); NaN where a side is zero
     ratio_low: Floats  # (rows, features)
     ratio_high: Floats  # (rows, features)
@@ -78,6 +83,11 @@ class RecoverySummary:
     notes: tuple[str, ...] = ()
     undistinguished: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def is_comparison(self) -> bool:
+        """Whether two sides are compared with each other instead of with the average."""
+        return AVERAGE not in self.compared_with
+
     def most_certain(self, feature_map: str, n: int) -> Ints:
         """The n features of a map with the most certain differences, in that order."""
         bins = bins_by_map(self.features)[feature_map]
@@ -85,35 +95,37 @@ class RecoverySummary:
         return np.asarray(bins[np.argsort(-best, kind="stable")[:n]])
 
     def as_columns(self) -> dict[str, list[Any]]:
-        """A long table by column name, with a line for each row and feature."""
-        rows = np.repeat(np.array(self.rows), len(self.features))
+        """A long table by column name, with a line for each row and feature; None for NaN."""
         cells = {
             "value": self.value,
             "low": self.low,
             "high": self.high,
-            "reference": np.broadcast_to(self.reference, self.value.shape),
+            "reference": self.reference,
             "ratio": self.ratio,
             "ratio_low": self.ratio_low,
             "ratio_high": self.ratio_high,
             "verdict": self.verdicts,
         } | {f"from_{name.replace(' ', '_')}": share for name, share in self.sources.items()}
         return {
-            "group": rows.tolist(),
+            "group": np.repeat(self.rows, len(self.features)).tolist(),
             "feature": list(self.features) * len(self.rows),
-            "compared_with": [self.compared_with] * len(rows),
-            **{name: values.ravel().tolist() for name, values in cells.items()},
+            "compared_with": np.repeat(self.compared_with, len(self.features)).tolist(),
+            **{
+                # NaN differs from itself.
+                name: [cell if cell == cell else None for cell in values.ravel().tolist()]
+                for name, values in cells.items()
+            },
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """The summary for JSON, with null for unknown ratios."""
-        columns = {
-            name: [None if isinstance(cell, float) and np.isnan(cell) else cell for cell in cells]
-            for name, cells in self.as_columns().items()
-        }
+        """The summary for JSON."""
+        columns = self.as_columns()
         return {
+            "kind": KIND,
             "level": self.level,
-            "verdicts": "Benjamini-Yekutieli: expected share of wrong verdicts in a feature map at "
-            f"most {1 - self.level:.6g}",
+            "verdicts": "Benjamini-Yekutieli: at most this share is expected to be wrong in each "
+            "feature map",
+            "wrong_verdicts": round(1 - self.level, 9),
             "groups": self.groups.as_dict(),
             "undistinguished": {name: list(each) for name, each in self.undistinguished.items()},
             "notes": list(self.notes),
@@ -163,13 +175,14 @@ def summarise_recovery(
         raise MobatlasError(f"level {level:g}: give a probability between 0 and 1, such as 0.9")
     if by is not None and compare is not None:
         raise MobatlasError("give either an attribute or two groups to compare, not both")
-    mixtures = _mixtures(recovery, by, compare)
+    mixtures = _Mixtures.of(recovery, by, compare)
     bins = _bins_of_maps(recovery.features, features)
     names = tuple(recovery.features[number] for number in bins.tolist())
     estimate = _Estimate.of(recovery, bins, mixtures)
     z = float(special.ndtri(0.5 + level / 2))
-    spread = z * np.sqrt(estimate.variance)
-    ratio_spread = z * np.sqrt(estimate.ratio_variance)
+    reach = np.exp(z * estimate.sd)
+    ratio_reach = np.exp(z * estimate.ratio_sd)
+    unseen = estimate.value / reach < mixtures.resolution(recovery, bins)
     by_group = by is None and compare is None
     return RecoverySummary(
         level=level,
@@ -178,18 +191,16 @@ def summarise_recovery(
         compared_with=mixtures.compared_with,
         features=names,
         value=estimate.value,
-        low=np.exp(estimate.median - spread),
-        high=np.exp(estimate.median + spread),
+        low=np.where(unseen, 0.0, estimate.value / reach),
+        high=estimate.value * reach,
         reference=estimate.reference,
         ratio=estimate.ratio,
-        ratio_low=np.exp(estimate.ratio_median - ratio_spread),
-        ratio_high=np.exp(estimate.ratio_median + ratio_spread),
+        ratio_low=np.where(unseen, 0.0, estimate.ratio / ratio_reach),
+        ratio_high=estimate.ratio * ratio_reach,
         certainty=np.abs(estimate.z),
         verdicts=_verdicts(estimate, names, 1 - level),
         sources={
-            # Both sides of a comparison count alike.
-            name: mixtures.evidence_weights @ shares[:, bins]
-            for name, shares in recovery.sources.items()
+            name: mixtures.weights @ shares[:, bins] for name, shares in recovery.sources.items()
         },
         notes=recovery.notes,
         undistinguished=_undistinguished(recovery, bins, 1 - level) if by_group else {},
@@ -210,37 +221,46 @@ def _bins_of_maps(features: Sequence[str], names: Sequence[str] | None) -> Ints:
 
 @dataclass(frozen=True)
 class _Mixtures:
-    """Mixtures of groups, and the mixture that they are compared with."""
+    """Mixtures of groups, and the mixture that each is compared with."""
 
     names: tuple[str, ...]
     weights: Floats  # (rows, groups), rows sum to 1
-    compared_with: str
-    reference: Floats  # (groups,), sums to 1
+    compared_with: tuple[str, ...]
+    reference: Floats  # (rows, groups), rows sum to 1
 
-    @property
-    def evidence_weights(self) -> Floats:
-        """Weights of the groups whose evidence counts (rows, groups)."""
-        return (
-            self.weights if self.compared_with == AVERAGE else (self.weights + self.reference) / 2
-        )
+    @classmethod
+    def of(
+        cls, recovery: Recovery, by: str | None = None, compare: tuple[str, str] | None = None
+    ) -> _Mixtures:
+        """Groups or levels against the average, or either side of a comparison against the other.
 
+        Groups in a mixture have weights in proportion to their people.
+        """
+        groups = recovery.groups
+        if compare is not None:
+            sides = _weights(recovery, _sides(groups, *compare))
+            return cls(compare, sides, compare[::-1], sides[::-1])
+        names: Sequence[str] = groups.names
+        weights = np.eye(len(groups))
+        if by is not None:
+            known = groups.attribute_names
+            if by not in known:
+                raise MobatlasError(
+                    f"attribute '{by}' does not exist{suggestion(by, known)} "
+                    f"(known: {', '.join(known)})"
+                )
+            names = groups.as_dict()[by]
+            codes = groups.level_codes[:, known.index(by)]
+            weights = _weights(recovery, codes == np.arange(len(names))[:, None])
+        average = np.tile(recovery.shares, (len(names), 1))
+        return cls(tuple(names), weights, (AVERAGE,) * len(names), average)
 
-def _mixtures(recovery: Recovery, by: str | None, compare: tuple[str, str] | None) -> _Mixtures:
-    """Groups or levels against the average, or one side of a comparison against the other."""
-    groups = recovery.groups
-    if compare is not None:
-        first, second = _weights(recovery, _sides(groups, *compare))
-        return _Mixtures(compare[:1], first[None], compare[1], second)
-    if by is None:
-        return _Mixtures(groups.names, np.eye(len(groups)), AVERAGE, recovery.shares)
-    known = groups.attribute_names
-    if by not in known:
-        raise MobatlasError(
-            f"attribute '{by}' does not exist{suggestion(by, known)} (known: {', '.join(known)})"
-        )
-    levels = groups.as_dict()[by]
-    members = groups.level_codes[:, known.index(by)] == np.arange(len(levels))[:, None]
-    return _Mixtures(tuple(levels), _weights(recovery, members), AVERAGE, recovery.shares)
+    def resolution(self, recovery: Recovery, bins: Ints) -> Floats:
+        """Means (rows, features) that one unseen visit of the people of a row would give."""
+        if recovery.resolution is None:
+            return np.zeros((len(self.names), len(bins)))
+        people = 1 / np.maximum(recovery.resolution[:, bins], 1e-300)
+        return np.asarray(1 / ((self.weights > 0) @ people))
 
 
 def _sides(groups: Groups, first: str, second: str) -> Flags:
@@ -277,84 +297,72 @@ def _weights(recovery: Recovery, members: Flags) -> Floats:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """Posterior of mixtures a'M and of their ratio to the reference b'M.
+    """Posterior of mixtures a'M and of their ratios to mixtures b'M."""
 
-    Medians and variances are those of logarithms.
-    """
-
-    value: Floats  # (rows, features) mean
-    reference: Floats  # (features,) mean
-    median: Floats  # (rows, features)
-    variance: Floats  # (rows, features)
-    ratio_median: Floats  # (rows, features)
-    ratio_variance: Floats  # (rows, features)
+    value: Floats  # (rows, features) a'M
+    reference: Floats  # (rows, features) b'M
+    sd: Floats  # (rows, features) of log a'M
+    ratio_sd: Floats  # (rows, features) of the log ratio
 
     @classmethod
     def of(cls, recovery: Recovery, bins: Ints, mixtures: _Mixtures) -> _Estimate:
-        low, high = recovery.interval()
-        with np.errstate(divide="ignore", invalid="ignore"):  # a bin may be zero for everyone
-            medians = (np.log(low) + np.log(high))[:, bins].T / 2  # (features, groups)
-            size = max(len(mixtures.names), len(recovery.groups))
-            parts = [
-                _log_moments(medians[part], recovery.log_covariance[bins[part]], mixtures)
-                for part in blocks(len(bins), size**2)
-            ]
-        moments = [np.concatenate(each).T for each in zip(*parts, strict=True)]
-        means = recovery.means[:, bins]
-        return cls(mixtures.weights @ means, mixtures.reference @ means, *moments)
+        means = recovery.means[:, bins].T  # (features, groups)
+        covariance = recovery.log_covariance
+        if covariance is None:
+            raise MobatlasError(
+                "least squares give no error bars; recover the means with method 'bayes'"
+            )
+        size = len(mixtures.names) * len(recovery.groups) + len(recovery.groups) ** 2
+        parts = [
+            _log_sds(means[part], covariance[bins[part]], mixtures)
+            for part in blocks(len(bins), size)
+        ]
+        return cls(
+            mixtures.weights @ means.T,
+            mixtures.reference @ means.T,
+            *(np.concatenate(each).T for each in zip(*parts, strict=True)),
+        )
 
     @property
     def ratio(self) -> Floats:
-        """The ratio of the means; NaN where a side is zero."""
-        reference = np.where(self.reference > 0, self.reference, np.nan)
-        return np.where(np.isfinite(self.ratio_median), self.value / reference, np.nan)
+        """The ratios; NaN where a side is zero."""
+        known = (self.value > 0) & (self.reference > 0)
+        return np.where(known, self.value / np.where(known, self.reference, 1), np.nan)
 
     @property
     def z(self) -> Floats:
-        """The logarithm of the ratio in standard deviations; 0 where it is not known."""
-        sd = np.sqrt(self.ratio_variance)
-        return np.where(sd > EQUAL, self.ratio_median / np.maximum(sd, EQUAL), 0.0)
+        """The log ratios in standard deviations; 0 where a side is zero."""
+        log_ratio = np.log(np.nan_to_num(self.ratio, nan=1.0))
+        return np.where(self.ratio_sd > EQUAL, log_ratio / np.maximum(self.ratio_sd, EQUAL), 0.0)
 
 
-def _log_moments(
-    medians: Floats, covariance: Floats, mixtures: _Mixtures
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Medians and variances (features, rows) of log a'M and of log (a'M / b'M).
+def _log_sds(means: Floats, covariance: Floats, mixtures: _Mixtures) -> tuple[Floats, Floats]:
+    """Standard deviations (features, rows) of log a'M and of log (a'M / b'M).
 
-    `medians` (features, groups) and `covariance` (features, groups, groups) are those of log M.
+    `means` are M (features, groups), and `covariance` (features, groups, groups) that of log M.
     """
-    means = np.exp(medians + np.diagonal(covariance, axis1=1, axis2=2) / 2)
-    relative = np.expm1(covariance)  # covariance of M / mean
-    totals = [means @ weights.T for weights in (mixtures.weights, mixtures.reference[None])]
-    rows, reference = (
-        weights * means[:, None] / total[:, :, None]  # (features, mixtures, groups)
-        for weights, total in zip((mixtures.weights, mixtures.reference[None]), totals, strict=True)
-    )
-    weighted = rows @ relative
-    variance = np.log1p((weighted * rows).sum(2))
-    with_reference = np.log1p((weighted * reference).sum(2))
-    reference_variance = np.log1p(((reference @ relative) * reference).sum(2))
-    median = np.log(totals[0]) - variance / 2
-    return (
-        median,
-        variance,
-        median - np.log(totals[1]) + reference_variance / 2,
-        np.maximum(variance + reference_variance - 2 * with_reference, 0),
-    )
+    parts = []
+    for weights in (mixtures.weights, mixtures.reference):
+        counts = weights * means[:, None]  # (features, rows, groups)
+        parts.append(counts / np.maximum(counts.sum(2, keepdims=True), 1e-300))
+    shares, reference = parts
+    variances = (((each @ covariance) * each).sum(2) for each in (shares, shares - reference))
+    first, second = (np.sqrt(np.maximum(variance, 0)) for variance in variances)
+    return first, second
 
 
 def _verdicts(estimate: _Estimate, features: Sequence[str], wrong: float) -> npt.NDArray[np.str_]:
     """Verdicts (rows, features); at most the share `wrong` of each map is expected to be wrong."""
-    known = np.isfinite(estimate.ratio_median)
-    direction = np.where(estimate.z > 0, MORE, LESS)
-    p = 2 * special.ndtr(-np.abs(estimate.z))
+    known = np.isfinite(estimate.ratio)
+    z = estimate.z
+    p = 2 * special.ndtr(-np.abs(z))
     verdicts = np.full(p.shape, NOT_SURE)
     for bins in bins_by_map(features).values():
-        in_map = np.zeros(p.shape, dtype=bool)
-        in_map[:, bins] = known[:, bins]
+        tested = np.zeros(p.shape, dtype=bool)
+        tested[:, bins] = known[:, bins]
         clear = np.zeros(p.shape, dtype=bool)
-        clear[in_map] = _discoveries(p[in_map], wrong)
-        verdicts[clear] = direction[clear]
+        clear[tested] = _discoveries(p[tested], wrong)
+        verdicts[clear] = np.where(z[clear] > 0, MORE, LESS)
     return verdicts
 
 
@@ -373,7 +381,7 @@ def _undistinguished(recovery: Recovery, bins: Ints, wrong: float) -> dict[str, 
     unclear: dict[str, tuple[str, ...]] = dict.fromkeys(maps, ())
     for attribute, levels in recovery.groups.attributes:
         if len(levels) > 1:
-            estimate = _Estimate.of(recovery, bins, _mixtures(recovery, attribute, None))
+            estimate = _Estimate.of(recovery, bins, _Mixtures.of(recovery, attribute))
             verdicts = _verdicts(estimate, names, wrong)
             for name, own in maps.items():
                 if (verdicts[:, own] == NOT_SURE).all():
