@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import mobatlas
-from mobatlas.cli import data, models, recovery, runs
+from mobatlas.cli import data, models, runs
 
 app = typer.Typer(
     name="mobatlas",
@@ -16,7 +16,6 @@ app = typer.Typer(
 )
 app.add_typer(runs.app)
 app.add_typer(data.app)
-app.add_typer(recovery.app)
 app.add_typer(models.app)
 
 

@@ -1,4 +1,4 @@
-"""Commands for data: simulate, prepare, regions, diagnose, evaluate, audit."""
+"""Commands for data: simulate, prepare, regions, diagnose, recover, evaluate, audit."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,14 +8,20 @@ import typer
 from mobatlas.cli.options import (
     Assignments,
     By,
+    ByAttribute,
+    Compare,
     Config,
+    FeatureMaps,
     Features,
+    Figure,
     GroupTables,
     Json,
     LabelledPath,
     LabelledSample,
+    Level,
     Mask,
     MaxVisits,
+    NumbersFile,
     Out,
     Overwrite,
     Partition,
@@ -25,6 +31,7 @@ from mobatlas.cli.options import (
     SamePeople,
     ShuffleRegions,
     SplitAges,
+    Top,
     WithoutRest,
     show,
 )
@@ -211,9 +218,7 @@ def diagnose(
     min_region: Annotated[
         float, typer.Option(help="Propose to merge regions with fewer people than this.")
     ] = 50.0,
-    figure: Annotated[
-        Path | None, typer.Option(help="Also write a figure to this PNG file.")
-    ] = None,
+    figure: Figure = None,
     json: Json = False,
 ) -> None:
     """Show which differences between groups these regions can identify, and how well."""
@@ -248,6 +253,39 @@ def diagnose(
     if figure is not None:
         diagnosis_figure(result, table, figure)
     show(result.as_dict(), json, diagnosis_table(result))
+
+
+@app.command()
+def recover(
+    folder: Annotated[Path, typer.Argument(metavar="REGIONS", help="A regions folder.")],
+    level: Level = 0.9,
+    by: ByAttribute = None,
+    compare: Compare = None,
+    feature: FeatureMaps = None,
+    top: Top = None,
+    out: NumbersFile = None,
+    figure: Figure = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Estimate visits per person by group, with intervals and differences from the average."""
+    from mobatlas.regions.recovery.recover import recover as run_recovery
+    from mobatlas.regions.recovery.summary import summarise_recovery
+    from mobatlas.regions.store import load_regions
+    from mobatlas.report.recovery import RecoveryView, check_output, write_recovery
+
+    if out is not None:
+        check_output(out, overwrite, folder)
+    regions = load_regions(folder)
+    summary = summarise_recovery(
+        run_recovery(regions, quiet=True), level=level, by=by, compare=compare, features=feature
+    )
+    view = RecoveryView(summary, regions, feature or (), top)
+    if out is not None:
+        write_recovery(out, summary, overwrite=overwrite)
+    if figure is not None:
+        view.draw(figure)
+    show(summary.as_dict(), json, view.as_rich())
 
 
 @app.command()

@@ -143,6 +143,37 @@ MaxVisits = Annotated[
     typer.Option(help="With --epsilon: count at most this many visits of a person per window."),
 ]
 
+# diagnose, recover
+Figure = Annotated[Path | None, typer.Option(help="Also write a figure to this PNG file.")]
+Level = Annotated[
+    float,
+    typer.Option(help="Probability of each interval; at most 1 - LEVEL of the verdicts are wrong."),
+]
+ByAttribute = Annotated[
+    str | None,
+    typer.Option(metavar="ATTRIBUTE", help="Show the levels of an attribute, such as age."),
+]
+Compare = Annotated[
+    tuple[str, str] | None,
+    typer.Option(
+        metavar="A B", help="Compare two levels of an attribute, such as F M, or two groups."
+    ),
+]
+FeatureMaps = Annotated[
+    list[str] | None,
+    typer.Option("--feature", metavar="MAP", help="A feature map to show; may be repeated."),
+]
+Top = Annotated[
+    int | None,
+    typer.Option(min=1, help="Features in the table and in the figure, most certain first."),
+]
+NumbersFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", metavar="FILE", help="Write all numbers to a .csv, .parquet or .json file."
+    ),
+]
+
 # supervise
 StrategyName = Annotated[
     str | None,

@@ -163,13 +163,13 @@ def new_file(out: Path, overwrite: bool, starts: tuple[bytes, ...] = ()) -> Iter
     `overwrite` replaces a Parquet file of mobatlas, or a file with one of these starts.
     """
     out = _absolute(out)
-    _check_replaceable_file(out, overwrite, starts)
+    check_replaceable_file(out, overwrite, starts)
     with lock_output(out):
         partial = hidden_sibling(out, "partial")
         try:
             yield partial
             sync(partial)
-            _check_replaceable_file(out, overwrite, starts)
+            check_replaceable_file(out, overwrite, starts)
             partial.replace(out)
             sync(out.parent)
         finally:
@@ -291,7 +291,7 @@ def _check_unfinished(out: Path, names: frozenset[str], overwrite: bool) -> None
     _refuse_foreign_files(out, _foreign_names(out, names))
 
 
-def _check_replaceable_file(out: Path, overwrite: bool, starts: tuple[bytes, ...]) -> None:
+def check_replaceable_file(out: Path, overwrite: bool, starts: tuple[bytes, ...] = ()) -> None:
     """Refuse an existing file unless `overwrite` is set and mobatlas wrote the file."""
     if out.is_dir():
         raise MobatlasError(

@@ -186,7 +186,7 @@ def recovery_figure(
         _draw_comparison(axes[0, 0], summary, list(panels.values()))
         label = f"ratio of mean counts, {' / '.join(summary.rows)}"
     else:
-        label = f"mean count per {'person' if unit == 1 else f'{unit:,} people'} and window"
+        label = f"mean count per {people(unit)} and window"
         for axis, (title, number) in zip(axes.flat, panels.items(), strict=False):
             _draw_means(axis, summary, number, unit)
             axis.set_title(_plain(title), loc="left", fontsize=10, fontweight="bold")
@@ -254,6 +254,11 @@ def _draw_dots(
     axis.grid(axis="y", color="#e6e6e6", linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right", "left"]].set_visible(False)
+
+
+def people(unit: int) -> str:
+    """The people that a count is shown for."""
+    return "person" if unit == 1 else f"{unit:,} people"
 
 
 def _plain(text: str) -> str:

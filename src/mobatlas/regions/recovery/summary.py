@@ -173,17 +173,10 @@ def summarise_recovery(
     """
     if not 0 < level < 1:
         raise MobatlasError(f"level {level:g}: give a probability between 0 and 1, such as 0.9")
-    if by is not None and compare is not None:
-        raise MobatlasError("give either an attribute or two groups to compare, not both")
     mixtures = _Mixtures.of(recovery, by, compare)
     bins = _bins_of_maps(recovery.features, features)
     names = tuple(recovery.features[number] for number in bins.tolist())
     estimate = _Estimate.of(recovery, bins, mixtures)
-    z = float(special.ndtri(0.5 + level / 2))
-    reach = np.exp(z * estimate.sd)
-    ratio_reach = np.exp(z * estimate.ratio_sd)
-    unseen = estimate.value / reach < mixtures.resolution(recovery, bins)
-    by_group = by is None and compare is None
     return RecoverySummary(
         level=level,
         groups=recovery.groups,
@@ -191,19 +184,16 @@ def summarise_recovery(
         compared_with=mixtures.compared_with,
         features=names,
         value=estimate.value,
-        low=np.where(unseen, 0.0, estimate.value / reach),
-        high=estimate.value * reach,
         reference=estimate.reference,
         ratio=estimate.ratio,
-        ratio_low=np.where(unseen, 0.0, estimate.ratio / ratio_reach),
-        ratio_high=estimate.ratio * ratio_reach,
+        **estimate.intervals(level, mixtures.resolution(recovery, bins)),
         certainty=np.abs(estimate.z),
         verdicts=_verdicts(estimate, names, 1 - level),
         sources={
             name: mixtures.weights @ shares[:, bins] for name, shares in recovery.sources.items()
         },
         notes=recovery.notes,
-        undistinguished=_undistinguished(recovery, bins, 1 - level) if by_group else {},
+        undistinguished={} if by or compare else _undistinguished(recovery, bins, 1 - level),
     )
 
 
@@ -237,6 +227,8 @@ class _Mixtures:
         Groups in a mixture have weights in proportion to their people.
         """
         groups = recovery.groups
+        if by is not None and compare is not None:
+            raise MobatlasError("give either an attribute or two groups to compare, not both")
         if compare is not None:
             sides = _weights(recovery, _sides(groups, *compare))
             return cls(compare, sides, compare[::-1], sides[::-1])
@@ -334,6 +326,19 @@ class _Estimate:
         """The log ratios in standard deviations; 0 where a side is zero."""
         log_ratio = np.log(np.nan_to_num(self.ratio, nan=1.0))
         return np.where(self.ratio_sd > EQUAL, log_ratio / np.maximum(self.ratio_sd, EQUAL), 0.0)
+
+    def intervals(self, level: float, resolution: Floats) -> dict[str, Floats]:
+        """Intervals of values and ratios. A value below the resolution may be zero."""
+        z = special.ndtri(0.5 + level / 2)
+        reach = np.exp(z * self.sd)
+        ratio_reach = np.exp(z * self.ratio_sd)
+        seen = self.value / reach >= resolution
+        return {
+            "low": np.where(seen, self.value / reach, 0.0),
+            "high": self.value * reach,
+            "ratio_low": np.where(seen, self.ratio / ratio_reach, 0.0),
+            "ratio_high": self.ratio * ratio_reach,
+        }
 
 
 def _log_sds(means: Floats, covariance: Floats, mixtures: _Mixtures) -> tuple[Floats, Floats]:
