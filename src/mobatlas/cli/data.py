@@ -6,15 +6,19 @@ from typing import Annotated
 import typer
 
 from mobatlas.cli.options import (
+    AggregatesTable,
     Assignments,
     By,
     ByAttribute,
+    CensusTables,
     Compare,
     Config,
+    Epsilon,
     FeatureMaps,
     Features,
     Figure,
     GroupTables,
+    JointPrior,
     Json,
     LabelledPath,
     LabelledSample,
@@ -140,12 +144,9 @@ def regions(
     out: Out,
     partition: Partition = None,
     by: By = None,
-    composition: Annotated[
-        Path | None, typer.Option(help="A census table: region, group, count or share.")
-    ] = None,
-    aggregates: Annotated[
-        Path | None, typer.Option(help="A table of mean visits: region, feature, value, n.")
-    ] = None,
+    composition: CensusTables = None,
+    joint_prior: JointPrior = None,
+    aggregates: AggregatesTable = None,
     feature: Features = None,
     mask: Mask = None,
     shuffle_regions: ShuffleRegions = False,
@@ -154,9 +155,7 @@ def regions(
     split_ages: SplitAges = False,
     suppress: Annotated[int, typer.Option(help="Suppress cells with fewer people than this.")] = 0,
     rounding: Rounding = 0.0,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Add private noise with this epsilon per person.")
-    ] = None,
+    epsilon: Epsilon = None,
     max_visits: MaxVisits = None,
     group_table: GroupTables = None,
     labelled: LabelledPath = None,
@@ -168,8 +167,7 @@ def regions(
     """Build two tables by region: composition P (its groups) and aggregates V (its mean visits)."""
     from mobatlas.regions.build import RegionsOptions
     from mobatlas.regions.disclosure import Disclosure
-    from mobatlas.regions.identifiability import diagnose as run_diagnosis
-    from mobatlas.regions.store import build_regions
+    from mobatlas.regions.store import RegionsFolder, build_regions
     from mobatlas.report.console import regions_table
 
     built = build_regions(
@@ -178,7 +176,8 @@ def regions(
         RegionsOptions(
             partition=partition,
             by=by,
-            composition=composition,
+            composition=composition or None,
+            joint_prior=joint_prior,
             aggregates=aggregates,
             features=feature,
             mask=mask or (),
@@ -194,12 +193,7 @@ def regions(
         seed=seed,
         overwrite=overwrite,
     )
-    result = run_diagnosis(
-        built.composition,
-        aggregates=built.aggregates,
-        randomised=built.randomised,
-        population=built.population,
-    )
+    result = RegionsFolder.open(out).diagnosis
     show(built.details | {"diagnosis": result.as_dict()}, json, regions_table(built, result, out))
 
 
@@ -208,9 +202,8 @@ def diagnose(
     folder: Annotated[
         Path | None, typer.Argument(metavar="REGIONS", help="A regions folder.")
     ] = None,
-    composition: Annotated[
-        Path | None, typer.Option(help="A census table, if there is no dataset yet.")
-    ] = None,
+    composition: CensusTables = None,
+    joint_prior: JointPrior = None,
     n: Annotated[
         float | None, typer.Option("--n", help="People per region, with --composition.")
     ] = None,
@@ -222,8 +215,8 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Show which differences between groups these regions can identify, and how well."""
-    from mobatlas.regions.composition import read_composition
     from mobatlas.regions.identifiability import diagnose as run_diagnosis
+    from mobatlas.regions.margins import Census
     from mobatlas.regions.store import RegionsFolder
     from mobatlas.report.charts import diagnosis_figure
     from mobatlas.report.console import diagnosis_table
@@ -248,7 +241,8 @@ def diagnose(
         )
     else:
         assert composition is not None
-        table = read_composition(composition, n=n, straddle="uniform" if split_ages else "refuse")
+        straddle = "uniform" if split_ages else "refuse"
+        table = Census(composition, joint_prior, straddle).read(n=n)
         result = run_diagnosis(table, n, min_region=min_region)
     if figure is not None:
         diagnosis_figure(result, table, figure)

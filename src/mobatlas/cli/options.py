@@ -70,6 +70,28 @@ Partition = Annotated[
         "dirichlet:REGIONS:ALPHA, or a composition table."
     ),
 ]
+CensusTables = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--composition",
+        metavar="FILE",
+        help="A census table: region, group, count or share. Repeat it for tables with some of "
+        "the attributes each, such as one of ages and one of genders.",
+    ),
+]
+JointPrior = Annotated[
+    Path | None,
+    typer.Option(
+        "--joint-prior",
+        metavar="FILE",
+        help="With several tables of --composition: a table with the joint distribution of their "
+        "attributes. By default they are independent within each region.",
+    ),
+]
+AggregatesTable = Annotated[
+    Path | None,
+    typer.Option("--aggregates", help="A table of mean visits: region, feature, value, n."),
+]
 By = Annotated[str | None, typer.Option(help="The column of people that names their region.")]
 Features = Annotated[
     list[str] | None,
@@ -137,6 +159,9 @@ LabelledSample = Annotated[
 ]
 Rounding = Annotated[
     float, typer.Option("--round", help="Round totals of visits to multiples of this.")
+]
+Epsilon = Annotated[
+    float | None, typer.Option(help="Add private noise with this epsilon per person.")
 ]
 MaxVisits = Annotated[
     float | None,

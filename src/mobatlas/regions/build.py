@@ -1,6 +1,5 @@
 """Build regions from a controlled partition, a column of people, or two published tables."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,10 +17,11 @@ from mobatlas.regions.aggregates import (
     compare_with_dataset,
     read_aggregates,
 )
-from mobatlas.regions.composition import composition_from_labels, read_composition, region_codes
+from mobatlas.regions.composition import composition_from_labels, region_codes
 from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure
 from mobatlas.regions.group_table import read_group_table
 from mobatlas.regions.labelled import labelled_people
+from mobatlas.regions.margins import Census, compare_panel, match_regions, panel_sentences
 from mobatlas.regions.partitions import (
     assign,
     derive_seed,
@@ -54,7 +54,8 @@ class RegionsOptions:
         A region column of people. The composition is counted on labelled people, or read from
         `composition`.
     composition, aggregates
-        Published tables.
+        Published tables. Several tables of composition, such as one of ages and one of genders, are
+        combined by raking.
     features
         Feature maps. Default: poi for a partition, category for `by` (because places depend on
         where people live), and all maps of a published table.
@@ -71,6 +72,9 @@ class RegionsOptions:
         one more region. Without it the regions stand alone, as in the paper.
     disclosure
         Disclosure control of aggregates that are counted from visits.
+    joint_prior
+        With several tables of composition: a table with the joint distribution of their attributes.
+        By default attributes are independent within each region.
     labelled
         People whose attributes are known, as further evidence. A table of user_id and attributes
         for some people of the dataset, or a folder with visits and people of a separate survey.
@@ -87,7 +91,7 @@ class RegionsOptions:
 
     partition: str | None = None
     by: str | None = None
-    composition: Path | str | None = None
+    composition: Path | str | Sequence[Path | str] | None = None
     aggregates: Path | str | None = None
     features: Sequence[str] | None = None
     mask: Sequence[str] = ()
@@ -96,6 +100,7 @@ class RegionsOptions:
     straddle: str = "refuse"
     rest: bool = True
     disclosure: Disclosure = NO_DISCLOSURE
+    joint_prior: Path | str | None = None
     labelled: Path | str | None = None
     labelled_sample: int | None = None
     group_tables: Sequence[Path | str] = ()
@@ -123,6 +128,17 @@ class RegionsOptions:
             )
         if self.labelled is not None and self.labelled_sample is not None:
             raise MobatlasError("choose one of --labelled PATH and --labelled-sample N, not both")
+        if self.joint_prior is not None and self.census is None:
+            raise MobatlasError("--joint-prior needs tables of --composition; remove it")
+
+    @property
+    def census(self) -> Census | None:
+        """The tables of the composition."""
+        tables = self.composition
+        if tables is None:
+            return None
+        tables = (tables,) if isinstance(tables, Path | str) else tuple(tables)
+        return Census(tables, self.joint_prior, self.straddle)
 
 
 @dataclass(frozen=True)
@@ -146,7 +162,26 @@ def build_from_dataset(
         built = _from_column(dataset, options.by, options, seed)
     else:
         built = _from_tables(dataset, options, seed)
+    if options.census is not None and not options.shuffle_regions:
+        built = _with_panel(built)
     return _with_evidence(dataset, built, options, seed)
+
+
+def _with_panel(built: BuiltRegions) -> BuiltRegions:
+    """Compare the people behind the aggregates with a census of the same regions."""
+    regions = built.regions
+    panel = None
+    if not regions.aggregates.pooled:
+        panel = compare_panel(regions.composition, regions.aggregates.n)
+    if panel is None:
+        return built
+    notes, warnings = panel_sentences(panel)
+    return replace(
+        built,
+        regions=replace(regions, details=regions.details | {"panel": panel}),
+        notes=[*built.notes, *notes],
+        warnings=[*built.warnings, *warnings],
+    )
 
 
 def _from_partition(
@@ -242,7 +277,7 @@ def _from_column(
         "source": "by",
         "by": by,
         "separation": separation,
-        "census": Path(options.composition).name if options.composition is not None else None,
+        **(options.census.details if options.census is not None else {"census": None}),
         "dropped_regions": len(names) - len(remaining),
     }
     aggregates = aggregates_from_dataset(
@@ -265,12 +300,12 @@ def _from_column(
 
 def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) -> BuiltRegions:
     """The regions that two published tables have in common."""
-    assert options.composition is not None
     assert options.aggregates is not None
-    census = Path(options.composition)
+    census = options.census
+    assert census is not None
     published = Path(options.aggregates)
     notes: list[str] = []
-    p = read_composition(census, dataset.groups, straddle=options.straddle, notes=notes)
+    p = census.read(dataset.groups, notes=notes)
     known = {
         name for each in feature_maps() for name in build_feature(each, dataset.vocabulary).bins
     }
@@ -283,11 +318,11 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
             f"{published}: the table has no feature of {', '.join(each.name for each in maps)}; "
             "choose another --feature"
         )
-    row = _match_regions(v.regions, p.regions)
+    row = match_regions(v.regions, p.regions)
     keep = np.flatnonzero(row >= 0)
     if not len(keep):
         raise MobatlasError(
-            f"{census} and {published}: no region in common ('{p.regions[0]}' in one, "
+            f"{census.path} and {published}: no region in common ('{p.regions[0]}' in one, "
             f"'{v.regions[0]}' in the other); use the same ids in both"
         )
     rows = row[keep]
@@ -300,7 +335,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     details = {
         "source": "tables",
         "separation": "published tables",
-        "census": census.name,
+        **census.details,
         "aggregates": published.name,
         "only_in_composition": len(only_in_census),
         "only_in_aggregates": len(only_in_aggregates),
@@ -362,10 +397,10 @@ def _census(
     warnings: list[str],
 ) -> tuple[Composition, Ints]:
     """A census of the regions of people, and the numbers of these regions."""
-    assert options.composition is not None
-    census = Path(options.composition)
-    published = read_composition(census, dataset.groups, straddle=options.straddle, notes=notes)
-    row = _match_regions(names, published.regions)  # (regions,), -1: not in the census
+    census = options.census
+    assert census is not None
+    published = census.read(dataset.groups, notes=notes)
+    row = match_regions(names, published.regions)  # (regions,), -1: not in the census
     usable = np.flatnonzero(row >= 0)
     # A census may cover more regions than the data.
     missing = [names[number] for number in np.flatnonzero(row < 0).tolist()]
@@ -400,8 +435,8 @@ def _split_people(
 
 def _no_region(options: RegionsOptions) -> MobatlasError:
     lack = f"has {MIN_PEOPLE} people for composition and {MIN_PEOPLE} for aggregates"
-    if options.composition is not None:
-        lack = f"is also in {options.composition}"
+    if options.census is not None:
+        lack = f"is also in {options.census.path}"
     return MobatlasError(
         f"--by {options.by}: no region {lack}; choose a coarser column or check its ids"
     )
@@ -466,16 +501,6 @@ def _labels(dataset: TrajectoryDataset, option: str, advice: str) -> tuple[Group
     if dataset.groups is None or dataset.labels() is None:
         raise MobatlasError(f"{option}: {dataset.path} has no labels to count groups{advice}")
     return dataset.groups, dataset.person_groups()
-
-
-def _match_regions(regions: Sequence[str], others: Sequence[str]) -> Ints:
-    """The row of each region among others, -1 for none; `1400000US01001020100` is `01001020100`."""
-    plain = [re.sub(r"^\d{7}US", "", name) for name in others]
-    row = {name: number for names in (plain, others) for number, name in enumerate(names)}
-    return np.array(
-        [row.get(name, row.get(re.sub(r"^\d{7}US", "", name), -1)) for name in regions],
-        dtype=np.int64,
-    )
 
 
 def _unmatched_warning(regions: Sequence[str], present: str, absent: str) -> list[str]:

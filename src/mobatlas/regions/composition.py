@@ -81,16 +81,49 @@ def read_composition(
     --------
     >>> composition = read_composition("census.csv", straddle="uniform")  # doctest: +SKIP
     """
+    path = Path(path)
+    cells, inferred = _read_cells(path, groups, straddle)
+    return _composition(path, cells, groups or inferred, n, (straddle, notes))
+
+
+def read_margin(
+    path: Path,
+    groups: Groups | None,
+    n: float | None = None,
+    straddle: str = "refuse",
+    notes: list[str] | None = None,
+) -> Composition:
+    """As `read_composition`, for only those attributes of the groups that the table has."""
+    cells, own = _read_cells(path, groups, straddle)
+    if groups is not None:
+        columns = [_own_column(path, cells, groups, k) for k in range(len(groups.attributes))]
+        pairs = zip(groups.attributes, columns, strict=True)
+        own = Groups(tuple(each for each, column in pairs if column is not None))
+    return _composition(path, cells, own, n, (straddle, notes))
+
+
+def _read_cells(path: Path, groups: Groups | None, straddle: str) -> tuple[_Cells, Groups]:
+    """A table of any layout, and the groups that it names."""
     if straddle not in STRADDLE:
         raise MobatlasError(f"straddle '{straddle}' does not exist (known: {', '.join(STRADDLE)})")
-    path = Path(path)
     table = read_table(path)
-    cells = _acs(path, table) or _men_and_women(path, table) or _long(path, table, groups)
+    cells = _acs(path, table) or _men_and_women(path, table, groups) or _long(path, table, groups)
     _check_values(path, cells)
-    if groups is None:
-        # 46 groups are too many to estimate: an ACS table is read into the default groups.
-        is_acs = any(map(ACS_COLUMN.fullmatch, table.columns))
-        groups = DEFAULT_GROUPS if is_acs else _infer_groups(path, cells)
+    if groups is not None:
+        return cells, groups
+    # 46 groups are too many to estimate: an ACS table is read into the default groups.
+    is_acs = any(map(ACS_COLUMN.fullmatch, table.columns))
+    return cells, DEFAULT_GROUPS if is_acs else _infer_groups(path, cells)
+
+
+def _composition(
+    path: Path,
+    cells: _Cells,
+    groups: Groups,
+    n: float | None,
+    options: tuple[str, list[str] | None],
+) -> Composition:
+    straddle, notes = options
     weights = _cell_weights(path, cells, groups, straddle, [] if notes is None else notes)
     people = cells.values @ weights  # (regions, groups)
     total = people.sum(1)
@@ -211,7 +244,7 @@ def _acs(path: Path, table: pd.DataFrame) -> _Cells | None:
     return _Cells(names, ("age", "gender"), levels, values)
 
 
-def _men_and_women(path: Path, table: pd.DataFrame) -> _Cells | None:
+def _men_and_women(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells | None:
     columns = {
         gender: [c for c in table.columns if c.lower() in words]
         for gender, words in GENDERS.items()
@@ -219,17 +252,24 @@ def _men_and_women(path: Path, table: pd.DataFrame) -> _Cells | None:
     if any(len(names) != 1 for names in columns.values()):
         return None
     region = key_column(path, table, region_column(path, list(table.columns)))
-    age_columns = [c for c in table.columns if "age" in c.lower().split("_")]
-    everyone = (np.zeros_like(region[0]), ("all",))
-    age = key_column(path, table, age_columns[0]) if age_columns else everyone
+    ages = [c for c in table.columns if "age" in c.lower().split("_")][:1]
+    known = {name.lower() for name in groups.attribute_names} if groups is not None else set()
+    others = [c for c in table.columns if c.lower() in known and c not in ages]
+    cell = np.zeros_like(region[0])
+    levels: list[tuple[str, ...]] = [()]
+    if ages or others:
+        cell, levels = _level_cells(path, table, [*ages, *others])
+    names = [SEPARATOR.join(level) for level in levels]
     values = np.concatenate(
-        [pivot(path, region, age, number_column(path, table, columns[g][0])) for g in GENDERS],
+        [
+            pivot(path, region, (cell, names), number_column(path, table, columns[gender][0]))
+            for gender in GENDERS
+        ],
         axis=1,
     )
-    if not age_columns:
-        return _Cells(region[1], ("gender",), tuple((g,) for g in GENDERS), values)
-    levels = tuple((name, gender) for gender in GENDERS for name in age[1])
-    return _Cells(region[1], ("age", "gender"), levels, values)
+    attributes = (*("age" for _ in ages), *others, "gender")
+    everyone = tuple((*level, gender) for gender in GENDERS for level in levels)
+    return _Cells(region[1], attributes, everyone, values)
 
 
 def _long(path: Path, table: pd.DataFrame, groups: Groups | None) -> _Cells:
@@ -395,8 +435,10 @@ def _own_column(path: Path, cells: _Cells, groups: Groups, attribute: int) -> in
     names = [own.lower() for own in cells.attributes]
     if name.lower() in names:
         return names.index(name.lower())
+    others = {other.lower() for other in groups.attribute_names}
+    free = [column for column in range(len(names)) if names[column] not in others]
     for parse in (parse_age, _gender):
-        for column in range(len(names)):
+        for column in free:
             own = {level[column] for level in cells.levels} - {ALL}
             if own and all(map(parse, levels)) and all(map(parse, own)):
                 return column

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from mobatlas.data.arrays import Floats
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, clear_suggestion
 from mobatlas.features.maps import build_feature, feature_maps
@@ -62,21 +62,12 @@ def read_group_table(
     values = pivot(path, rows, feature, value, np.nan, "group")  # (rows, features)
     refuse_negative(path, "value", names, feature[1], values, "group")
     n, error = _precision(path, table, rows, feature, scale)
-    known = np.flatnonzero(shares.sum(1))
-    if not len(known):
-        raise MobatlasError(f"{path}: no row describes people of these regions; check its levels")
-    if len(known) < len(names):
-        absent = "; ".join(names[each] for each in np.flatnonzero(shares.sum(1) == 0))
-        notes.append(f"{path.name}: left out, because the population has no such people: {absent}")
+    known = _described_rows(path, names, shares, notes)
     level = _level(values[known], (shares[known] > 0) @ regions.population_shares)
     ours = _level_of_dataset(dataset, feature[1], mask)
     agrees = same_level(level, ours)
     if not agrees and "per" not in table.columns:
-        raise MobatlasError(
-            f"{path}: people make {level:.3g} visits in the table, but {ours:.3g} per "
-            f"{dataset.window_days}-day window in the dataset; add a column 'per' with "
-            f"{', '.join(PERIODS[:-1])} or {PERIODS[-1]}"
-        )
+        raise _unknown_period(path, level, ours, dataset.window_days)
     elsewhere = "elsewhere" in _words(path, table, "place", PLACES)
     notes.append(f"{path.name}: {len(known)} rows with means of {len(feature[1])} features")
     if elsewhere or not agrees:
@@ -93,6 +84,24 @@ def read_group_table(
     )
     warnings = [f"{path.name}: {sentence}" for sentence in compare_levels(level, ours, "table")]
     return ReportedEvidence(evidence, notes, [] if elsewhere else warnings)
+
+
+def _described_rows(path: Path, names: Sequence[str], shares: Floats, notes: list[str]) -> Ints:
+    """The rows with people of the population; `shares` (rows, groups) of others are zero."""
+    known = np.flatnonzero(shares.sum(1))
+    if not len(known):
+        raise MobatlasError(f"{path}: no row describes people of these regions; check its levels")
+    if len(known) < len(names):
+        absent = "; ".join(names[each] for each in np.flatnonzero(shares.sum(1) == 0).tolist())
+        notes.append(f"{path.name}: left out, because the population has no such people: {absent}")
+    return known
+
+
+def _unknown_period(path: Path, level: float, ours: float, days: int) -> MobatlasError:
+    return MobatlasError(
+        f"{path}: people make {level:.3g} visits in the table, but {ours:.3g} per {days}-day "
+        f"window in the dataset; add a column 'per' with {', '.join(PERIODS[:-1])} or {PERIODS[-1]}"
+    )
 
 
 def _usable_rows(
