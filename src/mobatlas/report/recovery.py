@@ -25,6 +25,7 @@ ASSUMPTION = "assumption"
 LINES = 40  # of a table
 FEATURES = (3, 20)  # the least and the greatest number of features of a table by default
 PANELS = 9  # of a figure
+LONGEST = 20  # characters of the header of a ratio
 LISTED = 4  # names in a sentence
 MOSTLY = 0.5  # of the information
 UNITS = (1, 100, 1_000, 10_000, 100_000)  # people
@@ -242,7 +243,9 @@ class _MapView:
         caption = f"Mean counts per {people(unit)} and window, with intervals."
         counts: tuple[str, ...] = ("mean", f"x {AVERAGE}")
         if summary.is_comparison:
-            counts = (*summary.rows, " / ".join(summary.rows))
+            sides = " / ".join(summary.rows)
+            brief = ("first", "second", "ratio")
+            counts = (*summary.rows, sides) if len(sides) <= LONGEST else brief
         rows = [row for number in bins.tolist() for row in self._rows(number, unit)]
         bold = {
             (number, place)
