@@ -33,9 +33,11 @@ _NAMES = {
     "mobatlas.regions.composition": "read_composition",
     "mobatlas.regions.identifiability": "Diagnosis diagnose",
     "mobatlas.regions.recovery.recover": "RecoveryOptions recover",
+    "mobatlas.regions.recovery.summary": "RecoverySummary summarise_recovery",
     "mobatlas.regions.store": "build_regions load_regions",
     "mobatlas.regions.types": "Aggregates Composition Population Recovery Regions",
     "mobatlas.report.html": "write_report",
+    "mobatlas.report.recovery": "RecoveryView write_recovery",
     "mobatlas.report.tables": "Table audit_tables evaluation_tables write_audit write_evaluation "
     "write_tables",
     "mobatlas.sampling.generate": "generate",

@@ -72,6 +72,8 @@ from mobatlas.regions.identifiability import Diagnosis as Diagnosis
 from mobatlas.regions.identifiability import diagnose as diagnose
 from mobatlas.regions.recovery.recover import RecoveryOptions as RecoveryOptions
 from mobatlas.regions.recovery.recover import recover as recover
+from mobatlas.regions.recovery.summary import RecoverySummary as RecoverySummary
+from mobatlas.regions.recovery.summary import summarise_recovery as summarise_recovery
 from mobatlas.regions.store import build_regions as build_regions
 from mobatlas.regions.store import load_regions as load_regions
 from mobatlas.regions.types import (
@@ -90,6 +92,8 @@ from mobatlas.regions.types import (
     Regions as Regions,
 )
 from mobatlas.report.html import write_report as write_report
+from mobatlas.report.recovery import RecoveryView as RecoveryView
+from mobatlas.report.recovery import write_recovery as write_recovery
 from mobatlas.report.tables import (
     Table as Table,
 )
