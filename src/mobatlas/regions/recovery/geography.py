@@ -13,7 +13,7 @@ from scipy.cluster import vq
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.geodesy import KM_PER_DEGREE
-from mobatlas.regions.recovery.solver import Observed, Rows, find_modes
+from mobatlas.regions.recovery.solver import Observed, Rows, find_modes, link
 from mobatlas.regions.types import Recovery, bins_by_map
 
 MIN_SURFACE_REGIONS = 24  # with fewer regions a surface would absorb the effect of composition
@@ -79,7 +79,7 @@ def transfer(rows: Rows, observed: Observed, root: Floats, centroids: Floats) ->
         if len(inside) <= BLOCKS:
             continue
         modes = find_modes(rows.select(outside), observed.of_rows(outside), root)
-        slopes = np.exp(modes.mode[:, : rows.columns])  # (bins, groups)
+        slopes = np.exp(link(modes.mode[:, : rows.columns]))  # (bins, groups)
         weight = np.sqrt(observed.weight[:, inside].mean(0))[:, None]  # (regions, 1)
         columns = surface(centroids[inside], len(inside))
         covariates = np.hstack([np.ones((len(inside), 1)), columns]) * weight

@@ -2,10 +2,11 @@
 
 See `solver` for the likelihood and `priors` for the prior. The variance of a regional value is
 
-    phi_j q / n_g  (people)  +  q mu0_j (omega^2 + error_g)  (region effects, errors in P)  +  noise
+    phi_j q (1 / n_g + omega^2)  (people, region effects)  +  q mu0_j error_g  (errors in P)  +  noise
 
 - phi_j is the variance between people relative to the mean.
-- omega is the size of region effects that composition does not explain, 0 under random assignment.
+- omega is the size of region effects that composition does not explain, in standard deviations
+  between people; 0 under random assignment.
 - Where people chose their regions, slopes of regions are b + c. Without direct evidence on groups
   an assumed share of their variance is due to groups; with it, the evidence sets the share.
 """
@@ -13,11 +14,11 @@ See `solver` for the likelihood and `priors` for the prior. The variance of a re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy import optimize
+from scipy import optimize, special
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.regions.recovery.composition_error import CompositionError
@@ -38,16 +39,20 @@ from mobatlas.regions.recovery.solver import (
     Rows,
     find_modes,
     information,
+    link,
+    link_slope,
 )
 
 FIT_CELLS = 150_000  # regions x bins that the variances of a map are fitted on
 FIT_BINS = (24, 300)  # the least and the greatest number of these bins
 ROUNDS = 3  # of modes and variances in turn
 BAND = 4.0  # bins whose frequencies are within this factor form a stratum
-REGION_EFFECTS = (0.01, 1.5)  # bounds of omega
+REGION_EFFECTS = (0.003, 1.0)  # bounds of omega
 EFFECT_STEPS = 8
 SURFACE_SD = 1.0  # prior of the surface over the map, in logarithms
-SHARE_VARIANTS = ((1 / 3, 0.25), (1.0, 0.5), (3.0, 0.25))  # of the assumed share, with weights
+OWN_SCALES = ((1.0, 0.5), (0.25, 0.25), (4.0, 0.25))  # of the assumed variance, with weights
+DOUBT = (0.02, 0.95)  # bounds
+REGIONS = "regions"  # the name of this source
 CONTEXT_SCALES = (1 / 4, 4.0)  # variants of the variance of contextual slopes
 EVIDENCE_SD = 1.0  # prior standard deviation of logarithms that direct evidence revises
 LEVEL_SD = {True: 0.1, False: 0.7}  # of the level of labelled people or a table; same population?
@@ -99,8 +104,9 @@ class RegionRows:
 
     def weight(self, effect: float, covariance: Floats) -> Floats:
         """N (bins, regions) for a region effect omega and the covariance K of groups."""
-        relative = effect**2 + self.composition_variance(covariance)  # (regions,)
-        variance = self.dispersion[:, None] / self.n + self.mean[:, None] * relative
+        people = 1 / self.n + effect**2  # (regions,)
+        relative = self.composition_variance(covariance)  # (regions,)
+        variance = self.dispersion[:, None] * people + self.mean[:, None] * relative
         if self.noise is not None:
             variance = variance + self.noise / self.mean[:, None]
         return np.asarray(self.known / variance)
@@ -128,14 +134,27 @@ class MapFit:
 
 
 @dataclass(frozen=True)
+class Assumption:
+    """What is assumed of regions."""
+
+    region_effects: bool  # whether they differ for reasons other than composition
+    # The variance of log ratios due to groups, where people chose their regions; None: all of the
+    # differences with composition are due to groups.
+    group_variance: float | None
+
+
+@dataclass(frozen=True)
 class Slopes:
-    """The fitted prior of what regions show."""
+    """The prior of log ratios of groups, and of what else makes regions differ."""
 
-    log_sd: Floats  # (factors,)
+    own: Floats  # (factors,) variances of b
+    context: Floats | None  # (factors,) variances of c; None if regions show b
     effect: float  # omega
+    doubt: float = 0.0  # probability that composition does not matter to what regions show
 
-    def variances(self) -> Floats:
-        return np.exp(2 * self.log_sd)
+    def shown(self) -> Floats:
+        """Variances of what regions show (factors,)."""
+        return self.own if self.context is None else self.own + self.context
 
 
 @dataclass(frozen=True)
@@ -145,7 +164,6 @@ class MapModel:
     factors: GroupFactors
     population: Floats  # w (groups,)
     regions: RegionRows
-    confounded: bool
     centre: Floats  # (bins, groups) prior centre of M
     direct: Sequence[DirectRows] = ()
 
@@ -166,62 +184,80 @@ class MapModel:
             return order
         return order[np.linspace(0, len(order) - 1, size).astype(np.int64)]
 
-    def slopes(self) -> Slopes:
-        """Fit the variances of what regions show, by their evidence."""
+    def slopes(self, assumption: Assumption) -> Slopes:
+        """Fit the variances by their evidence."""
         regions = self.regions.select(self.sample)
-        if not self.confounded:
-            return self._slopes_at(regions, 0.0)[0]
+        own = None
+        if assumption.group_variance is not None:
+            own = assumption.group_variance * self.factors.usual_shares()
+        if not assumption.region_effects:
+            return self._slopes_at(regions, 0.0, own)[0]
         low, high = np.log(REGION_EFFECTS)
         fits: dict[float, tuple[Slopes, float]] = {}
 
         def loss(x: float) -> float:
-            fits[x] = self._slopes_at(regions, float(np.exp(x)))
+            fits[x] = self._slopes_at(regions, float(np.exp(x)), own)
             return -fits[x][1]
 
         optimize.minimize_scalar(
             loss, bounds=(low, high), method="bounded", options={"maxiter": EFFECT_STEPS}
         )
-        return max(fits.values(), key=lambda fit: fit[1])[0]
+        best, evidence = max(fits.values(), key=lambda fit: fit[1])
+        if own is None:
+            return best
+        gain = evidence - max(self._evidence_of_none(regions, float(np.exp(x))) for x in fits)
+        return replace(best, doubt=float(np.clip(special.expit(-gain), *DOUBT)))
 
-    def _slopes_at(self, regions: RegionRows, effect: float) -> tuple[Slopes, float]:
+    def _slopes_at(
+        self, regions: RegionRows, effect: float, own: Floats | None
+    ) -> tuple[Slopes, float]:
         """Variances for one region effect, and their evidence."""
         medians = self.factors.prior_log_sd()
         log_sd = medians
         rows = Rows(regions.shares, regions.surface)
+        fixed = 0.0 if own is None else own
+
+        def covariance_of(x: Floats) -> Floats:
+            return self.factors.covariance(fixed + np.exp(2 * x))
+
         for step in range(ROUNDS):
-            covariance = self.factors.covariance(np.exp(2 * log_sd))
+            covariance = covariance_of(log_sd)
             weight = regions.weight(effect, covariance)
             root = self.region_root(covariance)
             modes = find_modes(rows, Observed(regions.values, weight, regions.centre), root)
             if step < ROUNDS - 1:
                 log_sd = maximise(
-                    modes,
-                    lambda x: self.region_root(self.factors.covariance(np.exp(2 * x))),
-                    log_sd,
-                    medians,
-                    LOG_SD,
+                    modes, lambda x: self.region_root(covariance_of(x)), log_sd, medians, LOG_SD
                 )
-        known = weight > 0
-        evidence = modes.evidence(root).sum() + 0.5 * np.log(weight[known]).sum()
-        evidence -= 0.5 * (((log_sd - medians) / LOG_SD) ** 2).sum()
-        return Slopes(log_sd, effect), float(evidence - _saturated(regions, weight))
+        penalty = 0.5 * (((log_sd - medians) / LOG_SD) ** 2).sum()
+        fitted = np.exp(2 * log_sd)
+        slopes = Slopes(fitted, None, effect) if own is None else Slopes(own, fitted, effect)
+        return slopes, _evidence(modes, root, regions, weight) - float(penalty)
+
+    def _evidence_of_none(self, regions: RegionRows, effect: float) -> float:
+        """The evidence if regions did not differ with their composition."""
+        none = np.zeros((len(self.population),) * 2)
+        weight = regions.weight(effect, none)
+        root = self.region_root(none)
+        rows = Rows(regions.shares, regions.surface)
+        modes = find_modes(rows, Observed(regions.values, weight, regions.centre), root)
+        return _evidence(modes, root, regions, weight)
 
     def region_root(self, covariance: Floats) -> Floats:
         """The prior of what regions show, with the surface over the map."""
         return root_of(covariance + LEVEL, np.full(self.regions.surface.shape[1], SURFACE_SD))
 
-    def fit(self, slopes: Slopes, shares: Floats) -> MapFit:
-        """The posterior, where groups have these shares (bins,) of the variance of slopes."""
+    def fit(self, slopes: Slopes, scale: Floats) -> MapFit:
+        """The posterior; `scale` (bins,) multiplies the variance of group differences."""
         parts = []
-        revised = self._revise(slopes, shares) if self.direct else None
+        revised = self._revise(slopes, scale) if self.direct else None
         for bins in self.strata:
-            share = float(np.clip(shares[bins].mean(), 1e-6, 1.0))
+            own = slopes.own * float(scale[bins].mean())
             if revised is None:
-                parts.append(_from_regions(self, bins, slopes, share))
+                parts.append(_from_regions(self, bins, replace(slopes, own=own)))
             else:
                 parts.append(_from_all(self, bins, slopes, revised))
         order = np.argsort(np.concatenate(self.strata), kind="stable")
-        names = parts[0].sources
         return MapFit(
             *(
                 np.concatenate([getattr(part, name) for part in parts])[order]
@@ -229,7 +265,7 @@ class MapModel:
             ),
             sources={
                 name: np.concatenate([part.sources[name] for part in parts])[order]
-                for name in names
+                for name in parts[0].sources
             },
             variances=self._variances(slopes, revised),
             group_share=np.concatenate([part.group_share for part in parts])[order],
@@ -237,59 +273,68 @@ class MapModel:
         )
 
     def _variances(self, slopes: Slopes, revised: Revised | None) -> dict[str, float]:
-        sd = slopes.log_sd if revised is None else revised.log_sd
+        own = slopes.own if revised is None else revised.own
+        every = {"sd": own}
+        if slopes.context is not None:
+            scale = 1.0 if revised is None else revised.context**2
+            every["contextual_sd"] = slopes.context * scale
         named = {
-            f"sd_{name}": float(value)
-            for name, value in zip(self.factors.names, np.exp(sd), strict=True)
+            f"{kind}_{name}": float(value)
+            for kind, variances in every.items()
+            for name, value in zip(self.factors.names, np.sqrt(variances), strict=True)
         }
-        if revised is not None:
-            named["contextual_scale"] = revised.context
         return named | {"region_effect": slopes.effect}
 
-    def _revise(self, slopes: Slopes, shares: Floats) -> Revised:
+    def _revise(self, slopes: Slopes, scale: Floats) -> Revised:
         """Revise the variances by direct evidence on groups, from what was assumed."""
-        share = float(np.clip(np.average(shares, weights=self.regions.mean), 1e-3, 1.0))
-        context = np.log(max(1 - share, 0.01)) / 2 if self.confounded else -9.0
-        start = [slopes.log_sd + np.log(share) / 2, [context]]
-        start += [[np.log(LEVEL_SD[each.same_population])] for each in self.direct]
-        start += [[np.log(DISCREPANCY_SD)] for each in self.direct if each.is_table]
-        x = np.concatenate(start)
-        medians = x
+        usual = float(np.average(scale, weights=self.regions.mean))
+        start = [np.log(slopes.own * usual) / 2]
+        if slopes.context is not None:
+            start.append(np.zeros(1))
+        start += [np.log([LEVEL_SD[each.same_population]]) for each in self.direct]
+        start += [np.log([DISCREPANCY_SD]) for each in self.direct if each.is_table]
+        medians = np.concatenate(start)
+        x = medians
         joint = Joint(self, slopes)
-        for _ in range(ROUNDS - 1):
-            modes = joint.modes(self.sample, joint.root(Revised.of(self, x)))
+        for _ in range(ROUNDS):
+            modes = joint.modes(self.sample, joint.root(Revised.of(joint, x)))
             x = maximise(
-                modes, lambda each: joint.root(Revised.of(self, each)), x, medians, EVIDENCE_SD
+                modes, lambda each: joint.root(Revised.of(joint, each)), x, medians, EVIDENCE_SD
             )
-            if not self.confounded:
-                x[len(slopes.log_sd)] = -9.0
-        return Revised.of(self, x)
+        return Revised.of(joint, x)
 
 
-def _saturated(regions: RegionRows, weight: Floats) -> float:
-    """The log likelihood of a model that fits every cell."""
+def _evidence(modes: Modes, root: Floats, regions: RegionRows, weight: Floats) -> float:
+    """Log evidence relative to a model that fits every cell."""
     v = regions.values
-    return float((weight * (v * np.log(np.maximum(v, 1e-300)) - v)).sum())
+    known = weight > 0
+    saturated = (weight * (v * np.log(np.maximum(v, 1e-300)) - v)).sum()
+    spread = 0.5 * np.log(weight[known]).sum()
+    return float(modes.evidence(root).sum() + spread - saturated)
 
 
 @dataclass(frozen=True)
 class Revised:
-    """Standard deviations after direct evidence on groups."""
+    """Variances after direct evidence on groups."""
 
-    log_sd: Floats  # (factors,) of groups
-    context: float  # of contextual slopes, relative to those of regions
-    level: Sequence[float]  # of each source of direct evidence
-    discrepancy: Mapping[str, float]  # of each table
+    own: Floats  # (factors,) of groups
+    context: float  # standard deviation of contextual slopes, relative to the one without labels
+    level: Sequence[float]  # standard deviation of the level of each source of direct evidence
+    discrepancy: Mapping[str, float]  # standard deviation of each table
 
     @classmethod
-    def of(cls, model: MapModel, x: Floats) -> Revised:
+    def of(cls, joint: Joint, x: Floats) -> Revised:
         """From a vector of logarithms."""
-        sizes = np.cumsum([len(model.factors.names), 1, len(model.direct)])
-        log_sd, context, level, tables = np.split(x, sizes)
-        names = [each.name for each in model.direct if each.is_table]
+        factors = len(joint.slopes.own)
+        confounded = joint.slopes.context is not None
+        direct = joint.model.direct
+        log_sd, context, level, tables = np.split(
+            x, np.cumsum([factors, int(confounded), len(direct)])
+        )
+        names = [each.name for each in direct if each.is_table]
         return cls(
-            log_sd,
-            float(np.exp(context[0])),
+            np.exp(2 * log_sd),
+            float(np.exp(context[0])) if confounded else 0.0,
             np.exp(level).tolist(),
             dict(zip(names, np.exp(tables).tolist(), strict=True)),
         )
@@ -302,16 +347,17 @@ class Joint:
         self.model = model
         self.slopes = slopes
         self.groups = len(model.population)
+        self.confounded = slopes.context is not None
         tables = [each for each in model.direct if each.is_table]
-        self.blocks = ["", *(["regions"] if model.confounded else []), *(t.name for t in tables)]
-        self.covariance = model.factors.covariance(slopes.variances())
+        self.blocks = ["", *([REGIONS] if self.confounded else []), *(t.name for t in tables)]
         self.rows = self._rows()
         self.kinds = self._kinds()
+        context = np.zeros_like(slopes.own) if slopes.context is None else slopes.context
+        self._context = model.factors.covariance(context)
 
     def _rows(self) -> Rows:
-        model = self.model
-        surface = model.regions.surface
-        covariates = surface.shape[1] + len(model.direct)
+        surface = self.model.regions.surface
+        covariates = surface.shape[1] + len(self.model.direct)
         shares = []
         columns = []
         for number, (name, p) in enumerate(self._parts()):
@@ -329,7 +375,7 @@ class Joint:
 
     def _parts(self) -> list[tuple[str, Floats]]:
         direct = [(each.name, each.shares) for each in self.model.direct]
-        return [("regions", self.model.regions.shares), *direct]
+        return [(REGIONS, self.model.regions.shares), *direct]
 
     def _kinds(self) -> dict[str, Ints]:
         """The rows of each source."""
@@ -344,120 +390,150 @@ class Joint:
         """All rows in some bins."""
         model = self.model
         regions = model.regions.select(bins)
-        weight = regions.weight(self.slopes.effect, self.covariance)
+        shown = model.factors.covariance(self.slopes.shown())
+        weight = regions.weight(self.slopes.effect, shown)
         values = [regions.values, *(each.values[bins] for each in model.direct)]
         weights = [weight, *(each.weight[bins] for each in model.direct)]
-        centre = [
-            regions.centre if name == "regions" else model.centre[bins] for name in self.blocks
-        ]
+        centre = [regions.centre if name == REGIONS else model.centre[bins] for name in self.blocks]
         return Observed(np.hstack(values), np.hstack(weights), np.hstack(centre))
 
     def modes(self, bins: Ints, root: Floats) -> Modes:
         """Posterior modes of some bins."""
         return find_modes(self.rows, self.observed(bins), root)
 
-    def root(self, revised: Revised, variances: Floats | None = None, scale: float = 1.0) -> Floats:
+    def root(self, revised: Revised, own: Floats | None = None, scale: float = 1.0) -> Floats:
         """R with R R' = K, for other variances of groups or another scale of contextual slopes."""
         model = self.model
-        own = np.exp(2 * revised.log_sd) if variances is None else variances
-        base = model.factors.covariance(own) + LEVEL
+        base = model.factors.covariance(revised.own if own is None else own) + LEVEL
         k = np.tile(base, (len(self.blocks),) * 2)
         d = self.groups
         for number, name in enumerate(self.blocks):
             block = slice(number * d, (number + 1) * d)
-            if name == "regions":
-                k[block, block] += scale * revised.context**2 * self.covariance
+            if name == REGIONS:
+                k[block, block] += scale * revised.context**2 * self._context
             elif name:
                 k[block, block] += revised.discrepancy[name] ** 2 * (np.eye(d) + 0.1)
         surface = np.full(model.regions.surface.shape[1], SURFACE_SD)
         return root_of(k, np.concatenate([surface, revised.level]))
 
 
-def _from_regions(model: MapModel, bins: Ints, slopes: Slopes, share: float) -> MapFit:
+def _from_regions(model: MapModel, bins: Ints, slopes: Slopes) -> MapFit:
     """The posterior of a stratum from regions alone."""
     regions = model.regions.select(bins)
     factors = model.factors
     d = len(model.population)
     rows = Rows(regions.shares, regions.surface)
-    every = factors.variants(slopes.variances())
-    centre = every[0]
+    variants = _variants(factors, slopes)
 
-    def modes_of(variances: Floats) -> Modes:
-        covariance = factors.covariance(variances)
+    def fit(chosen: Slopes) -> tuple[Modes, Floats, list[tuple[Floats, Floats]]]:
+        covariance = factors.covariance(chosen.shown())
         weight = regions.weight(slopes.effect, covariance)
         observed = Observed(regions.values, weight, regions.centre)
-        return find_modes(rows, observed, model.region_root(covariance))
+        modes = find_modes(rows, observed, model.region_root(covariance))
+        roots = [model.region_root(factors.covariance(each.shown())) for each, _ in variants]
+        weights, parts = _mixture(modes, roots, np.array([count for _, count in variants]))
+        return modes, weights, [(mean[:, :d], c[:, :d, :d]) for mean, c in parts]
 
-    modes = modes_of(centre)
-    weights, parts = _mixture(modes, [model.region_root(factors.covariance(v)) for v in every])
-    best = every[int(weights.mean(0).argmax())]
-    if best is not centre:
-        modes = modes_of(best)
-        weights, parts = _mixture(modes, [model.region_root(factors.covariance(v)) for v in every])
-    means, covariance = average(weights, [(m[:, :d], c[:, :d, :d]) for m, c in parts])
-    if not model.confounded:
-        shown = means, covariance
-    else:
-        variants = [
-            _attribute(factors.covariance(v), share, (m[:, :d], c[:, :d, :d]))
-            for v, (m, c) in zip(every, parts, strict=True)
+    modes, weights, parts = fit(slopes)
+    best = variants[int(weights.mean(0).argmax())][0]
+    if best is not slopes:
+        modes, weights, parts = fit(best)
+    shown = average(weights, parts)
+    posterior = shown
+    if slopes.context is not None:
+        attributed = [
+            _attribute(model, each, part) for (each, _), part in zip(variants, parts, strict=True)
         ]
-        shown = average(weights, variants)
-    return _finish(model, bins, shown, means, (modes, best, share))
+        posterior = average(weights, attributed)
+        if slopes.doubt:
+            posterior = _doubted(model, slopes, posterior)
+    return _finish(model, bins, posterior, shown[0], (modes, best))
+
+
+def _variants(factors: GroupFactors, slopes: Slopes) -> list[tuple[Slopes, float]]:
+    """Variants of the prior, the fitted one first, with their prior counts of bins."""
+    if slopes.context is None:
+        every = [replace(slopes, own=own) for own in factors.variants(slopes.own)]
+        counts = np.full(len(every), OTHER_BINS)
+        counts[0] = CONCENTRATION
+        return [(slopes, CONCENTRATION), *zip(every[1:], counts[1:].tolist(), strict=True)]
+    variants = [(slopes, CONCENTRATION)]
+    for scale, share in OWN_SCALES:
+        for number, context in enumerate(factors.variants(slopes.context)):
+            if scale == 1 and not number:
+                continue
+            count = share * (CONCENTRATION if not number else OTHER_BINS)
+            variants.append((replace(slopes, own=scale * slopes.own, context=context), count))
+    return variants
 
 
 def _attribute(
-    covariance: Floats, share: float, shown: tuple[Floats, Floats]
+    model: MapModel, slopes: Slopes, shown: tuple[Floats, Floats]
 ) -> tuple[Floats, Floats]:
-    """Log ratios of groups, from the slopes that regions show, for an uncertain share."""
-    parts = []
-    weights = np.array([weight for _, weight in SHARE_VARIANTS])
-    for factor, _ in SHARE_VARIANTS:
-        own = min(share * factor, 1.0) * covariance + LEVEL
-        gain = np.linalg.solve(covariance + LEVEL + 1e-9 * np.eye(len(own)), own).T
-        rest = own - gain @ own
-        mean, variance = shown
-        parts.append((mean @ gain.T, gain @ variance @ gain.T + (rest + rest.T) / 2))
-    return average(np.tile(weights, (len(shown[0]), 1)), parts)
+    """Log ratios of groups, from what regions show: the rest is due to places."""
+    gain, rest = _gain(model, slopes)
+    mean, variance = shown
+    return mean @ gain.T, gain @ variance @ gain.T + rest
 
 
-def _mixture(modes: Modes, roots: Sequence[Floats]) -> tuple[Floats, list[tuple[Floats, Floats]]]:
-    """Weights of priors (bins, priors), and the posterior under each; the first prior is fitted."""
+def _gain(model: MapModel, slopes: Slopes) -> tuple[Floats, Floats]:
+    """G with E[b | b + c] = G (b + c), and the variance of b that remains."""
+    d = len(model.population)
+    if slopes.context is None:
+        return np.eye(d), np.zeros((d, d))
+    own = model.factors.covariance(slopes.own) + LEVEL
+    shown = model.factors.covariance(slopes.shown()) + LEVEL
+    gain = np.linalg.solve(shown + 1e-9 * np.eye(d), own).T
+    rest = own - gain @ own
+    return gain, (rest + rest.T) / 2
+
+
+def _doubted(
+    model: MapModel, slopes: Slopes, posterior: tuple[Floats, Floats]
+) -> tuple[Floats, Floats]:
+    """Average with the prior, as far as regions do not differ with their composition."""
+    mean, covariance = posterior
+    centring = np.eye(len(model.population)) - model.population
+    prior = centring @ model.factors.covariance(slopes.own) @ centring.T
+    prior = covariance * 0 + prior
+    weights = np.tile([1 - slopes.doubt, slopes.doubt], (len(mean), 1))
+    return average(weights, [posterior, (mean * 0, prior)])
+
+
+def _mixture(
+    modes: Modes, roots: Sequence[Floats], counts: Floats
+) -> tuple[Floats, list[tuple[Floats, Floats]]]:
+    """Weights of priors (bins, priors), and the posterior under each."""
     posteriors = [modes.under(root) for root in roots]
     evidence = np.stack([each[2] for each in posteriors], axis=1)
-    prior = np.full(len(roots), OTHER_BINS)
-    prior[0] = CONCENTRATION
-    weights = Mixture.of(evidence, prior).weights
+    weights = Mixture.of(evidence, counts).weights
     return weights, [(mean, covariance) for mean, covariance, _ in posteriors]
 
 
 def _finish(
     model: MapModel,
     bins: Ints,
-    shown: tuple[Floats, Floats],
-    region_ratio: Floats,
-    fitted: tuple[Modes, Floats, float],
+    posterior: tuple[Floats, Floats],
+    shown: Floats,
+    fitted: tuple[Modes, Slopes],
 ) -> MapFit:
     """Ratios as means that average to the population, with the information of regions."""
-    modes, variances, share = fitted
+    modes, slopes = fitted
     d = len(model.population)
-    covariance = model.factors.covariance(variances)
-    own = share * covariance if model.confounded else covariance
-    gain = np.eye(d)
-    if model.confounded:
-        gain = np.linalg.solve(covariance + LEVEL + 1e-9 * np.eye(d), own + LEVEL).T
-    posterior = modes.under(model.region_root(covariance))[1]
-    lift = gain @ posterior[:, :d]
+    own = model.factors.covariance(slopes.own)
+    covariance = model.factors.covariance(slopes.shown())
+    gain = _gain(model, slopes)[0]
+    lift = gain @ modes.under(model.region_root(covariance))[1][:, :d]
     informed = lift @ modes.information @ np.swapaxes(lift, 1, 2)
-    sources = shares_of_information(model.population, {"regions": informed}, shown[1])
+    share = np.trace(own) / max(np.trace(covariance), 1e-300)
     return MapFit(
-        log_means=normalised(model, bins, shown[0]),
-        log_covariance=shown[1],
+        log_means=normalised(model, bins, posterior[0]),
+        log_covariance=_steepened(posterior),
         prior_variance=np.tile(contrast_variance(model.population, own), (len(bins), 1)),
-        region_ratio=np.exp(region_ratio),
-        sources=sources,
+        region_ratio=np.exp(link(shown)),
+        sources=shares_of_information(model.population, {REGIONS: informed}, posterior[1]),
         variances={},
-        group_share=np.full(len(bins), share if model.confounded else 1.0),
+        group_share=np.full(len(bins), share),
         discrepancy={},
     )
 
@@ -466,46 +542,49 @@ def _from_all(model: MapModel, bins: Ints, slopes: Slopes, revised: Revised) -> 
     """The posterior of a stratum from regions and direct evidence on groups."""
     joint = Joint(model, slopes)
     d = joint.groups
-    own = np.exp(2 * revised.log_sd)
-    every = model.factors.variants(own)
-    scales = CONTEXT_SCALES if model.confounded else ()
-
-    def roots() -> list[Floats]:
-        return [
-            *(joint.root(revised, each) for each in every),
-            *(joint.root(revised, own, scale) for scale in scales),
-        ]
-
-    modes = joint.modes(bins, joint.root(revised))
-    weights, parts = _mixture(modes, roots())
+    every = model.factors.variants(revised.own)
+    roots = [joint.root(revised, each) for each in every]
+    counts = [CONCENTRATION, *[OTHER_BINS] * (len(every) - 1)]
+    if joint.confounded:
+        roots += [joint.root(revised, scale=scale) for scale in CONTEXT_SCALES]
+        counts += [OTHER_BINS] * len(CONTEXT_SCALES)
+    modes = joint.modes(bins, roots[0])
+    weights, parts = _mixture(modes, roots, np.array(counts))
     means, covariance = average(weights, [(m[:, :d], c[:, :d, :d]) for m, c in parts])
-    second = d if model.confounded else 0
-    shown = sum(
-        w[:, None] * m[:, second : second + d] for w, (m, _) in zip(weights.T, parts, strict=True)
-    )
-    posterior = modes.under(joint.root(revised))[1][:, :d]
+    shown = means
+    if joint.confounded:
+        shown = np.einsum("jv,vjd->jd", weights, np.stack([m[:, d : 2 * d] for m, _ in parts]))
+    lift = modes.under(roots[0])[1][:, :d]
     observed = joint.observed(bins)
     informed = {}
     for name, rows in joint.kinds.items():
         w = information(joint.rows.select(rows), observed.of_rows(rows), modes.mode)
-        informed[name] = posterior @ w @ np.swapaxes(posterior, 1, 2)
-    k = model.factors.covariance(own)
-    context = revised.context**2 * joint.covariance if model.confounded else 0 * k
+        informed[name] = lift @ w @ np.swapaxes(lift, 1, 2)
+    own = model.factors.covariance(revised.own)
+    context = np.zeros_like(revised.own) if slopes.context is None else slopes.context
+    total = revised.own + revised.context**2 * context
     return MapFit(
         log_means=normalised(model, bins, means),
-        log_covariance=covariance,
-        prior_variance=np.tile(contrast_variance(model.population, k), (len(bins), 1)),
-        region_ratio=np.exp(np.asarray(shown)),
+        log_covariance=_steepened((means, covariance)),
+        prior_variance=np.tile(contrast_variance(model.population, own), (len(bins), 1)),
+        region_ratio=np.exp(link(shown)),
         sources=shares_of_information(model.population, informed, covariance),
         variances={},
-        group_share=np.full(len(bins), np.trace(k) / max(np.trace(k + context), 1e-300)),
+        group_share=np.full(len(bins), revised.own.sum() / max(total.sum(), 1e-300)),
         discrepancy={},
     )
 
 
+def _steepened(posterior: tuple[Floats, Floats]) -> Floats:
+    """The covariance of log ratios, from that of the linked parameters."""
+    mean, covariance = posterior
+    slope = link_slope(mean)
+    return np.asarray(covariance * slope[:, :, None] * slope[:, None])
+
+
 def normalised(model: MapModel, bins: Ints, ratio: Floats) -> Floats:
     """Log means (bins, groups) that average to the population mean."""
-    log_means = np.log(model.centre[bins]) + ratio
+    log_means = np.log(model.centre[bins]) + link(ratio)
     total = np.exp(log_means) @ model.population
     return np.asarray(log_means + np.log(model.regions.mean[bins] / total)[:, None])
 

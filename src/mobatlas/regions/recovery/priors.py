@@ -26,6 +26,7 @@ LEVEL = 1.0  # prior variance of the level of a bin, which all groups share
 OWN_SD = 0.5  # prior median of s_0
 ATTRIBUTE_SD = 0.2  # prior median of s_a
 LOG_SD = 1.5  # prior standard deviation of their logarithms
+ATTRIBUTES_SHARE = 0.8  # of differences between real groups, which attributes explain together
 JITTER = 1e-8
 SCALES = (1 / 16, 1 / 4, 1.0, 4.0)  # of all variances between groups
 DOMINANT = 0.8  # of the variance, in variants where one factor dominates
@@ -60,6 +61,13 @@ class GroupFactors:
     def prior_log_sd(self) -> Floats:
         """Prior medians of the logarithms of standard deviations (factors,)."""
         return np.log([ATTRIBUTE_SD] * (len(self.names) - 1) + [OWN_SD])
+
+    def usual_shares(self) -> Floats:
+        """Shares of factors in differences between real groups: attributes matter most."""
+        attributes = len(self.names) - 1
+        if not attributes:
+            return np.ones(1)
+        return np.append(np.full(attributes, ATTRIBUTES_SHARE / attributes), 1 - ATTRIBUTES_SHARE)
 
     def variants(self, variances: Floats) -> list[Floats]:
         """The fitted variances first, then with other scales and other dominant factors."""

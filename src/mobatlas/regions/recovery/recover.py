@@ -25,6 +25,7 @@ from mobatlas.regions.recovery.geography import confounding, surface, transfer
 from mobatlas.regions.recovery.least_squares import fit_least_squares
 from mobatlas.regions.recovery.map_model import (
     DISPERSION,
+    Assumption,
     DirectRows,
     MapFit,
     MapModel,
@@ -54,6 +55,7 @@ GROUPS_EXPLAIN = 0.2
 # ratio of mean to standard deviation, the limit therefore falls in proportion.
 RARE = 0.1
 METHODS = ("bayes", "least-squares", "simplex")
+MAX_LOG_VARIANCE = 0.5  # due to groups, also of rare bins
 MOSTLY_PRIOR = 0.5  # with less information, an estimate depends mostly on the prior
 UNKNOWN_N = 1e6  # people of a region whose values are shares: region effects are the only error
 
@@ -203,7 +205,9 @@ class _Recoverer:
         effects = not randomised if options.region_effects is None else options.region_effects
         geography = effects if options.geography is None else options.geography
         self._regions = regions
-        self._confounded = effects
+        self._effects = effects
+        # Beyond the whole variance between people, there is no limit.
+        self._confounded = effects and options.groups_explain <= 1
         self._groups_explain = options.groups_explain
         self._parents = parents
         self._shares: Floats = composition.shares
@@ -273,14 +277,15 @@ class _Recoverer:
     def _fit(self, name: str, bins: Ints, prefix: str) -> None:
         """Fit one feature map."""
         model = self._model(bins)
-        slopes = model.slopes()
+        limits = self._limits(model)
+        usual = None if limits is None else float(np.average(limits, weights=model.regions.mean))
+        slopes = model.slopes(Assumption(self._effects, usual))
+        scale = np.ones(len(bins)) if limits is None else limits / usual
         transferred = self._test_transfer(model, slopes)
         if transferred is not None:
             self._transfer[name] = transferred
-        shares = np.ones(len(bins))
-        if self._confounded:
-            shares = self._attributed(model, slopes) * self._transfer.get(name, 1.0)
-        fit = model.fit(slopes, shares)
+            slopes = _transferred(slopes, transferred)
+        fit = model.fit(slopes, scale)
         self._keep(bins, fit)
         self._variances |= {prefix + key: value for key, value in fit.variances.items()}
 
@@ -339,7 +344,6 @@ class _Recoverer:
             self._factors,
             self._population,
             rows,
-            self._confounded,
             centre=mean[:, None] * centre,
             direct=direct,
         )
@@ -375,20 +379,19 @@ class _Recoverer:
         complete = np.flatnonzero(model.regions.known.all(1))
         if not len(complete):
             return None
-        covariance = self._factors.covariance(slopes.variances())
+        covariance = self._factors.covariance(slopes.shown())
         chosen = model.regions.select(complete)
         weight = chosen.weight(slopes.effect, covariance)
         observed = Observed(chosen.values, weight, chosen.centre)
         return transfer(rows, observed, model.region_root(covariance), self._centroids)
 
-    def _attributed(self, model: MapModel, slopes: Slopes) -> Floats:
-        """The share of the variance of slopes that is attributed to groups (bins,)."""
-        covariance = self._factors.covariance(slopes.variances())
-        centring = np.eye(len(covariance)) - self._population
-        scale = float(np.trace(centring @ covariance @ centring.T)) / len(covariance)
+    def _limits(self, model: MapModel) -> Floats | None:
+        """The assumed variance of log ratios due to groups (bins,); None: no assumption."""
+        if not self._confounded:
+            return None
         frequency = model.regions.mean / model.regions.dispersion  # (mean / sd of people) squared
-        limit = self._groups_explain * np.minimum(1.0, frequency / RARE)
-        return np.asarray(np.minimum(1.0, limit / np.maximum(scale * frequency, 1e-300)))
+        explained = self._groups_explain * np.minimum(1.0, frequency / RARE)
+        return np.asarray(np.minimum(explained / frequency, MAX_LOG_VARIANCE))
 
     def _resolution(self) -> Floats:
         """The mean of a group that would leave one visit in the evidence (groups, features)."""
@@ -411,3 +414,13 @@ def _check_regions(regions: Regions) -> None:
         )
     if np.isnan(regions.composition.shares).any():
         raise MobatlasError("composition: some shares are missing (NaN); complete the table")
+
+
+def _transferred(slopes: Slopes, transfer: float) -> Slopes:
+    """Attribute slopes that do not hold in other parts of the map to places."""
+    if slopes.context is None:
+        return slopes
+    share = max(transfer, 1e-3)
+    return replace(
+        slopes, own=share * slopes.own, context=slopes.context + (1 - share) * slopes.own
+    )

@@ -28,6 +28,7 @@ CELLS = 250_000  # bins x rows that are computed at once, to stay in the cache
 PAIR_CELLS = 6_000_000  # rows x columns x columns that are kept; beyond it chunks share weights
 SHARED_BINS = 32  # bins of a chunk that share relative weights
 SMALLEST = 1e-300
+SKEW = 1.0  # of the link below zero
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,22 @@ def information(rows: Rows, observed: Observed, mode: Floats) -> Floats:
 def expected(rows: Rows, centre: Floats, mode: Floats) -> Floats:
     """q (bins, rows) at given modes."""
     b, a = np.split(mode, [rows.columns], axis=1)
-    return np.asarray((centre * np.exp(b)) @ rows.shares.T * np.exp(a @ rows.covariates.T))
+    return np.asarray((centre * np.exp(link(b))) @ rows.shares.T * np.exp(a @ rows.covariates.T))
+
+
+def link(b: Floats) -> Floats:
+    """The log ratio of a group mean to its centre: b, and below zero b - SKEW b^2 / 2.
+
+    Groups that hardly do a thing are common, and groups that do it many times as often as the
+    average are not, because all groups together are the average.
+    """
+    low = np.minimum(b, 0)
+    return np.asarray(b - SKEW / 2 * low**2)
+
+
+def link_slope(b: Floats) -> Floats:
+    """The derivative of the link."""
+    return np.asarray(1 - SKEW * np.minimum(b, 0))
 
 
 def _chunks(rows: Rows, bins: int) -> Iterator[slice]:
@@ -202,7 +218,7 @@ class _Chunk:
     def _state(self, point: Floats) -> tuple[Floats, Floats, Floats]:
         """M (bins, columns), exp(X a) (bins, rows) or 1, q (bins, rows)."""
         b, a = np.split(point, [self._rows.columns], axis=1)
-        means = self._observed.centre * np.exp(np.clip(b, -60, 20))
+        means = self._observed.centre * np.exp(np.clip(link(b), -60, 20))
         q = means @ self._rows.shares.T
         factor = np.ones((1, 1))
         if a.shape[1]:
@@ -218,7 +234,8 @@ class _Chunk:
     def gradient(self, point: Floats) -> Floats:
         means, factor, q = self._state(point)
         residual = self._observed.weight * (self._observed.values / q - 1)
-        by_columns = means * ((residual * factor) @ self._rows.shares)
+        steep = means * link_slope(point[:, : means.shape[1]])
+        by_columns = steep * ((residual * factor) @ self._rows.shares)
         return np.hstack([by_columns, (residual * q) @ self._rows.covariates])
 
     def information(self, point: Floats) -> Floats:
@@ -226,6 +243,7 @@ class _Chunk:
         weight = self._observed.weight
         p = self._rows.shares
         bins, columns = means.shape
+        means = means * link_slope(point[:, :columns])
         covariates = self._rows.covariates.shape[1]
         relative = weight * factor**2 / q
         if self._shared:
