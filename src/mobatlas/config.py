@@ -173,10 +173,17 @@ class SourceConfig(Section):
 class RegionsConfig(Section):
     """One source of regions: two tables, a column of people, or a partition of labelled people."""
 
-    composition: Path | None = None
+    # Several tables, such as one of ages and one of genders, are combined by raking, from the joint
+    # distribution of `joint_prior`, or as independent attributes.
+    composition: Path | tuple[Path, ...] | None = None
+    joint_prior: Path | None = None
     aggregates: Path | None = None
     by: str | None = None
     partition: str | None = None
+    # Evidence beside the regions: published means by group, and people with known attributes.
+    group_tables: tuple[Path, ...] | None = None
+    labelled: Path | None = None
+    labelled_sample: int | None = Field(None, ge=1)
     features: tuple[str, ...] | None = None
     mask: tuple[str, ...] = ()
     # An age range of the composition that overlaps two groups is refused by default; "uniform"

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console, Group
 from rich.text import Text
 
-from mobatlas.cli.options import Json, Overwrite, Quiet, show
+from mobatlas.cli.options import GroupTables, Json, LabelledPath, Overwrite, Quiet, show
 
 app = typer.Typer()
 StartOver = Annotated[
@@ -37,7 +37,11 @@ def init(
     out: Annotated[Path, typer.Option("--out", help="The configuration file (YAML) to write.")],
     visits: Annotated[Path | None, typer.Option(help="Your visits: a file or a folder.")] = None,
     composition: Annotated[
-        Path | None, typer.Option(help="A table of the groups that live in each region.")
+        list[Path] | None,
+        typer.Option(
+            help="A table of the groups that live in each region. Repeat it for tables of ages, of "
+            "genders and so on."
+        ),
     ] = None,
     aggregates: Annotated[
         Path | None, typer.Option(help="A table of average mobility in each region.")
@@ -49,12 +53,14 @@ def init(
             "then counted from your visits."
         ),
     ] = None,
+    group_table: GroupTables = None,
+    labelled: LabelledPath = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a commented configuration for `mobatlas run` from your files."""
     from mobatlas.pipeline.init import InputFiles, write_configuration
 
-    files = InputFiles(visits, composition, aggregates, by)
+    files = InputFiles(visits, composition or (), aggregates, by, group_table or (), labelled)
     for line in write_configuration(out, files, overwrite=overwrite):
         typer.echo(line)
 

@@ -38,13 +38,34 @@ class InputFiles:
     """The tables of a user; each may be missing.
 
     Regions come from a composition and aggregates, or from `by`, a region column of the people
-    table. With `by`, the composition is optional.
+    table. With `by`, the composition is optional. Several tables of composition are combined.
     """
 
     visits: Path | None = None
-    composition: Path | None = None
+    composition: Path | Sequence[Path] | None = None
     aggregates: Path | None = None
     by: str | None = None
+    group_tables: Sequence[Path] = ()
+    labelled: Path | None = None
+
+    @property
+    def census(self) -> Sequence[Path]:
+        """The tables of the composition."""
+        tables = self.composition or ()
+        return (tables,) if isinstance(tables, Path) else tables
+
+    def all_paths(self) -> list[tuple[str, Path]]:
+        """Each path, after the option that gives it."""
+        single = {
+            "--visits": self.visits,
+            "--aggregates": self.aggregates,
+            "--labelled": self.labelled,
+        }
+        lists = {"--composition": self.census, "--group-table": self.group_tables}
+        return [
+            *((option, path) for option, path in single.items() if path is not None),
+            *((option, path) for option, paths in lists.items() for path in paths),
+        ]
 
 
 @dataclass(frozen=True)
@@ -74,10 +95,9 @@ def write_configuration(out: Path, files: InputFiles, *, overwrite: bool = False
         raise MobatlasError(
             f"{out}: this file exists already; choose another name, or pass --overwrite"
         )
-    for option in ("visits", "composition", "aggregates"):
-        path = getattr(files, option)
-        if path is not None and not path.exists():
-            raise MobatlasError(f"--{option} {path}: this path does not exist; check it")
+    for option, path in files.all_paths():
+        if not path.exists():
+            raise MobatlasError(f"{option} {path}: this path does not exist; check it")
     people = _people_table(files.visits)
     columns = () if people is None else _column_names(people)
     region_columns = tuple(filter(looks_like_region, columns))
@@ -91,7 +111,7 @@ def write_configuration(out: Path, files: InputFiles, *, overwrite: bool = False
             f"{visits.path}: {visits.rows:,} visits of {visits.people:,} people "
             f"over {visits.days:,} days"
         )
-    if files.by is None and files.composition is None and region_columns:
+    if files.by is None and not files.composition and region_columns:
         lines.append(
             "regions: the configuration uses a controlled partition, which needs labels; "
             f"pass --by {region_columns[0]} to use the regions of your people"
@@ -109,6 +129,7 @@ def _render(
         undefined=StrictUndefined,
     )
     engine.filters["path"] = partial(_quote_path, base=base)
+    engine.filters["paths"] = partial(_quote_paths, base=base)
     engine.filters["word"] = _quote
     # `prepare` recognises region columns by name; other columns must be listed.
     listed = files.by is not None and not looks_like_region(files.by)
@@ -131,11 +152,11 @@ def _check_regions(
     attributes = [name for name in columns if name.lower() in ATTRIBUTE_NAMES]
     faults = (
         (
-            by is None and files.composition is None and files.aggregates is not None,
+            by is None and not files.composition and files.aggregates is not None,
             "--composition is missing; aggregates need the composition of the same regions",
         ),
         (
-            by is None and files.composition is not None and files.aggregates is None,
+            by is None and bool(files.composition) and files.aggregates is None,
             "--aggregates is missing; give the aggregates of the same regions. To count them from "
             f"your visits instead, pass --by with the region column of people{example}",
         ),
@@ -160,7 +181,7 @@ def _check_regions(
             f"{example}",
         ),
         (
-            by is not None and files.composition is None and not attributes,
+            by is not None and not files.composition and not attributes,
             f"--composition is missing; give it, because {people} has no attributes (age, gender) "
             "to count it from",
         ),
@@ -225,6 +246,12 @@ def _quote_path(path: Path, base: Path) -> str:
     absolute = path.resolve()
     below = absolute.is_relative_to(base.resolve())
     return _quote((absolute.relative_to(base.resolve()) if below else absolute).as_posix())
+
+
+def _quote_paths(paths: Sequence[Path], base: Path) -> str:
+    """One YAML string, or a list of several."""
+    texts = [_quote_path(path, base) for path in paths]
+    return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
 
 def _quote(text: str) -> str:

@@ -56,6 +56,8 @@ from mobatlas.supervision.calibration import PlainSampler, Sampler
 from mobatlas.supervision.store import is_calibrated, load_sampler
 from mobatlas.training.loop import Execution
 
+FILES_OF_REGIONS = ("composition", "joint_prior", "aggregates", "group_tables", "labelled")
+
 
 @dataclass(frozen=True)
 class RunResult:
@@ -172,8 +174,9 @@ class _Steps:
                 raise MobatlasError(
                     f"regions.{name}: this cannot be the name of a folder; choose another name"
                 )
-            for key, path in self._tables(source).items():
-                _refuse_missing(path, f"regions.{name}.{key}")
+            for key, paths in self._tables(source).items():
+                for path in paths:
+                    _refuse_missing(path, f"regions.{name}.{key}")
         if self.config.source is not None:
             _refuse_missing(self.base / self.config.source.path, "source.path")
         if self.config.strong and not self.family.trainable:
@@ -183,9 +186,15 @@ class _Steps:
             )
         _ = self.generator_options  # refuses files that do not exist
 
-    def _tables(self, source: RegionsConfig) -> dict[str, Path]:
-        paths = {"composition": source.composition, "aggregates": source.aggregates}
-        return {key: self.base / path for key, path in paths.items() if path is not None}
+    def _tables(self, source: RegionsConfig) -> dict[str, tuple[Path, ...]]:
+        """The files of a source of regions, by their key in the configuration."""
+        files = {key: getattr(source, key) for key in FILES_OF_REGIONS}
+        lists = {
+            key: (value,) if isinstance(value, Path) else value for key, value in files.items()
+        }
+        return {
+            key: tuple(self.base / path for path in paths) for key, paths in lists.items() if paths
+        }
 
     @property
     def family(self) -> Family:
@@ -252,10 +261,14 @@ class _Steps:
             partition=source.partition,
             by=source.by,
             composition=tables.get("composition"),
-            aggregates=tables.get("aggregates"),
+            joint_prior=_only(tables, "joint_prior"),
+            aggregates=_only(tables, "aggregates"),
             features=source.features,
             mask=source.mask,
             straddle=source.straddle or "refuse",
+            group_tables=tables.get("group_tables", ()),
+            labelled=_only(tables, "labelled"),
+            labelled_sample=source.labelled_sample,
         )
 
         def compute(_: bool) -> None:
@@ -265,7 +278,7 @@ class _Steps:
             "dataset": self.dataset.manifest.content_hash,
             "options": source.model_dump(exclude_none=True),
             "seed": seed,
-            **{key: path_hash(path) for key, path in tables.items()},
+            **{key: [path_hash(path) for path in paths] for key, paths in tables.items()},
         }
         return RegionsFolder.open(self.cache.run(f"regions {name}", out, inputs, compute))
 
@@ -469,6 +482,11 @@ class _Steps:
             "seed": self.config.seed,
         }
         return self.cache.run(f"{step} {name}", out, inputs, write)
+
+
+def _only(tables: Mapping[str, tuple[Path, ...]], key: str) -> Path | None:
+    paths = tables.get(key)
+    return paths[0] if paths else None
 
 
 def _refuse_missing(path: Path, key: str) -> None:

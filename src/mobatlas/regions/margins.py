@@ -21,6 +21,7 @@ ROUNDS = 1_000  # of raking
 EXACT = 1e-9  # of the margins of a raked region
 SAME_TOTAL = 0.01  # relative difference of the totals of two tables that is not mentioned
 FLOOR = 1e-4  # share of an even distribution in a prior, so that no group is impossible
+CLEAR = 0.05  # relative difference of the share of a level that is mentioned
 FEW = 0.5  # of the panel's people, once weighted to the census, that gives a warning
 
 
@@ -234,17 +235,22 @@ def compare_panel(census: Composition, panel: Floats) -> dict[str, Any] | None:
 def panel_sentences(panel: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Notes and warnings about a comparison from `compare_panel`."""
     share = panel["effective_people"] / panel["people"]
-    ratios = [
-        (ratio, f"{name} {level}")
+    most, least = panel["most"], panel["least"]
+    sentences = [
+        f"panel against census: weighted to the census by region, {panel['people']:,.0f} people "
+        f"are as precise as {panel['effective_people']:,.0f}; '{most['region']}' has "
+        f"{most['ratio']:.2g} times its census share, and '{least['region']}' has "
+        f"{least['ratio']:.2g} times"
+    ]
+    ratios = {
+        f"{level} ({name})": ratio
         for name, levels in panel["levels"].items()
         for level, ratio in levels.items()
-    ]
-    ratio, level = max(ratios, key=lambda each: abs(np.log(max(each[0], 1e-300))))
-    sentence = (
-        f"panel against census: {panel['people']:,.0f} people, as precise as "
-        f"{panel['effective_people']:,.0f} ({share:.0%}) once weighted to the census by region; "
-        f"'{panel['most']['region']}' has {panel['most']['ratio']:.2g} times its census share and "
-        f"'{panel['least']['region']}' {panel['least']['ratio']:.2g} times; because of its regions "
-        f"alone, the panel has {ratio:.2g} times the census share of {level}"
-    )
-    return ([], [sentence]) if share < FEW else ([sentence], [])
+    }
+    level = max(ratios, key=lambda each: abs(ratios[each] - 1))
+    if abs(ratios[level] - 1) > CLEAR:
+        sentences.append(
+            f"panel against census: because of its regions alone, the panel has "
+            f"{ratios[level]:.2g} times the census share of {level}"
+        )
+    return ([], sentences) if share < FEW else (sentences, [])
