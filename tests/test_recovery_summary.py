@@ -149,6 +149,29 @@ def test_a_mean_too_small_to_be_seen_may_be_zero() -> None:
     assert (seen.interval(0.9)[0] == summary.low).all()
 
 
+def test_a_side_that_may_be_zero_is_not_more_than_the_other() -> None:
+    recovery = posterior(TWO, np.log([[0.02], [0.001]]), 0.09 * np.eye(2))
+    clear = summarise_recovery(recovery, compare=("M", "F"))
+    assert clear.verdicts.ravel().tolist() == ["more", "less"]
+    unseen = replace(recovery, resolution=np.full((2, 1), 0.02))
+    for compare in (("M", "F"), None):
+        summary = summarise_recovery(unseen, compare=compare)
+        assert summary.verdicts[0, 0] == "not sure"
+        assert (summary.ratio_low[0, 0], summary.certainty[0, 0]) == (0, 0)
+    # Only the smaller side may be zero: then the difference is clear.
+    fewer = replace(recovery, resolution=np.array([[0.001], [0.02]]))
+    assert summarise_recovery(fewer, compare=("M", "F")).verdicts.ravel().tolist() == [
+        "more",
+        "less",
+    ]
+
+
+def test_equally_certain_features_are_ordered_by_frequency() -> None:
+    log_ratios = np.log([[1.5, 3.0, 6.0], [0.5, 1.0, 2.0]])
+    summary = summarise_recovery(posterior(TWO, log_ratios, 0.04 * np.eye(2)))
+    assert summary.most_certain("category", 2).tolist() == [2, 1]
+
+
 def test_verdicts_follow_benjamini_and_yekutieli_in_each_feature_map() -> None:
     bins = 60
     names = tuple(f"{'poi' if number % 3 else 'hour'}:{number}" for number in range(bins))

@@ -89,10 +89,15 @@ class RecoverySummary:
         return AVERAGE not in self.compared_with
 
     def most_certain(self, feature_map: str, n: int) -> Ints:
-        """The n features of a map with the most certain differences, in that order."""
+        """The n features of a map with the most certain differences, in that order.
+
+        Of equally certain ones, such as places that only borrow from their category, the most
+        frequent come first.
+        """
         bins = bins_by_map(self.features)[feature_map]
-        best = self.certainty[:, bins].max(0)
-        return np.asarray(bins[np.argsort(-best, kind="stable")[:n]])
+        best = self.certainty[:, bins].max(0).round(1)
+        order = np.lexsort((-self.reference[0, bins], -best))
+        return np.asarray(bins[order[:n]])
 
     def as_columns(self) -> dict[str, list[Any]]:
         """A long table by column name, with a line for each row and feature; None for NaN."""
@@ -176,7 +181,7 @@ def summarise_recovery(
     mixtures = _Mixtures.of(recovery, by, compare)
     bins = _bins_of_maps(recovery.features, features)
     names = tuple(recovery.features[number] for number in bins.tolist())
-    estimate = _Estimate.of(recovery, bins, mixtures)
+    estimate = _Estimate.of(recovery, bins, mixtures, level)
     return RecoverySummary(
         level=level,
         groups=recovery.groups,
@@ -186,14 +191,14 @@ def summarise_recovery(
         value=estimate.value,
         reference=estimate.reference,
         ratio=estimate.ratio,
-        **estimate.intervals(level, mixtures.resolution(recovery, bins)),
+        **estimate.intervals(),
         certainty=np.abs(estimate.z),
-        verdicts=_verdicts(estimate, names, 1 - level),
+        verdicts=_verdicts(estimate, names),
         sources={
             name: mixtures.weights @ shares[:, bins] for name, shares in recovery.sources.items()
         },
         notes=recovery.notes,
-        undistinguished={} if by or compare else _undistinguished(recovery, bins, 1 - level),
+        undistinguished={} if by or compare else _undistinguished(recovery, bins, level),
     )
 
 
@@ -247,13 +252,6 @@ class _Mixtures:
         average = np.tile(recovery.shares, (len(names), 1))
         return cls(tuple(names), weights, (AVERAGE,) * len(names), average)
 
-    def resolution(self, recovery: Recovery, bins: Ints) -> Floats:
-        """Means (rows, features) that one unseen visit of the people of a row would give."""
-        if recovery.resolution is None:
-            return np.zeros((len(self.names), len(bins)))
-        people = 1 / np.maximum(recovery.resolution[:, bins], 1e-300)
-        return np.asarray(1 / ((self.weights > 0) @ people))
-
 
 def _sides(groups: Groups, first: str, second: str) -> Flags:
     """The groups of either side of a comparison (2, groups)."""
@@ -291,13 +289,16 @@ def _weights(recovery: Recovery, members: Flags) -> Floats:
 class _Estimate:
     """Posterior of mixtures a'M and of their ratios to mixtures b'M."""
 
+    level: float
     value: Floats  # (rows, features) a'M
     reference: Floats  # (rows, features) b'M
     sd: Floats  # (rows, features) of log a'M
     ratio_sd: Floats  # (rows, features) of the log ratio
+    seen: Flags  # (rows, features) whether a'M is too large to be zero
+    reference_seen: Flags  # (rows, features)
 
     @classmethod
-    def of(cls, recovery: Recovery, bins: Ints, mixtures: _Mixtures) -> _Estimate:
+    def of(cls, recovery: Recovery, bins: Ints, mixtures: _Mixtures, level: float) -> _Estimate:
         means = recovery.means[:, bins].T  # (features, groups)
         covariance = recovery.log_covariance
         if covariance is None:
@@ -309,11 +310,17 @@ class _Estimate:
             _log_sds(means[part], covariance[bins[part]], mixtures)
             for part in blocks(len(bins), size)
         ]
-        return cls(
-            mixtures.weights @ means.T,
-            mixtures.reference @ means.T,
-            *(np.concatenate(each).T for each in zip(*parts, strict=True)),
+        sd, reference_sd, ratio_sd = (np.concatenate(each).T for each in zip(*parts, strict=True))
+        value = mixtures.weights @ means.T
+        reference = mixtures.reference @ means.T
+        seen, reference_seen = (
+            mean * np.exp(-_quantile(level) * error) >= _resolution(recovery, bins, weights)
+            for mean, error, weights in (
+                (value, sd, mixtures.weights),
+                (reference, reference_sd, mixtures.reference),
+            )
         )
+        return cls(level, value, reference, sd, ratio_sd, seen, reference_seen)
 
     @property
     def ratio(self) -> Floats:
@@ -321,43 +328,64 @@ class _Estimate:
         known = (self.value > 0) & (self.reference > 0)
         return np.where(known, self.value / np.where(known, self.reference, 1), np.nan)
 
-    @property
-    def z(self) -> Floats:
-        """The log ratios in standard deviations; 0 where a side is zero."""
-        log_ratio = np.log(np.nan_to_num(self.ratio, nan=1.0))
-        return np.where(self.ratio_sd > EQUAL, log_ratio / np.maximum(self.ratio_sd, EQUAL), 0.0)
-
-    def intervals(self, level: float, resolution: Floats) -> dict[str, Floats]:
-        """Intervals of values and ratios. A value below the resolution may be zero."""
-        z = special.ndtri(0.5 + level / 2)
-        reach = np.exp(z * self.sd)
-        ratio_reach = np.exp(z * self.ratio_sd)
-        seen = self.value / reach >= resolution
+    def intervals(self) -> dict[str, Floats]:
+        """Lower and upper ends of values and ratios."""
+        reach, ratio_reach = (
+            np.exp(_quantile(self.level) * error) for error in (self.sd, self.ratio_sd)
+        )
         return {
-            "low": np.where(seen, self.value / reach, 0.0),
+            "low": np.where(self.seen, self.value / reach, 0.0),
             "high": self.value * reach,
-            "ratio_low": np.where(seen, self.ratio / ratio_reach, 0.0),
+            "ratio_low": np.where(self.seen, self.ratio / ratio_reach, 0.0),
             "ratio_high": self.ratio * ratio_reach,
         }
 
+    @property
+    def z(self) -> Floats:
+        """The log ratios in standard deviations; 0 where a side is zero.
 
-def _log_sds(means: Floats, covariance: Floats, mixtures: _Mixtures) -> tuple[Floats, Floats]:
-    """Standard deviations (features, rows) of log a'M and of log (a'M / b'M).
+        They are also 0 where the larger side is too small to be told from zero.
+        """
+        log_ratio = np.log(np.nan_to_num(self.ratio, nan=1.0))
+        z = np.where(self.ratio_sd > EQUAL, log_ratio / np.maximum(self.ratio_sd, EQUAL), 0.0)
+        return np.where(np.where(z > 0, self.seen, self.reference_seen), z, 0.0)
+
+
+def _quantile(level: float) -> float:
+    """The number of standard deviations of an interval."""
+    return float(special.ndtri(0.5 + level / 2))
+
+
+def _resolution(recovery: Recovery, bins: Ints, weights: Floats) -> Floats:
+    """Means (rows, features) with one visit among all observed people of a mixture."""
+    if recovery.resolution is None:
+        return np.zeros((len(weights), len(bins)))
+    people = 1 / np.maximum(recovery.resolution[:, bins], 1e-300)
+    return np.asarray(1 / ((weights > 0) @ people))
+
+
+def _log_sds(
+    means: Floats, covariance: Floats, mixtures: _Mixtures
+) -> tuple[Floats, Floats, Floats]:
+    """Standard deviations (features, rows) of log a'M, log b'M and log (a'M / b'M).
 
     `means` are M (features, groups), and `covariance` (features, groups, groups) that of log M.
     """
-    parts = []
-    for weights in (mixtures.weights, mixtures.reference):
-        counts = weights * means[:, None]  # (features, rows, groups)
-        parts.append(counts / np.maximum(counts.sum(2, keepdims=True), 1e-300))
-    shares, reference = parts
-    variances = (((each @ covariance) * each).sum(2) for each in (shares, shares - reference))
-    first, second = (np.sqrt(np.maximum(variance, 0)) for variance in variances)
-    return first, second
+    shares, reference = (
+        counts / np.maximum(counts.sum(2, keepdims=True), 1e-300)  # (features, rows, groups)
+        for counts in (
+            weights * means[:, None] for weights in (mixtures.weights, mixtures.reference)
+        )
+    )
+    first, second, ratio = (
+        np.sqrt(np.maximum(((each @ covariance) * each).sum(2), 0))
+        for each in (shares, reference, shares - reference)
+    )
+    return first, second, ratio
 
 
-def _verdicts(estimate: _Estimate, features: Sequence[str], wrong: float) -> npt.NDArray[np.str_]:
-    """Verdicts (rows, features); at most the share `wrong` of each map is expected to be wrong."""
+def _verdicts(estimate: _Estimate, features: Sequence[str]) -> npt.NDArray[np.str_]:
+    """Verdicts (rows, features); in each map, at most 1 - level are expected to be wrong."""
     known = np.isfinite(estimate.ratio)
     z = estimate.z
     p = 2 * special.ndtr(-np.abs(z))
@@ -366,7 +394,7 @@ def _verdicts(estimate: _Estimate, features: Sequence[str], wrong: float) -> npt
         tested = np.zeros(p.shape, dtype=bool)
         tested[:, bins] = known[:, bins]
         clear = np.zeros(p.shape, dtype=bool)
-        clear[tested] = _discoveries(p[tested], wrong)
+        clear[tested] = _discoveries(p[tested], 1 - estimate.level)
         verdicts[clear] = np.where(z[clear] > 0, MORE, LESS)
     return verdicts
 
@@ -379,15 +407,15 @@ def _discoveries(p: Floats, wrong: float) -> Flags:
     return p <= ordered[passed[-1]] if len(passed) else np.zeros(len(p), dtype=bool)
 
 
-def _undistinguished(recovery: Recovery, bins: Ints, wrong: float) -> dict[str, tuple[str, ...]]:
+def _undistinguished(recovery: Recovery, bins: Ints, level: float) -> dict[str, tuple[str, ...]]:
     """Feature map -> attributes with several levels, none of which differs from the average."""
     names = [recovery.features[number] for number in bins.tolist()]
     maps = bins_by_map(names)
     unclear: dict[str, tuple[str, ...]] = dict.fromkeys(maps, ())
     for attribute, levels in recovery.groups.attributes:
         if len(levels) > 1:
-            estimate = _Estimate.of(recovery, bins, _Mixtures.of(recovery, attribute))
-            verdicts = _verdicts(estimate, names, wrong)
+            estimate = _Estimate.of(recovery, bins, _Mixtures.of(recovery, attribute), level)
+            verdicts = _verdicts(estimate, names)
             for name, own in maps.items():
                 if (verdicts[:, own] == NOT_SURE).all():
                     unclear[name] += (attribute,)
