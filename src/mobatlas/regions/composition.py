@@ -575,6 +575,6 @@ def parse_age(level: str) -> tuple[int, float, str] | None:
         return int(match[1] or match[2]), np.inf, "open"
     if match := re.fullmatch(r"(\d+) ?(?:-|to|and) ?(\d+)", text):
         return (int(match[1]), float(match[2]), "closed") if int(match[1]) < int(match[2]) else None
-    if match := re.fullmatch(r"(\d+)", text):
+    if match := re.fullmatch(r"(\d+)(?:\.0+)?", text):  # 34.0 where other ages are empty
         return int(match[1]), float(match[1]) + 1, "year"
     return None

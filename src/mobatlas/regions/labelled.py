@@ -31,7 +31,13 @@ from mobatlas.regions.aggregates import (
 )
 from mobatlas.regions.composition import group_weights, label_columns
 from mobatlas.regions.partitions import derive_seed, renumber, restrict
-from mobatlas.regions.types import Aggregates, GroupEvidence, Regions, ReportedEvidence
+from mobatlas.regions.types import (
+    Aggregates,
+    Composition,
+    GroupEvidence,
+    Regions,
+    ReportedEvidence,
+)
 
 NAME = "labelled people"
 VISITS = "visits"  # the one map whose counts do not grow with the length of the window
@@ -98,7 +104,7 @@ def labelled_people(
     warnings = _group_warnings(group, regions)
     if region_of_person is not None and not regions.randomised:
         everyone = restrict(region_of_person, dataset.split_people("train"))
-        warnings += _region_warnings(everyone[group >= 0], everyone, regions.composition.regions)
+        warnings += _region_warnings(group, everyone, regions.composition)
     return ReportedEvidence(_evidence(means, regions.groups), notes, warnings)
 
 
@@ -341,22 +347,28 @@ def _group_warnings(group: Ints, regions: Regions) -> list[str]:
     return warnings
 
 
-def _region_warnings(labelled: Ints, everyone: Ints, names: Sequence[str]) -> list[str]:
-    """A warning if labelled people live in other regions than all people; numbers, -1: unknown."""
-    people, others = (
-        np.bincount(each[each >= 0], minlength=len(names)).astype(np.float64)
-        for each in (labelled, everyone)
-    )
-    if not people.any():
+def _region_warnings(group: Ints, region: Ints, composition: Composition) -> list[str]:
+    """A warning if labelled people live in other regions than people of their groups.
+
+    `group` and `region` (people,) have numbers, -1 where unknown.
+    """
+    names = composition.regions
+    residents = np.bincount(region[region >= 0], minlength=len(names))
+    usable = (group >= 0) & (region >= 0)
+    people = np.bincount(region[usable], minlength=len(names)).astype(np.float64)
+    labelled = np.bincount(group[usable], minlength=len(composition.groups))
+    where = residents[:, None] * composition.shares  # (regions, groups)
+    expected = where @ (labelled / np.maximum(where.sum(0), 1e-300))
+    if not people.any() or not expected.any():
         return []
-    shares = others / others.sum()
-    cell = _largest_difference(people, shares)
+    cell = _largest_difference(people, expected)
     if cell is None:
         return []
     return [
-        f"the labelled people live in other regions than the dataset's people: "
-        f"{people[cell] / people.sum():.0%} in '{names[cell]}', but {shares[cell]:.0%} of all; "
-        "their behaviour may be that of their regions, so label people everywhere if you can"
+        f"the labelled people live in other regions than people of their groups: "
+        f"{people[cell] / people.sum():.0%} in '{names[cell]}', where "
+        f"{expected[cell] / expected.sum():.0%} are expected; their behaviour may be that of their "
+        "regions, so label people everywhere if you can"
     ]
 
 
