@@ -24,8 +24,8 @@ from mobatlas.groups import Groups
 from mobatlas.progress import log
 from mobatlas.regions.aggregates import compare_levels, person_means, same_level
 from mobatlas.regions.identifiability import Diagnosis
+from mobatlas.regions.recovery.composition_error import calibrate_composition
 from mobatlas.regions.recovery.geography import confounding
-from mobatlas.regions.recovery.posterior import calibrate_composition
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, RecoveryOptions, recover
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import (
@@ -66,8 +66,8 @@ class Evidence:
 
     @property
     def means(self) -> Floats:
-        """The estimated means of each group (groups, features)."""
-        return self.recovery.means
+        """The means that samples of each group aim at (groups, features)."""
+        return self.recovery.aims
 
     @cached_property
     def moments(self) -> Moments:
@@ -303,8 +303,8 @@ def _as_counts(recovery: Recovery, training_mean: Floats) -> Recovery:
     return replace(
         recovery,
         means=recovery.means * level,
-        covariance=recovery.covariance * (level**2)[:, None, None],
-        prior_variance=recovery.prior_variance * level**2,
+        targets=recovery.aims * level,
+        resolution=None if recovery.resolution is None else recovery.resolution * level,
         baseline=recovery.baseline * level,
     )
 
@@ -343,6 +343,7 @@ def _recovery_warnings(
     return [
         *warnings,
         *confounding(recovery),
+        *recovery.notes,
         *compare_levels(float(recovery.baseline.sum()), float(training_mean.sum())),
     ]
 

@@ -2,7 +2,9 @@
 
 See `solver` for the likelihood and `priors` for the prior. The variance of a regional value is
 
-    phi_j q (1 / n_g + omega^2)  (people, region effects)  +  q mu0_j error_g  (errors in P)  +  noise
+    phi_j q (1 / n_g + omega^2)  (people, region effects)
+    + q mu0_j error_g            (errors in P)
+    + noise
 
 - phi_j is the variance between people relative to the mean.
 - omega is the size of region effects that composition does not explain, in standard deviations
@@ -258,17 +260,21 @@ class MapModel:
             else:
                 parts.append(_from_all(self, bins, slopes, revised))
         order = np.argsort(np.concatenate(self.strata), kind="stable")
+
+        def joined(name: str) -> Floats:
+            return np.concatenate([getattr(part, name) for part in parts])[order]
+
         return MapFit(
-            *(
-                np.concatenate([getattr(part, name) for part in parts])[order]
-                for name in ("log_means", "log_covariance", "prior_variance", "region_ratio")
-            ),
+            log_means=joined("log_means"),
+            log_covariance=joined("log_covariance"),
+            prior_variance=joined("prior_variance"),
+            region_ratio=joined("region_ratio"),
             sources={
                 name: np.concatenate([part.sources[name] for part in parts])[order]
                 for name in parts[0].sources
             },
             variances=self._variances(slopes, revised),
-            group_share=np.concatenate([part.group_share for part in parts])[order],
+            group_share=joined("group_share"),
             discrepancy={} if revised is None else revised.discrepancy,
         )
 
@@ -494,10 +500,10 @@ def _doubted(
     """Average with the prior, as far as regions do not differ with their composition."""
     mean, covariance = posterior
     centring = np.eye(len(model.population)) - model.population
-    prior = centring @ model.factors.covariance(slopes.own) @ centring.T
-    prior = covariance * 0 + prior
+    own = centring @ model.factors.covariance(slopes.own) @ centring.T
+    prior = np.broadcast_to(own, covariance.shape)
     weights = np.tile([1 - slopes.doubt, slopes.doubt], (len(mean), 1))
-    return average(weights, [posterior, (mean * 0, prior)])
+    return average(weights, [posterior, (np.zeros_like(mean), prior)])
 
 
 def _mixture(

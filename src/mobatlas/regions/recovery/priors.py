@@ -2,7 +2,8 @@
 
 The log ratio of group d to the population in bin j is
 
-    b_dj = level_j + sum_a B_a[level of d in attribute a] + e_dj,  B_a ~ N(0, s_a^2), e ~ N(0, s_0^2)
+    b_dj = level_j + sum_a B_a[level of d in attribute a] + e_dj
+    B_a ~ N(0, s_a^2),  e_dj ~ N(0, s_0^2)
 
 Real regions also differ because of where they are: their rows show b + c with contextual slopes c.
 Published tables show b + t with discrepancies t. The standard deviations maximise Laplace's

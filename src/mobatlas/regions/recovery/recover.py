@@ -278,9 +278,12 @@ class _Recoverer:
         """Fit one feature map."""
         model = self._model(bins)
         limits = self._limits(model)
-        usual = None if limits is None else float(np.average(limits, weights=model.regions.mean))
+        usual = None
+        scale = np.ones(len(bins))
+        if limits is not None:
+            usual = float(np.average(limits, weights=model.regions.mean))
+            scale = limits / usual
         slopes = model.slopes(Assumption(self._effects, usual))
-        scale = np.ones(len(bins)) if limits is None else limits / usual
         transferred = self._test_transfer(model, slopes)
         if transferred is not None:
             self._transfer[name] = transferred
