@@ -23,9 +23,9 @@ from mobatlas.regions.composition import refuse_empty_regions
 from mobatlas.regions.recovery.composition_error import CompositionError, calibrate_composition
 from mobatlas.regions.recovery.geography import confounding, surface, transfer
 from mobatlas.regions.recovery.least_squares import fit_least_squares
+from mobatlas.regions.recovery.map_fit import fit_map
 from mobatlas.regions.recovery.map_model import (
     DISPERSION,
-    Assumption,
     DirectRows,
     MapFit,
     MapModel,
@@ -36,6 +36,7 @@ from mobatlas.regions.recovery.priors import GroupFactors
 from mobatlas.regions.recovery.sharpness import sample_like
 from mobatlas.regions.recovery.solver import Observed, Rows
 from mobatlas.regions.types import (
+    Aggregates,
     GroupEvidence,
     Recovery,
     Regions,
@@ -55,7 +56,10 @@ GROUPS_EXPLAIN = 0.2
 # ratio of mean to standard deviation, the limit therefore falls in proportion.
 RARE = 0.1
 METHODS = ("bayes", "least-squares", "simplex")
-MAX_LOG_VARIANCE = 0.5  # due to groups, also of rare bins
+MAX_LOG_VARIANCE = 1.0
+MAY_BE_ZERO = 0.25  # a larger variance of log ratios: groups may be without a feature
+DOUBTFUL = 0.5  # a larger probability that composition does not matter is reported
+CONTRADICTS = 0.5  # so is a table with a larger discrepancy, in logarithms
 MOSTLY_PRIOR = 0.5  # with less information, an estimate depends mostly on the prior
 UNKNOWN_N = 1e6  # people of a region whose values are shares: region effects are the only error
 
@@ -218,11 +222,17 @@ class _Recoverer:
         self._factors = GroupFactors.of(composition.groups)
         v = regions.aggregates
         self._population, mean = population_mean(self._shares, v)
+        spread = mean if v.spread is None else v.spread
+        self._level_variance = np.zeros(len(mean))
+        if v.noise is not None:
+            mean, self._level_variance = _mean_despite_noise(v, mean, spread)
+        elif not v.pooled:
+            self._level_variance = spread / v.n.sum()
         # With published noise, the mean of the population is a better estimate.
         if regions.population is not None and v.noise is not None:
             mean = regions.population.values
+            self._level_variance = spread / regions.population.n
         self._mean = np.maximum(mean, 0)  # noise may make the mean of a rare place negative
-        spread = self._mean if v.spread is None else v.spread
         ratio = spread / np.maximum(self._mean, 1e-300)
         self._dispersion = np.clip(ratio, *DISPERSION)
         self._n = np.full(len(v.n), UNKNOWN_N) if v.pooled else v.n
@@ -235,6 +245,7 @@ class _Recoverer:
         self._sources: dict[str, Floats] = {}
         self._variances: dict[str, float] = {}
         self._transfer: dict[str, float] = {}
+        self._doubt = 0.0  # of the maps fitted so far: categories come before their places
         self._notes: dict[str, None] = {}
 
     def recover(self) -> Recovery:
@@ -250,6 +261,9 @@ class _Recoverer:
                 prefix = f"{name} " if len(maps) > 1 else ""
                 self._fit(name, visited, prefix)
         means = np.where(self._mean > 0, np.exp(self._log_means).T, 0.0)
+        # The level of a bin, which all groups share, is as uncertain as its population mean.
+        level = self._level_variance / np.maximum(self._mean, 1e-300) ** 2
+        self._log_covariance += np.minimum(level, 1.0)[:, None, None]
         known = np.asarray(sum(self._sources.values())) if self._sources else 0.0
         sources = {
             name: each if name != "assumption" else np.maximum(1 - (known - each), 0.0)
@@ -277,20 +291,34 @@ class _Recoverer:
     def _fit(self, name: str, bins: Ints, prefix: str) -> None:
         """Fit one feature map."""
         model = self._model(bins)
-        limits = self._limits(model)
-        usual = None
-        scale = np.ones(len(bins))
-        if limits is not None:
-            usual = float(np.average(limits, weights=model.regions.mean))
-            scale = limits / usual
-        slopes = model.slopes(Assumption(self._effects, usual))
+        slopes = model.slopes(self._effects)
+        if model.nested and not self._confounded:
+            slopes = replace(slopes, doubt=self._doubt)
         transferred = self._test_transfer(model, slopes)
         if transferred is not None:
             self._transfer[name] = transferred
             slopes = _transferred(slopes, transferred)
-        fit = model.fit(slopes, scale)
+        fit, slopes, discrepancy = fit_map(model, slopes)
+        self._doubt = max(self._doubt, slopes.doubt)
         self._keep(bins, fit)
         self._variances |= {prefix + key: value for key, value in fit.variances.items()}
+        self._note(name, slopes, discrepancy)
+
+    def _note(self, name: str, slopes: Slopes, discrepancy: Mapping[str, float]) -> None:
+        """Say which assumption binds, and which evidence contradicts."""
+        if slopes.doubt > DOUBTFUL:
+            self._notes[
+                f"regions do not differ in '{name}' as their composition does. Either the groups "
+                "hardly differ, or the composition describes other people; the intervals allow "
+                "for both. Check that composition and aggregates are of the same regions"
+            ] = None
+        for table, sd in discrepancy.items():
+            if sd > CONTRADICTS:
+                self._notes[
+                    f"'{table}' contradicts the other evidence on '{name}': its differences "
+                    f"between groups are off by a factor of {np.exp(sd):.1f}, so it counts "
+                    "little. Check its groups and units"
+                ] = None
 
     def _keep(self, bins: Ints, fit: MapFit) -> None:
         parent = self._parent_numbers(bins)
@@ -348,6 +376,9 @@ class _Recoverer:
             self._population,
             rows,
             centre=mean[:, None] * centre,
+            assumed=self._assumed(bins),
+            confounded=self._confounded,
+            nested=bool(nested.any()),
             direct=direct,
         )
 
@@ -388,20 +419,37 @@ class _Recoverer:
         observed = Observed(chosen.values, weight, chosen.centre)
         return transfer(rows, observed, model.region_root(covariance), self._centroids)
 
-    def _limits(self, model: MapModel) -> Floats | None:
-        """The assumed variance of log ratios due to groups (bins,); None: no assumption."""
-        if not self._confounded:
-            return None
-        frequency = model.regions.mean / model.regions.dispersion  # (mean / sd of people) squared
-        explained = self._groups_explain * np.minimum(1.0, frequency / RARE)
+    def _assumed(self, bins: Ints) -> Floats:
+        """The assumed variance of log ratios between groups (bins,)."""
+        frequency = self._mean[bins] / self._dispersion[bins]  # (mean / sd of people) squared
+        share = min(self._groups_explain, 1.0) if self._confounded else GROUPS_EXPLAIN
+        explained = share * np.minimum(1.0, frequency / RARE)
         return np.asarray(np.minimum(explained / frequency, MAX_LOG_VARIANCE))
 
     def _resolution(self) -> Floats:
-        """The mean of a group that would leave one visit in the evidence (groups, features)."""
+        """The mean of a group that would leave one visit in the evidence (groups, features).
+
+        Where a group may do without a feature altogether, only the visits count that the evidence
+        can attribute to the group.
+        """
         people = self._n @ self._shares  # (groups,)
         for source in self._regions.evidence:
             people = people + np.nan_to_num(source.n, posinf=0.0) @ source.shares
-        return self._dispersion / np.maximum(people, 1e-9)[:, None]
+        visit = self._dispersion / np.maximum(people, 1e-9)[:, None]
+        variance = np.diagonal(self._log_covariance, axis1=1, axis2=2).T  # (groups, features)
+        prior = self._prior_variance.T
+        visits = np.maximum(1 / np.maximum(variance, 1e-12) - 1 / np.maximum(prior, 1e-12), 1e-9)
+        attributed = np.exp(self._log_means.T) / visits
+        return np.where(prior > MAY_BE_ZERO, np.maximum(visit, attributed), visit)
+
+
+def _mean_despite_noise(v: Aggregates, mean: Floats, spread: Floats) -> tuple[Floats, Floats]:
+    """The mean over regions (features,) and its variance: noisy regions count less."""
+    assert v.noise is not None
+    people = np.maximum(spread, 1e-12) / v.n[:, None]  # (regions, features) variance of a mean
+    weight = np.where(np.isnan(v.values), 0.0, 1 / (people + v.noise))
+    total = np.maximum(weight.sum(0), 1e-300)
+    return (weight * np.nan_to_num(v.values)).sum(0) / total, 1 / total
 
 
 def _check_regions(regions: Regions) -> None:

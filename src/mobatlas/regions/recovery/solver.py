@@ -161,7 +161,7 @@ def _find(rows: Rows, observed: Observed, root: Floats) -> Modes:
         w = chunk.information(point)
         inner = np.eye(size) + _sandwich(root, w)
         gradient = _apply(np.swapaxes(root, -1, -2), slope) - u
-        step = np.linalg.solve(inner, gradient[:, :, None])[:, :, 0]
+        step = np.asarray(np.linalg.solve(inner, gradient[:, :, None])[:, :, 0], dtype=np.float64)
         longest = np.abs(_apply(root, step)).max(1)
         step *= np.minimum(1, LONGEST_STEP / np.maximum(longest, SMALLEST))[:, None]
         u, point, objective, moved = _search(chunk, root, (u, step, objective))

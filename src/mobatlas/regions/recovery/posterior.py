@@ -1,0 +1,82 @@
+"""Posteriors of log group means: mixtures of priors, normalisation, and sources of information."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mobatlas.data.arrays import Floats, Ints
+from mobatlas.regions.recovery.map_model import MapModel
+from mobatlas.regions.recovery.priors import Mixture
+from mobatlas.regions.recovery.solver import Modes, link, link_slope
+
+Posterior = tuple[Floats, Floats]  # means and covariances of linked log ratios
+
+
+def mixture(
+    modes: Modes, roots: Sequence[Floats], counts: Floats
+) -> tuple[Floats, list[Posterior]]:
+    """Weights of priors (bins, priors), and the posterior under each."""
+    posteriors = [modes.under(root) for root in roots]
+    evidence = np.stack([each[2] for each in posteriors], axis=1)
+    weights = Mixture.of(evidence, counts).weights
+    return weights, [(mean, covariance) for mean, covariance, _ in posteriors]
+
+
+def log_covariance(posterior: Posterior) -> Floats:
+    """The covariance of log ratios, from that of the linked parameters."""
+    mean, covariance = posterior
+    slope = link_slope(mean)
+    return np.asarray(covariance * slope[:, :, None] * slope[:, None])
+
+
+def normalised(model: MapModel, bins: Ints, ratio: Floats) -> Floats:
+    """Log means (bins, groups) that average to the population mean."""
+    log_means = np.log(model.centre[bins]) + link(ratio)
+    total = np.exp(log_means) @ model.population
+    return np.asarray(log_means + np.log(model.regions.mean[bins] / total)[:, None])
+
+
+def contrast_variance(population: Floats, covariance: Floats) -> Floats:
+    """The variance of each group's log ratio to the population, (..., groups)."""
+    centring = np.eye(len(population)) - population
+    return np.einsum("ab,...bc,ac->...a", centring, covariance, centring)
+
+
+def effective_information(
+    information: Floats, columns: slice, nuisance_variance: Floats, confounder: Floats | None
+) -> Floats:
+    """What rows tell of b (bins, groups, groups), given their information on all parameters.
+
+    Rows show b + t in some columns, with the covariance of t in `confounder`, and nuisance
+    parameters with prior variances follow all columns.
+    """
+    w = information[:, columns, columns]
+    first = information.shape[1] - len(nuisance_variance)
+    if len(nuisance_variance):
+        inner = information[:, first:, first:] + np.diag(1 / nuisance_variance)
+        mixed = information[:, columns, first:]
+        w = w - mixed @ np.linalg.solve(inner, mixed.swapaxes(1, 2))
+    if confounder is not None:
+        w = np.linalg.solve(np.eye(w.shape[1]) + w @ confounder, w)
+    return np.asarray(w, dtype=np.float64)
+
+
+def shares_of_information(
+    population: Floats, prior: Floats, informed: Mapping[str, Floats]
+) -> dict[str, Floats]:
+    """The share of each source, and of the assumptions, in what is known of group differences.
+
+    With S = (K^-1 + sum W_k)^-1 the variance S is the sum of S W_k S and S K^-1 S.
+    """
+    size = len(population)
+    total = sum(informed.values(), np.zeros((size, size)))  # (bins, groups, groups)
+    inner = np.eye(size) + prior @ total
+    s = np.asarray(np.linalg.solve(inner, np.broadcast_to(prior, total.shape)), dtype=np.float64)
+    variance = np.maximum(contrast_variance(population, s), 1e-300)
+    shares = {
+        name: np.clip(contrast_variance(population, s @ w @ s.swapaxes(1, 2)) / variance, 0, 1)
+        for name, w in informed.items()
+    }
+    return shares | {"assumption": np.maximum(1 - np.asarray(sum(shares.values())), 0.0)}

@@ -1,0 +1,135 @@
+"""The posterior of some bins of a feature map, from regions alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from mobatlas.data.arrays import Floats, Ints
+from mobatlas.regions.recovery.map_model import REGIONS, SURFACE_SD, MapFit, MapModel, Slopes
+from mobatlas.regions.recovery.posterior import (
+    Posterior,
+    contrast_variance,
+    effective_information,
+    log_covariance,
+    mixture,
+    normalised,
+    shares_of_information,
+)
+from mobatlas.regions.recovery.priors import (
+    CONCENTRATION,
+    LEVEL,
+    OTHER_BINS,
+    GroupFactors,
+    average,
+)
+from mobatlas.regions.recovery.solver import Modes, Observed, Rows, find_modes, link
+
+OWN_SCALES = ((1.0, 0.5), (0.25, 0.25), (4.0, 0.25))  # of the assumed variance, with weights
+NEGLIGIBLE = 1e-3  # a smaller doubt changes nothing
+
+
+def fit_regions(model: MapModel, bins: Ints, slopes: Slopes) -> MapFit:
+    """The posterior of a stratum."""
+    regions = model.regions.select(bins)
+    factors = model.factors
+    d = len(model.population)
+    rows = Rows(regions.shares, regions.surface)
+    variants = _variants(factors, slopes)
+    counts = np.array([count for _, count in variants])
+
+    def fit(chosen: Slopes) -> tuple[Modes, Floats, list[Posterior]]:
+        covariance = factors.covariance(chosen.shown())
+        weight = regions.weight(slopes.effect, covariance)
+        observed = Observed(regions.values, weight, regions.centre)
+        modes = find_modes(rows, observed, model.region_root(covariance))
+        roots = [model.region_root(factors.covariance(each.shown())) for each, _ in variants]
+        weights, parts = mixture(modes, roots, counts)
+        return modes, weights, [(mean[:, :d], c[:, :d, :d]) for mean, c in parts]
+
+    modes, weights, parts = fit(slopes)
+    best = variants[int(weights.mean(0).argmax())][0]
+    if best is not slopes:
+        modes, weights, parts = fit(best)
+    shown = average(weights, parts)
+    posterior = shown
+    if slopes.context is not None:
+        attributed = [
+            _attribute(model, each, part) for (each, _), part in zip(variants, parts, strict=True)
+        ]
+        posterior = average(weights, attributed)
+    if slopes.doubt > NEGLIGIBLE:
+        posterior = _doubted(model, bins, slopes, posterior)
+    return _finish(model, bins, posterior, shown[0], (modes, best))
+
+
+def _variants(factors: GroupFactors, slopes: Slopes) -> list[tuple[Slopes, float]]:
+    """Variants of the prior, the fitted one first, with their prior counts of bins."""
+    variants = [(slopes, CONCENTRATION)]
+    if slopes.context is None:
+        others = factors.variants(slopes.own)[1:]
+        return variants + [(replace(slopes, own=own), OTHER_BINS) for own in others]
+    for scale, share in OWN_SCALES:
+        for number, context in enumerate(factors.variants(slopes.context)):
+            if scale == 1 and not number:
+                continue
+            count = share * (CONCENTRATION if not number else OTHER_BINS)
+            variants.append((replace(slopes, own=scale * slopes.own, context=context), count))
+    return variants
+
+
+def _attribute(model: MapModel, slopes: Slopes, shown: Posterior) -> Posterior:
+    """Log ratios of groups, from what regions show: the rest is due to places.
+
+    E[b | b + c] = G (b + c), and some of the variance of b remains.
+    """
+    own = model.factors.covariance(slopes.own) + LEVEL
+    both = model.factors.covariance(slopes.shown()) + LEVEL
+    gain = np.linalg.solve(both + 1e-9 * np.eye(len(own)), own).T
+    rest = own - gain @ own
+    mean, variance = shown
+    return mean @ gain.T, gain @ variance @ gain.T + (rest + rest.T) / 2
+
+
+def _doubted(model: MapModel, bins: Ints, slopes: Slopes, posterior: Posterior) -> Posterior:
+    """Average with the prior, as far as regions do not differ with their composition."""
+    mean, covariance = posterior
+    own = slopes.own if model.confounded else model.usual_variances(bins)
+    centring = np.eye(len(model.population)) - model.population
+    centred = centring @ model.factors.covariance(own) @ centring.T
+    prior = np.broadcast_to(centred, covariance.shape)
+    weights = np.tile([1 - slopes.doubt, slopes.doubt], (len(mean), 1))
+    return average(weights, [posterior, (np.zeros_like(mean), prior)])
+
+
+def _finish(
+    model: MapModel,
+    bins: Ints,
+    posterior: Posterior,
+    shown: Floats,
+    fitted: tuple[Modes, Slopes],
+) -> MapFit:
+    """Ratios as means that average to the population, with the information of regions."""
+    modes, slopes = fitted
+    own = model.factors.covariance(slopes.own)
+    confounder = None if slopes.context is None else model.factors.covariance(slopes.context)
+    surface = np.full(modes.information.shape[1] - len(own), SURFACE_SD**2)
+    informed = effective_information(modes.information, slice(0, len(own)), surface, confounder)
+    prior = own if not slopes.doubt > NEGLIGIBLE else _prior(model, bins, slopes)
+    return MapFit(
+        log_means=normalised(model, bins, posterior[0]),
+        log_covariance=log_covariance(posterior),
+        prior_variance=np.tile(contrast_variance(model.population, prior), (len(bins), 1)),
+        region_ratio=np.exp(link(shown)),
+        sources=shares_of_information(
+            model.population, own + LEVEL, {REGIONS: (1 - slopes.doubt) * informed}
+        ),
+        variances={},
+        group_share=np.full(len(bins), slopes.own.sum() / max(slopes.shown().sum(), 1e-300)),
+    )
+
+
+def _prior(model: MapModel, bins: Ints, slopes: Slopes) -> Floats:
+    own = slopes.own if model.confounded else model.usual_variances(bins)
+    return model.factors.covariance(own)
