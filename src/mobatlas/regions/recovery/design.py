@@ -41,15 +41,17 @@ from mobatlas.regions.recovery.recover import (
     fit_maps,
 )
 from mobatlas.regions.recovery.solver import Observed, Rows, find_modes, information, link_slope
-from mobatlas.regions.recovery.summary import Mixtures
+from mobatlas.regions.recovery.summary import Mixtures, check_level
 from mobatlas.regions.types import Recovery, Regions, bins_by_map
 
 KIND = "plan"
 LABELLED = "labelled people"
 TABLE = "group table"
-REGIONS = "regions"
+MORE_PEOPLE = "more people"
+SMALLER = "smaller regions"
+GROUPS = "groups"  # beside attributes
 BUDGET = 200  # people of a small survey
-LARGEST = 1_000_000  # people, where the people behind the regions are unknown
+LARGEST = 1_000_000  # people
 SMALLEST = 2  # one labelled person has no variance
 BINS = (24, 300)  # the least and the greatest number of bins of a map that are computed
 CELLS = 400_000  # bins x groups x groups
@@ -60,18 +62,22 @@ SEED = 0  # of the regions that others are split like
 NEGLIGIBLE = 1e-12
 
 
+# "groups" or an attribute -> group or level -> mean half-width
+HalfWidths = Mapping[str, Mapping[str, float]]
+
+
 @dataclass(frozen=True)
 class Action:
     """Evidence that could be added, and the intervals that are expected then."""
 
     name: str
-    kind: str  # labelled people, group table or regions
-    people: int | None  # that it needs; None: not a matter of the budget
+    kind: str  # labelled people, group table, more people or smaller regions
+    people: int | None  # of the budget; None: the budget does not say what it costs
     assumption: str
-    half_widths: Mapping[str, Mapping[str, float]]  # as `EvidencePlan.now`
+    half_widths: HalfWidths
     maps: Mapping[str, float]  # feature map -> mean over groups
-    reduction: float  # of the mean half-width of groups
-    allocation: Mapping[str, int]  # group or level -> people
+    reduction: float  # share of the mean half-width of groups
+    allocation: Mapping[str, int]  # group -> people to label; empty: at random
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class EvidencePlan:
     Attributes
     ----------
     now
-        "group" or attribute -> group or level -> half-width with the present evidence.
+        "groups" or an attribute -> group or level -> half-width with the present evidence.
     maps
         Feature map -> mean half-width over groups.
     actions
@@ -105,7 +111,7 @@ class EvidencePlan:
     budget: int
     groups: Groups
     features: Mapping[str, int]  # feature map -> bins
-    now: Mapping[str, Mapping[str, float]]
+    now: HalfWidths
     maps: Mapping[str, float]
     actions: tuple[Action, ...]
     uninformed: tuple[str, ...]
@@ -147,17 +153,19 @@ def mean_of(rows: Mapping[str, float]) -> float:
     return float(np.mean(list(rows.values())))
 
 
-def _intervals(rows: Mapping[str, Mapping[str, float]], maps: Mapping[str, float]) -> Any:
+def _intervals(rows: HalfWidths, maps: Mapping[str, float]) -> dict[str, Any]:
     return {
         "mean": {name: ends(mean_of(each)) for name, each in rows.items()},
-        **{name: {row: ends(h) for row, h in each.items()} for name, each in rows.items()},
-        "feature maps": {name: ends(h) for name, h in maps.items()},
+        "rows": {
+            name: {row: ends(half) for row, half in each.items()} for name, each in rows.items()
+        },
+        "feature_maps": {name: ends(half) for name, half in maps.items()},
     }
 
 
 def plan_evidence(
     regions: Regions,
-    budget: int | None = None,
+    budget: int = BUDGET,
     *,
     level: float = 0.9,
     options: RecoveryOptions = DEFAULT_OPTIONS,
@@ -169,8 +177,7 @@ def plan_evidence(
     regions
         The present evidence, as `load_regions` returns it.
     budget
-        People who could be labelled, or who could stand behind a table. Default: 200, a small
-        survey, or all people behind the regions if they are fewer.
+        People who could be labelled, or counted in a table. The default is a small survey.
     level
         Probability of each interval.
     options
@@ -189,32 +196,19 @@ def plan_evidence(
     groups = regions.groups
     if len(groups) == 1:
         raise MobatlasError("there is only one group: no evidence could distinguish it from others")
-    known = not regions.aggregates.pooled
-    limit = int(regions.aggregates.n.sum()) if known else LARGEST
-    budget = _checked(budget, limit, known)
+    check_level(level)
+    if not SMALLEST <= budget <= LARGEST:
+        raise MobatlasError(
+            f"--budget {budget}: give a number of people from {SMALLEST} to {LARGEST:,}"
+        )
     recovery, maps = fit_maps(regions, options)
     present = _Present.of(recovery, maps, regions.aggregates.features, level)
-    people = limit * recovery.shares if known else np.full(len(groups), np.inf)
-    planner = _Planner(present, groups, budget, people)
-    candidates = [*planner.labelled(), *planner.tables(), *planner.regions(regions)]
+    planner = _Planner(present, groups, budget, recovery.shares)
     now = present.half_widths(lambda layer: layer.covariance)
-    before = planner.mean(now)
-    actions = []
-    for each in candidates:
-        then = present.half_widths(each.change)
-        reduction = 1 - planner.mean(then) / max(before, NEGLIGIBLE)
-        actions.append(
-            Action(
-                each.name,
-                each.kind,
-                each.people,
-                each.assumption,
-                present.by_row(then),
-                present.by_map(then),
-                reduction,
-                each.allocation,
-            )
-        )
+    actions = [
+        planner.action(each, now)
+        for each in (*planner.labelled(), *planner.tables(), *planner.regions(regions))
+    ]
     features = {name: len(bins) for name, bins in bins_by_map(regions.aggregates.features).items()}
     return EvidencePlan(
         level=level,
@@ -223,20 +217,10 @@ def plan_evidence(
         features=features,
         now=present.by_row(now),
         maps=present.by_map(now),
-        actions=tuple(sorted(actions, key=lambda action: -action.reduction)),
+        # Of equally helpful actions, the simpler one comes first.
+        actions=tuple(sorted(actions, key=lambda action: -round(action.reduction, 2))),
         uninformed=_uninformed(features, regions),
-        left_out=tuple(planner.left_out(regions)),
-    )
-
-
-def _checked(budget: int | None, limit: int, known: bool) -> int:
-    if budget is None:
-        return max(min(BUDGET, limit), SMALLEST)
-    if SMALLEST <= budget <= limit:
-        return budget
-    reason = ", the people behind the regions" if known else ""
-    raise MobatlasError(
-        f"--budget {budget}: give a number of people from {SMALLEST} to {limit:,}{reason}"
+        left_out=_left_out(regions),
     )
 
 
@@ -246,6 +230,22 @@ def _uninformed(features: Mapping[str, int], regions: Regions) -> tuple[str, ...
     return tuple(
         name for name, each in FEATURES.items() if each.build is not None and name not in informed
     )
+
+
+def _left_out(regions: Regions) -> tuple[str, ...]:
+    """Why some actions are missing."""
+    aggregates = regions.aggregates
+    noisy = aggregates.noise is not None
+    reasons = {
+        "other regions, because their published noise is not known": noisy,
+        "more people in all regions, because the aggregates do not say how many there are": (
+            aggregates.pooled and not noisy
+        ),
+        "smaller regions, because one region does not show how its parts would differ": (
+            len(regions.composition.regions) < 2 and not noisy
+        ),
+    }
+    return tuple(reason for reason, applies in reasons.items() if applies)
 
 
 @dataclass(frozen=True)
@@ -271,8 +271,8 @@ class _Layer:
         parts = shares[rows] * self.means[:, None]  # (bins, rows, groups)
         q = np.maximum(parts.sum(2), NEGLIGIBLE)  # (bins, rows)
         h = parts / q[:, :, None]
-        error = (self.dispersion[:, None] / (n[rows] * q))[:, :, None] * np.eye(int(rows.sum()))
-        error += LEVEL_SD[True] ** 2
+        variance = self.dispersion[:, None] / (n[rows] * q)
+        error = variance[:, :, None] * np.eye(int(rows.sum())) + LEVEL_SD[True] ** 2
         if discrepancy:
             spread = discrepancy**2 * (np.eye(shares.shape[1]) + 0.1)
             error += h @ spread @ np.swapaxes(h, 1, 2)
@@ -328,7 +328,7 @@ class _Present:
     """The present estimate of the features that are computed."""
 
     layers: Sequence[_Layer]  # parents come first
-    rows: Sequence[tuple[str, str]]  # ("group" or attribute, name)
+    rows: Sequence[tuple[str, str]]  # ("groups" or attribute, name)
     counted: Floats  # (rows,) 1, or 0 for those that the population does not have
     quantile: float
 
@@ -338,7 +338,7 @@ class _Present:
     ) -> _Present:
         """Choose bins in proportion to their visits, and the features they are part of."""
         groups = recovery.groups
-        mixtures = {"group": Mixtures.of(recovery)} | {
+        mixtures = {GROUPS: Mixtures.of(recovery)} | {
             name: Mixtures.of(recovery, name)
             for name, levels in groups.attributes
             if 1 < len(levels) < len(groups)
@@ -377,9 +377,8 @@ class _Present:
         total = np.zeros((len(self.position), d, d))
         widths = np.zeros((len(self.layers), len(self.rows)))
         for number, layer in enumerate(self.layers):
-            covariance = change(layer)
+            covariance = change(layer).copy()
             nested, parents = self.parents(layer)
-            covariance = covariance.copy()
             covariance[nested] += total[parents]
             total[[self.position[each] for each in layer.numbers.tolist()]] = covariance
             sd = self.quantile * np.sqrt(_along(layer.contrasts, covariance))
@@ -414,7 +413,7 @@ class _Present:
     @cached_property
     def group_weight(self) -> Floats:
         """The weight (rows,) of each row in the mean over groups."""
-        of_group = self.counted * np.array([kind == "group" for kind, _ in self.rows])
+        of_group = self.counted * np.array([kind == GROUPS for kind, _ in self.rows])
         return np.asarray(of_group / of_group.sum())
 
 
@@ -443,9 +442,7 @@ def _layer(
         parts / np.maximum(parts.sum(2, keepdims=True), NEGLIGIBLE)
         - (average / np.maximum(average.sum(1, keepdims=True), NEGLIGIBLE))[:, None]
     )
-    return _Layer(
-        fitted, chosen, numbers, parent, weight, means, covariance - inherited, contrasts
-    )
+    return _Layer(fitted, chosen, numbers, parent, weight, means, covariance - inherited, contrasts)
 
 
 def _along(contrasts: Floats, covariance: Floats) -> Floats:
@@ -472,7 +469,21 @@ class _Planner:
     present: _Present
     groups: Groups
     budget: int
-    people: Floats  # (groups,) who could be labelled
+    population: Floats  # w (groups,)
+
+    def action(self, candidate: _Candidate, now: Floats) -> Action:
+        """A candidate with its expected half-widths; `now` (maps, rows) are the present ones."""
+        then = self.present.half_widths(candidate.change)
+        return Action(
+            candidate.name,
+            candidate.kind,
+            candidate.people,
+            candidate.assumption,
+            self.present.by_row(then),
+            self.present.by_map(then),
+            1 - self.mean(then) / max(self.mean(now), NEGLIGIBLE),
+            candidate.allocation,
+        )
 
     def mean(self, widths: Floats) -> float:
         """The mean half-width of groups."""
@@ -480,32 +491,21 @@ class _Planner:
 
     def labelled(self) -> list[_Candidate]:
         """Labelled people: at random, equally many, of one group or level, and the best."""
-        known = self.people > 0
-        shares = np.where(np.isfinite(self.people), self.people, self._population)
-        even = self._spread(known.astype(np.float64))
+        even = self._spread(self.population > 0)
         size = f"label {self.budget:,} people"
-        alike = "labelled people behave as others of their group do"
+        at_random = self._label(f"{size} at random", self._spread(self.population))
         candidates = [
-            self._label(f"{size} at random", shares * self.budget / shares.sum(), alike),
-            self._label(f"{size}, equally many of each group", even, alike),
+            replace(at_random, allocation={}),
+            self._label(f"{size}, equally many of each group", even),
         ]
         only = [
-            (name, np.where(members, shares, 0.0))
+            (name, self._spread(members * self.population))
             for name, members in self._members()
-            if (members & known).any()
+            if self.population[members].any()
         ]
-        only = [(name, s) for name, s in only if self._available(s) >= self.budget]
-        if only:
-            name, chosen = min(
-                only, key=lambda each: self._width_of(self._spread(each[1]))
-            )
-            candidates.append(self._label(f"{size}, all {name}", self._spread(chosen), alike))
-        best = self._best(even)
-        return [*candidates, self._label(f"{size}, chosen by group", best, alike)]
-
-    @property
-    def _population(self) -> Floats:
-        return self.present.layers[0].fitted.model.population
+        name, chosen = min(only, key=lambda each: self._width_of(each[1]))
+        candidates.append(self._label(f"{size}, all {name}", chosen))
+        return [*candidates, self._label(f"{size}, chosen by group", self._best(even))]
 
     def _members(self) -> list[tuple[str, Any]]:
         """The groups of each group and of each level."""
@@ -519,38 +519,23 @@ class _Planner:
         single = np.eye(len(self.groups), dtype=bool)
         return [*named, *((f"of {n}", s) for n, s in zip(self.groups.names, single, strict=True))]
 
-    def _available(self, weights: Floats) -> float:
-        return float(self.people[weights > 0].sum())
+    def _spread(self, weights: Any) -> Floats:
+        """The budget in proportion to weights (groups,)."""
+        return np.asarray(self.budget * weights / weights.sum(), dtype=np.float64)
 
-    def _spread(self, weights: Floats) -> Floats:
-        """The budget in proportion to weights (groups,), with no more people than there are."""
-        n = np.zeros(len(weights))
-        free = weights > 0
-        while free.any():
-            left = self.budget - n[~free].sum()
-            share = weights * free / (weights * free).sum() * left
-            n = np.where(free, share, n)
-            over = free & (n > self.people)
-            if not over.any():
-                break
-            n = np.where(over, self.people, n)
-            free &= ~over
-        return n
-
-    def _label(self, name: str, n: Floats, assumption: str) -> _Candidate:
+    def _label(self, name: str, n: Floats) -> _Candidate:
         identity = np.eye(len(n))
-        whole = np.floor(n)
-        largest = np.argsort(whole - n, kind="stable")[: round(n.sum() - whole.sum())]
-        whole[largest] += 1
+        whole = np.floor(n).astype(np.int64)
+        whole[np.argsort(whole - n, kind="stable")[: round(n.sum()) - whole.sum()]] += 1
         return _Candidate(
             name,
             LABELLED,
             self.budget,
-            assumption,
+            "they behave as others of their group do",
             lambda layer: layer.observe(identity, n),
             {
-                group: int(count)
-                for group, count in zip(self.groups.names, whole, strict=True)
+                group: count
+                for group, count in zip(self.groups.names, whole.tolist(), strict=True)
                 if count
             },
         )
@@ -568,7 +553,7 @@ class _Planner:
         best = (self._width_of(n), n)
         for _ in range(STEPS):
             gain = self._gain_per_person(n)
-            n = self._spread(n * np.sqrt(np.maximum(gain, 0)))
+            n = self._spread(n * np.sqrt(np.maximum(gain, NEGLIGIBLE)))
             best = min(best, (self._width_of(n), n), key=lambda each: each[0])
         return best[1]
 
@@ -586,7 +571,7 @@ class _Planner:
             h = np.hstack([np.eye(d), np.ones((d, 1))])  # (groups, groups + 1)
             person = layer.means / layer.dispersion[:, None]  # (bins, groups)
             w = np.swapaxes((person * n)[:, :, None] * h, 1, 2) @ h
-            then = np.linalg.solve(np.eye(d + 1) + extended @ w, extended)
+            then = np.asarray(np.linalg.solve(np.eye(d + 1) + extended @ w, extended), np.float64)
             lift = (then @ h.T)[:, :d] * np.sqrt(person)[:, None]
             places = [present.position[each] for each in layer.numbers.tolist()]
             nested, parents = present.parents(layer)
@@ -615,7 +600,7 @@ class _Planner:
         return [self._table(name, members) for name, members in named.items()]
 
     def _table(self, name: str, members: Any) -> _Candidate:
-        people = members * self._population  # (rows, groups)
+        people = members * self.population  # (rows, groups)
         size = people.sum(1)
         shares = people / np.maximum(size, NEGLIGIBLE)[:, None]
         n = self.budget * size
@@ -632,7 +617,7 @@ class _Planner:
             f"add a table of {self.budget:,} people by {name}",
             TABLE,
             self.budget,
-            f"it describes {covered} of the same population, and differences between its rows "
+            f"it covers {covered} of the same population, and its differences between groups "
             f"deviate by {DISCREPANCY_SD:.0%}",
             change,
             {},
@@ -644,53 +629,44 @@ class _Planner:
             return []
         candidates = []
         if not regions.aggregates.pooled:
-            n = self.present.layers[0].fitted.model.regions.n
-            same = "the composition is known as well as now"
-            for name, people, factor in (
-                (f"observe {self.budget:,} more people in all regions", self.budget, None),
-                ("observe twice as many people in all regions", None, 2.0),
-            ):
-                scale = factor or 1 + self.budget / float(n.sum())
-                candidates.append(_change_of_regions(name, people, same, _Grow(scale)))
+            size = float(self.present.layers[0].fitted.model.regions.n.sum())
+            known = "the composition is known as well as now"
+            more = f"observe {self.budget:,} more people in all regions"
+            twice = "observe twice as many people in all regions"
+            candidates += [
+                _other_regions(
+                    more, MORE_PEOPLE, self.budget, known, _Grow(1 + self.budget / size)
+                ),
+                _other_regions(twice, MORE_PEOPLE, None, known, _Grow(2)),
+            ]
         if len(regions.composition.regions) > 1:
-            for halvings in HALVINGS:
-                name = f"divide each region into {2**halvings}, with the same people"
-                assumption = (
-                    "the parts of a region differ as much as regions differ from each other, also "
-                    "for reasons other than composition"
-                )
-                candidates.append(_change_of_regions(name, None, assumption, _Split(halvings)))
+            differ = (
+                "parts of a region differ as much as regions do, in composition and otherwise, "
+                "and have the same people together"
+            )
+            candidates += [
+                _other_regions(f"divide each region into {2**n}", SMALLER, None, differ, _Split(n))
+                for n in HALVINGS
+            ]
         return candidates
 
-    def left_out(self, regions: Regions) -> list[str]:
-        """Why some actions are missing."""
-        aggregates = regions.aggregates
-        reasons = {
-            "other regions, because their published noise is not known": aggregates.noise
-            is not None,
-            "more people in all regions, because the aggregates do not say how many there are": (
-                aggregates.pooled
-            ),
-            "smaller regions, because nothing shows how the parts of one region would differ": len(
-                regions.composition.regions
-            )
-            < 2,
-        }
-        return [reason for reason, applies in reasons.items() if applies]
 
-
-def _change_of_regions(
-    name: str, people: int | None, assumption: str, alter: Callable[[RegionRows], RegionRows]
+def _other_regions(
+    name: str,
+    kind: str,
+    people: int | None,
+    assumption: str,
+    alter: Callable[[RegionRows], RegionRows],
 ) -> _Candidate:
     def change(layer: _Layer) -> Floats:
         now = layer.region_information(layer.region_rows)
         more = layer.region_information(alter(layer.region_rows)) - now
         values, vectors = np.linalg.eigh(more)
-        # Information is never lost: whoever has smaller regions can merge them again.
+        # No information is lost, because parts of regions can be merged again.
         more = (vectors * np.maximum(values, 0)[:, None]) @ np.swapaxes(vectors, 1, 2)
         return layer.inform(more)
 
-    return _Candidate(name, REGIONS, people, assumption, change, {})
+    return _Candidate(name, kind, people, assumption, change, {})
 
 
 @dataclass(frozen=True)

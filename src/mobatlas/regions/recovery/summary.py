@@ -176,8 +176,7 @@ def summarise_recovery(
     >>> recovery = recover(load_regions("regions"))  # doctest: +SKIP
     >>> women_and_men = summarise_recovery(recovery, compare=("F", "M"))  # doctest: +SKIP
     """
-    if not 0 < level < 1:
-        raise MobatlasError(f"level {level:g}: give a probability between 0 and 1, such as 0.9")
+    check_level(level)
     mixtures = Mixtures.of(recovery, by, compare)
     bins = _bins_of_maps(recovery.features, features)
     names = tuple(recovery.features[number] for number in bins.tolist())
@@ -200,6 +199,12 @@ def summarise_recovery(
         notes=recovery.notes,
         undistinguished={} if by or compare else _undistinguished(recovery, bins, level),
     )
+
+
+def check_level(level: float) -> None:
+    """Refuse what is not a probability of an interval."""
+    if not 0 < level < 1:
+        raise MobatlasError(f"level {level:g}: give a probability between 0 and 1, such as 0.9")
 
 
 def _bins_of_maps(features: Sequence[str], names: Sequence[str] | None) -> Ints:
