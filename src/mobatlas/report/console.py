@@ -12,7 +12,7 @@ from mobatlas.evaluation.evaluate import Evaluation
 from mobatlas.evaluation.metrics import PAPER_METRICS
 from mobatlas.evaluation.privacy.audit import AMBER, GREEN, RED, Audit
 from mobatlas.regions.identifiability import Diagnosis
-from mobatlas.regions.recovery.design import BUDGET, Action, EvidencePlan, ends, mean_of
+from mobatlas.regions.recovery.design import BUDGET, EvidencePlan, ends, mean_of
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 from mobatlas.regions.types import Regions
 from mobatlas.report.tables import (

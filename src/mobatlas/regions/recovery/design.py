@@ -3,7 +3,7 @@
 A mean over n people with the composition s measures log s'M, with the gradient h = s M / s'M. If C
 is the present covariance of log M, rows H lead to
 
-    C' = C - C H' (H C H' + R)^-1 H C,   R = diag(phi / (n q)) + level + discrepancy
+    C' = C - C H' (H C H' + R)^-1 H C,   R = diag(E[phi / (n q)]) + level + discrepancy
 
 Regions measure b + c with contextual slopes c ~ N(0, K_c). Their information W on b + c is
 
@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy import special
 
 from mobatlas.data.arrays import Floats, Ints
@@ -96,7 +97,7 @@ class EvidencePlan:
     actions
         What could be done.
     uninformed
-        Feature maps that the evidence does not cover.
+        Feature maps that the regions do not cover.
     left_out
         Why some actions are not considered.
 
@@ -225,8 +226,8 @@ def plan_evidence(
 
 
 def _uninformed(features: Mapping[str, int], regions: Regions) -> tuple[str, ...]:
-    """Feature maps without evidence; a table or a survey may inform some of them."""
-    informed = {*features, *(f for each in regions.evidence for f in bins_by_map(each.features))}
+    """Feature maps that the regions do not cover, not even as the sums of their parts."""
+    informed = {*features, *(name.partition(":")[0] for name in regions.parents.values())}
     return tuple(
         name for name, each in FEATURES.items() if each.build is not None and name not in informed
     )
@@ -272,6 +273,8 @@ class _Layer:
         q = np.maximum(parts.sum(2), NEGLIGIBLE)  # (bins, rows)
         h = parts / q[:, :, None]
         variance = self.dispersion[:, None] / (n[rows] * q)
+        # The expected variance: q is uncertain, so 1 / q is larger on average.
+        variance = variance * np.exp(np.minimum(_along(h, self.covariance), 1) / 2)
         error = variance[:, :, None] * np.eye(int(rows.sum())) + LEVEL_SD[True] ** 2
         if discrepancy:
             spread = discrepancy**2 * (np.eye(shares.shape[1]) + 0.1)
@@ -318,7 +321,7 @@ class _Layer:
         factors = self.fitted.model.factors
         sd = [self.fitted.variances.get(f"contextual_sd_{name}", 0.0) for name in factors.names]
         context = factors.covariance(np.square(sd))
-        w = np.linalg.solve(np.eye(d) + w @ context, w)
+        w = np.asarray(np.linalg.solve(np.eye(d) + w @ context, w), dtype=np.float64)
         doubt = 0.0 if self.fitted.model.direct else self.fitted.slopes.doubt
         return np.asarray((1 - doubt) * (w + np.swapaxes(w, 1, 2)) / 2)
 
@@ -445,9 +448,10 @@ def _layer(
     return _Layer(fitted, chosen, numbers, parent, weight, means, covariance - inherited, contrasts)
 
 
-def _along(contrasts: Floats, covariance: Floats) -> Floats:
+def _along(contrasts: Floats, covariance: npt.NDArray[Any]) -> Floats:
     """Variances (bins, rows) of contrasts (bins, rows, groups)."""
-    return np.asarray(np.maximum(((contrasts @ covariance) * contrasts).sum(2), 0))
+    along = ((contrasts @ covariance) * contrasts).sum(2)
+    return np.asarray(np.maximum(along, 0), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -571,7 +575,7 @@ class _Planner:
             h = np.hstack([np.eye(d), np.ones((d, 1))])  # (groups, groups + 1)
             person = layer.means / layer.dispersion[:, None]  # (bins, groups)
             w = np.swapaxes((person * n)[:, :, None] * h, 1, 2) @ h
-            then = np.asarray(np.linalg.solve(np.eye(d + 1) + extended @ w, extended), np.float64)
+            then = np.linalg.solve(np.eye(d + 1) + extended @ w, extended)
             lift = (then @ h.T)[:, :d] * np.sqrt(person)[:, None]
             places = [present.position[each] for each in layer.numbers.tolist()]
             nested, parents = present.parents(layer)
