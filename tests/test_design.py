@@ -262,7 +262,7 @@ def test_actions_are_sorted_and_simple_ones_precede_equally_helpful_ones() -> No
     reductions = [round(each.reduction, 2) for each in plan.actions]
     assert reductions == sorted(reductions, reverse=True)
     simple, chosen = (find(plan, words) for words in ("equally many", "chosen by group"))
-    assert chosen.reduction - simple.reduction == pytest.approx(0, abs=1e-3)
+    assert chosen.reduction - simple.reduction == pytest.approx(0, abs=5e-3)
     assert plan.actions.index(simple) < plan.actions.index(chosen)
 
 

@@ -308,6 +308,11 @@ class _Layer:
     def _weight(self, rows: RegionRows) -> Floats:
         return rows.weight(self.fitted.slopes.effect, self._shown)
 
+    @cached_property
+    def present_information(self) -> Floats:
+        """The information of the present regions."""
+        return self.region_information(self.region_rows)
+
     def region_information(self, rows: RegionRows) -> Floats:
         """The information (bins, groups, groups) of regions on log M."""
         d = self.means.shape[1]
@@ -663,8 +668,7 @@ def _other_regions(
     alter: Callable[[RegionRows], RegionRows],
 ) -> _Candidate:
     def change(layer: _Layer) -> Floats:
-        now = layer.region_information(layer.region_rows)
-        more = layer.region_information(alter(layer.region_rows)) - now
+        more = layer.region_information(alter(layer.region_rows)) - layer.present_information
         values, vectors = np.linalg.eigh(more)
         # No information is lost, because parts of regions can be merged again.
         more = (vectors * np.maximum(values, 0)[:, None]) @ np.swapaxes(vectors, 1, 2)
