@@ -32,6 +32,7 @@ _NAMES = {
     "mobatlas.regions.build": "RegionsOptions",
     "mobatlas.regions.composition": "read_composition",
     "mobatlas.regions.identifiability": "Diagnosis diagnose",
+    "mobatlas.regions.recovery.design": "EvidencePlan plan_evidence",
     "mobatlas.regions.recovery.recover": "RecoveryOptions recover",
     "mobatlas.regions.recovery.summary": "RecoverySummary summarise_recovery",
     "mobatlas.regions.store": "build_regions load_regions",

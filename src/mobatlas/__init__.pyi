@@ -70,6 +70,8 @@ from mobatlas.regions.build import RegionsOptions as RegionsOptions
 from mobatlas.regions.composition import read_composition as read_composition
 from mobatlas.regions.identifiability import Diagnosis as Diagnosis
 from mobatlas.regions.identifiability import diagnose as diagnose
+from mobatlas.regions.recovery.design import EvidencePlan as EvidencePlan
+from mobatlas.regions.recovery.design import plan_evidence as plan_evidence
 from mobatlas.regions.recovery.recover import RecoveryOptions as RecoveryOptions
 from mobatlas.regions.recovery.recover import recover as recover
 from mobatlas.regions.recovery.summary import RecoverySummary as RecoverySummary

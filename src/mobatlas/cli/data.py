@@ -1,4 +1,4 @@
-"""Commands for data: simulate, prepare, regions, diagnose, recover, evaluate, audit."""
+"""Commands for data: simulate, prepare, regions, diagnose, recover, design, evaluate, audit."""
 
 from pathlib import Path
 from typing import Annotated
@@ -280,6 +280,23 @@ def recover(
     if figure is not None:
         view.draw(figure)
     show(summary.as_dict(), json, view.as_rich())
+
+
+@app.command()
+def design(
+    folder: Annotated[Path, typer.Argument(metavar="REGIONS", help="A regions folder.")],
+    budget: Annotated[
+        int, typer.Option(help="People who could be labelled, or counted in a table.")
+    ] = 200,
+    json: Json = False,
+) -> None:
+    """Compare what more labelled people, a group table or other regions would do to intervals."""
+    from mobatlas.regions.recovery.design import plan_evidence
+    from mobatlas.regions.store import load_regions
+    from mobatlas.report.console import plan_table
+
+    plan = plan_evidence(load_regions(folder), budget)
+    show(plan.as_dict(), json, plan_table(plan))
 
 
 @app.command()

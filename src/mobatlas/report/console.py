@@ -12,6 +12,7 @@ from mobatlas.evaluation.evaluate import Evaluation
 from mobatlas.evaluation.metrics import PAPER_METRICS
 from mobatlas.evaluation.privacy.audit import AMBER, GREEN, RED, Audit
 from mobatlas.regions.identifiability import Diagnosis
+from mobatlas.regions.recovery.design import BUDGET, EvidencePlan, ends, mean_of
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 from mobatlas.regions.types import Regions
 from mobatlas.report.tables import (
@@ -24,6 +25,8 @@ from mobatlas.report.tables import (
 )
 
 HEADLINE = "poi"  # the metric of the summary
+HELPFUL = 0.02  # of the mean half-width: a smaller reduction is not worth a recommendation
+PLAN_COLUMNS = 3  # groups and attributes with a column of intervals
 STYLES = {GREEN: "bold green", AMBER: "bold yellow", RED: "bold red"}
 REASONS = {
     "unreliable": "with too many days above max_day_km",
@@ -127,6 +130,60 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
         proposals.as_rich(),
         _lines(f"warning: {warning}" for warning in diagnosis.warnings),
     )
+
+
+def plan_table(plan: EvidencePlan) -> RenderableType:
+    """What would help most, and the intervals to expect."""
+    shown = list(plan.now)[:PLAN_COLUMNS]
+    now = [_interval(mean_of(plan.now[name])) for name in shown]
+    rows: list[tuple[Cell, ...]] = [("nothing: as now", "", *now, "")]
+    for each in plan.actions:
+        then = [_interval(mean_of(each.half_widths[name])) for name in shown]
+        rows.append((each.name, each.people or "", *then, f"{each.reduction:.0%}"))
+    caption = (
+        f"Expected {100 * plan.level:.4g} % intervals of a ratio to the average that is 1: means "
+        "over features, weighted by visits."
+    )
+    table = Table(("action", "people", *shown, "narrower"), tuple(rows), caption)
+    assumptions = {each.kind.capitalize(): each.assumption for each in plan.actions}
+    notes = [f"{kind}: we assume that {what}." for kind, what in assumptions.items()]
+    notes += [f"Not considered: {reason}." for reason in plan.left_out]
+    if plan.uninformed:
+        names = ", ".join(plan.uninformed)
+        notes.append(
+            f"No evidence covers these feature maps, so samples show average behaviour in them: "
+            f"{names}. Add them with mobatlas regions --feature."
+        )
+    notes.append(f"For another budget pass --budget N (default: {BUDGET}, a small survey).")
+    return Group(_lines(_recommended(plan)), table.as_rich(), _lines(notes))
+
+
+def _recommended(plan: EvidencePlan) -> list[str]:
+    """The most helpful action for the budget, and what would help more."""
+    best = plan.actions[0]
+    if best.reduction < HELPFUL:
+        return [f"Nothing considered here would narrow the intervals by {HELPFUL:.0%}."]
+    within = next(each for each in plan.actions if each.people is not None)
+    before, after, beyond = (
+        _interval(mean_of(widths["groups"]), " to ")
+        for widths in (plan.now, within.half_widths, best.half_widths)
+    )
+    maps = " and ".join(f"{bins:,} features of {name}" for name, bins in plan.features.items())
+    sentences = [
+        f"The most helpful: {within.name}. Expected interval of a group: ratio {after} instead of "
+        f"{before} ({len(plan.now['groups'])} groups, {maps})."
+    ]
+    if within.allocation:
+        counts = "; ".join(f"{count:,} of {group}" for group, count in within.allocation.items())
+        sentences.append(f"This means {counts}.")
+    if within is not best:
+        sentences.append(f"Beyond this budget, more would help: {best.name} ({beyond}).")
+    return sentences
+
+
+def _interval(half_width: float, to: str = "-") -> str:
+    low, high = ends(half_width)
+    return f"{low:.2f}{to}{high:,.{2 if high < 99.95 else 0}f}"
 
 
 def _facts(facts: Mapping[str, Cell], caption: str = "") -> RenderableType:

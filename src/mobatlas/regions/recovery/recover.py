@@ -197,6 +197,29 @@ def _select_features(recovery: Recovery, size: int) -> Recovery:
     )
 
 
+@dataclass(frozen=True)
+class FittedMap:
+    """A feature map as it was fitted: its visited bins and their evidence."""
+
+    name: str
+    bins: Ints  # numbers of its features
+    parent: Ints  # (bins,) numbers of the features they are part of, -1 for none
+    model: MapModel
+    slopes: Slopes
+    variances: Mapping[str, float]
+
+
+def fit_maps(
+    regions: Regions, options: RecoveryOptions = DEFAULT_OPTIONS
+) -> tuple[Recovery, list[FittedMap]]:
+    """Recover group means, and return the fitted maps; parents of features may be added."""
+    _check_regions(regions)
+    regions = with_rest(regions)
+    complete = _with_parents(regions, regions.parents)
+    recoverer = _Recoverer(complete, options, regions.parents)
+    return recoverer.recover(), recoverer.maps
+
+
 class _Recoverer:
     """Recovers all feature maps of regions: categories first, then their places."""
 
@@ -247,6 +270,7 @@ class _Recoverer:
         self._transfer: dict[str, float] = {}
         self._doubt = 0.0  # of the maps fitted so far: categories come before their places
         self._notes: dict[str, None] = {}
+        self.maps: list[FittedMap] = []
 
     def recover(self) -> Recovery:
         """Fit all maps."""
@@ -301,6 +325,8 @@ class _Recoverer:
         fit, slopes, discrepancy = fit_map(model, slopes)
         self._doubt = max(self._doubt, slopes.doubt)
         self._keep(bins, fit)
+        parent = self._parent_numbers(bins)
+        self.maps.append(FittedMap(name, bins, parent, model, slopes, fit.variances))
         self._variances |= {prefix + key: value for key, value in fit.variances.items()}
         self._note(name, slopes, discrepancy)
 

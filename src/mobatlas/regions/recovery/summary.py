@@ -176,9 +176,8 @@ def summarise_recovery(
     >>> recovery = recover(load_regions("regions"))  # doctest: +SKIP
     >>> women_and_men = summarise_recovery(recovery, compare=("F", "M"))  # doctest: +SKIP
     """
-    if not 0 < level < 1:
-        raise MobatlasError(f"level {level:g}: give a probability between 0 and 1, such as 0.9")
-    mixtures = _Mixtures.of(recovery, by, compare)
+    check_level(level)
+    mixtures = Mixtures.of(recovery, by, compare)
     bins = _bins_of_maps(recovery.features, features)
     names = tuple(recovery.features[number] for number in bins.tolist())
     estimate = _Estimate.of(recovery, bins, mixtures, level)
@@ -202,6 +201,12 @@ def summarise_recovery(
     )
 
 
+def check_level(level: float) -> None:
+    """Refuse what is not a probability of an interval."""
+    if not 0 < level < 1:
+        raise MobatlasError(f"level {level:g}: give a probability between 0 and 1, such as 0.9")
+
+
 def _bins_of_maps(features: Sequence[str], names: Sequence[str] | None) -> Ints:
     """The numbers of the bins of some feature maps, in order."""
     maps = bins_by_map(features)
@@ -215,7 +220,7 @@ def _bins_of_maps(features: Sequence[str], names: Sequence[str] | None) -> Ints:
 
 
 @dataclass(frozen=True)
-class _Mixtures:
+class Mixtures:
     """Mixtures of groups, and the mixture that each is compared with."""
 
     names: tuple[str, ...]
@@ -226,7 +231,7 @@ class _Mixtures:
     @classmethod
     def of(
         cls, recovery: Recovery, by: str | None = None, compare: tuple[str, str] | None = None
-    ) -> _Mixtures:
+    ) -> Mixtures:
         """Groups or levels against the average, or either side of a comparison against the other.
 
         Groups in a mixture have weights in proportion to their people.
@@ -298,7 +303,7 @@ class _Estimate:
     reference_seen: Flags  # (rows, features)
 
     @classmethod
-    def of(cls, recovery: Recovery, bins: Ints, mixtures: _Mixtures, level: float) -> _Estimate:
+    def of(cls, recovery: Recovery, bins: Ints, mixtures: Mixtures, level: float) -> _Estimate:
         means = recovery.means[:, bins].T  # (features, groups)
         covariance = recovery.log_covariance
         if covariance is None:
@@ -365,7 +370,7 @@ def _resolution(recovery: Recovery, bins: Ints, weights: Floats) -> Floats:
 
 
 def _log_sds(
-    means: Floats, covariance: Floats, mixtures: _Mixtures
+    means: Floats, covariance: Floats, mixtures: Mixtures
 ) -> tuple[Floats, Floats, Floats]:
     """Standard deviations (features, rows) of log a'M, log b'M and log (a'M / b'M).
 
@@ -414,7 +419,7 @@ def _undistinguished(recovery: Recovery, bins: Ints, level: float) -> dict[str, 
     unclear: dict[str, tuple[str, ...]] = dict.fromkeys(maps, ())
     for attribute, levels in recovery.groups.attributes:
         if len(levels) > 1:
-            estimate = _Estimate.of(recovery, bins, _Mixtures.of(recovery, attribute), level)
+            estimate = _Estimate.of(recovery, bins, Mixtures.of(recovery, attribute), level)
             verdicts = _verdicts(estimate, names)
             for name, own in maps.items():
                 if (verdicts[:, own] == NOT_SURE).all():

@@ -1,0 +1,725 @@
+"""What further evidence would help most: expected intervals after hypothetical observations.
+
+A mean over n people with the composition s measures log s'M, with the gradient h = s M / s'M. If C
+is the present covariance of log M, rows H lead to
+
+    C' = C - C H' (H C H' + R)^-1 H C,   R = diag(E[phi / (n q)]) + level + discrepancy
+
+Regions measure b + c with contextual slopes c ~ N(0, K_c). Their information W on b + c is
+
+    (I + W K_c)^-1 W
+
+on b, and a change of regions adds the difference. None of this depends on values that nobody has
+seen yet. Places have the error of their category and their own, as in recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from mobatlas.data.arrays import Floats, Ints
+from mobatlas.errors import MobatlasError
+from mobatlas.features.maps import FEATURES
+from mobatlas.groups import Groups
+from mobatlas.regions.recovery.composition_error import CompositionError
+from mobatlas.regions.recovery.map_model import (
+    DISCREPANCY_SD,
+    LEVEL_SD,
+    SURFACE_SD,
+    RegionRows,
+)
+from mobatlas.regions.recovery.recover import (
+    DEFAULT_OPTIONS,
+    FittedMap,
+    RecoveryOptions,
+    fit_maps,
+)
+from mobatlas.regions.recovery.solver import Observed, Rows, find_modes, information, link_slope
+from mobatlas.regions.recovery.summary import Mixtures, check_level
+from mobatlas.regions.types import Recovery, Regions, bins_by_map
+
+KIND = "plan"
+LABELLED = "labelled people"
+TABLE = "group table"
+MORE_PEOPLE = "more people"
+SMALLER = "smaller regions"
+GROUPS = "groups"  # beside attributes
+BUDGET = 200  # people of a small survey
+LARGEST = 1_000_000  # people
+SMALLEST = 2  # one labelled person has no variance
+BINS = (24, 300)  # the least and the greatest number of bins of a map that are computed
+CELLS = 400_000  # bins x groups x groups
+REGION_CELLS = 1_500_000  # bins x regions
+HALVINGS = (1, 2)  # of all regions
+STEPS = 60  # of the search for the best allocation
+SEED = 0  # of the regions that others are split like
+NEGLIGIBLE = 1e-12
+
+
+# "groups" or an attribute -> group or level -> mean half-width
+HalfWidths = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Action:
+    """Evidence that could be added, and the intervals that are expected then."""
+
+    name: str
+    kind: str  # labelled people, group table, more people or smaller regions
+    people: int | None  # of the budget; None: the budget does not say what it costs
+    assumption: str
+    half_widths: HalfWidths
+    maps: Mapping[str, float]  # feature map -> mean over groups
+    reduction: float  # share of the mean half-width of groups
+    allocation: Mapping[str, int]  # group -> people to label; empty: at random
+
+
+@dataclass(frozen=True)
+class EvidencePlan:
+    """What would help most, most helpful action first.
+
+    Half-widths are those of log ratios to the average: a ratio of 1 has the interval from
+    exp(-h) to exp(h). They are means over features, weighted by visits.
+
+    Attributes
+    ----------
+    now
+        "groups" or an attribute -> group or level -> half-width with the present evidence.
+    maps
+        Feature map -> mean half-width over groups.
+    actions
+        What could be done.
+    uninformed
+        Feature maps that the regions do not cover.
+    left_out
+        Why some actions are not considered.
+
+    Examples
+    --------
+    >>> plan = plan_evidence(load_regions("regions"), budget=400)  # doctest: +SKIP
+    >>> plan.actions[0].name  # doctest: +SKIP
+    'label 400 people, chosen by group'
+    """
+
+    level: float
+    budget: int
+    groups: Groups
+    features: Mapping[str, int]  # feature map -> bins
+    now: HalfWidths
+    maps: Mapping[str, float]
+    actions: tuple[Action, ...]
+    uninformed: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan for JSON, with intervals of a ratio of 1."""
+        return {
+            "kind": KIND,
+            "level": self.level,
+            "budget": self.budget,
+            "groups": self.groups.as_dict(),
+            "features": dict(self.features),
+            "now": _intervals(self.now, self.maps),
+            "actions": [
+                {
+                    "action": each.name,
+                    "kind": each.kind,
+                    "people": each.people,
+                    "allocation": dict(each.allocation),
+                    "assumption": each.assumption,
+                    "reduction": each.reduction,
+                    "expected": _intervals(each.half_widths, each.maps),
+                }
+                for each in self.actions
+            ],
+            "uninformed": list(self.uninformed),
+            "left_out": list(self.left_out),
+        }
+
+
+def ends(half_width: float) -> tuple[float, float]:
+    """The interval of a ratio of 1."""
+    return float(np.exp(-half_width)), float(np.exp(half_width))
+
+
+def mean_of(rows: Mapping[str, float]) -> float:
+    """The mean over groups, or over levels."""
+    return float(np.mean(list(rows.values())))
+
+
+def _intervals(rows: HalfWidths, maps: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "mean": {name: ends(mean_of(each)) for name, each in rows.items()},
+        "rows": {
+            name: {row: ends(half) for row, half in each.items()} for name, each in rows.items()
+        },
+        "feature_maps": {name: ends(half) for name, half in maps.items()},
+    }
+
+
+def plan_evidence(
+    regions: Regions,
+    budget: int = BUDGET,
+    *,
+    level: float = 0.9,
+    options: RecoveryOptions = DEFAULT_OPTIONS,
+) -> EvidencePlan:
+    """Compare what further evidence would do to the intervals of group means.
+
+    Parameters
+    ----------
+    regions
+        The present evidence, as `load_regions` returns it.
+    budget
+        People who could be labelled, or counted in a table. The default is a small survey.
+    level
+        Probability of each interval.
+    options
+        Assumptions of the recovery.
+
+    Returns
+    -------
+    EvidencePlan
+        Actions with their expected intervals.
+
+    Examples
+    --------
+    >>> plan_evidence(load_regions("regions")).actions[0].reduction  # doctest: +SKIP
+    0.42
+    """
+    groups = regions.groups
+    if len(groups) == 1:
+        raise MobatlasError("there is only one group: no evidence could distinguish it from others")
+    check_level(level)
+    if not SMALLEST <= budget <= LARGEST:
+        raise MobatlasError(
+            f"--budget {budget}: give a number of people from {SMALLEST} to {LARGEST:,}"
+        )
+    recovery, maps = fit_maps(regions, options)
+    present = _Present.of(recovery, maps, regions.aggregates.features, level)
+    planner = _Planner(present, groups, budget, recovery.shares)
+    now = present.half_widths(lambda layer: layer.covariance)
+    actions = [
+        planner.action(each, now)
+        for each in (*planner.labelled(), *planner.tables(), *planner.regions(regions))
+    ]
+    features = {name: len(bins) for name, bins in bins_by_map(regions.aggregates.features).items()}
+    return EvidencePlan(
+        level=level,
+        budget=budget,
+        groups=groups,
+        features=features,
+        now=present.by_row(now),
+        maps=present.by_map(now),
+        # Of equally helpful actions, the simpler one comes first.
+        actions=tuple(sorted(actions, key=lambda action: -round(action.reduction, 2))),
+        uninformed=_uninformed(features, regions),
+        left_out=_left_out(regions),
+    )
+
+
+def _uninformed(features: Mapping[str, int], regions: Regions) -> tuple[str, ...]:
+    """Feature maps that the regions do not cover, not even as the sums of their parts."""
+    informed = {*features, *(name.partition(":")[0] for name in regions.parents.values())}
+    return tuple(
+        name for name, each in FEATURES.items() if each.build is not None and name not in informed
+    )
+
+
+def _left_out(regions: Regions) -> tuple[str, ...]:
+    """Why some actions are missing."""
+    aggregates = regions.aggregates
+    noisy = aggregates.noise is not None
+    reasons = {
+        "other regions, because their published noise is not known": noisy,
+        "more people in all regions, because the aggregates do not say how many there are": (
+            aggregates.pooled and not noisy
+        ),
+        "smaller regions, because one region does not show how its parts would differ": (
+            len(regions.composition.regions) < 2 and not noisy
+        ),
+    }
+    return tuple(reason for reason, applies in reasons.items() if applies)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Some bins of a feature map, with the present errors that their parents do not have."""
+
+    fitted: FittedMap
+    bins: Ints  # positions in the fitted map
+    numbers: Ints  # of the features
+    parent: Ints  # (bins,) numbers of features, -1 for none
+    weight: Floats  # (bins,) visits that each bin stands for; 0: only a parent
+    means: Floats  # M (bins, groups)
+    covariance: Floats  # C of log M (bins, groups, groups), without that of the parent
+    contrasts: Floats  # (bins, rows, groups) of log ratios of rows to the average
+
+    @property
+    def dispersion(self) -> Floats:
+        return self.fitted.model.regions.dispersion[self.bins]
+
+    def observe(self, shares: Floats, n: Floats, discrepancy: float = 0.0) -> Floats:
+        """C' after means over n (rows,) people with a composition (rows, groups)."""
+        rows = n > 0
+        parts = shares[rows] * self.means[:, None]  # (bins, rows, groups)
+        q = np.maximum(parts.sum(2), NEGLIGIBLE)  # (bins, rows)
+        h = parts / q[:, :, None]
+        variance = self.dispersion[:, None] / (n[rows] * q)
+        # The expected variance: q is uncertain, so 1 / q is larger on average.
+        variance = variance * np.exp(np.minimum(_along(h, self.covariance), 1) / 2)
+        error = variance[:, :, None] * np.eye(int(rows.sum())) + LEVEL_SD[True] ** 2
+        if discrepancy:
+            spread = discrepancy**2 * (np.eye(shares.shape[1]) + 0.1)
+            error += h @ spread @ np.swapaxes(h, 1, 2)
+        hc = h @ self.covariance  # (bins, rows, groups)
+        inner = hc @ np.swapaxes(h, 1, 2) + error
+        return np.asarray(self.covariance - np.swapaxes(hc, 1, 2) @ np.linalg.solve(inner, hc))
+
+    def inform(self, more: Floats) -> Floats:
+        """C' after more information on log M (bins, groups, groups)."""
+        inner = np.eye(self.means.shape[1]) + self.covariance @ more
+        then = np.linalg.solve(inner, self.covariance)
+        return np.asarray((then + np.swapaxes(then, 1, 2)) / 2)
+
+    @cached_property
+    def region_rows(self) -> RegionRows:
+        return self.fitted.model.regions.select(self.bins)
+
+    @cached_property
+    def _mode(self) -> Floats:
+        """Where regions alone are most likely: what they show, and the surface (bins, ...)."""
+        rows = self.region_rows
+        root = self.fitted.model.region_root(self._shown)
+        observed = Observed(rows.values, self._weight(rows), rows.centre)
+        return find_modes(Rows(rows.shares, rows.surface), observed, root).mode
+
+    @property
+    def _shown(self) -> Floats:
+        return self.fitted.model.factors.covariance(self.fitted.slopes.shown())
+
+    def _weight(self, rows: RegionRows) -> Floats:
+        return rows.weight(self.fitted.slopes.effect, self._shown)
+
+    @cached_property
+    def present_information(self) -> Floats:
+        """The information of the present regions."""
+        return self.region_information(self.region_rows)
+
+    def region_information(self, rows: RegionRows) -> Floats:
+        """The information (bins, groups, groups) of regions on log M."""
+        d = self.means.shape[1]
+        observed = Observed(rows.values, self._weight(rows), rows.centre)
+        w = information(Rows(rows.shares, rows.surface), observed, self._mode)
+        surface = w[:, d:, d:] + np.eye(w.shape[1] - d) / SURFACE_SD**2
+        mixed = w[:, d:, :d]
+        w = w[:, :d, :d] - np.swapaxes(mixed, 1, 2) @ np.linalg.solve(surface, mixed)
+        slope = link_slope(self._mode[:, :d])
+        w = w / (slope[:, :, None] * slope[:, None])
+        factors = self.fitted.model.factors
+        sd = [self.fitted.variances.get(f"contextual_sd_{name}", 0.0) for name in factors.names]
+        context = factors.covariance(np.square(sd))
+        w = np.asarray(np.linalg.solve(np.eye(d) + w @ context, w), dtype=np.float64)
+        doubt = 0.0 if self.fitted.model.direct else self.fitted.slopes.doubt
+        return np.asarray((1 - doubt) * (w + np.swapaxes(w, 1, 2)) / 2)
+
+
+@dataclass(frozen=True)
+class _Present:
+    """The present estimate of the features that are computed."""
+
+    layers: Sequence[_Layer]  # parents come first
+    rows: Sequence[tuple[str, str]]  # ("groups" or attribute, name)
+    counted: Floats  # (rows,) 1, or 0 for those that the population does not have
+    quantile: float
+
+    @classmethod
+    def of(
+        cls, recovery: Recovery, maps: Sequence[FittedMap], features: Sequence[str], level: float
+    ) -> _Present:
+        """Choose bins in proportion to their visits, and the features they are part of."""
+        groups = recovery.groups
+        mixtures = {GROUPS: Mixtures.of(recovery)} | {
+            name: Mixtures.of(recovery, name)
+            for name, levels in groups.attributes
+            if 1 < len(levels) < len(groups)
+        }
+        weights = np.vstack([each.weights for each in mixtures.values()])  # (rows, groups)
+        layers: list[_Layer] = []
+        needed: set[int] = set()
+        for each in reversed(maps):  # children first
+            own = each.bins < len(features)
+            d = len(groups)
+            most = min(CELLS // d**2, REGION_CELLS // len(each.model.regions.n))
+            visits = np.where(own, recovery.baseline[each.bins], 0.0)
+            weight = _sample(visits, int(np.clip(most, *BINS)))
+            chosen = np.flatnonzero((weight > 0) | np.isin(each.bins, list(needed)))
+            needed |= set(each.parent[chosen].tolist())
+            layers.insert(0, _layer(recovery, each, chosen, weight[chosen], weights))
+        rows = [(kind, name) for kind, each in mixtures.items() for name in each.names]
+        counted = (weights @ recovery.shares > 0).astype(np.float64)
+        return cls(layers, rows, counted, float(special.ndtri(0.5 + level / 2)))
+
+    @cached_property
+    def position(self) -> Mapping[int, int]:
+        """The position of each feature among all that are computed."""
+        numbers = np.concatenate([layer.numbers for layer in self.layers])
+        return {number: place for place, number in enumerate(numbers.tolist())}
+
+    def parents(self, layer: _Layer) -> tuple[Ints, Ints]:
+        """The bins with a parent, and the positions of their parents."""
+        nested = np.flatnonzero(layer.parent >= 0)
+        places = [self.position[number] for number in layer.parent[nested].tolist()]
+        return nested, np.array(places, dtype=np.int64)
+
+    def half_widths(self, change: Callable[[_Layer], Floats]) -> Floats:
+        """Mean half-widths (maps, rows) if `change` gives the covariance of each layer."""
+        d = self.layers[0].means.shape[1]
+        total = np.zeros((len(self.position), d, d))
+        widths = np.zeros((len(self.layers), len(self.rows)))
+        for number, layer in enumerate(self.layers):
+            covariance = change(layer).copy()
+            nested, parents = self.parents(layer)
+            covariance[nested] += total[parents]
+            total[[self.position[each] for each in layer.numbers.tolist()]] = covariance
+            sd = self.quantile * np.sqrt(_along(layer.contrasts, covariance))
+            widths[number] = layer.weight @ sd / max(layer.weight.sum(), NEGLIGIBLE)
+        return widths
+
+    @property
+    def visits(self) -> Floats:
+        """The share (maps,) of visits."""
+        visits = np.array([layer.weight.sum() for layer in self.layers])
+        return np.asarray(visits / visits.sum())
+
+    def by_row(self, widths: Floats) -> dict[str, dict[str, float]]:
+        """Means over maps, of the rows that are counted."""
+        named: dict[str, dict[str, float]] = {}
+        for (kind, name), value, counted in zip(
+            self.rows, self.visits @ widths, self.counted, strict=True
+        ):
+            if counted:
+                named.setdefault(kind, {})[name] = float(value)
+        return named
+
+    def by_map(self, widths: Floats) -> dict[str, float]:
+        """Means over groups."""
+        weight = self.group_weight
+        return {
+            layer.fitted.name: float(each @ weight)
+            for layer, each in zip(self.layers, widths, strict=True)
+            if layer.weight.any()
+        }
+
+    @cached_property
+    def group_weight(self) -> Floats:
+        """The weight (rows,) of each row in the mean over groups."""
+        of_group = self.counted * np.array([kind == GROUPS for kind, _ in self.rows])
+        return np.asarray(of_group / of_group.sum())
+
+
+def _sample(visits: Floats, size: int) -> Floats:
+    """Weights (bins,) of bins that are chosen in proportion to their visits; 0: not chosen."""
+    if (visits > 0).sum() <= size:
+        return visits
+    order = np.argsort(-visits, kind="stable")
+    marks = (np.arange(size) + 0.5) / size * visits.sum()
+    chosen = order[np.searchsorted(np.cumsum(visits[order]), marks)]
+    return np.bincount(chosen, minlength=len(visits)) * visits.sum() / size
+
+
+def _layer(
+    recovery: Recovery, fitted: FittedMap, chosen: Ints, weight: Floats, rows: Floats
+) -> _Layer:
+    assert recovery.log_covariance is not None
+    numbers = fitted.bins[chosen]
+    parent = fitted.parent[chosen]
+    covariance = recovery.log_covariance[numbers]
+    inherited = np.where((parent >= 0)[:, None, None], recovery.log_covariance[parent], 0)
+    means = recovery.means[:, numbers].T
+    parts = rows * means[:, None]  # (bins, rows, groups)
+    average = recovery.shares * means
+    contrasts = (
+        parts / np.maximum(parts.sum(2, keepdims=True), NEGLIGIBLE)
+        - (average / np.maximum(average.sum(1, keepdims=True), NEGLIGIBLE))[:, None]
+    )
+    return _Layer(fitted, chosen, numbers, parent, weight, means, covariance - inherited, contrasts)
+
+
+def _along(contrasts: Floats, covariance: npt.NDArray[Any]) -> Floats:
+    """Variances (bins, rows) of contrasts (bins, rows, groups)."""
+    along = ((contrasts @ covariance) * contrasts).sum(2)
+    return np.asarray(np.maximum(along, 0), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """Evidence that could be added, and what it does to the covariance of a layer."""
+
+    name: str
+    kind: str
+    people: int | None
+    assumption: str
+    change: Callable[[_Layer], Floats]
+    allocation: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """The actions that a budget allows."""
+
+    present: _Present
+    groups: Groups
+    budget: int
+    population: Floats  # w (groups,)
+
+    def action(self, candidate: _Candidate, now: Floats) -> Action:
+        """A candidate with its expected half-widths; `now` (maps, rows) are the present ones."""
+        then = self.present.half_widths(candidate.change)
+        return Action(
+            candidate.name,
+            candidate.kind,
+            candidate.people,
+            candidate.assumption,
+            self.present.by_row(then),
+            self.present.by_map(then),
+            1 - self.mean(then) / max(self.mean(now), NEGLIGIBLE),
+            candidate.allocation,
+        )
+
+    def mean(self, widths: Floats) -> float:
+        """The mean half-width of groups."""
+        return float(self.present.visits @ widths @ self.present.group_weight)
+
+    def labelled(self) -> list[_Candidate]:
+        """Labelled people: at random, equally many, of one group or level, and the best."""
+        even = self._spread(self.population > 0)
+        size = f"label {self.budget:,} people"
+        at_random = self._label(f"{size} at random", self._spread(self.population))
+        candidates = [
+            replace(at_random, allocation={}),
+            self._label(f"{size}, equally many of each group", even),
+        ]
+        only = [
+            (name, self._spread(members * self.population))
+            for name, members in self._members()
+            if self.population[members].any()
+        ]
+        name, chosen = min(only, key=lambda each: self._width_of(each[1]))
+        candidates.append(self._label(f"{size}, all {name}", chosen))
+        return [*candidates, self._label(f"{size}, chosen by group", self._best(even))]
+
+    def _members(self) -> list[tuple[str, Any]]:
+        """The groups of each group and of each level."""
+        codes = self.groups.level_codes
+        named = [
+            (f"of {attribute} {level}", codes[:, number] == code)
+            for number, (attribute, levels) in enumerate(self.groups.attributes)
+            if 1 < len(levels) < len(self.groups)
+            for code, level in enumerate(levels)
+        ]
+        single = np.eye(len(self.groups), dtype=bool)
+        return [*named, *((f"of {n}", s) for n, s in zip(self.groups.names, single, strict=True))]
+
+    def _spread(self, weights: Any) -> Floats:
+        """The budget in proportion to weights (groups,)."""
+        return np.asarray(self.budget * weights / weights.sum(), dtype=np.float64)
+
+    def _label(self, name: str, n: Floats) -> _Candidate:
+        identity = np.eye(len(n))
+        whole = np.floor(n).astype(np.int64)
+        whole[np.argsort(whole - n, kind="stable")[: round(n.sum()) - whole.sum()]] += 1
+        return _Candidate(
+            name,
+            LABELLED,
+            self.budget,
+            "they behave as others of their group do",
+            lambda layer: layer.observe(identity, n),
+            {
+                group: count
+                for group, count in zip(self.groups.names, whole.tolist(), strict=True)
+                if count
+            },
+        )
+
+    def _width_of(self, n: Floats) -> float:
+        identity = np.eye(len(n))
+        return self.mean(self.present.half_widths(lambda layer: layer.observe(identity, n)))
+
+    def _best(self, start: Floats) -> Floats:
+        """The allocation (groups,) with the least mean half-width, by multiplicative steps.
+
+        The mean is convex in the allocation.
+        """
+        n = start
+        best = (self._width_of(n), n)
+        for _ in range(STEPS):
+            gain = self._gain_per_person(n)
+            n = self._spread(n * np.sqrt(np.maximum(gain, NEGLIGIBLE)))
+            best = min(best, (self._width_of(n), n), key=lambda each: each[0])
+        return best[1]
+
+    def _gain_per_person(self, n: Floats) -> Floats:
+        """How much one more person of each group (groups,) narrows the mean."""
+        present = self.present
+        d = len(n)
+        total = np.zeros((len(present.position), d, d))
+        lifts = np.zeros_like(total)  # sqrt(information of a person) x C' h
+        gain = np.zeros(d)
+        for layer, visits in zip(present.layers, present.visits, strict=True):
+            extended = np.zeros((len(layer.bins), d + 1, d + 1))  # groups and level
+            extended[:, :d, :d] = layer.covariance
+            extended[:, d, d] = LEVEL_SD[True] ** 2
+            h = np.hstack([np.eye(d), np.ones((d, 1))])  # (groups, groups + 1)
+            person = layer.means / layer.dispersion[:, None]  # (bins, groups)
+            w = np.swapaxes((person * n)[:, :, None] * h, 1, 2) @ h
+            then = np.linalg.solve(np.eye(d + 1) + extended @ w, extended)
+            lift = (then @ h.T)[:, :d] * np.sqrt(person)[:, None]
+            places = [present.position[each] for each in layer.numbers.tolist()]
+            nested, parents = present.parents(layer)
+            covariance = then[:, :d, :d].copy()
+            covariance[nested] += total[parents]
+            total[places] = covariance
+            lifts[places] = lift
+            sd = np.sqrt(np.maximum(_along(layer.contrasts, covariance), NEGLIGIBLE))
+            change = (layer.contrasts @ lift) ** 2  # (bins, rows, groups)
+            change[nested] += (layer.contrasts[nested] @ lifts[parents]) ** 2
+            share = layer.weight / max(layer.weight.sum(), NEGLIGIBLE)
+            weight = visits * share[:, None] * present.group_weight
+            gain += np.einsum("jr,jra->a", weight / sd, change) / 2
+        return gain
+
+    def tables(self) -> list[_Candidate]:
+        """Published tables of categories by each attribute, and by group."""
+        codes = self.groups.level_codes
+        named = {
+            attribute: np.array([codes[:, number] == code for code in range(len(levels))])
+            for number, (attribute, levels) in enumerate(self.groups.attributes)
+            if len(levels) > 1
+        }
+        if len(named) > 1:
+            named[" and ".join(named)] = np.eye(len(self.groups), dtype=bool)
+        return [self._table(name, members) for name, members in named.items()]
+
+    def _table(self, name: str, members: Any) -> _Candidate:
+        people = members * self.population  # (rows, groups)
+        size = people.sum(1)
+        shares = people / np.maximum(size, NEGLIGIBLE)[:, None]
+        n = self.budget * size
+
+        def change(layer: _Layer) -> Floats:
+            if (layer.parent >= 0).any():  # tables rarely have places
+                return layer.covariance
+            return layer.observe(shares, n, DISCREPANCY_SD)
+
+        covered = ", ".join(
+            layer.fitted.name for layer in self.present.layers if (layer.parent < 0).all()
+        )
+        return _Candidate(
+            f"add a table of {self.budget:,} people by {name}",
+            TABLE,
+            self.budget,
+            f"it covers {covered} of the same population, and its differences between groups "
+            f"deviate by {DISCREPANCY_SD:.0%}",
+            change,
+            {},
+        )
+
+    def regions(self, regions: Regions) -> list[_Candidate]:
+        """More people behind the same regions, and smaller regions."""
+        if regions.aggregates.noise is not None:
+            return []
+        candidates = []
+        if not regions.aggregates.pooled:
+            size = float(self.present.layers[0].fitted.model.regions.n.sum())
+            known = "the composition is known as well as now"
+            more = f"observe {self.budget:,} more people in all regions"
+            twice = "observe twice as many people in all regions"
+            candidates += [
+                _other_regions(
+                    more, MORE_PEOPLE, self.budget, known, _Grow(1 + self.budget / size)
+                ),
+                _other_regions(twice, MORE_PEOPLE, None, known, _Grow(2)),
+            ]
+        if len(regions.composition.regions) > 1:
+            differ = (
+                "parts of a region differ as much as regions do, in composition and otherwise, "
+                "and have the same people together"
+            )
+            candidates += [
+                _other_regions(f"divide each region into {2**n}", SMALLER, None, differ, _Split(n))
+                for n in HALVINGS
+            ]
+        return candidates
+
+
+def _other_regions(
+    name: str,
+    kind: str,
+    people: int | None,
+    assumption: str,
+    alter: Callable[[RegionRows], RegionRows],
+) -> _Candidate:
+    def change(layer: _Layer) -> Floats:
+        more = layer.region_information(alter(layer.region_rows)) - layer.present_information
+        values, vectors = np.linalg.eigh(more)
+        # No information is lost, because parts of regions can be merged again.
+        more = (vectors * np.maximum(values, 0)[:, None]) @ np.swapaxes(vectors, 1, 2)
+        return layer.inform(more)
+
+    return _Candidate(name, kind, people, assumption, change, {})
+
+
+@dataclass(frozen=True)
+class _Grow:
+    """The same regions with more people."""
+
+    factor: float
+
+    def __call__(self, rows: RegionRows) -> RegionRows:
+        return replace(rows, n=self.factor * rows.n)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Regions that are divided into halves, some times in a row."""
+
+    halvings: int
+
+    def __call__(self, rows: RegionRows) -> RegionRows:
+        rng = np.random.default_rng(SEED)
+        weight = rows.n / rows.n.sum()
+        differences = rows.shares - weight @ rows.shares  # between regions
+        for _ in range(self.halvings):
+            other = rng.integers(len(differences), size=len(rows.n))
+            rows = _halves(rows, differences[other])
+        return rows
+
+
+def _halves(rows: RegionRows, difference: Floats) -> RegionRows:
+    """Both parts of each region, which differ from it by plus and minus a difference."""
+    p = rows.shares
+    relative = np.divide(difference, p, out=np.zeros_like(p), where=p > 0)
+    first = p * (1 + np.clip(relative, -1, 1)) / 2  # of the people of the region
+    people = np.vstack([first, p - first])
+    size = np.maximum(people.sum(1), NEGLIGIBLE)
+    error = rows.error
+    if error is not None:  # with half the people behind each count
+        error = CompositionError(error.axes, np.vstack([2 * error.variance] * 2))
+    known = np.hstack([rows.known, rows.known])
+    return replace(
+        rows,
+        shares=people / size[:, None],
+        n=np.maximum(np.concatenate([rows.n, rows.n]) * size, NEGLIGIBLE),
+        surface=np.vstack([rows.surface, rows.surface]),
+        error=error,
+        values=np.hstack([rows.values, rows.values]),
+        known=known,
+    )
