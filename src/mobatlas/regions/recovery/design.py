@@ -29,12 +29,8 @@ from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import FEATURES
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery.composition_error import CompositionError
-from mobatlas.regions.recovery.map_model import (
-    DISCREPANCY_SD,
-    LEVEL_SD,
-    SURFACE_SD,
-    RegionRows,
-)
+from mobatlas.regions.recovery.joint_posterior import DISCREPANCY_SD, LEVEL_SD
+from mobatlas.regions.recovery.map_model import SURFACE_SD, RegionRows
 from mobatlas.regions.recovery.recover import (
     DEFAULT_OPTIONS,
     FittedMap,

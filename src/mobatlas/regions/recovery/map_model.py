@@ -33,6 +33,7 @@ ROUNDS = 3  # of modes and variances in turn
 BAND = 4.0  # bins whose frequencies are within this factor form a stratum
 REGION_EFFECTS = (0.003, 1.0)  # bounds of omega
 EFFECT_STEPS = 8
+STRATUM_CELLS = 1_000_000  # bins x groups x groups that are computed at once
 SURFACE_SD = 1.0  # prior of the surface over the map, in logarithms
 SMALLER_OWN = (1.0, 0.25, 0.0625)  # of the assumed variance, before composition is doubted
 DOUBT = (0.02, 0.95)  # bounds where people chose their regions
@@ -141,10 +142,14 @@ class MapModel:
 
     @cached_property
     def strata(self) -> list[Ints]:
-        """Bins by powers of four of their frequency in units of people."""
+        """Bins by powers of four of their frequency in units of people; large strata in parts."""
         frequency = np.log(self.regions.mean / self.regions.dispersion) / np.log(BAND)
         bands = np.floor(frequency).astype(np.int64)
-        return [np.flatnonzero(bands == band) for band in np.unique(bands)]
+        size = max(STRATUM_CELLS // len(self.population) ** 2, 1)
+        strata = [np.flatnonzero(bands == band) for band in np.unique(bands)]
+        return [
+            bins[start : start + size] for bins in strata for start in range(0, len(bins), size)
+        ]
 
     @cached_property
     def sample(self) -> Ints:

@@ -59,8 +59,8 @@ def effective_information(
         mixed = information[:, columns, first:]
         w = w - mixed @ np.linalg.solve(inner, mixed.swapaxes(1, 2))
     if confounder is not None:
-        w = np.linalg.solve(np.eye(w.shape[1]) + w @ confounder, w)
-    return np.asarray(w, dtype=np.float64)
+        return np.asarray(np.linalg.solve(np.eye(w.shape[1]) + w @ confounder, w), dtype=np.float64)
+    return w
 
 
 def shares_of_information(

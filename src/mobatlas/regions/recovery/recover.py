@@ -52,9 +52,9 @@ from mobatlas.regions.types import (
 # variance of a category on average, and 0.37 for education. Of 0.1, 0.2 and 0.4, its validation
 # people support 0.2.
 GROUPS_EXPLAIN = 0.2
-# In rare bins, that share would let groups differ by several times the mean. Below this squared
-# ratio of mean to standard deviation, the limit therefore falls in proportion.
-RARE = 0.1
+# In rare bins, that share would let groups differ by many times the mean: the variance of log
+# ratios that is attributed to groups is limited, too. Of 0.5, 1 and 2, the same people support 1.
+MAX_LOG_VARIANCE = 1.0
 METHODS = ("bayes", "least-squares", "simplex")
 MAX_LOG_VARIANCE = 1.0
 MAY_BE_ZERO = 0.25  # a larger variance of log ratios: groups may be without a feature
@@ -286,8 +286,8 @@ class _Recoverer:
                 self._fit(name, visited, prefix)
         means = np.where(self._mean > 0, np.exp(self._log_means).T, 0.0)
         # The level of a bin, which all groups share, is as uncertain as its population mean.
-        level = self._level_variance / np.maximum(self._mean, 1e-300) ** 2
-        self._log_covariance += np.minimum(level, 1.0)[:, None, None]
+        relative_sd = np.sqrt(self._level_variance) / np.maximum(self._mean, 1e-300)
+        self._log_covariance += np.minimum(relative_sd, 1.0)[:, None, None] ** 2
         known = np.asarray(sum(self._sources.values())) if self._sources else 0.0
         sources = {
             name: each if name != "assumption" else np.maximum(1 - (known - each), 0.0)
@@ -449,8 +449,7 @@ class _Recoverer:
         """The assumed variance of log ratios between groups (bins,)."""
         frequency = self._mean[bins] / self._dispersion[bins]  # (mean / sd of people) squared
         share = min(self._groups_explain, 1.0) if self._confounded else GROUPS_EXPLAIN
-        explained = share * np.minimum(1.0, frequency / RARE)
-        return np.asarray(np.minimum(explained / frequency, MAX_LOG_VARIANCE))
+        return np.asarray(np.minimum(share / frequency, MAX_LOG_VARIANCE))
 
     def _resolution(self) -> Floats:
         """The mean of a group that would leave one visit in the evidence (groups, features).
