@@ -33,9 +33,7 @@ def regions_of(
     return Regions(Composition(groups, names, shares, people), aggregates, randomised)
 
 
-def group_means(
-    groups: Groups, bins: int, seed: int, sd: float = 0.3, mean: float = 1.0
-) -> Floats:
+def group_means(groups: Groups, bins: int, seed: int, sd: float = 0.3, mean: float = 1.0) -> Floats:
     """M (groups, bins): log-normal around `mean`, half of the variance from the first attribute."""
     rng = np.random.default_rng(seed)
     codes = groups.level_codes[:, 0]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mobatlas import MobatlasError
-from mobatlas.data.arrays import Floats
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.partitions import nominal_partition
 from mobatlas.regions.recovery.recover import METHODS, RecoveryOptions, recover
@@ -417,11 +417,9 @@ def test_slopes_that_groups_can_explain_are_attributed_to_them() -> None:
 # Equivariance
 
 
-def permuted(simulated: Regions, rows: Floats, columns: Floats) -> Regions:
+def permuted(simulated: Regions, rows: Ints, columns: Ints) -> Regions:
     p = simulated.composition
     v = simulated.aggregates
-    rows = np.asarray(rows, dtype=np.int64)
-    columns = np.asarray(columns, dtype=np.int64)
     return Regions(p.select(rows), v.select(rows).select_features(columns), simulated.randomised)
 
 
@@ -601,8 +599,8 @@ def test_a_group_table_improves_the_estimate() -> None:
     for seed in range(3):
         regions, means = zones(seed)
         alone = recover(regions, quiet=True)
-        told = recover(replace(regions, evidence=(table(means, seed=seed),)), quiet=True)
-        assert shape_error(told, means) < 0.5 * shape_error(alone, means)
+        informed = recover(replace(regions, evidence=(table(means, seed=seed),)), quiet=True)
+        assert shape_error(informed, means) < 0.5 * shape_error(alone, means)
 
 
 def test_a_table_that_halves_the_error_is_a_main_source() -> None:
@@ -615,15 +613,15 @@ def test_a_table_by_age_informs_ages_and_leaves_sexes_to_regions() -> None:
     ages = np.array([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]])
     regions, means = zones(1)
     alone = recover(regions, quiet=True)
-    told = recover(replace(regions, evidence=(table(means, ages),)), quiet=True)
+    informed = recover(replace(regions, evidence=(table(means, ages),)), quiet=True)
 
     def gap(recovery: Recovery, contrast: list[float]) -> float:
         difference = np.array(contrast) @ (np.log(recovery.means) - np.log(means))
         return float(np.sqrt((difference**2).mean()))
 
-    assert gap(told, [1, 1, -1, -1]) < 0.4 * gap(alone, [1, 1, -1, -1])
+    assert gap(informed, [1, 1, -1, -1]) < 0.4 * gap(alone, [1, 1, -1, -1])
     sexes = [1.0, -1, 1, -1]
-    assert gap(told, sexes) == pytest.approx(gap(alone, sexes), rel=0.5)
+    assert gap(informed, sexes) == pytest.approx(gap(alone, sexes), rel=0.5)
 
 
 def test_a_table_that_contradicts_regions_and_labels_has_little_weight() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -53,6 +55,15 @@ def evidence_of(
     return rows, Observed(values[None], n[None], centre[None]), k
 
 
+def lowest(rows: Rows, observed: Observed, k: Floats, start: Floats) -> Any:
+    """Minimise the negative log posterior, by a general optimiser."""
+
+    def loss(point: Floats) -> float:
+        return -log_posterior(rows, observed, k, point)
+
+    return optimize.minimize(loss, start, tol=1e-10)
+
+
 def whole_root(k: Floats) -> Floats:
     return np.asarray(np.linalg.cholesky(k))
 
@@ -62,9 +73,7 @@ def whole_root(k: Floats) -> Floats:
 def test_the_mode_is_a_maximum_of_the_posterior(seed: int, covariates: int) -> None:
     rows, observed, k = evidence_of(seed, covariates=covariates)
     modes = find_modes(rows, observed, whole_root(k))
-    solution = optimize.minimize(
-        lambda x: -log_posterior(rows, observed, k, x), modes.mode[0] + 0.01, tol=1e-10
-    )
+    solution = lowest(rows, observed, k, modes.mode[0] + 0.01)
     assert modes.mode[0] == pytest.approx(solution.x, abs=2e-3)
     value = log_posterior(rows, observed, k, modes.mode[0])
     assert value == pytest.approx(-solution.fun, abs=1e-4)
@@ -112,9 +121,7 @@ def integral(rows: Rows, observed: Observed, k: Floats, scale: float) -> float:
     """Log of the integral of the posterior over one or two parameters, without constants."""
     size = len(k)
     constant = -0.5 * np.linalg.slogdet(2 * np.pi * k)[1]
-    highest = -optimize.minimize(
-        lambda x: -log_posterior(rows, observed, k, x), np.zeros(size), method="Nelder-Mead"
-    ).fun
+    highest = -float(lowest(rows, observed, k, np.zeros(size)).fun)
 
     def density(*point: float) -> float:
         return float(np.exp(log_posterior(rows, observed, k, np.array(point)) - highest))
@@ -155,8 +162,10 @@ def several_bins(bins: int = 40) -> tuple[Rows, Observed, Floats]:
     rows = Rows(rng.dirichlet(np.ones(4), 15), rng.normal(size=(15, 2)) / 3)
     centre = np.exp(rng.normal(0, 1, (bins, 4)))
     values = rng.poisson(30 * centre @ rows.shares.T) / 30
-    return rows, Observed(values, np.full((bins, 15), 30.0), centre), root_of(
-        0.2 * np.eye(4) + 0.5, np.full(2, 0.5)
+    return (
+        rows,
+        Observed(values, np.full((bins, 15), 30.0), centre),
+        root_of(0.2 * np.eye(4) + 0.5, np.full(2, 0.5)),
     )
 
 
