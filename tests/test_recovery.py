@@ -151,6 +151,23 @@ def test_intervals_cover_the_truth_where_regions_are_shuffled() -> None:
     assert relative < 1
 
 
+@pytest.mark.parametrize("randomised", [True, False])
+def test_shuffled_aggregates_leave_wide_intervals(randomised: bool) -> None:
+    """Aggregates are of other people than the composition says, so they say nothing of groups."""
+    inside = []
+    relative = []
+    for seed in SEEDS:
+        means = group_means(FOUR, 30, seed)
+        values = np.random.default_rng(seed).poisson(300 * np.tile(means.mean(0), (24, 1))) / 300
+        shares = dirichlet(24, 4, 2.0, seed)
+        shuffled = regions_of(shares, values, 300.0, FOUR, randomised=randomised)
+        recovery = recover(shuffled, quiet=True)
+        inside.append(coverage(recovery, means))
+        relative.append(relative_error(recovery, means))
+    assert np.mean(relative) < 1.05
+    assert np.mean(inside) > 0.85
+
+
 def test_identical_regions_leave_the_population_mean_with_wide_intervals() -> None:
     mixed = np.tile([0.1, 0.2, 0.3, 0.4], (12, 1))
     simulated, means = simulate(mixed, 2_000.0, 3, FOUR)
