@@ -18,6 +18,7 @@ from scipy import sparse, special
 
 from bench.cells import PARTITIONS, Job, SeedFolder
 from bench.people import DRAWING, METRICS, WeightedPeople
+from bench.recovery import covered
 from bench.reweight import RIDGE, person_features
 from bench.runner import Cell, Runner
 from mobatlas.data.arrays import Floats, Ints
@@ -228,14 +229,11 @@ def coverage(recovery: Recovery, train: GroupSample, test: GroupSample) -> dict[
         sampling_error = train.variance / test.n[:, None]
         known = recovery.baseline * test.n[:, None] >= MIN_VISITS
         known &= ~np.isnan(test.means) & ~np.isnan(train.means)
-        bars = {
-            "coverage": (recovery.means, recovery.sd**2 + sampling_error),
-            "coverage_of_labels": (train.means, train.variance / train.n[:, None] + sampling_error),
-        }
+        of_labels = train.variance / train.n[:, None] + sampling_error
         z = special.ndtri(0.5 + LEVEL / 2)
         inside = {
-            name: np.abs(test.means - mean) <= z * np.sqrt(variance)
-            for name, (mean, variance) in bars.items()
+            "coverage": covered(recovery, test.means, sampling_error, LEVEL),
+            "coverage_of_labels": np.abs(test.means - train.means) <= z * np.sqrt(of_labels),
         }
     shares: dict[str, Any] = {
         name: float(each[known].mean()) if known.any() else None for name, each in inside.items()

@@ -15,7 +15,7 @@ from scipy import sparse, special
 from bench.runner import Cell, Command, Experiment, Runner
 from bench.summary import write_result
 from mobatlas.config import CityConfig
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
@@ -221,9 +221,19 @@ def coverage(recovered: Recovery, truth: Truth) -> float:
 
     The truth is a sample, so its standard error widens the intervals.
     """
-    reach = special.ndtri(0.5 + LEVEL / 2) * np.hypot(recovered.sd, truth.standard_error)
-    inside = np.abs(recovered.means - truth.means) <= reach  # (groups, bins)
+    inside = covered(recovered, truth.means, truth.standard_error**2, LEVEL)
     return float(np.average(inside.mean(0), weights=truth.means.mean(0)))
+
+
+def covered(recovery: Recovery, means: Floats, variance: Floats, level: float) -> Flags:
+    """Whether intervals contain means (groups, features) that have a sampling variance.
+
+    Intervals are longer above the estimate than below; each side is widened by the variance.
+    """
+    low, high = recovery.interval(level)
+    reach = np.where(means < recovery.means, recovery.means - low, high - recovery.means)
+    sampling = special.ndtri(0.5 + level / 2) ** 2 * variance
+    return np.asarray(np.abs(means - recovery.means) <= np.sqrt(reach**2 + sampling))
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

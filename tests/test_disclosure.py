@@ -19,7 +19,7 @@ from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.disclosure import Disclosure, apply_disclosure, clip_visits
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
-from tests.test_recovery import FOUR, dirichlet, regions_of
+from tests.regional import FOUR, dirichlet, regions_of
 from tests.tiny import small_city
 
 PHI = sparse.csr_array(np.array([[2.0, 0, 1], [4, 0, 0], [0, 1, 0], [6, 3, 0], [1, 0, 0]]))

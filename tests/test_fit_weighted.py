@@ -194,7 +194,7 @@ def test_example_2_is_recovered_from_sampled_people_within_sampling_error(tmp_pa
         dataset, tmp_path / "r", visits=False
     )  # here a group does spread its visits otherwise
     assert found.groups.names == GROUPS and found.region is None
-    exact = replace(found, recovery=replace(found.recovery, means=truth))
+    exact = replace(found, recovery=replace(found.recovery, means=truth, targets=None))
     tilts = fit_group_tilts(exact, dataset, TiltConfig(ridge=0))
     place = {tuple(f"p{token}" for token in x): number for number, x in enumerate(world.sequences)}
     poi = dataset.vocabulary.poi_ids
@@ -236,7 +236,8 @@ def test_the_mean_of_the_base_weights_is_the_population_mean(
     assert phi.T @ tilts.base == pytest.approx(evidence.recovery.baseline, rel=1e-12)
     assert evidence.training_mean == pytest.approx(evidence.recovery.baseline, rel=1e-12)
     everybody = np.tile(evidence.training_mean, (8, 1))
-    level = replace(evidence, recovery=replace(evidence.recovery, means=everybody), visits=None)
+    recovery = replace(evidence.recovery, means=everybody, targets=None)
+    level = replace(evidence, recovery=recovery, visits=None)
     for config in (TiltConfig(unit="trajectory"), TiltConfig(unit="person")):
         found = fit_group_tilts(level, world.dataset, config).weights
         assert found == pytest.approx(np.tile(tilts.base, (8, 1)), rel=1e-6)

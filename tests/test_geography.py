@@ -1,4 +1,4 @@
-"""Recovery removes a surface over the map; its algebra agrees with dense textbook formulas."""
+"""Recovery removes a surface over the map, and tests what transfers between its parts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mobatlas.regions.recovery.geography import (
     MIN_BLOCKED_REGIONS,
     MIN_SURFACE_REGIONS,
     confounding,
+    independent_columns,
     surface,
 )
-from mobatlas.regions.recovery.posterior import Design, Fit, Variances, independent_columns
 from mobatlas.regions.recovery.recover import RecoveryOptions, recover
 from mobatlas.regions.store import RegionsFolder, build_regions, load_regions
 from mobatlas.regions.types import Regions
-from tests.test_recovery import FOUR, dirichlet, error, regions_of, simulate
+from tests.regional import FOUR, dirichlet, error, regions_of, simulate
 
 
 def confounded(
@@ -95,37 +95,33 @@ def test_people_who_were_dealt_to_regions_have_no_geography() -> None:
     )
 
 
-def test_few_regions_or_none_that_lie_somewhere_have_no_surface() -> None:
+def test_few_regions_or_unknown_places_have_no_surface() -> None:
     centroids = np.random.default_rng(0).normal(size=(MIN_SURFACE_REGIONS, 2))
-    assert surface(centroids, MIN_SURFACE_REGIONS).shape == (MIN_SURFACE_REGIONS, 8)
-    assert surface(centroids[1:], MIN_SURFACE_REGIONS - 1).tolist() == [[1.0]] * (
-        MIN_SURFACE_REGIONS - 1
-    )
-    assert surface(None, 100).shape == (100, 1)
-    assert independent_columns(
-        surface(np.zeros((MIN_SURFACE_REGIONS, 2)), MIN_SURFACE_REGIONS)
-    ).shape == (MIN_SURFACE_REGIONS, 1), "all in one place"
+    assert surface(centroids, MIN_SURFACE_REGIONS).shape == (MIN_SURFACE_REGIONS, 7)
+    few = MIN_SURFACE_REGIONS - 1
+    assert surface(centroids[1:], few).shape == (few, 0)
+    assert surface(None, 100).shape == (100, 0)
+    one_place = np.zeros((MIN_SURFACE_REGIONS, 2))
+    assert surface(one_place, MIN_SURFACE_REGIONS).shape == (MIN_SURFACE_REGIONS, 0)
 
 
-def test_the_algebra_with_covariates_is_the_textbook_one() -> None:
-    rng = np.random.default_rng(4)
-    shares = dirichlet(30, 4, seed=2)
-    n = rng.integers(50, 400, 30).astype(float)
-    y = rng.normal(size=(30, 3))
-    x = independent_columns(surface(rng.normal(size=(30, 2)), 30))
-    design = Design(shares, n, None, (np.eye(4),), np.eye(4) - 0.25, x)
-    root = design.prior_root(np.ones(1))
-    fit = Fit.of(design, Variances(root, 0.3, 0.1, np.zeros(30)))
-    prior = 0.3 * root @ root.T
-    noise = np.diag(1 / n + 0.03)
-    sigma = np.linalg.inv(shares @ prior @ shares.T + noise)
-    q = sigma - sigma @ x @ np.linalg.inv(x.T @ sigma @ x) @ x.T @ sigma
-    gain = prior @ shares.T @ q
-    assert fit.means(design, y) == pytest.approx(gain @ y, abs=1e-8)
-    assert fit.covariance() == pytest.approx(prior - gain @ shares @ prior, abs=1e-8)
-    assert fit.sampling_variance() == pytest.approx(np.diag(gain @ noise @ gain.T), abs=1e-8)
-    whole = -np.linalg.slogdet(sigma)[1] + np.linalg.slogdet(x.T @ sigma @ x)[1]
-    assert fit.deviance(design, y) == pytest.approx(whole + np.diag(y.T @ q @ y), abs=1e-6)
+def test_a_surface_has_independent_columns_of_one_size_that_hold_every_quadratic() -> None:
+    centroids = np.random.default_rng(1).normal(size=(80, 2)) / 10 - [33, 70]
+    columns = surface(centroids, 80)
+    assert columns.T @ columns == pytest.approx(80 * np.eye(7), abs=1e-6)
+    assert columns.sum(0) == pytest.approx(np.zeros(7), abs=1e-6)
+    north, east = (centroids - centroids.mean(0)).T
+    shape = 2 + north - 3 * east + 10 * north * east + 20 * (north**2 - east**2)
+    basis = np.column_stack([np.ones(80), columns])
+    rest = shape - basis @ np.linalg.lstsq(basis, shape, rcond=None)[0]
+    assert np.abs(rest).max() < 1e-6
+
+
+def test_columns_that_depend_on_others_are_dropped() -> None:
+    rng = np.random.default_rng(0)
+    one, two = rng.normal(size=(2, 30))
+    columns = independent_columns(np.column_stack([one, 2 * one + 3, two, one - two]))
+    assert columns.shape == (30, 2)
 
 
 def test_regions_of_a_column_know_where_their_people_live(tmp_path: Path) -> None:

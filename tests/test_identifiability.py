@@ -23,7 +23,7 @@ from mobatlas.regions.identifiability import (
     effective_rank,
 )
 from mobatlas.regions.partitions import PAPER, nominal_partition
-from mobatlas.regions.recovery.recover import pseudo_inverse
+from mobatlas.regions.recovery.least_squares import pseudo_inverse
 from mobatlas.regions.types import Aggregates, Composition, Population
 
 SEX = Groups.of({"sex": ("M", "F")})

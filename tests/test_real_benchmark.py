@@ -485,13 +485,14 @@ def test_error_bars_use_the_recovery_options_of_the_models(
 
 
 def recovery_of(means: Floats, sd: float, features: tuple[str, ...]) -> Recovery:
-    """Recovered means of two groups, each with the same error bar."""
+    """Recovered means of two groups, each with the same standard deviation."""
     count = len(features)
+    log_variance = (sd / means.T) ** 2  # (features, groups)
     return Recovery(
         Groups.of({"age": ("a", "b")}),
         features,
         means,
-        np.repeat((sd**2 * np.eye(2))[None], count, 0),
+        log_variance[:, :, None] * np.eye(2),
         np.ones((2, count)),
         means.mean(0),
         np.ones(2) / 2,

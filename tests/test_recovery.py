@@ -1,4 +1,4 @@
-"""Recovery agrees with dense textbook formulas and with simulations of its model."""
+"""Recovery of group means: simulations with known truth, limits, and bad input."""
 
 from __future__ import annotations
 
@@ -8,148 +8,40 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize
 
 from mobatlas import MobatlasError
-from mobatlas.data.arrays import Floats
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.partitions import nominal_partition
-from mobatlas.regions.recovery.posterior import calibrate_composition, nonnegative
 from mobatlas.regions.recovery.recover import METHODS, RecoveryOptions, recover
 from mobatlas.regions.types import (
-    Aggregates,
-    Composition,
+    GroupEvidence,
     Population,
     Recovery,
     Regions,
     population_mean,
     with_rest,
 )
+from tests.regional import (
+    FOUR,
+    THREE,
+    TWO,
+    baseline_error,
+    coverage,
+    dirichlet,
+    error,
+    group_means,
+    regions_of,
+    simulate,
+)
 
-TWO = Groups.of({"sex": ("M", "F")})
-THREE = Groups.of({"age": ("young", "middle", "old")})
-FOUR = Groups.of({"age": ("young", "old"), "sex": ("M", "F")})
-
-
-def regions_of(
-    shares: Floats,
-    values: Floats,
-    n: Floats | float = 1_000.0,
-    groups: Groups = DEFAULT_GROUPS,
-    *,
-    counted: Floats | float = np.inf,
-    spread: Floats | None = None,
-    noise: Floats | None = None,
-    randomised: bool = True,
-) -> Regions:
-    names = tuple(f"R{number}" for number in range(len(shares)))
-    each = np.broadcast_to(np.asarray(n, dtype=np.float64), (len(shares),)).copy()
-    people = np.broadcast_to(np.asarray(counted, dtype=np.float64), (len(shares),)).copy()
-    bins = tuple(f"category:{number}" for number in range(values.shape[1]))
-    aggregates = Aggregates(names, bins, values, each, spread=spread, noise=noise)
-    return Regions(Composition(groups, names, shares, people), aggregates, randomised)
+PARTITIONS = ["demogroups", "fullrank", "rankdef", "messy", "hot16", "dirichlet:24:0.5"]
+SEEDS = range(5)
 
 
-def simulate(
-    shares: Floats,
-    n: Floats | float,
-    seed: int,
-    groups: Groups = DEFAULT_GROUPS,
-    bins: int = 30,
-    scale: float = 0.1,
-) -> tuple[Regions, Floats]:
-    """Group means around 5 visits with variance 1 between people, and their regions."""
-    rng = np.random.default_rng(seed)
-    means = 5 + rng.normal(0, np.sqrt(scale), (len(groups), bins))  # M
-    each = np.broadcast_to(np.asarray(n, dtype=np.float64), (len(shares),))
-    values = shares @ means + rng.normal(0, 1, (len(shares), bins)) / np.sqrt(each)[:, None]
-    return regions_of(shares, values, each, groups, spread=np.ones(bins)), means
-
-
-def error(means: Floats, truth: Floats) -> float:
-    return float(np.sqrt(((means - truth) ** 2).mean()))
-
-
-def dirichlet(regions: int, groups: int, alpha: float = 0.5, seed: int = 0) -> Floats:
-    return np.asarray(np.random.default_rng(seed).dirichlet(np.full(groups, alpha), regions))
-
-
-def dense_posterior(
-    regions: Regions, recovery: Recovery, bin_: int, known: Floats
-) -> tuple[Floats, Floats]:
-    """The textbook: y = 1 alpha + P b + e with flat alpha, by (regions, regions) matrices."""
-    groups = regions.groups
-    v = regions.aggregates
-    rows = np.flatnonzero(known)
-    p = regions.composition.shares[rows]
-    n = v.n[rows]
-    inner = recovery.variances["share_group"] * np.eye(len(groups))
-    for number, name in enumerate(groups.attribute_names):
-        same = groups.level_codes[:, [number]] == groups.level_codes[:, number]
-        inner = inner + recovery.variances.get(f"share_{name}", 0.0) * same
-    centring = np.eye(len(groups)) - np.outer(np.ones(len(groups)), recovery.shares)
-    s = centring @ inner @ centring.T
-    s *= len(groups) / np.trace(s)
-    s *= recovery.prior_variance[0, bin_] / s[0, 0]  # the scale of this bin, as it was fitted
-    scale = recovery.prior_variance[:, bin_].sum() / len(groups)
-    noise = np.diag(1 / n + scale * recovery.variances["region_effect"])
-    sigma = np.linalg.inv(p @ s @ p.T + noise)
-    one = np.ones(len(rows))
-    q = sigma - np.outer(sigma @ one, sigma @ one) / (one @ sigma @ one)  # alpha integrated out
-    mean = recovery.baseline[bin_] + s @ p.T @ q @ (v.values[rows, bin_] - recovery.baseline[bin_])
-    covariance = s - s @ p.T @ q @ p @ s + 1 / n.sum()
-    gain = s @ p.T @ q
-    relative = mean / recovery.baseline[bin_]  # noise grows with the mean
-    more = (relative - 1) * (np.diag(gain @ noise @ gain.T) + 1 / n.sum())
-    wider = np.diag(np.sqrt(1 + more / np.diag(covariance)))
-    return mean, wider @ covariance @ wider
-
-
-@pytest.mark.parametrize("randomised", [True, False])
-@pytest.mark.parametrize("groups", [TWO, THREE, FOUR])
-def test_the_posterior_is_the_textbook_one(groups: Groups, randomised: bool) -> None:
-    shares = dirichlet(12, len(groups), seed=1)
-    n = np.random.default_rng(2).integers(50, 500, 12).astype(float)
-    simulated, _ = simulate(shares, n, 3, groups, bins=5, scale=0.02)
-    simulated = Regions(simulated.composition, simulated.aggregates, randomised)
-    recovery = recover(simulated)
-    for bin_ in range(5):
-        mean, covariance = dense_posterior(simulated, recovery, bin_, np.ones(12))
-        assert recovery.means[:, bin_] == pytest.approx(mean, abs=1e-8)
-        assert recovery.covariance[bin_] == pytest.approx(covariance, abs=1e-9)
-        assert np.linalg.eigvalsh(recovery.covariance[bin_]).min() > -1e-12
-
-
-def test_a_suppressed_cell_is_one_region_less_for_that_bin_alone() -> None:
-    simulated, _ = simulate(dirichlet(14, 4), 300.0, 5, FOUR, bins=6)
-    holes = simulated.aggregates.values.copy()
-    holes[[2, 7], 1] = np.nan
-    holes[7, 4] = np.nan
-    simulated = regions_of(simulated.composition.shares, holes, 300.0, FOUR, spread=np.ones(6))
-    recovery = recover(simulated)
-    for bin_ in range(6):
-        mean, covariance = dense_posterior(simulated, recovery, bin_, ~np.isnan(holes[:, bin_]))
-        assert recovery.means[:, bin_] == pytest.approx(mean, abs=1e-8)
-        assert recovery.covariance[bin_] == pytest.approx(covariance, abs=1e-9)
-
-
-def test_variances_are_fitted_even_where_every_bin_has_a_suppressed_cell() -> None:
-    simulated, means = simulate(dirichlet(30, 8), 500.0, 6, bins=40)
-    holes = simulated.aggregates.values.copy()
-    holes[np.arange(40) % 30, np.arange(40)] = np.nan
-    recovery = recover(regions_of(simulated.composition.shares, holes, 500.0, spread=np.ones(40)))
-    assert recovery.variances["group_scale"] == pytest.approx(0.1, rel=0.5)
-    assert error(recovery.means, means) < 0.5 * error(np.tile(recovery.baseline, (8, 1)), means)
-
-
-def test_a_bin_that_every_region_suppressed_stays_at_the_prior() -> None:
-    simulated, _ = simulate(dirichlet(10, 8), 500.0, 6, bins=4)
-    holes = simulated.aggregates.values.copy()
-    holes[:, 2] = np.nan
-    recovery = recover(regions_of(simulated.composition.shares, holes, 500.0, spread=np.ones(4)))
-    assert np.isfinite(recovery.means).all()
-    assert np.ptp(recovery.means[:, 2]) == 0
-    assert recovery.sd[:, 2].min() > 0
+def relative_error(recovery: Recovery, truth: Floats) -> float:
+    """The error relative to that of the population mean."""
+    return error(recovery.means, truth) / baseline_error(recovery, truth)
 
 
 @settings(max_examples=20, deadline=None)
@@ -157,16 +49,623 @@ def test_a_bin_that_every_region_suppressed_stays_at_the_prior() -> None:
     seed=st.integers(0, 2**31),
     regions=st.integers(1, 20),
     groups=st.sampled_from([TWO, THREE, FOUR]),
+    randomised=st.booleans(),
 )
-def test_the_groups_together_are_the_population(seed: int, regions: int, groups: Groups) -> None:
+def test_means_are_positive_and_the_groups_together_are_the_population(
+    seed: int, regions: int, groups: Groups, randomised: bool
+) -> None:
     n = np.random.default_rng(seed).integers(20, 2_000, regions).astype(float)
-    for randomised in (True, False):
-        simulated, _ = simulate(
-            dirichlet(regions, len(groups), seed=seed), n, seed, groups, bins=4, scale=0.01
+    simulated, _ = simulate(
+        dirichlet(regions, len(groups), seed=seed), n, seed, groups, bins=4, sd=1.0, mean=0.2
+    )
+    recovery = recover(replace(simulated, randomised=randomised), quiet=True)
+    w, mu0 = population_mean(simulated.composition.shares, simulated.aggregates)
+    assert w @ recovery.means == pytest.approx(mu0, rel=1e-6)
+    assert (recovery.means[:, mu0 > 0] > 0).all()
+    low, high = recovery.interval(0.9)
+    assert (low >= 0).all() and (low <= recovery.means).all() and (recovery.means <= high).all()
+    assert np.linalg.eigvalsh(recovery.covariance).min() > -1e-9
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_recovery_beats_the_population_mean_and_covers_the_truth(name: str) -> None:
+    shares = nominal_partition(name, DEFAULT_GROUPS).shares
+    inside = []
+    relative = []
+    for seed in SEEDS:
+        simulated, means = simulate(shares, 400.0, seed)
+        recovery = recover(simulated)
+        inside.append(coverage(recovery, means))
+        relative.append(relative_error(recovery, means))
+    assert max(relative) < 1
+    assert np.mean(inside) > 0.85
+
+
+def test_intervals_are_not_too_wide_where_regions_identify_the_groups() -> None:
+    shares = nominal_partition("demogroups", DEFAULT_GROUPS).shares
+    inside = [
+        coverage(recover(simulated), means)
+        for simulated, means in (simulate(shares, 400.0, seed) for seed in range(10))
+    ]
+    assert 0.86 < np.mean(inside) < 0.97
+
+
+@pytest.mark.parametrize("level", [0.5, 0.8])
+def test_intervals_of_other_levels_cover_as_often_as_they_say(level: float) -> None:
+    inside = []
+    for seed in range(10):
+        simulated, means = simulate(dirichlet(24, 8, seed=seed), 400.0, seed)
+        inside.append(coverage(recover(simulated), means, level))
+    assert np.mean(inside) == pytest.approx(level, abs=0.06)
+
+
+def people_in_places(seed: int, *, shuffled: bool) -> tuple[Regions, Floats]:
+    """People choose a region by group; regions differ beside their people, or are shuffled.
+
+    Persons visit with rates of their own, so counts vary more than Poisson's.
+    """
+    rng = np.random.default_rng(seed)
+    regions = 60
+    means = group_means(FOUR, 15, seed, 0.25, 3.0)
+    shares = rng.dirichlet(np.full(4, 6.0), regions)
+    group = np.concatenate([rng.choice(4, 150, p=row) for row in shares])
+    region = np.arange(regions).repeat(150)
+    places = np.exp(rng.normal(0, 0.08, (regions, 15)))
+    rates = means[group] * (1.0 if shuffled else places[region])
+    counts = rng.poisson(rates * rng.gamma(4, 1 / 4, rates.shape))
+    if shuffled:
+        region = rng.permutation(region)
+    values = np.zeros((regions, 15))
+    np.add.at(values, region, counts)
+    composition = np.zeros((regions, 4))
+    np.add.at(composition, (region, group), 1)
+    spread = counts.var(0, ddof=1)
+    simulated = regions_of(
+        composition / 150, values / 150, 150.0, FOUR, spread=spread, randomised=False
+    )
+    truth = np.stack([counts[group == each].mean(0) for each in range(4)])
+    return simulated, truth if shuffled else means
+
+
+def test_intervals_cover_the_truth_where_people_chose_their_regions() -> None:
+    inside = []
+    for seed in range(8):
+        simulated, truth = people_in_places(seed, shuffled=False)
+        recovery = recover(simulated, quiet=True)
+        inside.append(coverage(recovery, truth))
+        assert relative_error(recovery, truth) < 1
+    assert np.mean(inside) > 0.85
+
+
+def test_intervals_cover_the_truth_where_regions_are_shuffled() -> None:
+    """The composition of shuffled regions varies by chance alone."""
+    measured = [
+        (coverage(recovery, truth), relative_error(recovery, truth))
+        for recovery, truth in (
+            (recover(simulated, quiet=True), truth)
+            for simulated, truth in (people_in_places(seed, shuffled=True) for seed in range(8))
         )
-        recovery = recover(Regions(simulated.composition, simulated.aggregates, randomised))
-        w, mu0 = population_mean(simulated.composition.shares, simulated.aggregates)
-        assert w @ recovery.means == pytest.approx(mu0, abs=1e-9)
+    ]
+    inside, relative = np.mean(measured, axis=0)
+    assert inside > 0.85
+    assert relative < 1
+
+
+@pytest.mark.parametrize("randomised", [True, False])
+def test_shuffled_aggregates_leave_wide_intervals(randomised: bool) -> None:
+    """Aggregates are of other people than the composition says, so they say nothing of groups."""
+    inside = []
+    relative = []
+    for seed in SEEDS:
+        means = group_means(FOUR, 30, seed)
+        values = np.random.default_rng(seed).poisson(300 * np.tile(means.mean(0), (24, 1))) / 300
+        shares = dirichlet(24, 4, 2.0, seed)
+        shuffled = regions_of(shares, values, 300.0, FOUR, randomised=randomised)
+        recovery = recover(shuffled, quiet=True)
+        inside.append(coverage(recovery, means))
+        relative.append(relative_error(recovery, means))
+    assert np.mean(relative) < 1.05
+    assert np.mean(inside) > 0.85
+
+
+def test_identical_regions_leave_the_population_mean_with_wide_intervals() -> None:
+    mixed = np.tile([0.1, 0.2, 0.3, 0.4], (12, 1))
+    simulated, means = simulate(mixed, 2_000.0, 3, FOUR)
+    for randomised in (True, False):
+        recovery = recover(replace(simulated, randomised=randomised), quiet=True)
+        ratio = recovery.means / recovery.baseline
+        assert ratio == pytest.approx(np.ones_like(ratio), abs=0.05)
+        assert coverage(recovery, means) > 0.85
+        assert recovery.information().max() < 0.3
+    apart, _ = simulate(np.eye(4).repeat(3, 0), 2_000.0, 3, FOUR)
+    assert recovery.log_sd.mean() > 3 * recover(apart).log_sd.mean()
+
+
+def test_directions_that_regions_do_not_identify_stay_at_the_population_mean() -> None:
+    """Regions differ in age only: men and women of an age get equal means and wide intervals."""
+    ages = dirichlet(12, 4, seed=4)
+    simulated, _ = simulate(np.repeat(ages, 2, axis=1) / 2, 2_000.0, 8)
+    recovery = recover(simulated)
+    assert recovery.means[::2] == pytest.approx(recovery.means[1::2], rel=0.02)
+    gap = np.array([1, -1, 0, 0, 0, 0, 0, 0.0])
+    age = np.array([1, 1, 0, 0, 0, 0, -1, -1.0]) / 2
+    unknown, known = (
+        np.sqrt(np.einsum("i,jik,k->j", c, recovery.covariance, c)).mean() for c in (gap, age)
+    )
+    assert unknown > 4 * known
+
+
+def test_rank_deficient_regions_are_as_good_as_the_identified_part() -> None:
+    """Every region is half men, half women; what remains are four directions of seven."""
+    shares = nominal_partition("rankdef", DEFAULT_GROUPS).shares
+    relative = []
+    for seed in range(12):
+        simulated, means = simulate(shares, 2_000.0, seed)
+        recovery = recover(simulated)
+        relative.append(relative_error(recovery, means))
+        fitted = shares @ recovery.means
+        assert error(fitted, shares @ means) < np.sqrt(1 / 2_000), "the sampling error of a region"
+        assert coverage(recovery, means) > 0.8
+    assert np.mean(relative) < 0.85
+    assert max(relative) < 1.02
+
+
+def test_one_region_says_nothing_about_groups() -> None:
+    simulated, _ = simulate(np.full((1, 8), 1 / 8), 500.0, 0)
+    recovery = recover(simulated)
+    same = np.tile(simulated.aggregates.values, (8, 1))
+    assert recovery.means == pytest.approx(same, rel=0.02)
+    assert recovery.information().max() < 0.3
+
+
+def test_one_group_is_the_population() -> None:
+    alone = Groups.of({"everybody": ("all",)})
+    simulated, _ = simulate(np.ones((5, 1)), 500.0, 0, alone)
+    recovery = recover(simulated)
+    assert recovery.means[0] == pytest.approx(recovery.baseline)
+    # Poisson counts of 2,500 people.
+    expected = np.sqrt(recovery.baseline / 2_500)
+    assert recovery.sd[0] == pytest.approx(expected, rel=0.05)
+
+
+def test_a_duplicated_region_counts_as_its_people() -> None:
+    shares = dirichlet(10, 8)
+    simulated, _ = simulate(shares, 300.0, 1)
+    doubled = regions_of(
+        np.vstack([shares, shares]), np.vstack([simulated.aggregates.values] * 2), 150.0
+    )
+    one = recover(simulated)
+    two = recover(doubled)
+    assert two.means == pytest.approx(one.means, rel=0.02)
+    assert two.sd == pytest.approx(one.sd, rel=0.05)
+
+
+def test_more_people_narrow_the_intervals_as_the_square_root_of_their_number() -> None:
+    shares = np.eye(4).repeat(5, 0)
+    few, many = (
+        recover(simulate(shares, n, 2, FOUR, mean=3.0)[0]).log_sd.mean() for n in (200.0, 20_000.0)
+    )
+    assert few / many == pytest.approx(10, rel=0.15)
+
+
+def test_fewer_regions_than_groups_recover_what_they_can() -> None:
+    shares = dirichlet(3, 8, seed=2)
+    simulated, means = simulate(shares, 2_000.0, 2)
+    recovery = recover(simulated)
+    assert error(shares @ recovery.means, shares @ means) < 0.05
+    assert relative_error(recovery, means) < 1
+
+
+def test_the_estimate_for_a_group_that_no_region_has_is_uncertain() -> None:
+    shares = np.hstack([dirichlet(12, 7, seed=3), np.zeros((12, 1))])
+    simulated, _ = simulate(shares, 2_000.0, 3)
+    recovery = recover(simulated)
+    assert np.isfinite(recovery.means).all()
+    assert recovery.log_sd[7].mean() > 2 * recovery.log_sd[:7].mean()
+    assert recovery.information()[7] < 0.6 < recovery.information()[:7].min()
+
+
+def test_the_size_of_group_differences_is_estimated() -> None:
+    """Half of the variance is due to age, half to each group, none to sex."""
+    age = Groups.of({"age": tuple("abcdef"), "sex": ("M", "F")})
+    simulated, _ = simulate(np.eye(12).repeat(2, 0), 2_000.0, 4, age, bins=150, sd=0.4)
+    variances = recover(simulated).variances
+    assert variances["sd_age"] == pytest.approx(0.4 / np.sqrt(2), rel=0.15)
+    assert variances["sd_group"] == pytest.approx(0.4 / np.sqrt(2), rel=0.15)
+    assert variances["sd_sex"] < 0.08
+
+
+def test_an_attribute_that_regions_identify_informs_groups_that_they_do_not() -> None:
+    """Of old people there are only men in the regions; women differ from men everywhere."""
+    rng = np.random.default_rng(0)
+    ages = Groups.of({"age": tuple("abcdef"), "sex": ("M", "F")})
+    women = rng.normal(0, 0.5, 40)
+    means = np.exp(np.outer(np.tile([-0.5, 0.5], 6), women) + rng.normal(0, 0.05, (12, 40)))
+    shares = np.eye(12)[:11]
+    values = rng.poisson(2_000 * shares @ means) / 2_000
+    everyone = Population(np.full(12, 1 / 12), values.mean(0), 50_000.0)
+    regions = replace(regions_of(shares, values, 2_000.0, ages), population=everyone)
+    recovery = recover(replace(regions, randomised=False), options=RecoveryOptions(False, True))
+    estimate = np.log(recovery.means[11] / recovery.means[10])
+    assert np.corrcoef(estimate, women)[0, 1] > 0.9
+    assert recovery.log_sd[11].mean() > 1.5 * recovery.log_sd[:11].mean()
+
+
+# Suppressed cells, shares of visits, and noise
+
+
+def with_holes(simulated: Regions, cells: tuple[list[int], list[int]]) -> Regions:
+    values = simulated.aggregates.values.copy()
+    values[cells] = np.nan
+    return replace(simulated, aggregates=replace(simulated.aggregates, values=values))
+
+
+def test_suppressed_cells_are_ignored() -> None:
+    """Hidden cells of a bin are as its absence from those regions, if the baseline is known."""
+    shares = dirichlet(14, 4, seed=5)
+    simulated, means = simulate(shares, 3_000.0, 5, FOUR, bins=20)
+    rows, columns = np.nonzero(np.random.default_rng(0).random((14, 20)) < 0.2)
+    recovery = recover(with_holes(simulated, (rows.tolist(), columns.tolist())))
+    assert relative_error(recovery, means) < 0.5
+    assert coverage(recovery, means) > 0.8
+    whole = recover(simulated)
+    hidden = np.unique(columns)
+    assert (recovery.log_sd[:, hidden].mean(0) > whole.log_sd[:, hidden].mean(0)).mean() > 0.8
+
+
+def test_a_cell_is_suppressed_whatever_other_bins_have_there() -> None:
+    """A region that suppresses everything is as if it were left out, for a known population."""
+    shares = dirichlet(12, 4, seed=6)
+    simulated, _ = simulate(shares, 500.0, 6, FOUR)
+    simulated = replace(simulated, randomised=False)
+    options = RecoveryOptions(region_effects=False, exact_composition=True)
+    empty = with_holes(simulated, ([3] * 30, list(range(30))))
+    rest = np.setdiff1d(np.arange(12), [3])
+    hidden = recover(empty, options=options)
+    absent = recover(simulated.select(rest), options=options)
+    # Only the composition of the population differs, by one region of twelve.
+    relative = [each.means / each.baseline for each in (hidden, absent)]
+    assert relative[0] == pytest.approx(relative[1], rel=0.2)
+    assert np.corrcoef(np.log(relative[0]).ravel(), np.log(relative[1]).ravel())[0, 1] > 0.97
+
+
+def test_a_bin_that_every_region_suppressed_is_unknown() -> None:
+    simulated, _ = simulate(dirichlet(10, 8), 500.0, 6, bins=4)
+    recovery = recover(with_holes(simulated, (list(range(10)), [2] * 10)))
+    assert np.isfinite(recovery.means).all()
+    assert np.ptp(recovery.means[:, 2]) == 0
+
+
+def test_shares_of_visits_without_numbers_of_people_give_group_means() -> None:
+    """With `pooled`, regions have no numbers of people: their differences show the precision."""
+    inside = []
+    relative = []
+    for seed in SEEDS:
+        simulated, means = simulate(dirichlet(40, 4, seed=seed), 300.0, seed, FOUR)
+        pooled = replace(
+            simulated, randomised=False, aggregates=replace(simulated.aggregates, pooled=True)
+        )
+        recovery = recover(pooled, options=RecoveryOptions(groups_explain=100), quiet=True)
+        assert recovery.variances["region_effect"] > 0.02
+        inside.append(coverage(recovery, means))
+        relative.append(relative_error(recovery, means))
+    assert np.mean(relative) < 0.5
+    assert np.mean(inside) > 0.85
+
+
+def test_published_noise_widens_the_intervals_of_recovery() -> None:
+    shares = dirichlet(30, 8)
+    simulated, means = simulate(shares, 1_000.0, 4)
+    values = simulated.aggregates.values + np.random.default_rng(1).normal(0, 0.2, (30, 30))
+    noisy = recover(regions_of(shares, values, 1_000.0, noise=np.full(values.shape, 0.04)))
+    assert noisy.sd.mean() > 1.5 * recover(simulated).sd.mean()
+    assert coverage(noisy, means) > 0.85
+    careless = recover(regions_of(shares, values, 1_000.0))
+    assert relative_error(noisy, means) < relative_error(careless, means)
+
+
+# Compositions with errors
+
+
+def counted(shares: Floats, n: int, rng: np.random.Generator) -> Floats:
+    return np.stack([rng.multinomial(n, row) for row in shares]) / n
+
+
+def counted_regions(seed: int) -> tuple[Regions, Floats]:
+    """400 regions with the aggregates of many people and the composition of 20."""
+    rng = np.random.default_rng(seed)
+    truth = rng.dirichlet(np.full(4, 5.0), 400)  # a = 20
+    simulated, means = simulate(truth, 400.0, seed, FOUR, bins=20, sd=0.2)
+    shares = counted(truth, 20, rng)
+    values = simulated.aggregates.values
+    return regions_of(shares, values, 400.0, FOUR, counted=20, randomised=False), means
+
+
+def slope(recovery: Recovery, truth: Floats) -> float:
+    """The regression of recovered contrasts on true ones."""
+    wanted = truth - truth.mean(0)
+    return float((wanted * recovery.means).sum() / (wanted**2).sum())
+
+
+def test_a_composition_counted_on_few_people_does_not_attenuate_differences() -> None:
+    """Slope of recovered on true contrasts: n / (n + a) with counts, 1 when calibrated."""
+    slopes: dict[bool, list[float]] = {True: [], False: []}
+    for seed in range(4):
+        few, means = counted_regions(seed)
+        for exact in slopes:
+            options = RecoveryOptions(exact_composition=exact, groups_explain=100)
+            slopes[exact].append(slope(recover(few, options=options, quiet=True), means))
+    assert np.mean(slopes[True]) < 0.65
+    assert 0.85 < np.mean(slopes[False]) < 1.1
+
+
+def test_counting_errors_do_not_make_clear_slopes_doubtful() -> None:
+    for seed in range(6):
+        few, means = counted_regions(seed)
+        assert slope(recover(few, quiet=True), means) > 0.7
+
+
+# The limit on what groups explain
+
+
+def test_slopes_too_steep_for_people_are_mostly_attributed_to_places() -> None:
+    """Regions with older people are other places: ten standard deviations exceed any age effect."""
+    rng = np.random.default_rng(3)
+    shares = rng.dirichlet(np.full(4, 5.0), 60)
+    places = 20 + 10 * rng.normal(size=(4, 10))
+    values = np.maximum(shares @ places + rng.normal(0, 0.05, (60, 10)), 0)
+    steep = regions_of(shares, values, 400.0, FOUR, spread=np.ones(10), randomised=False)
+    limited = recover(steep, quiet=True)
+    assert np.abs(limited.means - limited.baseline).max() < 3
+    assert limited.group_share.max() < 0.1
+    free = recover(steep, options=RecoveryOptions(groups_explain=100), quiet=True)
+    assert np.abs(free.means - free.baseline).max() > 10
+    assert free.group_share == pytest.approx(np.ones(10))
+
+
+def test_slopes_that_groups_can_explain_are_attributed_to_them() -> None:
+    for seed in range(3):
+        simulated, means = simulate(dirichlet(80, 4, 5.0, seed), 2_000.0, seed, FOUR, sd=0.2)
+        recovery = recover(replace(simulated, randomised=False), quiet=True)
+        assert recovery.group_share.mean() > 0.8
+        assert relative_error(recovery, means) < 0.35
+
+
+# Equivariance
+
+
+def permuted(simulated: Regions, rows: Ints, columns: Ints) -> Regions:
+    p = simulated.composition
+    v = simulated.aggregates
+    return Regions(p.select(rows), v.select(rows).select_features(columns), simulated.randomised)
+
+
+@pytest.mark.parametrize("randomised", [True, False])
+def test_the_order_of_regions_and_features_does_not_matter(randomised: bool) -> None:
+    simulated, _ = simulate(dirichlet(20, 4, seed=2), 300.0, 2, FOUR, bins=12)
+    simulated = replace(simulated, randomised=randomised)
+    rng = np.random.default_rng(0)
+    columns = rng.permutation(12)
+    one = recover(simulated, quiet=True)
+    other = recover(permuted(simulated, rng.permutation(20), columns), quiet=True)
+    assert other.features == tuple(one.features[number] for number in columns)
+    assert other.means == pytest.approx(one.means[:, columns], rel=1e-3)
+    assert other.sd == pytest.approx(one.sd[:, columns], rel=1e-2)
+
+
+@pytest.mark.parametrize("randomised", [True, False])
+def test_the_order_of_levels_does_not_matter(randomised: bool) -> None:
+    """FOUR with its ages and its sexes in the other order."""
+    simulated, _ = simulate(dirichlet(20, 4, seed=3), 300.0, 3, FOUR, bins=12)
+    simulated = replace(simulated, randomised=randomised)
+    turned = Groups.of({"age": ("old", "young"), "sex": ("F", "M")})
+    order = [FOUR.names.index(name) for name in turned.names]
+    composition = replace(
+        simulated.composition,
+        groups=turned,
+        shares=simulated.composition.shares[:, order],
+    )
+    one = recover(simulated, quiet=True)
+    other = recover(replace(simulated, composition=composition), quiet=True)
+    assert other.means == pytest.approx(one.means[order], rel=1e-3)
+    assert other.sd == pytest.approx(one.sd[order], rel=1e-2)
+
+
+def test_a_rare_activity_is_a_frequent_one_of_more_people() -> None:
+    """Poisson counts of n people with means M are those of 64 n people with M / 64."""
+    shares = dirichlet(20, 4, seed=4)
+    simulated, _ = simulate(shares, 300.0, 4, FOUR)
+    often = recover(simulated)
+    rare = recover(regions_of(shares, simulated.aggregates.values / 64, 64 * 300.0, FOUR))
+    assert 64 * rare.means == pytest.approx(often.means, rel=1e-3)
+    assert rare.log_sd == pytest.approx(often.log_sd, rel=1e-2)
+
+
+# Labelled people and tables
+
+
+def labelled(
+    truth: Floats, people: Floats | float, seed: int = 0, features: int | None = None
+) -> GroupEvidence:
+    """Mean counts of labelled people of each group, in the first `features`."""
+    n = np.broadcast_to(np.asarray(people, dtype=np.float64), (len(truth),))
+    chosen = truth[:, :features]
+    values = np.random.default_rng([seed, 2]).poisson(chosen * n[:, None]) / n[:, None]
+    names = tuple(f"category:{number}" for number in range(chosen.shape[1]))
+    return GroupEvidence("labelled people", "labelled", np.eye(len(truth)), names, values, n)
+
+
+def zones(seed: int, regions: int = 40) -> tuple[Regions, Floats]:
+    """Regions whose people chose them; half of the slopes are due to places."""
+    rng = np.random.default_rng([seed, 3])
+    shares = dirichlet(regions, 4, 6.0, seed)
+    means = group_means(FOUR, 20, seed, 0.3)
+    context = np.exp(rng.normal(0, 0.3, (4, 20)))
+    noise = np.exp(rng.normal(0, 0.05, (regions, 20)))
+    values = rng.poisson(300 * shares @ (means * context) * noise) / 300
+    return regions_of(shares, values, 300.0, FOUR, randomised=False), means
+
+
+def shape_error(recovery: Recovery, truth: Floats) -> float:
+    """The error of log ratios between groups."""
+    gap = np.log(recovery.means) - np.log(truth)
+    return float(np.sqrt(((gap - gap.mean(0)) ** 2).mean()))
+
+
+def test_estimates_approach_the_labelled_means_as_labels_grow() -> None:
+    sizes = [0, 25, 200, 20_000]
+    left = np.zeros((4, len(sizes)))
+    inside = np.zeros((4, len(sizes)))
+    for seed in range(4):
+        regions, means = zones(seed)
+        for column, people in enumerate(sizes):
+            direct = (labelled(means, people, seed),) if people else ()
+            recovery = recover(replace(regions, evidence=direct), quiet=True)
+            left[seed, column] = shape_error(recovery, means)
+            # Regions fix the mean of the population, which places change here too.
+            ratio = means / (recovery.shares @ means) * recovery.baseline
+            inside[seed, column] = coverage(recovery, ratio)
+    assert (np.diff(left.mean(0)) < 0).all()
+    assert left.mean(0)[-1] < 0.1 * left.mean(0)[0]
+    assert (inside.mean(0) > 0.85).all()
+
+
+def test_labelled_people_beside_regions_are_better_than_either() -> None:
+    errors: dict[str, list[float]] = {"regions": [], "labels": [], "both": []}
+    for seed in range(5):
+        regions, means = zones(seed)
+        direct = labelled(means, 40, seed)
+        uninformative = regions_of(
+            np.tile(regions.composition.shares.mean(0), (4, 1)),
+            np.tile(regions.aggregates.values.mean(0), (4, 1)),
+            300.0,
+            FOUR,
+            randomised=False,
+        )
+        for name, chosen in (
+            ("regions", regions),
+            ("labels", replace(uninformative, evidence=(direct,))),
+            ("both", replace(regions, evidence=(direct,))),
+        ):
+            errors[name].append(shape_error(recover(chosen, quiet=True), means))
+    assert np.mean(errors["both"]) < 0.95 * min(
+        np.mean(errors["regions"]), np.mean(errors["labels"])
+    )
+
+
+def test_labels_show_that_regions_are_confounded() -> None:
+    """Slopes of these regions have the wrong sign; labelled people outweigh them."""
+    means = group_means(FOUR, 20, 0, 0.3)
+    shares = dirichlet(60, 4, 6.0)
+    rng = np.random.default_rng(0)
+    values = rng.poisson(2_000 * shares @ (1 / means)) / 2_000
+    regions = regions_of(shares, values, 2_000.0, FOUR, randomised=False)
+    alone = recover(regions, quiet=True)
+    informed = recover(replace(regions, evidence=(labelled(means, 400),)), quiet=True)
+    truth = np.log(means) - np.log(means).mean(0)
+
+    def agreement(recovery: Recovery) -> float:
+        found = np.log(recovery.means)
+        return float(np.corrcoef((found - found.mean(0)).ravel(), truth.ravel())[0, 1])
+
+    assert agreement(alone) < -0.5
+    assert agreement(informed) > 0.9
+    assert informed.sources["labelled people"].mean() > 0.6 > informed.sources["regions"].mean()
+
+
+def test_a_sample_of_more_active_people_does_not_bias_the_ratios() -> None:
+    """Labelled people go out twice as often as others of their group: a level is no difference."""
+    for seed in range(3):
+        regions, means = zones(seed)
+        fair = recover(replace(regions, evidence=(labelled(means, 400, seed),)), quiet=True)
+        active = recover(replace(regions, evidence=(labelled(2 * means, 400, seed),)), quiet=True)
+        assert shape_error(active, means) < shape_error(fair, means) + 0.05
+        assert active.shares @ active.means == pytest.approx(active.baseline, rel=1e-6)
+
+
+def test_a_sample_mostly_of_one_group_is_no_worse_than_regions_alone() -> None:
+    for seed in range(4):
+        regions, means = zones(seed)
+        alone = recover(regions, quiet=True)
+        uneven = labelled(means, np.array([600.0, 10.0, 10.0, 10.0]), seed)
+        with_sample = recover(replace(regions, evidence=(uneven,)), quiet=True)
+        assert shape_error(with_sample, means) < shape_error(alone, means)
+
+
+def table(
+    truth: Floats, shares: Floats | None = None, error_of: float = 0.02, seed: int = 0
+) -> GroupEvidence:
+    """A published table of means of mixtures of groups, with standard errors."""
+    shares = np.eye(len(truth)) if shares is None else shares
+    values = shares @ truth
+    errors = error_of * values
+    values = values + np.random.default_rng([seed, 4]).normal(size=values.shape) * errors
+    names = tuple(f"category:{number}" for number in range(truth.shape[1]))
+    return GroupEvidence(
+        "survey.csv",
+        "table",
+        shares,
+        names,
+        np.maximum(values, 0),
+        np.full(len(shares), np.inf),
+        standard_error=errors,
+    )
+
+
+def test_a_group_table_improves_the_estimate() -> None:
+    for seed in range(3):
+        regions, means = zones(seed)
+        alone = recover(regions, quiet=True)
+        informed = recover(replace(regions, evidence=(table(means, seed=seed),)), quiet=True)
+        assert shape_error(informed, means) < 0.5 * shape_error(alone, means)
+
+
+def test_a_table_that_halves_the_error_is_a_main_source() -> None:
+    regions, means = zones(0)
+    sources = recover(replace(regions, evidence=(table(means),)), quiet=True).sources
+    assert sources["survey.csv"].mean() > max(0.25, sources["regions"].mean())
+
+
+def test_a_table_by_age_informs_ages_and_leaves_sexes_to_regions() -> None:
+    ages = np.array([[0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5]])
+    regions, means = zones(1)
+    alone = recover(regions, quiet=True)
+    informed = recover(replace(regions, evidence=(table(means, ages),)), quiet=True)
+
+    def gap(recovery: Recovery, contrast: list[float]) -> float:
+        difference = np.array(contrast) @ (np.log(recovery.means) - np.log(means))
+        return float(np.sqrt((difference**2).mean()))
+
+    assert gap(informed, [1, 1, -1, -1]) < 0.4 * gap(alone, [1, 1, -1, -1])
+    sexes = [1.0, -1, 1, -1]
+    assert gap(informed, sexes) == pytest.approx(gap(alone, sexes), rel=0.5)
+
+
+def test_a_table_that_contradicts_regions_and_labels_has_little_weight() -> None:
+    for seed in range(3):
+        regions, means = zones(seed)
+        people = labelled(means, 300, seed)
+        shuffled = table(means[[3, 2, 1, 0]], seed=seed)
+        without = recover(replace(regions, evidence=(people,)), quiet=True)
+        true_table = recover(replace(regions, evidence=(people, table(means))), quiet=True)
+        wrong = recover(replace(regions, evidence=(people, shuffled)), quiet=True)
+        assert shape_error(wrong, means) < 1.15 * shape_error(without, means)
+        assert shape_error(true_table, means) < shape_error(without, means)
+
+
+def test_shares_of_information_sum_to_one() -> None:
+    regions, means = zones(0)
+    evidence = (labelled(means, 50, features=10), table(means))
+    recovery = recover(replace(regions, evidence=evidence), quiet=True)
+    assert set(recovery.sources) == {"regions", "labelled people", "survey.csv", "assumption"}
+    total = sum(recovery.sources.values())
+    assert total == pytest.approx(np.ones((4, 20)), abs=1e-6)
+    assert min(each.min() for each in recovery.sources.values()) >= 0
+    unlabelled = recovery.sources["labelled people"][:, 10:].mean()
+    assert unlabelled < recovery.sources["labelled people"][:, :10].mean()
+
+
+# The rest of the population
 
 
 def test_the_population_less_its_regions_is_one_region_more() -> None:
@@ -251,196 +750,6 @@ def test_who_is_left_over_tells_what_the_regions_hide() -> None:
     assert error(recovery.means, means) < 0.5 * error(poor.means, means)
     low, high = recovery.interval(0.9)
     assert ((low <= means) & (means <= high)).mean() > 0.75
-
-
-def test_positivity_keeps_the_population_mean_and_uses_what_it_knows() -> None:
-    """Only the sum of two groups is known: if one would be negative, the other takes all."""
-    covariance = np.array([[1.0, -1.0], [-1.0, 1.0]])
-    means, left = nonnegative(np.array([[-0.3, 1.3], [0.4, 0.6]]), covariance)
-    assert means == pytest.approx(np.array([[0.0, 1.0], [0.4, 0.6]]), abs=1e-9)
-    assert left[1] == pytest.approx(covariance)
-    assert left[0, 1, 1] == pytest.approx(1 - 2 / np.pi)
-
-
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 2**31))
-def test_positivity_finds_the_nearest_point_in_the_metric_of_the_covariance(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    root = rng.normal(size=(4, 4)) + np.eye(4)
-    covariance = root @ root.T + 0.1 * np.eye(4)
-    mean = rng.normal(0.3, 1, 4)
-    half = np.linalg.cholesky(np.linalg.inv(covariance)).T
-    expected, _ = optimize.nnls(half, half @ mean)
-    assert nonnegative(mean[None], covariance)[0][0] == pytest.approx(expected, abs=1e-5)
-
-
-def test_what_no_region_tells_apart_stays_at_the_baseline() -> None:
-    """Regions differ in age only: men and women of an age get equal means and wide intervals."""
-    ages = dirichlet(12, 4, seed=4)
-    simulated, _ = simulate(np.repeat(ages, 2, axis=1) / 2, 2_000.0, 8)
-    recovery = recover(simulated)
-    assert recovery.means[::2] == pytest.approx(recovery.means[1::2], abs=1e-8)
-    gap = np.array([1, -1, 0, 0, 0, 0, 0, 0.0])
-    age = np.array([1, 1, 0, 0, 0, 0, -1, -1.0]) / 2
-    unknown, known = (
-        np.sqrt(np.einsum("i,jik,k->j", c, recovery.covariance, c)).mean() for c in (gap, age)
-    )
-    assert unknown > 4 * known
-
-
-@pytest.mark.parametrize(
-    "name", ["demogroups", "fullrank", "rankdef", "messy", "hot16", "dirichlet:24:0.5"]
-)
-def test_recovery_beats_the_population_mean_and_says_how_sure_it_is(name: str) -> None:
-    shares = nominal_partition(name, DEFAULT_GROUPS).shares
-    inside = []
-    won = []
-    for seed in range(5):
-        simulated, means = simulate(shares, 400.0, seed)
-        recovery = recover(simulated)
-        low, high = recovery.interval(0.9)
-        inside.append(((low <= means) & (means <= high)).mean())
-        won.append(error(recovery.means, means) < error(np.tile(recovery.baseline, (8, 1)), means))
-    assert all(won)
-    assert (
-        0.85 <= np.mean(inside) <= 0.98
-    )  # a prior for attributes that these groups do not share makes fullrank careful
-
-
-def test_one_region_says_nothing_about_groups() -> None:
-    simulated, _ = simulate(np.full((1, 8), 1 / 8), 500.0, 0)
-    recovery = recover(simulated)
-    assert recovery.means == pytest.approx(np.tile(simulated.aggregates.values, (8, 1)))
-    assert recovery.information() == pytest.approx(np.zeros(8), abs=0.01)
-
-
-def test_one_group_is_the_population() -> None:
-    alone = Groups.of({"everybody": ("all",)})
-    simulated, _ = simulate(np.ones((5, 1)), 500.0, 0, alone)
-    recovery = recover(simulated)
-    assert recovery.means[0] == pytest.approx(recovery.baseline)
-    assert recovery.sd == pytest.approx(np.full((1, 30), np.sqrt(1 / 2_500)), rel=1e-6)
-
-
-def test_a_duplicated_region_counts_as_its_people() -> None:
-    shares = dirichlet(10, 8)
-    simulated, _ = simulate(shares, 300.0, 1)
-    doubled = regions_of(
-        np.vstack([shares, shares]),
-        np.vstack([simulated.aggregates.values] * 2),
-        150.0,
-        spread=np.ones(30),
-    )
-    one = recover(simulated)
-    two = recover(doubled)
-    assert two.means == pytest.approx(one.means, abs=0.02)
-    assert np.isfinite(two.covariance).all()
-
-
-def test_fewer_regions_than_groups_recover_what_they_can() -> None:
-    shares = dirichlet(3, 8, seed=2)
-    simulated, means = simulate(shares, 2_000.0, 2)
-    recovery = recover(simulated)
-    assert np.isfinite(recovery.means).all()
-    assert error(shares @ recovery.means, shares @ means) < 0.05
-    assert error(recovery.means, means) < error(np.tile(recovery.baseline, (8, 1)), means)
-
-
-def test_the_estimate_for_a_group_that_no_region_has_is_uncertain() -> None:
-    shares = np.hstack([dirichlet(12, 7, seed=3), np.zeros((12, 1))])
-    simulated, _ = simulate(shares, 2_000.0, 3)
-    recovery = recover(simulated)
-    assert np.isfinite(recovery.means).all()
-    assert recovery.sd[7].mean() > 2 * recovery.sd[:7].mean()
-    assert recovery.information()[7] < 0.5 < recovery.information()[:7].min()
-
-
-def test_published_noise_widens_the_intervals_of_recovery() -> None:
-    shares = dirichlet(30, 8)
-    simulated, means = simulate(shares, 1_000.0, 4)
-    values = simulated.aggregates.values + np.random.default_rng(1).normal(0, 0.2, (30, 30))
-    noisy = recover(
-        regions_of(shares, values, 1_000.0, spread=np.ones(30), noise=np.full(values.shape, 0.04))
-    )
-    assert noisy.sd.mean() > 1.5 * recover(simulated).sd.mean()
-    low, high = noisy.interval(0.9)
-    assert 0.85 < ((low <= means) & (means <= high)).mean() < 0.98
-
-
-def counted(shares: Floats, n: int, rng: np.random.Generator) -> Floats:
-    return np.stack([rng.multinomial(n, row) for row in shares]) / n
-
-
-def test_a_composition_counted_on_few_people_does_not_attenuate_differences() -> None:
-    """Slope of recovered on true contrasts: n / (n + a) with counts, 1 when calibrated."""
-    slopes: dict[bool, list[float]] = {True: [], False: []}
-    for seed in range(6):
-        rng = np.random.default_rng(seed)
-        truth = rng.dirichlet(np.full(4, 5.0), 400)  # a = 20
-        simulated, means = simulate(truth, 400.0, seed, FOUR, bins=20)
-        few = regions_of(
-            counted(truth, 20, rng),
-            simulated.aggregates.values,
-            400.0,
-            FOUR,
-            counted=20,
-            spread=np.ones(20),
-            randomised=False,
-        )
-        for exact in slopes:
-            recovery = recover(few, options=RecoveryOptions(exact_composition=exact))
-            wanted = means - means.mean(0)
-            got = recovery.means - recovery.means.mean(0)
-            slopes[exact].append(float((wanted * got).sum() / (wanted**2).sum()))
-    assert np.mean(slopes[True]) < 0.65
-    assert 0.85 < np.mean(slopes[False]) < 1.1
-
-
-def test_calibration_finds_the_expected_composition() -> None:
-    """Dirichlet(a w) regions: E[p | counts] is the conjugate (counts + a w) / (n + a)."""
-    rng = np.random.default_rng(1)
-    w = np.array([0.1, 0.2, 0.3, 0.4])
-    a = 30.0
-    n = 25
-    observed = counted(rng.dirichlet(a * w, 4_000), n, rng)
-    composition = Composition(
-        FOUR, tuple(map(str, range(4_000))), observed, np.full(4_000, float(n))
-    )
-    calibrated, error = calibrate_composition(composition)
-    assert calibrated == pytest.approx((n * observed + a * w) / (n + a), abs=0.02)
-    assert calibrated.sum(1) == pytest.approx(np.ones(4_000))
-    assert error is not None
-
-
-def test_an_exact_composition_needs_no_calibration() -> None:
-    shares = dirichlet(6, 4)
-    calibrated, error = calibrate_composition(
-        Composition(FOUR, tuple("abcdef"), shares, np.full(6, np.inf))
-    )
-    assert calibrated is shares
-    assert error is None
-
-
-def test_regions_that_do_not_differ_calibrate_to_the_population() -> None:
-    rng = np.random.default_rng(0)
-    observed = counted(np.tile([0.4, 0.3, 0.2, 0.1], (300, 1)), 15, rng)
-    calibrated, _ = calibrate_composition(
-        Composition(FOUR, tuple(map(str, range(300))), observed, np.full(300, 15.0))
-    )
-    assert calibrated.std(0).max() < 0.25 * observed.std(0).max()
-
-
-def test_slopes_too_steep_for_people_are_mostly_ascribed_to_places() -> None:
-    """Regions with older people are other places: ten standard deviations exceed any age effect."""
-    rng = np.random.default_rng(3)
-    shares = rng.dirichlet(np.full(4, 5.0), 60)
-    places = 20 + 10 * rng.normal(size=(4, 10))
-    values = shares @ places + rng.normal(0, 0.05, (60, 10))
-    recovery = recover(
-        regions_of(shares, values, 400.0, FOUR, spread=np.ones(10), randomised=False)
-    )
-    assert np.abs(recovery.means - recovery.baseline).max() < 2
-    assert recovery.sd.min() > 0.1
 
 
 @pytest.mark.parametrize(("regions", "bins", "groups"), [(1_000, 2_000, 8), (10_000, 50, 8)])

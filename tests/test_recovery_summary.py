@@ -134,8 +134,8 @@ def test_a_comparison_has_both_sides() -> None:
 
 def test_a_level_without_people_is_the_plain_mean_of_its_groups() -> None:
     recovery = random_posterior(FOUR, 2, 0.1, seed=3)
-    nobody = replace(recovery, shares=np.array([0.5, 0.5, 0, 0]))
-    summary = summarise_recovery(nobody, by="age")
+    absent = replace(recovery, shares=np.array([0.5, 0.5, 0, 0]))
+    summary = summarise_recovery(absent, by="age")
     assert summary.value[1] == pytest.approx(recovery.means[2:].mean(0))
 
 
@@ -239,7 +239,7 @@ def test_regions_without_differences_give_few_verdicts() -> None:
     assert sum(any_verdict) <= 3  # of 12: more have a probability of 3 % at a rate of 10 %
 
 
-def test_a_feature_that_nobody_has_gets_no_verdict_and_costs_none() -> None:
+def test_a_feature_without_visits_gets_no_verdict_and_costs_none() -> None:
     recovery = random_posterior(FOUR, 6, 0.2, seed=6)
     means = recovery.means.copy()
     means[:, 2] = 0

@@ -151,14 +151,19 @@ def test_the_population_identifies_what_rankdef_does_not(survey: Survey) -> None
 def test_a_shuffled_partition_closes_no_gap_though_the_population_is_true(
     survey: Survey, name: str
 ) -> None:
-    regions = build_regions(
-        survey.dataset.path,
-        survey.scratch / f"shuffled-{name}",
-        RegionsOptions(partition=name, features=("category",), shuffle_regions=True),
-    )
-    assert regions.population is not None
-    metrics = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
-    assert max(abs(metrics[metric]["gap_closed_labelled"]) for metric in METRICS) < 0.02
+    gaps = []
+    for seed in range(3):
+        regions = build_regions(
+            survey.dataset.path,
+            survey.scratch / f"shuffled-{name}-{seed}",
+            RegionsOptions(partition=name, features=("category",), shuffle_regions=True),
+            seed=seed,
+        )
+        assert regions.population is not None
+        metrics = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
+        gaps.append([metrics[metric]["gap_closed_labelled"] for metric in METRICS])
+    assert np.abs(gaps).max() < 0.04, "by chance"
+    assert np.abs(np.mean(gaps, axis=0)).max() < 0.02
 
 
 @pytest.mark.parametrize("column", ["home_comuna", "home_zone"])

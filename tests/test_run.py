@@ -427,7 +427,7 @@ def test_init_lists_a_region_column_with_an_unusual_name(finished: Path, tmp_pat
     config = load_run(tmp_path / "run.yaml")
     prepare(tmp_path / "city", tmp_path / "dataset", values=config.prepare.model_dump())
     source = config.regions["census"]
-    assert source.composition is not None
+    assert isinstance(source.composition, Path)
     build_regions(
         tmp_path / "dataset",
         tmp_path / "regions",

@@ -477,6 +477,7 @@ def _level_weights(
     """For each known level of a table, its parts in the levels of an attribute."""
     exact = np.eye(len(levels))
     genders = [_gender(level) for level in levels]
+    forms = [parse_age(level) for level in levels]
     own_ages = age_ranges(own)
     ages = age_ranges(levels)
     parts: dict[str, Floats] = {}
@@ -485,6 +486,8 @@ def _level_weights(
             parts[level] = exact[levels.index(level)]
         elif _gender(level) and _gender(level) in genders:
             parts[level] = exact[genders.index(_gender(level))]
+        elif parse_age(level) and parse_age(level) in forms:  # `40 to 50` is `40-50`
+            parts[level] = exact[forms.index(parse_age(level))]
         elif own_ages is not None and ages is not None:
             parts[level], note = _split_age_range(
                 path, level, own_ages[number], levels, ages, straddle

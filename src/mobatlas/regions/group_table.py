@@ -3,7 +3,7 @@
 A row that covers several groups, such as all women, is a mixture of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -121,13 +121,9 @@ def _usable_rows(
     )
     for name in features:
         if name not in bins:
-            feature_map, _, word = name.rpartition(":")
-            similar = [known for known in bins if known.startswith(f"{feature_map}:")]
-            if not feature_map:
-                similar = [known for known in bins if known.partition(":")[2] == word]
             raise MobatlasError(
                 f"{path}: feature '{name}' does not exist in {dataset.path}"
-                f"{clear_suggestion(name, similar)}"
+                f"{_similar_feature(name, bins)}"
             )
     masked = np.array([name not in counted for name in features])[codes]
     empty = np.isnan(number_column(path, table, "value", missing=True))
@@ -137,6 +133,15 @@ def _usable_rows(
     if (empty | masked).all():
         raise MobatlasError(f"{path}: no row has a value of a feature that is counted")
     return table[~(empty | masked)].reset_index(drop=True)
+
+
+def _similar_feature(name: str, bins: Collection[str]) -> str:
+    """A suggestion: a similar bin of the same map, or the only bin with this name."""
+    feature_map, _, word = name.rpartition(":")
+    if feature_map:
+        return clear_suggestion(name, [bin_ for bin_ in bins if bin_.startswith(f"{feature_map}:")])
+    same = [bin_ for bin_ in bins if bin_.partition(":")[2] == word]
+    return f"; did you mean '{same[0]}'?" if len(same) == 1 else ""
 
 
 def _windows_per_period(path: Path, table: pd.DataFrame, window_days: int) -> Floats:
