@@ -47,6 +47,8 @@ TABLE = "group table"
 MORE_PEOPLE = "more people"
 SMALLER = "smaller regions"
 GROUPS = "groups"  # beside attributes
+CHOSEN = "chosen by group"
+SMALL = 0.005  # a smaller gain does not justify choosing
 BUDGET = 200  # people of a small survey
 LARGEST = 1_000_000  # people
 SMALLEST = 2  # one labelled person has no variance
@@ -215,7 +217,9 @@ def plan_evidence(
         now=present.by_row(now),
         maps=present.by_map(now),
         # Of equally helpful actions, the simpler one comes first.
-        actions=tuple(sorted(actions, key=lambda action: -round(action.reduction, 2))),
+        actions=tuple(
+            sorted(actions, key=lambda each: each.name.endswith(CHOSEN) * SMALL - each.reduction)
+        ),
         uninformed=_uninformed(features, regions),
         left_out=_left_out(regions),
     )
@@ -510,7 +514,7 @@ class _Planner:
         ]
         name, chosen = min(only, key=lambda each: self._width_of(each[1]))
         candidates.append(self._label(f"{size}, all {name}", chosen))
-        return [*candidates, self._label(f"{size}, chosen by group", self._best(even))]
+        return [*candidates, self._label(f"{size}, {CHOSEN}", self._best(even))]
 
     def _members(self) -> list[tuple[str, Any]]:
         """The groups of each group and of each level."""
@@ -709,13 +713,11 @@ def _halves(rows: RegionRows, difference: Floats) -> RegionRows:
     error = rows.error
     if error is not None:  # with half the people behind each count
         error = CompositionError(error.axes, np.vstack([2 * error.variance] * 2))
-    known = np.hstack([rows.known, rows.known])
     return replace(
         rows,
         shares=people / size[:, None],
         n=np.maximum(np.concatenate([rows.n, rows.n]) * size, NEGLIGIBLE),
         surface=np.vstack([rows.surface, rows.surface]),
         error=error,
-        values=np.hstack([rows.values, rows.values]),
-        known=known,
+        published=np.hstack([rows.published, rows.published]),
     )

@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 from scipy import optimize, special
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.regions.recovery.composition_error import CompositionError
 from mobatlas.regions.recovery.priors import LEVEL, LOG_SD, GroupFactors, maximise, root_of
 from mobatlas.regions.recovery.solver import Modes, Observed, Rows, find_modes
@@ -61,8 +61,7 @@ class RegionRows:
     n: Floats  # (regions,)
     surface: Floats  # (regions, covariates), without ones
     error: CompositionError | None
-    values: Floats  # (bins, regions), 0 where unknown
-    known: Floats  # (bins, regions) 1 or 0
+    published: Floats  # V (bins, regions), NaN where unknown; a view of the aggregates
     noise: Floats | None  # (bins, regions) variance of published noise
     mean: Floats  # mu0 (bins,)
     dispersion: Floats  # phi (bins,)
@@ -75,13 +74,22 @@ class RegionRows:
             self.n,
             self.surface,
             self.error,
-            self.values[bins],
-            self.known[bins],
+            self.published[bins],
             None if self.noise is None else self.noise[bins],
             self.mean[bins],
             self.dispersion[bins],
             self.centre[bins],
         )
+
+    @cached_property
+    def known(self) -> Flags:
+        """Whether a value is known (bins, regions)."""
+        return ~np.isnan(self.published)
+
+    @cached_property
+    def values(self) -> Floats:
+        """V (bins, regions), 0 where unknown or, because of noise, negative."""
+        return np.where(self.known, np.maximum(self.published, 0), 0.0)
 
     def weight(self, effect: float, covariance: Floats) -> Floats:
         """N (bins, regions) for a region effect omega and the covariance K of groups."""

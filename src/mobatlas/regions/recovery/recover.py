@@ -279,7 +279,8 @@ class _Recoverer:
         parts = {name.partition(":")[0] for name in self._parents}
         for name in sorted(maps, key=lambda each: each in parts):
             bins = maps[name]
-            visited = bins[(self._mean[bins] > 0) & ~np.isnan(v.values[:, bins]).all(0)]
+            unknown = np.isnan(_columns(v.values, bins)).all(0)
+            visited = bins[(self._mean[bins] > 0) & ~unknown]
             self._log_means[bins] = np.log(np.maximum(self._mean[bins], 1e-300))[:, None]
             if len(visited):
                 prefix = f"{name} " if len(maps) > 1 else ""
@@ -373,8 +374,6 @@ class _Recoverer:
     def _model(self, bins: Ints) -> MapModel:
         v = self._regions.aggregates
         mean = self._mean[bins]
-        values = v.values[:, bins].T
-        known = ~np.isnan(values)
         parent = self._parent_numbers(bins)
         nested = (parent >= 0)[:, None]
         log_parent = np.log(np.maximum(self._mean[parent], 1e-300))[:, None]
@@ -385,8 +384,7 @@ class _Recoverer:
             n=self._n,
             surface=surface(self._centroids, len(self._n)),
             error=self._error,
-            values=np.where(known, np.maximum(values, 0), 0.0),
-            known=known.astype(np.float64),
+            published=_columns(v.values, bins).T,
             noise=None if v.noise is None else np.nan_to_num(v.noise[:, bins].T),
             mean=mean,
             dispersion=self._dispersion[bins],
@@ -436,7 +434,7 @@ class _Recoverer:
         if not self._confounded or self._centroids is None:
             return None
         rows = Rows(model.regions.shares, model.regions.surface)
-        complete = np.flatnonzero(model.regions.known.all(1))
+        complete = np.flatnonzero(~np.isnan(model.regions.published).any(1))
         if not len(complete):
             return None
         covariance = self._factors.covariance(slopes.shown())
@@ -466,6 +464,13 @@ class _Recoverer:
         visits = np.maximum(1 / np.maximum(variance, 1e-12) - 1 / np.maximum(prior, 1e-12), 1e-9)
         attributed = np.exp(self._log_means.T) / visits
         return np.where(prior > MAY_BE_ZERO, np.maximum(visit, attributed), visit)
+
+
+def _columns(values: Floats, bins: Ints) -> Floats:
+    """Columns of a large table: a view if they are adjacent."""
+    if len(bins) and int(bins[-1] - bins[0]) == len(bins) - 1:
+        return values[:, int(bins[0]) : int(bins[-1]) + 1]
+    return values[:, bins]
 
 
 def _mean_despite_noise(v: Aggregates, mean: Floats, spread: Floats) -> tuple[Floats, Floats]:

@@ -10,11 +10,13 @@ from a sample of held-out people.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.features.divergences import js
-from mobatlas.regions.types import Recovery, Regions, bins_by_map
+from mobatlas.regions.types import Recovery, Regions, bins_by_map, blocks
 
 STEPS = 2  # of expectation maximisation
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of the way to the result of these steps
@@ -35,7 +37,10 @@ def sample_like(recovery: Recovery, regions: Regions, dispersion: Floats) -> Flo
 
 def _best(recovery: Recovery, regions: Regions, dispersion: Floats, bins: Ints) -> Floats:
     means = recovery.means[:, bins]
-    rough = np.maximum(_maximise(regions, means, bins), 1e-12 * recovery.baseline[bins])
+    rough = np.empty_like(means)
+    for some in blocks(len(bins), regions.aggregates.values.shape[0]):
+        rough[:, some] = _maximise(regions, means[:, some], bins[some])
+    rough = np.maximum(rough, 1e-12 * recovery.baseline[bins])
     samples = _samples(recovery, regions, dispersion, bins)
     candidates = [means ** (1 - share) * rough**share for share in SHARES]
     expected = [float(np.mean([js(each, sample) for sample in samples])) for each in candidates]
@@ -54,18 +59,22 @@ def _maximise(regions: Regions, means: Floats, bins: Ints) -> Floats:
     return means
 
 
-def _samples(recovery: Recovery, regions: Regions, dispersion: Floats, bins: Ints) -> list[Floats]:
-    """Mean counts of simulated held-out people of each group (groups, bins)."""
+def _samples(
+    recovery: Recovery, regions: Regions, dispersion: Floats, bins: Ints
+) -> Sequence[Floats]:
+    """Mean counts of simulated held-out people of each group (draws, groups, bins)."""
     rng = np.random.default_rng(SEED)
-    assert recovery.log_covariance is not None
-    values, vectors = np.linalg.eigh(recovery.log_covariance[bins])
-    root = vectors * np.sqrt(np.maximum(values, 0))[:, None]
     n = HELD_OUT * regions.aggregates.n.sum() * recovery.shares  # (groups,)
-    people = np.maximum(n, 1)[:, None] / dispersion[bins]  # (groups, bins)
-    samples = []
-    for _ in range(DRAWS):
-        noise = np.einsum("jab,jb->aj", root, rng.normal(size=(len(bins), len(n))))
-        truth = recovery.means[:, bins] * np.exp(np.clip(noise, -20, 20))
+    samples = np.empty((DRAWS, len(n), len(bins)))
+    assert recovery.log_covariance is not None
+    for some in blocks(len(bins), len(n) ** 2):
+        chosen = bins[some]
+        values, vectors = np.linalg.eigh(recovery.log_covariance[chosen])
+        root = vectors * np.sqrt(np.maximum(values, 0))[:, None]
+        people = np.maximum(n, 1)[:, None] / dispersion[chosen]  # (groups, bins)
+        noise = rng.normal(size=(DRAWS, len(chosen), len(n)))
+        moved = np.clip(np.einsum("jab,ijb->iaj", root, noise), -20, 20)
+        truth = recovery.means[:, chosen] * np.exp(moved)
         counts = rng.poisson(np.minimum(truth * people, 1e9)).astype(np.float64)
-        samples.append(np.maximum(counts, 1e-12) / people)
+        samples[:, :, some] = np.maximum(counts, 1e-12) / people
     return samples
