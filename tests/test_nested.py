@@ -114,6 +114,15 @@ def test_intervals_of_places_cover_the_truth() -> None:
     assert np.mean(measured) > 0.85
 
 
+def test_a_place_is_no_more_certain_than_its_category() -> None:
+    """Places differ between groups only as their category does, so the category says it all."""
+    regions, _ = world(people=30.0)
+    recovery = recover(regions, parents=PARENTS)
+    visited = np.flatnonzero(recovery.baseline[: len(PARENTS)] > 0)
+    category = len(PARENTS) + visited // PLACES
+    assert (recovery.log_sd[:, visited] > recovery.log_sd[:, category]).all()
+
+
 def test_categories_that_regions_do_not_list_are_the_sums_of_their_places() -> None:
     regions, _ = world()
     listed = recover(regions, parents=PARENTS)

@@ -127,11 +127,13 @@ def people_in_places(seed: int, *, shuffled: bool) -> tuple[Regions, Floats]:
     return simulated, truth if shuffled else means
 
 
-def test_intervals_cover_the_truth_where_people_chose_their_regions() -> None:
+@pytest.mark.parametrize("groups_explain", [0.2, 100])
+def test_intervals_cover_the_truth_where_people_chose_their_regions(groups_explain: float) -> None:
     inside = []
+    options = RecoveryOptions(groups_explain=groups_explain)
     for seed in range(8):
         simulated, truth = people_in_places(seed, shuffled=False)
-        recovery = recover(simulated, quiet=True)
+        recovery = recover(simulated, options=options, quiet=True)
         inside.append(coverage(recovery, truth))
         assert relative_error(recovery, truth) < 1
     assert np.mean(inside) > 0.85
@@ -291,6 +293,30 @@ def test_an_attribute_that_regions_identify_informs_groups_that_they_do_not() ->
     assert recovery.log_sd[11].mean() > 1.5 * recovery.log_sd[:11].mean()
 
 
+@pytest.mark.parametrize("name", ["demogroups", "fullrank", "hot16", "messy", "rankdef", "zones"])
+def test_a_behaviour_of_some_ages_only_is_covered_or_reported(name: str) -> None:
+    """Only people of 30 to 50 work; less than 1 % of the mean counts as nothing."""
+    inside = []
+    notes = 0
+    age = DEFAULT_GROUPS.level_codes[:, 0]
+    for seed in SEEDS:
+        means = group_means(DEFAULT_GROUPS, 30, seed)
+        means[:, 0] = np.where((age == 1) | (age == 2), 2.0, 0.0)
+        if name == "zones":
+            shares = dirichlet(60, 8, 3.0, seed)
+        else:
+            shares = nominal_partition(name, DEFAULT_GROUPS).shares
+        values = np.random.default_rng([seed, 1]).poisson(400 * shares @ means) / 400
+        recovery = recover(
+            regions_of(shares, values, 400.0, randomised=name != "zones"), quiet=True
+        )
+        low, high = (each[:, 0] for each in recovery.interval(0.9))
+        nothing = 0.01 * recovery.baseline[0]
+        inside.append((low - nothing <= means[:, 0]) & (means[:, 0] <= high))
+        notes += bool(recovery.notes)
+    assert np.mean(inside) > 0.85 or notes == len(SEEDS)
+
+
 # Suppressed cells, shares of visits, and noise
 
 
@@ -397,6 +423,21 @@ def test_a_composition_counted_on_few_people_does_not_attenuate_differences() ->
             slopes[exact].append(slope(recover(few, options=options, quiet=True), means))
     assert np.mean(slopes[True]) < 0.65
     assert 0.85 < np.mean(slopes[False]) < 1.1
+
+
+@pytest.mark.parametrize("people", [40, 100])
+def test_intervals_allow_for_errors_of_counted_compositions(people: int) -> None:
+    inside = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        truth = rng.dirichlet(np.full(4, 2.0), 60)
+        simulated, means = simulate(truth, 5_000.0, seed, FOUR, sd=0.4)
+        shares = counted(truth, people, rng)
+        values = simulated.aggregates.values
+        few = regions_of(shares, values, 5_000.0, FOUR, counted=people, randomised=False)
+        recovery = recover(few, options=RecoveryOptions(region_effects=False), quiet=True)
+        inside.append(coverage(recovery, means))
+    assert np.mean(inside) > 0.85
 
 
 def test_counting_errors_do_not_make_clear_slopes_doubtful() -> None:

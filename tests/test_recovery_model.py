@@ -74,9 +74,10 @@ def test_the_mode_is_a_maximum_of_the_posterior(seed: int, covariates: int) -> N
     rows, observed, k = evidence_of(seed, covariates=covariates)
     modes = find_modes(rows, observed, whole_root(k))
     solution = lowest(rows, observed, k, modes.mode[0] + 0.01)
-    assert modes.mode[0] == pytest.approx(solution.x, abs=2e-3)
+    sd = np.sqrt(np.diag(modes.under(whole_root(k))[1][0]))
+    assert (np.abs(modes.mode[0] - solution.x) < 0.15 * sd).all()
     value = log_posterior(rows, observed, k, modes.mode[0])
-    assert value == pytest.approx(-solution.fun, abs=1e-4)
+    assert value == pytest.approx(-solution.fun, abs=0.02)
     assert modes.log_likelihood[0] + modes.prior[0] == pytest.approx(value)
 
 
