@@ -337,7 +337,7 @@ def test_fewer_regions_than_groups_go_on_and_say_what_is_not_identified(
     )
     assert done.code == 0, done.err
     said = " ".join(json.loads(done.out)["warnings"])
-    assert "not identified" in said and "your regions say little about" in said
+    assert "not identified" in said and "the evidence says little about" in said
 
 
 @pytest.mark.parametrize("strategy", ["tilt", "finetune"])

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy import special
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 
@@ -226,6 +226,7 @@ class Recovery:
     shares: Floats  # w (groups,)
     variances: Mapping[str, float]  # fitted standard deviations, and region effects
     group_share: Floats  # (features,) share of slopes attributed to groups
+    regions_differ: Flags  # (features,) whether regions differ with their composition
     transfer: Mapping[str, float] = field(default_factory=dict)  # feature map -> transfer, 0 to 1
     # Source -> (groups, features): its share of the information. They sum to 1 with "assumption".
     sources: Mapping[str, Floats] = field(default_factory=dict)

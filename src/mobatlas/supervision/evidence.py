@@ -26,7 +26,7 @@ from mobatlas.regions.aggregates import compare_levels, person_means, same_level
 from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.recovery.composition_error import calibrate_composition
 from mobatlas.regions.recovery.geography import confounding
-from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, RecoveryOptions, recover
+from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, RecoveryOptions, recover
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import (
     Aggregates,
@@ -37,7 +37,6 @@ from mobatlas.regions.types import (
 )
 from mobatlas.supervision.moments import VISITS, Moments, Phi, Visits, tilt_to_mean
 
-MAX_NAMED = 20  # groups in one sentence
 
 
 @dataclass(frozen=True)
@@ -331,15 +330,6 @@ def _recovery_warnings(
         if each.kind == "attribute" and not each.identified
     ]
     warnings = [*diagnosis.warnings, *unidentified]
-    shares = zip(recovery.groups.names, recovery.information().tolist(), strict=True)
-    vague = [f"{name} ({share:.0%} evidence)" for name, share in shares if share < MOSTLY_PRIOR]
-    if len(vague) > MAX_NAMED:
-        vague = [*vague[:MAX_NAMED], f"{len(vague) - MAX_NAMED} more groups"]
-    if vague:
-        warnings.append(
-            f"your regions say little about {'; '.join(vague)}; "
-            "these estimates stay close to the average of the population"
-        )
     return [
         *warnings,
         *confounding(recovery),

@@ -19,7 +19,6 @@ from mobatlas.regions.types import Recovery, bins_by_map
 MIN_SURFACE_REGIONS = 24  # with fewer regions a surface would absorb the effect of composition
 BLOCKS = 5
 LOW_TRANSFER = 0.5  # below it a feature map is reported as confounded with geography
-NOTABLE = 0.05  # a smaller difference of a logarithm is not reported
 LOW_GROUP_SHARE = 0.2  # below it a bin is reported as due to places
 MIN_BLOCKED_REGIONS = 60  # with fewer regions a block is too small to test a prediction
 MIN_PREDICTED = 2e-4  # of the observed sum of squares: smaller predictions are not tested
@@ -111,18 +110,17 @@ def confounding(recovery: Recovery) -> list[str]:
                 "the rest to places."
             )
         else:
-            warnings += _excess_slopes(recovery, bins[recovery.group_share[bins] < LOW_GROUP_SHARE])
+            excessive = recovery.regions_differ & (recovery.group_share < LOW_GROUP_SHARE)
+            warnings += _excess_slopes(recovery, bins[excessive[bins]])
     return warnings
 
 
 def _excess_slopes(recovery: Recovery, bins: Ints) -> list[str]:
     """A warning about bins where regions differ by more than groups can explain."""
     bins = bins[recovery.baseline[bins] > 0]
-    excess = np.abs(np.log(recovery.means[:, bins] / recovery.baseline[bins])).max(0)
-    bins = bins[excess > NOTABLE]
-    excess = excess[excess > NOTABLE]
     if not len(bins):
         return []
+    excess = np.abs(np.log(recovery.means[:, bins] / recovery.baseline[bins])).max(0)
     worst = int(bins[np.argmax(excess)])
     others = f" (and {len(bins) - 1:,} more)" if len(bins) > 1 else ""
     return [

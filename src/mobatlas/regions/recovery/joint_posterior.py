@@ -197,8 +197,8 @@ class DirectFit:
         """The probability that composition does not matter to what regions show."""
         return float(special.expit(without.evidence - self.evidence))
 
-    def posterior(self, bins: Ints) -> tuple[Modes, Posterior, Floats]:
-        """Modes, the posterior of linked log ratios, and what regions show."""
+    def posterior(self, bins: Ints) -> tuple[Modes, Posterior, Floats, Floats]:
+        """Modes, the posterior of linked log ratios, what regions show, and prior variances."""
         joint = self.joint
         revised = self.revised
         d = joint.groups
@@ -208,17 +208,20 @@ class DirectFit:
         if joint.model.confounded:
             roots += [joint.root(revised, scale=scale) for scale in CONTEXT_SCALES]
             counts += [OTHER_BINS] * len(CONTEXT_SCALES)
+            every = every + [revised.own] * len(CONTEXT_SCALES)
         modes = find_modes(joint.rows, joint.observed(bins), roots[0])
-        weights, parts = mixture(modes, roots, np.array(counts))
+        numbers, weights, parts = mixture(modes, roots, np.array(counts))
         posterior = average(weights, [(m[:, :d], c[:, :d, :d]) for m, c in parts])
         block = joint.columns_of(REGIONS)
         shown = np.einsum("jv,vjd->jd", weights, np.stack([m[:, block] for m, _ in parts]))
-        return modes, posterior, shown
+        covariances = [joint.model.factors.covariance(every[number]) for number in numbers]
+        prior = weights @ contrast_variance(joint.model.population, np.stack(covariances))
+        return modes, posterior, shown, prior
 
     def fit(self, bins: Ints, without: DirectFit | None, doubt: float) -> MapFit:
         """The posterior of a stratum, averaged with the one `without` composition."""
         model = self.joint.model
-        modes, posterior, shown = self.posterior(bins)
+        modes, posterior, shown, prior = self.posterior(bins)
         informed = self._informed(bins, modes)
         if without is not None:
             other = without.posterior(bins)[1]
@@ -230,7 +233,7 @@ class DirectFit:
         return MapFit(
             log_means=normalised(model, bins, posterior[0]),
             log_covariance=log_covariance(posterior),
-            prior_variance=np.tile(contrast_variance(model.population, own), (len(bins), 1)),
+            prior_variance=prior,
             region_ratio=np.exp(link(shown)),
             sources=shares_of_information(model.population, own + LEVEL, informed),
             variances={},

@@ -25,6 +25,7 @@ def fit_least_squares(
         shares=w,
         variances={},
         group_share=np.ones(len(mu0)),
+        regions_differ=np.ones(len(mu0), dtype=bool),
     )
 
 

@@ -8,20 +8,28 @@ import numpy as np
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.regions.recovery.map_model import MapModel
-from mobatlas.regions.recovery.priors import Mixture
+from mobatlas.regions.recovery.priors import Mixture, select_modes
 from mobatlas.regions.recovery.solver import Modes, link, link_slope
 
+PILOT_BINS = 32  # bins that show which priors matter
+LEAST_SHARE = 0.01  # of these bins: priors with less are left out
 Posterior = tuple[Floats, Floats]  # means and covariances of linked log ratios
 
 
 def mixture(
     modes: Modes, roots: Sequence[Floats], counts: Floats
-) -> tuple[Floats, list[Posterior]]:
-    """Weights of priors (bins, priors), and the posterior under each."""
-    posteriors = [modes.under(root) for root in roots]
+) -> tuple[list[int], Floats, list[Posterior]]:
+    """Numbers of the priors that matter, their weights (bins, priors), and posteriors."""
+    chosen = list(range(len(roots)))
+    if len(modes.mode) >= 2 * PILOT_BINS:
+        pilot = select_modes(modes, np.linspace(0, len(modes.mode) - 1, PILOT_BINS).astype(int))
+        evidence = np.stack([pilot.under(root)[2] for root in roots], axis=1)
+        share = Mixture.of(evidence, counts).weights.mean(0)
+        chosen = np.flatnonzero(share >= min(LEAST_SHARE, share.max())).tolist()
+    posteriors = [modes.under(roots[number]) for number in chosen]
     evidence = np.stack([each[2] for each in posteriors], axis=1)
-    weights = Mixture.of(evidence, counts).weights
-    return weights, [(mean, covariance) for mean, covariance, _ in posteriors]
+    weights = Mixture.of(evidence, counts[chosen]).weights
+    return chosen, weights, [(mean, covariance) for mean, covariance, _ in posteriors]
 
 
 def log_covariance(posterior: Posterior) -> Floats:

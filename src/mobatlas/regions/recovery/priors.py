@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import optimize, special
 
-from mobatlas.data.arrays import Floats
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery.solver import Modes
 
@@ -29,7 +29,7 @@ ATTRIBUTE_SD = 0.2  # prior median of s_a
 LOG_SD = 1.5  # prior standard deviation of their logarithms
 ATTRIBUTES_SHARE = 0.8  # of differences between real groups, which attributes explain together
 JITTER = 1e-8
-SCALES = (1 / 16, 1 / 4, 1.0, 4.0)  # of all variances between groups
+SCALES = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)  # of all variances between groups
 DOMINANT = 0.8  # of the variance, in variants where one factor dominates
 CONCENTRATION = 4.0  # prior bins with the variances of all bins together
 OTHER_BINS = 0.25  # prior bins with each other variant
@@ -153,7 +153,7 @@ def average(weights: Floats, parts: Sequence[tuple[Floats, Floats]]) -> tuple[Fl
     return mean, covariance
 
 
-def select_modes(modes: Modes, bins: slice) -> Modes:
+def select_modes(modes: Modes, bins: Ints) -> Modes:
     """The modes of some bins."""
     return replace(
         modes,

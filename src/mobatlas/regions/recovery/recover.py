@@ -55,8 +55,10 @@ GROUPS_EXPLAIN = 0.2
 # In rare bins, that share would let groups differ by many times the mean: the variance of log
 # ratios that is attributed to groups is limited, too. Of 0.5, 1 and 2, the same people support 1.
 MAX_LOG_VARIANCE = 1.0
+MAX_NAMED = 4  # groups in one note
 METHODS = ("bayes", "least-squares", "simplex")
 MAX_LOG_VARIANCE = 1.0
+NOTABLE = 0.05  # a smaller difference of a logarithm is none
 MAY_BE_ZERO = 0.25  # a larger variance of log ratios: groups may be without a feature
 DOUBTFUL = 0.5  # a larger probability that composition does not matter is reported
 CONTRADICTS = 0.5  # so is a table with a larger discrepancy, in logarithms
@@ -192,6 +194,7 @@ def _select_features(recovery: Recovery, size: int) -> Recovery:
         log_covariance=recovery.log_covariance[:size],
         baseline=recovery.baseline[:size],
         group_share=recovery.group_share[:size],
+        regions_differ=recovery.regions_differ[:size],
         sources={name: each[:, :size] for name, each in recovery.sources.items()},
         **{name: getattr(recovery, name)[:, :size] for name in columns},
     )
@@ -246,15 +249,11 @@ class _Recoverer:
         v = regions.aggregates
         self._population, mean = population_mean(self._shares, v)
         spread = mean if v.spread is None else v.spread
-        self._level_variance = np.zeros(len(mean))
         if v.noise is not None:
-            mean, self._level_variance = _mean_despite_noise(v, mean, spread)
-        elif not v.pooled:
-            self._level_variance = spread / v.n.sum()
+            mean = _mean_despite_noise(v, spread)
         # With published noise, the mean of the population is a better estimate.
         if regions.population is not None and v.noise is not None:
             mean = regions.population.values
-            self._level_variance = spread / regions.population.n
         self._mean = np.maximum(mean, 0)  # noise may make the mean of a rare place negative
         ratio = spread / np.maximum(self._mean, 1e-300)
         self._dispersion = np.clip(ratio, *DISPERSION)
@@ -286,9 +285,6 @@ class _Recoverer:
                 prefix = f"{name} " if len(maps) > 1 else ""
                 self._fit(name, visited, prefix)
         means = np.where(self._mean > 0, np.exp(self._log_means).T, 0.0)
-        # The level of a bin, which all groups share, is as uncertain as its population mean.
-        relative_sd = np.sqrt(self._level_variance) / np.maximum(self._mean, 1e-300)
-        self._log_covariance += np.minimum(relative_sd, 1.0)[:, None, None] ** 2
         known = np.asarray(sum(self._sources.values())) if self._sources else 0.0
         sources = {
             name: each if name != "assumption" else np.maximum(1 - (known - each), 0.0)
@@ -304,11 +300,12 @@ class _Recoverer:
             shares=self._population,
             variances=self._variances,
             group_share=self._group_share,
+            regions_differ=np.abs(np.log(self._region_ratio)).max(1) > NOTABLE,
             transfer=self._transfer,
             sources=sources,
             resolution=self._resolution(),
-            notes=tuple(self._notes),
         )
+        recovery = replace(recovery, notes=(*self._notes, *_assumed_groups(recovery)))
         if self._confounded:
             return replace(recovery, targets=means)
         return replace(recovery, targets=sample_like(recovery, self._regions, self._dispersion))
@@ -466,6 +463,25 @@ class _Recoverer:
         return np.where(prior > MAY_BE_ZERO, np.maximum(visit, attributed), visit)
 
 
+def _assumed_groups(recovery: Recovery) -> list[str]:
+    """A note on groups whose intervals rest on assumptions more than on evidence."""
+    assumed = recovery.sources.get("assumption")
+    total = float(recovery.baseline.sum())
+    if assumed is None or len(recovery.groups) < 2 or not total > 0:
+        return []
+    share = assumed @ recovery.baseline / total  # (groups,)
+    names = [recovery.groups.names[number] for number in np.flatnonzero(share > MOSTLY_PRIOR)]
+    if not names:
+        return []
+    which = "all groups" if len(names) == len(recovery.groups) else "; ".join(names[:MAX_NAMED])
+    more = f" and {len(names) - MAX_NAMED} more groups" if len(names) > MAX_NAMED else ""
+    return [
+        f"the evidence says little about {which}{more}. Their estimates stay close to the average "
+        "of the population, and their intervals assume that groups differ as much as usual. A "
+        "behaviour that only some groups have may lie outside"
+    ]
+
+
 def _columns(values: Floats, bins: Ints) -> Floats:
     """Columns of a large table: a view if they are adjacent."""
     if len(bins) and int(bins[-1] - bins[0]) == len(bins) - 1:
@@ -473,13 +489,12 @@ def _columns(values: Floats, bins: Ints) -> Floats:
     return values[:, bins]
 
 
-def _mean_despite_noise(v: Aggregates, mean: Floats, spread: Floats) -> tuple[Floats, Floats]:
-    """The mean over regions (features,) and its variance: noisy regions count less."""
+def _mean_despite_noise(v: Aggregates, spread: Floats) -> Floats:
+    """The mean over regions (features,): regions with more noise count less."""
     assert v.noise is not None
     people = np.maximum(spread, 1e-12) / v.n[:, None]  # (regions, features) variance of a mean
     weight = np.where(np.isnan(v.values), 0.0, 1 / (people + v.noise))
-    total = np.maximum(weight.sum(0), 1e-300)
-    return (weight * np.nan_to_num(v.values)).sum(0) / total, 1 / total
+    return (weight * np.nan_to_num(v.values)).sum(0) / np.maximum(weight.sum(0), 1e-300)
 
 
 def _check_regions(regions: Regions) -> None:

@@ -39,29 +39,31 @@ def fit_regions(model: MapModel, bins: Ints, slopes: Slopes) -> MapFit:
     variants = _variants(factors, slopes)
     counts = np.array([count for _, count in variants])
 
-    def fit(chosen: Slopes) -> tuple[Modes, Floats, list[Posterior]]:
+    def fit(chosen: Slopes) -> tuple[Modes, list[Slopes], Floats, list[Posterior]]:
         covariance = factors.covariance(chosen.shown())
         weight = regions.weight(slopes.effect, covariance)
         observed = Observed(regions.values, weight, regions.centre)
         modes = find_modes(rows, observed, model.region_root(covariance))
         roots = [model.region_root(factors.covariance(each.shown())) for each, _ in variants]
-        weights, parts = mixture(modes, roots, counts)
-        return modes, weights, [(mean[:, :d], c[:, :d, :d]) for mean, c in parts]
+        numbers, weights, parts = mixture(modes, roots, counts)
+        priors = [variants[number][0] for number in numbers]
+        return modes, priors, weights, [(mean[:, :d], c[:, :d, :d]) for mean, c in parts]
 
-    modes, weights, parts = fit(slopes)
-    best = variants[int(weights.mean(0).argmax())][0]
+    modes, priors, weights, parts = fit(slopes)
+    best = priors[int(weights.mean(0).argmax())]
     if best is not slopes:
-        modes, weights, parts = fit(best)
+        modes, priors, weights, parts = fit(best)
     shown = average(weights, parts)
     posterior = shown
     if slopes.context is not None:
         attributed = [
-            _attribute(model, each, part) for (each, _), part in zip(variants, parts, strict=True)
+            _attribute(model, each, part) for each, part in zip(priors, parts, strict=True)
         ]
         posterior = average(weights, attributed)
     if slopes.doubt > NEGLIGIBLE:
         posterior = _doubted(model, bins, slopes, posterior)
-    return _finish(model, bins, posterior, shown[0], (modes, best))
+    prior = _prior_variance(model, bins, slopes, (priors, weights))
+    return _finish(model, bins, posterior, shown[0], (modes, best, prior))
 
 
 def _variants(factors: GroupFactors, slopes: Slopes) -> list[tuple[Slopes, float]]:
@@ -98,7 +100,8 @@ def _doubted(model: MapModel, bins: Ints, slopes: Slopes, posterior: Posterior) 
     own = slopes.own if model.confounded else model.usual_variances(bins)
     centring = np.eye(len(model.population)) - model.population
     centred = centring @ model.factors.covariance(own) @ centring.T
-    prior = np.broadcast_to(centred, covariance.shape)
+    level = np.einsum("a,jab,b->j", model.population, covariance, model.population)
+    prior = centred + level[:, None, None]
     weights = np.tile([1 - slopes.doubt, slopes.doubt], (len(mean), 1))
     return average(weights, [posterior, (np.zeros_like(mean), prior)])
 
@@ -108,19 +111,18 @@ def _finish(
     bins: Ints,
     posterior: Posterior,
     shown: Floats,
-    fitted: tuple[Modes, Slopes],
+    fitted: tuple[Modes, Slopes, Floats],
 ) -> MapFit:
     """Ratios as means that average to the population, with the information of regions."""
-    modes, slopes = fitted
+    modes, slopes, prior = fitted
     own = model.factors.covariance(slopes.own)
     confounder = None if slopes.context is None else model.factors.covariance(slopes.context)
     surface = np.full(modes.information.shape[1] - len(own), SURFACE_SD**2)
     informed = effective_information(modes.information, slice(0, len(own)), surface, confounder)
-    prior = own if not slopes.doubt > NEGLIGIBLE else _prior(model, bins, slopes)
     return MapFit(
         log_means=normalised(model, bins, posterior[0]),
         log_covariance=log_covariance(posterior),
-        prior_variance=np.tile(contrast_variance(model.population, prior), (len(bins), 1)),
+        prior_variance=prior,
         region_ratio=np.exp(link(shown)),
         sources=shares_of_information(
             model.population, own + LEVEL, {REGIONS: (1 - slopes.doubt) * informed}
@@ -130,6 +132,17 @@ def _finish(
     )
 
 
-def _prior(model: MapModel, bins: Ints, slopes: Slopes) -> Floats:
-    own = slopes.own if model.confounded else model.usual_variances(bins)
-    return model.factors.covariance(own)
+def _prior_variance(
+    model: MapModel, bins: Ints, slopes: Slopes, mixed: tuple[list[Slopes], Floats]
+) -> Floats:
+    """Prior variances (bins, groups) of log ratios to the population, averaged over variants."""
+    priors, weights = mixed
+
+    def variance(own: Floats) -> Floats:
+        return contrast_variance(model.population, model.factors.covariance(own))
+
+    fitted = weights @ np.stack([variance(each.own) for each in priors])
+    if slopes.doubt <= NEGLIGIBLE:
+        return np.asarray(fitted)
+    doubted = variance(slopes.own if model.confounded else model.usual_variances(bins))
+    return np.asarray((1 - slopes.doubt) * fitted + slopes.doubt * doubted)

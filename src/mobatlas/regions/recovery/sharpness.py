@@ -10,8 +10,6 @@ from a sample of held-out people.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from mobatlas.data.arrays import Floats, Ints
@@ -59,9 +57,7 @@ def _maximise(regions: Regions, means: Floats, bins: Ints) -> Floats:
     return means
 
 
-def _samples(
-    recovery: Recovery, regions: Regions, dispersion: Floats, bins: Ints
-) -> Sequence[Floats]:
+def _samples(recovery: Recovery, regions: Regions, dispersion: Floats, bins: Ints) -> Floats:
     """Mean counts of simulated held-out people of each group (draws, groups, bins)."""
     rng = np.random.default_rng(SEED)
     n = HELD_OUT * regions.aggregates.n.sum() * recovery.shares  # (groups,)
