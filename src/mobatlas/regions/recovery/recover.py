@@ -36,6 +36,7 @@ from mobatlas.regions.recovery.priors import GroupFactors
 from mobatlas.regions.recovery.sharpness import sample_like
 from mobatlas.regions.recovery.solver import Observed, Rows
 from mobatlas.regions.types import (
+    Families,
     GroupEvidence,
     Recovery,
     Regions,
@@ -145,6 +146,9 @@ def recover(
     parents = regions.parents if parents is None else parents
     complete = _with_parents(regions, parents)
     recovery = _Recoverer(complete, options, parents).recover()
+    assert recovery.log_covariance is not None
+    families = Families.of(recovery.features, recovery.log_covariance, parents)
+    recovery = replace(recovery, families=families)
     if complete is not regions:
         recovery = _select_features(recovery, len(regions.aggregates.features))
     for warning in () if quiet else (*confounding(recovery), *recovery.notes):
@@ -185,6 +189,7 @@ def _select_features(recovery: Recovery, size: int) -> Recovery:
     return replace(
         recovery,
         features=recovery.features[:size],
+        families=recovery.families and recovery.families.select(size),
         log_covariance=recovery.log_covariance[:size],
         baseline=recovery.baseline[:size],
         group_share=recovery.group_share[:size],
