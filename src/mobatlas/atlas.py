@@ -209,9 +209,12 @@ class AtlasModel:
         region: str | None = None,
         anchors: np.ndarray[Any, Any] | Path | str | None = None,
         calibrate: bool | None = None,
+        posterior: bool = False,
         seed: int = 0,
     ) -> pa.Table:
         """Sample trajectories into an Arrow table with one row per visit.
+
+        Its schema metadata says which features the evidence informs.
 
         Parameters
         ----------
@@ -226,6 +229,8 @@ class AtlasModel:
         calibrate
             Select samples so that groups have the estimated means. If None, samples of groups are
             calibrated whenever the model has a calibration.
+        posterior
+            Spread the samples of each group over posterior draws of its means; see `SampleRequest`.
         seed
             Random seed.
 
@@ -250,7 +255,12 @@ class AtlasModel:
                 out,
                 n,
                 SampleRequest(
-                    group=group, region=region, anchors=anchors, calibrate=calibrate, seed=seed
+                    group=group,
+                    region=region,
+                    anchors=anchors,
+                    calibrate=calibrate,
+                    posterior=posterior,
+                    seed=seed,
                 ),
                 dataset=self.dataset,
             )

@@ -138,6 +138,28 @@ class GroupEvidence:
     def rows(self) -> int:
         return len(self.shares)
 
+    @property
+    def title(self) -> str:
+        """The evidence in a sentence, such as "200 labelled people"."""
+        return (
+            f"{self.n.sum():,.0f} {self.name}"
+            if self.kind == "labelled"
+            else f"the table {self.name}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Facts for JSON: which evidence this is, and about which feature maps."""
+        people = float(self.n.sum())
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "title": self.title,
+            "rows": self.rows,
+            "people": people if np.isfinite(people) else None,
+            "features": list(bins_by_map(self.features)),
+            "same_population": self.same_population,
+        }
+
 
 @dataclass(frozen=True)
 class ReportedEvidence:
@@ -222,9 +244,7 @@ class Families:
     ) -> Families:
         """The families of features whose covariance includes that of their parent."""
         position = {name: number for number, name in enumerate(features)}
-        names = dict.fromkeys(
-            parents[name] for name in features if parents.get(name) in position
-        )
+        names = dict.fromkeys(parents[name] for name in features if parents.get(name) in position)
         rows = np.array([position[name] for name in names], dtype=np.int64)
         number = {name: k for k, name in enumerate(names)}
         parent = np.array([number.get(parents.get(name, name), -1) for name in features])

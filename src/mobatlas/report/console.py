@@ -232,6 +232,14 @@ def generated_table(facts: Mapping[str, Any]) -> RenderableType:
             f"calibrated {each['after']['js']:.4f}"
             for name, each in calibration["groups"].items()
         ]
+    posterior = facts.get("posterior")
+    if posterior:
+        lines.append(
+            f"{posterior['draws']} posterior draws (column draw); samples show "
+            f"{min(posterior['spread'], 1):.0%} of their spread"
+        )
+    if facts.get("informed"):
+        lines.append(facts["informed"]["others"])
     return _lines(lines)
 
 
