@@ -15,11 +15,11 @@ from scipy import special
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
+from mobatlas.regions.posterior import Families, Posterior
 
 BLOCK_CELLS = 4_000_000  # regions x features that a computation copies at once
 REST = "rest"
 MIN_REST = 30  # people
-EQUAL = 1e-9  # a smaller difference of variances is a rounding error
 MIN_REST_SHARE = 0.01  # of the population: rounding errors dominate a smaller rest
 
 
@@ -228,77 +228,6 @@ class Regions:
 
 
 @dataclass(frozen=True)
-class Families:
-    """The parent of each feature, and the errors that features of one parent share.
-
-    An error in the mean of a category moves all its places. A parent is in its own family.
-    """
-
-    names: tuple[str, ...]  # of the parents
-    parent: Ints  # (features,) number of the parent, -1 for none
-    covariance: Floats  # (parents, groups, groups) of log M of the parents
-
-    @classmethod
-    def of(
-        cls, features: Sequence[str], log_covariance: Floats, parents: Mapping[str, str]
-    ) -> Families:
-        """The families of features whose covariance includes that of their parent."""
-        position = {name: number for number, name in enumerate(features)}
-        names = dict.fromkeys(parents[name] for name in features if parents.get(name) in position)
-        rows = np.array([position[name] for name in names], dtype=np.int64)
-        number = {name: k for k, name in enumerate(names)}
-        parent = np.array([number.get(parents.get(name, name), -1) for name in features])
-        variances = np.diagonal(log_covariance, axis1=1, axis2=2)  # (features, groups)
-        inherits = np.zeros(len(features), dtype=bool)
-        if names:
-            inherits = (variances >= variances[rows][parent] - EQUAL).all(1)
-        return cls(tuple(names), np.where(inherits, parent, -1), log_covariance[rows])
-
-    def select(self, size: int) -> Families:
-        """The families of the first features."""
-        return replace(self, parent=self.parent[:size])
-
-
-def draw_logs(
-    log_covariance: Floats, families: Families | None, n: int, seed: int = 0
-) -> Iterator[Floats]:
-    """Yield n draws of the error of log M (groups, features).
-
-    Draw number k does not depend on n. Features of one family share the error of their parent;
-    apart from this, features are independent. Groups are independent too if only variances
-    (features, groups) are given.
-    """
-    root = _roots(log_covariance)
-    rng = np.random.default_rng(seed)
-    if families is None or not len(families.names):
-        for _ in range(n):
-            yield _correlated(root, rng)
-        return
-    parent = families.parent
-    known = parent >= 0
-    root[known] = _roots(log_covariance[known] - families.covariance[parent[known]])
-    shared_root = _roots(families.covariance)
-    shared_rng = np.random.default_rng([seed, 1])  # another stream
-    for _ in range(n):
-        shared = _correlated(shared_root, shared_rng)  # (groups, parents)
-        yield _correlated(root, rng) + np.where(known, shared[:, parent], 0)
-
-
-def _roots(covariance: Floats) -> Floats:
-    """A root of each covariance (rows, groups, groups), or of variances (rows, groups)."""
-    if covariance.ndim == 2:
-        return np.sqrt(covariance)
-    values, vectors = np.linalg.eigh(covariance)
-    return np.asarray(vectors * np.sqrt(np.maximum(values, 0))[:, None])
-
-
-def _correlated(root: Floats, rng: np.random.Generator) -> Floats:
-    """Gaussian noise (groups, rows) with the covariances that `_roots` had."""
-    noise = rng.normal(size=root.shape[:2])
-    return (root * noise).T if root.ndim == 2 else np.einsum("jab,jb->aj", root, noise)
-
-
-@dataclass(frozen=True)
 class Recovery:
     """Estimated group means, with their uncertainty.
 
@@ -366,10 +295,14 @@ class Recovery:
             low = np.where(low < self.resolution, 0.0, low)
         return low, self.means * np.exp(reach)
 
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior of M, to draw from."""
+        return Posterior(self.features, self.means, self._log_covariance, self.families)
+
     def draws(self, n: int, seed: int = 0) -> Floats:
-        """Draws of M from the posterior (n, groups, features); see `draw_logs`."""
-        draws = draw_logs(self._log_covariance, self.families, n, seed)
-        return np.asarray(self.means * np.exp(list(draws)))
+        """Draws of M from the posterior (n, groups, features); see `Posterior.draws`."""
+        return self.posterior.draws(n, seed)
 
     def evidence_by_map(self) -> dict[str, float]:
         """Feature map -> share of the information on group means that is not assumption."""

@@ -22,14 +22,15 @@ from mobatlas.errors import MobatlasError
 from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
 from mobatlas.io.manifest import read_parquet, refuse_corrupt, write_atomic, write_json
 from mobatlas.progress import SILENT, Tracker
+from mobatlas.regions.posterior import Families, Posterior
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
-from mobatlas.regions.types import Families
 from mobatlas.supervision.calibration import (
     CalibratedSampler,
     Calibration,
     CalibrationConfig,
     fit_calibration,
 )
+from mobatlas.supervision.draws import DrawnCalibration, calibrate_draws, drawn_moments
 from mobatlas.supervision.evidence import (
     Evidence,
     describe_informed,
@@ -37,7 +38,6 @@ from mobatlas.supervision.evidence import (
     shrunk_shares,
 )
 from mobatlas.supervision.moments import Moments, Phi
-from mobatlas.supervision.posterior import DrawnCalibration, Posterior, calibrate_draws
 
 MEANS = "group_means.parquet"
 CURVE = "curve.jsonl"
@@ -244,7 +244,7 @@ def load_draws(
     posterior = refuse_without_posterior(model)
     moments = load_moments(model)
     assert moments is not None
-    drawn = posterior.moments(moments, *draws)
+    drawn = drawn_moments(posterior, moments, *draws)
     seed = model.manifest.seed or 0
     fitted = calibrate_draws(model.generator, drawn, calibration, form, seed, tracker)
     return DrawnCalibration(*fitted, *draws, joint=posterior.is_joint)

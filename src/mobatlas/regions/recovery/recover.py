@@ -20,6 +20,7 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.progress import log
 from mobatlas.regions.composition import refuse_empty_regions
+from mobatlas.regions.posterior import Families
 from mobatlas.regions.recovery.composition_error import CompositionError, calibrate_composition
 from mobatlas.regions.recovery.geography import confounding, surface, transfer
 from mobatlas.regions.recovery.least_squares import fit_least_squares
@@ -36,7 +37,6 @@ from mobatlas.regions.recovery.priors import GroupFactors
 from mobatlas.regions.recovery.sharpness import sample_like
 from mobatlas.regions.recovery.solver import Observed, Rows
 from mobatlas.regions.types import (
-    Families,
     GroupEvidence,
     Recovery,
     Regions,

@@ -16,7 +16,8 @@ import numpy as np
 from mobatlas.data.arrays import Floats
 from mobatlas.generators.protocol import Generator
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.regions.types import Families, bins_by_map, draw_logs
+from mobatlas.regions.posterior import Posterior
+from mobatlas.regions.types import bins_by_map
 from mobatlas.supervision.calibration import (
     RIDGE_FACTORS,
     Calibration,
@@ -30,41 +31,6 @@ from mobatlas.supervision.moments import Moments, tilt_to_mean
 
 LEAST_CAP = 5.0  # draws are further from the samples of a model than the estimate is
 SPREAD_DRAWS = 2  # the draws whose distance is compared with that of the samples they select
-
-
-@dataclass(frozen=True)
-class Posterior:
-    """The posterior of group means in a MODEL folder."""
-
-    features: tuple[str, ...]
-    medians: Floats  # (groups, features)
-    log_covariance: Floats  # (features, groups, groups), or variances (features, groups)
-    families: Families | None = None
-
-    @property
-    def is_joint(self) -> bool:
-        """Whether the covariance of groups is known; without it, groups are independent."""
-        return self.log_covariance.ndim == 3
-
-    def moments(self, moments: Moments, n: int, seed: int) -> Moments:
-        """The moments of n draws, their means stacked: (draws x groups, features).
-
-        The number of visits, if the evidence does not have it, follows the total of the draw.
-        """
-        size = len(self.features)
-        number = moments.phi.visits[size:]
-        first = bins_by_map(self.features)[self.features[0].partition(":")[0]]
-        usual = np.maximum(self.medians[:, first].sum(1), 1e-300)  # (groups,)
-        rows: list[Floats] = []
-        for draw in draw_logs(self.log_covariance, self.families, n, seed):
-            means = self.medians * np.exp(draw)
-            level = means[:, first].sum(1) / usual
-            visits = [
-                tilt_to_mean(share, number, float(each)) if len(number) else share
-                for share, each in zip(moments.means[:, size:], level, strict=True)
-            ]
-            rows.append(np.hstack([means, visits]))
-        return replace(moments, means=np.vstack(rows))
 
 
 @dataclass(frozen=True)
@@ -88,6 +54,26 @@ class DrawnCalibration:
         }
 
 
+def drawn_moments(posterior: Posterior, moments: Moments, n: int, seed: int) -> Moments:
+    """The moments of n draws, their means stacked: (draws x groups, features).
+
+    The number of visits, if the evidence does not have it, follows the total of the draw.
+    """
+    size = len(posterior.features)
+    number = moments.phi.visits[size:]
+    first = bins_by_map(posterior.features)[posterior.features[0].partition(":")[0]]
+    usual = np.maximum(posterior.medians[:, first].sum(1), 1e-300)  # (groups,)
+    rows: list[Floats] = []
+    for means in posterior.draws(n, seed):
+        level = means[:, first].sum(1) / usual
+        visits = [
+            tilt_to_mean(share, number, float(each)) if len(number) else share
+            for share, each in zip(moments.means[:, size:], level, strict=True)
+        ]
+        rows.append(np.hstack([means, visits]))
+    return replace(moments, means=np.vstack(rows))
+
+
 def calibrate_draws(
     model: Generator,
     drawn: Moments,
@@ -103,7 +89,7 @@ def calibrate_draws(
     model
         The generator.
     drawn
-        The moments of draws, as `Posterior.moments` returns them.
+        The moments of draws, as `drawn_moments` returns them.
     base
         The calibration to the estimate; it decides pool, candidates and caps.
     form
@@ -121,7 +107,7 @@ def calibrate_draws(
 
     Examples
     --------
-    >>> drawn = posterior.moments(moments, 20, seed=1)  # doctest: +SKIP
+    >>> drawn = drawn_moments(posterior, moments, 20, seed=1)  # doctest: +SKIP
     >>> calibrate_draws(generator, drawn, calibration, "population")  # doctest: +SKIP
     """
     drawn = comparable_moments(model, drawn)
