@@ -10,14 +10,15 @@ mean has the variance
     V (1 + 1/D) + W/D + S/pool
 
 where S is the variance between samples, and `pool` the number of samples that calibrations were
-fitted on. If samples reach a share r of the distances between draws, V is divided by r squared.
+fitted on. For a feature map whose samples show a share r of the spread of the draws, V is divided
+by r squared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from scipy import sparse, special
@@ -30,7 +31,14 @@ from mobatlas.errors import MobatlasError
 MIN_DRAWS = 10  # the variance between fewer is too uncertain
 LEAST_SPREAD = 0.25  # a smaller share is not corrected for
 
-Statistic = Callable[[Trajectories], Any]
+
+class _FeatureMap(Protocol):
+    name: str
+
+    def counts(self, trajectories: Trajectories) -> Any: ...
+
+
+Statistic = _FeatureMap | Callable[[Trajectories], Any]
 
 
 @dataclass(frozen=True)
@@ -66,9 +74,8 @@ def posterior_intervals(
     samples
         Samples of `generate --posterior`, as `read_samples` returns them.
     statistic
-        A function of trajectories that returns one value for each, or a row of values: an array
-        or a sparse matrix (trajectories, statistics). Example: `build_feature("category",
-        vocabulary).counts`.
+        A feature map, or a function of trajectories that returns one value for each, or a row of
+        values: an array or a sparse matrix (trajectories, statistics).
     level
         Probability of each interval.
 
@@ -81,11 +88,12 @@ def posterior_intervals(
     --------
     >>> samples = read_samples("samples.parquet", vocabulary, groups)  # doctest: +SKIP
     >>> category = build_feature("category", vocabulary)  # doctest: +SKIP
-    >>> posterior_intervals(samples, category.counts).low  # doctest: +SKIP
+    >>> posterior_intervals(samples, category).low  # doctest: +SKIP
     """
     if not 0 < level < 1:
         raise MobatlasError(f"level {level:g}: give a probability between 0 and 1, such as 0.9")
-    values = statistic(samples.trajectories)
+    counts: Any = getattr(statistic, "counts", statistic)
+    values = counts(samples.trajectories)
     if not sparse.issparse(values):
         values = np.asarray(values, dtype=np.float64).reshape(len(samples.trajectories), -1)
     values = sparse.csr_array(values)
@@ -99,8 +107,10 @@ def posterior_intervals(
     between_samples = np.maximum(squares - total * means, 0).sum(1) / freedom  # S
     noise = between_samples * (1 / size).mean(1)  # W
     facts = samples.posterior or {}
-    reached = np.clip(facts.get("spread", 1.0), LEAST_SPREAD, 1.0)
-    posterior = _posterior_variance(means.var(1, ddof=1), noise, draws) / reached**2
+    shares = facts.get("spread", {})
+    reached = shares.get(getattr(statistic, "name", None), 1.0)
+    posterior = _posterior_variance(means.var(1, ddof=1), noise, draws)
+    posterior /= np.clip(reached, LEAST_SPREAD, 1.0) ** 2
     variance = posterior * (1 + 1 / draws) + noise / draws
     variance += between_samples / facts.get("pool", np.inf)
     mean = means.mean(1)

@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mobatlas.data.arrays import Flags, Floats, Ints
+from mobatlas.features.maps import pair_name
 
+CATEGORY = "category:"
+ROUNDS = 3  # of scaling transitions to either category
 EQUAL = 1e-9  # a smaller difference of variances is a rounding error
 
 
@@ -68,10 +71,23 @@ class Posterior:
     def draws(self, n: int, seed: int = 0) -> Floats:
         """Draws of M (n, groups, features); draw number k does not depend on n.
 
-        The places of a category have its error in common, and their sum moves with it. Apart from
-        this, features are independent.
+        Features that count the same visits agree: the places of a category have its error in
+        common and their sum moves with it, and so do transitions from and to a category. Apart
+        from this, features are independent.
         """
-        return np.array(list(self._draws(n, seed)))
+        pairs = _category_pairs(self.features)
+        return np.array([self._with_transitions(each, *pairs) for each in self._draws(n, seed)])
+
+    def _with_transitions(self, means: Floats, transitions: Ints, ends: Ints) -> Floats:
+        """Scale transitions (pairs,) such that sums by either end (pairs, 2) follow categories."""
+        for _ in range(ROUNDS if len(transitions) else 0):
+            for end in ends.T:
+                category, number = np.unique(end, return_inverse=True)
+                member = np.arange(len(category)) == number[:, None]  # (pairs, categories)
+                wanted = self.medians[:, transitions] @ member * means[:, category]
+                current = means[:, transitions] @ member * self.medians[:, category]
+                means[:, transitions] *= _ratio(wanted, current)[:, number]
+        return means
 
     def _draws(self, n: int, seed: int) -> Iterator[Floats]:
         root = _roots(self.log_covariance)
@@ -98,10 +114,32 @@ class Posterior:
         assert self.families is not None
         parent = self.families.parent[members]
         indicator = np.arange(len(self.families.names)) == parent[:, None]  # (members, parents)
-        before = self.medians[:, members] @ indicator  # (groups, parents)
-        after = np.maximum(means[:, members] @ indicator, 1e-300)
-        means[:, members] *= (before / after)[:, parent]
+        wanted = self.medians[:, members] @ indicator  # (groups, parents)
+        means[:, members] *= _ratio(wanted, means[:, members] @ indicator)[:, parent]
         return means
+
+
+def _ratio(wanted: Floats, current: Floats) -> Floats:
+    """Factors to reach the wanted sums; 1 where there is nothing to scale."""
+    return np.where(current > 0, wanted / np.where(current > 0, current, 1.0), 1.0)
+
+
+def _category_pairs(features: Sequence[str]) -> tuple[Ints, Ints]:
+    """The numbers of transitions (pairs,), and of the categories at their ends (pairs, 2)."""
+    position = {name: number for number, name in enumerate(features)}
+    categories = {
+        pair_name(name.removeprefix(CATEGORY)): number
+        for name, number in position.items()
+        if name.startswith(CATEGORY)
+    }
+    found = [
+        (position[name], first, second)
+        for start, first in categories.items()
+        for end, second in categories.items()
+        if (name := f"transitions:{start}>{end}") in position
+    ]
+    rows = np.array(found, dtype=np.int64).reshape(-1, 3)
+    return rows[:, 0], rows[:, 1:]
 
 
 def _roots(covariance: Floats) -> Floats:

@@ -234,9 +234,12 @@ def generated_table(facts: Mapping[str, Any]) -> RenderableType:
         ]
     posterior = facts.get("posterior")
     if posterior:
+        shares = ", ".join(
+            f"{min(share, 1):.0%} ({name})" for name, share in posterior["spread"].items()
+        )
         lines.append(
-            f"{posterior['draws']} posterior draws (column draw); samples show "
-            f"{min(posterior['spread'], 1):.0%} of their spread"
+            f"{posterior['draws']} posterior draws (column draw); share of their spread that the "
+            f"samples show: {shares}"
         )
     if facts.get("informed"):
         lines.append(facts["informed"]["others"])

@@ -277,12 +277,14 @@ def _spread_over_draws(model: Model, plan: Plan, request: SampleRequest, tracker
     drawn = load_draws(
         model, plan.calibration, plan.form, (request.draws, request.seed), _Calibrating(tracker)
     )
-    if drawn.spread < FAITHFUL:
+    low = {name: share for name, share in drawn.spread.items() if share < FAITHFUL}
+    if low:
         log.warning(
-            "%s: samples show %.0f %% of the spread of the posterior draws, because few samples "
-            "of the model differ enough; intervals from them are corrected for this",
+            "%s: the error bars of %s are too wide for the samples of this model, which show %s "
+            "of them; `posterior_intervals` corrects for this",
             model.path,
-            100 * drawn.spread,
+            " and ".join(low),
+            " and ".join(f"{share:.0%}" for share in low.values()),
         )
     return replace(
         plan, calibration=drawn.calibration, draws=request.draws, posterior=drawn.facts()

@@ -19,6 +19,7 @@ from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.posterior import Posterior
 from mobatlas.regions.types import bins_by_map
 from mobatlas.supervision.calibration import (
+    CAPS,
     RIDGE_FACTORS,
     Calibration,
     Choice,
@@ -29,8 +30,9 @@ from mobatlas.supervision.calibration import (
 )
 from mobatlas.supervision.moments import Moments, tilt_to_mean
 
+POPULATION = "population"  # a form of calibration
 LEAST_CAP = 5.0  # draws are further from the samples of a model than the estimate is
-SPREAD_DRAWS = 2  # the draws whose distance is compared with that of the samples they select
+ENOUGH = 0.9  # of the spread that the largest cap reaches: the cheapest that reaches it is used
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class DrawnCalibration:
     """The calibrations of all draws, and facts about them."""
 
     calibration: Calibration
-    spread: float  # share of the posterior spread that samples reach, see `calibrate_draws`
+    spread: dict[str, float]  # by feature map, see `calibrate_draws`
     draws: int
     seed: int  # of the draws
     joint: bool  # see `Posterior.is_joint`
@@ -50,7 +52,7 @@ class DrawnCalibration:
             "seed": self.seed,
             "joint": self.joint,
             "pool": self.calibration.pool,
-            "spread": round(self.spread, 4),
+            "spread": {name: round(share, 4) for name, share in self.spread.items()},
         }
 
 
@@ -81,7 +83,7 @@ def calibrate_draws(
     form: str,
     seed: int = 0,
     tracker: Tracker = SILENT,
-) -> tuple[Calibration, float]:
+) -> tuple[Calibration, dict[str, float]]:
     """Fit one form of the calibration for every draw and group.
 
     Parameters
@@ -102,8 +104,8 @@ def calibrate_draws(
     Returns
     -------
     tuple
-        The calibrations, and the share of the posterior spread that samples reach: the difference
-        between the means of two draws, of held-out samples relative to the posterior.
+        The calibrations, and by feature map the share of the posterior spread that samples reach:
+        the difference between the means of two draws, of held-out samples and of the posterior.
 
     Examples
     --------
@@ -111,33 +113,48 @@ def calibrate_draws(
     >>> calibrate_draws(generator, drawn, calibration, "population")  # doctest: +SKIP
     """
     drawn = comparable_moments(model, drawn)
-    size = len(drawn.groups)
-    targets = drawn.means.reshape(-1, size, drawn.means.shape[1])  # (draws, groups, features)
-    candidates = None if form == "population" else base.candidates
-    ridge = base.ridge * (1 if candidates is None else RIDGE_FACTORS[-1])
+    groups = len(drawn.groups)
+    targets = drawn.means.reshape(-1, groups, drawn.means.shape[1])  # (draws, groups, features)
+    candidates = None if form == POPULATION else base.candidates
     rows: dict[tuple[int, int], Weighting] = {}
-    spread = np.zeros(2)
+    spread = np.zeros((len(bins_by_map(drawn.phi.features)), 2))
     pools = sample_pools(model, drawn, base.pool, base.candidates, seed, tracker)
     for group, phi in enumerate(pools):
-        cap = max(base.population[group].cap, LEAST_CAP) if candidates is None else candidates
-        choice = Choice(float(cap), ridge)
         fits = [PoolFit(drawn, phi, target, base.ridge) for target in targets[:, group]]
+        choice, products = _choose(fits, base.population[group].cap, candidates)
+        spread += products
         for number, fit in enumerate(fits):
             rows[number, group] = fit.weighting(choice, candidates)
-        spread += _spread(fits[:SPREAD_DRAWS], choice, candidates)
+    weightings = tuple(rows[key] for key in sorted(rows))
     calibration = replace(
         base,
         features=drawn.phi.features,
-        **{form: tuple(rows[key] for key in sorted(rows))},
-        **{other: () for other in ("population", "fixed_anchors") if other != form},
+        population=weightings if form == POPULATION else (),
+        fixed_anchors=() if form == POPULATION else weightings,
     )
-    return calibration, float(spread[0] / max(spread[1], 1e-300))
+    shares = spread[:, 0] / np.maximum(spread[:, 1], 1e-300)
+    named = zip(bins_by_map(drawn.phi.features), shares.tolist(), strict=True)
+    return calibration, dict(named)
+
+
+def _choose(fits: list[PoolFit], cap: float, candidates: int | None) -> tuple[Choice, Floats]:
+    """The cheapest tilt with nearly the spread of the best, and its products (maps, 2)."""
+    ridge = fits[0].ridge
+    choices = [Choice(each, ridge) for each in CAPS if each >= max(cap, LEAST_CAP)]
+    if candidates is not None:
+        choices = [Choice(float(candidates), RIDGE_FACTORS[-1] * ridge)]
+    products = [_spread(fits[:2], choice, candidates) for choice in choices]
+    reached = [each[:, 0].sum() for each in products]
+    best = next(k for k, each in enumerate(reached) if each >= ENOUGH * max(reached))
+    return choices[best], products[best]
 
 
 def _spread(fits: list[PoolFit], choice: Choice, candidates: int | None) -> Floats:
-    """Products of the difference of two draws with that of their samples, and with itself (2,)."""
+    """By map, products of the difference of two draws with their samples' and with itself."""
     first, second = fits
     scale = first.moments.scale
     wanted = (first.target - second.target) / scale
     reached = [fit.held_out_mean(choice, candidates) / scale for fit in fits]
-    return np.array([(reached[0] - reached[1]) @ wanted, wanted @ wanted])
+    products = np.array([(reached[0] - reached[1]) * wanted, wanted**2])  # (2, features)
+    bins = bins_by_map(first.moments.phi.features).values()
+    return np.array([products[:, each].sum(1) for each in bins])
