@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mobatlas.data.arrays import Flags, Floats, Ints
+from mobatlas.data.arrays import Floats, Ints
 from mobatlas.features.maps import pair_name
 
 CATEGORY = "category:"
@@ -71,9 +71,9 @@ class Posterior:
     def draws(self, n: int, seed: int = 0) -> Floats:
         """Draws of M (n, groups, features); draw number k does not depend on n.
 
-        Features that count the same visits agree: the places of a category have its error in
-        common and their sum moves with it, and so do transitions from and to a category. Apart
-        from this, features are independent.
+        The places of a category have its error in common, and transitions from and to a category
+        move with it. Apart from this, features are independent. Sums of places are not scaled to
+        their category: that would make places which dominate it too certain.
         """
         pairs = _category_pairs(self.features)
         return np.array([self._with_transitions(each, *pairs) for each in self._draws(n, seed)])
@@ -102,21 +102,11 @@ class Posterior:
         root[known] = _roots(self.log_covariance[known] - families.covariance[parent])
         common_root = _roots(families.covariance)
         common_rng = np.random.default_rng([seed, 1])  # another stream
-        members = known & ~np.isin(self.features, families.names)
         for _ in range(n):
             common = _correlated(common_root, common_rng)  # (groups, parents)
-            means = self._keep_sums(self.medians * np.exp(_correlated(root, rng)), members)
+            means = self.medians * np.exp(_correlated(root, rng))
             means[:, known] *= np.exp(common[:, parent])
             yield means
-
-    def _keep_sums(self, means: Floats, members: Flags) -> Floats:
-        """Scale the places of each category so that their sum is that of their medians."""
-        assert self.families is not None
-        parent = self.families.parent[members]
-        indicator = np.arange(len(self.families.names)) == parent[:, None]  # (members, parents)
-        wanted = self.medians[:, members] @ indicator  # (groups, parents)
-        means[:, members] *= _ratio(wanted, means[:, members] @ indicator)[:, parent]
-        return means
 
 
 def _ratio(wanted: Floats, current: Floats) -> Floats:
