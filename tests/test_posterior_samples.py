@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,7 @@ def true_means(dataset: TrajectoryDataset, feature: str) -> tuple[Floats, Floats
 def naive_intervals(samples: Samples, feature: Any) -> tuple[Floats, Floats]:
     """The textbook: mean plus and minus 1.645 standard errors of independent samples."""
     ends = []
+    assert samples.groups is not None
     for group in np.unique(samples.groups):
         counts = feature.counts(samples.of_group(int(group))).toarray()
         reach = 1.645 * counts.std(0, ddof=1) / np.sqrt(len(counts))
@@ -142,7 +144,7 @@ def test_intervals_from_posterior_samples_cover_the_means_of_groups_and_naive_on
     world: World, tmp_path: Path, name: str
 ) -> None:
     model = world.supervised(name)
-    every = {"group": "all", "seed": 1}
+    every: dict[str, Any] = {"group": "all", "seed": 1}
     generate(model, tmp_path / "plain", 1_000, SampleRequest(calibrate=True, **every))
     generate(model, tmp_path / "drawn", 1_000, SampleRequest(posterior=True, **every))
     plain, drawn = (
@@ -405,6 +407,11 @@ def simulated(
     return Samples(Path("x"), trajectories, None, number), values
 
 
+def known(values: Floats) -> Callable[[Trajectories], Floats]:
+    """A statistic with these values."""
+    return lambda _: values
+
+
 @pytest.mark.parametrize("noise", [0.1, 1.0, 8.0])
 def test_intervals_have_the_width_of_the_posterior_whatever_the_sampling_noise(
     noise: float,
@@ -416,7 +423,7 @@ def test_intervals_have_the_width_of_the_posterior_whatever_the_sampling_noise(
     for _ in range(400):
         samples, values = simulated(rng, 20, 40, 1.0, noise)
         truth = rng.normal()
-        intervals = posterior_intervals(samples, lambda _, values=values: values)
+        intervals = posterior_intervals(samples, known(values))
         covered.append(intervals.low[0, 0] <= truth <= intervals.high[0, 0])
         widths.append(intervals.high[0, 0] - intervals.low[0, 0])
     assert 0.86 <= np.mean(covered) <= 0.97
@@ -429,7 +436,7 @@ def test_without_posterior_spread_intervals_show_little_more_than_sampling_noise
     widths = []
     for _ in range(100):
         samples, values = simulated(rng, 20, 50, 0.0, 1.0)
-        intervals = posterior_intervals(samples, lambda _, values=values: values)
+        intervals = posterior_intervals(samples, known(values))
         widths.append(intervals.high[0, 0] - intervals.low[0, 0])
     expected = 2 * 1.645 / np.sqrt(20 * 50)
     assert 1.0 < np.mean(widths) / expected < 3.5
@@ -449,7 +456,7 @@ def test_a_share_of_the_spread_widens_the_intervals_of_its_feature_map_alone() -
     halved = replace(samples, posterior={"spread": {"category": 0.5}})
     wide = posterior_intervals(halved, Map())
     assert (wide.high - wide.low) / (plain.high - plain.low) == pytest.approx(2, rel=0.02)
-    other = posterior_intervals(halved, lambda _: values)
+    other = posterior_intervals(halved, known(values))
     assert np.array_equal(other.high, plain.high)
 
 

@@ -33,7 +33,8 @@ LEAST_SPREAD = 0.25  # a smaller share is not corrected for
 
 
 class _FeatureMap(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def counts(self, trajectories: Trajectories) -> Any: ...
 
