@@ -133,7 +133,7 @@ def calibrate_draws(
         fixed_anchors=() if form == POPULATION else weightings,
     )
     shares = spread[:, 0] / np.maximum(spread[:, 1], 1e-300)
-    named = zip(bins_by_map(drawn.phi.features), shares.tolist(), strict=True)
+    named = zip(bins_by_map(drawn.phi.features), np.maximum(shares, 0).tolist(), strict=True)
     return calibration, dict(named)
 
 
@@ -145,7 +145,9 @@ def _choose(fits: list[PoolFit], cap: float, candidates: int | None) -> tuple[Ch
         choices = [Choice(float(candidates), RIDGE_FACTORS[-1] * ridge)]
     products = [_spread(fits[:2], choice, candidates) for choice in choices]
     reached = [each[:, 0].sum() for each in products]
-    best = next(k for k, each in enumerate(reached) if each >= ENOUGH * max(reached))
+    # Below zero, samples of held-out candidates differ in the wrong direction: the pool is small.
+    enough = max(reached) - (1 - ENOUGH) * abs(max(reached))
+    best = next(k for k, each in enumerate(reached) if each >= enough)
     return choices[best], products[best]
 
 
