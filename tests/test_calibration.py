@@ -536,3 +536,30 @@ def test_a_pool_has_the_homes_of_its_group(world: World) -> None:
         made = sampler.sample(5, group).trajectories.anchors
         assert np.array_equal(made, np.tile(moments.anchors[row], (5, 1)), equal_nan=True)
     assert calibration.population[SIX].before != calibration.population[0].before
+
+
+def test_a_group_of_a_later_draw_is_still_a_sample_of_that_group(
+    world: World, grouped: tuple[Generator, Calibration]
+) -> None:
+    """With equal tilts in both draws, the draw changes nothing at given anchors."""
+    model, calibration = grouped
+    twice = replace(
+        calibration,
+        population=2 * calibration.population,
+        fixed_anchors=2 * calibration.fixed_anchors,
+    )
+    one, two = (
+        CalibratedSampler.of(model, each, world.evidence.anchors) for each in (calibration, twice)
+    )
+    size = len(calibration.groups)
+    groups = np.array([0, SIX, UNKNOWN, size - 1])
+    later = np.where(groups == UNKNOWN, UNKNOWN, groups + size)
+    anchors = world.evidence.anchors[:4]
+    expected = one.sample_at_anchors(groups, anchors, 3)
+    assert same(two.sample_at_anchors(later, anchors, 3), expected)
+    # Of the population, draws have candidates of their own, with the group's acceptance.
+    drawn = [two.sample(200, SIX + draw * size, 3) for draw in (0, 1)]
+    assert same(drawn[0].trajectories, one.sample(200, SIX, 3).trajectories)
+    assert not same(drawn[0].trajectories, drawn[1].trajectories)
+    gaps = [distance(world, each.trajectories, SIX) for each in drawn]
+    assert gaps[1] == pytest.approx(gaps[0], rel=0.5)

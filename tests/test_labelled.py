@@ -21,10 +21,12 @@ from mobatlas import (
     prepare,
     write_city_folder,
 )
+from mobatlas.groups import Groups
 from mobatlas.regions.build import RegionsOptions
+from mobatlas.regions.identifiability import diagnose_regions
 from mobatlas.regions.labelled import _draw
-from mobatlas.regions.types import Regions
-from tests.outcomes import refused
+from mobatlas.regions.types import Aggregates, Composition, GroupEvidence, Regions
+from tests.outcomes import refused, run
 
 ORDER = ("<30, M", "<30, F", "30-40, M", "30-40, F", "40-50, M", "40-50, F", ">50, M", ">50, F")
 
@@ -351,3 +353,69 @@ def test_impossible_sources_of_labels_are_refused(city: Path, tmp_path: Path) ->
         with pytest.raises(MobatlasError, match=re.escape(sentence)):
             build(city, tmp_path / "out", **options)
         assert not (tmp_path / "out").exists()
+
+
+# ---- which groups all evidence distinguishes
+
+
+def two_alike(*evidence: GroupEvidence) -> Regions:
+    """Two regions of equal composition: they tell women from men in nothing."""
+    groups = Groups.of({"sex": ("M", "F")})
+    regions = ("north", "south")
+    n = np.full(2, 400.0)
+    composition = Composition(groups, regions, np.full((2, 2), 0.5), n)
+    bins = ("category:gym", "transitions:gym>gym")
+    aggregates = Aggregates(regions, bins, np.full((2, 2), 2.0), n, spread=np.full(2, 4.0))
+    return Regions(composition, aggregates, True, evidence=evidence)
+
+
+def means_of_either(**changes: Any) -> GroupEvidence:
+    """A table with a mean of each sex."""
+    values = np.array([[1.0], [3.0]])
+    facts: dict[str, Any] = {
+        "name": "trips.csv",
+        "kind": "table",
+        "shares": np.eye(2),
+        "features": ("category:gym",),
+        "values": values,
+        "n": np.full(2, 100.0),
+    }
+    return GroupEvidence(**(facts | changes))
+
+
+def test_people_of_either_group_identify_what_regions_do_not() -> None:
+    alone = diagnose_regions(two_alike())
+    assert alone.effective_rank == 1 and alone.effective_rank_with_evidence is None
+    assert not alone.contrasts[0].identified
+    labelled = means_of_either(name="labelled people", kind="labelled")
+    both = diagnose_regions(two_alike(labelled))
+    assert (both.effective_rank, both.effective_rank_with_evidence) == (1, 2)
+    assert both.evidence == ("200 labelled people",) and both.contrasts[0].identified
+    # M - F is measured by 100 people of each: the root of 1/100 + 1/100 standard deviations.
+    assert both.contrasts[0].standard_error == pytest.approx(np.sqrt(0.02))
+
+
+def test_a_table_with_standard_errors_counts_as_the_people_that_they_imply() -> None:
+    """A variance of 4 and a standard error of 0.4 are those of 25 people."""
+    table = means_of_either(n=np.full(2, np.inf), standard_error=np.full((2, 1), 0.4))
+    contrast = diagnose_regions(two_alike(table)).contrasts[0]
+    assert contrast.standard_error == pytest.approx(np.sqrt(2 / 25))
+
+
+def test_a_table_of_other_people_does_not_count_and_a_partial_one_says_what_it_lacks() -> None:
+    elsewhere = diagnose_regions(two_alike(means_of_either(same_population=False)))
+    assert elsewhere.effective_rank_with_evidence == 1 and not elsewhere.contrasts[0].identified
+    assert any("the table trips.csv is about other people" in each for each in elsewhere.warnings)
+    partial = diagnose_regions(two_alike(means_of_either()))
+    assert "the table trips.csv says nothing about transitions" in partial.warnings
+
+
+def test_the_command_counts_labelled_people(city: Path, tmp_path: Path) -> None:
+    build(city, tmp_path / "alone", features=("category",))
+    build(city, tmp_path / "both", features=("category",), labelled_sample=160)
+    alone, both = (run("diagnose", tmp_path / name) for name in ("alone", "both"))
+    assert (alone.code, both.code) == (0, 0)
+    assert "labelled people" not in alone.out
+    said = " ".join(both.out.split())
+    assert "With 160 labelled people, all 8 groups can be distinguished." in said
+    assert "not identified" in alone.out and "not identified" not in both.out

@@ -152,6 +152,8 @@ def test_the_report_fetches_nothing_and_summarises_the_results(finished: Path) -
     )
     for name in ("<30, M", ">50, F", "everybody"):
         assert name in text
+    assert "What the evidence informs" in text
+    assert "For all other behaviour samples show the average of the population." in text
 
 
 def test_a_run_without_labels_says_what_cannot_be_measured(finished: Path, tmp_path: Path) -> None:

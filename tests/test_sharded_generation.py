@@ -158,6 +158,8 @@ def test_shards_of_calibrated_samples_are_the_whole(
         "given": {"n": 520, "anchors": homes},
         "region": {"n": 520, "region": REGION},
         "population": {"n": PIECE + 300, "group": GROUP, "coarsen": 0.5},
+        "draws": {"n": 520, "anchors": homes, "posterior": True, "draws": 10},
+        "draws of a group": {"n": PIECE + 300, "group": GROUP, "posterior": True, "draws": 10},
     }
     for name, options in ways.items():
         (tmp_path / name).mkdir()

@@ -154,11 +154,15 @@ def test_a_model_keeps_recovered_means_and_anchors_of_training_people_and_nobody
     model = world.supervised("tilt")
     dataset = world.dataset
     means = pd.read_parquet(model / "group_means.parquet")
-    assert list(means) == ["group", "feature", "mean", "population", "sd", "covariance", "tilt"]
-    assert means.drop(columns="sd").notna().all().all() and dataset.groups is not None
+    drawn = ["median", "parent", "parent_covariance"]  # for posterior samples
+    columns = ["group", "feature", "mean", "population", "sd", "covariance", "tilt", *drawn]
+    assert list(means) == columns and dataset.groups is not None
+    assert means.drop(columns=["sd", *drawn]).notna().all().all()
+    assert means["parent"].isna().all(), "only places have parents"
     estimated = ~means["feature"].str.startswith(
         "visits:"
     )  # which is not recovered from regions, and has no error bar
+    assert (means["median"].notna() == estimated).all()
     assert (
         (means["sd"][estimated] >= 0).all()
         and means["sd"][~estimated].isna().all()

@@ -13,6 +13,7 @@ _NAMES = {
     "mobatlas.config": "CityConfig PrepareConfig RunConfig load_run",
     "mobatlas.data.city": "City simulate write_city_folder",
     "mobatlas.data.dataset": "Batch TrajectoryDataset",
+    "mobatlas.data.intervals": "PosteriorIntervals posterior_intervals",
     "mobatlas.data.prepare.pipeline": "Summary prepare",
     "mobatlas.data.samples": "Samples read_samples",
     "mobatlas.data.trajectories": "Trajectories",

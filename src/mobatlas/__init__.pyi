@@ -25,6 +25,8 @@ from mobatlas.data.city import (
 )
 from mobatlas.data.dataset import Batch as Batch
 from mobatlas.data.dataset import TrajectoryDataset as TrajectoryDataset
+from mobatlas.data.intervals import PosteriorIntervals as PosteriorIntervals
+from mobatlas.data.intervals import posterior_intervals as posterior_intervals
 from mobatlas.data.prepare.pipeline import Summary as Summary
 from mobatlas.data.prepare.pipeline import prepare as prepare
 from mobatlas.data.samples import Samples as Samples

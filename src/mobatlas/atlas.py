@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from mobatlas.pipeline.supervise import DEFAULT_OPTIONS, SuperviseOptions, super
 from mobatlas.pipeline.train import train
 from mobatlas.sampling.generate import generate
 from mobatlas.sampling.request import SampleRequest
-from mobatlas.supervision.store import CALIBRATION_FILES
+from mobatlas.supervision.store import is_calibrated
 from mobatlas.training.loop import DEFAULT_EXECUTION, Execution
 
 
@@ -209,6 +209,7 @@ class AtlasModel:
         region: str | None = None,
         anchors: np.ndarray[Any, Any] | Path | str | None = None,
         calibrate: bool | None = None,
+        posterior: bool = False,
         seed: int = 0,
     ) -> pa.Table:
         """Sample trajectories into an Arrow table with one row per visit.
@@ -226,34 +227,30 @@ class AtlasModel:
         calibrate
             Select samples so that groups have the estimated means. If None, samples of groups are
             calibrated whenever the model has a calibration.
+        posterior
+            Spread the samples of each group over posterior draws of its means; see `SampleRequest`.
         seed
             Random seed.
 
         Returns
         -------
         pyarrow.Table
-            The visits, with the columns that `mobatlas generate` writes.
+            The visits as `mobatlas generate` writes them; its schema metadata says which features
+            the evidence informs.
 
         Examples
         --------
         >>> table = by_group.sample(500, group=["<30, F", "30-40, F"])  # doctest: +SKIP
         """
         if calibrate is None:
-            by_group = group is not None or region is not None
-            calibrate = by_group and (self.path / CALIBRATION_FILES[0]).exists()
+            calibrate = (group or region) is not None and is_calibrated(self.path)
         with tempfile.TemporaryDirectory(prefix="mobatlas-") as scratch:
             if isinstance(anchors, np.ndarray):
                 anchors = _write_anchors(anchors, Path(scratch) / "anchors.parquet")
             out = Path(scratch) / "samples.parquet"
-            generate(
-                self.path,
-                out,
-                n,
-                SampleRequest(
-                    group=group, region=region, anchors=anchors, calibrate=calibrate, seed=seed
-                ),
-                dataset=self.dataset,
-            )
+            people = SampleRequest(group=group, region=region, anchors=anchors)
+            request = replace(people, calibrate=calibrate, posterior=posterior, seed=seed)
+            generate(self.path, out, n, request, dataset=self.dataset)
             return pq.read_table(out, memory_map=False)
 
     def save(self, path: Path | str, *, overwrite: bool = False) -> AtlasModel:

@@ -214,8 +214,9 @@ def diagnose(
     figure: Figure = None,
     json: Json = False,
 ) -> None:
-    """Show which differences between groups these regions can identify, and how well."""
+    """Show which differences between groups the evidence can identify, and how well."""
     from mobatlas.regions.identifiability import diagnose as run_diagnosis
+    from mobatlas.regions.identifiability import diagnose_regions
     from mobatlas.regions.margins import Census
     from mobatlas.regions.store import RegionsFolder
     from mobatlas.report.charts import diagnosis_figure
@@ -232,13 +233,7 @@ def diagnose(
             )
         built = RegionsFolder.open(folder).regions
         table = built.composition
-        result = run_diagnosis(
-            table,
-            aggregates=built.aggregates,
-            min_region=min_region,
-            randomised=built.randomised,
-            population=built.population,
-        )
+        result = diagnose_regions(built, min_region)
     else:
         assert composition is not None
         straddle = "uniform" if split_ages else "refuse"

@@ -264,6 +264,16 @@ Calibrate = Annotated[
     ),
 ]
 
+Posterior = Annotated[
+    bool,
+    typer.Option(
+        "--posterior",
+        help="Select samples so that group means are spread like the posterior: their error bars "
+        "show in the samples. The column draw numbers the draws.",
+    ),
+]
+Draws = Annotated[int, typer.Option(help="With --posterior: number of draws.")]
+
 
 def show(values: dict[str, Any], as_json: bool, table: Any) -> None:
     """Print a result as JSON or as a table; with several processes, only the first prints."""

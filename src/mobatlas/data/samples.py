@@ -5,8 +5,11 @@ A place outside the vocabulary becomes OTHER. Consecutive OTHER are one visit, a
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +22,7 @@ from mobatlas.data.trajectories import Trajectories, monday
 from mobatlas.data.vocabulary import HOME, OTHER, WORK, Vocabulary
 from mobatlas.errors import MobatlasError, first_line, out_of_memory
 from mobatlas.groups import Groups
+from mobatlas.io.manifest import METADATA
 from mobatlas.io.tables import require_columns
 
 TEXT = pa.string()
@@ -42,6 +46,7 @@ SCHEMA = pa.schema(
 # Naive local times, as in tables of visits. The day of the week matters and the date does not: all
 # windows begin in one week.
 TIMED_SCHEMA = pa.schema([*SCHEMA, *((name, TIME) for name in TIMES)])
+DRAW = "draw"  # the column of samples that are spread over posterior draws
 FIRST_MONDAY = int(np.datetime64("2024-01-01", "s").astype(np.int64))
 MICROSECONDS = 1_000_000  # per second
 MAX_NAMED_PLACES = 3  # in a warning
@@ -49,8 +54,19 @@ MAX_DEGREES = (90.0, 180.0, 90.0, 180.0)  # of the anchors
 RENUMBER = "give trajectories new numbers when you combine files"
 
 
+def sample_schema(*, timed: bool, drawn: bool) -> pa.Schema:
+    """The columns of a file of samples, with times or posterior draws if it has them."""
+    schema = TIMED_SCHEMA if timed else SCHEMA
+    return schema.append(pa.field(DRAW, pa.int32())) if drawn else schema
+
+
 def to_rows(
-    samples: Trajectories, first: int, groups: pa.Array, region: str | None, vocabulary: Vocabulary
+    samples: Trajectories,
+    first: int,
+    groups: pa.Array,
+    region: str | None,
+    vocabulary: Vocabulary,
+    draws: Ints | None = None,
 ) -> pa.RecordBatch:
     """The visits of samples as rows of a file; trajectories are numbered from `first` on."""
     owner = samples.owner
@@ -68,9 +84,11 @@ def to_rows(
         columns[name] = vocabulary.table[name].combine_chunks().take(pa.array(tokens))
     for name, degrees in zip(("lat", "lon", *ANCHORS), (*places.T, *anchors.T), strict=True):
         columns[name] = pa.array(degrees, from_pandas=True)  # NaN becomes null
-    schema = SCHEMA
+    timed = samples.arrivals is not None
+    schema = sample_schema(timed=timed, drawn=draws is not None)
+    if draws is not None:
+        columns[DRAW] = pa.array(draws[owner].astype(np.int32))
     if samples.arrivals is not None and samples.stays is not None:
-        schema = TIMED_SCHEMA
         times = (samples.arrivals, samples.arrivals + samples.stays)
         for name, seconds in zip(TIMES, times, strict=True):
             columns[name] = pa.array((FIRST_MONDAY + seconds) * MICROSECONDS).view(TIME)
@@ -90,6 +108,10 @@ class Samples:
     groups
         The number of each trajectory's group, -1 where it has none. None if no trajectory has a
         group: then all of them are used for every group.
+    draws
+        The posterior draw of each trajectory; None unless the file has the column `draw`.
+    posterior
+        Facts about the draws, if the file has their metadata.
     unknown_places, unknown_visits
         Places that the vocabulary does not list, and visits to them. They count as OTHER.
     warnings
@@ -105,6 +127,8 @@ class Samples:
     path: Path
     trajectories: Trajectories
     groups: Ints | None  # (trajectories,)
+    draws: Ints | None = None  # (trajectories,)
+    posterior: dict[str, Any] | None = None
     unknown_places: int = 0
     unknown_visits: int = 0
     warnings: tuple[str, ...] = ()
@@ -161,6 +185,8 @@ def read_samples(path: Path | str, vocabulary: Vocabulary, groups: Groups | None
         path=file.path,
         trajectories=Trajectories(tokens, offsets, anchors, arrivals, stays),
         groups=group_codes,
+        draws=rows.draws(),
+        posterior=file.posterior(),
         unknown_places=int(np.count_nonzero(unknown)),
         unknown_visits=int(unknown.sum()),
         warnings=(
@@ -242,6 +268,14 @@ class _SampleFile:
                 anchors[:, axis] = degrees
         return anchors
 
+    def posterior(self) -> dict[str, Any] | None:
+        """What `generate --posterior` wrote about its draws."""
+        text = (self.parquet.schema_arrow.metadata or {}).get(METADATA, b"null")
+        with suppress(ValueError, AttributeError, LookupError):
+            facts = json.loads(text)
+            return (facts[0] if isinstance(facts, list) else facts).get("posterior")
+        return None
+
     def _unreadable(self, name: str, error: Exception) -> MobatlasError:
         return MobatlasError(
             f"{self.path}: column '{name}' cannot be read ({first_line(error)}); "
@@ -300,6 +334,14 @@ class _Rows:
         self.refuse(backwards, "has visits out of order; order them by arrival")
         self.refuse(departures < arrivals, "has a departure before its arrival; correct its times")
         return arrivals, departures
+
+    def draws(self) -> Ints | None:
+        """The posterior draw of each trajectory; None if the file has none."""
+        if DRAW not in self.file.names:
+            return None
+        rows = self.file.column(DRAW, pa.int64()).to_numpy()[self.order]
+        self.refuse(self.same & (np.diff(rows) != 0), f"has two draws; {RENUMBER}")
+        return rows[self.starts]
 
     def group_codes(self, groups: Groups) -> Ints | None:
         """The number of each trajectory's group, -1 where it has none; None if all are -1."""

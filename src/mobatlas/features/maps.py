@@ -230,13 +230,14 @@ def _category(vocabulary: Vocabulary, mask: Sequence[str]) -> TokenFeature:
     return _by_token("category", names, vocabulary, mask)
 
 
+def pair_name(category: str) -> str:
+    """A category in the name of a pair; an escaped separator, so no two pairs share a name."""
+    return category.replace("\\", r"\\").replace(">", r"\>")
+
+
 def _transitions(vocabulary: Vocabulary, mask: Sequence[str]) -> FeatureMap:
     single = _category(vocabulary, mask)
-    # A category may contain the separator ("Food>Bar"): escape it, so no two pairs share a name.
-    names = [
-        name.removeprefix("category:").replace("\\", r"\\").replace(">", r"\>")
-        for name in single.bins
-    ]
+    names = [pair_name(name.removeprefix("category:")) for name in single.bins]
     bins = tuple(f"transitions:{first}>{second}" for first in names for second in names)
     return TransitionFeature("transitions", bins, single.bin_of_token, len(names))
 

@@ -194,6 +194,8 @@ class _Plan:
             "information": {
                 name: round(share, 4) for name, share in evidence.information().items()
             },
+            "informed": {name: round(share, 4) for name, share in evidence.informed().items()},
+            "evidence": [each.as_dict() for each in evidence.regions.evidence],
             "warnings": list(evidence.warnings),
         }
 

@@ -5,7 +5,7 @@ Singular values, ranks, the paper's bounds, contrasts and proposals for better r
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,12 @@ from mobatlas.groups import Groups
 from mobatlas.regions.types import (
     Aggregates,
     Composition,
+    GroupEvidence,
     Population,
     Regions,
     bins_by_map,
     blocks,
+    population_mean,
     with_rest,
 )
 
@@ -45,6 +47,7 @@ class Contrast:
     share_identified: float
     standard_error: float  # in standard deviations between people; infinite if not identified
     share_error: float  # the same for the share of visits of a bin
+    evidence: str = "these regions"  # what identifies it
 
     @property
     def identified(self) -> bool:
@@ -53,7 +56,7 @@ class Contrast:
     def sentence(self) -> str:
         """The contrast in words and numbers."""
         if self.verdict == "not identified":
-            return f"{self.name}: not identified by these regions"
+            return f"{self.name}: not identified by {self.evidence}"
         hedge = "" if self.identified else ", partly identified"
         return f"{self.name}: ± {self.share_error:.3f} on shares of visits{hedge}"
 
@@ -113,6 +116,8 @@ class Diagnosis:
     proposals: tuple[Proposal, ...]
     warnings: tuple[str, ...]
     effective_rank_with_rest: int | None = None  # with people outside regions; None: no such people
+    evidence: tuple[str, ...] = ()  # beyond regions, such as "200 labelled people"
+    effective_rank_with_evidence: int | None = None  # None: there is no evidence beyond regions
 
     def as_dict(self) -> dict[str, Any]:
         """The diagnosis for JSON, with null for infinity."""
@@ -182,6 +187,83 @@ def diagnose(
         if aggregates is None
         else _rank_with_rest(Regions(composition, aggregates, randomised, population=population)),
     )
+
+
+def diagnose_regions(regions: Regions, min_region: float = 50.0) -> Diagnosis:
+    """Diagnose regions with their labelled people and group tables.
+
+    Ranks, bounds and proposals are those of the regions. Contrasts count all evidence, as if
+    tables agreed with the rest; `recover` estimates how far they do.
+
+    Parameters
+    ----------
+    regions
+        As `load_regions` returns them.
+    min_region
+        As in `diagnose`.
+
+    Returns
+    -------
+    Diagnosis
+        Also with the effective rank of all evidence together.
+
+    Examples
+    --------
+    >>> diagnose_regions(load_regions("regions")).effective_rank_with_evidence  # doctest: +SKIP
+    """
+    v = regions.aggregates
+    diagnosis = diagnose(
+        regions.composition,
+        aggregates=v,
+        randomised=regions.randomised,
+        population=regions.population,
+        min_region=min_region,
+    )
+    if not regions.evidence:
+        return diagnosis
+    counted = [each for each in regions.evidence if each.same_population]
+    shares = np.vstack([regions.composition.shares, *(each.shares for each in counted)])
+    n = np.concatenate([v.n, *(_people_behind(each, v) for each in counted)])
+    contrasts = _contrasts(regions.groups, shares, n, _share_unit(v))
+    return replace(
+        diagnosis,
+        contrasts=tuple(replace(each, evidence="this evidence") for each in contrasts),
+        evidence=tuple(each.title for each in regions.evidence),
+        effective_rank_with_evidence=effective_rank(shares, n),
+        warnings=(*diagnosis.warnings, *_evidence_warnings(regions)),
+    )
+
+
+def _people_behind(evidence: GroupEvidence, v: Aggregates) -> Floats:
+    """The people behind each row (rows,), computed from standard errors if they are not known."""
+    if evidence.standard_error is None or np.isfinite(evidence.n).all():
+        return evidence.n
+    position = {name: number for number, name in enumerate(v.features)}
+    shared = [(k, position[name]) for k, name in enumerate(evidence.features) if name in position]
+    own, ours = np.array(shared, dtype=np.int64).reshape(-1, 2).T
+    _, mean = population_mean(np.zeros((len(v.n), 1)), v)
+    variance = (mean if v.spread is None else v.spread)[ours]
+    error = evidence.standard_error[:, own]  # (rows, shared features)
+    known = np.isfinite(error) & (error > 0) & (variance > 0)
+    people = np.where(known, variance / np.where(known, error, 1.0) ** 2, 0.0)
+    # The features of a row have several errors; their mean is that of all its information.
+    implied = people.sum(1) / np.maximum(known.sum(1), 1)
+    return np.where(np.isfinite(evidence.n), evidence.n, implied)
+
+
+def _evidence_warnings(regions: Regions) -> list[str]:
+    maps = bins_by_map(regions.aggregates.features)
+    warnings = []
+    for each in regions.evidence:
+        missing = [name for name in maps if name not in bins_by_map(each.features)]
+        if not each.same_population:
+            warnings.append(
+                f"{each.title} is about other people, so it does not count here; run "
+                "`mobatlas recover` to see what it adds"
+            )
+        elif missing:
+            warnings.append(f"{each.title} says nothing about {' and '.join(missing)}")
+    return warnings
 
 
 def effective_rank(shares: Floats, n: Floats) -> int:

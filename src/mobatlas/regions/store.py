@@ -19,7 +19,7 @@ from mobatlas.io.manifest import Manifest, read_manifest, read_parquet, refuse_c
 from mobatlas.io.output import new_folder
 from mobatlas.progress import log
 from mobatlas.regions.build import BuiltRegions, RegionsOptions, build_from_dataset
-from mobatlas.regions.identifiability import Diagnosis, diagnose
+from mobatlas.regions.identifiability import Diagnosis, diagnose_regions
 from mobatlas.regions.types import (
     Aggregates,
     Composition,
@@ -133,13 +133,8 @@ class RegionsFolder:
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        """Which differences between groups these regions identify."""
-        return diagnose(
-            self.regions.composition,
-            aggregates=self.regions.aggregates,
-            randomised=self.regions.randomised,
-            population=self.regions.population,
-        )
+        """Which differences between groups the evidence identifies."""
+        return diagnose_regions(self.regions)
 
 
 def load_regions(path: Path | str) -> Regions:

@@ -15,6 +15,7 @@ from scipy import special
 from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
+from mobatlas.regions.posterior import Families, Posterior
 
 BLOCK_CELLS = 4_000_000  # regions x features that a computation copies at once
 REST = "rest"
@@ -137,6 +138,28 @@ class GroupEvidence:
     def rows(self) -> int:
         return len(self.shares)
 
+    @property
+    def title(self) -> str:
+        """The evidence in a sentence, such as "200 labelled people"."""
+        return (
+            f"{self.n.sum():,.0f} {self.name}"
+            if self.kind == "labelled"
+            else f"the table {self.name}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Facts for JSON: which evidence this is, and about which feature maps."""
+        people = float(self.n.sum())
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "title": self.title,
+            "rows": self.rows,
+            "people": people if np.isfinite(people) else None,
+            "features": list(bins_by_map(self.features)),
+            "same_population": self.same_population,
+        }
+
 
 @dataclass(frozen=True)
 class ReportedEvidence:
@@ -234,6 +257,7 @@ class Recovery:
     targets: Floats | None = None
     resolution: Floats | None = None  # (groups, features) a mean that would leave one visit unseen
     notes: tuple[str, ...] = ()  # assumptions that bind, and evidence that contradicts
+    families: Families | None = None  # None: no feature has a parent
 
     @property
     def aims(self) -> Floats:
@@ -272,12 +296,25 @@ class Recovery:
             low = np.where(low < self.resolution, 0.0, low)
         return low, self.means * np.exp(reach)
 
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior of M, to draw from."""
+        return Posterior(self.features, self.means, self._log_covariance, self.families)
+
     def draws(self, n: int, seed: int = 0) -> Floats:
-        """Draws of M from the posterior (n, groups, features), independent between features."""
-        values, vectors = np.linalg.eigh(self._log_covariance)
-        root = vectors * np.sqrt(np.maximum(values, 0))[:, None]  # (features, groups, groups)
-        noise = np.random.default_rng(seed).normal(size=(n, len(root), len(self.groups)))
-        return np.asarray(self.means * np.exp(np.einsum("jab,njb->naj", root, noise)))
+        """Draws of M from the posterior (n, groups, features); see `Posterior.draws`."""
+        return self.posterior.draws(n, seed)
+
+    def evidence_by_map(self) -> dict[str, float]:
+        """Feature map -> share of the information on group means that is not assumption."""
+        assumed = self.sources.get("assumption")
+        if assumed is None:
+            return {}
+        weight = self.shares[:, None] * self.means  # (groups, features)
+        return {
+            name: float(1 - (weight * assumed)[:, bins].sum() / max(weight[:, bins].sum(), 1e-300))
+            for name, bins in bins_by_map(self.features).items()
+        }
 
     def information(self) -> Floats:
         """Share of each group's prior variance that the evidence removed: 0 is prior, 1 is data."""

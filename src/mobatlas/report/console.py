@@ -23,6 +23,7 @@ from mobatlas.report.tables import (
     evaluation_tables,
     scores_table,
 )
+from mobatlas.supervision.evidence import describe_informed
 
 HEADLINE = "poi"  # the metric of the summary
 HELPFUL = 0.02  # of the mean half-width: a smaller reduction is not worth a recommendation
@@ -114,6 +115,7 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
     }
     if (rank := diagnosis.effective_rank_with_rest) is not None:
         facts["with the people outside all regions"] = f"effective rank {rank}"
+    evidence = "regions, labelled people and tables" if diagnosis.evidence else "these regions"
     contrasts = dict(each.sentence().rsplit(": ", 1) for each in diagnosis.contrasts)
     proposals = Table(
         ("action", "smallest singular value", "effective rank"),
@@ -125,8 +127,8 @@ def diagnosis_table(diagnosis: Diagnosis) -> RenderableType:
     )
     return Group(
         _facts(facts),
-        Text(_distinguished(diagnosis.regions, groups, diagnosis.effective_rank)),
-        _facts(contrasts, "Differences between groups that these regions identify"),
+        Text(distinguished(diagnosis.as_dict())),
+        _facts(contrasts, f"Differences between groups that {evidence} identify"),
         proposals.as_rich(),
         _lines(f"warning: {warning}" for warning in diagnosis.warnings),
     )
@@ -201,7 +203,7 @@ def regions_table(regions: Regions, diagnosis: Diagnosis, out: Path) -> Renderab
     lines = [
         f"{out}: {diagnosis.regions:,} regions, {len(regions.aggregates.features):,} features",
         f"composition and aggregates: {details['separation']}",
-        _distinguished(diagnosis.regions, groups, diagnosis.effective_rank),
+        distinguished(diagnosis.as_dict()),
         f"rank {diagnosis.rank}, effective rank {diagnosis.effective_rank} of {groups}; "
         f"for details run `mobatlas diagnose {out}`",
     ]
@@ -250,6 +252,11 @@ def supervised_table(report: Mapping[str, Any], out: Path) -> RenderableType:
             "membership: the composition of a person's home region is the prior of the person's "
             "group; samples of a group live where the composition says"
         )
+    if report.get("evidence"):
+        titles = [each["title"] for each in report["evidence"]]
+        lines.append(f"evidence beyond regions: {_listed(titles)}")
+    if report.get("informed"):
+        lines.append(describe_informed(report["informed"]))
     lines += [f"warning: {warning}" for warning in report.get("warnings", ())]
     records = [
         _supervised_record(name, share, report)
@@ -289,6 +296,17 @@ def generated_table(facts: Mapping[str, Any]) -> RenderableType:
             f"calibrated {each['after']['js']:.4f}"
             for name, each in calibration["groups"].items()
         ]
+    posterior = facts.get("posterior")
+    if posterior:
+        shares = ", ".join(
+            f"{min(share, 1):.0%} ({name})" for name, share in posterior["spread"].items()
+        )
+        lines.append(
+            f"{posterior['draws']} posterior draws (column draw); share of their spread that the "
+            f"samples show: {shares}"
+        )
+    if facts.get("informed"):
+        lines.append(facts["informed"]["others"])
     return _lines(lines)
 
 
@@ -378,7 +396,7 @@ def _identified(result: Mapping[str, Any]) -> list[str]:
     """Which groups the regions distinguish."""
     diagnosis = result["diagnosis"]
     groups = len(diagnosis["groups"])
-    sentences = [_distinguished(diagnosis["regions"], groups, diagnosis["effective_rank"])]
+    sentences = [distinguished(diagnosis)]
     vague = [name for name, share in result["information"].items() if share < MOSTLY_PRIOR]
     if vague:
         names = "any group" if len(vague) == groups else _listed(vague)
@@ -387,8 +405,22 @@ def _identified(result: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-def _distinguished(regions: int, groups: int, effective_rank: int) -> str:
-    """How many groups the regions distinguish, in a sentence."""
+def distinguished(diagnosis: Mapping[str, Any]) -> str:
+    """How many groups the evidence distinguishes, in words; see `Diagnosis.as_dict`."""
+    groups = len(diagnosis["groups"])
+    regions = _regions_distinguish(diagnosis["regions"], groups, diagnosis["effective_rank"])
+    rank = diagnosis.get("effective_rank_with_evidence")
+    if rank is None:
+        return regions
+    found = (
+        f"all {groups} groups can be distinguished"
+        if rank == groups
+        else f"{rank} of {groups} independent combinations of groups are identified"
+    )
+    return f"{regions} With {_listed(diagnosis['evidence'])}, {found}."
+
+
+def _regions_distinguish(regions: int, groups: int, effective_rank: int) -> str:
     subject = "This region" if regions == 1 else f"These {regions:,} regions"
     if effective_rank < groups:
         verb = "identifies" if regions == 1 else "identify"

@@ -28,8 +28,9 @@ from mobatlas.io.manifest import read_manifest, refuse_corrupt, write_atomic
 from mobatlas.io.output import lock_output
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 from mobatlas.report.charts import REAL, Chart, Mark, Series, View, Views, line_chart
-from mobatlas.report.console import compared_people, summarise
+from mobatlas.report.console import compared_people, distinguished, summarise
 from mobatlas.report.tables import Cell, Table, checks_table, scores_table
+from mobatlas.supervision.evidence import describe_informed
 from mobatlas.supervision.store import CURVE as VALIDATIONS
 
 RUN = "run.json"
@@ -193,6 +194,22 @@ class Chapter:
             (each["name"], each["share_identified"], kinds[each["verdict"]])
             for each in self.diagnosis["contrasts"]
         ]
+
+    @property
+    def distinguished(self) -> str:
+        """Which groups the evidence can distinguish."""
+        return distinguished(self.diagnosis)
+
+    @property
+    def informed(self) -> str | None:
+        """Which features the evidence informs; None if the run did not record it."""
+        shares = self.supervision.get("informed")
+        return None if shares is None else describe_informed(shares)
+
+    @property
+    def evidence(self) -> list[str]:
+        """The evidence beyond regions, such as "200 labelled people"."""
+        return [each["title"] for each in self.supervision.get("evidence", ())]
 
     @property
     def information(self) -> list[Bar]:

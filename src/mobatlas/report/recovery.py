@@ -284,9 +284,7 @@ def _evidence(regions: Regions) -> str:
     """The evidence and its verb, such as "These 16 regions and 200 labelled people show"."""
     n = len(regions.composition.regions)
     names = ["This region" if n == 1 else f"These {n:,} regions"]
-    for source in regions.evidence:
-        labelled = f"{source.n.sum():,.0f} labelled people"
-        names.append(labelled if source.kind == "labelled" else f"the table {source.name}")
+    names += [source.title for source in regions.evidence]
     subject = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     return f"{subject} {'show' if len(names) > 1 or n > 1 else 'shows'}"
 

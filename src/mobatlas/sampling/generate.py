@@ -6,7 +6,7 @@ read.
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from mobatlas.config import Coarsening
 from mobatlas.data.arrays import Floats
-from mobatlas.data.samples import SCHEMA, TIMED_SCHEMA
+from mobatlas.data.samples import sample_schema
 from mobatlas.data.schema import ANCHORS
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.protocol import has_times
@@ -35,7 +35,14 @@ from mobatlas.sampling.request import (
     Shard,
     coarsen_anchors,
 )
-from mobatlas.supervision.store import load_residence, load_sampler
+from mobatlas.supervision.calibration import Weighting
+from mobatlas.supervision.store import (
+    informed_features,
+    load_draws,
+    load_residence,
+    load_sampler,
+    refuse_without_posterior,
+)
 from mobatlas.training.devices import check_devices
 from mobatlas.training.resources import peak_gb
 
@@ -53,6 +60,9 @@ OTHER_FORMATS = {
     ".feather",
     ".arrow",
 }
+MIN_DRAWS = 10
+PER_DRAW = 2  # trajectories, at least
+FAITHFUL = 0.8  # share of the posterior spread; below it, a warning
 MARGIN = 0.5  # homes may be outside the box of places by half its size
 MARGIN_DEGREES = 0.5  # or by about 50 km
 DEFAULT_REQUEST = SampleRequest()
@@ -72,6 +82,8 @@ class Generated:
     shard: str | None = None
     acceptance_rate: float | None = None  # of candidates, if samples were calibrated
     calibration: dict[str, Any] | None = None  # its form, and distances to the estimated means
+    posterior: dict[str, Any] | None = None  # draws, and the share of their spread that is reached
+    informed: dict[str, Any] | None = None  # what the evidence informs; see `informed_features`
 
     def as_dict(self) -> dict[str, Any]:
         """For reports."""
@@ -142,7 +154,7 @@ def _write(
     plan = sampler.plan
     facts = _facts(sampler.model, plan, request)
     metadata = json.dumps(facts if len(facts) > 1 else facts[0], sort_keys=True)
-    schema = TIMED_SCHEMA if has_times(sampler.model.generator) else SCHEMA
+    schema = sample_schema(timed=has_times(sampler.model.generator), drawn=plan.draws > 0)
     start = time.perf_counter()
     tasks = sampler.tasks()
     total = sum(task.stop - task.start for task in tasks)
@@ -162,6 +174,8 @@ def _write(
         shard=request.shard,
         acceptance_rate=tally.n / tally.candidates if has_calibration else None,
         calibration=_calibration_report(plan) if has_calibration else None,
+        posterior=facts[0]["posterior"],
+        informed=facts[0]["informed"],
     )
 
 
@@ -189,6 +203,10 @@ def _check_request(n: int | None, out: Path, request: SampleRequest) -> None:
         (
             request.regions is not None and request.region is None,
             "--regions needs --region; pass the ID of one of its regions",
+        ),
+        (
+            request.posterior and request.draws < MIN_DRAWS,
+            f"--draws {request.draws}: give at least {MIN_DRAWS}, so that intervals have a width",
         ),
         (
             lengths not in LENGTHS,
@@ -233,7 +251,7 @@ def _plan(
     form = _calibration_form(
         model, request, people.groups is not None or parts[0].shares is not None
     )
-    return Plan(
+    plan = Plan(
         people=people,
         parts=parts,
         n=size,
@@ -243,6 +261,33 @@ def _plan(
         form=form,
         calibration=load_sampler(model, _Calibrating(tracker)).calibration if form else None,
         tiles=request.chunk,
+    )
+    return _spread_over_draws(model, plan, request, tracker) if request.posterior else plan
+
+
+def _spread_over_draws(model: Model, plan: Plan, request: SampleRequest, tracker: Tracker) -> Plan:
+    """The plan with a calibration for each posterior draw."""
+    least = PER_DRAW * request.draws
+    if plan.n < least:
+        raise MobatlasError(
+            f"--posterior: {plan.n} trajectories are too few for {request.draws} draws; give "
+            f"--n {least} or more, better {10 * least:,}"
+        )
+    assert plan.calibration is not None and plan.form is not None
+    drawn = load_draws(
+        model, plan.calibration, plan.form, (request.draws, request.seed), _Calibrating(tracker)
+    )
+    low = {name: share for name, share in drawn.spread.items() if share < FAITHFUL}
+    if low:
+        log.warning(
+            "%s: the error bars of %s are too wide for the samples of this model, which show %s "
+            "of them; `posterior_intervals` corrects for this",
+            model.path,
+            " and ".join(low),
+            " and ".join(f"{share:.0%}" for share in low.values()),
+        )
+    return replace(
+        plan, calibration=drawn.calibration, draws=request.draws, posterior=drawn.facts()
     )
 
 
@@ -332,13 +377,17 @@ def _check_anchors(path: Path, anchors: Floats, model: Model) -> None:
 
 def _calibration_form(model: Model, request: SampleRequest, has_groups: bool) -> str | None:
     """The form of calibration to apply; None for none."""
-    if request.calibrate and not has_groups:
+    option = "--posterior" if request.posterior else "--calibrate"
+    wanted = request.calibrate or request.posterior
+    if wanted and not has_groups:
         raise MobatlasError(
-            "--calibrate needs groups; pass --group, --region, or --anchors with a column 'group'"
+            f"{option} needs groups; pass --group, --region, or --anchors with a column 'group'"
         )
+    if request.posterior:
+        refuse_without_posterior(model)
     # Without groups in the generator, only a calibration can sample them (`resample`).
     needs_calibration = model.groups is not None and model.generator.groups is None
-    if not has_groups or not (request.calibrate or needs_calibration):
+    if not has_groups or not (wanted or needs_calibration):
         return None
     if request.lengths == "empirical":
         raise MobatlasError(
@@ -349,6 +398,7 @@ def _calibration_form(model: Model, request: SampleRequest, has_groups: bool) ->
 
 def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, Any]]:
     """The metadata of the file, one entry per part."""
+    has_groups = plan.people.groups is not None or plan.parts[0].shares is not None
     common = {
         "model": model.manifest.content_hash,
         "n": plan.n,
@@ -356,6 +406,8 @@ def _facts(model: Model, plan: Plan, request: SampleRequest) -> list[dict[str, A
         "lengths": request.lengths,
         "coarsen": plan.coarsening and str(plan.coarsening),
         "calibrated": plan.form,
+        "posterior": plan.posterior,
+        "informed": informed_features(model) if has_groups else None,
         "shard": request.shard,
         "anchors": file_hash(Path(request.anchors)) if request.anchors is not None else None,
         "versions": library_versions(),
@@ -379,9 +431,20 @@ def _calibration_report(plan: Plan) -> dict[str, Any]:
     groups = plan.people.groups
     sampled = np.flatnonzero(np.sum(shares, 0)) if groups is None else np.unique(groups)
     names = plan.calibration.groups.names
-    rows = getattr(plan.calibration, plan.form)
-    distances = {names[k]: {"before": rows[k].before, "after": rows[k].after} for k in sampled}
+    weightings = getattr(plan.calibration, plan.form)
+    distances = {names[k]: _mean_distances(weightings[k :: len(names)]) for k in sampled}
     return {"form": plan.form, "groups": distances}
+
+
+def _mean_distances(weightings: Sequence[Weighting]) -> dict[str, dict[str, float]]:
+    """Distances before and after, averaged over the draws of a group."""
+    return {
+        when: {
+            kind: float(np.mean([getattr(each, when)[kind] for each in weightings]))
+            for kind in getattr(weightings[0], when)
+        }
+        for when in ("before", "after")
+    }
 
 
 class _Calibrating:

@@ -98,18 +98,35 @@ class ChunkSampler:
             pa.array(names, pa.string()),
             self.plan.region,
             self.model.generator.vocabulary,
+            self._draws(task.start, task.stop),
         )
         return Chunk(rows, task.stop - task.start, candidates, peak_gb())
+
+    def _draws(self, start: int, stop: int) -> Ints | None:
+        """The posterior draw of each sample; None without draws."""
+        return np.arange(start, stop) % self.plan.draws if self.plan.draws else None
 
     def _from_population(self, part: Part, start: int, stop: int) -> tuple[Trajectories, Ints, int]:
         """Calibrated samples of one group with anchors of the population."""
         assert self._sampler is not None and part.shares is not None
         size = stop - start
         group = int(part.shares.argmax())
+        draws = self._draws(start, stop)
+        codes = np.full(size, group) if draws is None else group + draws * len(self._sampler.groups)
         block = self.model.generator.tile * self.plan.tiles if self.plan.tiles else BLOCK
         first = start // PIECE * PIECE_STRIDE  # a piece is a function of the seed and its number
-        accepted = self._sampler.sample(size, group, part.seed, first=first, block=block)
-        return accepted.trajectories, np.full(size, group, dtype=np.int64), accepted.drawn
+        rows = [np.flatnonzero(codes == code) for code in np.unique(codes)]
+        accepted = [
+            self._sampler.sample(
+                len(each), int(codes[each[0]]), part.seed, first=first, block=block
+            )
+            for each in rows
+        ]
+        samples = Trajectories.joined([each.trajectories for each in accepted])
+        if draws is not None:
+            samples = samples.take(np.argsort(np.concatenate(rows)))
+        candidates = sum(each.drawn for each in accepted)
+        return samples, np.full(size, group, dtype=np.int64), candidates
 
     def _from_people(self, part: Part, start: int, stop: int) -> tuple[Trajectories, Ints, int]:
         """Samples for the plan's people, calibrated or not."""
@@ -117,7 +134,11 @@ class ChunkSampler:
         draws = uniforms(part.seed, start, stop, DRAWS)  # (size, 4)
         groups, anchors = self.plan.people.conditions(part.shares, draws, start)
         if self._sampler is not None:
-            samples = self._sampler.sample_at_anchors(groups, anchors, part.seed, first=start)
+            codes = groups
+            if (numbers := self._draws(start, stop)) is not None:
+                drawn = groups + numbers * len(self._sampler.groups)
+                codes = np.where(groups == UNKNOWN, UNKNOWN, drawn)
+            samples = self._sampler.sample_at_anchors(codes, anchors, part.seed, first=start)
             return samples, groups, size * self._sampler.calibration.candidates
         generator = self.model.generator
         lengths = None

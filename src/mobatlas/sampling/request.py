@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from mobatlas.supervision.calibration import Calibration
 from mobatlas.training.loop import Share
 
 POPULATION = "population"  # a form of calibration
+DRAWS = 20  # from the posterior
 MAX_KM = 100  # a larger number is probably in metres
 DEGREE_KM = EARTH_KM * np.pi / 180  # of latitude
 
@@ -51,8 +53,13 @@ class SampleRequest:
         Move homes and workplaces: "1km" at random within a radius, "grid:500m" to a grid.
     calibrate
         Select samples of groups so that they have the estimated means.
+    posterior
+        Select them so that they have means drawn from the posterior. Sample number i of a group
+        belongs to draw i modulo `draws`; draw k is one state of all groups.
+    draws
+        Number of draws with `posterior`.
     seed
-        Random seed; group number k uses `seed + k`.
+        Random seed; group number k uses `seed + k`, and all groups the draws of `seed`.
     accelerator
         "auto", "cpu", "cuda" or "mps".
     devices
@@ -75,6 +82,8 @@ class SampleRequest:
     lengths: str = "model"
     coarsen: float | str | None = None
     calibrate: bool = False
+    posterior: bool = False
+    draws: int = DRAWS
     seed: int = 0
     accelerator: str = "auto"
     devices: int = 1
@@ -159,6 +168,8 @@ class Plan:
     region: str | None = None
     form: str | None = None  # of the calibration, see calibration.FORMS
     calibration: Calibration | None = None
+    draws: int = 0  # from the posterior; 0: the samples of a group aim at the same means
+    posterior: dict[str, Any] | None = None  # facts about the draws, for the metadata
     tiles: int | None = None  # of the generator that are sampled at a time
 
 

@@ -16,7 +16,7 @@ are drawn or in which chunks, and no candidate is used twice. Labels are not rea
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -28,7 +28,7 @@ from mobatlas.config import Section
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.protocol import Generator, has_times
+from mobatlas.generators.protocol import UNKNOWN, Generator, has_times
 from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker, log
@@ -115,7 +115,9 @@ class Calibration:
     candidates: int  # K
     pool: int  # samples behind each fit
     ridge: float
-    population: tuple[Weighting, ...]  # one per group
+    # One per group. With posterior draws, one per group and draw: those of a draw follow each
+    # other, and a form that is not needed is empty.
+    population: tuple[Weighting, ...]
     fixed_anchors: tuple[Weighting, ...]
 
     def tensors(self) -> dict[str, Floats]:
@@ -183,17 +185,13 @@ def fit_calibration(
     without groups has one pool for all groups. The tracker counts per cent.
     """
     candidates = config.candidates
-    anchor_count = (config.pool or (2 * POOL if model.groups is None else POOL)) // candidates
-    moments = _comparable_moments(model, moments)
-    rng = np.random.default_rng([seed, POOL_STREAM])
-    people = _draw_people(moments, anchor_count, rng)
-    seeds = rng.integers(2**62, size=len(moments.groups)).tolist()
-    anchors = [moments.anchors[rows].repeat(candidates, axis=0) for rows in people]
-    pools = _sample_pools(model, moments, anchors, seeds, tracker)
+    size = (config.pool or (2 * POOL if model.groups is None else POOL)) // candidates * candidates
+    moments = comparable_moments(model, moments)
+    pools = sample_pools(model, moments, size, candidates, seed, tracker)
     population: list[Weighting] = []
     fixed_anchors: list[Weighting] = []
     for name, target, phi in zip(moments.groups.names, moments.means, pools, strict=True):
-        fit = _PoolFit(moments, phi, target, config.ridge)
+        fit = PoolFit(moments, phi, target, config.ridge)
         population.append(fit.best_weighting(None))
         fixed_anchors.append(fit.best_weighting(candidates))
         log.info(
@@ -210,7 +208,7 @@ def fit_calibration(
         mask=moments.phi.mask,
         conditioned=model.groups is not None,
         candidates=candidates,
-        pool=candidates * anchor_count,
+        pool=size,
         ridge=config.ridge,
         population=tuple(population),
         fixed_anchors=tuple(fixed_anchors),
@@ -218,7 +216,7 @@ def fit_calibration(
 
 
 @dataclass(frozen=True)
-class _PoolFit:
+class PoolFit:
     """Fits tilts of one pool to the means of one group.
 
     `candidates` below is K with fixed anchors, and None in the form `population`.
@@ -245,6 +243,10 @@ class _PoolFit:
         least = min(each["scaled"] for each in distances.values())
         bound = start - ENOUGH * (start - least)
         chosen = next(each for each in choices if distances[each]["scaled"] <= bound)
+        return replace(self.weighting(chosen, candidates), after=distances[chosen])
+
+    def weighting(self, chosen: Choice, candidates: int | None) -> Weighting:
+        """One tilt; its distance `after` is that of the pool it was fitted on."""
         coefficients, level, converged = self._fit(self.phi, chosen, candidates)
         w = self._weights(self.phi, (coefficients, level, converged), chosen, candidates)
         mean = np.asarray(self.phi.mean(0)).ravel()
@@ -257,7 +259,7 @@ class _PoolFit:
             effective_sample_size=float(w.sum() ** 2 / (w**2).sum() / len(w)),
             converged=converged,
             before=self.moments.distance(mean, self.target),
-            after=distances[chosen],
+            after=self.moments.distance(self.phi.T @ w / w.sum(), self.target),
         )
 
     def _fit(self, rows: sparse.csr_array, choice: Choice, candidates: int | None) -> Fit:
@@ -282,6 +284,10 @@ class _PoolFit:
         return fixed_anchor_weights(logits.reshape(-1, candidates), visits, level).ravel()
 
     def _held_out_distance(self, choice: Choice, candidates: int | None) -> dict[str, float]:
+        return self.moments.distance(self.held_out_mean(choice, candidates), self.target)
+
+    def held_out_mean(self, choice: Choice, candidates: int | None) -> Floats:
+        """The mean (features,) that a tilt reaches on samples that it was not fitted on."""
         k = candidates or 1
         middle = self.phi.shape[0] // 2 // k * k
         halves = self.phi[:middle], self.phi[middle:]
@@ -290,7 +296,23 @@ class _PoolFit:
             fit = self._fit(others, choice, candidates)
             w = self._weights(rows, fit, choice, candidates)
             means.append(rows.T @ w / w.sum())
-        return self.moments.distance(np.mean(means, axis=0), self.target)
+        return np.asarray(np.mean(means, axis=0))
+
+
+def sample_pools(
+    model: Generator,
+    moments: Moments,
+    size: int,
+    candidates: int,
+    seed: int,
+    tracker: Tracker = SILENT,
+) -> Iterator[sparse.csr_array]:
+    """phi of the pool of each group, (rows, features); `candidates` rows for each anchor."""
+    rng = np.random.default_rng([seed, POOL_STREAM])
+    people = _draw_people(moments, size // candidates, rng)
+    seeds = rng.integers(2**62, size=len(moments.groups)).tolist()
+    anchors = [moments.anchors[rows].repeat(candidates, axis=0) for rows in people]
+    return _sample_pools(model, moments, anchors, seeds, tracker)
 
 
 def _draw_people(moments: Moments, n: int, rng: np.random.Generator) -> list[Ints]:
@@ -331,7 +353,7 @@ def _sample_pools(
         yield from [phi] if separate else [phi] * len(seeds)
 
 
-def _comparable_moments(model: Generator, moments: Moments) -> Moments:
+def comparable_moments(model: Generator, moments: Moments) -> Moments:
     """The moments that samples of the model can be compared with."""
     if model.groups is not None and model.groups.names != moments.groups.names:
         raise MobatlasError(
@@ -458,14 +480,16 @@ class CalibratedSampler:
 
         To continue, pass `next_candidate` as `first`. An error is raised after ten times the
         expected number of candidates. `block` candidates are drawn at a time, which does not
-        change the result.
+        change the result. With posterior draws, `group` is that of draw 0 plus the number of
+        groups for each draw.
         """
-        if n < 1 or not 0 <= group < len(self.groups):
+        rows = self.calibration.population
+        if n < 1 or not 0 <= group < len(rows):
             raise MobatlasError(
                 f"sample: n is {n} and group is {group}; pass n of at least 1 and one of "
-                f"{len(self.groups)} groups, counted from 0"
+                f"{len(rows)} groups, counted from 0"
             )
-        expected = 1 / self.calibration.population[group].cap  # share of candidates
+        expected = 1 / rows[group].cap  # share of candidates
         tile = self.model.tile
         limit = int(PATIENCE * n / expected) + tile  # candidates
         parts: list[tuple[Trajectories, Ints]] = []
@@ -473,8 +497,9 @@ class CalibratedSampler:
         position = first
         while count < n:
             if position - first >= limit:
+                name = self.groups.names[group % len(self.groups)]
                 raise MobatlasError(
-                    f"group '{self.groups.names[group]}': {count} of {position - first:,} "
+                    f"group '{name}': {count} of {position - first:,} "
                     f"candidates were accepted where {expected:.0%} were expected; supervise the "
                     "model again with a larger pool (--set calibration.pool=N)"
                 )
@@ -496,8 +521,9 @@ class CalibratedSampler:
         weighting = self.calibration.population[group]
         own = _stream(seed, POPULATION_STREAM, group)
         uniform = uniforms(own, first, first + size)  # (size, 4)
-        anchors = _draw_anchors(uniform[:, 0], self.anchors, self.residence, group)
-        groups = np.full(size, group, dtype=np.int64) if self.calibration.conditioned else None
+        number = group % len(self.groups)
+        anchors = _draw_anchors(uniform[:, 0], self.anchors, self.residence, number)
+        groups = np.full(size, number, dtype=np.int64) if self.calibration.conditioned else None
         candidates = self.model.sample(size, groups, anchors, own, first=first)
         logits = self.phi.counts(candidates) @ weighting.coefficients - weighting.offset
         probability = np.exp(np.minimum(logits - np.log(weighting.cap), 0))  # w(x) / cap
@@ -510,10 +536,12 @@ class CalibratedSampler:
         """Form `fixed_anchors`: choose one of K candidates per row by the weights of its group.
 
         A row of UNKNOWN group has equal weights. Several draws choose among the same candidates.
+        For numbers of groups with posterior draws, see `sample`.
         """
         k = self.calibration.candidates
         own = _stream(seed, FIXED_ANCHOR_STREAM, 0)
-        conditions = np.repeat(groups, k) if self.calibration.conditioned else None
+        numbers = np.where(groups == UNKNOWN, UNKNOWN, groups % len(self.groups))
+        conditions = np.repeat(numbers, k) if self.calibration.conditioned else None
         candidates = self.model.sample(
             k * len(groups), conditions, np.repeat(anchors, k, axis=0), own, first=k * first
         )

@@ -7,7 +7,7 @@ measures distances from them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +102,10 @@ class Evidence:
         """Per group, the share of prior variance that the regions removed: 0 is all prior."""
         return dict(zip(self.groups.names, self.recovery.information().tolist(), strict=True))
 
+    def informed(self) -> dict[str, float]:
+        """Feature map -> share of the information on it that comes from evidence."""
+        return self.recovery.evidence_by_map()
+
     def membership(self) -> Floats:
         """p(d|g) of each training person's region, (people, groups); the mean where unknown."""
         if self.region is None:
@@ -129,6 +133,25 @@ class Evidence:
             kind: float(observed.n @ np.hstack([part[kind] for part in parts]) / observed.n.sum())
             for kind in parts[0]
         }
+
+
+def describe_informed(shares: Mapping[str, float]) -> str:
+    """What the evidence informs and what it does not, in words; see `Evidence.informed`."""
+
+    def listed(names: list[str]) -> str:
+        texts = [f"{name} ({shares[name]:.0%})" for name in names]
+        return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
+
+    informed = [name for name, share in shares.items() if share >= MOSTLY_PRIOR]
+    vague = [name for name in shares if name not in informed]
+    sentences = []
+    if informed:
+        sentences.append(f"The evidence informs {listed(informed)}.")
+    if vague:
+        sentences.append(f"It says little about {listed(vague)}.")
+    return " ".join(
+        [*sentences, "For all other behaviour samples show the average of the population."]
+    )
 
 
 def shrunk_shares(regions: Regions) -> Floats:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
@@ -21,13 +22,21 @@ from mobatlas.errors import MobatlasError
 from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
 from mobatlas.io.manifest import read_parquet, refuse_corrupt, write_atomic, write_json
 from mobatlas.progress import SILENT, Tracker
+from mobatlas.regions.posterior import Families, Posterior
+from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 from mobatlas.supervision.calibration import (
     CalibratedSampler,
     Calibration,
     CalibrationConfig,
     fit_calibration,
 )
-from mobatlas.supervision.evidence import Evidence, residence_shares, shrunk_shares
+from mobatlas.supervision.draws import DrawnCalibration, calibrate_draws, drawn_moments
+from mobatlas.supervision.evidence import (
+    Evidence,
+    describe_informed,
+    residence_shares,
+    shrunk_shares,
+)
 from mobatlas.supervision.moments import Moments, Phi
 
 MEANS = "group_means.parquet"
@@ -41,13 +50,18 @@ def save_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) 
 
     Each mean has its posterior covariance with the same mean of every group. Above
     `MAX_COVARIANCES` numbers only the standard deviation is saved; `recover` computes the rest.
+    For posterior draws, there is also the posterior median and, for features that share the error
+    of a parent, the covariance of the logarithm of the parent's means.
     """
     regions = evidence.regions.composition.regions
     groups = evidence.groups.names
     moments = evidence.moments
     features = moments.phi.features
-    sd = np.full(moments.means.shape, np.nan)  # NaN for features that regions do not have
+    # NaN for features that regions do not have
+    sd = np.full(moments.means.shape, np.nan)
+    median = np.full(moments.means.shape, np.nan)
     sd[:, : evidence.means.shape[1]] = evidence.recovery.sd
+    median[:, : evidence.means.shape[1]] = evidence.recovery.means
     shares = {
         "region": np.repeat(regions, len(groups)).tolist(),
         "group": list(groups) * len(regions),
@@ -58,8 +72,10 @@ def save_evidence(folder: Path, evidence: Evidence, tilt: Floats | None = None) 
     pq.write_table(_anchor_table(evidence), folder / REGION_ANCHORS)
     columns = {
         "sd": pa.array(sd.ravel(), from_pandas=True),
-        "covariance": _covariances(evidence, len(features)),
+        "covariance": _covariances(evidence.recovery.covariance, len(features)),
         "tilt": pa.nulls(moments.means.size, pa.float64()) if tilt is None else tilt.ravel(),
+        "median": pa.array(median.ravel(), from_pandas=True),
+        **_family_columns(evidence, len(features)),
     }
     save_moments(folder, moments, columns)
 
@@ -78,15 +94,30 @@ def save_moments(folder: Path, moments: Moments, columns: Mapping[str, Any] | No
     pq.write_table(pa.table(table), folder / MEANS)
 
 
-def _covariances(evidence: Evidence, features: int) -> pa.FixedSizeListArray:
-    """One list per mean, group by group."""
-    groups = len(evidence.groups)
-    covariance = evidence.recovery.covariance  # (aggregate features, groups, groups)
+def _covariances(covariance: Floats, features: int) -> pa.FixedSizeListArray:
+    """Covariances (aggregate features, groups, groups), one list per mean, group by group."""
+    groups = covariance.shape[1]
     if covariance.size > MAX_COVARIANCES:
         return pa.nulls(groups * features, pa.list_(pa.float64(), groups))
     rows = np.full((groups, features, groups), np.nan)
     rows[:, : len(covariance)] = covariance.transpose(1, 0, 2)
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel(), from_pandas=True), groups)
+
+
+def _family_columns(evidence: Evidence, features: int) -> dict[str, Any]:
+    """The parent of each feature, and the covariance of the logarithm of the parent's means."""
+    groups = len(evidence.groups)
+    families = evidence.recovery.families
+    names = np.full(features, None, dtype=object)
+    covariance = np.full((len(evidence.recovery.features), groups, groups), np.nan)
+    if families is not None and len(families.names):
+        known = np.flatnonzero(families.parent >= 0)
+        names[known] = np.array(families.names, dtype=object)[families.parent[known]]
+        covariance[known] = families.covariance[families.parent[known]]
+    return {
+        "parent": pa.array(np.tile(names, groups), pa.string()),
+        "parent_covariance": _covariances(covariance, features),
+    }
 
 
 def _anchor_table(evidence: Evidence) -> pa.Table:
@@ -149,6 +180,88 @@ def load_moments(model: Model) -> Moments | None:
     return Moments(
         path, groups, phi, means, population[0], model.population(), load_residence(model)
     )
+
+
+def load_posterior(model: Model) -> Posterior | None:
+    """The posterior of group means that `save_evidence` wrote; None without error bars."""
+    path = model.path / MEANS
+    groups = model.groups
+    if groups is None or not path.exists() or "sd" not in pq.read_schema(path).names:
+        return None
+    size = len(groups)
+    with refuse_corrupt(path):
+        table = read_parquet(path)
+        table = table.filter(pc.is_valid(table["sd"]))
+        features = tuple(table["feature"].unique().to_pylist())
+        shape = (size, len(features))
+        median = table["median"].to_numpy().reshape(shape)
+        scale = np.where(median > 0, median, 1.0).T  # (features, groups)
+        covariance = _lists(table["covariance"], size)
+        if covariance is None:
+            sd = table["sd"].to_numpy().reshape(shape).T
+            return Posterior(features, median, (sd / scale) ** 2)
+        covariance /= scale[:, :, None] * scale[:, None]
+        parents = table["parent"].to_pylist()[: len(features)]
+        names = dict.fromkeys(name for name in parents if name is not None)
+        rows = [parents.index(name) for name in names]
+        number = {name: k for k, name in enumerate(names)}
+        parent = np.array([number.get(name, -1) for name in parents], dtype=np.int64)
+        shared = _lists(table["parent_covariance"], size)
+        assert shared is not None
+        return Posterior(features, median, covariance, Families(tuple(names), parent, shared[rows]))
+
+
+def _lists(column: pa.ChunkedArray, groups: int) -> Floats | None:
+    """Covariances (features, groups, groups) that `_covariances` wrote; None if there are none."""
+    values = pc.list_flatten(column).combine_chunks().to_numpy(zero_copy_only=False)
+    if not len(values):
+        return None
+    return np.ascontiguousarray(values.reshape(groups, -1, groups).transpose(1, 0, 2))
+
+
+def refuse_without_posterior(model: Model) -> Posterior:
+    """The posterior of group means, or one sentence."""
+    posterior = load_posterior(model)
+    if posterior is None:
+        raise MobatlasError(
+            f"--posterior: {model.path} has no posterior of group means; run "
+            "`mobatlas supervise MODEL REGIONS --out MODEL2` with another strategy than strong"
+        )
+    return posterior
+
+
+def load_draws(
+    model: Model,
+    calibration: Calibration,
+    form: str,
+    draws: tuple[int, int],
+    tracker: Tracker = SILENT,
+) -> DrawnCalibration:
+    """Calibrate a model to posterior draws of its group means.
+
+    `draws` is their number and their seed, and `calibration` the one to the estimate.
+    """
+    posterior = refuse_without_posterior(model)
+    moments = load_moments(model)
+    assert moments is not None
+    drawn = drawn_moments(posterior, moments, *draws)
+    seed = model.manifest.seed or 0
+    fitted = calibrate_draws(model.generator, drawn, calibration, form, seed, tracker)
+    return DrawnCalibration(*fitted, *draws, joint=posterior.is_joint)
+
+
+def informed_features(model: Model) -> dict[str, Any] | None:
+    """What the evidence behind a model informs; None for a model without regions.
+
+    `features` are the feature maps that the evidence mostly determines, `evidence` the share of
+    the information on each map that is not assumption, and `others` a sentence on all other
+    behaviour.
+    """
+    shares = model.manifest.details.get(SUPERVISION, {}).get("informed")
+    if shares is None:
+        return None
+    informed = [name for name, share in shares.items() if share >= MOSTLY_PRIOR]
+    return {"features": informed, "evidence": shares, "others": describe_informed(shares)}
 
 
 def load_residence(model: Model) -> Floats | None:

@@ -20,6 +20,7 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.progress import log
 from mobatlas.regions.composition import refuse_empty_regions
+from mobatlas.regions.posterior import Families
 from mobatlas.regions.recovery.composition_error import CompositionError, calibrate_composition
 from mobatlas.regions.recovery.geography import confounding, surface, transfer
 from mobatlas.regions.recovery.least_squares import fit_least_squares
@@ -151,6 +152,9 @@ def recover(
     parents = regions.parents if parents is None else parents
     complete = _with_parents(regions, parents)
     recovery = _Recoverer(complete, options, parents).recover()
+    assert recovery.log_covariance is not None
+    families = Families.of(recovery.features, recovery.log_covariance, parents)
+    recovery = replace(recovery, families=families)
     if complete is not regions:
         recovery = _select_features(recovery, len(regions.aggregates.features))
     for warning in () if quiet else (*confounding(recovery), *recovery.notes):
@@ -191,6 +195,7 @@ def _select_features(recovery: Recovery, size: int) -> Recovery:
     return replace(
         recovery,
         features=recovery.features[:size],
+        families=recovery.families and recovery.families.select(size),
         log_covariance=recovery.log_covariance[:size],
         baseline=recovery.baseline[:size],
         group_share=recovery.group_share[:size],
