@@ -26,19 +26,21 @@ def of_bars(times: float) -> Regions:
     )
 
 
+def about_places(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Warnings, except that the evidence says little about a group."""
+    return [each.message for each in caplog.records if "says little about" not in each.message]
+
+
 def test_a_limit_that_keeps_estimates_near_the_average_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     recovery = recover(of_bars(1.0))
     assert recovery.means[0, 0] > 5  # the truth is 0
     assert recovery.group_share[0] < 0.2
-    [record] = caplog.records
-    assert (
-        "regions differ in 'category:bar' by more than groups can plausibly explain"
-        in record.message
-    )
-    assert "intervals are valid only under this assumption" in record.message
-    assert "set groups_explain=100 to remove the limit" in record.message
+    [message] = about_places(caplog)
+    assert "regions differ in 'category:bar' by more than groups can plausibly explain" in message
+    assert "intervals are valid only under this assumption" in message
+    assert "set groups_explain=100 to remove the limit" in message
 
 
 def test_only_features_that_differ_between_regions_are_reported(
@@ -46,15 +48,15 @@ def test_only_features_that_differ_between_regions_are_reported(
 ) -> None:
     """Everybody is at home as often, everywhere."""
     recover(of_bars(1.0))
-    [record] = caplog.records
-    assert "more)" not in record.message
+    [message] = about_places(caplog)
+    assert "more)" not in message
 
 
 def test_the_named_option_removes_the_limit(caplog: pytest.LogCaptureFixture) -> None:
     recovery = recover(of_bars(1.0), options=RecoveryOptions(groups_explain=100))
     assert recovery.means[:, 0] == pytest.approx([0, 20], abs=0.3)
     recover(of_bars(1.0), quiet=True)
-    assert not caplog.records
+    assert not about_places(caplog)
 
 
 def test_regions_that_differ_as_groups_may_give_no_warning(
@@ -62,7 +64,7 @@ def test_regions_that_differ_as_groups_may_give_no_warning(
 ) -> None:
     recovery = recover(of_bars(0.05))
     assert recovery.means[:, 0] == pytest.approx([9.5, 10.5], abs=0.3)
-    assert not caplog.records
+    assert not about_places(caplog)
 
 
 def of_rare() -> Regions:
@@ -115,7 +117,7 @@ def test_a_feature_without_visits_gives_no_warning(caplog: pytest.LogCaptureFixt
             bars, aggregates=replace(bars.aggregates, features=features, values=empty, spread=None)
         )
     )
-    assert recovery.means[:, 2].max() == 0 and not caplog.records
+    assert recovery.means[:, 2].max() == 0 and not about_places(caplog)
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, float("nan")])

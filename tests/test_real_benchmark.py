@@ -498,6 +498,7 @@ def recovery_of(means: Floats, sd: float, features: tuple[str, ...]) -> Recovery
         np.ones(2) / 2,
         {},
         np.ones(count),
+        np.ones(count, dtype=bool),
     )
 
 

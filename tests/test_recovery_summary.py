@@ -43,6 +43,7 @@ def posterior(
         shares=w,
         variances={},
         group_share=np.ones(bins),
+        regions_differ=np.ones(bins, dtype=bool),
         sources=sources
         or {"regions": np.full((size, bins), 0.6)} | {"assumption": np.full((size, bins), 0.4)},
     )

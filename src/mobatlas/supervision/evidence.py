@@ -26,7 +26,7 @@ from mobatlas.regions.aggregates import compare_levels, person_means, same_level
 from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.recovery.composition_error import calibrate_composition
 from mobatlas.regions.recovery.geography import confounding
-from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, RecoveryOptions, recover
+from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, RecoveryOptions, recover
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import (
     Aggregates,
@@ -36,7 +36,6 @@ from mobatlas.regions.types import (
     blocks,
 )
 from mobatlas.supervision.moments import VISITS, Moments, Phi, Visits, tilt_to_mean
-
 
 
 @dataclass(frozen=True)

@@ -208,6 +208,8 @@ def plan_evidence(
         planner.action(each, now)
         for each in (*planner.labelled(), *planner.tables(), *planner.regions(regions))
     ]
+    # Of equally helpful actions, the simpler one comes first.
+    actions.sort(key=lambda each: each.name.endswith(CHOSEN) * SMALL - each.reduction)
     features = {name: len(bins) for name, bins in bins_by_map(regions.aggregates.features).items()}
     return EvidencePlan(
         level=level,
@@ -216,10 +218,7 @@ def plan_evidence(
         features=features,
         now=present.by_row(now),
         maps=present.by_map(now),
-        # Of equally helpful actions, the simpler one comes first.
-        actions=tuple(
-            sorted(actions, key=lambda each: each.name.endswith(CHOSEN) * SMALL - each.reduction)
-        ),
+        actions=tuple(actions),
         uninformed=_uninformed(features, regions),
         left_out=_left_out(regions),
     )
