@@ -134,6 +134,14 @@ def split_survey(
     return datasets[DATASET], datasets.get(SHIFT)
 
 
+def prepare_people(
+    source: Path, out: Path, values: Mapping[str, Any] | None = None
+) -> TrajectoryDataset:
+    """Prepare the one-day diaries of a folder, again if they exist."""
+    prepare(source, out, values=merge(DIARY, values or {}), overwrite=True)
+    return TrajectoryDataset.open(out)
+
+
 def census_column(dataset: TrajectoryDataset, columns: Sequence[str], census: Path) -> str:
     """Return the region column that shares most regions with the census."""
     known = set(read_composition(census, dataset.groups, straddle="uniform").regions)
@@ -234,12 +242,12 @@ def _write_parts(
     parts = {}
     for name, condition in ((DATASET, f'"{column}"'), (SHIFT, f'NOT "{column}"')):
         folder = cache.folder / SOURCES / name
-        compute = partial(_write_part, source, folder, condition)
+        compute = partial(write_people, source, folder, condition)
         parts[name] = compute_once(cache, f"{SOURCES} {name}", folder, inputs, compute)
     return parts
 
 
-def _write_part(source: Path, folder: Path, condition: str) -> None:
+def write_people(source: Path, folder: Path, condition: str) -> None:
     """Write the people that fulfil a condition, and their visits."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -223,13 +223,16 @@ class DirectFit:
         model = self.joint.model
         modes, posterior, shown, prior = self.posterior(bins)
         informed = self._informed(bins, modes)
+        variances = self.revised.own
         if without is not None:
-            other = without.posterior(bins)[1]
+            _, other, _, prior_without = without.posterior(bins)
             weights = np.tile([1 - doubt, doubt], (len(bins), 1))
             posterior = average(weights, [posterior, other])
+            prior = (1 - doubt) * prior + doubt * prior_without
+            variances = (1 - doubt) * variances + doubt * without.revised.own
             informed[REGIONS] = (1 - doubt) * informed[REGIONS]
-        own = model.factors.covariance(self.revised.own)
-        total = self.revised.own if self.context is None else self.revised.own + self.context
+        own = model.factors.covariance(variances)
+        total = variances if self.context is None else variances + self.context
         return MapFit(
             log_means=normalised(model, bins, posterior[0]),
             log_covariance=log_covariance(posterior),
@@ -237,7 +240,7 @@ class DirectFit:
             region_ratio=np.exp(link(shown)),
             sources=shares_of_information(model.population, own + LEVEL, informed),
             variances={},
-            group_share=np.full(len(bins), self.revised.own.sum() / max(total.sum(), 1e-300)),
+            group_share=np.full(len(bins), variances.sum() / max(total.sum(), 1e-300)),
         )
 
     def _informed(self, bins: Ints, modes: Modes) -> dict[str, Floats]:
