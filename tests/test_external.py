@@ -22,7 +22,7 @@ from mobatlas import MobatlasError, TrajectoryDataset, build_regions, generate, 
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, WORK
 from mobatlas.features.divergences import js
-from mobatlas.generators.external.pool import Pool
+from mobatlas.generators.external import Pool
 from mobatlas.generators.protocol import family_of
 from mobatlas.io.manifest import read_manifest
 from mobatlas.regions.build import RegionsOptions

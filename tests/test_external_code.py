@@ -11,7 +11,7 @@ import pytest
 
 from mobatlas import TrajectoryDataset, build_regions, load_model
 from mobatlas.data.vocabulary import FIRST_POI
-from mobatlas.generators.external import code
+from mobatlas.generators import external
 from mobatlas.regions.build import RegionsOptions
 from tests.outcomes import refused, run
 from tests.tiny import small_city
@@ -49,8 +49,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder a user is in, who trusts no code yet."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(code, "_trusted", set())
-    monkeypatch.setenv(code.TRUST, "")
+    monkeypatch.setattr(external, "_trusted", set())
+    monkeypatch.setenv(external.TRUST, "")
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     return tmp_path
 
@@ -105,7 +105,7 @@ def test_code_of_a_model_is_imported_only_if_the_user_trusts_it(
 ) -> None:
     write_code(here, GOOD.format(places=world.dataset.vocabulary.poi_ids[FIRST_POI:]))
     assert run(*world.train(here / "model", "mine:sample")).code == 0
-    monkeypatch.setattr(code, "_trusted", set())  # another day
+    monkeypatch.setattr(external, "_trusted", set())  # another day
     monkeypatch.delitem(sys.modules, "mine")
     (here / "imported").unlink()
     assert load_model(here / "model").generator.max_length > 0, "to look at it is harmless"

@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "__init__.py",
     "cli/__init__.py",
     "generators/protocol.py",
-    "generators/external/code.py",
+    "generators/external.py",
 }
 # Who may start a process: of mobatlas itself, with arguments of its own.
 MAY_START: set[str] = set()

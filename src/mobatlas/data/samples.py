@@ -76,7 +76,7 @@ def to_rows(
     places = np.where((tokens == WORK)[:, None], anchors[:, 2:], places)  # (tokens, 2)
     columns = {
         "trajectory": pa.array(first + owner),
-        "position": pa.array((np.arange(len(tokens)) - samples.offsets[owner]).astype(np.int32)),
+        "position": pa.array(samples.position.astype(np.int32)),
         "group": groups.take(pa.array(owner)),
         "region": pa.array([region], TEXT).take(pa.array(np.zeros_like(owner))),
     }

@@ -1,12 +1,12 @@
 """Trajectories in memory: concatenated tokens with anchors and times, and a differentiable form."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats, Ints, Tokens
+from mobatlas.data.arrays import Flags, Floats, Ints, Tokens
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import DAY
 
@@ -56,6 +56,11 @@ class Trajectories:
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     @property
+    def position(self) -> Ints:
+        """The place of each token in its trajectory, from 0."""
+        return np.arange(len(self.tokens)) - self.offsets[self.owner]
+
+    @property
     def people(self) -> Ints:
         """The person of each trajectory; a number for each trajectory if people are unknown."""
         return np.arange(len(self)) if self.person is None else self.person
@@ -98,12 +103,23 @@ class Trajectories:
         lengths = np.diff(self.offsets)[chosen]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         places = np.repeat(self.offsets[chosen] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        person = None if self.person is None else self.person[chosen]
+        return replace(
+            self._with_tokens(places, offsets), anchors=self.anchors[chosen], person=person
+        )
+
+    def cut(self, longest: Ints | int) -> Self:
+        """Return the first tokens of each trajectory, at most `longest` of each."""
+        lengths = np.minimum(np.diff(self.offsets), longest)  # (trajectories,)
+        inside = self.position < lengths[self.owner]
+        return self._with_tokens(inside, np.concatenate(([0], np.cumsum(lengths))))
+
+    def _with_tokens(self, places: Ints | Flags, offsets: Ints) -> Self:
         arrivals, stays = (
             None if times is None else times[places] for times in (self.arrivals, self.stays)
         )
-        person = None if self.person is None else self.person[chosen]
-        return type(self)(
-            self.tokens[places], offsets, self.anchors[chosen], arrivals, stays, person
+        return replace(
+            self, tokens=self.tokens[places], offsets=offsets, arrivals=arrivals, stays=stays
         )
 
 

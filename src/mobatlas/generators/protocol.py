@@ -306,7 +306,7 @@ GENERATORS: Registry[Callable[[], Family]] = Registry(
         "autoregressive": partial(_import_family, "autoregressive"),
         "vae": partial(_import_family, "vae"),
         "point-process": partial(_import_family, "point_process"),
-        "external": partial(_import_family, "external.generator"),
+        "external": partial(_import_family, "external"),
     },
 )
 

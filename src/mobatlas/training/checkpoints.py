@@ -305,25 +305,25 @@ def list_snapshots(folder: Path, stage: str) -> dict[int, Path]:
 
 def load_snapshot(path: Path, network: nn.Module) -> None:
     """Read a snapshot into the network that it was written from."""
-    try:
-        saved = load_file(path)
-    except (OSError, SafetensorError, ValueError):
-        raise MobatlasError(
-            f"{path}: this is not a readable snapshot; train the model again"
-        ) from None
-    copy_strictly(path, saved, named_tensors(network), remedy="it belongs to another model")
+    remedy = "it belongs to another model"
+    copy_strictly(path, read_weights(path), named_tensors(network), remedy)
 
 
-def load_weights(folder: Path, networks: Mapping[str, nn.Module]) -> None:
-    """Read the weights of named networks; they must fit and be finite."""
-    path = folder / WEIGHTS
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read tensors by name."""
     try:
-        saved = load_file(path)
+        return load_file(path)
     except (OSError, SafetensorError, ValueError):
         raise MobatlasError(
             f"{path}: this is not a readable safetensors file (cut short, or not written by "
             "mobatlas); train the model again"
         ) from None
+
+
+def load_weights(folder: Path, networks: Mapping[str, nn.Module]) -> None:
+    """Read the weights of named networks; they must fit and be finite."""
+    path = folder / WEIGHTS
+    saved = read_weights(path)
     for name, tensor in saved.items():
         if not bool(tensor.isfinite().all()):
             raise MobatlasError(f"{path}: {name} has infinite or NaN values; train the model again")

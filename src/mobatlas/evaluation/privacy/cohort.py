@@ -76,7 +76,7 @@ class Cohort:
         side_of_person[person] = np.repeat(list(rows), [len(each) for each in rows.values()])
         return cls(
             samples,
-            _cut(Trajectories.of(dataset, chosen), int(np.diff(samples.offsets).max())),
+            Trajectories.of(dataset, chosen).cut(int(np.diff(samples.offsets).max())),
             person.astype(np.int64),
             side_of_person,
             dataset.anchors[people],
@@ -215,7 +215,7 @@ def number_sequences(trajectories: Trajectories) -> Ints:
 def number_grams(trajectories: Trajectories, n: int) -> list[Grams]:
     """The n-grams of one token, of two, ... of n."""
     tokens = trajectories.tokens.astype(np.int64)
-    position = _position(trajectories)
+    position = trajectories.position
     base = int(tokens.max(initial=BOS)) + 1
     context = np.zeros(len(tokens), dtype=np.int64)
     grams = []
@@ -281,21 +281,6 @@ def distances(
         block = slice(start, min(start + step, rows.shape[0]))
         common = (rows[block] @ transposed).toarray()  # (block, columns)
         yield block, 1 - common / (mine[block, None] + theirs[None] - common)
-
-
-def _cut(trajectories: Trajectories, longest: int) -> Trajectories:
-    """The first `longest` tokens of each trajectory."""
-    lengths = np.minimum(np.diff(trajectories.offsets), longest)
-    return Trajectories(
-        trajectories.tokens[_position(trajectories) < longest],
-        np.concatenate(([0], np.cumsum(lengths))),
-        trajectories.anchors,
-    )
-
-
-def _position(trajectories: Trajectories) -> Ints:
-    """The position of each token in its trajectory."""
-    return np.arange(len(trajectories.tokens)) - trajectories.offsets[trajectories.owner]
 
 
 def _renumbered(codes: Ints) -> Ints:

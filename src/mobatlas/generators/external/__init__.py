@@ -1,1 +1,0 @@
-"""The external family: samples of another program, or of a function that the user provides."""
