@@ -28,9 +28,8 @@ from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import file_hash, read_manifest
-from mobatlas.pipeline.cache import StepCache
-from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
-from mobatlas.pipeline.train import train
+from mobatlas.pipeline.models import SuperviseOptions, split_options, supervise, train
+from mobatlas.pipeline.run import StepCache
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import KIND as REGIONS
 from mobatlas.regions.store import build_regions

@@ -22,7 +22,7 @@ from bench.runner import Cell, Command, Experiment, Runner
 from bench.summary import write_result
 from mobatlas.config import merge
 from mobatlas.generators.store import load_model
-from mobatlas.pipeline.supervise import SuperviseOptions, split_options, supervise
+from mobatlas.pipeline.models import SuperviseOptions, split_options, supervise
 from mobatlas.supervision.calibration import PlainSampler, Sampler
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss

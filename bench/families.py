@@ -26,8 +26,7 @@ from mobatlas.config import merge
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import family_of, generator_names
 from mobatlas.generators.store import load_model
-from mobatlas.pipeline.supervise import split_options
-from mobatlas.pipeline.train import train
+from mobatlas.pipeline.models import split_options, train
 from mobatlas.training.loop import METRICS, Execution
 
 JOBS = (Job("demogroups", "tilt"), Job("hot16", "tilt"))

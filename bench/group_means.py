@@ -30,7 +30,7 @@ from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.evaluation.comparison import gap_closed
 from mobatlas.evaluation.resampling import resample
 from mobatlas.features.divergences import js, normalise
-from mobatlas.pipeline.cache import StepCache
+from mobatlas.pipeline.run import StepCache
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import build_regions

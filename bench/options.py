@@ -8,7 +8,7 @@ from typing import Any
 
 from mobatlas.config import build, merge
 from mobatlas.generators.protocol import family_of
-from mobatlas.pipeline.supervise import split_options
+from mobatlas.pipeline.models import split_options
 from mobatlas.supervision.strategies import config_class
 
 

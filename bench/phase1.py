@@ -22,8 +22,7 @@ from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import load_model
-from mobatlas.pipeline.supervise import SuperviseOptions, supervise
-from mobatlas.pipeline.train import train
+from mobatlas.pipeline.models import SuperviseOptions, supervise, train
 from mobatlas.training.loop import METRICS, Execution
 
 # Metrics of all groups together that must be close to the floor.

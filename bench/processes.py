@@ -25,7 +25,7 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.errors import MobatlasError
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.sampling.request import SampleRequest
+from mobatlas.sampling.chunks import SampleRequest
 
 COMPARED_STEPS = (1, 10, 50, 100)  # losses are compared up to each of these steps
 # Fields of a logged line; all others are validation losses.

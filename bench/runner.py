@@ -21,7 +21,7 @@ import torch
 
 from mobatlas.errors import MobatlasError
 from mobatlas.io.manifest import library_versions, write_json
-from mobatlas.pipeline.cache import StepCache
+from mobatlas.pipeline.run import StepCache
 from mobatlas.progress import track
 
 log = logging.getLogger("mobatlas")

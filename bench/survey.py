@@ -29,7 +29,7 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.io.manifest import file_hash, read_parquet
 from mobatlas.io.output import refuse_overlap
 from mobatlas.io.tables import require_columns
-from mobatlas.pipeline.cache import STEPS_FILE, StepCache
+from mobatlas.pipeline.run import STEPS_FILE, StepCache
 from mobatlas.regions.composition import read_composition
 
 DIARY: dict[str, Any] = {

@@ -57,7 +57,7 @@ WARM = """
 import gc, json, os, sys
 from mobatlas.cli import main
 import bench.__main__, bench.commands, mobatlas.cli.commands
-import lightning_fabric, mobatlas.pipeline.train
+import lightning_fabric, mobatlas.pipeline.models
 from mobatlas.generators.protocol import family_of
 family_of("latent-diffusion")
 gc.freeze()

@@ -57,7 +57,7 @@ VALUES: dict[str, Any] = {
     "audit": True,
     "regions": {"demogroups": {"partition": "demogroups"}},
 }
-ALSO = "import mobatlas.pipeline.run, mobatlas.generators.sequence_generator\n"
+ALSO = "import mobatlas.pipeline.run, mobatlas.generators.network_generator\n"
 # Every file operation of Python below a folder appends a dot to a file; before a chosen one the
 # process receives a signal.
 WATCH = """

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 from mobatlas import TrajectoryDataset, build_regions, generate
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
-from mobatlas.pipeline.train import train
+from mobatlas.pipeline.models import train
 from mobatlas.regions.build import RegionsOptions
-from mobatlas.sampling.request import SampleRequest
+from mobatlas.sampling.chunks import SampleRequest
 from mobatlas.training.loop import Execution
 from tests.outcomes import run
 from tests.tiny import OPTIONS, small_city

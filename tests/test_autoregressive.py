@@ -22,15 +22,15 @@ from mobatlas.features.divergences import normalise, tv
 from mobatlas.features.maps import build_feature
 from mobatlas.generators.autoregressive import PRESETS, AutoregressiveConfig
 from mobatlas.generators.codec import draw_tokens, previous_tokens, with_end
+from mobatlas.generators.network_generator import SequenceGenerator
 from mobatlas.generators.protocol import UNKNOWN, Examples
-from mobatlas.generators.sequence_generator import SequenceGenerator
 from mobatlas.generators.transformer import (
     CausalTransformer,
     TransformerConfig,
     in_length_buckets,
 )
 from mobatlas.groups import DEFAULT_GROUPS
-from mobatlas.pipeline.train import train
+from mobatlas.pipeline.models import train
 from mobatlas.supervision.strategies import labelled_draw
 from mobatlas.training.loop import Execution, Share, Trainer
 from tests.networks import chance, stirred

@@ -12,9 +12,9 @@ import pytest
 
 from mobatlas import TrajectoryDataset, build_regions, generate, load_model, supervise
 from mobatlas.cli import main
-from mobatlas.pipeline.supervise import SuperviseOptions
+from mobatlas.pipeline.models import SuperviseOptions
 from mobatlas.regions.build import RegionsOptions
-from mobatlas.sampling.request import SampleRequest
+from mobatlas.sampling.chunks import SampleRequest
 from mobatlas.training.loop import Execution
 from tests.tiny import OPTIONS, small_city
 

@@ -29,8 +29,7 @@ from mobatlas.supervision.calibration import (
     Sampler,
     fit_calibration,
 )
-from mobatlas.supervision.evidence import Evidence, gather_evidence
-from mobatlas.supervision.moments import labelled_moments
+from mobatlas.supervision.evidence import Evidence, gather_evidence, labelled_moments
 from mobatlas.supervision.store import load_calibration, save_calibration
 from mobatlas.supervision.strategies import (
     STRATEGIES,

@@ -11,9 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.generators.latent_diffusion.diffusion import DiffusionConfig, noise_schedule, rollout
 from mobatlas.generators.latent_diffusion.dit import Block, DenoiserConfig, DiT, Estimate
-from mobatlas.generators.latent_diffusion.generator import LatentDiffusion
+from mobatlas.generators.latent_diffusion.generator import (
+    DiffusionConfig,
+    LatentDiffusion,
+    noise_schedule,
+    rollout,
+)
 from mobatlas.groups import DEFAULT_GROUPS
 from tests.networks import LATENT, LENGTH, VOCABULARY, chance, new_model, stirred
 from tests.tiny import small_city

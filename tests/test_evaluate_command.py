@@ -43,7 +43,7 @@ from mobatlas.evaluation.comparison import (
 from mobatlas.evaluation.evaluate import ModelScores
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.report.tables import evaluation_tables
-from mobatlas.sampling.request import SampleRequest
+from mobatlas.sampling.chunks import SampleRequest
 from tests.small_town import NAMES
 from tests.tiny import fresh, small_city
 from tests.written import write

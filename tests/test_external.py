@@ -26,7 +26,7 @@ from mobatlas.generators.external import Pool
 from mobatlas.generators.protocol import family_of
 from mobatlas.io.manifest import read_manifest
 from mobatlas.regions.build import RegionsOptions
-from mobatlas.sampling.request import SampleRequest
+from mobatlas.sampling.chunks import SampleRequest
 from mobatlas.supervision import strategies
 from mobatlas.supervision.calibration import CalibrationConfig
 from mobatlas.training.loop import Execution

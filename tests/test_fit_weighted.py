@@ -28,7 +28,7 @@ from mobatlas.data.trajectories import Trajectories
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
 from mobatlas.regions.build import RegionsOptions
-from mobatlas.supervision.evidence import Evidence, gather_evidence
+from mobatlas.supervision.evidence import Evidence, gather_evidence, tilt_to_mean
 from mobatlas.supervision.group_tilts import (
     GroupTilts,
     TiltConfig,
@@ -36,7 +36,6 @@ from mobatlas.supervision.group_tilts import (
     fit_weighted,
     tilted_draw,
 )
-from mobatlas.supervision.moments import tilt_to_mean
 from mobatlas.supervision.tilt import fit_tilt
 from mobatlas.training.checkpoints import WEIGHTS
 from mobatlas.training.loop import Execution, Trainer

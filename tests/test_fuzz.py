@@ -22,7 +22,7 @@ from mobatlas.config import load_run, parse_assignments
 from mobatlas.data.prepare.tables import csv_header
 from mobatlas.errors import MobatlasError
 from mobatlas.io.manifest import read_manifest, refuse_corrupt
-from mobatlas.pipeline.cache import StepCache
+from mobatlas.pipeline.run import StepCache
 from tests.breaking import ALIASES, MARK, RUNS, YAML
 from tests.faults import VALUES, World, tiny_world
 from tests.fuzz import FAULTY, GUARD, MEMORY, SECONDS, TARGETS, attempt

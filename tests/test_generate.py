@@ -28,8 +28,8 @@ from mobatlas.generators.rng import uniforms
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.regions.store import RegionsFolder
+from mobatlas.sampling.chunks import SampleRequest, coarsen_anchors
 from mobatlas.sampling.generate import generate
-from mobatlas.sampling.request import SampleRequest, coarsen_anchors
 from tests.worlds import GROUP, World, firsts, remade, rows, small_world, write_homes
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from mobatlas import MobatlasError
 from mobatlas.data.samples import SCHEMA, read_samples
+from mobatlas.sampling.chunks import SampleRequest
 from mobatlas.sampling.generate import generate
-from mobatlas.sampling.request import SampleRequest
 from tests.tiny import small_city
 from tests.worlds import GROUP, World, cut, remade, small_world, write_homes
 from tests.written import generate_with

@@ -32,7 +32,7 @@ from mobatlas.generators.protocol import (
 )
 from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.groups import DEFAULT_GROUPS
-from mobatlas.sampling.request import SampleRequest
+from mobatlas.sampling.chunks import SampleRequest
 from mobatlas.supervision.strategies import fit_labels, labelled_draw
 from mobatlas.training.checkpoints import WEIGHTS
 from mobatlas.training.loop import Execution, Trainer

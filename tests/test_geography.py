@@ -12,7 +12,7 @@ from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.evaluation.regional import held_out_regions
+from mobatlas.evaluation.evaluate import held_out_regions
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.recovery.geography import (
     LOW_TRANSFER,

@@ -18,7 +18,7 @@ from bench.score_models import score_everybody, score_groups
 from mobatlas import MobatlasError, TrajectoryDataset
 from mobatlas.evaluation.metrics import PAPER_METRICS, MetricSpec
 from mobatlas.generators.store import load_model
-from mobatlas.pipeline.train import train as train_model
+from mobatlas.pipeline.models import train as train_model
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import build_regions
 from mobatlas.training.checkpoints import list_snapshots, load_snapshot, named_tensors

@@ -23,15 +23,15 @@ from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import jsd
 from mobatlas.features.maps import build_feature
+from mobatlas.generators.network_generator import SequenceGenerator
 from mobatlas.generators.point_process import PointProcess, PointProcessConfig, TimedTokenCodec
 from mobatlas.generators.protocol import UNKNOWN
-from mobatlas.generators.sequence_generator import SequenceGenerator
 from mobatlas.generators.timed_transformer import Durations, Spans, bin_starts
 from mobatlas.generators.vae import PRESETS, VariationalAutoencoder
 from mobatlas.groups import DEFAULT_GROUPS
-from mobatlas.pipeline.supervise import SuperviseOptions
+from mobatlas.pipeline.models import SuperviseOptions
 from mobatlas.regions.build import RegionsOptions
-from mobatlas.sampling.request import SampleRequest
+from mobatlas.sampling.chunks import SampleRequest
 from mobatlas.training.loop import Execution
 from tests.networks import chance, stirred
 from tests.test_autoregressive_supervised import VALUES

@@ -48,11 +48,20 @@ from mobatlas.evaluation.privacy.audit import (
     UNTESTED,
     Check,
 )
-from mobatlas.evaluation.privacy.cohort import distances, log_likelihood, number_grams, shingles
-from mobatlas.evaluation.privacy.measures import area, attacks, hit_rate, infer, rare_places
+from mobatlas.evaluation.privacy.measures import (
+    area,
+    attacks,
+    distances,
+    hit_rate,
+    infer,
+    log_likelihood,
+    number_grams,
+    rare_places,
+    shingles,
+)
 from mobatlas.report.console import audit_table
+from mobatlas.sampling.chunks import SampleRequest, coarsen_anchors
 from mobatlas.sampling.generate import generate
-from mobatlas.sampling.request import SampleRequest, coarsen_anchors
 from tests.small_town import walks
 from tests.tiny import fitted
 from tests.worlds import FAMILY, keep

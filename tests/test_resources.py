@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mobatlas import cli
-from mobatlas.sampling import processes as workers
+from mobatlas.sampling import chunks as workers
 from mobatlas.training.resources import keep_memory
 
 # Allocates, fills and frees eight blocks in each of twenty rounds; prints the page faults of the

@@ -19,9 +19,8 @@ from mobatlas import MobatlasError, build_regions
 from mobatlas.cli.commands import app
 from mobatlas.config import build_run, load_run
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.pipeline.cache import refuse_foreign_folder
 from mobatlas.pipeline.init import InputFiles, write_configuration
-from mobatlas.pipeline.run import run
+from mobatlas.pipeline.run import refuse_foreign_folder, run
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import load_regions
 from mobatlas.report.html import write_report

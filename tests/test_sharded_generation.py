@@ -32,9 +32,9 @@ from mobatlas.data.schema import ANCHORS
 from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.io.output import new_folder
-from mobatlas.pipeline.supervise import SuperviseOptions
+from mobatlas.pipeline.models import SuperviseOptions
 from mobatlas.regions.build import RegionsOptions
-from mobatlas.sampling.request import SampleRequest, Shard
+from mobatlas.sampling.chunks import SampleRequest, Shard
 from mobatlas.supervision.calibration import PIECE
 from mobatlas.training.loop import Execution
 from tests.commands import finish_cold, names, start_cold, wait_until

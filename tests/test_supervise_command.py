@@ -25,9 +25,8 @@ from mobatlas.data.schema import ANCHORS
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.generators.protocol import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
-from mobatlas.pipeline.supervise import SuperviseOptions
-from mobatlas.pipeline.train import train
-from mobatlas.sampling.request import SampleRequest
+from mobatlas.pipeline.models import SuperviseOptions, train
+from mobatlas.sampling.chunks import SampleRequest
 from mobatlas.supervision.calibration import Sampler
 from mobatlas.training.loop import Execution
 from tests.commands import Warm, wait_until

@@ -15,7 +15,7 @@ from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD
 from mobatlas.generators.codec import with_end
-from mobatlas.generators.sequence_generator import SequenceGenerator
+from mobatlas.generators.network_generator import SequenceGenerator
 from mobatlas.generators.vae import PRESETS, VaeConfig, VariationalAutoencoder
 from mobatlas.groups import DEFAULT_GROUPS
 from tests.networks import chance, stirred

@@ -65,9 +65,9 @@ from mobatlas.generators.store import load_model as load_model
 from mobatlas.groups import DEFAULT_GROUPS as DEFAULT_GROUPS
 from mobatlas.groups import Groups as Groups
 from mobatlas.pipeline.run import run as run
-from mobatlas.pipeline.supervise import SuperviseOptions as SuperviseOptions
-from mobatlas.pipeline.supervise import supervise as supervise
-from mobatlas.pipeline.train import train as train
+from mobatlas.pipeline.models import SuperviseOptions as SuperviseOptions
+from mobatlas.pipeline.models import supervise as supervise
+from mobatlas.pipeline.models import train as train
 from mobatlas.regions.build import RegionsOptions as RegionsOptions
 from mobatlas.regions.composition import read_composition as read_composition
 from mobatlas.regions.identifiability import Diagnosis as Diagnosis
@@ -117,7 +117,7 @@ from mobatlas.report.tables import (
     write_tables as write_tables,
 )
 from mobatlas.sampling.generate import generate as generate
-from mobatlas.sampling.request import SampleRequest as SampleRequest
+from mobatlas.sampling.chunks import SampleRequest as SampleRequest
 from mobatlas.supervision.store import load_sampler as load_sampler
 from mobatlas.supervision.strategies import Strategy as Strategy
 from mobatlas.supervision.strategies import StrategyOptions as StrategyOptions

@@ -22,10 +22,9 @@ from mobatlas.generators.store import KIND, load_model
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
-from mobatlas.pipeline.supervise import DEFAULT_OPTIONS, SuperviseOptions, supervise
-from mobatlas.pipeline.train import train
+from mobatlas.pipeline.models import DEFAULT_OPTIONS, SuperviseOptions, supervise, train
+from mobatlas.sampling.chunks import SampleRequest
 from mobatlas.sampling.generate import generate
-from mobatlas.sampling.request import SampleRequest
 from mobatlas.supervision.store import is_calibrated
 from mobatlas.training.loop import DEFAULT_EXECUTION, Execution
 

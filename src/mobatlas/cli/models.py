@@ -75,7 +75,7 @@ def train(
 ) -> None:
     """Phase 1: fit a generator of trajectories without demographics."""
     from mobatlas.generators.protocol import family_of
-    from mobatlas.pipeline.train import train as run_training
+    from mobatlas.pipeline.models import train as run_training
     from mobatlas.report.console import training_table
     from mobatlas.training.loop import Execution  # imports torch, which takes seconds
 
@@ -130,8 +130,8 @@ def supervise(
     quiet: Quiet = False,
 ) -> None:
     """Phase 2: condition a model on groups so that it matches regional aggregates."""
-    from mobatlas.pipeline.supervise import SuperviseOptions
-    from mobatlas.pipeline.supervise import supervise as run_supervision
+    from mobatlas.pipeline.models import SuperviseOptions
+    from mobatlas.pipeline.models import supervise as run_supervision
     from mobatlas.report.console import supervised_table
     from mobatlas.supervision.strategies import STRATEGIES
     from mobatlas.training.loop import Execution
@@ -197,9 +197,9 @@ def generate(
 ) -> None:
     """Sample trajectories into a Parquet file."""
     from mobatlas.report.console import generated_table
+    from mobatlas.sampling.chunks import SampleRequest
+    from mobatlas.sampling.chunks import Shard as Part
     from mobatlas.sampling.generate import generate as run_generation
-    from mobatlas.sampling.request import SampleRequest
-    from mobatlas.sampling.request import Shard as Part
 
     _trust(trust_code)
     total = max(1, (n or 1) // Part.parse(shard).of) if shard is not None else n or 1

@@ -1,6 +1,8 @@
 """Evaluate a file of samples, by group and for everybody, against real people.
 
-A baseline, a labelled model and the sampling floor are scored too (paper, Section 5).
+A baseline, a labelled model and the sampling floor are scored too (paper, Section 5). Without
+labels, samplers predict the regions of held-out people, and the recovery predicts regions that are
+left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -9,6 +11,9 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.samples import Samples, read_samples
 from mobatlas.data.trajectories import Trajectories
@@ -29,7 +34,13 @@ from mobatlas.evaluation.comparison import (
     real_groups,
 )
 from mobatlas.evaluation.metrics import MetricSpec
+from mobatlas.features.divergences import js, normalise
 from mobatlas.groups import Groups
+from mobatlas.regions.recovery.recover import recover
+from mobatlas.regions.store import RegionsFolder
+from mobatlas.regions.types import Regions
+from mobatlas.supervision.calibration import Sampler
+from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
 
 BASELINE = "baseline"
 OURS = "ours"
@@ -38,6 +49,7 @@ STRONG_CALIBRATED = "strong, calibrated"
 MODELS = (BASELINE, OURS, STRONG, STRONG_CALIBRATED, FLOOR)  # in the order of tables
 TRAIN = "train"
 ByGroup = dict[str, Trajectories]
+FOLDS = 5
 
 
 @dataclass(frozen=True)
@@ -310,3 +322,64 @@ def _file_facts(file: Samples) -> dict[str, Any]:
         "unknown_places": file.unknown_places,
         "unknown_visits": file.unknown_visits,
     }
+
+
+def held_out_people(
+    samplers: Mapping[str, Sampler],
+    dataset: TrajectoryDataset,
+    regions_folder: RegionsFolder | Path | str,
+    seed: int = 0,
+) -> dict[str, float] | None:
+    """JSD in bits between the regions that each sampler simulates and those of validation people.
+
+    None if the folder has no aggregates of validation people.
+    """
+    folder = RegionsFolder.open(regions_folder)
+    if folder.validation is None:
+        return None
+    config = FinetuneConfig()
+    return {
+        name: regional_loss(sampler, dataset, folder, config, seed)
+        for name, sampler in samplers.items()
+    }
+
+
+def held_out_regions(
+    regions: Regions, seed: int = 0, folds: int = FOLDS, *, parents: Mapping[str, str] | None = None
+) -> dict[str, Any] | None:
+    """JSD in bits between regions and their prediction from the other regions.
+
+    Predictions are by group means and by the mean of everybody. None if there are too few regions
+    to leave some out.
+    """
+    count = len(regions.composition.regions)
+    if count < 2 * folds:
+        return None
+    fold = np.random.default_rng([seed, 5]).permutation(count) % folds
+    by_groups = np.zeros(count)
+    by_everybody = np.zeros(count)
+    for number in range(folds):
+        test = np.flatnonzero(fold == number)
+        recovery = recover(
+            regions.select(np.flatnonzero(fold != number)), parents=parents, quiet=True
+        )
+        predicted = regions.composition.shares[test] @ recovery.means  # (regions, features)
+        for row, region in zip(predicted, test.tolist(), strict=True):
+            values = regions.aggregates.values[region]
+            by_groups[region] = _jsd_of_known(row, values)
+            by_everybody[region] = _jsd_of_known(recovery.baseline, values)
+    weight = regions.aggregates.n
+    return {
+        "regions": count,
+        "by_groups": float(np.average(by_groups, weights=weight)),
+        "by_everybody": float(np.average(by_everybody, weights=weight)),
+        "better_in": float((by_groups < by_everybody).mean()),
+    }
+
+
+def _jsd_of_known(predicted: Floats, values: Floats) -> float:
+    """The JSD of shares over the bins that are not suppressed."""
+    known = ~np.isnan(values)
+    if not known.any() or not values[known].sum() > 0:
+        return 0.0
+    return float(js(normalise(np.maximum(predicted[known], 0)), normalise(values[known])))

@@ -5,8 +5,12 @@ from typing import Any
 
 from pydantic import Field
 
-from mobatlas.generators.network_generator import network_family
-from mobatlas.generators.sequence_generator import PAPER, SequenceConfig, SequenceGenerator
+from mobatlas.generators.network_generator import (
+    PAPER,
+    SequenceConfig,
+    SequenceGenerator,
+    network_family,
+)
 from mobatlas.generators.transformer import CausalTransformer, TransformerConfig
 
 

@@ -20,8 +20,7 @@ from mobatlas.data.trajectories import SoftTrajectories, Trajectories, monday
 from mobatlas.data.vocabulary import BOS, HOME, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.codec import TokenCodec, is_token, join_rows, pad_rows, with_end
-from mobatlas.generators.network_generator import network_family
-from mobatlas.generators.sequence_generator import SequenceGenerator
+from mobatlas.generators.network_generator import SequenceGenerator, network_family
 from mobatlas.generators.timed_transformer import TimedTransformer, VisitEmbedding
 from mobatlas.generators.vae import PRESETS, VaeConfig, VariationalAutoencoder
 

@@ -21,8 +21,12 @@ from torch.nn import functional as F
 
 from mobatlas.config import Section
 from mobatlas.generators.codec import is_token
-from mobatlas.generators.network_generator import network_family
-from mobatlas.generators.sequence_generator import PAPER, SequenceConfig, SequenceGenerator
+from mobatlas.generators.network_generator import (
+    PAPER,
+    SequenceConfig,
+    SequenceGenerator,
+    network_family,
+)
 from mobatlas.generators.transformer import Block, CausalTransformer, in_length_buckets
 from mobatlas.groups import Groups
 

@@ -1,6 +1,6 @@
 """Samples on disk: trajectories of groups, a region or a table, streamed to one Parquet file.
 
-The content does not depend on the number of processes, see `sampling.processes`. Labels are not
+The content does not depend on the number of processes, see `sampling.chunks`. Labels are not
 read.
 """
 
@@ -25,15 +25,17 @@ from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_pa
 from mobatlas.io.output import new_file, refuse_overlap
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.progress import SILENT, Tracker, log
-from mobatlas.sampling.processes import Chunk, ChunkSampler, sample_chunks
-from mobatlas.sampling.request import (
+from mobatlas.sampling.chunks import (
     POPULATION,
+    Chunk,
+    ChunkSampler,
     Part,
     People,
     Plan,
     SampleRequest,
     Shard,
     coarsen_anchors,
+    sample_chunks,
 )
 from mobatlas.supervision.calibration import Weighting
 from mobatlas.supervision.store import (

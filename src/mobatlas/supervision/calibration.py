@@ -32,7 +32,7 @@ from mobatlas.generators.protocol import UNKNOWN, Generator, has_times
 from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker, log
-from mobatlas.supervision.moments import Moments, Phi
+from mobatlas.supervision.evidence import Moments, Phi
 from mobatlas.supervision.tilt import (
     CALIBRATION_RIDGE,
     fit_capped_tilt,

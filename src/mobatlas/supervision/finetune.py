@@ -30,8 +30,7 @@ from mobatlas.progress import log
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Aggregates, bins_by_map
 from mobatlas.supervision.calibration import PlainSampler, Sampler
-from mobatlas.supervision.evidence import region_of
-from mobatlas.supervision.moments import Phi
+from mobatlas.supervision.evidence import Phi, region_of
 from mobatlas.training.loop import Share, Stage, Trainer
 
 COMPARED_REGIONS = 4  # regions whose gradients are compared

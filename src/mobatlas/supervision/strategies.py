@@ -24,10 +24,9 @@ from mobatlas.supervision.calibration import (
     PlainSampler,
     fit_calibration,
 )
-from mobatlas.supervision.evidence import Evidence
+from mobatlas.supervision.evidence import Evidence, Moments, labelled_moments
 from mobatlas.supervision.finetune import PRESETS, FinetuneConfig, finetune
 from mobatlas.supervision.group_tilts import GroupTilts, TiltConfig, fit_group_tilts, fit_weighted
-from mobatlas.supervision.moments import Moments, labelled_moments
 from mobatlas.training.loop import Trainer
 
 AUTO = "auto"

@@ -17,27 +17,25 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.samples import read_samples
 from mobatlas.data.vocabulary import OTHER
 from mobatlas.evaluation.comparison import Interval
-from mobatlas.evaluation.privacy.cohort import (
+from mobatlas.evaluation.privacy.measures import (
     FEWEST,
     GRAM,
     HELD_OUT,
+    RARE,
     REFERENCE,
     SPLITS,
     TRAIN,
+    Attack,
     Cohort,
     EqualGroups,
-    SampleDistances,
-    draw_equal_groups,
-    measure_distances,
-)
-from mobatlas.evaluation.privacy.measures import (
-    RARE,
-    Attack,
     Excess,
+    SampleDistances,
     anchor_scores,
     attacks,
     closer,
+    draw_equal_groups,
     infer,
+    measure_distances,
     rare_places,
     shared,
     singled_out,

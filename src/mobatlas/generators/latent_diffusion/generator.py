@@ -1,13 +1,17 @@
-"""The latent diffusion generator: autoencoder, denoiser and sampler (appendix, "Architecture")."""
+"""The latent diffusion generator: autoencoder, denoiser and sampler (appendix, "Architecture").
+
+It has a cosine noise schedule, and the solvers of `diffusers` with x0 prediction.
+"""
 
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from diffusers import DDIMScheduler, DDPMScheduler, DPMSolverMultistepScheduler
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,7 +29,6 @@ from mobatlas.generators.latent_diffusion.autoencoder import (
     hide_spans,
     set_statistics,
 )
-from mobatlas.generators.latent_diffusion.diffusion import DiffusionConfig, noise_schedule, rollout
 from mobatlas.generators.latent_diffusion.dit import DenoiserConfig, DiT, Estimate
 from mobatlas.generators.layers import measure_layers
 from mobatlas.generators.network_generator import (
@@ -40,9 +43,81 @@ from mobatlas.groups import Groups
 from mobatlas.progress import log
 from mobatlas.training.loop import Share, Stage, Trainer
 
+Denoiser = Callable[[Tensor, Tensor], Tensor]  # (x_t, t) -> x0
+COSINE = "squaredcos_cap_v2"
+# diffusers' advice: below this half log-SNR the cosine schedule is numerically pure noise
+LAMBDA_MIN = -5.1
 ENOUGH = 0.95  # of held-out tokens reconstructed
 LATENTS = "latents.npy"
 LATENT_STREAM, TOKEN_STREAM, EARLY_STREAM = range(3)  # of random numbers
+
+
+class DiffusionConfig(Section):
+    """The noise schedule, the solver and the decoding."""
+
+    train_steps: int = Field(1_000, ge=2)  # of the cosine schedule
+    # "likeliest" makes frequent places too frequent, because a latent between two tokens always
+    # becomes the more frequent one.
+    decoding: Literal["draw", "likeliest"] = "draw"
+    solver: Literal["dpm++", "ddim"] = "dpm++"
+    steps: int = Field(10, ge=1)  # of the solver
+
+
+def noise_schedule(config: DiffusionConfig) -> DDPMScheduler:
+    """Return the forward process."""
+    return DDPMScheduler(
+        config.train_steps, beta_schedule=COSINE, prediction_type="sample", clip_sample=False
+    )
+
+
+def solver(config: DiffusionConfig) -> DDIMScheduler | DPMSolverMultistepScheduler:
+    """Return the reverse process: DDIM with eta 0 (the paper's protocol) or DPM-Solver++.
+
+    DPM-Solver++ is of second order and needs fewer steps.
+    """
+    if config.solver == "ddim":
+        scheduler = DDIMScheduler(
+            config.train_steps,
+            beta_schedule=COSINE,
+            prediction_type="sample",
+            clip_sample=False,
+            timestep_spacing="trailing",
+        )
+    else:
+        scheduler = DPMSolverMultistepScheduler(
+            config.train_steps,
+            beta_schedule=COSINE,
+            prediction_type="sample",
+            algorithm_type="dpmsolver++",
+            solver_order=2,
+            lambda_min_clipped=LAMBDA_MIN,
+            timestep_spacing="trailing",
+            final_sigmas_type="zero",
+        )
+    scheduler.set_timesteps(config.steps)
+    return scheduler
+
+
+def rollout(
+    denoise: Denoiser,
+    noise: Tensor,
+    config: DiffusionConfig,
+    differentiable: int = 0,
+    stop: int | None = None,
+) -> Tensor:
+    """Return clean latents from noise, or their estimate after `stop` steps.
+
+    The gradient flows through the last `differentiable` steps only.
+    """
+    scheduler = solver(config)
+    x = noise
+    x0 = noise
+    timesteps = scheduler.timesteps[:stop]
+    for number, t in enumerate(timesteps):
+        with torch.set_grad_enabled(len(timesteps) - number <= differentiable):
+            x0 = denoise(x, t.expand(len(x)).to(x.device))
+            x = scheduler.step(x0, t, x).prev_sample
+    return x0  # not x, which DDIM leaves noisy if the steps do not divide the schedule
 
 
 class DenoiserFitConfig(WeightedFitConfig):

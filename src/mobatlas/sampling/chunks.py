@@ -1,43 +1,254 @@
-"""Sampling of chunks, in this process or in several on one machine; reads no labels.
+"""What to sample, and how: requests, the people they select, and chunks in one or more processes.
 
 The person and the tokens of sample i are a function of (seed, i). Chunks, shards, processes and the
-number of samples do not change a row.
+number of samples do not change a row. Worker processes do not communicate with each other. Each
+samples every k-th chunk and waits until it is read, which bounds the memory. If one dies the others
+end, and all end with the main process. Nothing here reads labels.
 
-Worker processes do not communicate with each other. Each samples every k-th chunk and waits until
-it is read, which bounds the memory. If one dies the others end, and all end with the main process.
+Random displacements of homes and workplaces are keyed by the places of all people together, not by
+the seed. The seed is written in the file, and a reader who knows it could displace a suspected home
+in the same way. A place moves in the same way in every file of a population, so averaging files
+does not reveal it.
 """
+
+from __future__ import annotations
 
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from mobatlas.data.arrays import Ints
+from mobatlas.config import Coarsening
+from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.geodesy import EARTH_KM
 from mobatlas.data.samples import to_rows
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import UNKNOWN
 from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.generators.store import Model, load_model
-from mobatlas.sampling.request import POPULATION, Part, Plan
-from mobatlas.supervision.calibration import BLOCK, PIECE, PIECE_STRIDE, CalibratedSampler
+from mobatlas.progress import log
+from mobatlas.supervision.calibration import (
+    BLOCK,
+    PIECE,
+    PIECE_STRIDE,
+    CalibratedSampler,
+    Calibration,
+)
+from mobatlas.training.loop import Share
 from mobatlas.training.resources import keep_memory, peak_gb
 
+POPULATION = "population"  # a form of calibration
+DRAWS = 20  # from the posterior
+MAX_KM = 100  # a larger number is probably in metres
+DEGREE_KM = EARTH_KM * np.pi / 180  # of latitude
 PER_CHUNK = 1_024  # trajectories, approximately: seconds of work, so that progress is visible
-DRAWS = 1  # a stream of random numbers
+DRAW_STREAM = 1  # of random numbers
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """What to sample and how; the defaults sample the whole population.
+
+    Parameters
+    ----------
+    group
+        A group such as "30-40, F", several groups, or "all". Each group gets n trajectories.
+    region
+        Sample groups and homes with their distribution in this region.
+    regions
+        The REGIONS folder that has the region, if the model itself has no regions.
+    anchors
+        A table of home_lat, home_lon, work_lat, work_lon and optionally group. Its rows are used in
+        order; without `region` and `anchors`, homes are drawn from all training people.
+    lengths
+        "model", or "empirical" to draw lengths from the training trajectories.
+    coarsen
+        Move homes and workplaces: "1km" at random within a radius, "grid:500m" to a grid.
+    calibrate
+        Select samples of groups so that they have the estimated means.
+    posterior
+        Select them so that they have means drawn from the posterior. Sample number i of a group
+        belongs to draw i modulo `draws`; draw k is one state of all groups.
+    draws
+        Number of draws with `posterior`.
+    seed
+        Random seed; group number k uses `seed + k`, and all groups the draws of `seed`.
+    accelerator
+        "auto", "cpu", "cuda" or "mps".
+    devices
+        Number of processes; the result does not depend on it.
+    shard
+        "3/8" writes the third of eight parts. Trajectories are numbered over all parts.
+    chunk
+        Tiles of the generator that are sampled at a time; by default about a second of work.
+
+    Examples
+    --------
+    >>> SampleRequest(group=("<30, F", "<30, M"), calibrate=True, seed=1).group
+    ('<30, F', '<30, M')
+    """
+
+    group: str | Sequence[str] | None = None
+    region: str | None = None
+    regions: Path | str | None = None
+    anchors: Path | str | None = None
+    lengths: str = "model"
+    coarsen: float | str | None = None
+    calibrate: bool = False
+    posterior: bool = False
+    draws: int = DRAWS
+    seed: int = 0
+    accelerator: str = "auto"
+    devices: int = 1
+    shard: str | None = None
+    chunk: int | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of several parts of all samples, counted from 1."""
+
+    number: int = 1
+    of: int = 1
+
+    @classmethod
+    def parse(cls, text: str | None) -> Shard:
+        """Read "3/8"; None is the only part."""
+        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text or "1/1")
+        number, of = map(int, match.groups()) if match else (0, 0)
+        if not 1 <= number <= of:
+            raise MobatlasError(
+                f"--shard {text}: give I/K, the I-th of K parts with I from 1 to K, such as 3/8"
+            )
+        return cls(number, of)
+
+    def samples(self, n: int, unit: int) -> tuple[int, int]:
+        """Return the range (start, stop) of its part of n samples, in whole units."""
+        units = Share(self.number - 1, self.of).rows(-(-n // unit))
+        return min(n, units.start * unit), min(n, units.stop * unit)
+
+
+@dataclass(frozen=True)
+class People:
+    """The people to sample: rows of anchors, and optionally a group for each row."""
+
+    anchors: Floats  # (rows, 4) home lat, lon, work lat, lon; NaN where unknown
+    names: tuple[str, ...] = ()  # of groups
+    groups: Ints | None = None  # (rows,) numbers of groups
+    in_order: bool = False  # use rows in order, repeatedly; otherwise draw rows
+    residence: Floats | None = None  # (rows, groups) p(d | home region), to draw rows of a group
+
+    def conditions(self, shares: Floats | None, draws: Floats, first: int) -> tuple[Ints, Floats]:
+        """Return groups (n,) and anchors (n, 4) of the samples from number `first` on.
+
+        Each row of `draws` selects the person of one sample. Groups come from the table of people,
+        or are drawn by shares (groups,).
+        """
+        if self.in_order:
+            rows = (first + np.arange(len(draws))) % len(self.anchors)  # (n,)
+        else:
+            use_residence = self.residence is not None and shares is not None
+            weights = self.residence @ shares if use_residence else None  # type: ignore[operator]
+            rows = draw_rows(draws[:, 0], len(self.anchors), weights) % len(self.anchors)
+        if self.groups is not None:
+            groups = self.groups[rows]
+        elif shares is not None:
+            groups = draw_rows(draws[:, 1], len(shares), shares)
+        else:
+            groups = np.full(len(rows), UNKNOWN, dtype=np.int64)
+        return groups, self.anchors[rows]
+
+
+@dataclass(frozen=True)
+class Part:
+    """The samples of one group, of a mixture of groups, or of the whole population."""
+
+    shares: Floats | None  # (groups,); None: no group, or those of the table of anchors
+    seed: int
+    first: int  # number of its first trajectory in the file
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything except the model that samples depend on; it is sent to other processes."""
+
+    people: People
+    parts: tuple[Part, ...]
+    n: int  # trajectories of each part
+    shard: Shard = Shard()
+    coarsening: Coarsening | None = None  # of the anchors, which are coarsened already
+    lengths: str = "model"
+    region: str | None = None
+    form: str | None = None  # of the calibration, see calibration.FORMS
+    calibration: Calibration | None = None
+    draws: int = 0  # from the posterior; 0: the samples of a group aim at the same means
+    posterior: dict[str, Any] | None = None  # facts about the draws, for the metadata
+    tiles: int | None = None  # of the generator that are sampled at a time
+
+
+def coarsen_anchors(anchors: Floats, coarsening: Coarsening, secret: Floats) -> Floats:
+    """Move homes and workplaces (rows, 4); unknown ones stay unknown.
+
+    `secret` is the anchors of all people, from which the key of random displacements is computed.
+    """
+    if coarsening.km > MAX_KM:
+        raise MobatlasError(
+            f"--coarsen {coarsening}: give at most {MAX_KM} km, such as 3km, 500m or grid:1km"
+        )
+    if not coarsening.km:
+        log.warning("--coarsen %s: homes and workplaces are not moved", coarsening)
+        return anchors
+    home_and_work = (anchors[:, :2], anchors[:, 2:])
+    if coarsening.form == "grid":
+        return np.hstack([_snap_to_grid(places, coarsening.km) for places in home_and_work])
+    key = blake2b(np.unique(secret, axis=0).tobytes()).digest()
+    return np.hstack([_displace(places, coarsening.km, key) for places in home_and_work])
+
+
+def _displace(places: Floats, km: float, key: bytes) -> Floats:
+    """Random points of the discs around places (rows, 2); equal places have equal displacements."""
+    distinct, row = np.unique(places, axis=0, return_inverse=True)
+    # The radius is hashed as well: the same direction at two radii would point back at the place.
+    words = (
+        blake2b(np.append(place, km).tobytes(), key=key, digest_size=16).digest()
+        for place in distinct
+    )
+    draws = np.frombuffer(b"".join(words), dtype="<u8").reshape(-1, 2) / 2.0**64  # (distinct, 2)
+    lat, lon = np.radians(distinct).T
+    angle = 2 * np.pi * draws[:, 1]
+    arc = km / EARTH_KM * np.sqrt(draws[:, 0])  # the root makes it uniform over the area
+    to_lat = np.arcsin(np.sin(lat) * np.cos(arc) + np.cos(lat) * np.sin(arc) * np.cos(angle))
+    turn = np.arctan2(
+        np.sin(angle) * np.sin(arc) * np.cos(lat), np.cos(arc) - np.sin(lat) * np.sin(to_lat)
+    )
+    moved = np.stack([np.degrees(to_lat), (np.degrees(lon + turn) + 180) % 360 - 180], axis=1)
+    return moved[row.ravel()]
+
+
+def _snap_to_grid(places: Floats, km: float) -> Floats:
+    """Centres of squares: bands of latitude, each divided into squares of its own width."""
+    bands = max(1, round(180 * DEGREE_KM / km))
+    band = np.clip(np.floor((places[:, 0] + 90) / 180 * bands), 0, bands - 1)  # (rows,)
+    lat = (band + 0.5) * 180 / bands - 90
+    columns = np.maximum(1, np.round(360 * DEGREE_KM * np.cos(np.radians(lat)) / km))
+    column = np.clip(np.floor((places[:, 1] + 180) / 360 * columns), 0, columns - 1)
+    return np.stack([lat, (column + 0.5) * 360 / columns - 180], axis=1)
 
 
 class Task(NamedTuple):
@@ -131,7 +342,7 @@ class ChunkSampler:
     def _from_people(self, part: Part, start: int, stop: int) -> tuple[Trajectories, Ints, int]:
         """Samples for the plan's people, calibrated or not."""
         size = stop - start
-        draws = uniforms(part.seed, start, stop, DRAWS)  # (size, 4)
+        draws = uniforms(part.seed, start, stop, DRAW_STREAM)  # (size, 4)
         groups, anchors = self.plan.people.conditions(part.shares, draws, start)
         if self._sampler is not None:
             codes = groups
