@@ -24,7 +24,7 @@ from bench.score_models import BASELINE
 from bench.summary import write_result
 from mobatlas.config import merge
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.protocol import family_of, generator_names
+from mobatlas.generators.protocol import GENERATORS, family_of
 from mobatlas.generators.store import load_model
 from mobatlas.pipeline.models import split_options, train
 from mobatlas.training.loop import METRICS, Execution
@@ -48,7 +48,7 @@ def run(
 
     `values` change the preset of a family.
     """
-    names = list(generators or (name for name in generator_names() if family_of(name).trainable))
+    names = list(generators or (name for name in GENERATORS if family_of(name).trainable))
     for name in names:
         if not family_of(name).trainable:
             raise MobatlasError(

@@ -26,7 +26,6 @@ from mobatlas.generators.protocol import (
     Family,
     Generator,
     family_of,
-    generator_names,
     register_generator,
     unlabelled,
 )
@@ -38,7 +37,7 @@ from mobatlas.training.checkpoints import WEIGHTS
 from mobatlas.training.loop import Execution, Trainer
 from tests.tiny import fitted, fresh, small_city
 
-TRAINABLE = [name for name in generator_names() if family_of(name).trainable]
+TRAINABLE = [name for name in GENERATORS if family_of(name).trainable]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def models(dataset: TrajectoryDataset) -> Callable[[str], Generator]:
     return functools.cache(lambda name: fitted(name, dataset))
 
 
-@pytest.fixture(scope="module", params=generator_names())
+@pytest.fixture(scope="module", params=GENERATORS)
 def model(request: pytest.FixtureRequest, models: Callable[[str], Generator]) -> Generator:
     return models(request.param)
 
@@ -120,7 +119,7 @@ def test_a_model_of_phase_1_refuses_groups(model: Generator) -> None:
         model.sample(3, groups=np.zeros(3, dtype=np.int64))
 
 
-@pytest.mark.parametrize("name", [name for name in generator_names() if name not in TRAINABLE])
+@pytest.mark.parametrize("name", [name for name in GENERATORS if name not in TRAINABLE])
 @pytest.mark.parametrize("member", ["network", "with_groups", "weighted_fit_stage", "soft_sample"])
 def test_a_family_that_cannot_be_trained_names_the_strategies_to_use(
     name: str, member: str, models: Callable[[str], Generator]
@@ -215,9 +214,7 @@ def test_a_saved_model_draws_the_same_samples(
     conditioned: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     conditioned.save(tmp_path)
-    name = next(
-        name for name in generator_names() if type(conditioned.config) is family_of(name).config
-    )
+    name = next(name for name in GENERATORS if type(conditioned.config) is family_of(name).config)
     again = family_of(name).load(
         tmp_path, conditioned.config, dataset.vocabulary, conditioned.groups
     )
@@ -229,7 +226,7 @@ def test_weights_of_another_configuration_are_refused(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
     model.save(tmp_path)
-    name = next(name for name in generator_names() if type(model.config) is family_of(name).config)
+    name = next(name for name in GENERATORS if type(model.config) is family_of(name).config)
     with pytest.raises(MobatlasError, match=r"do not fit config\.json"):
         family_of(name).load(tmp_path, model.config, dataset.vocabulary, DEFAULT_GROUPS)
 
@@ -239,12 +236,12 @@ def test_a_file_that_is_not_safetensors_is_refused(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path, content: bytes
 ) -> None:
     (tmp_path / WEIGHTS).write_bytes(content)
-    name = next(name for name in generator_names() if type(model.config) is family_of(name).config)
+    name = next(name for name in GENERATORS if type(model.config) is family_of(name).config)
     with pytest.raises(MobatlasError, match="not a readable safetensors file"):
         family_of(name).load(tmp_path, model.config, dataset.vocabulary, None)
 
 
-@pytest.mark.parametrize("name", generator_names())
+@pytest.mark.parametrize("name", GENERATORS)
 def test_phase_1_does_not_depend_on_labels(
     name: str, dataset: TrajectoryDataset, tmp_path: Path
 ) -> None:
@@ -365,7 +362,7 @@ def test_a_generator_from_outside_the_package_is_trained_loaded_and_sampled(
     family = Family("uniform", UniformConfig, {"small": {}}, create, load, trainable=False)
     request.addfinalizer(lambda: GENERATORS.pop("uniform"))
     register_generator("uniform", lambda: family)
-    assert "uniform" in generator_names()
+    assert "uniform" in GENERATORS
     quiet = Execution(quiet=True)
     train(dataset.path, tmp_path / "model", generator="uniform", execution=quiet)
     model = load_model(tmp_path / "model")

@@ -18,7 +18,7 @@ from bench import many_regions, speed
 from bench.measure import measure, run_in_process
 from bench.report.console import speed_table
 from mobatlas import MobatlasError
-from mobatlas.generators.protocol import generator_names
+from mobatlas.generators.protocol import GENERATORS
 from tests.outcomes import run
 from tests.tiny import OPTIONS
 
@@ -66,7 +66,7 @@ def test_import_and_help_load_no_heavy_library(module: str) -> None:
 def test_the_help_of_train_lists_every_generator() -> None:
     text = run("train", "--help").out
     words = set(text.replace(",", " ").replace("│", " ").split())
-    assert set(generator_names()) <= words
+    assert set(GENERATORS) <= words
 
 
 def test_quick_measures_data_evaluation_and_the_model(

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, refuse_unknown, suggestion
 
 DEFAULT_GENERATOR = "autoregressive"  # the family that benchmarks best
 
@@ -404,16 +404,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
-def preset_values(preset: str | None) -> dict[str, Any]:
+def preset_values(
+    preset: str | None, presets: Mapping[str, Mapping[str, Any]] = PRESETS
+) -> Mapping[str, Any]:
     """The values of a preset; none without a preset."""
     if preset is None:
         return {}
-    if not isinstance(preset, str) or preset not in PRESETS:
-        raise MobatlasError(
-            f"preset '{preset}' does not exist{suggestion(str(preset), PRESETS)} "
-            f"(known: {', '.join(PRESETS)})"
-        )
-    return PRESETS[preset]
+    refuse_unknown(f"preset '{preset}'", str(preset), presets)
+    return presets[preset]
 
 
 def load_values(path: Path | None = None, preset: str | None = None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import difflib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 # Errors of Python, DuckDB and torch on a GPU; then messages of torch on a CPU, Arrow, and the
 # loader of shared libraries.
@@ -47,6 +47,14 @@ def clear_suggestion(word: str, known: Iterable[str]) -> str:
     }
     best, second, *_ = [*sorted(ratio.values(), reverse=True), 0.0, 0.0]
     return suggestion(word, [max(ratio, key=ratio.__getitem__)]) if best > second + 0.05 else ""
+
+
+def refuse_unknown(what: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that is not known and suggest a similar one; `what` is "--split tset"."""
+    if name not in known:
+        raise MobatlasError(
+            f"{what} does not exist{suggestion(name, known)} (known: {', '.join(known)})"
+        )
 
 
 def first_line(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, refuse_unknown
 
 Entry = TypeVar("Entry")
 
@@ -44,10 +44,5 @@ class Registry(dict[str, Entry]):
 
         `among` are the names to choose from, by default all.
         """
-        known = self if among is None else among
-        if name not in known:
-            raise MobatlasError(
-                f"{self._option} {name} does not exist{suggestion(name, known)} "
-                f"(known: {', '.join(known)})"
-            )
+        refuse_unknown(f"{self._option} {name}", name, self if among is None else among)
         return self[name]

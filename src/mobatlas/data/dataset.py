@@ -16,7 +16,7 @@ from mobatlas.data.arrays import Floats, Ints, Tokens
 from mobatlas.data.prepare.sequences import SEQUENCES, SPLITS, WIDE
 from mobatlas.data.schema import ANCHORS, DAY
 from mobatlas.data.vocabulary import PAD, VOCABULARY_SCHEMA, Vocabulary
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, refuse_unknown
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import (
     HASHED_ON_LOAD,
@@ -327,8 +327,7 @@ def _within(numbers: Tokens, end: int) -> bool:
 
 
 def _split_code(name: str) -> int:
-    if name not in SPLITS:
-        raise MobatlasError(f"--split {name} does not exist (known: {', '.join(SPLITS)})")
+    refuse_unknown(f"--split {name}", name, SPLITS)
     return SPLITS.index(name)
 
 

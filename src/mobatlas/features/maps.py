@@ -17,7 +17,7 @@ from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.geodesy import haversine_km
 from mobatlas.data.trajectories import SoftTrajectories, Tensor, Trajectories
 from mobatlas.data.vocabulary import HOME, SPECIALS, WORK, Vocabulary
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, refuse_unknown
 from mobatlas.registry import Registry
 
 BAND_EDGES_KM = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
@@ -386,13 +386,8 @@ def build_feature(name: str, vocabulary: Vocabulary, mask: Sequence[str] = ()) -
     """
     build = FEATURES.get_entry(name, among=feature_maps()).build
     assert build is not None
-    maskable = SPECIALS[HOME:]
     for word in mask:
-        if word not in maskable:
-            raise MobatlasError(
-                f"mask '{word}' does not exist{suggestion(word, maskable)} "
-                f"(known: {', '.join(maskable)})"
-            )
+        refuse_unknown(f"mask '{word}'", word, SPECIALS[HOME:])
     return build(vocabulary, mask)
 
 

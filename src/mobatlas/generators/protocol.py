@@ -343,11 +343,6 @@ def register_generator(name: str, family: Callable[[], Family]) -> None:
     GENERATORS.register(name, family)
 
 
-def generator_names() -> tuple[str, ...]:
-    """Return the names of all families."""
-    return tuple(GENERATORS)
-
-
 def family_of(name: str) -> Family:
     """Return the family of that name."""
     return GENERATORS.get_entry(name)()

@@ -15,8 +15,8 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
 from mobatlas.data.vocabulary import FIRST_POI, SPECIALS, VOCABULARY_SCHEMA, Vocabulary
-from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.protocol import Generator, family_of, generator_names
+from mobatlas.errors import MobatlasError, refuse_unknown, suggestion
+from mobatlas.generators.protocol import GENERATORS, Generator, family_of
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import (
     MANIFEST,
@@ -282,13 +282,9 @@ def load_model(path: Path | str, dataset: Path | None = None) -> Model:
 
 def _load_generator(folder: Path, described: _Description) -> Generator:
     where = folder / CONFIG
-    known = generator_names()
-    if described.generator not in known:
-        raise MobatlasError(
-            f"{where}: the generator '{described.generator}' does not exist"
-            f"{suggestion(described.generator, known)} (known: {', '.join(known)})"
-        )
-    family = family_of(described.generator)
+    name = described.generator
+    refuse_unknown(f"{where}: the generator '{name}'", name, GENERATORS)
+    family = family_of(name)
     try:
         groups = Groups.of(described.groups) if described.groups is not None else None
     except MobatlasError as error:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.config import DEFAULT_GENERATOR, build, merge
+from mobatlas.config import DEFAULT_GENERATOR, build, merge, preset_values
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import Family, Generator, family_of
 from mobatlas.generators.store import (
     COMPOSITION,
@@ -133,12 +133,7 @@ def train(
 
 def _configure(family: Family, preset: str | None, values: Mapping[str, Any]) -> Any:
     """The configuration of a generator: a preset with the user's changes."""
-    if preset is not None and preset not in family.presets:
-        raise MobatlasError(
-            f"--preset {preset} does not exist{suggestion(preset, family.presets)} "
-            f"(known: {', '.join(family.presets)})"
-        )
-    base = family.presets[preset] if preset else {}
+    base = preset_values(preset, family.presets)
     return build(family.config, merge(base, family.resolve(values, Path())), "train")
 
 

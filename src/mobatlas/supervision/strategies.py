@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from pydantic import Field, create_model
 
-from mobatlas.config import Section, build, merge
+from mobatlas.config import Section, build, merge, preset_values
 from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, refuse_unknown
 from mobatlas.generators.protocol import Draw, Examples, Family, Generator, has_times
 from mobatlas.progress import log, track
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
@@ -206,11 +206,7 @@ def register_strategy(strategy: Strategy) -> None:
 
 def get_strategy(name: str) -> Strategy:
     """The strategy of that name; an unknown name is refused."""
-    if name not in STRATEGIES:
-        known = (AUTO, *STRATEGIES)
-        raise MobatlasError(
-            f"--strategy {name} does not exist{suggestion(name, known)} (known: {', '.join(known)})"
-        )
+    refuse_unknown(f"--strategy {name}", name, (AUTO, *STRATEGIES))
     return STRATEGIES[name]
 
 
@@ -287,12 +283,9 @@ def build_options(
                 f"{option} is for the strategy {' and '.join(others)}, not {strategy.name}; "
                 "leave it out"
             )
-    if preset is not None and preset not in strategy.presets:
-        raise MobatlasError(
-            f"--preset {preset} does not exist{suggestion(preset, strategy.presets)} "
-            f"(known: {', '.join(strategy.presets)})"
-        )
-    base = {strategy.name: strategy.presets[preset]} if preset else {}
+    base = {}
+    if preset is not None:
+        base = {strategy.name: preset_values(preset, strategy.presets)}
     chosen = {strategy.name: {"divergence": divergence}} if divergence else {}
     config = build(config_class(), merge(base, values, chosen), "supervise")
     return replace(options, config=config, section=getattr(config, strategy.name, None))

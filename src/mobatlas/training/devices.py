@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, refuse_unknown
 from mobatlas.progress import log
 
 if TYPE_CHECKING:
@@ -57,10 +57,7 @@ def check_devices(accelerator: str, devices: int) -> str:
     }
     available = [name for name, count in counts.items() if count]
     kind = available[0] if accelerator == "auto" else accelerator
-    if kind not in counts:
-        raise MobatlasError(
-            f"--accelerator {kind} does not exist (known: auto, {', '.join(counts)})"
-        )
+    refuse_unknown(f"--accelerator {kind}", kind, ("auto", *counts))
     if kind not in available:
         raise MobatlasError(
             f"--accelerator {kind}: this machine has no such device; pass --accelerator auto"
@@ -116,10 +113,7 @@ def _check_launcher(devices: int) -> None:
 
 
 def _choose_precision(precision: str, kind: str) -> Any:
-    if precision not in ("auto", "32-true", "bf16-mixed"):
-        raise MobatlasError(
-            f"--precision {precision} does not exist (known: auto, 32-true, bf16-mixed)"
-        )
+    refuse_unknown(f"--precision {precision}", precision, ("auto", "32-true", "bf16-mixed"))
     if precision != "auto":
         return precision
     return "bf16-mixed" if trains_in_bf16(torch.device(kind)) else "32-true"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mobatlas.data.arrays import Floats, Ints
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, refuse_unknown
 from mobatlas.progress import log
 from mobatlas.regions.composition import refuse_empty_regions
 from mobatlas.regions.posterior import Families
@@ -58,7 +58,6 @@ GROUPS_EXPLAIN = 0.2
 MAX_LOG_VARIANCE = 1.0
 MAX_NAMED = 4  # groups in one note
 METHODS = ("bayes", "least-squares", "simplex")
-MAX_LOG_VARIANCE = 1.0
 NOTABLE = 0.05  # a smaller difference of a logarithm is none
 MAY_BE_ZERO = 0.25  # a larger variance of log ratios: groups may be without a feature
 DOUBTFUL = 0.5  # a larger probability that composition does not matter is reported
@@ -141,10 +140,7 @@ def recover(
     >>> recovery.means.shape  # doctest: +SKIP
     (8, 40)
     """
-    if method not in METHODS:
-        raise MobatlasError(
-            f"recovery method '{method}' does not exist (known: {', '.join(METHODS)})"
-        )
+    refuse_unknown(f"recovery method '{method}'", method, METHODS)
     _check_regions(regions)
     regions = with_rest(regions)
     if method != "bayes":

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from scipy import special
 
 from mobatlas.data.arrays import Flags, Floats, Ints
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, refuse_unknown, suggestion
 from mobatlas.groups import Groups
 from mobatlas.regions.types import Recovery, bins_by_map, blocks
 
@@ -246,11 +246,7 @@ class Mixtures:
         weights = np.eye(len(groups))
         if by is not None:
             known = groups.attribute_names
-            if by not in known:
-                raise MobatlasError(
-                    f"attribute '{by}' does not exist{suggestion(by, known)} "
-                    f"(known: {', '.join(known)})"
-                )
+            refuse_unknown(f"attribute '{by}'", by, known)
             names = groups.as_dict()[by]
             codes = groups.level_codes[:, known.index(by)]
             weights = _weights(recovery, codes == np.arange(len(names))[:, None])
