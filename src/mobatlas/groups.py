@@ -1,12 +1,11 @@
 """Groups: the product of demographic attributes (the D groups of the paper)."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +60,7 @@ class Groups:
                     )
 
     @classmethod
-    def of(cls, attributes: Mapping[str, Sequence[str]]) -> Groups:
+    def of(cls, attributes: Mapping[str, Sequence[str]]) -> Self:
         """Create groups from a mapping of attribute names to levels."""
         return cls(tuple((name, tuple(levels)) for name, levels in attributes.items()))
 

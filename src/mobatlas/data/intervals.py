@@ -14,8 +14,6 @@ fitted on. For a feature map whose samples show a share r of the spread of the d
 by r squared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol

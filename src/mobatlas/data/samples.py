@@ -3,13 +3,11 @@
 A place outside the vocabulary becomes OTHER. Consecutive OTHER are one visit, as in `prepare`.
 """
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -208,7 +206,7 @@ class _SampleFile:
     warnings: list[str] = field(default_factory=list)
 
     @classmethod
-    def open(cls, path: Path) -> _SampleFile:
+    def open(cls, path: Path) -> Self:
         if not path.is_file():
             reason = "this is a folder; give one Parquet file" if path.is_dir() else "no such file"
             raise MobatlasError(f"{path}: {reason}")
@@ -294,7 +292,7 @@ class _Rows:
     starts: Ints  # (trajectories,) first row of each
 
     @classmethod
-    def sort(cls, file: _SampleFile) -> _Rows:
+    def sort(cls, file: _SampleFile) -> Self:
         """Sort the rows; refuse two of the same trajectory and position."""
         names = file.dictionary("trajectory")
         number = names.indices.to_numpy()

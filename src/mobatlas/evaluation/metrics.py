@@ -4,12 +4,10 @@ Each metric is the JSD in bits between the counts of two samples (paper, Section
 real people only: synthetic trajectories never move a grid or an edge.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from scipy import sparse
@@ -65,7 +63,7 @@ class MetricSpec:
     days: int  # of a window
 
     @classmethod
-    def of(cls, dataset: TrajectoryDataset, cells: int = 40, *, split: str = "train") -> MetricSpec:
+    def of(cls, dataset: TrajectoryDataset, cells: int = 40, *, split: str = "train") -> Self:
         """Fix the bins by the people of a split.
 
         Parameters

@@ -1,7 +1,5 @@
 """Daily motifs: the network of places and moves of one day (Schneider et al. 2013)."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import permutations
 

@@ -16,11 +16,10 @@ draws
     variance of chance corrects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from scipy import sparse
@@ -156,7 +155,7 @@ class Reference:
     @classmethod
     def of(
         cls, real: Ints, training: Ints, rng: np.random.Generator, *, by_person: bool
-    ) -> Reference | None:
+    ) -> Self | None:
         """Draw both sides from the people of training trajectories; None if they are too few.
 
         The first side has as many people as the real side, and as many trajectories of each. The

@@ -5,9 +5,8 @@ an end token unless it fills all places. Tokens that no trajectory contains, and
 first token, have probability zero. So the probabilities of all trajectories sum to 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Self
 
 import torch
 from pydantic import Field
@@ -74,7 +73,7 @@ class CausalTransformer(nn.Module):
         self.forbidden = nn.Buffer(forbidden[1], persistent=False)
 
     @property
-    def decoder(self) -> CausalTransformer:
+    def decoder(self) -> Self:
         """The network that writes tokens: this network itself."""
         return self
 

@@ -1,9 +1,8 @@
 """Draws of group means from their posterior; places move with their category."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -29,7 +28,7 @@ class Families:
     @classmethod
     def of(
         cls, features: Sequence[str], log_covariance: Floats, parents: Mapping[str, str]
-    ) -> Families:
+    ) -> Self:
         """The families of features whose covariance includes that of their parent."""
         position = {name: number for number, name in enumerate(features)}
         names = dict.fromkeys(parents[name] for name in features if parents.get(name) in position)
@@ -42,7 +41,7 @@ class Families:
             inherits = (variances >= variances[rows][parent] - EQUAL).all(1)
         return cls(tuple(names), np.where(inherits, parent, -1), log_covariance[rows])
 
-    def select(self, size: int) -> Families:
+    def select(self, size: int) -> Self:
         """The families of the first features."""
         return replace(self, parent=self.parent[:size])
 

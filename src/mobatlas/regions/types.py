@@ -3,11 +3,9 @@
 Composition counts people. Aggregates are mean counts per person and window.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from scipy import special
@@ -44,7 +42,7 @@ class Composition:
         """The groups that no region has."""
         return [self.groups.names[group] for group in np.flatnonzero(self.shares.sum(0) == 0)]
 
-    def select(self, rows: Ints) -> Composition:
+    def select(self, rows: Ints) -> Self:
         """Return the composition of some regions."""
         return replace(
             self,
@@ -74,7 +72,7 @@ class Aggregates:
     noise: Floats | None = None  # (regions, features) variance of added noise, without sampling
     largest: float | None = None  # the largest norm of a person's phi; None: not known
 
-    def select(self, rows: Ints) -> Aggregates:
+    def select(self, rows: Ints) -> Self:
         """Return the aggregates of some regions."""
         return replace(
             self,
@@ -84,7 +82,7 @@ class Aggregates:
             noise=None if self.noise is None else self.noise[rows],
         )
 
-    def select_features(self, bins: Ints) -> Aggregates:
+    def select_features(self, bins: Ints) -> Self:
         """Return the aggregates of some features."""
         return replace(
             self,
@@ -216,7 +214,7 @@ class Regions:
         n = self.composition.n if np.isfinite(self.composition.n).all() else self.aggregates.n
         return np.asarray(n @ self.composition.shares / n.sum())
 
-    def select(self, rows: Ints) -> Regions:
+    def select(self, rows: Ints) -> Self:
         """Return some of the regions, without the population, which would reveal the others."""
         return replace(
             self,

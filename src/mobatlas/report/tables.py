@@ -1,7 +1,5 @@
 """`Table` for terminal, HTML, Markdown, LaTeX, CSV, JSON; tables of evaluations and audits."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -9,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from markupsafe import Markup, escape
 from rich import table as rich_table
@@ -112,7 +110,7 @@ class Table:
             )
 
     @classmethod
-    def from_records(cls, records: Sequence[Mapping[str, Cell]], caption: str = "") -> Table:
+    def from_records(cls, records: Sequence[Mapping[str, Cell]], caption: str = "") -> Self:
         """A table of records with the same keys, which name the columns."""
         columns = tuple(name.replace("_", " ") for name in records[0])
         return cls(columns, tuple(tuple(record.values()) for record in records), caption)

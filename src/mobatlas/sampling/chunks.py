@@ -11,8 +11,6 @@ in the same way. A place moves in the same way in every file of a population, so
 does not reveal it.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os
@@ -27,7 +25,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -128,7 +126,7 @@ class Shard:
     of: int = 1
 
     @classmethod
-    def parse(cls, text: str | None) -> Shard:
+    def parse(cls, text: str | None) -> Self:
         """Read "3/8"; None is the only part."""
         match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text or "1/1")
         number, of = map(int, match.groups()) if match else (0, 0)

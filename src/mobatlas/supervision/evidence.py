@@ -6,13 +6,12 @@ recovered from it with their uncertainty (regions.recovery). `Phi` is the featur
 them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from scipy import optimize, sparse
@@ -55,7 +54,7 @@ class Phi:
     columns: Ints  # (features,) among the bins of all maps
 
     @classmethod
-    def of(cls, features: Sequence[str], vocabulary: Vocabulary, mask: Sequence[str] = ()) -> Phi:
+    def of(cls, features: Sequence[str], vocabulary: Vocabulary, mask: Sequence[str] = ()) -> Self:
         """Build phi from the names of its bins; bins that the vocabulary lacks are refused."""
         maps = tuple(build_feature(name, vocabulary, mask) for name in bins_by_map(features))
         bins = [name for each in maps for name in each.bins]
@@ -125,7 +124,7 @@ class Moments:
     def _map_bins(self) -> list[Ints]:
         return list(bins_by_map(self.phi.features).values())
 
-    def without_times(self, vocabulary: Vocabulary) -> Moments:
+    def without_times(self, vocabulary: Vocabulary) -> Self:
         """The moments of samples without arrival times."""
         timed = self.phi.timed_maps
         if {each.name for each in self.phi.maps} <= {*timed, VISITS}:

@@ -8,8 +8,6 @@ means from their posterior, and the samples of a draw are selected so that they 
 Draw number k is the same for all groups, so that contrasts of groups have the right error.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

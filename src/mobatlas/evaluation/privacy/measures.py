@@ -13,12 +13,11 @@ Trajectories are compared as numbered sequences and n-grams, by a Jaccard distan
 likelihood of an n-gram model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -76,7 +75,7 @@ class Cohort:
     vocabulary_size: int
 
     @classmethod
-    def of(cls, dataset: TrajectoryDataset, samples: Trajectories) -> Cohort:
+    def of(cls, dataset: TrajectoryDataset, samples: Trajectories) -> Self:
         """The people of a dataset who have a trajectory."""
         rows = {side: dataset.split(split) for split, side in SPLITS.items()}
         for split, side in SPLITS.items():

@@ -1,8 +1,7 @@
 """Errors of a composition that was counted on a sample of people."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -17,9 +16,9 @@ class CompositionError:
     axes: Floats  # (groups, directions)
     variance: Floats  # (regions, directions)
 
-    def select(self, rows: Ints) -> CompositionError:
+    def select(self, rows: Ints) -> Self:
         """The error of some regions."""
-        return CompositionError(self.axes, self.variance[rows])
+        return replace(self, variance=self.variance[rows])
 
 
 def calibrate_composition(composition: Composition) -> tuple[Floats, CompositionError | None]:

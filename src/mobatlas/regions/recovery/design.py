@@ -13,12 +13,10 @@ on b, and a change of regions adds the difference. None of this depends on value
 seen yet. Places have the error of their category and their own, as in recovery.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -342,7 +340,7 @@ class _Present:
     @classmethod
     def of(
         cls, recovery: Recovery, maps: Sequence[FittedMap], features: Sequence[str], level: float
-    ) -> _Present:
+    ) -> Self:
         """Choose bins in proportion to their visits, and the features they are part of."""
         groups = recovery.groups
         mixtures = {GROUPS: Mixtures.of(recovery)} | {

@@ -1,7 +1,5 @@
 """Fits all bins of a feature map: variances first, then the posterior stratum by stratum."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Posteriors of log group means: mixtures of priors, normalisation, and sources of information."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

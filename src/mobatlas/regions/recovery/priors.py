@@ -11,10 +11,9 @@ evidence, which is the likelihood of each region given the regions before it. Bi
 frequency then choose among variants of the prior, and estimates average over the variants.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from scipy import optimize, special
@@ -44,7 +43,7 @@ class GroupFactors:
     matrices: Floats  # (factors, groups, groups); the last is the identity
 
     @classmethod
-    def of(cls, groups: Groups) -> GroupFactors:
+    def of(cls, groups: Groups) -> Self:
         """Attributes that several groups share, and each group for itself."""
         names = []
         matrices = []
@@ -132,7 +131,7 @@ class Mixture:
     weights: Floats  # (bins, variants)
 
     @classmethod
-    def of(cls, log_evidence: Floats, prior: Floats) -> Mixture:
+    def of(cls, log_evidence: Floats, prior: Floats) -> Self:
         """Weights that bins (bins, variants) share, by EM with prior counts (variants,)."""
         share = prior / prior.sum()
         weights = np.empty_like(log_evidence)

@@ -9,8 +9,6 @@ borrow strength from their categories.
 If the population includes people outside all regions, these people form one more region.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

@@ -8,8 +8,6 @@ identify. Draws from the posterior show which share of the way has the least exp
 from a sample of held-out people.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from mobatlas.data.arrays import Floats, Ints

@@ -13,11 +13,9 @@ controls the expected share of wrong verdicts in each feature map. It is valid h
 estimates depend on each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -231,7 +229,7 @@ class Mixtures:
     @classmethod
     def of(
         cls, recovery: Recovery, by: str | None = None, compare: tuple[str, str] | None = None
-    ) -> Mixtures:
+    ) -> Self:
         """Groups or levels against the average, or either side of a comparison against the other.
 
         Groups in a mixture have weights in proportion to their people.
@@ -299,7 +297,7 @@ class _Estimate:
     reference_seen: Flags  # (rows, features)
 
     @classmethod
-    def of(cls, recovery: Recovery, bins: Ints, mixtures: Mixtures, level: float) -> _Estimate:
+    def of(cls, recovery: Recovery, bins: Ints, mixtures: Mixtures, level: float) -> Self:
         means = recovery.means[:, bins].T  # (features, groups)
         covariance = recovery.log_covariance
         if covariance is None:
