@@ -5,11 +5,11 @@ and sides with people, such as the floor, also equally many people.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -198,18 +198,19 @@ def compare_models(
     >>> compare_models(spec, real, models).intervals("ours")["poi"]  # doctest: +SKIP
     """
     matched = match_groups(real, models, size, seed)
-    results = {key: _Result() for key in models}
+    scored: dict[str, dict[str, _GroupScore]] = {key: {} for key in models}
     for name, (ours, sides) in matched.items():
         scorer = _GroupScorer(spec, ours, [seed, crc32(name.encode())], resamples)
         chance = scorer.chance(None if reference is None else reference.get(name))
         for key, side in sides.items():
-            results[key].add(name, scorer.score(side, crc32(key.encode()), chance))
+            scored[key][name] = scorer.score(side, crc32(key.encode()), chance)
     sizes = {name: len(ours) for name, (ours, _) in matched.items()}
     people = {name: len(np.unique(ours.people)) for name, (ours, _) in matched.items()}
+    draws = {key: _mean_draws(groups) for key, groups in scored.items()}
     return Comparison(
-        {key: result.scores(sizes, people) for key, result in results.items()},
-        {key: result.mean_draws() for key, result in results.items()},
-        {key: result.chance_error(key) for key, result in results.items()},
+        {key: _scores(groups, draws[key], sizes, people) for key, groups in scored.items()},
+        draws,
+        {key: _chance_error(groups, key) for key, groups in scored.items()},
     )
 
 
@@ -406,57 +407,63 @@ def _distinct_and_copies(sequences: Sequence[bytes], known: set[bytes], n: int) 
 
 # Whether a model's samples have people -> metric -> JSD by chance (draws,).
 Chance = Mapping[bool, Mapping[str, Floats] | None]
-# By metric; deviations (resamples, metrics); the source of chance.
-GroupScore = tuple[dict[str, Divergence], Floats, str]
 
 
-class _Result:
-    """Scores of one model, group by group."""
+class _GroupScore(NamedTuple):
+    """The divergences of one group of a model."""
 
-    def __init__(self) -> None:
-        self.jsd: dict[str, dict[str, float]] = {}
-        self.excess: dict[str, dict[str, float]] = {}
-        self.draws: dict[str, dict[str, Floats]] = {}
-        self.chance: dict[str, dict[str, float]] = {}
-        self.sources: set[str] = set()
+    found: dict[str, Divergence]  # by metric
+    deviations: Floats  # (resamples, metrics)
+    source: str  # of chance
 
-    def add(self, group: str, score: GroupScore) -> None:
-        """Add the score of a group."""
-        found, deviations, source = score
-        self.sources.add(source)
-        self.chance[group] = {name: each.chance_variance for name, each in found.items()}
-        self.jsd[group] = {name: each.jsd for name, each in found.items()}
-        self.excess[group] = {name: each.excess for name, each in found.items()}
-        self.draws[group] = {
-            name: each.jsd + deviations[:, column]
-            for column, (name, each) in enumerate(found.items())
+
+GroupScores = Mapping[str, _GroupScore]  # by group
+
+
+def _values(
+    groups: GroupScores, value: Callable[[Divergence], float]
+) -> dict[str, dict[str, float]]:
+    """Group -> metric -> value."""
+    return {
+        group: {name: value(each) for name, each in score.found.items()}
+        for group, score in groups.items()
+    }
+
+
+def _scores(
+    groups: GroupScores, draws: Mapping[str, Floats], sizes: dict[str, int], people: dict[str, int]
+) -> Scores:
+    jsd_of_groups = _values(groups, lambda each: each.jsd)
+    return Scores(
+        groups=jsd_of_groups,
+        sizes=sizes,
+        people=people,
+        average=average_scores(jsd_of_groups),
+        excess=average_scores(_values(groups, lambda each: each.excess)),
+        standard_error={name: float(each.std(ddof=1)) for name, each in draws.items()},
+    )
+
+
+def _mean_draws(groups: GroupScores) -> dict[str, Floats]:
+    """Draws of the averages over groups."""
+    draws = [
+        {
+            name: each.jsd + score.deviations[:, column]
+            for column, (name, each) in enumerate(score.found.items())
         }
+        for score in groups.values()
+    ]
+    average = average_scores(_values(groups, lambda each: each.jsd))
+    return {name: np.mean([each[name] for each in draws], axis=0) for name in average}
 
-    def scores(self, sizes: dict[str, int], people: dict[str, int]) -> Scores:
-        errors = {name: float(draws.std(ddof=1)) for name, draws in self.mean_draws().items()}
-        return Scores(
-            groups=self.jsd,
-            sizes=sizes,
-            people=people,
-            average=average_scores(self.jsd),
-            excess=average_scores(self.excess),
-            standard_error=errors,
-        )
 
-    def chance_error(self, model: str) -> ChanceError:
-        """The error of chance; groups may differ in where it comes from."""
-        source = next(iter(self.sources)) if len(self.sources) == 1 else SWAPS
-        means = average_scores(self.chance)
-        variance = {name: value / len(self.chance) for name, value in means.items()}
-        return ChanceError(f"{source} of {model}" if source == SWAPS else source, variance)
-
-    def mean_draws(self) -> dict[str, Floats]:
-        """The bootstrap draws (resamples,) of the average over groups, by metric."""
-        by_group = list(self.draws.values())
-        return {
-            name: np.mean([draws[name] for draws in by_group], axis=0)
-            for name in average_scores(self.jsd)
-        }
+def _chance_error(groups: GroupScores, model: str) -> ChanceError:
+    """The error of what chance leaves."""
+    sources = {score.source for score in groups.values()}
+    source = sources.pop() if len(sources) == 1 else SWAPS
+    means = average_scores(_values(groups, lambda each: each.chance_variance))
+    variance = {name: value / len(groups) for name, value in means.items()}
+    return ChanceError(f"{source} of {model}" if source == SWAPS else source, variance)
 
 
 @dataclass(frozen=True)
@@ -487,7 +494,7 @@ class _GroupScorer:
             )
         return chance
 
-    def score(self, side: Trajectories, model: int, chance: Chance) -> GroupScore:
+    def score(self, side: Trajectories, model: int, chance: Chance) -> _GroupScore:
         """Compare the real side with one model."""
         key = [*self.key, model]
         person = _numbered(self.real.people)
@@ -518,7 +525,7 @@ class _GroupScorer:
         deviations = weights @ np.stack([each.real for each in found.values()], 1)
         deviations += own_weights @ np.stack([each.other for each in found.values()], 1)
         people = "people" if side.person is not None else "samples"
-        return found, deviations, SWAPS if by_chance is None else people
+        return _GroupScore(found, deviations, SWAPS if by_chance is None else people)
 
     @cached_property
     def _counts(self) -> dict[str, sparse.csr_array]:
