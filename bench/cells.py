@@ -19,9 +19,8 @@ from bench.runner import Cell, compute_once
 from bench.score_models import BASELINE, FLOOR, draw_groups, mean_scores, pairwise, score_samples
 from mobatlas.config import load_run, merge
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Scores, real_groups
 from mobatlas.evaluation.metrics import MetricSpec

@@ -19,8 +19,7 @@ from bench.runner import Cell, Command, Experiment, Runner
 from bench.score_models import BASELINE, FLOOR
 from bench.summary import write_result
 from bench.survey import check_survey, display_names, prepare_survey
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.evaluation.comparison import SIGNAL, Comparison, compare_models, real_groups
 from mobatlas.evaluation.metrics import MetricSpec
 

@@ -22,7 +22,7 @@ from bench.recovery import (
 from bench.runner import Cell, Command, Experiment, Runner
 from bench.summary import write_result
 from mobatlas.config import CityConfig
-from mobatlas.data.arrays import Ints
+from mobatlas.data.types import Ints
 from mobatlas.regions.aggregates import aggregate
 from mobatlas.regions.composition import composition_from_labels
 from mobatlas.regions.disclosure import Disclosure, apply_disclosure, clip_visits

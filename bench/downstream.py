@@ -24,8 +24,7 @@ from bench.next_poi import (
     train_predictor,
     with_two_visits,
 )
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import Size, real_groups
 from mobatlas.progress import Tracker, track

@@ -21,8 +21,8 @@ from bench.people import DRAWING, METRICS, WeightedPeople
 from bench.recovery import covered
 from bench.reweight import RIDGE, person_features
 from bench.runner import Cell, Runner
-from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.types import Floats, Ints
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import read_manifest
 from mobatlas.regions.composition import composition_from_labels, region_codes

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.measure import Row, city_of, measure
-from mobatlas.data.arrays import Ints
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.types import Ints
 from mobatlas.evaluation.comparison import compare_models
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.progress import SILENT, Tracker

@@ -11,7 +11,7 @@ import numpy as np
 from bench.cells import PHASE1, STRONG, Job, rounded
 from bench.runner import read_cell
 from bench.score_models import BASELINE, FLOOR
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.evaluation.comparison import gap_closed
 
 DIVERSITY = ("distinct", "copies")

@@ -21,10 +21,9 @@ from bench.measure import Row
 from bench.phase1 import POOLED
 from mobatlas.config import build, load_run, merge
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import PAD
+from mobatlas.data.types import PAD
 from mobatlas.evaluation.comparison import EVERYBODY, evaluate_groups, sampling_floor
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.generators.latent_diffusion.generator import LatentDiffusion, LatentDiffusionConfig

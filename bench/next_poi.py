@@ -32,10 +32,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.config import Section, build, merge
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.geodesy import haversine_km
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD, WORK, Vocabulary
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import FIRST_POI, HOME, PAD, WORK, Floats, Ints, Vocabulary, haversine_km
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.training.loop import Execution, Progress, Share, Stage, Trainer
 

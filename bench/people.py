@@ -13,9 +13,8 @@ from functools import cached_property
 import numpy as np
 from scipy import sparse
 
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
+from mobatlas.data.types import Floats, Ints
 from mobatlas.evaluation.comparison import gap_closed, group_members
 from mobatlas.evaluation.metrics import MetricSpec
 from mobatlas.features.divergences import jsd_rows

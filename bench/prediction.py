@@ -27,7 +27,7 @@ from bench.score_models import BASELINE
 from bench.summary import write_result
 from bench.survey import check_survey, display_names, split_survey
 from mobatlas.config import format_assignments
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed, group_members, real_groups
 from mobatlas.generators.protocol import Generator

@@ -37,9 +37,8 @@ from bench.score_models import FLOOR, score_samples
 from bench.summary import write_result
 from bench.survey import SHIFT, census_column, check_survey, display_names, split_survey
 from mobatlas.config import DEFAULT_GENERATOR, format_assignments
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI, OTHER, Vocabulary
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
+from mobatlas.data.types import FIRST_POI, OTHER, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.evaluation.comparison import real_groups
 from mobatlas.evaluation.metrics import MetricSpec

@@ -15,11 +15,10 @@ from scipy import sparse, special
 from bench.runner import Cell, Command, Experiment, Runner
 from bench.summary import write_result
 from mobatlas.config import CityConfig
-from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.types import Flags, Floats, Ints
 from mobatlas.features.maps import build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import aggregate, person_means

@@ -23,9 +23,8 @@ from bench.survey import (
     prepare_survey,
     region_columns,
 )
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
+from mobatlas.data.types import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import gap_closed
 from mobatlas.evaluation.metrics import travel_distance

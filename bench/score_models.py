@@ -12,9 +12,8 @@ from zlib import crc32
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
+from mobatlas.data.types import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import (
     EVERYBODY,

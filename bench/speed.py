@@ -21,10 +21,9 @@ from bench.measure import MEMORY_LIMIT, Row, city_of, measure, run_in_process
 from bench.summary import write_result
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.schema import ANCHORS
-from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate
 from mobatlas.io.manifest import library_versions

@@ -15,8 +15,8 @@ import pyarrow as pa
 import torch
 from scipy import sparse
 
-from mobatlas.data.trajectories import SoftTrajectories, Trajectories
-from mobatlas.data.vocabulary import HOME, Vocabulary, build_vocabulary
+from mobatlas.data.dataset import SoftTrajectories, Trajectories
+from mobatlas.data.types import HOME, Vocabulary, build_vocabulary
 from mobatlas.features.maps import FEATURES, FeatureMap, feature_maps, register_feature
 
 EVERY_SPECIAL = ("HOME", "WORK", "OTHER")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.types import Aggregates, Composition, Recovery, Regions
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from mobatlas import CityConfig, TrajectoryDataset, prepare, write_city_folder
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import FIRST_POI, build_vocabulary
 from mobatlas.evaluation.metrics import MetricSpec, metrics
 
 PARK = FIRST_POI

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, write_city_folder
-from mobatlas.data.vocabulary import HOME
+from mobatlas.data.types import HOME
 from mobatlas.features.maps import build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import (

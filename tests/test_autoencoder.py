@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mobatlas.data.vocabulary import BOS, EOS, HOME, MASK, PAD
+from mobatlas.data.types import BOS, EOS, HOME, MASK, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.codec import with_end
 from mobatlas.generators.latent_diffusion.autoencoder import (

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mobatlas.config import build
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import SoftTrajectories, Trajectories
-from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, MASK, PAD
+from mobatlas.data.dataset import SoftTrajectories, Trajectories, TrajectoryDataset
+from mobatlas.data.types import BOS, EOS, FIRST_POI, HOME, MASK, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import normalise, tv
 from mobatlas.features.maps import build_feature

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from scipy import optimize, sparse, special
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions
-from mobatlas.data.arrays import Floats
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import Floats
 from mobatlas.evaluation.comparison import diversity
 from mobatlas.generators.protocol import UNKNOWN, Generator
 from mobatlas.generators.rng import uniforms

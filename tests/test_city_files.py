@@ -53,7 +53,7 @@ def test_written_and_in_memory_tables_are_the_same(
 def test_tables_that_are_not_cached_give_the_same_visits(monkeypatch: pytest.MonkeyPatch) -> None:
     config = CityConfig(users=500, days=7)
     cached = simulate(config, 1).visits
-    monkeypatch.setattr("mobatlas.data.city.days.Tables.CACHE_BYTES", 0)
+    monkeypatch.setattr("mobatlas.data.city.simulation.Tables.CACHE_BYTES", 0)
     assert simulate(config, 1).visits.equals(cached)
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from bench.score_models import mean_scores
 from mobatlas import MobatlasError, TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import HOME
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import HOME
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
     Comparison,

@@ -11,8 +11,8 @@ import pytest
 from bench import cost
 from bench.runner import Experiment
 from mobatlas import MobatlasError, TrajectoryDataset
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import Floats, Ints
 from mobatlas.evaluation.comparison import group_members
 from mobatlas.generators.store import load_model
 from mobatlas.supervision.calibration import Accepted, PlainSampler

@@ -13,7 +13,7 @@ from mobatlas import CityConfig, MobatlasError, TrajectoryDataset, prepare, writ
 from mobatlas.config import SplitConfig
 from mobatlas.data.dataset import split_by_hash
 from mobatlas.data.prepare.sequences import PIECES, whole_trajectories
-from mobatlas.data.vocabulary import FIRST_POI, HOME, PAD
+from mobatlas.data.types import FIRST_POI, HOME, PAD
 from mobatlas.io.manifest import read_manifest, write_manifest
 
 

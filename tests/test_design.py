@@ -22,7 +22,7 @@ from mobatlas import (
     recover,
     write_city_folder,
 )
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.recovery.design import Action, EvidencePlan

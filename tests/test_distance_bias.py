@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mobatlas.data.vocabulary import FIRST_POI, HOME, SPECIALS, VOCABULARY_SCHEMA, Vocabulary
+from mobatlas.data.types import FIRST_POI, HOME, SPECIALS, VOCABULARY_SCHEMA, Vocabulary
 from mobatlas.generators.codec import previous_tokens, with_end
 from mobatlas.generators.latent_diffusion.dit import DenoiserConfig, DiT
 from mobatlas.generators.layers import KNOTS, DistanceBias

@@ -15,8 +15,8 @@ import pytest
 from bench.downstream import Comparison, average_metrics, compare_predictors
 from bench.next_poi import NEXT_POI_METRICS, next_poi_config
 from mobatlas import MobatlasError, TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import HOME, WORK
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import HOME, WORK
 from mobatlas.evaluation.comparison import group_members, real_groups
 from tests.small_town import walks
 from tests.tiny import small_city

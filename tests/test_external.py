@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, generate, load_model, train
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, WORK
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import FIRST_POI, HOME, OTHER, WORK
 from mobatlas.features.divergences import js
 from mobatlas.generators.external import Pool
 from mobatlas.generators.protocol import family_of

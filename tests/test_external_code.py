@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mobatlas import TrajectoryDataset, build_regions, load_model
-from mobatlas.data.vocabulary import FIRST_POI
+from mobatlas.data.types import FIRST_POI
 from mobatlas.generators import external
 from mobatlas.regions.build import RegionsOptions
 from tests.outcomes import refused, run

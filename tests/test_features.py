@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mobatlas import MobatlasError
-from mobatlas.data.trajectories import SoftTrajectories, Trajectories
-from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, PAD, WORK
+from mobatlas.data.dataset import SoftTrajectories, Trajectories
+from mobatlas.data.types import FIRST_POI, HOME, OTHER, PAD, WORK
 from mobatlas.features.maps import build_feature, register_feature
 from tests.feature_maps import (
     DOWNTOWN,

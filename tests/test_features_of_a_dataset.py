@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mobatlas import CityConfig, TrajectoryDataset, prepare, write_city_folder
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import FIRST_POI
 from mobatlas.features.maps import build_feature
 from tests.feature_maps import (
     EVERY_SPECIAL,

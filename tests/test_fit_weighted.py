@@ -23,8 +23,8 @@ from scipy import sparse
 from bench import survey
 from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
 from mobatlas.config import build
-from mobatlas.data.arrays import Floats
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import Floats
 from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
 from mobatlas.regions.build import RegionsOptions

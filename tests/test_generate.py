@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 from mobatlas import MobatlasError, load_regions
 from mobatlas.config import Coarsening
-from mobatlas.data.geodesy import haversine_km
 from mobatlas.data.samples import SCHEMA, read_samples
 from mobatlas.data.schema import ANCHORS
-from mobatlas.data.vocabulary import FIRST_POI
+from mobatlas.data.types import FIRST_POI, haversine_km
 from mobatlas.generators.rng import uniforms
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import METADATA

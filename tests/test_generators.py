@@ -15,9 +15,8 @@ import torch
 
 from mobatlas import generate, load_model, train
 from mobatlas.config import Section
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI, HOME, Vocabulary
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
+from mobatlas.data.types import FIRST_POI, HOME, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import build_feature
 from mobatlas.generators.protocol import (

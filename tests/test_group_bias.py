@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from mobatlas import TrajectoryDataset, build_regions
-from mobatlas.data.arrays import Floats
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI, HOME
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import FIRST_POI, HOME, Floats
 from mobatlas.features.divergences import js
 from mobatlas.generators.layers import GroupTokenBias, has_group_bias, set_group_bias
 from mobatlas.generators.protocol import UNKNOWN, Generator

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from mobatlas import MobatlasError
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.aggregates import aggregate
 from mobatlas.regions.identifiability import (
@@ -23,7 +23,7 @@ from mobatlas.regions.identifiability import (
     effective_rank,
 )
 from mobatlas.regions.partitions import PAPER, nominal_partition
-from mobatlas.regions.recovery.least_squares import pseudo_inverse
+from mobatlas.regions.recovery.recover import pseudo_inverse
 from mobatlas.regions.types import Aggregates, Composition, Population
 
 SEX = Groups.of({"sex": ("M", "F")})

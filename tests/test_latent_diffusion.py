@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.vocabulary import EOS, FIRST_POI, HOME, PAD
+from mobatlas.data.types import EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.codec import with_end
 from mobatlas.generators.latent_diffusion.autoencoder import (

@@ -16,7 +16,7 @@ from scipy import sparse
 
 from bench import many_regions
 from bench.measure import Measured
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.regions import identifiability, types
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import load_aggregates, write_aggregates

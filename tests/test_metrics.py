@@ -20,20 +20,21 @@ from scipy import sparse
 from scipy.spatial.distance import jensenshannon
 
 from mobatlas import MobatlasError, TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, WORK, Vocabulary
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import FIRST_POI, HOME, OTHER, WORK, Vocabulary
 from mobatlas.evaluation.comparison import compare
 from mobatlas.evaluation.metrics import (
     DWELL_EDGES,
+    MORE_PLACES,
     PAPER_METRICS,
     MetricInput,
     MetricSpec,
+    daily_motifs,
     gyration_km,
     metrics,
     register_metric,
     travel_distance,
 )
-from mobatlas.evaluation.motifs import MORE_PLACES, daily_motifs
 from mobatlas.features.divergences import column_sums, jsd
 from mobatlas.features.maps import (
     FEATURES,

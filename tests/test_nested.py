@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.types import Regions
 from tests.regional import FOUR, dirichlet, error, regions_of

@@ -26,8 +26,8 @@ from bench.next_poi import (
     train_predictor,
 )
 from mobatlas import MobatlasError
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import (
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import (
     FIRST_POI,
     HOME,
     MASK,

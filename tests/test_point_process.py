@@ -16,17 +16,23 @@ from torch import Tensor
 from mobatlas import TrajectoryDataset, build_regions, evaluate, generate, supervise
 from mobatlas.cli import main
 from mobatlas.config import build
+from mobatlas.data.dataset import Trajectories
 from mobatlas.data.samples import read_samples
 from mobatlas.data.schema import DAY
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import BOS, EOS, FIRST_POI, HOME, PAD, Vocabulary
+from mobatlas.data.types import BOS, EOS, FIRST_POI, HOME, PAD, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import jsd
 from mobatlas.features.maps import build_feature
 from mobatlas.generators.network_generator import SequenceGenerator
-from mobatlas.generators.point_process import PointProcess, PointProcessConfig, TimedTokenCodec
+from mobatlas.generators.point_process import (
+    Durations,
+    PointProcess,
+    PointProcessConfig,
+    Spans,
+    TimedTokenCodec,
+    bin_starts,
+)
 from mobatlas.generators.protocol import UNKNOWN
-from mobatlas.generators.timed_transformer import Durations, Spans, bin_starts
 from mobatlas.generators.vae import PRESETS, VariationalAutoencoder
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.models import SuperviseOptions

@@ -33,14 +33,14 @@ from mobatlas import (
     supervise,
 )
 from mobatlas.config import CityConfig
-from mobatlas.data.arrays import Floats
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.samples import Samples
 from mobatlas.data.schema import ANCHORS
+from mobatlas.data.types import Floats
 from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.io.output import new_folder
-from mobatlas.regions.posterior import Families, Posterior
+from mobatlas.regions.types import Families, Posterior
 from mobatlas.supervision.calibration import PIECE
 from mobatlas.supervision.store import load_moments, load_posterior
 from mobatlas.training.loop import Execution

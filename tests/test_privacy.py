@@ -34,7 +34,7 @@ from mobatlas import (
 )
 from mobatlas.cli.commands import app
 from mobatlas.config import Coarsening
-from mobatlas.data.vocabulary import FIRST_POI, HOME
+from mobatlas.data.types import FIRST_POI, HOME
 from mobatlas.evaluation.comparison import Interval
 from mobatlas.evaluation.privacy.audit import (
     AMBER,

@@ -45,11 +45,10 @@ from bench.score_models import draw_groups, sample_groups
 from bench.survey import SHIFT
 from mobatlas import MobatlasError
 from mobatlas.config import CityConfig, load_run
-from mobatlas.data.arrays import Floats
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.types import Floats
 from mobatlas.groups import Groups
 from mobatlas.regions.types import Recovery
 from mobatlas.report.tables import MINUS

@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.survey import DIARY
 from mobatlas import TrajectoryDataset, prepare
-from mobatlas.data.vocabulary import HOME
+from mobatlas.data.types import HOME
 
 
 def count(query: str) -> int:

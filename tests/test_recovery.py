@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mobatlas import MobatlasError
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.types import Floats, Ints
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.partitions import nominal_partition
 from mobatlas.regions.recovery.recover import METHODS, RecoveryOptions, recover

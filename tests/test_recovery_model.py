@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize
 
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery import solver
 from mobatlas.regions.recovery.composition_error import calibrate_composition

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from mobatlas import MobatlasError
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.groups import DEFAULT_GROUPS, Groups
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.recovery.summary import RecoverySummary, summarise_recovery

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from scipy import sparse
 
 from mobatlas import MetricSpec, Trajectories, TrajectoryDataset
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.vocabulary import FIRST_POI, build_vocabulary
+from mobatlas.data.types import FIRST_POI, Floats, Ints, build_vocabulary
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
     Comparison,

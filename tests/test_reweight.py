@@ -32,8 +32,8 @@ from bench.reweight import (
 from bench.runner import Experiment
 from bench.survey import DIARY
 from mobatlas import MobatlasError, TrajectoryDataset, prepare
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import (
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import (
     FIRST_POI,
     HOME,
     OTHER,

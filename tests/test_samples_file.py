@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mobatlas import MobatlasError, read_samples
-from mobatlas.data.vocabulary import HOME, OTHER
+from mobatlas.data.types import HOME, OTHER
 from mobatlas.groups import DEFAULT_GROUPS
 from tests.small_town import PARK, SHOP, TOWN, walks
 from tests.written import table_of

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mobatlas.data.arrays import Floats
-from mobatlas.data.geodesy import haversine_km
 from mobatlas.data.readers.geolife import cluster_places, detect_stays, place_centres
+from mobatlas.data.types import Floats, haversine_km
 
 METRE = 1 / 111_195.08  # degrees of longitude on the equator
 MINUTE = 60.0

@@ -21,8 +21,8 @@ from mobatlas import (
     load_model,
     load_sampler,
 )
+from mobatlas.data.dataset import Trajectories
 from mobatlas.data.schema import ANCHORS
-from mobatlas.data.trajectories import Trajectories
 from mobatlas.generators.protocol import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
 from mobatlas.pipeline.models import SuperviseOptions, train

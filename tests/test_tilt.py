@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import optimize, sparse
 
 from mobatlas import MobatlasError
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.supervision.tilt import fit_tilt
 
 

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 
 from mobatlas.config import CityConfig, build
 from mobatlas.data.city import write_city_folder
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.data.trajectories import Trajectories
 from mobatlas.generators.protocol import Generator, family_of
 from mobatlas.training.loop import Execution, Trainer
 from tests.written import write

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.evaluation.metrics import PAPER_METRICS
 from mobatlas.features.maps import FEATURES
 from mobatlas.report.charts import BLUE, ORANGE, load_pyplot

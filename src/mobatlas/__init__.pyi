@@ -25,14 +25,14 @@ from mobatlas.data.city import (
 )
 from mobatlas.data.dataset import Batch as Batch
 from mobatlas.data.dataset import TrajectoryDataset as TrajectoryDataset
-from mobatlas.data.intervals import PosteriorIntervals as PosteriorIntervals
-from mobatlas.data.intervals import posterior_intervals as posterior_intervals
+from mobatlas.data.samples import PosteriorIntervals as PosteriorIntervals
+from mobatlas.data.samples import posterior_intervals as posterior_intervals
 from mobatlas.data.prepare.pipeline import Summary as Summary
 from mobatlas.data.prepare.pipeline import prepare as prepare
 from mobatlas.data.samples import Samples as Samples
 from mobatlas.data.samples import read_samples as read_samples
-from mobatlas.data.trajectories import Trajectories as Trajectories
-from mobatlas.data.vocabulary import Vocabulary as Vocabulary
+from mobatlas.data.dataset import Trajectories as Trajectories
+from mobatlas.data.types import Vocabulary as Vocabulary
 from mobatlas.errors import MobatlasError as MobatlasError
 from mobatlas.evaluation.comparison import (
     compare as compare,

@@ -15,9 +15,8 @@ from zlib import crc32
 import numpy as np
 from scipy import sparse
 
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
+from mobatlas.data.types import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.metrics import MetricSpec, metrics
 from mobatlas.evaluation.resampling import (

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.samples import Samples, read_samples
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.types import Floats
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import (
     EVERYBODY,

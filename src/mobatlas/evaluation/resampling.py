@@ -24,7 +24,7 @@ from typing import Self
 import numpy as np
 from scipy import sparse
 
-from mobatlas.data.arrays import Flags, Floats, Ints
+from mobatlas.data.types import Flags, Floats, Ints
 from mobatlas.features.divergences import jsd, jsd_rows
 
 SWAPS = 32

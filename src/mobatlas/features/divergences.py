@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.registry import Registry
 
 FLOOR = 1e-12

@@ -13,10 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from scipy import sparse
 
-from mobatlas.data.arrays import Flags, Floats, Ints
-from mobatlas.data.geodesy import haversine_km
-from mobatlas.data.trajectories import SoftTrajectories, Tensor, Trajectories
-from mobatlas.data.vocabulary import HOME, SPECIALS, WORK, Vocabulary
+from mobatlas.data.dataset import SoftTrajectories, Tensor, Trajectories
+from mobatlas.data.types import HOME, SPECIALS, WORK, Flags, Floats, Ints, Vocabulary, haversine_km
 from mobatlas.errors import MobatlasError, refuse_unknown
 from mobatlas.registry import Registry
 

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import SoftTrajectories, Trajectories
-from mobatlas.data.vocabulary import BOS, EOS, PAD
+from mobatlas.data.dataset import SoftTrajectories, Trajectories, TrajectoryDataset
+from mobatlas.data.types import BOS, EOS, PAD, Floats, Ints
 from mobatlas.errors import MobatlasError
 
 TOKEN_STREAM, LATENT_STREAM, TIME_STREAM, START_STREAM = range(4)  # of random numbers

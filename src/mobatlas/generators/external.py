@@ -32,12 +32,9 @@ from safetensors.numpy import save
 from scipy.spatial import cKDTree
 
 from mobatlas.config import Section
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.geodesy import EARTH_KM
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.samples import read_samples
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI, HOME, OTHER, Vocabulary
+from mobatlas.data.types import EARTH_KM, FIRST_POI, HOME, OTHER, Floats, Ints, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.protocol import UNKNOWN, Family
 from mobatlas.generators.rng import draw_rows, uniforms

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.config import Section
-from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.vocabulary import Vocabulary
+from mobatlas.data.types import Floats, Ints, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import UNKNOWN
 from mobatlas.groups import Groups

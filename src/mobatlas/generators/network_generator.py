@@ -16,10 +16,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from mobatlas.config import Section
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import SoftTrajectories, Trajectories
-from mobatlas.data.vocabulary import PAD, Vocabulary
+from mobatlas.data.dataset import SoftTrajectories, Trajectories, TrajectoryDataset
+from mobatlas.data.types import PAD, Floats, Ints, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.codec import LATENT_STREAM, TokenCodec
 from mobatlas.generators.layers import Person, copy_weights, person_tensors

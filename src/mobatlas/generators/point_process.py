@@ -1,28 +1,311 @@
 """The point process: a variational marked temporal point process (after Mehrasa et al. 2019).
 
-It is the variational autoencoder with a decoder that writes a token, its arrival and its stay. The
-weekday on which a window starts is drawn first, with its frequency among training windows.
+It is the variational autoencoder with a decoder that writes a token, its arrival and its stay, a
+causal transformer over visits with times:
+
+    p(x, a, b | u, z, d) = prod_i p(x_i | before) p(a_i - b_{i-1} | x_i, before)
+                                  p(b_i - a_i | x_i, a_i, before)
+
+Visits are rows (token, arrival, departure). Times are seconds since the Monday before the window
+starts. The first row is the start, at the midnight at which the window starts. The weekday on which
+a window starts is drawn first, with its frequency among training windows.
+
+A gap or a stay is a duration of whole seconds s within the window,
+
+    p(s | h, t) = softmax_k(f_k(h) + g_{clock(t + s)}(h)) / seconds in bin k,   k the bin of s,
+
+where t is when it starts and h the hidden state. f learns how long things take, g at what time of
+the day they end: people leave home at eight whether they came at six or at nine. Seconds are
+whole, so p is a probability; zero seconds and "until the window ends" need no special case.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import SoftTrajectories, Trajectories, TrajectoryDataset, monday
 from mobatlas.data.schema import DAY
-from mobatlas.data.trajectories import SoftTrajectories, Trajectories, monday
-from mobatlas.data.vocabulary import BOS, HOME, PAD
+from mobatlas.data.types import BOS, EOS, HOME, PAD, Floats, Ints
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.codec import TokenCodec, is_token, join_rows, pad_rows, with_end
+from mobatlas.generators.codec import (
+    START_STREAM,
+    TIME_STREAM,
+    TOKEN_STREAM,
+    TokenCodec,
+    Uniform,
+    draw_tokens,
+    is_token,
+    join_rows,
+    pad_rows,
+    with_end,
+)
 from mobatlas.generators.network_generator import SequenceGenerator, network_family
-from mobatlas.generators.timed_transformer import TimedTransformer, VisitEmbedding
+from mobatlas.generators.transformer import CausalTransformer, TransformerConfig, token_nats
 from mobatlas.generators.vae import PRESETS, VaeConfig, VariationalAutoencoder
+from mobatlas.groups import Groups
+
+HOUR = 3_600
+QUARTER = 900
+# Bins start at 0 and 1 seconds, at these minutes, every quarter hour of a day, then every hour.
+MINUTES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 18, 21, 25, 30, 35, 40, 45, 50, 55)
+WAVES = 6  # harmonics of the time of the day
+MOMENT = 2 * WAVES + 7 + 1  # numbers that encode a moment
+
+
+def bin_starts(days: int) -> list[int]:
+    """Return the seconds at which bins of durations start; no bin is longer than an hour."""
+    short = [60 * minutes for minutes in MINUTES]
+    return [0, 1, *short, *range(HOUR, DAY, QUARTER), *range(DAY, days * DAY, HOUR)]
+
+
+def encode_moment(seconds: Tensor, start: Tensor, days: int) -> Tensor:
+    """Encode times (...,) in windows that start at `start`: (..., MOMENT)."""
+    harmonics = torch.arange(1, WAVES + 1, device=seconds.device)
+    angles = 2 * math.pi / DAY * (seconds % DAY)[..., None] * harmonics
+    weekday = F.one_hot(seconds // DAY % 7, 7)
+    share = (seconds - start)[..., None] / (days * DAY)  # of the window
+    return torch.cat((angles.sin(), angles.cos(), weekday, share), -1)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Distributions over bins of durations that end before the window does."""
+
+    log_probabilities: Tensor  # (..., bins) or (..., bins + 1): the last until the window ends
+    starts: Tensor  # (...,) seconds since a Monday
+    remaining: Tensor  # (...,) seconds until the window ends, at least 1
+    low: Tensor  # (bins,) where bins start
+    width: Tensor  # (..., bins) seconds of each bin within the window
+
+    def nats(self, duration: Tensor) -> Tensor:
+        """Return minus the log-probabilities of durations (...,)."""
+        bins = len(self.low)
+        to_end = (duration >= self.remaining) & (self.log_probabilities.shape[-1] > bins)
+        inside = torch.minimum(duration, self.remaining - 1)
+        place = torch.searchsorted(self.low, inside, right=True) - 1  # (...,)
+        within = self.width.gather(-1, place[..., None]).squeeze(-1).log()
+        column = torch.where(to_end, bins, place)[..., None]
+        log_probability = self.log_probabilities.gather(-1, column).squeeze(-1)
+        return torch.where(to_end, 0.0, within) - log_probability
+
+    def draw(self, uniform: Tensor) -> Tensor:
+        """Draw durations (batch,) by inversion at `uniform` (batch,)."""
+        bins = len(self.low)
+        total = self.log_probabilities.exp().double().cumsum(-1)  # (batch, bins or bins + 1)
+        passed = uniform[:, None] * total[:, -1:]
+        place = torch.searchsorted(total, passed, right=True)  # (batch, 1)
+        after = total.gather(1, place)
+        below = F.pad(total, (1, 0)).gather(1, place)
+        share = (passed - below) / (after - below)
+        inside = place.clamp(max=bins - 1)
+        width = self.width.gather(1, inside)
+        drawn = self.low[inside] + torch.minimum((share * width).long(), width - 1)
+        return torch.where(place < bins, drawn, self.remaining[:, None]).squeeze(1)
+
+    def hours(self) -> Tensor:
+        """Return probabilities (..., 24) of the hour at which durations end."""
+        first = self.starts[..., None] + self.low  # (..., bins)
+        # share of a bin before its hour is over; a bin touches two hours at most
+        share = ((HOUR - first % HOUR) / self.width).clamp(max=1)
+        probabilities = self.log_probabilities[..., : len(self.low)].exp()
+        hour = first // HOUR % 24
+        hours = probabilities.new_zeros(*self.starts.shape, 24)
+        hours = hours.scatter_add(-1, hour, probabilities * share)
+        return hours.scatter_add(-1, (hour + 1) % 24, probabilities * (1 - share))
+
+
+class Durations(nn.Module):
+    """Distributions of gaps before visits, or of stays, given the visited token.
+
+    With `to_window_end` a duration may last until the window ends.
+    """
+
+    def __init__(self, width: int, vocabulary: int, days: int, *, to_window_end: bool) -> None:
+        super().__init__()
+        self.days = days
+        low = bin_starts(days)
+        self.low = nn.Buffer(torch.tensor(low), persistent=False)
+        self.high = nn.Buffer(torch.tensor([*low[1:], days * DAY]), persistent=False)
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.mix = nn.Linear(width + MOMENT, width)
+        self.bins = nn.Linear(width, len(low) + to_window_end)
+        self.clock = nn.Linear(width, DAY // QUARTER)
+        for part in (*self.bins.parameters(), *self.clock.parameters()):  # all bins equally likely
+            nn.init.zeros_(part)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        tokens: Tensor,
+        starts: Tensor,
+        window: Tensor,
+        continues: Tensor | None = None,
+    ) -> Spans:
+        """Return distributions of durations that start at `starts` (...,).
+
+        `hidden` is (..., width), `tokens` and `window`, the start of the window, are (...,).
+        Where `continues` (...,) is true a duration does not last until the window ends.
+        """
+        remaining = (window + self.days * DAY - starts).clamp(min=1)  # (...,)
+        moment = encode_moment(starts, window, self.days).to(hidden.dtype)
+        mixed = F.silu(self.mix(torch.cat((hidden, moment), -1)) + self.tokens(tokens))
+        middle = starts[..., None] + (self.low + self.high) // 2  # (..., bins)
+        logits = self.bins(mixed).float()
+        clock = self.clock(mixed).float().gather(-1, middle % DAY // QUARTER)  # (..., bins)
+        inside = logits[..., : len(self.low)] + clock
+        inside = inside.masked_fill(self.low >= remaining[..., None], -torch.inf)
+        last = logits[..., len(self.low) :]  # (..., 0 or 1)
+        if continues is not None:
+            last = last.masked_fill(continues[..., None], -torch.inf)
+        width = (torch.minimum(self.high, remaining[..., None]) - self.low).clamp(min=1)
+        log_probabilities = torch.cat((inside, last), -1).log_softmax(-1)
+        return Spans(log_probabilities, starts, remaining, self.low, width)
+
+
+class TimeEmbedding(nn.Module):
+    """Embeds arrival, departure and stay of visits."""
+
+    def __init__(self, width: int, days: int) -> None:
+        super().__init__()
+        self.days = days
+        self.linear = nn.Linear(2 * MOMENT + 1, width)
+
+    def forward(self, visits: Tensor, start: Tensor) -> Tensor:
+        """Return (..., width) of visits (..., 3) in windows that start at `start` (...,)."""
+        _, arrival, departure = visits.unbind(-1)
+        stay = torch.log1p((departure - arrival) / 60)[..., None] / 8  # a week is about 1
+        moments = [encode_moment(each, start, self.days) for each in (arrival, departure)]
+        return self.linear(torch.cat((*moments, stay), -1))
+
+
+class VisitEmbedding(nn.Module):
+    """Embeds visits (batch, any, 3), the start first, for the encoder."""
+
+    def __init__(self, vocabulary: int, width: int, days: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.times = TimeEmbedding(width, days)
+
+    def forward(self, visits: Tensor) -> Tensor:
+        # (batch, any, width)
+        return self.words(visits[..., 0]) + self.times(visits, visits[:, :1, 1])
+
+
+class TimedTransformer(nn.Module):
+    """The likelihood of visits with times, all at once or visit by visit with a cache."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        vocabulary: int,
+        length: int,
+        groups: Groups | None,
+        days: int,
+    ) -> None:
+        super().__init__()
+        self.days = days
+        # one place more, because the encoder reads the start as well
+        self.transformer = CausalTransformer(config, vocabulary, length + 1, groups)
+        self.times = TimeEmbedding(config.width, days)
+        self.gap = Durations(config.width, vocabulary, days, to_window_end=False)
+        self.stay = Durations(config.width, vocabulary, days, to_window_end=True)
+        # shares of training windows that start on each weekday, Monday first
+        self.weekdays = nn.Buffer(torch.full((7,), 1 / 7))
+
+    @property
+    def places(self) -> Tensor:
+        return self.transformer.places
+
+    def person(self, anchors: Tensor, levels: Tensor | None) -> Tensor:
+        """Return the condition of the transformer."""
+        return self.transformer.person(anchors, levels)
+
+    def measure(self, dataset: TrajectoryDataset) -> None:
+        """Set the buffers that come from the dataset: anchors, coordinates and weekdays."""
+        self.transformer.measure(dataset)
+        weekday = torch.from_numpy((dataset.first_days[dataset.split("train")] + 3) % 7)
+        self.weekdays.copy_(torch.bincount(weekday, minlength=7) / max(1, len(weekday)))
+
+    def nats(self, visits: Tensor, condition: Tensor) -> Tensor:
+        """Return minus the log-likelihood (batch,) of visits (batch, 1 + any, 3) with ends."""
+        tokens, arrival, departure = visits[:, 1:].unbind(-1)  # (batch, any) each
+        departed = visits[:, :-1, 2]  # (batch, any) from the visit before
+        start = visits[:, :1, 1]  # (batch, 1)
+        hidden, logits = self.predict(visits[:, :-1], start, condition)
+        nats = token_nats(logits, tokens)  # (batch, any)
+        is_visit = tokens >= HOME  # (batch, any)
+        gaps = self.gap(hidden, tokens, departed, start)
+        gap = gaps.nats(torch.where(is_visit, arrival - departed, 0))
+        stays = self.stay(hidden, tokens, torch.where(is_visit, arrival, departed), start)
+        stay = stays.nats(torch.where(is_visit, departure - arrival, 0))
+        return (nats + torch.where(is_visit, gap + stay, 0.0)).sum(1)
+
+    def predict(
+        self,
+        previous: Tensor,
+        start: Tensor,
+        condition: Tensor,
+        cache: Tensor | None = None,
+        place: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Return hidden state (batch, any, width) and logits (batch, any, vocabulary) of places.
+
+        `previous` (batch, any, 3) is the visit before each of them, in windows that start at
+        `start` (batch, 1). With a cache there is one place, number `place`.
+        """
+        embedded = self.transformer.words(previous[..., 0]) + self.times(previous, start)
+        hidden = self.transformer.hidden(embedded, condition, cache, place)
+        logits = self.transformer.token_logits(hidden, condition, place)
+        # after a stay that lasts until the window ends, only the end is possible
+        over = (previous[..., 2] >= start + self.days * DAY)[..., None]  # (batch, any, 1)
+        is_visit = torch.arange(logits.shape[-1], device=start.device) != EOS
+        return hidden, logits.masked_fill(over & is_visit, -torch.inf)
+
+    @torch.no_grad()
+    def sample(
+        self, condition: Tensor, uniform: Uniform, length: int, ends: Tensor | None = None
+    ) -> Tensor:
+        """Draw the day on which the window starts, then visits: token, arrival, stay.
+
+        Returns rows (batch, 1 + length, 3) without end tokens, the start first and PAD after the
+        end. `ends` (batch,) forces the number of visits.
+        """
+        weekday = uniform(START_STREAM)  # (batch,)
+        logits = self.weekdays.log().expand(len(weekday), -1)  # (batch, 7)
+        start = DAY * draw_tokens(logits, weekday)  # (batch,)
+        tokens = uniform(TOKEN_STREAM, length)
+        times = uniform(TIME_STREAM, length, 2)
+        last = torch.stack((torch.full_like(start, BOS), start, start), 1)  # (batch, 3)
+        rows = last.new_full((len(start), 1 + length, 3), PAD)
+        rows[:, 0] = last
+        cache = self.transformer.new_cache(len(start))
+        ended = torch.zeros_like(start, dtype=torch.bool)
+        continues = None
+        for place in range(length):
+            predicted = self.predict(last[:, None], start[:, None], condition, cache, place)
+            hidden, logits = (part[:, 0] for part in predicted)  # (batch, width or vocabulary)
+            if ends is not None:
+                logits[:, EOS] = -torch.inf
+                ended = ended | (ends <= place)
+                continues = ends > place + 1  # another visit follows
+                logits = torch.where(ended[:, None], 0.0, logits)  # ended rows are not used
+            token = draw_tokens(logits, tokens[:, place])
+            ended = ended | (token == EOS)
+            if bool(ended.all()):
+                break
+            gap = self.gap(hidden, token, last[:, 2], start).draw(times[:, place, 0])
+            arrival = last[:, 2] + gap
+            stay = self.stay(hidden, token, arrival, start, continues).draw(times[:, place, 1])
+            visit = torch.stack((token, arrival, arrival + stay), 1)  # (batch, 3)
+            last = torch.where(ended[:, None], last, visit)
+            rows[:, place + 1] = torch.where(ended[:, None], PAD, last)
+        return rows
 
 
 class PointProcessConfig(VaeConfig):

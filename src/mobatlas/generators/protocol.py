@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from mobatlas.config import Section
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import SoftTrajectories, Trajectories
-from mobatlas.data.vocabulary import Vocabulary
+from mobatlas.data.dataset import SoftTrajectories, Trajectories, TrajectoryDataset
+from mobatlas.data.types import Floats, Ints, Vocabulary
 from mobatlas.groups import Groups
 from mobatlas.registry import Registry
 

@@ -11,10 +11,9 @@ import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict
 
 from mobatlas.config import build
-from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.schema import ANCHORS
-from mobatlas.data.vocabulary import FIRST_POI, SPECIALS, VOCABULARY_SCHEMA, Vocabulary
+from mobatlas.data.types import FIRST_POI, SPECIALS, VOCABULARY_SCHEMA, Floats, Ints, Vocabulary
 from mobatlas.errors import MobatlasError, refuse_unknown, suggestion
 from mobatlas.generators.protocol import GENERATORS, Generator, family_of
 from mobatlas.groups import Groups

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.vocabulary import BOS, EOS, MASK, PAD
+from mobatlas.data.types import BOS, EOS, MASK, PAD
 from mobatlas.generators.codec import (
     TOKEN_STREAM,
     Uniform,

@@ -13,11 +13,10 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import sparse
 
-from mobatlas.data.arrays import Flags, Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.tables import TRUE_WORDS
 from mobatlas.data.schema import region_column
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.types import Flags, Floats, Ints
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import FeatureMap
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.vocabulary import FIRST_POI
+from mobatlas.data.types import FIRST_POI, Floats, Ints
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import FEATURES, FeatureMap, build_feature, feature_maps
 from mobatlas.groups import Groups

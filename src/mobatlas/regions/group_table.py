@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.types import Floats, Ints
 from mobatlas.errors import MobatlasError, clear_suggestion
 from mobatlas.features.maps import build_feature, feature_maps
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from pydantic_core import to_json
 
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import FEATURES
 from mobatlas.groups import Groups

@@ -12,12 +12,10 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.schema import ANCHORS
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI, OTHER
+from mobatlas.data.types import FIRST_POI, OTHER, Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import FeatureMap
 from mobatlas.groups import Groups

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.types import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.regions.composition import read_composition, read_margin

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from scipy import optimize, sparse
 
-from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.types import Flags, Floats, Ints
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import Groups
 from mobatlas.regions.composition import read_composition

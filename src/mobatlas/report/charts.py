@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
+from mobatlas.data.types import Floats, Ints
 from mobatlas.evaluation.metrics import MetricSpec, located, travel_distance
 from mobatlas.io.manifest import write_atomic
 from mobatlas.regions.identifiability import Diagnosis

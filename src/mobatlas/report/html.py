@@ -12,9 +12,8 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 from markupsafe import Markup
 
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.samples import Samples
-from mobatlas.data.trajectories import Trajectories
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, labelled_groups, real_groups
 from mobatlas.evaluation.evaluate import STRONG_CALIBRATED, sample_reader

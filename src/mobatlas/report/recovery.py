@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from mobatlas.data.arrays import Ints
+from mobatlas.data.types import Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.io.manifest import METADATA, write_json
 from mobatlas.io.output import check_replaceable_file, new_file, refuse_overlap

@@ -32,10 +32,9 @@ import pyarrow as pa
 import torch
 
 from mobatlas.config import Coarsening
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.geodesy import EARTH_KM
+from mobatlas.data.dataset import Trajectories
 from mobatlas.data.samples import to_rows
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.types import EARTH_KM, Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import UNKNOWN
 from mobatlas.generators.rng import draw_rows, uniforms

@@ -25,8 +25,8 @@ from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 from scipy import sparse
 
 from mobatlas.config import Section
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import UNKNOWN, Generator, has_times
 from mobatlas.generators.rng import draw_rows, uniforms

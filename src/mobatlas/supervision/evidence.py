@@ -16,10 +16,8 @@ from typing import Self
 import numpy as np
 from scipy import optimize, sparse
 
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import Vocabulary
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
+from mobatlas.data.types import Floats, Ints, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.divergences import js, normalise
 from mobatlas.features.maps import FEATURES, FeatureMap, VisitsFeature, build_feature

@@ -18,9 +18,8 @@ from scipy import sparse
 from torch import Tensor, nn
 
 from mobatlas.config import Section
-from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.vocabulary import Vocabulary
+from mobatlas.data.types import Floats, Ints, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import DIVERGENCES, normalise, tv
 from mobatlas.features.maps import FeatureMap, build_feature

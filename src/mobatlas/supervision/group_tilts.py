@@ -12,10 +12,8 @@ from pydantic import Field
 from scipy import sparse, special
 
 from mobatlas.config import Section
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import FIRST_POI
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
+from mobatlas.data.types import FIRST_POI, Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import normalise
 from mobatlas.generators.layers import has_group_bias, set_group_bias

@@ -22,16 +22,15 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from mobatlas.config import build
-from mobatlas.data.arrays import Floats
 from mobatlas.data.schema import ANCHORS
+from mobatlas.data.types import Floats
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
 from mobatlas.io.manifest import read_parquet, refuse_corrupt, write_atomic, write_json
 from mobatlas.progress import SILENT, Tracker
-from mobatlas.regions.posterior import Families, Posterior
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
-from mobatlas.regions.types import bins_by_map
+from mobatlas.regions.types import Families, Posterior, bins_by_map
 from mobatlas.supervision.calibration import (
     CAPS,
     RIDGE_FACTORS,

@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import Field, create_model
 
 from mobatlas.config import Section, build, merge, preset_values
-from mobatlas.data.arrays import Floats
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.types import Floats
 from mobatlas.errors import MobatlasError, refuse_unknown
 from mobatlas.generators.protocol import Draw, Examples, Family, Generator, has_times
 from mobatlas.progress import log, track

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import optimize, sparse, special
 from scipy.sparse import linalg
 
-from mobatlas.data.arrays import Floats
+from mobatlas.data.types import Floats
 from mobatlas.errors import MobatlasError
 
 TOLERANCE = 1e-10  # of the gradient of the dual, in scaled coordinates

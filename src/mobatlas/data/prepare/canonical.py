@@ -21,7 +21,7 @@ from mobatlas.data.prepare.tables import (
 )
 from mobatlas.data.readers.base import Source
 from mobatlas.data.schema import DAY, VISITS_REQUIRED
-from mobatlas.data.vocabulary import SPECIALS
+from mobatlas.data.types import SPECIALS
 from mobatlas.errors import MobatlasError
 from mobatlas.io.tables import require_columns
 

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.data.arrays import Ints
-from mobatlas.data.vocabulary import HOME, OTHER, WORK
+from mobatlas.data.types import HOME, OTHER, WORK, Ints
 from mobatlas.io.manifest import ROWS_PER_GROUP, rechunk
 
 SEQUENCES = "sequences.arrow"

@@ -13,10 +13,9 @@ from ibis import ir
 
 from mobatlas.config import AnchorConfig, PrepareConfig, SplitConfig, WindowConfig
 from mobatlas.data.dataset import split_thresholds
-from mobatlas.data.geodesy import EARTH_KM
 from mobatlas.data.prepare.tables import nearest_whole
 from mobatlas.data.schema import DAY
-from mobatlas.data.vocabulary import HOME, OTHER, WORK
+from mobatlas.data.types import EARTH_KM, HOME, OTHER, WORK
 
 HOUR = 3_600
 # Coordinates are averaged as whole 1e-7 degrees (1 cm), because sums of integers do not depend on

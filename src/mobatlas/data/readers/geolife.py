@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 from pydantic import Field
 
 from mobatlas.config import Section
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.geodesy import EARTH_KM, haversine_km
 from mobatlas.data.prepare.engine import Engine
 from mobatlas.data.readers.base import Reader, Source
+from mobatlas.data.types import EARTH_KM, Floats, Ints, haversine_km
 from mobatlas.errors import MobatlasError
 
 COLUMNS = ("lat", "lon", "zero", "feet", "days", "date", "time")

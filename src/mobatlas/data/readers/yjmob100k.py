@@ -12,10 +12,10 @@ import duckdb
 from pydantic import field_validator
 
 from mobatlas.config import Section
-from mobatlas.data.geodesy import KM_PER_DEGREE
 from mobatlas.data.prepare.engine import Engine
 from mobatlas.data.prepare.tables import convert, first_line, literal
 from mobatlas.data.readers.base import Reader, Source, require_one
+from mobatlas.data.types import KM_PER_DEGREE
 from mobatlas.errors import MobatlasError
 from mobatlas.io.tables import require_columns
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.samples import read_samples
-from mobatlas.data.vocabulary import OTHER
+from mobatlas.data.types import OTHER, Flags, Floats, Ints
 from mobatlas.evaluation.comparison import Interval
 from mobatlas.evaluation.privacy.measures import (
     FEWEST,

@@ -24,11 +24,8 @@ import numpy.typing as npt
 import pandas as pd
 from scipy import sparse, stats
 
-from mobatlas.data.arrays import Flags, Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.geodesy import haversine_km
-from mobatlas.data.trajectories import Trajectories
-from mobatlas.data.vocabulary import BOS, FIRST_POI
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
+from mobatlas.data.types import BOS, FIRST_POI, Flags, Floats, Ints, haversine_km
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import LEVEL, Interval, interval, token_sequences
 

@@ -19,9 +19,8 @@ from torch.nn import functional as F
 from transformers import BartConfig, BartForConditionalGeneration
 from transformers.modeling_outputs import BaseModelOutput
 
-from mobatlas.data.arrays import Ints
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.vocabulary import BOS, EOS, HOME, MASK, PAD
+from mobatlas.data.types import BOS, EOS, HOME, MASK, PAD, Ints
 from mobatlas.generators.codec import draw_tokens, gather_tokens, previous_tokens
 from mobatlas.generators.layers import AttentionConfig
 from mobatlas.generators.network_generator import OptimizerConfig

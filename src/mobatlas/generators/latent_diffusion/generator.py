@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.config import Section, build, merge
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.trajectories import SoftTrajectories
-from mobatlas.data.vocabulary import PAD
+from mobatlas.data.dataset import SoftTrajectories, TrajectoryDataset
+from mobatlas.data.types import PAD, Floats, Ints
 from mobatlas.generators.codec import gather_tokens, with_end
 from mobatlas.generators.latent_diffusion.autoencoder import (
     Autoencoder,

@@ -5,7 +5,7 @@ from typing import Self
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.types import Floats, Ints
 from mobatlas.regions.types import Composition
 
 

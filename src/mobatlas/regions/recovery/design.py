@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.types import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import FEATURES
 from mobatlas.groups import Groups

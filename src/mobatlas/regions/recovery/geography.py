@@ -11,8 +11,7 @@ removed from both. The regression of observed on predicted is about 1 where slop
 import numpy as np
 from scipy.cluster import vq
 
-from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.geodesy import KM_PER_DEGREE
+from mobatlas.data.types import KM_PER_DEGREE, Floats, Ints
 from mobatlas.regions.recovery.solver import Observed, Rows, find_modes, link
 from mobatlas.regions.types import Recovery, bins_by_map
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.types import Floats, Ints
 from mobatlas.regions.recovery.joint_posterior import DirectFit
 from mobatlas.regions.recovery.map_model import MapFit, MapModel, Slopes
 from mobatlas.regions.recovery.region_posterior import NEGLIGIBLE, fit_regions

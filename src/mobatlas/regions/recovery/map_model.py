@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 from scipy import optimize, special
 
-from mobatlas.data.arrays import Flags, Floats, Ints
+from mobatlas.data.types import Flags, Floats, Ints
 from mobatlas.regions.recovery.composition_error import CompositionError
 from mobatlas.regions.recovery.priors import LEVEL, LOG_SD, GroupFactors, maximise, root_of
 from mobatlas.regions.recovery.solver import Modes, Observed, Rows, find_modes

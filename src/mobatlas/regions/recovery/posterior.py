@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.types import Floats, Ints
 from mobatlas.regions.recovery.map_model import MapModel
 from mobatlas.regions.recovery.priors import Mixture, select_modes
 from mobatlas.regions.recovery.solver import Modes, link, link_slope

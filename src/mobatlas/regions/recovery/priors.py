@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 from scipy import optimize, special
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.types import Floats, Ints
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery.solver import Modes
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.types import Floats, Ints
 from mobatlas.regions.recovery.map_model import REGIONS, SURFACE_SD, MapFit, MapModel, Slopes
 from mobatlas.regions.recovery.posterior import (
     Posterior,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.types import Floats, Ints
 
 ITERATIONS = 40
 TOLERANCE = 1e-4  # of the largest change of a logarithm

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from mobatlas.data.arrays import Flags, Floats, Ints
+from mobatlas.data.types import Flags, Floats, Ints
 from mobatlas.errors import MobatlasError, refuse_unknown, suggestion
 from mobatlas.groups import Groups
 from mobatlas.regions.types import Recovery, bins_by_map, blocks

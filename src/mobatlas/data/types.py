@@ -1,14 +1,24 @@
-"""POI tokens: special tokens, then HOME, WORK and OTHER, then the most frequent POIs."""
+"""The arrays, places and tokens that all packages work with.
 
+A vocabulary has special tokens, then HOME, WORK and OTHER, then the most frequent POIs. Places are
+coordinates in degrees, and distances great-circle distances on one radius.
+"""
+
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from mobatlas.data.arrays import Floats
-
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Tokens = npt.NDArray[np.int32]
+EARTH_KM = 6371.0088  # mean radius (IUGG)
+KM_PER_DEGREE = math.radians(EARTH_KM)  # of latitude
 # The first four are for models (padding, start, end, masked span) and never occur in a dataset.
 PAD: Final = 0
 BOS: Final = 1
@@ -30,6 +40,16 @@ VOCABULARY_SCHEMA = pa.schema(
         ("visits", pa.int64()),  # of training people
     ]
 )
+
+
+def haversine_km(a: Floats, b: Floats) -> Floats:
+    """Great-circle distance of coordinates in degrees, (..., 2) against (..., 2)."""
+    (lat_a, lon_a), (lat_b, lon_b) = (np.moveaxis(np.radians(x), -1, 0) for x in (a, b))
+    h = (
+        np.sin((lat_b - lat_a) / 2) ** 2
+        + np.cos(lat_a) * np.cos(lat_b) * np.sin((lon_b - lon_a) / 2) ** 2
+    )
+    return np.asarray(2 * EARTH_KM * np.arcsin(np.sqrt(np.clip(h, 0, 1))))
 
 
 @dataclass(frozen=True)
