@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+import mobatlas
 from mobatlas.cli.options import (
     AggregatesTable,
     Assignments,
@@ -74,7 +75,6 @@ def simulate(
     quiet: Quiet = False,
 ) -> None:
     """Simulate a city: tables of visits, of people with their groups, and of places."""
-    from mobatlas.data.city import write_city_folder
     from mobatlas.report.console import city_table
 
     run = load_run(config, preset)
@@ -93,7 +93,7 @@ def simulate(
         "simulate",
     )
     with track("simulating", city.users, quiet) as tracker:
-        facts = write_city_folder(
+        facts = mobatlas.write_city_folder(
             out, city, run.seed if seed is None else seed, overwrite=overwrite, tracker=tracker
         )
     show(facts, json, city_table(facts, out))
@@ -121,12 +121,12 @@ def prepare_command(
     quiet: Quiet = False,
 ) -> None:
     """Turn raw visits into a dataset folder of trajectories."""
-    from mobatlas.data.prepare.pipeline import STEPS, prepare
+    from mobatlas.data.prepare.pipeline import STEPS
     from mobatlas.report.console import summary_table
 
     values = load_values(config, preset).get("prepare", {})
     with track("preparing", STEPS, quiet) as tracker:
-        summary = prepare(
+        summary = mobatlas.prepare(
             source,
             out,
             format=format,
@@ -165,15 +165,14 @@ def regions(
     json: Json = False,
 ) -> None:
     """Build two tables by region: composition P (its groups) and aggregates V (its mean visits)."""
-    from mobatlas.regions.build import RegionsOptions
     from mobatlas.regions.disclosure import Disclosure
-    from mobatlas.regions.store import RegionsFolder, build_regions
+    from mobatlas.regions.store import RegionsFolder
     from mobatlas.report.console import regions_table
 
-    built = build_regions(
+    built = mobatlas.build_regions(
         dataset,
         out,
-        RegionsOptions(
+        mobatlas.RegionsOptions(
             partition=partition,
             by=by,
             composition=composition or None,
@@ -215,10 +214,8 @@ def diagnose(
     json: Json = False,
 ) -> None:
     """Show which differences between groups the evidence can identify, and how well."""
-    from mobatlas.regions.identifiability import diagnose as run_diagnosis
     from mobatlas.regions.identifiability import diagnose_regions
     from mobatlas.regions.margins import Census
-    from mobatlas.regions.store import RegionsFolder
     from mobatlas.report.charts import diagnosis_figure
     from mobatlas.report.console import diagnosis_table
 
@@ -231,14 +228,14 @@ def diagnose(
             raise MobatlasError(
                 "--n is only for --composition; a regions folder contains its numbers of people"
             )
-        built = RegionsFolder.open(folder).regions
+        built = mobatlas.load_regions(folder)
         table = built.composition
         result = diagnose_regions(built, min_region)
     else:
         assert composition is not None
         straddle = "uniform" if split_ages else "refuse"
         table = Census(composition, joint_prior, straddle).read(n=n)
-        result = run_diagnosis(table, n, min_region=min_region)
+        result = mobatlas.diagnose(table, n, min_region=min_region)
     if figure is not None:
         diagnosis_figure(result, table, figure)
     show(result.as_dict(), json, diagnosis_table(result))
@@ -258,20 +255,18 @@ def recover(
     json: Json = False,
 ) -> None:
     """Estimate visits per person by group, with intervals and differences from the average."""
-    from mobatlas.regions.recovery.recover import recover as run_recovery
-    from mobatlas.regions.recovery.summary import summarise_recovery
-    from mobatlas.regions.store import load_regions
-    from mobatlas.report.recovery import RecoveryView, check_output, write_recovery
+    from mobatlas.report.recovery import check_output
 
     if out is not None:
         check_output(out, overwrite, folder)
-    regions = load_regions(folder)
-    summary = summarise_recovery(
-        run_recovery(regions, quiet=True), level=level, by=by, compare=compare, features=feature
+    regions = mobatlas.load_regions(folder)
+    recovery = mobatlas.recover(regions, quiet=True)
+    summary = mobatlas.summarise_recovery(
+        recovery, level=level, by=by, compare=compare, features=feature
     )
-    view = RecoveryView(summary, regions, feature or (), top)
+    view = mobatlas.RecoveryView(summary, regions, feature or (), top)
     if out is not None:
-        write_recovery(out, summary, overwrite=overwrite)
+        mobatlas.write_recovery(out, summary, overwrite=overwrite)
     if figure is not None:
         view.draw(figure)
     show(summary.as_dict(), json, view.as_rich())
@@ -286,11 +281,9 @@ def design(
     json: Json = False,
 ) -> None:
     """Compare what more labelled people, a group table or other regions would do to intervals."""
-    from mobatlas.regions.recovery.design import plan_evidence
-    from mobatlas.regions.store import load_regions
     from mobatlas.report.console import plan_table
 
-    plan = plan_evidence(load_regions(folder), budget)
+    plan = mobatlas.plan_evidence(mobatlas.load_regions(folder), budget)
     show(plan.as_dict(), json, plan_table(plan))
 
 
@@ -335,11 +328,9 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Measure how close samples are to real people, by group and overall."""
-    from mobatlas.evaluation.evaluate import evaluate as run_evaluation
     from mobatlas.report.console import evaluation_table
-    from mobatlas.report.tables import write_evaluation
 
-    result = run_evaluation(
+    result = mobatlas.evaluate(
         samples,
         dataset,
         split=split,
@@ -349,7 +340,7 @@ def evaluate(
         seed=seed,
     )
     if out is not None:
-        write_evaluation(out, result, overwrite=overwrite)
+        mobatlas.write_evaluation(out, result, overwrite=overwrite)
     show(result.as_dict(), json, evaluation_table(result))
 
 
@@ -379,12 +370,10 @@ def audit(
 ) -> None:
     """Measure what samples disclose about training people, with a verdict from green to red."""
     from mobatlas.evaluation.privacy.audit import STEPS
-    from mobatlas.evaluation.privacy.audit import audit as run_audit
     from mobatlas.report.console import audit_table
-    from mobatlas.report.tables import write_audit
 
     with track("auditing", STEPS, quiet) as tracker:
-        result = run_audit(samples, dataset, seed=seed, tracker=tracker)
+        result = mobatlas.audit(samples, dataset, seed=seed, tracker=tracker)
     if out is not None:
-        write_audit(out, result, overwrite=overwrite)
+        mobatlas.write_audit(out, result, overwrite=overwrite)
     show(result.as_dict(), json, audit_table(result))

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+import mobatlas
 from mobatlas.cli.options import (
     Accelerator,
     Anchors,
@@ -75,9 +76,7 @@ def train(
 ) -> None:
     """Phase 1: fit a generator of trajectories without demographics."""
     from mobatlas.generators.protocol import family_of
-    from mobatlas.pipeline.models import train as run_training
     from mobatlas.report.console import training_table
-    from mobatlas.training.loop import Execution  # imports torch, which takes seconds
 
     run = load_run(config, preset)
     name = generator or run.train.generator
@@ -85,10 +84,10 @@ def train(
         family_of(name).resolve(run.train.options, config.parent) if config else run.train.options
     )
     saved = (checkpoint_seconds, snapshot_steps)
-    execution = Execution(
+    execution = mobatlas.Execution(
         resume, overwrite, accelerator, devices, precision, *saved, tensorboard, quiet
     )
-    report = run_training(
+    report = mobatlas.train(
         dataset,
         out,
         generator=name,
@@ -130,11 +129,8 @@ def supervise(
     quiet: Quiet = False,
 ) -> None:
     """Phase 2: condition a model on groups so that it matches regional aggregates."""
-    from mobatlas.pipeline.models import SuperviseOptions
-    from mobatlas.pipeline.models import supervise as run_supervision
     from mobatlas.report.console import supervised_table
     from mobatlas.supervision.strategies import STRATEGIES
-    from mobatlas.training.loop import Execution
 
     _trust(trust_code)
     run = load_run(config)
@@ -142,12 +138,12 @@ def supervise(
     presets = STRATEGIES[chosen].presets if chosen in STRATEGIES else {}
     saved = (checkpoint_seconds, snapshot_steps)
     device = (accelerator, devices, precision)
-    execution = Execution(resume, overwrite, *device, *saved, tensorboard, quiet)
-    report = run_supervision(
+    execution = mobatlas.Execution(resume, overwrite, *device, *saved, tensorboard, quiet)
+    report = mobatlas.supervise(
         model,
         out,
         regions,
-        SuperviseOptions(
+        mobatlas.SuperviseOptions(
             strategy=chosen,
             divergence=divergence or run.supervise.divergence,
             membership=membership or run.supervise.membership,
@@ -197,13 +193,11 @@ def generate(
 ) -> None:
     """Sample trajectories into a Parquet file."""
     from mobatlas.report.console import generated_table
-    from mobatlas.sampling.chunks import SampleRequest
     from mobatlas.sampling.chunks import Shard as Part
-    from mobatlas.sampling.generate import generate as run_generation
 
     _trust(trust_code)
     total = max(1, (n or 1) // Part.parse(shard).of) if shard is not None else n or 1
-    request = SampleRequest(
+    request = mobatlas.SampleRequest(
         group=group or None,
         region=region,
         regions=regions,
@@ -219,7 +213,7 @@ def generate(
         shard=shard,
     )
     with track("generating", total, quiet) as tracker:
-        result = run_generation(
+        result = mobatlas.generate(
             model, out, n, request, dataset=dataset, overwrite=overwrite, tracker=tracker
         )
     show(result.as_dict(), json, generated_table(result.as_dict()))

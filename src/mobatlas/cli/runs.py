@@ -9,6 +9,7 @@ import typer
 from rich.console import Console, Group
 from rich.text import Text
 
+import mobatlas
 from mobatlas.cli.options import GroupTables, Json, LabelledPath, Overwrite, Quiet, show
 
 app = typer.Typer()
@@ -76,10 +77,11 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Run all steps from your tables to report.html; finished steps are not repeated."""
-    from mobatlas.pipeline.run import run as run_all
     from mobatlas.report.console import run_tables
 
-    result = run_all(config, out or Path("runs") / config.stem, overwrite=overwrite, quiet=quiet)
+    result = mobatlas.run(
+        config, out or Path("runs") / config.stem, overwrite=overwrite, quiet=quiet
+    )
     lines = [f"report: {result.report}"]
     facts = result.facts
     if verdicts := _audit_verdicts(result.folder, facts):
@@ -104,6 +106,4 @@ def report(
     overwrite: Overwrite = False,
 ) -> None:
     """Write the HTML report of a run."""
-    from mobatlas.report.html import write_report
-
-    typer.echo(f"wrote {write_report(folder, out, overwrite=overwrite)}")
+    typer.echo(f"wrote {mobatlas.write_report(folder, out, overwrite=overwrite)}")
