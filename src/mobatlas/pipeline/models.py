@@ -329,9 +329,11 @@ class _Plan:
         evidence = None
         facts: dict[str, Any] = {"strategy": self.strategy.name, "reason": self.reason}
         if self.regions is not None:
-            config = self.options.config
             evidence = gather_evidence(
-                dataset, self.regions, visits=config.visits, groups_explain=config.groups_explain
+                dataset,
+                self.regions,
+                visits=self.options.config.visits,
+                groups_explain=self.options.config.groups_explain,
             )
             facts |= self._describe(evidence)
         if self.reason != BY_USER:
@@ -403,8 +405,7 @@ def split_options(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     """Split options into those of phase 2 and those of the generator."""
     known = config_class().model_fields
     supervision = {key: value for key, value in values.items() if key in known}
-    generator = {key: value for key, value in values.items() if key not in known}
-    return supervision, generator
+    return supervision, {key: value for key, value in values.items() if key not in known}
 
 
 def _regions_folder(

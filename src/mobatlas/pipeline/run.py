@@ -324,15 +324,19 @@ class _Steps:
 
     def _city(self) -> Path:
         out = self.out / "city"
-        config = self.config.simulate
-        seed = self.config.seed
+        city = self.config.simulate
 
         def compute(_: bool) -> None:
-            with track("simulating", config.users, self.quiet) as tracker:
-                write_city_folder(out, config, seed, overwrite=True, tracker=tracker)
+            with track("simulating", city.users, self.quiet) as tracker:
+                write_city_folder(out, city, self.config.seed, overwrite=True, tracker=tracker)
 
-        inputs = {"city": config.model_dump(mode="json"), "seed": seed}
-        return self.cache.run("city", out, inputs, compute)
+        return self._seeded("city", out, {"city": city.model_dump(mode="json")}, compute)
+
+    def _seeded(
+        self, name: str, out: Path, inputs: Mapping[str, Any], compute: Callable[[bool], Any]
+    ) -> Path:
+        """Cache a step that depends on the seed."""
+        return self.cache.run(name, out, {**inputs, "seed": self.config.seed}, compute)
 
     @cached_property
     def read(self) -> Callable[..., Samples]:
@@ -343,7 +347,6 @@ class _Steps:
         """Composition and aggregates."""
         out = self.out / "regions" / name
         tables = self._tables(source)
-        seed = self.config.seed
         options = RegionsOptions(
             partition=source.partition,
             by=source.by,
@@ -359,15 +362,14 @@ class _Steps:
         )
 
         def compute(_: bool) -> None:
-            build_regions(self.dataset.path, out, options, seed=seed, overwrite=True)
+            build_regions(self.dataset.path, out, options, seed=self.config.seed, overwrite=True)
 
         inputs = {
             "dataset": self.dataset.manifest.content_hash,
             "options": source.model_dump(exclude_none=True),
-            "seed": seed,
             **{key: [path_hash(path) for path in paths] for key, paths in tables.items()},
         }
-        return RegionsFolder.open(self.cache.run(f"regions {name}", out, inputs, compute))
+        return RegionsFolder.open(self._seeded(f"regions {name}", out, inputs, compute))
 
     @cached_property
     def baseline(self) -> Path:
@@ -391,9 +393,8 @@ class _Steps:
             "preset": config.preset,
             "generator": config.train.generator,
             "options": self.generator_options,
-            "seed": config.seed,
         }
-        return self.cache.run(BASELINE, out, inputs, compute)
+        return self._seeded(BASELINE, out, inputs, compute)
 
     def strong_groups(self) -> Groups | None:
         """The groups of the labelled upper bound; None if it is not wanted or not possible."""
@@ -402,8 +403,7 @@ class _Steps:
             raise MobatlasError(
                 "strong: the people of this dataset have no labels; remove `strong`"
             )
-        wanted = self.family.trainable and self.config.strong is not False
-        return groups if wanted else None
+        return groups if self.family.trainable and self.config.strong is not False else None
 
     def strong(self, regions: Iterable[RegionsFolder]) -> Path:
         """The labelled upper bound, calibrated to the features of all regions."""
@@ -442,20 +442,17 @@ class _Steps:
         options: SuperviseOptions,
         inputs: Mapping[str, Any],
     ) -> Path:
-        seed = self.config.seed
-
         def compute(resume: bool) -> None:
             supervise(
                 self.baseline,
                 out,
                 regions,
                 options,
-                seed=seed,
+                seed=self.config.seed,
                 execution=self._execution(resume),
             )
 
-        all_inputs = {"model": _model_hash(self.baseline), **inputs, "seed": seed}
-        return self.cache.run(step, out, all_inputs, compute)
+        return self._seeded(step, out, {"model": _model_hash(self.baseline), **inputs}, compute)
 
     def _execution(self, resume: bool) -> Execution:
         return Execution(resume=resume, overwrite=not resume, quiet=self.quiet)
@@ -484,9 +481,8 @@ class _Steps:
             "wanted": {str(group): n for group in request.group or (None,)},
             "calibrate": request.calibrate,
             "coarsen": request.coarsen,
-            "seed": request.seed,
         }
-        return self.cache.run(f"samples {name}", out, inputs, compute)
+        return self._seeded(f"samples {name}", out, inputs, compute)
 
     def chapter(
         self, name: str, regions: RegionsFolder, samples: Mapping[str, Path]
@@ -531,7 +527,6 @@ class _Steps:
     def _regional_scores(self, model: Path, regions: RegionsFolder) -> dict[str, Any]:
         """Scores that need no labels: held-out people of the regions, and held-out regions."""
         dataset = self.dataset
-        seed = self.config.seed
         people = np.intersect1d(dataset.split_people("train"), dataset.person)
         homes = dataset.anchors[people]  # (people, 4)
         samplers: dict[str, Sampler] = {
@@ -539,9 +534,9 @@ class _Steps:
             "supervised": load_sampler(load_model(model)),
         }
         return {
-            "held_out_people": held_out_people(samplers, dataset, regions, seed),
+            "held_out_people": held_out_people(samplers, dataset, regions, self.config.seed),
             "held_out_regions": held_out_regions(
-                regions.regions, seed, parents=dataset.vocabulary.parents
+                regions.regions, self.config.seed, parents=dataset.vocabulary.parents
             ),
         }
 
@@ -563,17 +558,12 @@ class _Steps:
         def write(_: bool) -> None:
             write_json(out, compute())
 
-        inputs = {
-            **inputs,
-            "dataset": self.dataset.manifest.content_hash,
-            "seed": self.config.seed,
-        }
-        return self.cache.run(f"{step} {name}", out, inputs, write)
+        inputs = {**inputs, "dataset": self.dataset.manifest.content_hash}
+        return self._seeded(f"{step} {name}", out, inputs, write)
 
 
 def _only(tables: Mapping[str, tuple[Path, ...]], key: str) -> Path | None:
-    paths = tables.get(key)
-    return paths[0] if paths else None
+    return tables.get(key, (None,))[0]
 
 
 def _refuse_missing(path: Path, key: str) -> None:
