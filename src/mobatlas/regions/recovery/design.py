@@ -15,7 +15,7 @@ seen yet. Places have the error of their category and their own, as in recovery.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import numpy as np
@@ -40,10 +40,7 @@ from mobatlas.regions.recovery.summary import Mixtures, check_level
 from mobatlas.regions.types import Recovery, Regions, bins_by_map
 
 KIND = "plan"
-LABELLED = "labelled people"
-TABLE = "group table"
 MORE_PEOPLE = "more people"
-SMALLER = "smaller regions"
 GROUPS = "groups"  # beside attributes
 CHOSEN = "chosen by group"
 SMALL = 0.005  # a smaller gain does not justify choosing
@@ -200,12 +197,9 @@ def plan_evidence(
         )
     recovery, maps = fit_maps(regions, options)
     present = _Present.of(recovery, maps, regions.aggregates.features, level)
-    planner = _Planner(present, groups, budget, recovery.shares)
     now = present.half_widths(lambda layer: layer.covariance)
-    actions = [
-        planner.action(each, now)
-        for each in (*planner.labelled(), *planner.tables(), *planner.regions(regions))
-    ]
+    planner = _Planner(present, groups, budget, recovery.shares, now)
+    actions = [*planner.labelled(), *planner.tables(), *planner.regions(regions)]
     # Of equally helpful actions, the simpler one comes first.
     actions.sort(key=lambda each: each.name.endswith(CHOSEN) * SMALL - each.reduction)
     features = {name: len(bins) for name, bins in bins_by_map(regions.aggregates.features).items()}
@@ -408,9 +402,8 @@ class _Present:
 
     def by_map(self, widths: Floats) -> dict[str, float]:
         """Means over groups."""
-        weight = self.group_weight
         return {
-            layer.fitted.name: float(each @ weight)
+            layer.fitted.name: float(each @ self.group_weight)
             for layer, each in zip(self.layers, widths, strict=True)
             if layer.weight.any()
         }
@@ -457,18 +450,6 @@ def _along(contrasts: Floats, covariance: npt.NDArray[Any]) -> Floats:
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    """Evidence that could be added, and what it does to the covariance of a layer."""
-
-    name: str
-    kind: str
-    people: int | None
-    assumption: str
-    change: Callable[[_Layer], Floats]
-    allocation: Mapping[str, int]
-
-
-@dataclass(frozen=True)
 class _Planner:
     """The actions that a budget allows."""
 
@@ -476,42 +457,51 @@ class _Planner:
     groups: Groups
     budget: int
     population: Floats  # w (groups,)
+    now: Floats  # the present half-widths (maps, rows)
 
-    def action(self, candidate: _Candidate, now: Floats) -> Action:
-        """A candidate with its expected half-widths; `now` (maps, rows) are the present ones."""
-        then = self.present.half_widths(candidate.change)
+    def _action(
+        self,
+        name: str,
+        kind: str,
+        people: int | None,
+        assumption: str,
+        change: Callable[[_Layer], Floats],
+        allocation: Mapping[str, int] | None = None,
+    ) -> Action:
+        """An action with the half-widths to expect; `change` gives the covariance of a layer."""
+        then = self.present.half_widths(change)
         return Action(
-            candidate.name,
-            candidate.kind,
-            candidate.people,
-            candidate.assumption,
+            name,
+            kind,
+            people,
+            assumption,
             self.present.by_row(then),
             self.present.by_map(then),
-            1 - self.mean(then) / max(self.mean(now), NEGLIGIBLE),
-            candidate.allocation,
+            1 - self.mean(then) / max(self.mean(self.now), NEGLIGIBLE),
+            allocation or {},
         )
 
     def mean(self, widths: Floats) -> float:
         """The mean half-width of groups."""
         return float(self.present.visits @ widths @ self.present.group_weight)
 
-    def labelled(self) -> list[_Candidate]:
+    def labelled(self) -> list[Action]:
         """Labelled people: at random, equally many, of one group or level, and the best."""
         even = self._spread(self.population > 0)
         size = f"label {self.budget:,} people"
         at_random = self._label(f"{size} at random", self._spread(self.population))
-        candidates = [
-            replace(at_random, allocation={}),
-            self._label(f"{size}, equally many of each group", even),
-        ]
         only = [
             (name, self._spread(members * self.population))
             for name, members in self._members()
             if self.population[members].any()
         ]
         name, chosen = min(only, key=lambda each: self._width_of(each[1]))
-        candidates.append(self._label(f"{size}, all {name}", chosen))
-        return [*candidates, self._label(f"{size}, {CHOSEN}", self._best(even))]
+        return [
+            replace(at_random, allocation={}),
+            self._label(f"{size}, equally many of each group", even),
+            self._label(f"{size}, all {name}", chosen),
+            self._label(f"{size}, {CHOSEN}", self._best(even)),
+        ]
 
     def _members(self) -> list[tuple[str, Any]]:
         """The groups of each group and of each level."""
@@ -529,16 +519,15 @@ class _Planner:
         """The budget in proportion to weights (groups,)."""
         return np.asarray(self.budget * weights / weights.sum(), dtype=np.float64)
 
-    def _label(self, name: str, n: Floats) -> _Candidate:
-        identity = np.eye(len(n))
+    def _label(self, name: str, n: Floats) -> Action:
         whole = np.floor(n).astype(np.int64)
         whole[np.argsort(whole - n, kind="stable")[: round(n.sum()) - whole.sum()]] += 1
-        return _Candidate(
+        return self._action(
             name,
-            LABELLED,
+            "labelled people",
             self.budget,
             "they behave as others of their group do",
-            lambda layer: layer.observe(identity, n),
+            lambda layer: layer.observe(np.eye(len(n)), n),
             {
                 group: count
                 for group, count in zip(self.groups.names, whole.tolist(), strict=True)
@@ -547,8 +536,7 @@ class _Planner:
         )
 
     def _width_of(self, n: Floats) -> float:
-        identity = np.eye(len(n))
-        return self.mean(self.present.half_widths(lambda layer: layer.observe(identity, n)))
+        return self.mean(self.present.half_widths(lambda layer: layer.observe(np.eye(len(n)), n)))
 
     def _best(self, start: Floats) -> Floats:
         """The allocation (groups,) with the least mean half-width, by multiplicative steps.
@@ -558,8 +546,7 @@ class _Planner:
         n = start
         best = (self._width_of(n), n)
         for _ in range(STEPS):
-            gain = self._gain_per_person(n)
-            n = self._spread(n * np.sqrt(np.maximum(gain, NEGLIGIBLE)))
+            n = self._spread(n * np.sqrt(np.maximum(self._gain_per_person(n), NEGLIGIBLE)))
             best = min(best, (self._width_of(n), n), key=lambda each: each[0])
         return best[1]
 
@@ -593,7 +580,7 @@ class _Planner:
             gain += np.einsum("jr,jra->a", weight / sd, change) / 2
         return gain
 
-    def tables(self) -> list[_Candidate]:
+    def tables(self) -> list[Action]:
         """Published tables of categories by each attribute, and by group."""
         codes = self.groups.level_codes
         named = {
@@ -605,7 +592,7 @@ class _Planner:
             named[" and ".join(named)] = np.eye(len(self.groups), dtype=bool)
         return [self._table(name, members) for name, members in named.items()]
 
-    def _table(self, name: str, members: Any) -> _Candidate:
+    def _table(self, name: str, members: Any) -> Action:
         people = members * self.population  # (rows, groups)
         size = people.sum(1)
         shares = people / np.maximum(size, NEGLIGIBLE)[:, None]
@@ -619,51 +606,53 @@ class _Planner:
         covered = ", ".join(
             layer.fitted.name for layer in self.present.layers if (layer.parent < 0).all()
         )
-        return _Candidate(
+        return self._action(
             f"add a table of {self.budget:,} people by {name}",
-            TABLE,
+            "group table",
             self.budget,
             f"it covers {covered} of the same population, and its differences between groups "
             f"deviate by {DISCREPANCY_SD:.0%}",
             change,
-            {},
         )
 
-    def regions(self, regions: Regions) -> list[_Candidate]:
+    def regions(self, regions: Regions) -> list[Action]:
         """More people behind the same regions, and smaller regions."""
         if regions.aggregates.noise is not None:
             return []
-        candidates = []
+        actions = []
         if not regions.aggregates.pooled:
             size = float(self.present.layers[0].fitted.model.regions.n.sum())
             known = "the composition is known as well as now"
             more = f"observe {self.budget:,} more people in all regions"
             twice = "observe twice as many people in all regions"
-            candidates += [
-                _other_regions(
-                    more, MORE_PEOPLE, self.budget, known, _Grow(1 + self.budget / size)
+            factor = 1 + self.budget / size
+            actions += [
+                self._action(
+                    more, MORE_PEOPLE, self.budget, known, _other_regions(partial(_grow, factor))
                 ),
-                _other_regions(twice, MORE_PEOPLE, None, known, _Grow(2)),
+                self._action(twice, MORE_PEOPLE, None, known, _other_regions(partial(_grow, 2))),
             ]
         if len(regions.composition.regions) > 1:
             differ = (
                 "parts of a region differ as much as regions do, in composition and otherwise, "
                 "and have the same people together"
             )
-            candidates += [
-                _other_regions(f"divide each region into {2**n}", SMALLER, None, differ, _Split(n))
+            actions += [
+                self._action(
+                    f"divide each region into {2**n}",
+                    "smaller regions",
+                    None,
+                    differ,
+                    _other_regions(partial(_split, n)),
+                )
                 for n in HALVINGS
             ]
-        return candidates
+        return actions
 
 
-def _other_regions(
-    name: str,
-    kind: str,
-    people: int | None,
-    assumption: str,
-    alter: Callable[[RegionRows], RegionRows],
-) -> _Candidate:
+def _other_regions(alter: Callable[[RegionRows], RegionRows]) -> Callable[[_Layer], Floats]:
+    """What other regions do to the covariance of a layer."""
+
     def change(layer: _Layer) -> Floats:
         more = layer.region_information(alter(layer.region_rows)) - layer.present_information
         values, vectors = np.linalg.eigh(more)
@@ -671,33 +660,22 @@ def _other_regions(
         more = (vectors * np.maximum(values, 0)[:, None]) @ np.swapaxes(vectors, 1, 2)
         return layer.inform(more)
 
-    return _Candidate(name, kind, people, assumption, change, {})
+    return change
 
 
-@dataclass(frozen=True)
-class _Grow:
+def _grow(factor: float, rows: RegionRows) -> RegionRows:
     """The same regions with more people."""
-
-    factor: float
-
-    def __call__(self, rows: RegionRows) -> RegionRows:
-        return replace(rows, n=self.factor * rows.n)
+    return replace(rows, n=factor * rows.n)
 
 
-@dataclass(frozen=True)
-class _Split:
+def _split(halvings: int, rows: RegionRows) -> RegionRows:
     """Regions that are divided into halves, some times in a row."""
-
-    halvings: int
-
-    def __call__(self, rows: RegionRows) -> RegionRows:
-        rng = np.random.default_rng(SEED)
-        weight = rows.n / rows.n.sum()
-        differences = rows.shares - weight @ rows.shares  # between regions
-        for _ in range(self.halvings):
-            other = rng.integers(len(differences), size=len(rows.n))
-            rows = _halves(rows, differences[other])
-        return rows
+    rng = np.random.default_rng(SEED)
+    weight = rows.n / rows.n.sum()
+    differences = rows.shares - weight @ rows.shares  # between regions
+    for _ in range(halvings):
+        rows = _halves(rows, differences[rng.integers(len(differences), size=len(rows.n))])
+    return rows
 
 
 def _halves(rows: RegionRows, difference: Floats) -> RegionRows:
