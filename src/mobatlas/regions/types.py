@@ -304,7 +304,7 @@ class Posterior:
         return means
 
     def _draws(self, n: int, seed: int) -> Iterator[Floats]:
-        root = _roots(self.log_covariance)
+        root = square_roots(self.log_covariance)
         rng = np.random.default_rng(seed)
         families = self.families
         if families is None or not len(families.names):
@@ -313,8 +313,8 @@ class Posterior:
             return
         known = families.parent >= 0
         parent = families.parent[known]
-        root[known] = _roots(self.log_covariance[known] - families.covariance[parent])
-        common_root = _roots(families.covariance)
+        root[known] = square_roots(self.log_covariance[known] - families.covariance[parent])
+        common_root = square_roots(families.covariance)
         common_rng = np.random.default_rng([seed, 1])  # another stream
         for _ in range(n):
             common = _correlated(common_root, common_rng)  # (groups, parents)
@@ -346,7 +346,7 @@ def _category_pairs(features: Sequence[str]) -> tuple[Ints, Ints]:
     return rows[:, 0], rows[:, 1:]
 
 
-def _roots(covariance: Floats) -> Floats:
+def square_roots(covariance: Floats) -> Floats:
     """A root of each covariance (rows, groups, groups), or of variances (rows, groups)."""
     if covariance.ndim == 2:
         return np.sqrt(covariance)

@@ -52,6 +52,7 @@ from mobatlas.regions.types import (
     bins_by_map,
     blocks,
     population_mean,
+    square_roots,
     with_rest,
 )
 
@@ -78,116 +79,6 @@ DOUBTFUL = 0.5  # a larger probability that composition does not matter is repor
 CONTRADICTS = 0.5  # so is a table with a larger discrepancy, in logarithms
 MOSTLY_PRIOR = 0.5  # with less information, an estimate depends mostly on the prior
 UNKNOWN_N = 1e6  # people of a region whose values are shares: region effects are the only error
-
-
-def fit_least_squares(
-    composition: Composition, aggregates: Aggregates, on_simplex: bool
-) -> Recovery:
-    """Least squares, with the population mean in suppressed cells; no uncertainty."""
-    w, mu0 = population_mean(composition.shares, aggregates)
-    values = np.where(np.isnan(aggregates.values), mu0, aggregates.values)
-    estimate = simplex_least_squares if on_simplex else pseudo_inverse
-    means = estimate(composition.shares, values)  # (groups, features)
-    return Recovery(
-        groups=composition.groups,
-        features=aggregates.features,
-        means=means,
-        log_covariance=None,
-        prior_variance=np.zeros_like(means),
-        baseline=mu0,
-        shares=w,
-        variances={},
-        group_share=np.ones(len(mu0)),
-        regions_differ=np.ones(len(mu0), dtype=bool),
-    )
-
-
-def pseudo_inverse(shares: Floats, values: Floats) -> Floats:
-    """The M of least norm that minimises |P M - V| (Lemma "Stability under aggregate ...")."""
-    return np.asarray(linalg.pinv(shares) @ values, dtype=np.float64)
-
-
-def simplex_least_squares(shares: Floats, values: Floats, iterations: int = 2_000) -> Floats:
-    """Minimise |P M - V| where rows of M are shares times the mean total.
-
-    The method is accelerated projected gradient.
-    """
-    total = values.sum(1).mean()
-    target = values / np.maximum(values.sum(1, keepdims=True), 1e-300)
-    step = 1 / max(float(np.linalg.norm(shares, 2)) ** 2, 1e-12)
-    means = np.tile(target.mean(0), (shares.shape[1], 1))
-    point = means
-    momentum = 1.0
-    for _ in range(iterations):
-        updated = _project_to_simplex(point - step * shares.T @ (shares @ point - target))
-        next_momentum = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        point = updated + (momentum - 1) / next_momentum * (updated - means)
-        if np.abs(updated - means).max() < 1e-12:
-            break
-        means = updated
-        momentum = next_momentum
-    return np.asarray(means * total)
-
-
-def _project_to_simplex(rows: Floats) -> Floats:
-    """The nearest point of the simplex to each row (Held, Wolfe and Crowder 1974)."""
-    ordered = -np.sort(-rows, axis=1)
-    excess = (np.cumsum(ordered, 1) - 1) / np.arange(1, rows.shape[1] + 1)
-    last = (ordered > excess).sum(1) - 1
-    return np.maximum(rows - np.take_along_axis(excess, last[:, None], 1), 0)
-
-
-def sample_like(recovery: Recovery, regions: Regions, dispersion: Floats) -> Floats:
-    """Means (groups, features) with the least expected divergence from samples of people."""
-    targets = recovery.means.copy()
-    for bins in bins_by_map(recovery.features).values():
-        visited = bins[recovery.baseline[bins] > 0]
-        if len(visited) > 1:
-            targets[:, visited] = _best(recovery, regions, dispersion, visited)
-    return targets
-
-
-def _best(recovery: Recovery, regions: Regions, dispersion: Floats, bins: Ints) -> Floats:
-    means = recovery.means[:, bins]
-    rough = np.empty_like(means)
-    for some in blocks(len(bins), regions.aggregates.values.shape[0]):
-        rough[:, some] = _maximise(regions, means[:, some], bins[some])
-    rough = np.maximum(rough, 1e-12 * recovery.baseline[bins])
-    samples = _samples(recovery, regions, dispersion, bins)
-    candidates = [means ** (1 - share) * rough**share for share in SHARES]
-    expected = [float(np.mean([js(each, sample) for sample in samples])) for each in candidates]
-    return candidates[int(np.argmin(expected))]
-
-
-def _maximise(regions: Regions, means: Floats, bins: Ints) -> Floats:
-    """Multiplicative steps of expectation maximisation (groups, bins)."""
-    p = regions.composition.shares
-    v = np.maximum(regions.aggregates.values[:, bins], 0)  # (regions, bins)
-    people = p * regions.aggregates.n[:, None]  # (regions, groups)
-    known = ~np.isnan(v)
-    for _ in range(STEPS):
-        ratio = np.where(known, v, 0) / np.maximum(p @ means, 1e-300)
-        means = means * (people.T @ ratio) / np.maximum(people.T @ known, 1e-300)
-    return means
-
-
-def _samples(recovery: Recovery, regions: Regions, dispersion: Floats, bins: Ints) -> Floats:
-    """Mean counts of simulated held-out people of each group (draws, groups, bins)."""
-    rng = np.random.default_rng(SEED)
-    n = HELD_OUT * regions.aggregates.n.sum() * recovery.shares  # (groups,)
-    samples = np.empty((DRAWS, len(n), len(bins)))
-    assert recovery.log_covariance is not None
-    for some in blocks(len(bins), len(n) ** 2):
-        chosen = bins[some]
-        values, vectors = np.linalg.eigh(recovery.log_covariance[chosen])
-        root = vectors * np.sqrt(np.maximum(values, 0))[:, None]
-        people = np.maximum(n, 1)[:, None] / dispersion[chosen]  # (groups, bins)
-        noise = rng.normal(size=(DRAWS, len(chosen), len(n)))
-        moved = np.clip(np.einsum("jab,ijb->iaj", root, noise), -20, 20)
-        truth = recovery.means[:, chosen] * np.exp(moved)
-        counts = rng.poisson(np.minimum(truth * people, 1e9)).astype(np.float64)
-        samples[:, :, some] = np.maximum(counts, 1e-12) / people
-    return samples
 
 
 @dataclass(frozen=True)
@@ -355,9 +246,9 @@ class _Recoverer:
         self, regions: Regions, options: RecoveryOptions, parents: Mapping[str, str]
     ) -> None:
         composition = regions.composition
-        randomised = regions.randomised
-        exact = randomised if options.exact_composition is None else options.exact_composition
-        effects = not randomised if options.region_effects is None else options.region_effects
+        by_choice = not regions.randomised  # people chose their regions
+        exact = not by_choice if options.exact_composition is None else options.exact_composition
+        effects = by_choice if options.region_effects is None else options.region_effects
         geography = effects if options.geography is None else options.geography
         self._regions = regions
         self._effects = effects
@@ -645,3 +536,112 @@ def _transferred(slopes: Slopes, transfer: float) -> Slopes:
     return replace(
         slopes, own=share * slopes.own, context=slopes.context + (1 - share) * slopes.own
     )
+
+
+def fit_least_squares(
+    composition: Composition, aggregates: Aggregates, on_simplex: bool
+) -> Recovery:
+    """Least squares, with the population mean in suppressed cells; no uncertainty."""
+    w, mu0 = population_mean(composition.shares, aggregates)
+    values = np.where(np.isnan(aggregates.values), mu0, aggregates.values)
+    estimate = simplex_least_squares if on_simplex else pseudo_inverse
+    means = estimate(composition.shares, values)  # (groups, features)
+    return Recovery(
+        groups=composition.groups,
+        features=aggregates.features,
+        means=means,
+        log_covariance=None,
+        prior_variance=np.zeros_like(means),
+        baseline=mu0,
+        shares=w,
+        variances={},
+        group_share=np.ones(len(mu0)),
+        regions_differ=np.ones(len(mu0), dtype=bool),
+    )
+
+
+def pseudo_inverse(shares: Floats, values: Floats) -> Floats:
+    """The M of least norm that minimises |P M - V| (Lemma "Stability under aggregate ...")."""
+    return np.asarray(linalg.pinv(shares) @ values, dtype=np.float64)
+
+
+def simplex_least_squares(shares: Floats, values: Floats, iterations: int = 2_000) -> Floats:
+    """Minimise |P M - V| where rows of M are shares times the mean total.
+
+    The method is accelerated projected gradient.
+    """
+    total = values.sum(1).mean()
+    target = values / np.maximum(values.sum(1, keepdims=True), 1e-300)
+    step = 1 / max(float(np.linalg.norm(shares, 2)) ** 2, 1e-12)
+    means = np.tile(target.mean(0), (shares.shape[1], 1))
+    point = means
+    momentum = 1.0
+    for _ in range(iterations):
+        updated = _project_to_simplex(point - step * shares.T @ (shares @ point - target))
+        next_momentum = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        point = updated + (momentum - 1) / next_momentum * (updated - means)
+        if np.abs(updated - means).max() < 1e-12:
+            break
+        means = updated
+        momentum = next_momentum
+    return np.asarray(means * total)
+
+
+def _project_to_simplex(rows: Floats) -> Floats:
+    """The nearest point of the simplex to each row (Held, Wolfe and Crowder 1974)."""
+    ordered = -np.sort(-rows, axis=1)
+    excess = (np.cumsum(ordered, 1) - 1) / np.arange(1, rows.shape[1] + 1)
+    last = (ordered > excess).sum(1) - 1
+    return np.maximum(rows - np.take_along_axis(excess, last[:, None], 1), 0)
+
+
+def sample_like(recovery: Recovery, regions: Regions, dispersion: Floats) -> Floats:
+    """Means (groups, features) with the least expected divergence from samples of people."""
+    targets = recovery.means.copy()
+    for bins in bins_by_map(recovery.features).values():
+        visited = bins[recovery.baseline[bins] > 0]
+        if len(visited) > 1:
+            targets[:, visited] = _best(recovery, regions, dispersion, visited)
+    return targets
+
+
+def _best(recovery: Recovery, regions: Regions, dispersion: Floats, bins: Ints) -> Floats:
+    means = recovery.means[:, bins]
+    rough = np.empty_like(means)
+    for some in blocks(len(bins), regions.aggregates.values.shape[0]):
+        rough[:, some] = _maximise(regions, means[:, some], bins[some])
+    rough = np.maximum(rough, 1e-12 * recovery.baseline[bins])
+    samples = _samples(recovery, regions, dispersion, bins)
+    candidates = [means ** (1 - share) * rough**share for share in SHARES]
+    expected = [float(np.mean([js(each, sample) for sample in samples])) for each in candidates]
+    return candidates[int(np.argmin(expected))]
+
+
+def _maximise(regions: Regions, means: Floats, bins: Ints) -> Floats:
+    """Multiplicative steps of expectation maximisation (groups, bins)."""
+    p = regions.composition.shares
+    v = np.maximum(regions.aggregates.values[:, bins], 0)  # (regions, bins)
+    people = p * regions.aggregates.n[:, None]  # (regions, groups)
+    known = ~np.isnan(v)
+    for _ in range(STEPS):
+        ratio = np.where(known, v, 0) / np.maximum(p @ means, 1e-300)
+        means = means * (people.T @ ratio) / np.maximum(people.T @ known, 1e-300)
+    return means
+
+
+def _samples(recovery: Recovery, regions: Regions, dispersion: Floats, bins: Ints) -> Floats:
+    """Mean counts of simulated held-out people of each group (draws, groups, bins)."""
+    rng = np.random.default_rng(SEED)
+    n = HELD_OUT * regions.aggregates.n.sum() * recovery.shares  # (groups,)
+    samples = np.empty((DRAWS, len(n), len(bins)))
+    assert recovery.log_covariance is not None
+    for some in blocks(len(bins), len(n) ** 2):
+        chosen = bins[some]
+        root = square_roots(recovery.log_covariance[chosen])
+        people = np.maximum(n, 1)[:, None] / dispersion[chosen]  # (groups, bins)
+        noise = rng.normal(size=(DRAWS, len(chosen), len(n)))
+        moved = np.clip(np.einsum("jab,ijb->iaj", root, noise), -20, 20)
+        truth = recovery.means[:, chosen] * np.exp(moved)
+        counts = rng.poisson(np.minimum(truth * people, 1e9)).astype(np.float64)
+        samples[:, :, some] = np.maximum(counts, 1e-12) / people
+    return samples
