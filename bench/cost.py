@@ -26,8 +26,8 @@ from mobatlas.pipeline.models import SuperviseOptions, split_options, supervise
 from mobatlas.supervision.calibration import PlainSampler, Sampler
 from mobatlas.supervision.evidence import gather_evidence
 from mobatlas.supervision.finetune import FinetuneConfig, regional_loss
-from mobatlas.supervision.group_tilts import fit_group_tilts
 from mobatlas.supervision.store import load_sampler
+from mobatlas.supervision.tilt import fit_group_tilts
 from mobatlas.training.loop import Execution
 
 # "as published" has the rollout and batch of the paper. Its learning rate is ours, which is

@@ -27,7 +27,7 @@ from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import build_regions, load_regions
 from mobatlas.regions.types import Recovery
 from mobatlas.supervision.evidence import gather_evidence
-from mobatlas.supervision.group_tilts import fit_group_tilts
+from mobatlas.supervision.tilt import fit_group_tilts
 
 SIZES = ((1_000, 18), (10_000, 18), (10_000, 90))  # regions, groups
 PANEL = 30  # people of a region whose visits are known

@@ -23,7 +23,7 @@ from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.data.schema import ANCHORS
+from mobatlas.data.types import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.evaluate import evaluate
 from mobatlas.io.manifest import library_versions

@@ -19,7 +19,7 @@ from mobatlas.config import merge
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
 from mobatlas.data.prepare.tables import parquet_schema
-from mobatlas.data.schema import (
+from mobatlas.data.types import (
     ATTRIBUTE_NAMES,
     PEOPLE_REQUIRED,
     VISITS_REQUIRED,

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from mobatlas.data.types import BOS, EOS, HOME, MASK, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.codec import with_end
 from mobatlas.generators.latent_diffusion.autoencoder import (
     Autoencoder,
     AutoencoderConfig,
     hide_spans,
 )
+from mobatlas.generators.transformer import with_end
 from tests.networks import LATENT, LENGTH, VOCABULARY, chance
 
 

@@ -20,13 +20,15 @@ from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import normalise, tv
 from mobatlas.features.maps import build_feature
 from mobatlas.generators.autoregressive import PRESETS, AutoregressiveConfig
-from mobatlas.generators.codec import draw_tokens, previous_tokens, with_end
 from mobatlas.generators.network_generator import SequenceGenerator
 from mobatlas.generators.protocol import UNKNOWN, Examples
 from mobatlas.generators.transformer import (
     CausalTransformer,
     TransformerConfig,
+    draw_tokens,
     in_length_buckets,
+    previous_tokens,
+    with_end,
 )
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.pipeline.models import train

@@ -17,8 +17,7 @@ from mobatlas import MobatlasError, TrajectoryDataset, build_regions
 from mobatlas.data.dataset import Trajectories
 from mobatlas.data.types import Floats
 from mobatlas.evaluation.comparison import diversity
-from mobatlas.generators.protocol import UNKNOWN, Generator
-from mobatlas.generators.rng import uniforms
+from mobatlas.generators.protocol import UNKNOWN, Generator, uniforms
 from mobatlas.groups import Groups
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.supervision.calibration import (

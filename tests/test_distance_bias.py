@@ -12,10 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mobatlas.data.types import FIRST_POI, HOME, SPECIALS, VOCABULARY_SCHEMA, Vocabulary
-from mobatlas.generators.codec import previous_tokens, with_end
 from mobatlas.generators.latent_diffusion.dit import DenoiserConfig, DiT
 from mobatlas.generators.layers import KNOTS, DistanceBias
-from mobatlas.generators.transformer import CausalTransformer, TransformerConfig
+from mobatlas.generators.transformer import (
+    CausalTransformer,
+    TransformerConfig,
+    previous_tokens,
+    with_end,
+)
 from tests.networks import chance, stirred
 
 PLACES = 24

@@ -29,14 +29,14 @@ from mobatlas.io.manifest import MANIFEST
 from mobatlas.io.output import new_folder
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.supervision.evidence import Evidence, gather_evidence, tilt_to_mean
-from mobatlas.supervision.group_tilts import (
+from mobatlas.supervision.tilt import (
     GroupTilts,
     TiltConfig,
     fit_group_tilts,
+    fit_tilt,
     fit_weighted,
     tilted_draw,
 )
-from mobatlas.supervision.tilt import fit_tilt
 from mobatlas.training.checkpoints import WEIGHTS
 from mobatlas.training.loop import Execution, Trainer
 from tests.tiny import fresh, small_city, with_other_labels

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from mobatlas import MobatlasError, load_regions
 from mobatlas.config import Coarsening
 from mobatlas.data.samples import SCHEMA, read_samples
-from mobatlas.data.schema import ANCHORS
-from mobatlas.data.types import FIRST_POI, haversine_km
-from mobatlas.generators.rng import uniforms
+from mobatlas.data.types import ANCHORS, FIRST_POI, haversine_km
+from mobatlas.generators.protocol import uniforms
 from mobatlas.generators.store import load_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.regions.store import RegionsFolder

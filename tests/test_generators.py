@@ -24,11 +24,12 @@ from mobatlas.generators.protocol import (
     UNKNOWN,
     Family,
     Generator,
+    draw_rows,
     family_of,
     register_generator,
+    uniforms,
     unlabelled,
 )
-from mobatlas.generators.rng import draw_rows, uniforms
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.sampling.chunks import SampleRequest
 from mobatlas.supervision.strategies import fit_labels, labelled_draw

@@ -18,7 +18,7 @@ from mobatlas.generators.protocol import UNKNOWN, Generator
 from mobatlas.groups import Groups
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.supervision.evidence import gather_evidence
-from mobatlas.supervision.group_tilts import TiltConfig, fit_group_tilts, token_shifts
+from mobatlas.supervision.tilt import TiltConfig, fit_group_tilts, token_shifts
 from tests.networks import LATENT, LENGTH, chance, new_model
 from tests.tiny import OPTIONS, fresh, small_city
 

@@ -15,7 +15,6 @@ from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import EOS, FIRST_POI, HOME, PAD
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.codec import with_end
 from mobatlas.generators.latent_diffusion.autoencoder import (
     Autoencoder,
     encode_split,
@@ -27,6 +26,7 @@ from mobatlas.generators.latent_diffusion.generator import (
     LatentDiffusionConfig,
 )
 from mobatlas.generators.protocol import Draw, unlabelled
+from mobatlas.generators.transformer import with_end
 from mobatlas.groups import DEFAULT_GROUPS
 from mobatlas.training.loop import Execution, Share, Stage, Trainer
 from tests.networks import LATENT, new_model, stirred

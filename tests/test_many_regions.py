@@ -21,9 +21,8 @@ from mobatlas.regions import identifiability, types
 from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.store import load_aggregates, write_aggregates
 from mobatlas.regions.types import Aggregates, Composition, Regions
-from mobatlas.supervision import group_tilts
-from mobatlas.supervision.group_tilts import _Units
-from mobatlas.supervision.tilt import fit_tilt
+from mobatlas.supervision import tilt as tilts
+from mobatlas.supervision.tilt import _Units, fit_tilt
 
 PANEL = 30.0
 
@@ -129,7 +128,7 @@ def test_tilts_fitted_on_a_sample_hold_for_all_units(monkeypatch: pytest.MonkeyP
     rows = sparse.csr_array(rng.poisson(0.4, (8_000, 12)).astype(float))
     target = np.asarray(rows.mean(0)).ravel() * rng.uniform(0.8, 1.25, 12)
     prior = rng.random(8_000)
-    monkeypatch.setattr(group_tilts, "MAX_UNITS", 4_000)
+    monkeypatch.setattr(tilts, "MAX_UNITS", 4_000)
     tilt, gap = _Units.of(rows, 1e-3).fit(target, prior, None)
     exact = fit_tilt(rows, target, 1e-3, prior=prior)
     assert tilt.weights.shape == (8_000,) and tilt.weights.sum() == pytest.approx(1)

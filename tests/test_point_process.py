@@ -18,8 +18,7 @@ from mobatlas.cli import main
 from mobatlas.config import build
 from mobatlas.data.dataset import Trajectories
 from mobatlas.data.samples import read_samples
-from mobatlas.data.schema import DAY
-from mobatlas.data.types import BOS, EOS, FIRST_POI, HOME, PAD, Vocabulary
+from mobatlas.data.types import BOS, DAY, EOS, FIRST_POI, HOME, PAD, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import jsd
 from mobatlas.features.maps import build_feature

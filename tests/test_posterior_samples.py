@@ -35,8 +35,7 @@ from mobatlas import (
 from mobatlas.config import CityConfig
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.samples import Samples
-from mobatlas.data.schema import ANCHORS
-from mobatlas.data.types import Floats
+from mobatlas.data.types import ANCHORS, Floats
 from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.io.output import new_folder

@@ -13,7 +13,7 @@ from mobatlas.data.prepare.engine import Engine, SparkEngine
 from mobatlas.data.readers import READERS
 from mobatlas.data.readers.base import NoOptions, Reader, Source, open_table
 from mobatlas.data.readers.veraset import geohash_centre
-from mobatlas.data.schema import VISITS, VISITS_REQUIRED
+from mobatlas.data.types import VISITS, VISITS_REQUIRED
 from mobatlas.errors import MobatlasError
 from tests.samples import EMBEE_VISITS, SAMPLES, rows, time, write_embee, write_veraset
 

@@ -28,7 +28,7 @@ from mobatlas import (
     load_model,
     supervise,
 )
-from mobatlas.data.schema import ANCHORS
+from mobatlas.data.types import ANCHORS
 from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import METADATA
 from mobatlas.io.output import new_folder

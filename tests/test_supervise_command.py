@@ -22,7 +22,7 @@ from mobatlas import (
     load_sampler,
 )
 from mobatlas.data.dataset import Trajectories
-from mobatlas.data.schema import ANCHORS
+from mobatlas.data.types import ANCHORS
 from mobatlas.generators.protocol import Generator
 from mobatlas.io.manifest import MANIFEST, read_manifest
 from mobatlas.pipeline.models import SuperviseOptions, train

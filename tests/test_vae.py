@@ -14,8 +14,8 @@ from torch.distributions import Normal, kl_divergence
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import FIRST_POI, HOME, PAD
-from mobatlas.generators.codec import with_end
 from mobatlas.generators.network_generator import SequenceGenerator
+from mobatlas.generators.transformer import with_end
 from mobatlas.generators.vae import PRESETS, VaeConfig, VariationalAutoencoder
 from mobatlas.groups import DEFAULT_GROUPS
 from tests.networks import chance, stirred

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from mobatlas import TrajectoryDataset, build_regions
-from mobatlas.data.schema import ANCHORS
+from mobatlas.data.types import ANCHORS
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import save_model
 from mobatlas.io.manifest import MANIFEST

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas import SampleRequest, Trajectories, TrajectoryDataset, generate
-from mobatlas.data.schema import ANCHORS
+from mobatlas.data.types import ANCHORS
 from mobatlas.sampling.generate import Generated
 
 

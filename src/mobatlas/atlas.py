@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from mobatlas.config import DEFAULT_GENERATOR
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.schema import ANCHORS
+from mobatlas.data.types import ANCHORS
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.store import KIND, load_model
 from mobatlas.groups import Groups

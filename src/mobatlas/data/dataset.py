@@ -17,8 +17,17 @@ import pyarrow as pa
 
 from mobatlas.config import SplitConfig, WindowConfig, build
 from mobatlas.data.prepare.sequences import SEQUENCES, SPLITS, WIDE
-from mobatlas.data.schema import ANCHORS, DAY
-from mobatlas.data.types import PAD, VOCABULARY_SCHEMA, Flags, Floats, Ints, Tokens, Vocabulary
+from mobatlas.data.types import (
+    ANCHORS,
+    DAY,
+    PAD,
+    VOCABULARY_SCHEMA,
+    Flags,
+    Floats,
+    Ints,
+    Tokens,
+    Vocabulary,
+)
 from mobatlas.errors import MobatlasError, refuse_unknown
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import (

@@ -31,8 +31,18 @@ import pyarrow.parquet as pq
 from scipy import sparse, special
 
 from mobatlas.data.dataset import Trajectories, monday
-from mobatlas.data.schema import ANCHORS, DAY
-from mobatlas.data.types import HOME, OTHER, WORK, Flags, Floats, Ints, Tokens, Vocabulary
+from mobatlas.data.types import (
+    ANCHORS,
+    DAY,
+    HOME,
+    OTHER,
+    WORK,
+    Flags,
+    Floats,
+    Ints,
+    Tokens,
+    Vocabulary,
+)
 from mobatlas.errors import MobatlasError, first_line, out_of_memory
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import METADATA

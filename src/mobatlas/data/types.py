@@ -1,17 +1,22 @@
-"""The arrays, places and tokens that all packages work with.
+"""The arrays, tables, places and tokens that all packages work with.
 
-A vocabulary has special tokens, then HOME, WORK and OTHER, then the most frequent POIs. Places are
-coordinates in degrees, and distances great-circle distances on one radius.
+The canonical tables are visits, people and pois. A vocabulary has special tokens, then HOME, WORK
+and OTHER, then the most frequent POIs. Places are coordinates in degrees, and distances
+great-circle distances on one radius.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from mobatlas.io.tables import require_columns
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -39,6 +44,54 @@ VOCABULARY_SCHEMA = pa.schema(
         ("category", pa.string()),
         ("visits", pa.int64()),  # of training people
     ]
+)
+DAY = 86_400  # seconds
+# Times are naive, local and in whole seconds; departure, category and flags may be missing.
+VISITS = {
+    "user_id": "string",
+    "poi_id": "string",
+    "lat": "float64",
+    "lon": "float64",
+    "category": "string",
+    "arrival": "timestamp",
+    "departure": "timestamp",
+    "is_home": "boolean",
+    "is_work": "boolean",
+}
+VISITS_REQUIRED = ("user_id", "poi_id", "lat", "lon", "arrival")
+POIS_REQUIRED = ("poi_id", "lat", "lon")
+PEOPLE_REQUIRED = ("user_id",)
+ANCHORS = ("home_lat", "home_lon", "work_lat", "work_lon")
+
+# Columns of people that are attributes or regions if the configuration names none. Every other
+# column is stored with the labels: a description of a person must not reach a model by accident.
+ATTRIBUTE_NAMES = ("age", "age_group", "age_bin", "gender", "sex")
+REGION_NAMES = frozenset(
+    {
+        "region",
+        "district",
+        "zone",
+        "comuna",
+        "commune",
+        "municipality",
+        "county",
+        "province",
+        "state",
+        "tract",
+        "cbg",
+        "block_group",
+        "census_block_group",
+        "zip",
+        "zipcode",
+        "zip_code",
+        "postcode",
+        "postal_code",
+        "ward",
+        "borough",
+        "neighborhood",
+        "neighbourhood",
+        "msa",
+    }
 )
 
 
@@ -114,3 +167,18 @@ def build_vocabulary(places: pa.Table) -> Vocabulary:
     pois = places.append_column("token", tokens).select(VOCABULARY_SCHEMA.names)
     parts = [table.cast(VOCABULARY_SCHEMA) for table in (specials, pois)]
     return Vocabulary(pa.concat_tables(parts).combine_chunks())
+
+
+def looks_like_region(column: str) -> bool:
+    """Whether a column of people is a region by its name, with or without the prefix `home_`."""
+    return column.lower().removeprefix("home_") in REGION_NAMES
+
+
+def region_column(path: Path, columns: Sequence[str]) -> str:
+    """The column that names the region: `region`, a census GEO_ID, or one that looks like it."""
+    exact = [name for name in columns if name.lower() == "region"]
+    census = [name for name in columns if name.lower() in ("geo_id", "geoid")]
+    candidates = [*exact, *census, *filter(looks_like_region, columns)]
+    if not candidates:
+        require_columns(str(path), columns, ("region",))
+    return candidates[0]

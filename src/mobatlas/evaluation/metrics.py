@@ -14,8 +14,7 @@ import numpy as np
 from scipy import sparse
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
-from mobatlas.data.schema import DAY
-from mobatlas.data.types import EARTH_KM, HOME, WORK, Floats, Ints, Vocabulary, haversine_km
+from mobatlas.data.types import DAY, EARTH_KM, HOME, WORK, Floats, Ints, Vocabulary, haversine_km
 from mobatlas.errors import MobatlasError
 from mobatlas.features.divergences import column_sums
 from mobatlas.features.maps import FEATURES, Feature, FeatureMap, build_feature

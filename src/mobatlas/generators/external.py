@@ -36,8 +36,7 @@ from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.samples import read_samples
 from mobatlas.data.types import EARTH_KM, FIRST_POI, HOME, OTHER, Floats, Ints, Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.generators.protocol import UNKNOWN, Family
-from mobatlas.generators.rng import draw_rows, uniforms
+from mobatlas.generators.protocol import UNKNOWN, Family, draw_rows, uniforms
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import file_hash, write_atomic
 from mobatlas.progress import log
@@ -405,7 +404,7 @@ class ExternalConfig(Section):
 
     pool: str | None = None  # a Parquet file as `mobatlas generate` writes it
     sha256: str | None = None  # of that file, filled in
-    entry_point: str | None = None  # package.module:function, see `code`
+    entry_point: str | None = None  # package.module:function, see `Code`
     neighbours: int = Field(32, ge=1)  # a sample is drawn from at least this many of a pool
     # longer samples are truncated; None: the longest of pool or dataset
     length: int | None = Field(None, ge=1, le=100_000)

@@ -19,11 +19,9 @@ from mobatlas.config import Section
 from mobatlas.data.dataset import SoftTrajectories, Trajectories, TrajectoryDataset
 from mobatlas.data.types import PAD, Floats, Ints, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.codec import LATENT_STREAM, TokenCodec
 from mobatlas.generators.layers import Person, copy_weights, person_tensors
-from mobatlas.generators.protocol import UNKNOWN, Draw, Family, unlabelled
-from mobatlas.generators.rng import TILE, tiles
-from mobatlas.generators.transformer import TransformerConfig
+from mobatlas.generators.protocol import TILE, UNKNOWN, Draw, Family, tiles, unlabelled
+from mobatlas.generators.transformer import LATENT_STREAM, TokenCodec, TransformerConfig
 from mobatlas.groups import Groups
 from mobatlas.training.checkpoints import load_weights, save_weights
 from mobatlas.training.devices import autocast

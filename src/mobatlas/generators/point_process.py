@@ -30,23 +30,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.data.dataset import SoftTrajectories, Trajectories, TrajectoryDataset, monday
-from mobatlas.data.schema import DAY
-from mobatlas.data.types import BOS, EOS, HOME, PAD, Floats, Ints
+from mobatlas.data.types import BOS, DAY, EOS, HOME, PAD, Floats, Ints
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.codec import (
+from mobatlas.generators.network_generator import SequenceGenerator, network_family
+from mobatlas.generators.transformer import (
     START_STREAM,
     TIME_STREAM,
     TOKEN_STREAM,
+    CausalTransformer,
     TokenCodec,
+    TransformerConfig,
     Uniform,
     draw_tokens,
     is_token,
     join_rows,
     pad_rows,
+    token_nats,
     with_end,
 )
-from mobatlas.generators.network_generator import SequenceGenerator, network_family
-from mobatlas.generators.transformer import CausalTransformer, TransformerConfig, token_nats
 from mobatlas.generators.vae import PRESETS, VaeConfig, VariationalAutoencoder
 from mobatlas.groups import Groups
 

@@ -2,22 +2,26 @@
 
 A generator is a distribution of trajectories x given the anchors z (home and work) of a person.
 Phase 1 fits it without groups; phase 2 also conditions it on the person's group d.
+
+Random numbers depend on the seed and the number of a sample alone: a sample is the same whether it
+is drawn alone, among others, or in another process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
 from mobatlas.config import Section
 from mobatlas.data.dataset import SoftTrajectories, Trajectories, TrajectoryDataset
 from mobatlas.data.types import Floats, Ints, Vocabulary
+from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.registry import Registry
 
@@ -27,6 +31,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and the command line needs o
     from mobatlas.training.loop import Stage, Trainer
 
 UNKNOWN = -1  # the number of a group that is not known
+TILE = 256  # samples that a network computes at a time
 
 
 @dataclass(frozen=True)
@@ -354,3 +359,47 @@ def unlabelled(dataset: TrajectoryDataset, seed: int, split: str = "train") -> D
         return Examples(indices, np.full(size, UNKNOWN, dtype=np.int64))
 
     return draw
+
+
+def uniforms(seed: int, start: int, stop: int, stream: int = 0) -> Floats:
+    """Return four numbers in [0, 1) for each sample number from `start` to `stop`: (n, 4)."""
+    # Philox produces four numbers at a time and can start at any position.
+    bits = np.random.Philox(np.random.SeedSequence([seed, stream, 1])).advance(start)
+    return np.random.Generator(bits).random((stop - start, 4))
+
+
+def draw_rows(uniform: Floats, rows: int, weights: Floats | Ints | None = None) -> Ints:
+    """Return a row number for each uniform number, equally likely or by `weights` (rows,)."""
+    if weights is None:
+        return (uniform * rows).astype(np.int64)
+    total = np.cumsum(weights, dtype=np.float64)
+    if not 0 < total[-1] < np.inf:
+        raise MobatlasError("cannot draw: the weights sum to zero or are not finite numbers")
+    return np.searchsorted(total / total[-1], uniform, side="right")
+
+
+class Tile(NamedTuple):
+    """A tile of TILE samples, and the part of it that is needed."""
+
+    number: int
+    rows: slice  # of the samples that are needed
+    places: slice  # of the tile, where these samples are
+
+    def spread(self, values: Any) -> Any:
+        """Return values of the needed rows at their places of the tile: (TILE, ...).
+
+        The other places repeat the first value; their samples are discarded.
+        """
+        needed = values[self.rows]
+        out = np.repeat(needed[:1], TILE, axis=0)
+        out[self.places] = needed
+        return out
+
+
+def tiles(first: int, n: int) -> Iterator[Tile]:
+    """Yield the tiles that hold samples `first` to `first + n`."""
+    for number in range(first // TILE, -(-(first + n) // TILE)):
+        begin = number * TILE
+        start = max(first, begin)
+        stop = min(first + n, begin + TILE)
+        yield Tile(number, slice(start - first, stop - first), slice(start - begin, stop - begin))

@@ -12,8 +12,15 @@ from pydantic import BaseModel, ConfigDict
 
 from mobatlas.config import build
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.data.schema import ANCHORS
-from mobatlas.data.types import FIRST_POI, SPECIALS, VOCABULARY_SCHEMA, Floats, Ints, Vocabulary
+from mobatlas.data.types import (
+    ANCHORS,
+    FIRST_POI,
+    SPECIALS,
+    VOCABULARY_SCHEMA,
+    Floats,
+    Ints,
+    Vocabulary,
+)
 from mobatlas.errors import MobatlasError, refuse_unknown, suggestion
 from mobatlas.generators.protocol import GENERATORS, Generator, family_of
 from mobatlas.groups import Groups

@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mobatlas.config import Section
-from mobatlas.generators.codec import is_token
 from mobatlas.generators.network_generator import (
     PAPER,
     SequenceConfig,
     SequenceGenerator,
     network_family,
 )
-from mobatlas.generators.transformer import Block, CausalTransformer, in_length_buckets
+from mobatlas.generators.transformer import Block, CausalTransformer, in_length_buckets, is_token
 from mobatlas.groups import Groups
 
 

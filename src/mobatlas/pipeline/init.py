@@ -10,7 +10,7 @@ import duckdb
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mobatlas.config import DEFAULT_GENERATOR
-from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, looks_like_region
+from mobatlas.data.types import ANCHORS, ATTRIBUTE_NAMES, looks_like_region
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.io.manifest import write_atomic
 from mobatlas.io.output import lock_output

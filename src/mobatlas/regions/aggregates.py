@@ -15,8 +15,7 @@ from scipy import sparse
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.tables import TRUE_WORDS
-from mobatlas.data.schema import region_column
-from mobatlas.data.types import Flags, Floats, Ints
+from mobatlas.data.types import Flags, Floats, Ints, region_column
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import FeatureMap
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns

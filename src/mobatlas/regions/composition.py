@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, region_column
-from mobatlas.data.types import Floats, Ints
+from mobatlas.data.types import ATTRIBUTE_NAMES, Floats, Ints, looks_like_region, region_column
 from mobatlas.errors import MobatlasError, clear_suggestion, suggestion
 from mobatlas.groups import DEFAULT_GROUPS, SEPARATOR, Groups, order_levels
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns

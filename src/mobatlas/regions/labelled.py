@@ -14,8 +14,7 @@ from scipy import special
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.data.schema import ANCHORS
-from mobatlas.data.types import FIRST_POI, OTHER, Floats, Ints
+from mobatlas.data.types import ANCHORS, FIRST_POI, OTHER, Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import FeatureMap
 from mobatlas.groups import Groups

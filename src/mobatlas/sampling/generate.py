@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from mobatlas.config import Coarsening
 from mobatlas.data.samples import sample_schema
-from mobatlas.data.schema import ANCHORS
-from mobatlas.data.types import Floats
+from mobatlas.data.types import ANCHORS, Floats
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.generators.protocol import has_times
 from mobatlas.generators.store import SUPERVISION, Model, load_model

@@ -28,8 +28,7 @@ from mobatlas.config import Section
 from mobatlas.data.dataset import Trajectories
 from mobatlas.data.types import Floats, Ints
 from mobatlas.errors import MobatlasError
-from mobatlas.generators.protocol import UNKNOWN, Generator, has_times
-from mobatlas.generators.rng import draw_rows, uniforms
+from mobatlas.generators.protocol import UNKNOWN, Generator, draw_rows, has_times, uniforms
 from mobatlas.groups import Groups
 from mobatlas.progress import SILENT, Tracker, log
 from mobatlas.supervision.evidence import Moments, Phi

@@ -22,8 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from mobatlas.config import build
-from mobatlas.data.schema import ANCHORS
-from mobatlas.data.types import Floats
+from mobatlas.data.types import ANCHORS, Floats
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model

@@ -26,7 +26,7 @@ from mobatlas.supervision.calibration import (
 )
 from mobatlas.supervision.evidence import Evidence, Moments, labelled_moments
 from mobatlas.supervision.finetune import PRESETS, FinetuneConfig, finetune
-from mobatlas.supervision.group_tilts import GroupTilts, TiltConfig, fit_group_tilts, fit_weighted
+from mobatlas.supervision.tilt import GroupTilts, TiltConfig, fit_group_tilts, fit_weighted
 from mobatlas.training.loop import Trainer
 
 AUTO = "auto"

@@ -34,8 +34,7 @@ from mobatlas.data.city.behaviour import (
     slot_rates,
     weekdays,
 )
-from mobatlas.data.schema import ANCHORS, DAY
-from mobatlas.data.types import Flags, Floats, Ints
+from mobatlas.data.types import ANCHORS, DAY, Flags, Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import write_parquet

@@ -20,8 +20,7 @@ from mobatlas.data.prepare.tables import (
     is_word,
 )
 from mobatlas.data.readers.base import Source
-from mobatlas.data.schema import DAY, VISITS_REQUIRED
-from mobatlas.data.types import SPECIALS
+from mobatlas.data.types import DAY, SPECIALS, VISITS_REQUIRED
 from mobatlas.errors import MobatlasError
 from mobatlas.io.tables import require_columns
 

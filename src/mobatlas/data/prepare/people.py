@@ -14,7 +14,7 @@ from mobatlas.data.prepare.engine import Engine, one
 from mobatlas.data.prepare.steps import DEGREES, whole_degrees
 from mobatlas.data.prepare.tables import as_number, as_text, is_word
 from mobatlas.data.readers.base import Source
-from mobatlas.data.schema import ANCHORS, ATTRIBUTE_NAMES, PEOPLE_REQUIRED, looks_like_region
+from mobatlas.data.types import ANCHORS, ATTRIBUTE_NAMES, PEOPLE_REQUIRED, looks_like_region
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import Groups, order_levels
 from mobatlas.io.tables import require_columns

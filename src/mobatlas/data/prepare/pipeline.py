@@ -31,8 +31,13 @@ from mobatlas.data.prepare.sequences import SplitCounts, write_sequences
 from mobatlas.data.prepare.tables import as_number, as_text
 from mobatlas.data.readers import READERS
 from mobatlas.data.readers.base import Source, require_path
-from mobatlas.data.schema import ANCHORS, POIS_REQUIRED
-from mobatlas.data.types import FIRST_POI, VOCABULARY_SCHEMA, build_vocabulary
+from mobatlas.data.types import (
+    ANCHORS,
+    FIRST_POI,
+    POIS_REQUIRED,
+    VOCABULARY_SCHEMA,
+    build_vocabulary,
+)
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import write_json, write_parquet

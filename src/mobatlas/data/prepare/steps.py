@@ -14,8 +14,7 @@ from ibis import ir
 from mobatlas.config import AnchorConfig, PrepareConfig, SplitConfig, WindowConfig
 from mobatlas.data.dataset import split_thresholds
 from mobatlas.data.prepare.tables import nearest_whole
-from mobatlas.data.schema import DAY
-from mobatlas.data.types import EARTH_KM, HOME, OTHER, WORK
+from mobatlas.data.types import DAY, EARTH_KM, HOME, OTHER, WORK
 
 HOUR = 3_600
 # Coordinates are averaged as whole 1e-7 degrees (1 cm), because sums of integers do not depend on

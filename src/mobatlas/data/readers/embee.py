@@ -12,7 +12,7 @@ from mobatlas.config import Section
 from mobatlas.data.prepare.engine import Engine
 from mobatlas.data.prepare.tables import NO_ANSWER, as_flag, as_number, as_text, nearest_whole
 from mobatlas.data.readers.base import Reader, Source, open_table
-from mobatlas.data.schema import ANCHORS
+from mobatlas.data.types import ANCHORS
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.io.tables import find_table
 

@@ -21,9 +21,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import BOS, EOS, HOME, MASK, PAD, Ints
-from mobatlas.generators.codec import draw_tokens, gather_tokens, previous_tokens
 from mobatlas.generators.layers import AttentionConfig
 from mobatlas.generators.network_generator import OptimizerConfig
+from mobatlas.generators.transformer import draw_tokens, gather_tokens, previous_tokens
 
 ENCODE_BATCH = 512  # trajectories encoded at a time
 STATISTICS_SAMPLE = 20_000  # trajectories

@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from mobatlas.config import Section, build, merge
 from mobatlas.data.dataset import SoftTrajectories, TrajectoryDataset
 from mobatlas.data.types import PAD, Floats, Ints
-from mobatlas.generators.codec import gather_tokens, with_end
 from mobatlas.generators.latent_diffusion.autoencoder import (
     Autoencoder,
     AutoencoderConfig,
@@ -35,8 +34,8 @@ from mobatlas.generators.network_generator import (
     network_family,
     tile_rng,
 )
-from mobatlas.generators.protocol import Draw, unlabelled
-from mobatlas.generators.rng import TILE, Tile, tiles
+from mobatlas.generators.protocol import TILE, Draw, Tile, tiles, unlabelled
+from mobatlas.generators.transformer import gather_tokens, with_end
 from mobatlas.groups import Groups
 from mobatlas.progress import log
 from mobatlas.training.loop import Share, Stage, Trainer
