@@ -1,10 +1,12 @@
-"""Errors for users: one sentence that says what is wrong, where, and what to do."""
+"""Errors and warnings for users: one sentence that says what is wrong, where, and what to do."""
 
 import difflib
 import errno
+import logging
 import os
 from collections.abc import Collection, Iterable
 
+log = logging.getLogger("mobatlas")
 # Errors of Python, DuckDB and torch on a GPU; then messages of torch on a CPU, Arrow, and the
 # loader of shared libraries.
 MEMORY_ERRORS = ("MemoryError", "OutOfMemoryException", "OutOfMemoryError")

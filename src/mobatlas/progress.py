@@ -1,6 +1,5 @@
 """Progress of long work: a bar with an ETA on a terminal, log lines elsewhere."""
 
-import logging
 import re
 import sys
 import time
@@ -18,7 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-log = logging.getLogger("mobatlas")
+from mobatlas.errors import log
+
 SECONDS_BETWEEN_LINES = 5.0
 SHARE_BETWEEN_LINES = 0.05  # of the elapsed time, so that a day of work gives a few hundred lines
 

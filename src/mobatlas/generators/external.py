@@ -35,11 +35,10 @@ from mobatlas.config import Section
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.samples import read_samples
 from mobatlas.data.types import EARTH_KM, FIRST_POI, HOME, OTHER, Floats, Ints, Vocabulary
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, log, suggestion
 from mobatlas.generators.protocol import UNKNOWN, Family, draw_rows, uniforms
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import file_hash, write_atomic
-from mobatlas.progress import log
 from mobatlas.training.checkpoints import WEIGHTS, read_weights
 from mobatlas.training.loop import Trainer
 

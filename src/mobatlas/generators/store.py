@@ -21,7 +21,7 @@ from mobatlas.data.types import (
     Ints,
     Vocabulary,
 )
-from mobatlas.errors import MobatlasError, refuse_unknown, suggestion
+from mobatlas.errors import MobatlasError, log, refuse_unknown, suggestion
 from mobatlas.generators.protocol import GENERATORS, Generator, family_of
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import (
@@ -34,7 +34,6 @@ from mobatlas.io.manifest import (
     write_parquet,
 )
 from mobatlas.io.output import checkpoint_folder
-from mobatlas.progress import log
 from mobatlas.regions.store import RegionsFolder
 
 KIND = "model"

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, log
 from mobatlas.io.manifest import (
     MANIFEST,
     METADATA,
@@ -29,7 +29,6 @@ from mobatlas.io.manifest import (
     write_json,
     write_manifest,
 )
-from mobatlas.progress import log
 
 MARKER = "unfinished.json"  # in the checkpoint folder, while an output folder is unfinished
 SCRATCH = ".scratch"

@@ -15,7 +15,7 @@ import numpy as np
 
 from mobatlas.config import DEFAULT_GENERATOR, build, merge, preset_values
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, log
 from mobatlas.generators.protocol import Family, Generator, family_of
 from mobatlas.generators.store import (
     COMPOSITION,
@@ -31,7 +31,6 @@ from mobatlas.generators.store import (
 )
 from mobatlas.io.manifest import read_manifest
 from mobatlas.io.output import checkpoint_folder, is_complete, refuse_overlap, resumable_folder
-from mobatlas.progress import log
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.supervision.evidence import Evidence, gather_evidence
 from mobatlas.supervision.store import (

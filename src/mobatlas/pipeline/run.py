@@ -26,7 +26,7 @@ from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import STEPS, prepare
 from mobatlas.data.samples import Samples
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, log
 from mobatlas.evaluation.comparison import labelled_groups
 from mobatlas.evaluation.evaluate import (
     BASELINE,
@@ -47,7 +47,7 @@ from mobatlas.groups import Groups
 from mobatlas.io.manifest import file_hash, library_versions, read_manifest, write_json
 from mobatlas.io.output import lock_output
 from mobatlas.pipeline.models import SuperviseOptions, split_options, supervise, train
-from mobatlas.progress import log, track
+from mobatlas.progress import track
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.store import RegionsFolder, build_regions
 from mobatlas.regions.types import bins_by_map

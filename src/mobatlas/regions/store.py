@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.errors import log
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import Manifest, read_manifest, read_parquet, refuse_corrupt
 from mobatlas.io.output import new_folder
-from mobatlas.progress import log
 from mobatlas.regions.build import BuiltRegions, RegionsOptions, build_from_dataset
 from mobatlas.regions.identifiability import Diagnosis, diagnose_regions
 from mobatlas.regions.types import (

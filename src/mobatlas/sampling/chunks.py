@@ -35,10 +35,9 @@ from mobatlas.config import Coarsening
 from mobatlas.data.dataset import Trajectories
 from mobatlas.data.samples import to_rows
 from mobatlas.data.types import EARTH_KM, Floats, Ints
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, log
 from mobatlas.generators.protocol import UNKNOWN, draw_rows, uniforms
 from mobatlas.generators.store import Model, load_model
-from mobatlas.progress import log
 from mobatlas.supervision.calibration import (
     BLOCK,
     PIECE,

@@ -17,13 +17,13 @@ import pyarrow as pa
 from mobatlas.config import Coarsening
 from mobatlas.data.samples import sample_schema
 from mobatlas.data.types import ANCHORS, Floats
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, log, suggestion
 from mobatlas.generators.protocol import has_times
 from mobatlas.generators.store import SUPERVISION, Model, load_model
 from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_parquet
 from mobatlas.io.output import new_file, refuse_overlap
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
-from mobatlas.progress import SILENT, Tracker, log
+from mobatlas.progress import SILENT, Tracker
 from mobatlas.sampling.chunks import (
     POPULATION,
     Chunk,

@@ -27,10 +27,10 @@ from scipy import sparse
 from mobatlas.config import Section
 from mobatlas.data.dataset import Trajectories
 from mobatlas.data.types import Floats, Ints
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, log
 from mobatlas.generators.protocol import UNKNOWN, Generator, draw_rows, has_times, uniforms
 from mobatlas.groups import Groups
-from mobatlas.progress import SILENT, Tracker, log
+from mobatlas.progress import SILENT, Tracker
 from mobatlas.supervision.evidence import Moments, Phi
 from mobatlas.supervision.tilt import (
     CALIBRATION_RIDGE,

@@ -18,11 +18,10 @@ from scipy import optimize, sparse
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import Floats, Ints, Vocabulary
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, log, suggestion
 from mobatlas.features.divergences import js, normalise
 from mobatlas.features.maps import FEATURES, FeatureMap, VisitsFeature, build_feature
 from mobatlas.groups import Groups
-from mobatlas.progress import log
 from mobatlas.regions.aggregates import compare_levels, person_means, same_level
 from mobatlas.regions.identifiability import Diagnosis
 from mobatlas.regions.recovery.composition_error import calibrate_composition

@@ -20,12 +20,11 @@ from torch import Tensor, nn
 from mobatlas.config import Section
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import Floats, Ints, Vocabulary
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, log
 from mobatlas.features.divergences import DIVERGENCES, normalise, tv
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.generators.protocol import Generator, unlabelled
 from mobatlas.groups import Groups
-from mobatlas.progress import log
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.regions.types import Aggregates, bins_by_map
 from mobatlas.supervision.calibration import PlainSampler, Sampler

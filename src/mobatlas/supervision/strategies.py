@@ -13,9 +13,9 @@ from pydantic import Field, create_model
 from mobatlas.config import Section, build, merge, preset_values
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import Floats
-from mobatlas.errors import MobatlasError, refuse_unknown
+from mobatlas.errors import MobatlasError, log, refuse_unknown
 from mobatlas.generators.protocol import Draw, Examples, Family, Generator, has_times
-from mobatlas.progress import log, track
+from mobatlas.progress import track
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN
 from mobatlas.registry import Registry
 from mobatlas.supervision.calibration import (

@@ -24,12 +24,11 @@ from scipy.sparse import linalg
 from mobatlas.config import Section
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import FIRST_POI, Floats, Ints
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, log
 from mobatlas.features.divergences import normalise
 from mobatlas.generators.layers import has_group_bias, set_group_bias
 from mobatlas.generators.protocol import Draw, Examples, Generator
 from mobatlas.groups import Groups
-from mobatlas.progress import log
 from mobatlas.regions.aggregates import person_means
 from mobatlas.supervision.evidence import Evidence
 from mobatlas.training.loop import Trainer

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mobatlas.errors import MobatlasError, refuse_unknown
-from mobatlas.progress import log
+from mobatlas.errors import MobatlasError, log, refuse_unknown
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

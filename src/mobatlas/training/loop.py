@@ -19,9 +19,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, log
 from mobatlas.io.manifest import sync
-from mobatlas.progress import SILENT, Tracker, log, track
+from mobatlas.progress import SILENT, Tracker, track
 from mobatlas.training.checkpoints import (
     SNAPSHOTS,
     Checkpoint,

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from mobatlas.config import Section, build, merge
 from mobatlas.data.dataset import SoftTrajectories, TrajectoryDataset
 from mobatlas.data.types import PAD, Floats, Ints
+from mobatlas.errors import log
 from mobatlas.generators.latent_diffusion.autoencoder import (
     Autoencoder,
     AutoencoderConfig,
@@ -37,7 +38,6 @@ from mobatlas.generators.network_generator import (
 from mobatlas.generators.protocol import TILE, Draw, Tile, tiles, unlabelled
 from mobatlas.generators.transformer import gather_tokens, with_end
 from mobatlas.groups import Groups
-from mobatlas.progress import log
 from mobatlas.training.loop import Share, Stage, Trainer
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]  # (x_t, t) -> x0

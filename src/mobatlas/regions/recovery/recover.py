@@ -25,9 +25,8 @@ import numpy as np
 from scipy import linalg
 
 from mobatlas.data.types import Floats, Ints
-from mobatlas.errors import MobatlasError, refuse_unknown
+from mobatlas.errors import MobatlasError, log, refuse_unknown
 from mobatlas.features.divergences import js
-from mobatlas.progress import log
 from mobatlas.regions.composition import refuse_empty_regions
 from mobatlas.regions.recovery.composition_error import CompositionError, calibrate_composition
 from mobatlas.regions.recovery.geography import confounding, surface, transfer
