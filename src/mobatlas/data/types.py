@@ -178,7 +178,6 @@ def region_column(path: Path, columns: Sequence[str]) -> str:
     """The column that names the region: `region`, a census GEO_ID, or one that looks like it."""
     exact = [name for name in columns if name.lower() == "region"]
     census = [name for name in columns if name.lower() in ("geo_id", "geoid")]
-    candidates = [*exact, *census, *filter(looks_like_region, columns)]
-    if not candidates:
+    if not (candidates := [*exact, *census, *filter(looks_like_region, columns)]):
         require_columns(str(path), columns, ("region",))
     return candidates[0]

@@ -440,8 +440,7 @@ class Recovery:
 
     def evidence_by_map(self) -> dict[str, float]:
         """Feature map -> share of the information on group means that is not assumption."""
-        assumed = self.sources.get("assumption")
-        if assumed is None:
+        if (assumed := self.sources.get("assumption")) is None:
             return {}
         weight = self.shares[:, None] * self.means  # (groups, features)
         return {

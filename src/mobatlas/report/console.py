@@ -285,8 +285,7 @@ def generated_table(facts: Mapping[str, Any]) -> RenderableType:
         f"{facts['seconds']:.1f} s ({facts['trajectories_per_second']:,.0f} a second), "
         f"peak memory {facts['peak_gb']:.2f} GB"
     ]
-    calibration = facts.get("calibration")
-    if calibration:
+    if calibration := facts.get("calibration"):
         lines.append(
             f"calibrated, {calibration['form'].replace('_', ' ')}: "
             f"{facts['acceptance_rate']:.0%} of the candidates were accepted"
@@ -296,8 +295,7 @@ def generated_table(facts: Mapping[str, Any]) -> RenderableType:
             f"calibrated {each['after']['js']:.4f}"
             for name, each in calibration["groups"].items()
         ]
-    posterior = facts.get("posterior")
-    if posterior:
+    if posterior := facts.get("posterior"):
         shares = ", ".join(
             f"{min(share, 1):.0%} ({name})" for name, share in posterior["spread"].items()
         )
@@ -397,8 +395,7 @@ def _identified(result: Mapping[str, Any]) -> list[str]:
     diagnosis = result["diagnosis"]
     groups = len(diagnosis["groups"])
     sentences = [distinguished(diagnosis)]
-    vague = [name for name, share in result["information"].items() if share < MOSTLY_PRIOR]
-    if vague:
+    if vague := [name for name, share in result["information"].items() if share < MOSTLY_PRIOR]:
         names = "any group" if len(vague) == groups else _listed(vague)
         verb = "their estimates stay" if len(vague) > 1 else "its estimate stays"
         sentences.append(f"The data say little about {names}; {verb} close to the city average.")
@@ -409,8 +406,7 @@ def distinguished(diagnosis: Mapping[str, Any]) -> str:
     """How many groups the evidence distinguishes, in words; see `Diagnosis.as_dict`."""
     groups = len(diagnosis["groups"])
     regions = _regions_distinguish(diagnosis["regions"], groups, diagnosis["effective_rank"])
-    rank = diagnosis.get("effective_rank_with_evidence")
-    if rank is None:
+    if (rank := diagnosis.get("effective_rank_with_evidence")) is None:
         return regions
     found = (
         f"all {groups} groups can be distinguished"
@@ -435,8 +431,7 @@ def _distance(evaluation: Mapping[str, Any], labelled: bool) -> list[str]:
     """How close samples are to held-out people, or to their regions if there are no labels."""
     if labelled and evaluation["groups"]:
         return _group_distance(evaluation["groups"])
-    people = evaluation.get("regional", {}).get("held_out_people")
-    if not people:
+    if not (people := evaluation.get("regional", {}).get("held_out_people")):
         return []
     closer = "closer" if people["supervised"] < people["baseline"] else "no closer"
     return [
@@ -453,8 +448,7 @@ def _group_distance(scores: Mapping[str, Any]) -> list[str]:
         f"the same group (model without groups: {average['baseline']:.3f}; real training people: "
         f"{average['floor']:.3f})."
     )
-    share = gap.get("share")
-    if share is None:
+    if (share := gap.get("share")) is None:
         return [sentence, f"There is no gap to close: {gap.get('reason', 'none was measured')}."]
     if share > 0:
         return [sentence, f"This closes {share:.0%} of the gap from baseline to floor."]

@@ -370,8 +370,7 @@ def _training_curves(model: Path, label: str) -> Iterator[Chart | None]:
 
 def _validation_curves(model: Path, label: str) -> Iterator[Chart | None]:
     """Validation losses of `finetune`; nothing for other strategies."""
-    rows = _read_lines(model / VALIDATIONS)
-    if not rows:
+    if not (rows := _read_lines(model / VALIDATIONS)):
         return
     step = np.array([float(row["step"]) for row in rows])
 

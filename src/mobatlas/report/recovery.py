@@ -113,8 +113,7 @@ class RecoveryView:
             parts += [Text(each.known()), each.table(bins).as_rich(), Text("\n".join(sentences))]
         notes = [f"note: {note}" for note in self.summary.notes]
         shown = {each.name for each in self._shown()}
-        others = [name for name in bins_by_map(self.summary.features) if name not in shown]
-        if others:
+        if others := [name for name in bins_by_map(self.summary.features) if name not in shown]:
             notes.append(f"For other features pass --feature {' or --feature '.join(others)}.")
         return Group(*parts, *([Text("\n".join(notes))] if notes else []))
 

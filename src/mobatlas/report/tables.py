@@ -442,8 +442,7 @@ def _diversity(results: Mapping[str, Any]) -> Table:
     scores = results["everybody"]["scores"]
     rows: list[tuple[Cell, ...]] = []
     for label in MODELS:
-        ours = scores.get(label, {}).get("diversity")
-        if ours is not None:
+        if (ours := scores.get(label, {}).get("diversity")) is not None:
             sides = (ours, ours["held_out"])
             rows.append((label, ours["n"], *(side[share] for side in sides for share in shares)))
     columns = ("model", "n", *shares, *(f"{share}, real" for share in shares))

@@ -278,8 +278,7 @@ def _spread_over_draws(model: Model, plan: Plan, request: SampleRequest, tracker
     drawn = load_draws(
         model, plan.calibration, plan.form, (request.draws, request.seed), _Calibrating(tracker)
     )
-    low = {name: share for name, share in drawn.spread.items() if share < FAITHFUL}
-    if low:
+    if low := {name: share for name, share in drawn.spread.items() if share < FAITHFUL}:
         log.warning(
             "%s: the error bars of %s are too wide for the samples of this model, which show %s "
             "of them; `posterior_intervals` corrects for this",

@@ -18,7 +18,7 @@ are drawn or in which chunks, and no candidate is used twice. Labels are not rea
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
@@ -232,15 +232,18 @@ class PoolFit:
         Each half of the pool is weighted by a fit on the other half. One choice is not to tilt, so
         that a pool too small for its features does no harm.
         """
-        if candidates is None:
-            choices = [Choice(cap, self.ridge) for cap in CAPS]
-        else:
-            choices = [Choice(candidates, factor * self.ridge) for factor in RIDGE_FACTORS]
-        choices = [Choice(1.0, self.ridge), *choices]
-        distances = {each: self._held_out_distance(each, candidates) for each in choices}
+        tilts = (
+            [Choice(cap, self.ridge) for cap in CAPS]
+            if candidates is None
+            else [Choice(candidates, factor * self.ridge) for factor in RIDGE_FACTORS]
+        )
+        choices = [Choice(1.0, self.ridge), *tilts]
+        distances = {
+            each: self.moments.distance(self.held_out_mean(each, candidates), self.target)
+            for each in choices
+        }
         start = distances[choices[0]]["scaled"]
-        least = min(each["scaled"] for each in distances.values())
-        bound = start - ENOUGH * (start - least)
+        bound = start - ENOUGH * (start - min(each["scaled"] for each in distances.values()))
         chosen = next(each for each in choices if distances[each]["scaled"] <= bound)
         return replace(self.weighting(chosen, candidates), after=distances[chosen])
 
@@ -282,9 +285,6 @@ class PoolFit:
         visits = (rows @ self.moments.phi.visits).reshape(-1, candidates)
         return fixed_anchor_weights(logits.reshape(-1, candidates), visits, level).ravel()
 
-    def _held_out_distance(self, choice: Choice, candidates: int | None) -> dict[str, float]:
-        return self.moments.distance(self.held_out_mean(choice, candidates), self.target)
-
     def held_out_mean(self, choice: Choice, candidates: int | None) -> Floats:
         """The mean (features,) that a tilt reaches on samples that it was not fitted on."""
         k = candidates or 1
@@ -292,8 +292,7 @@ class PoolFit:
         halves = self.phi[:middle], self.phi[middle:]
         means = []
         for rows, others in (halves, halves[::-1]):
-            fit = self._fit(others, choice, candidates)
-            w = self._weights(rows, fit, choice, candidates)
+            w = self._weights(rows, self._fit(others, choice, candidates), choice, candidates)
             means.append(rows.T @ w / w.sum())
         return np.asarray(np.mean(means, axis=0))
 
@@ -379,29 +378,6 @@ class Accepted:
     drawn: int  # candidates that were drawn
 
 
-@runtime_checkable
-class Sampler(Protocol):
-    """Anything that samples trajectories of groups."""
-
-    @property
-    def groups(self) -> Groups | None:
-        """None for a baseline, which samples the whole population for every group."""
-        ...
-
-    def sample(self, n: int, group: int, seed: int = 0, *, first: int = 0) -> Accepted:
-        """Draw n samples of a group with anchors of the population, from candidate `first` on."""
-        ...
-
-    def sample_at_anchors(
-        self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0, draws: int = 1
-    ) -> Trajectories:
-        """Sample one trajectory for each group (n,) and anchors (n, 4), numbered from `first`.
-
-        With several `draws`, all trajectories of a draw come before those of the next.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class PlainSampler:
     """A generator without calibration: every candidate is accepted."""
@@ -412,10 +388,11 @@ class PlainSampler:
 
     @property
     def groups(self) -> Groups | None:
+        """None for a baseline, which samples the whole population for every group."""
         return self.model.groups
 
     def sample(self, n: int, group: int, seed: int = 0, *, first: int = 0) -> Accepted:
-        """See Sampler."""
+        """Draw n samples of a group with anchors of the population, from candidate `first` on."""
         uniform = uniforms(_stream(seed, POPULATION_STREAM, group), first, first + n)[:, 0]
         anchors = _draw_anchors(uniform, self.anchors, self.residence, group)
         groups = np.full(n, group, dtype=np.int64)
@@ -425,7 +402,10 @@ class PlainSampler:
     def sample_at_anchors(
         self, groups: Ints, anchors: Floats, seed: int = 0, *, first: int = 0, draws: int = 1
     ) -> Trajectories:
-        """See Sampler."""
+        """Sample one trajectory for each group (n,) and anchors (n, 4), numbered from `first`.
+
+        With several `draws`, all trajectories of a draw come before those of the next.
+        """
         conditions = None if self.model.groups is None else groups
         seeds = [seed, *(_stream(seed, REPEAT_STREAM, draw) for draw in range(1, draws))]
         return Trajectories.joined(
@@ -510,8 +490,12 @@ class CalibratedSampler:
             position += size
         numbers = np.concatenate([part for _, part in parts])
         next_candidate = int(numbers[-1]) + 1
-        samples = Trajectories.joined([part for part, _ in parts])
-        return Accepted(samples, numbers, next_candidate, next_candidate - first)
+        return Accepted(
+            Trajectories.joined([part for part, _ in parts]),
+            numbers,
+            next_candidate,
+            next_candidate - first,
+        )
 
     def _accept(
         self, first: int, size: int, group: int, seed: int, most: int
@@ -558,6 +542,9 @@ class CalibratedSampler:
         uniform = np.stack([uniforms(each, first, first + len(groups))[:, 0] for each in streams])
         chosen = (weights <= uniform[..., None] * weights[:, -1:]).sum(-1)
         return candidates.take((k * np.arange(len(groups)) + chosen).ravel())
+
+
+Sampler = PlainSampler | CalibratedSampler
 
 
 def _draw_anchors(uniform: Floats, anchors: Floats, residence: Floats | None, group: int) -> Floats:

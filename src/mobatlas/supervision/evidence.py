@@ -229,11 +229,10 @@ class Evidence:
 
         People are sorted by anchors, so that their order does not identify them.
         """
-        aggregate = self.aggregate_moments
         if self.visits is None:
-            return aggregate
+            return self.aggregate_moments
         return replace(
-            aggregate,
+            self.aggregate_moments,
             phi=self.visits.phi,
             means=np.hstack([self.means, self.visits.means]),
             baseline=np.concatenate([self.recovery.baseline, self.visits.baseline]),
@@ -274,8 +273,7 @@ class Evidence:
 
         None without validation people.
         """
-        observed = self.validation
-        if observed is None:
+        if (observed := self.validation) is None:
             return None
         row = {name: number for number, name in enumerate(self.regions.composition.regions)}
         # (regions, groups)
@@ -312,9 +310,8 @@ def describe_informed(shares: Mapping[str, float]) -> str:
 def shrunk_shares(regions: Regions) -> Floats:
     """p(d|g) (regions, groups); counted shares of few people are shrunk to the overall shares."""
     composition = regions.composition
-    if regions.randomised:
-        return np.maximum(composition.shares, 0)
-    return np.maximum(calibrate_composition(composition)[0], 0)
+    exact = regions.randomised
+    return np.maximum(composition.shares if exact else calibrate_composition(composition)[0], 0)
 
 
 def residence_shares(shares: Floats, region: Ints) -> Floats:
@@ -507,9 +504,9 @@ def _recovery_warnings(
         for each in diagnosis.contrasts
         if each.kind == "attribute" and not each.identified
     ]
-    warnings = [*diagnosis.warnings, *unidentified]
     return [
-        *warnings,
+        *diagnosis.warnings,
+        *unidentified,
         *confounding(recovery),
         *recovery.notes,
         *compare_levels(float(recovery.baseline.sum()), float(training_mean.sum())),

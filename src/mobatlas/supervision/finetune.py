@@ -213,8 +213,7 @@ def allocate(shares: Floats, n: int) -> Ints:
     counts = (shares > 0).astype(np.int64)
     ideal = shares / shares.sum() * (n - counts.sum())
     counts += np.floor(ideal).astype(np.int64)
-    largest = np.argsort(np.floor(ideal) - ideal, kind="stable")
-    counts[largest[: n - counts.sum()]] += 1
+    counts[np.argsort(np.floor(ideal) - ideal, kind="stable")[: n - counts.sum()]] += 1
     return counts
 
 
@@ -387,8 +386,7 @@ class _Task:
                 f"{self.folder.path}: all aggregates are zero, masked or suppressed; use other "
                 "features"
             )
-        empty = [region for region in usable.tolist() if not len(anchors[region])]
-        if empty:
+        if empty := [region for region in usable.tolist() if not len(anchors[region])]:
             raise MobatlasError(
                 f"{self.folder.path}: region '{self.folder.regions.composition.regions[empty[0]]}' "
                 f"has no {split} people of this dataset; create it again with `mobatlas regions`"
@@ -419,8 +417,7 @@ class _Task:
         names = self.folder.regions.composition.regions
         # Aggregates count only people with a window.
         people = np.intersect1d(self.dataset.split_people(split), self.dataset.person)
-        region = region_of(self.dataset, people, self.folder.assignment, names)
-        if region is None:
+        if (region := region_of(self.dataset, people, self.folder.assignment, names)) is None:
             return [self.dataset.anchors[people]] * len(names)
         return [self.dataset.anchors[people[region == number]] for number in range(len(names))]
 

@@ -340,8 +340,7 @@ def load_posterior(model: Model) -> Posterior | None:
         shape = (size, len(features))
         median = table["median"].to_numpy().reshape(shape)
         scale = np.where(median > 0, median, 1.0).T  # (features, groups)
-        covariance = _lists(table["covariance"], size)
-        if covariance is None:
+        if (covariance := _lists(table["covariance"], size)) is None:
             sd = table["sd"].to_numpy().reshape(shape).T
             return Posterior(features, median, (sd / scale) ** 2)
         covariance /= scale[:, :, None] * scale[:, None]
@@ -365,8 +364,7 @@ def _lists(column: pa.ChunkedArray, groups: int) -> Floats | None:
 
 def refuse_without_posterior(model: Model) -> Posterior:
     """The posterior of group means, or one sentence."""
-    posterior = load_posterior(model)
-    if posterior is None:
+    if (posterior := load_posterior(model)) is None:
         raise MobatlasError(
             f"--posterior: {model.path} has no posterior of group means; run "
             "`mobatlas supervise MODEL REGIONS --out MODEL2` with another strategy than strong"
@@ -401,8 +399,7 @@ def informed_features(model: Model) -> dict[str, Any] | None:
     the information on each map that is not assumption, and `others` a sentence on all other
     behaviour.
     """
-    shares = model.manifest.details.get(SUPERVISION, {}).get("informed")
-    if shares is None:
+    if (shares := model.manifest.details.get(SUPERVISION, {}).get("informed")) is None:
         return None
     informed = [name for name, share in shares.items() if share >= MOSTLY_PRIOR]
     return {"features": informed, "evidence": shares, "others": describe_informed(shares)}
@@ -449,14 +446,12 @@ def load_sampler(model: Model, tracker: Tracker = SILENT) -> CalibratedSampler:
     >>> sampler = load_sampler(load_model("model-by-group"))  # doctest: +SKIP
     >>> sampler.sample(100, group=0).trajectories  # doctest: +SKIP
     """
-    moments = load_moments(model)
-    if moments is None:
+    if (moments := load_moments(model)) is None:
         raise MobatlasError(
             f"--calibrate: {model.path} has no estimated group means; "
             "run `mobatlas supervise MODEL REGIONS --out MODEL2` first"
         )
-    calibration = load_calibration(model.path)
-    if calibration is None:
+    if (calibration := load_calibration(model.path)) is None:
         values = model.manifest.config.get("supervise", {}).get("calibration", {})
         config = build(CalibrationConfig, values, str(model.path))
         calibration = fit_calibration(

@@ -147,8 +147,6 @@ class Strategy:
         Whether it learns from labels of individuals.
     continues
         Whether it also accepts a model that already has groups.
-    calibrates
-        Whether it uses the section `calibration`.
 
     Examples
     --------
@@ -166,14 +164,13 @@ class Strategy:
     needs_regions: bool = True
     reads_labels: bool = False
     continues: bool = False
-    calibrates: bool = True
 
     @property
     def sections(self) -> set[str]:
         """The sections of the configuration that it uses."""
         shared = {"visits", "groups_explain"} if self.needs_regions else set()
         own = {self.name} if self.config is not None else set()
-        return shared | own | ({"calibration"} if self.calibrates else set())
+        return shared | own | {"calibration"}
 
     @property
     def options(self) -> frozenset[str]:

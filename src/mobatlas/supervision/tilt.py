@@ -371,8 +371,7 @@ class GroupTilts:
 
     def report(self, evidence: Evidence) -> dict[str, Any]:
         """A description of the tilts, for JSON."""
-        means = evidence.means
-        reached = means - self.unmet[:, : means.shape[1]]
+        reached = evidence.means - self.unmet[:, : evidence.means.shape[1]]
         baseline = np.tile(evidence.recovery.baseline, (len(reached), 1))
         return {
             "unit": self.config.unit,

@@ -117,8 +117,7 @@ class Checkpoints:
             return self._read(
                 self._path(FINAL), f"delete it to train the {self.identity.stage} again"
             )
-        steps = self._steps()
-        if not steps:
+        if not (steps := self._steps()):
             return None
         earlier = f"step {steps[-2]}" if len(steps) > 1 else "the beginning"
         return self._read(self._path(steps[-1]), f"delete it to continue from {earlier}")
@@ -180,8 +179,7 @@ class Checkpoints:
                 f"{path}: the file has checkpoint format {facts['format']}, and this version of "
                 f"mobatlas reads format {FORMAT}; {START_OVER}"
             )
-        difference = self.identity.difference(facts)
-        if difference:
+        if difference := self.identity.difference(facts):
             raise MobatlasError(
                 f"{path}: this checkpoint is from another run: {difference}; {SAME_CONFIGURATION}"
             )

@@ -138,7 +138,6 @@ class Stage:
     validate: Callable[[nn.Module], dict[str, float]] | None = None  # of the averaged weights
     validate_every: int | None = None  # steps; the last step is always validated
     examples_per_step: int = 0  # for the throughput
-    unused_parameters: bool = False  # whether some steps use only a part of the parameters
     exported: nn.Module | None = None  # the generator's network, in snapshots; None: `network`
 
     def rate(self, step: int) -> float:
@@ -341,10 +340,6 @@ class Trainer:
     def _train(self, run: _Run) -> dict[str, float]:
         stage = run.stage
         saved_at = time.monotonic()
-        if self.share.world > 1:
-            # Fabric has one setting for all modules, but stages differ.
-            strategy: Any = self.fabric.strategy
-            strategy._ddp_kwargs["find_unused_parameters"] = stage.unused_parameters
         wrapped, optimizer = self.fabric.setup(stage.network, run.state.optimizer)
         stage.network.train()
         metrics: dict[str, float] = {}

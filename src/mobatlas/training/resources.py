@@ -39,9 +39,8 @@ def peak_gb() -> float:
     """The peak memory of this process in GB."""
     # On Linux ru_maxrss also counts the parent's memory before this program was loaded.
     status = Path("/proc/self/status")
-    if status.exists():
-        peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text(encoding="ascii"))
-        if peak:
-            return int(peak[1]) * 1024 / 1e9
+    peak = status.exists() and re.search(r"VmHWM:\s+(\d+) kB", status.read_text("ascii"))
+    if peak:
+        return int(peak[1]) * 1024 / 1e9
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9

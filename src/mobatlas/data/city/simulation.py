@@ -513,8 +513,7 @@ def _plan(config: CityConfig, seed: int) -> _Plan:
     if seed < 0:
         raise MobatlasError(f"seed is {seed}; a seed is zero or a positive whole number")
     groups = Groups.of(config.attributes)
-    taken = {"user_id", *ANCHORS, "home_district"} & set(groups.attribute_names)
-    if taken:
+    if taken := {"user_id", *ANCHORS, "home_district"} & set(groups.attribute_names):
         raise MobatlasError(
             f"simulate.attributes: '{min(taken)}' is already a column of people; "
             "choose another name"

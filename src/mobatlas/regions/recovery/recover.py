@@ -331,8 +331,7 @@ class _Recoverer:
         slopes = model.slopes(self._effects)
         if model.nested and not self._confounded:
             slopes = replace(slopes, doubt=self._doubt)
-        transferred = self._test_transfer(model, slopes)
-        if transferred is not None:
+        if (transferred := self._test_transfer(model, slopes)) is not None:
             self._transfer[name] = transferred
             slopes = _transferred(slopes, transferred)
         fit, slopes, discrepancy = fit_map(model, slopes)

@@ -299,8 +299,7 @@ class _Estimate:
     @classmethod
     def of(cls, recovery: Recovery, bins: Ints, mixtures: Mixtures, level: float) -> Self:
         means = recovery.means[:, bins].T  # (features, groups)
-        covariance = recovery.log_covariance
-        if covariance is None:
+        if (covariance := recovery.log_covariance) is None:
             raise MobatlasError(
                 "least squares give no error bars; recover the means with method 'bayes'"
             )
