@@ -303,6 +303,5 @@ def _write_anchors(anchors: np.ndarray[Any, Any], path: Path) -> Path:
         raise MobatlasError(
             f"anchors: the array has the shape {anchors.shape}; give rows of {', '.join(ANCHORS)}"
         )
-    columns = anchors.astype(np.float64).T
-    pq.write_table(pa.table(dict(zip(ANCHORS, columns, strict=True))), path)
+    pq.write_table(pa.table(dict(zip(ANCHORS, anchors.astype(np.float64).T, strict=True))), path)
     return path

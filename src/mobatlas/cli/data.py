@@ -233,8 +233,7 @@ def diagnose(
         result = diagnose_regions(built, min_region)
     else:
         assert composition is not None
-        straddle = "uniform" if split_ages else "refuse"
-        table = Census(composition, joint_prior, straddle).read(n=n)
+        table = Census(composition, joint_prior, "uniform" if split_ages else "refuse").read(n=n)
         result = mobatlas.diagnose(table, n, min_region=min_region)
     if figure is not None:
         diagnosis_figure(result, table, figure)

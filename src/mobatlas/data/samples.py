@@ -109,8 +109,7 @@ def to_rows(
         columns[name] = vocabulary.table[name].combine_chunks().take(pa.array(tokens))
     for name, degrees in zip(("lat", "lon", *ANCHORS), (*places.T, *anchors.T), strict=True):
         columns[name] = pa.array(degrees, from_pandas=True)  # NaN becomes null
-    timed = samples.arrivals is not None
-    schema = sample_schema(timed=timed, drawn=draws is not None)
+    schema = sample_schema(timed=samples.arrivals is not None, drawn=draws is not None)
     if draws is not None:
         columns[DRAW] = pa.array(draws[owner].astype(np.int32))
     if samples.arrivals is not None and samples.stays is not None:
@@ -505,8 +504,7 @@ def posterior_intervals(
     between_samples = np.maximum(squares - total * means, 0).sum(1) / freedom  # S
     noise = between_samples * (1 / size).mean(1)  # W
     facts = samples.posterior or {}
-    shares = facts.get("spread", {})
-    reached = shares.get(getattr(statistic, "name", None), 1.0)
+    reached = facts.get("spread", {}).get(getattr(statistic, "name", None), 1.0)
     posterior = _posterior_variance(means.var(1, ddof=1), noise, draws)
     posterior /= np.clip(reached, LEAST_SPREAD, 1.0) ** 2
     variance = posterior * (1 + 1 / draws) + noise / draws
@@ -535,8 +533,7 @@ def _cells(samples: Samples) -> tuple[Ints, sparse.csr_array, int]:
             f"{samples.path}: intervals need at least {MIN_DRAWS} draws, each with samples of "
             "every group; write the whole file with `mobatlas generate --posterior`"
         )
-    ones = (np.ones(n), (cell, np.arange(n)))
-    return names, sparse.csr_array(ones, shape=(size, n)), draws
+    return names, sparse.csr_array((np.ones(n), (cell, np.arange(n))), shape=(size, n)), draws
 
 
 def _posterior_variance(between: Floats, noise: Floats, draws: int) -> Floats:

@@ -261,8 +261,7 @@ def evaluate_groups(
     >>> scores = evaluate_groups(spec, real, synthetic)  # doctest: +SKIP
     >>> scores.average["poi"]  # doctest: +SKIP
     """
-    models = {"model": synthetic}
-    return compare_models(spec, real, models, size=size, seed=seed).scores["model"]
+    return compare_models(spec, real, {"model": synthetic}, size=size, seed=seed).scores["model"]
 
 
 def sampling_floor(
@@ -306,8 +305,7 @@ def sampling_floor(
     ]
     groups = None
     if labelled_groups(dataset) is not None:
-        sides = [real_groups(dataset, side) for side in (split, "train")]
-        groups = _floor(spec, sides, size, seed)
+        groups = _floor(spec, [real_groups(dataset, side) for side in (split, "train")], size, seed)
     return Floor(groups, _floor(spec, everybody, size, seed))
 
 

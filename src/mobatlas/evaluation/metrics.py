@@ -295,8 +295,7 @@ class MetricInput:
     def km(self) -> Floats:
         """The kilometres of each trajectory."""
         legs, first = self.legs
-        owner = self.visits[0]
-        return sums_by(owner[first], legs, len(self.trajectories))
+        return sums_by(self.visits[0][first], legs, len(self.trajectories))
 
     def counts(self, metric: Feature) -> sparse.csr_array:
         """The counts (trajectories, bins) of a metric."""
@@ -384,8 +383,7 @@ def _quantile_edges(km: Floats) -> tuple[float, ...]:
     """Edges between bins of equal shares; fewer where values are equal."""
     if not len(km):
         return (1.0,)
-    shares = np.arange(1, QUANTILE_BINS) / QUANTILE_BINS
-    return tuple(np.unique(np.quantile(km, shares)).tolist())
+    return tuple(np.unique(np.quantile(km, np.arange(1, QUANTILE_BINS) / QUANTILE_BINS)).tolist())
 
 
 def _bounding_box(points: Floats, dataset: TrajectoryDataset) -> tuple[float, float, float, float]:
@@ -430,8 +428,7 @@ def _jump_length(sample: MetricInput) -> sparse.csr_array:
 def _trip(sample: MetricInput) -> sparse.csr_array:
     owner = sample.visits[0]
     starts = np.flatnonzero(np.diff(owner, prepend=-1))  # (trajectories with coordinates,)
-    ends = np.append(starts, len(owner))[1:] - 1
-    return _count_pairs(sample, starts, ends)
+    return _count_pairs(sample, starts, np.append(starts, len(owner))[1:] - 1)
 
 
 def _flows(sample: MetricInput) -> sparse.csr_array:

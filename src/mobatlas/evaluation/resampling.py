@@ -164,8 +164,7 @@ class Reference:
         """
         n = len(real)
         rows: list[list[Ints]] = [[], []]
-        draws = int(np.clip(MAX_REFERENCE_ROWS // max(n, 1), 4, 16))
-        for _ in range(draws):
+        for _ in range(int(np.clip(MAX_REFERENCE_ROWS // max(n, 1), 4, 16))):
             _, first, _ = match_people(real, training, rng)
             others = np.flatnonzero(~np.isin(training, training[first]))
             if by_person:
@@ -310,8 +309,7 @@ def _dense_share(first: _Side, second: _Side) -> float:
     middle = (p + q) / 2
     parts = np.zeros(len(p))
     for side in (p, q):
-        logs = np.log2(side / middle, out=np.zeros(len(p)), where=side > 0)
-        parts += side * logs
+        parts += side * np.log2(side / middle, out=np.zeros(len(p)), where=side > 0)
     visits = (first.total + second.total) / 2
     total = float(parts.sum())
     return float(parts @ np.minimum(visits / MANY_VISITS, 1)) / total if total > 0 else 1.0

@@ -233,8 +233,7 @@ def _is_valid(samples: Trajectories, vocabulary: int, longest: int) -> bool:
 
 def _to_km(degrees: Floats, cosine: float) -> Floats:
     """Return latitudes and longitudes in turn (n, 2 or 4) as kilometres on a plane."""
-    scale = np.where(np.arange(degrees.shape[1]) % 2, cosine, 1.0)
-    return np.radians(degrees) * EARTH_KM * scale
+    return np.radians(degrees) * EARTH_KM * np.where(np.arange(degrees.shape[1]) % 2, cosine, 1.0)
 
 
 def trust(entry_point: str) -> None:
@@ -317,8 +316,7 @@ class Code:
         repeats = (tokens[1:] == OTHER) & (tokens[:-1] == OTHER) & (owner[1:] == owner[:-1])
         distinct = np.concatenate(([True], ~repeats))
         offsets = np.searchsorted(owner[distinct], np.arange(len(names) + 1))
-        samples = Trajectories(tokens[distinct], offsets, anchors)
-        return samples.cut(self.longest)
+        return Trajectories(tokens[distinct], offsets, anchors).cut(self.longest)
 
     def _check_names(self, row: Any) -> list[str]:
         names = [] if isinstance(row, str) else list(row)

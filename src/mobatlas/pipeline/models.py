@@ -126,8 +126,7 @@ def train(
         model = family.create(config, opened, seed)
         if family.trainable:
             _warn_of_truncation(model, opened)
-        report = model.fit(opened, trainer)
-        return save_training(folder, model, generator, opened, report)
+        return save_training(folder, model, generator, opened, model.fit(opened, trainer))
 
 
 def _configure(family: Family, preset: str | None, values: Mapping[str, Any]) -> Any:

@@ -115,8 +115,7 @@ class StepCache:
 
     def _record(self, name: str, key: str, *, done: bool) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        steps = {**self._read(), name: {"key": key, "done": done}}
-        write_json(self.folder / STEPS_FILE, steps)
+        write_json(self.folder / STEPS_FILE, {**self._read(), name: {"key": key, "done": done}})
 
 
 def _key(inputs: Mapping[str, Any]) -> str:

@@ -151,8 +151,7 @@ def _hot(groups: int) -> Floats:
     """Regions with mostly one group each, then balanced pairs of neighbours."""
     eye = np.eye(groups)
     hot = HOT_SHARE * eye + (1 - HOT_SHARE) / max(groups - 1, 1) * (1 - eye)
-    pairs = (eye + np.roll(eye, 1, axis=1)) / 2
-    shares = np.concatenate([hot, pairs])
+    shares = np.concatenate([hot, (eye + np.roll(eye, 1, axis=1)) / 2])
     return np.asarray(shares / shares.sum(1, keepdims=True))  # (2 groups, groups)
 
 

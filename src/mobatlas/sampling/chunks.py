@@ -331,8 +331,7 @@ class ChunkSampler:
         samples = Trajectories.joined([each.trajectories for each in accepted])
         if draws is not None:
             samples = samples.take(np.argsort(np.concatenate(rows)))
-        candidates = sum(each.drawn for each in accepted)
-        return samples, np.full(size, group, dtype=np.int64), candidates
+        return samples, np.full(size, group, dtype=np.int64), sum(each.drawn for each in accepted)
 
     def _from_people(self, part: Part, start: int, stop: int) -> tuple[Trajectories, Ints, int]:
         """Samples for the plan's people, calibrated or not."""

@@ -251,7 +251,6 @@ class PoolFit:
         """One tilt; its distance `after` is that of the pool it was fitted on."""
         coefficients, level, converged = self._fit(self.phi, chosen, candidates)
         w = self._weights(self.phi, (coefficients, level, converged), chosen, candidates)
-        mean = np.asarray(self.phi.mean(0)).ravel()
         return Weighting(
             coefficients=coefficients,
             offset=level if candidates is None else 0.0,
@@ -260,7 +259,7 @@ class PoolFit:
             ridge=chosen.ridge,
             effective_sample_size=float(w.sum() ** 2 / (w**2).sum() / len(w)),
             converged=converged,
-            before=self.moments.distance(mean, self.target),
+            before=self.moments.distance(np.asarray(self.phi.mean(0)).ravel(), self.target),
             after=self.moments.distance(self.phi.T @ w / w.sum(), self.target),
         )
 
@@ -345,8 +344,7 @@ def _sample_pools(
             groups = np.full(len(block), group, dtype=np.int64) if conditioned else None
             samples = model.sample(len(block), groups, block, seed, first=start)
             parts.append(moments.phi.counts(samples))
-            done = group + (start + len(block)) / n
-            tracker.step(100 * done / (len(seeds) if separate else 1))
+            tracker.step(100 * (group + (start + len(block)) / n) / (len(seeds) if separate else 1))
         phi = sparse.csr_array(sparse.vstack(parts, format="csr"))
         yield from [phi] if separate else [phi] * len(seeds)
 

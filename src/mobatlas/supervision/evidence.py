@@ -111,10 +111,9 @@ class Moments:
     def distances(self, means: Floats, targets: Floats) -> dict[str, Floats]:
         """The same, row by row (rows, features)."""
         pairs = ((np.maximum(means[..., part], 0), targets[..., part]) for part in self._map_bins)
-        divergences = [js(normalise(one), normalise(other)) for one, other in pairs]
         return {
             "scaled": np.linalg.norm((means - targets) / self.scale, axis=-1),
-            "js": np.mean(divergences, axis=0),
+            "js": np.mean([js(normalise(one), normalise(other)) for one, other in pairs], axis=0),
         }
 
     @cached_property

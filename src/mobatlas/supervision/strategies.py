@@ -169,8 +169,7 @@ class Strategy:
     def sections(self) -> set[str]:
         """The sections of the configuration that it uses."""
         shared = {"visits", "groups_explain"} if self.needs_regions else set()
-        own = {self.name} if self.config is not None else set()
-        return shared | own | {"calibration"}
+        return shared | ({self.name} if self.config is not None else set()) | {"calibration"}
 
     @property
     def options(self) -> frozenset[str]:

@@ -303,8 +303,7 @@ def list_snapshots(folder: Path, stage: str) -> dict[int, Path]:
 
 def load_snapshot(path: Path, network: nn.Module) -> None:
     """Read a snapshot into the network that it was written from."""
-    remedy = "it belongs to another model"
-    copy_strictly(path, read_weights(path), named_tensors(network), remedy)
+    copy_strictly(path, read_weights(path), named_tensors(network), "it belongs to another model")
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

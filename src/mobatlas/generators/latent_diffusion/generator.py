@@ -407,8 +407,7 @@ class LatentDiffusion(NetworkGenerator):
         random step are returned, if it has them; their mean is that of samples.
         """
         if steps is not None:
-            shorter = self.with_solver(self.config.diffusion.solver, steps)
-            return shorter.soft_sample(
+            return self.with_solver(self.config.diffusion.solver, steps).soft_sample(
                 groups, anchors, seed, differentiable=differentiable, early=early
             )
         stop = None

@@ -347,8 +347,7 @@ class _Present:
         needed: set[int] = set()
         for each in reversed(maps):  # children first
             own = each.bins < len(features)
-            d = len(groups)
-            most = min(CELLS // d**2, REGION_CELLS // len(each.model.regions.n))
+            most = min(CELLS // len(groups) ** 2, REGION_CELLS // len(each.model.regions.n))
             visits = np.where(own, recovery.baseline[each.bins], 0.0)
             weight = _sample(visits, int(np.clip(most, *BINS)))
             chosen = np.flatnonzero((weight > 0) | np.isin(each.bins, list(needed)))
@@ -671,8 +670,7 @@ def _grow(factor: float, rows: RegionRows) -> RegionRows:
 def _split(halvings: int, rows: RegionRows) -> RegionRows:
     """Regions that are divided into halves, some times in a row."""
     rng = np.random.default_rng(SEED)
-    weight = rows.n / rows.n.sum()
-    differences = rows.shares - weight @ rows.shares  # between regions
+    differences = rows.shares - (rows.n / rows.n.sum()) @ rows.shares  # between regions
     for _ in range(halvings):
         rows = _halves(rows, differences[rng.integers(len(differences), size=len(rows.n))])
     return rows

@@ -233,8 +233,7 @@ def fit_maps(
     """Recover group means, and return the fitted maps; parents of features may be added."""
     _check_regions(regions)
     regions = with_rest(regions)
-    complete = _with_parents(regions, regions.parents)
-    recoverer = _Recoverer(complete, options, regions.parents)
+    recoverer = _Recoverer(_with_parents(regions, regions.parents), options, regions.parents)
     return recoverer.recover(), recoverer.maps
 
 
@@ -270,8 +269,7 @@ class _Recoverer:
         if regions.population is not None and v.noise is not None:
             mean = regions.population.values
         self._mean = np.maximum(mean, 0)  # noise may make the mean of a rare place negative
-        ratio = spread / np.maximum(self._mean, 1e-300)
-        self._dispersion = np.clip(ratio, *DISPERSION)
+        self._dispersion = np.clip(spread / np.maximum(self._mean, 1e-300), *DISPERSION)
         self._n = np.full(len(v.n), UNKNOWN_N) if v.pooled else v.n
         size = (len(v.features), len(self._population))
         self._log_means = np.full(size, -np.inf)
@@ -297,8 +295,7 @@ class _Recoverer:
             visited = bins[(self._mean[bins] > 0) & ~unknown]
             self._log_means[bins] = np.log(np.maximum(self._mean[bins], 1e-300))[:, None]
             if len(visited):
-                prefix = f"{name} " if len(maps) > 1 else ""
-                self._fit(name, visited, prefix)
+                self._fit(name, visited, f"{name} " if len(maps) > 1 else "")
         means = np.where(self._mean > 0, np.exp(self._log_means).T, 0.0)
         known = np.asarray(sum(self._sources.values())) if self._sources else 0.0
         sources = {
@@ -450,8 +447,7 @@ class _Recoverer:
             return None
         covariance = self._factors.covariance(slopes.shown())
         chosen = model.regions.select(complete)
-        weight = chosen.weight(slopes.effect, covariance)
-        observed = Observed(chosen.values, weight, chosen.centre)
+        observed = Observed(chosen.values, chosen.weight(slopes.effect, covariance), chosen.centre)
         return transfer(rows, observed, model.region_root(covariance), self._centroids)
 
     def _assumed(self, bins: Ints) -> Floats:

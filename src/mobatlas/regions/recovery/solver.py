@@ -169,8 +169,7 @@ def _find(rows: Rows, observed: Observed, root: Floats) -> Modes:
             break
     w = chunk.information(point)
     score = np.einsum("jab,jb->ja", w, point) + chunk.gradient(point)
-    prior = -0.5 * (u**2).sum(1)
-    return Modes(point, w, score, chunk.log_likelihood(point), prior)
+    return Modes(point, w, score, chunk.log_likelihood(point), -0.5 * (u**2).sum(1))
 
 
 def _search(
@@ -228,8 +227,7 @@ class _Chunk:
 
     def log_likelihood(self, point: Floats) -> Floats:
         q = self._state(point)[2]
-        v = self._observed.values
-        return np.asarray((self._observed.weight * (v * np.log(q) - q)).sum(1))
+        return np.asarray((self._observed.weight * (self._observed.values * np.log(q) - q)).sum(1))
 
     def gradient(self, point: Floats) -> Floats:
         means, factor, q = self._state(point)

@@ -93,8 +93,7 @@ class RecoverySummary:
         frequent come first.
         """
         bins = bins_by_map(self.features)[feature_map]
-        best = self.certainty[:, bins].max(0).round(1)
-        order = np.lexsort((-self.reference[0, bins], -best))
+        order = np.lexsort((-self.reference[0, bins], -self.certainty[:, bins].max(0).round(1)))
         return np.asarray(bins[order[:n]])
 
     def as_columns(self) -> dict[str, list[Any]]:
