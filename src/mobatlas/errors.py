@@ -4,7 +4,7 @@ import difflib
 import errno
 import logging
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 log = logging.getLogger("mobatlas")
 # Errors of Python, DuckDB and torch on a GPU; then messages of torch on a CPU, Arrow, and the
@@ -57,6 +57,11 @@ def refuse_unknown(what: str, name: str, known: Collection[str]) -> None:
         raise MobatlasError(
             f"{what} does not exist{suggestion(name, known)} (known: {', '.join(known)})"
         )
+
+
+def listed(names: Sequence[str]) -> str:
+    """The names as in a sentence: "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def first_line(error: BaseException) -> str:

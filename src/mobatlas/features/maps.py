@@ -86,11 +86,17 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class TokenFeature:
-    """Counts tokens in bins that depend on the token alone: POIs, categories."""
+class _Bins:
+    """The name of a feature map and of its bins, `name:bin`."""
 
     name: str
     bins: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TokenFeature(_Bins):
+    """Counts tokens in bins that depend on the token alone: POIs, categories."""
+
     bin_of_token: Ints  # (vocabulary,) -1: not counted
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
@@ -102,11 +108,9 @@ class TokenFeature:
 
 
 @dataclass(frozen=True)
-class TransitionFeature:
+class TransitionFeature(_Bins):
     """Counts pairs of categories of consecutive visits."""
 
-    name: str
-    bins: tuple[str, ...]
     bin_of_token: Ints  # (vocabulary,) category, -1: pairs with it are not counted
     categories: int
 
@@ -130,14 +134,12 @@ class TransitionFeature:
 
 
 @dataclass(frozen=True)
-class DistanceFeature:
+class DistanceFeature(_Bins):
     """Counts visits by distance from the person's home.
 
     Visits to HOME and OTHER, and people without a known home, are not counted.
     """
 
-    name: str
-    bins: tuple[str, ...]
     coordinates: Floats  # (vocabulary, 2)
     counted: Flags  # (vocabulary,)
     edges: Floats  # km
@@ -162,11 +164,9 @@ class DistanceFeature:
 
 
 @dataclass(frozen=True)
-class HourFeature:
+class HourFeature(_Bins):
     """Counts arrivals by hour of the day; needs trajectories with times."""
 
-    name: str
-    bins: tuple[str, ...]
     counted: Flags  # (vocabulary,)
 
     def counts(self, trajectories: Trajectories) -> sparse.csr_array:
@@ -191,11 +191,9 @@ class HourFeature:
 
 
 @dataclass(frozen=True)
-class VisitsFeature:
+class VisitsFeature(_Bins):
     """Counts each trajectory once, by its number of visits; without visits it is not counted."""
 
-    name: str
-    bins: tuple[str, ...]
     counted: Flags  # (vocabulary,)
 
     def visit_counts(self, trajectories: Trajectories) -> Ints:

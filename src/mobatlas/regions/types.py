@@ -400,13 +400,13 @@ class Recovery:
     @property
     def log_sd(self) -> Floats:
         """Posterior standard deviations of log M (groups, features)."""
-        return np.sqrt(np.diagonal(self._log_covariance, axis1=1, axis2=2).T)
+        return np.sqrt(np.diagonal(self.error_covariance, axis1=1, axis2=2).T)
 
     @property
     def covariance(self) -> Floats:
         """Posterior covariance of M (features, groups, groups), to first order."""
         columns = self.means.T
-        return np.asarray(self._log_covariance * columns[:, :, None] * columns[:, None])
+        return np.asarray(self.error_covariance * columns[:, :, None] * columns[:, None])
 
     @property
     def sd(self) -> Floats:
@@ -414,7 +414,8 @@ class Recovery:
         return self.means * self.log_sd
 
     @property
-    def _log_covariance(self) -> Floats:
+    def error_covariance(self) -> Floats:
+        """The covariance of log M; least squares have none."""
         if self.log_covariance is None:
             raise MobatlasError(
                 "least squares give no error bars; recover the means with method 'bayes'"
@@ -432,7 +433,7 @@ class Recovery:
     @property
     def posterior(self) -> Posterior:
         """The posterior of M, to draw from."""
-        return Posterior(self.features, self.means, self._log_covariance, self.families)
+        return Posterior(self.features, self.means, self.error_covariance, self.families)
 
     def draws(self, n: int, seed: int = 0) -> Floats:
         """Draws of M from the posterior (n, groups, features); see `Posterior.draws`."""
@@ -451,7 +452,7 @@ class Recovery:
     def information(self) -> Floats:
         """Share of each group's prior variance that the evidence removed: 0 is prior, 1 is data."""
         centring = np.eye(len(self.groups)) - self.shares
-        left = np.einsum("ab,jbc,ac->aj", centring, self._log_covariance, centring)
+        left = np.einsum("ab,jbc,ac->aj", centring, self.error_covariance, centring)
         removed = 1 - np.minimum(left / np.maximum(self.prior_variance, 1e-300), 1)
         return np.asarray(removed @ self.baseline / max(self.baseline.sum(), 1e-300))
 

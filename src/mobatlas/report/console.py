@@ -1,13 +1,14 @@
 """Console output of the commands, and the summary of a run that the report also shows."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mobatlas.errors import listed
 from mobatlas.evaluation.evaluate import Evaluation
 from mobatlas.evaluation.metrics import PAPER_METRICS
 from mobatlas.evaluation.privacy.audit import AMBER, GREEN, RED, Audit
@@ -254,7 +255,7 @@ def supervised_table(report: Mapping[str, Any], out: Path) -> RenderableType:
         )
     if report.get("evidence"):
         titles = [each["title"] for each in report["evidence"]]
-        lines.append(f"evidence beyond regions: {_listed(titles)}")
+        lines.append(f"evidence beyond regions: {listed(titles)}")
     if report.get("informed"):
         lines.append(describe_informed(report["informed"]))
     lines += [f"warning: {warning}" for warning in report.get("warnings", ())]
@@ -396,7 +397,7 @@ def _identified(result: Mapping[str, Any]) -> list[str]:
     groups = len(diagnosis["groups"])
     sentences = [distinguished(diagnosis)]
     if vague := [name for name, share in result["information"].items() if share < MOSTLY_PRIOR]:
-        names = "any group" if len(vague) == groups else _listed(vague)
+        names = "any group" if len(vague) == groups else listed(vague)
         verb = "their estimates stay" if len(vague) > 1 else "its estimate stays"
         sentences.append(f"The data say little about {names}; {verb} close to the city average.")
     return sentences
@@ -413,7 +414,7 @@ def distinguished(diagnosis: Mapping[str, Any]) -> str:
         if rank == groups
         else f"{rank} of {groups} independent combinations of groups are identified"
     )
-    return f"{regions} With {_listed(diagnosis['evidence'])}, {found}."
+    return f"{regions} With {listed(diagnosis['evidence'])}, {found}."
 
 
 def _regions_distinguish(regions: int, groups: int, effective_rank: int) -> str:
@@ -457,7 +458,3 @@ def _group_distance(scores: Mapping[str, Any]) -> list[str]:
         "This is no closer than the model without groups: the regions do not identify these groups "
         "well enough. Prefer the baseline.",
     ]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

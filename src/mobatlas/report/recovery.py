@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mobatlas.data.types import Ints
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, listed
 from mobatlas.io.manifest import METADATA, write_json
 from mobatlas.io.output import check_replaceable_file, new_file, refuse_overlap
 from mobatlas.regions.recovery.summary import AVERAGE, KIND, NOT_SURE, RecoverySummary
@@ -284,8 +284,7 @@ def _evidence(regions: Regions) -> str:
     n = len(regions.composition.regions)
     names = ["This region" if n == 1 else f"These {n:,} regions"]
     names += [source.title for source in regions.evidence]
-    subject = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f"{subject} {'show' if len(names) > 1 or n > 1 else 'shows'}"
+    return f"{listed(names)} {'show' if len(names) > 1 or n > 1 else 'shows'}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from mobatlas.errors import listed
 from mobatlas.evaluation.comparison import EVERYBODY, FLOOR
 from mobatlas.evaluation.evaluate import (
     BASELINE,
@@ -411,8 +412,7 @@ def _scores_note(
     has_times = [not timed.keys().isdisjoint(scores["intervals"][label]) for label in labels]
     if not all(has_times):
         files = "one of these files has" if any(has_times[:-1]) else "these samples have"
-        *first, last = timed.values()
-        titles = f"{', '.join(first)} and {last}"
+        titles = listed(list(timed.values()))
         sentences.append(f"{titles} are not compared, because {files} no times.")
     return " ".join(sentences)
 

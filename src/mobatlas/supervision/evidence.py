@@ -18,7 +18,7 @@ from scipy import optimize, sparse
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import Floats, Ints, Vocabulary
-from mobatlas.errors import MobatlasError, log, suggestion
+from mobatlas.errors import MobatlasError, listed, log, suggestion
 from mobatlas.features.divergences import js, normalise
 from mobatlas.features.maps import FEATURES, FeatureMap, VisitsFeature, build_feature
 from mobatlas.groups import Groups
@@ -290,20 +290,15 @@ class Evidence:
 def describe_informed(shares: Mapping[str, float]) -> str:
     """What the evidence informs and what it does not, in words; see `Evidence.informed`."""
 
-    def listed(names: list[str]) -> str:
-        texts = [f"{name} ({shares[name]:.0%})" for name in names]
-        return " and ".join(filter(None, (", ".join(texts[:-1]), texts[-1])))
-
-    informed = [name for name, share in shares.items() if share >= MOSTLY_PRIOR]
-    vague = [name for name in shares if name not in informed]
-    sentences = []
-    if informed:
-        sentences.append(f"The evidence informs {listed(informed)}.")
-    if vague:
-        sentences.append(f"It says little about {listed(vague)}.")
-    return " ".join(
-        [*sentences, "For all other behaviour samples show the average of the population."]
+    texts = {name: f"{name} ({share:.0%})" for name, share in shares.items()}
+    informed = [texts[name] for name, share in shares.items() if share >= MOSTLY_PRIOR]
+    vague = [texts[name] for name, share in shares.items() if not share >= MOSTLY_PRIOR]
+    sentences = (
+        f"The evidence informs {listed(informed)}." if informed else "",
+        f"It says little about {listed(vague)}." if vague else "",
+        "For all other behaviour samples show the average of the population.",
     )
+    return " ".join(filter(None, sentences))
 
 
 def shrunk_shares(regions: Regions) -> Floats:

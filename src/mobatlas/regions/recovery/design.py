@@ -427,11 +427,10 @@ def _sample(visits: Floats, size: int) -> Floats:
 def _layer(
     recovery: Recovery, fitted: FittedMap, chosen: Ints, weight: Floats, rows: Floats
 ) -> _Layer:
-    assert recovery.log_covariance is not None
     numbers = fitted.bins[chosen]
     parent = fitted.parent[chosen]
-    covariance = recovery.log_covariance[numbers]
-    inherited = np.where((parent >= 0)[:, None, None], recovery.log_covariance[parent], 0)
+    covariance = recovery.error_covariance[numbers]
+    inherited = np.where((parent >= 0)[:, None, None], recovery.error_covariance[parent], 0)
     means = recovery.means[:, numbers].T
     parts = rows * means[:, None]  # (bins, rows, groups)
     average = recovery.shares * means

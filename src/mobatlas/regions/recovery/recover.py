@@ -162,8 +162,7 @@ def recover(
     parents = regions.parents if parents is None else parents
     complete = _with_parents(regions, parents)
     recovery = _Recoverer(complete, options, parents).recover()
-    assert recovery.log_covariance is not None
-    families = Families.of(recovery.features, recovery.log_covariance, parents)
+    families = Families.of(recovery.features, recovery.error_covariance, parents)
     recovery = replace(recovery, families=families)
     if complete is not regions:
         recovery = _select_features(recovery, len(regions.aggregates.features))
@@ -201,12 +200,11 @@ def _with_parents(regions: Regions, parents: Mapping[str, str]) -> Regions:
 def _select_features(recovery: Recovery, size: int) -> Recovery:
     """The first features of a recovery."""
     columns = ("means", "prior_variance", "targets", "resolution")
-    assert recovery.log_covariance is not None
     return replace(
         recovery,
         features=recovery.features[:size],
         families=recovery.families and recovery.families.select(size),
-        log_covariance=recovery.log_covariance[:size],
+        log_covariance=recovery.error_covariance[:size],
         baseline=recovery.baseline[:size],
         group_share=recovery.group_share[:size],
         regions_differ=recovery.regions_differ[:size],
@@ -628,10 +626,9 @@ def _samples(recovery: Recovery, regions: Regions, dispersion: Floats, bins: Int
     rng = np.random.default_rng(SEED)
     n = HELD_OUT * regions.aggregates.n.sum() * recovery.shares  # (groups,)
     samples = np.empty((DRAWS, len(n), len(bins)))
-    assert recovery.log_covariance is not None
     for some in blocks(len(bins), len(n) ** 2):
         chosen = bins[some]
-        root = square_roots(recovery.log_covariance[chosen])
+        root = square_roots(recovery.error_covariance[chosen])
         people = np.maximum(n, 1)[:, None] / dispersion[chosen]  # (groups, bins)
         noise = rng.normal(size=(DRAWS, len(chosen), len(n)))
         moved = np.clip(np.einsum("jab,ijb->iaj", root, noise), -20, 20)

@@ -298,13 +298,9 @@ class _Estimate:
     @classmethod
     def of(cls, recovery: Recovery, bins: Ints, mixtures: Mixtures, level: float) -> Self:
         means = recovery.means[:, bins].T  # (features, groups)
-        if (covariance := recovery.log_covariance) is None:
-            raise MobatlasError(
-                "least squares give no error bars; recover the means with method 'bayes'"
-            )
         size = len(mixtures.names) * len(recovery.groups) + len(recovery.groups) ** 2
         parts = [
-            _log_sds(means[part], covariance[bins[part]], mixtures)
+            _log_sds(means[part], recovery.error_covariance[bins[part]], mixtures)
             for part in blocks(len(bins), size)
         ]
         sd, reference_sd, ratio_sd = (np.concatenate(each).T for each in zip(*parts, strict=True))
