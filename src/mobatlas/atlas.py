@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,17 +83,17 @@ class Atlas:
         >>> model = Atlas(preset="small").fit("dataset", "model")  # doctest: +SKIP
         """
         source = dataset.path if isinstance(dataset, TrajectoryDataset) else Path(dataset)
-        folder = _ModelPath(out)
+        path, scratch = _model_path(out)
         report = train(
             source,
-            folder.path,
+            path,
             generator=self.generator,
             preset=self.preset,
             values=self.values,
             seed=self.seed,
             execution=self.execution,
         )
-        return AtlasModel(folder.path, source, report, self.seed, self.execution, folder)
+        return AtlasModel(path, source, report, self.seed, self.execution, scratch)
 
     @staticmethod
     def open(path: Path | str, dataset: Path | str | None = None) -> AtlasModel:
@@ -187,18 +186,18 @@ class AtlasModel:
         --------
         >>> by_group = model.supervise("regions")  # doctest: +SKIP
         """
-        folder = _ModelPath(out)
+        path, scratch = _model_path(out)
         used_seed = self.seed if seed is None else seed
         report = supervise(
             self.path,
-            folder.path,
+            path,
             regions,
             options,
             dataset=self.dataset,
             seed=used_seed,
             execution=self.execution,
         )
-        return AtlasModel(folder.path, self.dataset, report, used_seed, self.execution, folder)
+        return AtlasModel(path, self.dataset, report, used_seed, self.execution, scratch)
 
     def sample(
         self,
@@ -286,16 +285,12 @@ class AtlasModel:
         return AtlasModel(Path(path), self.dataset, self.report, self.seed, self.execution)
 
 
-class _ModelPath:
-    """The requested folder of a model, or a temporary one that is deleted with this object."""
-
-    def __init__(self, out: Path | str | None) -> None:
-        if out is not None:
-            self.path = Path(out)
-            return
-        scratch = tempfile.mkdtemp(prefix="mobatlas-")
-        self.path = Path(scratch) / "model"
-        weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+def _model_path(out: Path | str | None) -> tuple[Path, Any]:
+    """The requested folder of a model, or a temporary one that is deleted with the second value."""
+    if out is not None:
+        return Path(out), None
+    scratch = tempfile.TemporaryDirectory(prefix="mobatlas-", ignore_cleanup_errors=True)
+    return Path(scratch.name) / "model", scratch
 
 
 def _write_anchors(anchors: np.ndarray[Any, Any], path: Path) -> Path:

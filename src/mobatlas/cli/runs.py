@@ -1,9 +1,8 @@
 """Commands for a whole run: demo, init, run, report."""
 
-from collections.abc import Mapping
 from json import loads
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group
@@ -84,19 +83,15 @@ def run(
     )
     lines = [f"report: {result.report}"]
     facts = result.facts
-    if verdicts := _audit_verdicts(result.folder, facts):
-        lines.append("privacy audit: " + ", ".join(map(" ".join, verdicts.items())))
-        facts = facts | {"audit": verdicts}
-    show(facts, json, Group(run_tables(result.folder, result.facts), *map(Text, lines)))
-
-
-def _audit_verdicts(folder: Path, facts: Mapping[str, Any]) -> dict[str, str]:
-    """The verdict of the privacy audit by source of regions, if the run has audits."""
-    return {
-        name: str(loads((folder / each["audit"]).read_text(encoding="utf-8"))["verdict"])
+    verdicts = {
+        name: str(loads((result.folder / each["audit"]).read_text(encoding="utf-8"))["verdict"])
         for name, each in facts["regions"].items()
         if "audit" in each
     }
+    if verdicts:
+        lines.append("privacy audit: " + ", ".join(map(" ".join, verdicts.items())))
+        facts = facts | {"audit": verdicts}
+    show(facts, json, Group(run_tables(result.folder, result.facts), *map(Text, lines)))
 
 
 @app.command()

@@ -361,10 +361,16 @@ class _Plan:
             "information": {
                 name: round(share, 4) for name, share in evidence.information().items()
             },
-            "informed": {name: round(share, 4) for name, share in evidence.informed().items()},
+            "informed": {
+                name: round(share, 4) for name, share in evidence.recovery.evidence_by_map().items()
+            },
             "evidence": [each.as_dict() for each in evidence.regions.evidence],
             "warnings": list(evidence.warnings),
         }
+
+
+def _rounded(shares: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(share, 4) for name, share in shares.items()}
 
 
 def _plan(

@@ -447,14 +447,14 @@ def _mean_distances(weightings: Sequence[Weighting]) -> dict[str, dict[str, floa
     }
 
 
+@dataclass(frozen=True)
 class _Calibrating:
     """Reports the progress of a calibration before sampling starts."""
 
-    def __init__(self, tracker: Tracker) -> None:
-        self._tracker = tracker
+    tracker: Tracker
 
     def step(self, done: float, note: str = "") -> None:
-        self._tracker.step(0, f"calibrating, {int(done) // 10 * 10} %")
+        self.tracker.step(0, f"calibrating, {int(done) // 10 * 10} %")
 
 
 @dataclass

@@ -255,10 +255,6 @@ class Evidence:
         """Per group, the share of prior variance that the regions removed: 0 is all prior."""
         return dict(zip(self.groups.names, self.recovery.information().tolist(), strict=True))
 
-    def informed(self) -> dict[str, float]:
-        """Feature map -> share of the information on it that comes from evidence."""
-        return self.recovery.evidence_by_map()
-
     def membership(self) -> Floats:
         """p(d|g) of each training person's region, (people, groups); the mean where unknown."""
         if self.region is None:

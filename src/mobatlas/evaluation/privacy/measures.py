@@ -104,7 +104,8 @@ class Cohort:
     @cached_property
     def sequences(self) -> Ints:
         """The number of each sequence of `everything`."""
-        return number_sequences(self.everything)
+        sequences = np.array(token_sequences(self.everything), dtype=object)
+        return pd.factorize(sequences)[0].astype(np.int64)
 
     @cached_property
     def grams(self) -> list[Grams]:
@@ -218,11 +219,6 @@ def measure_distances(
             [block.min(1) for _, block in distances(table[real], table[reference])]
         )
     return SampleDistances(by_group, cohort.person[rows], closest, near, to_reference)
-
-
-def number_sequences(trajectories: Trajectories) -> Ints:
-    """A number for each trajectory, (trajectories,): equal sequences have equal numbers."""
-    return pd.factorize(np.array(token_sequences(trajectories), dtype=object))[0].astype(np.int64)
 
 
 def number_grams(trajectories: Trajectories, n: int) -> list[Grams]:

@@ -53,14 +53,6 @@ def independent_columns(columns: Floats) -> Floats:
     return basis[:, 1:]
 
 
-def map_blocks(centroids: Floats) -> Ints:
-    """The block of each region: blocks are neighbours on the map and depend only on centroids."""
-    east = np.cos(np.radians(np.median(centroids[:, 0])))
-    return np.asarray(
-        vq.kmeans2(centroids * [1.0, east], BLOCKS, minit="++", seed=0)[1], dtype=np.int64
-    )
-
-
 def transfer(rows: Rows, observed: Observed, root: Floats, centroids: Floats) -> float | None:
     """How much of the slopes of a feature map transfers between parts of the map: 0 to 1.
 
@@ -69,7 +61,8 @@ def transfer(rows: Rows, observed: Observed, root: Floats, centroids: Floats) ->
     """
     if len(centroids) < MIN_BLOCKED_REGIONS:
         return None
-    block = map_blocks(centroids)
+    east = np.cos(np.radians(np.median(centroids[:, 0])))
+    block = vq.kmeans2(centroids * [1.0, east], BLOCKS, minit="++", seed=0)[1]  # (regions,)
     sums = np.zeros(3)
     mean = observed.centre.mean(1)  # (bins,)
     for number in range(BLOCKS):
