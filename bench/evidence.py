@@ -278,11 +278,14 @@ def _write_table(there: TrajectoryDataset, here: TrajectoryDataset, path: Path) 
 
 
 def _shuffled_table(path: Path, seed: int) -> Path:
-    """Write the table with the means of each group under the name of another."""
+    """Write the table with the means of each group under the name of another, in random order."""
     table = pd.read_csv(path)
     names = table["group"].unique()
-    shift = 1 + seed % (len(names) - 1)
-    table["group"] = table["group"].map(dict(zip(names, np.roll(names, shift), strict=True)))
+    rng = np.random.default_rng([seed, 3])
+    order = np.arange(len(names))
+    while (order == np.arange(len(names))).any():
+        order = rng.permutation(len(names))
+    table["group"] = table["group"].map(dict(zip(names, names[order], strict=True)))
     out = path.with_name("shuffled.csv")
     table.to_csv(out, index=False)
     return out

@@ -293,6 +293,19 @@ def test_an_attribute_that_regions_identify_informs_groups_that_they_do_not() ->
     assert recovery.log_sd[11].mean() > 1.5 * recovery.log_sd[:11].mean()
 
 
+@pytest.mark.parametrize(("groups", "sd"), [(FOUR, 1.2), (DEFAULT_GROUPS, 0.8)])
+def test_regions_that_say_nothing_do_not_shrink_what_labels_say(groups: Groups, sd: float) -> None:
+    size = len(groups)
+    inside = []
+    for seed in range(6):
+        means = group_means(groups, 100, seed, sd, 0.02)
+        values = np.random.default_rng(seed).poisson(300 * np.tile(means.mean(0), (24, 1))) / 300
+        shuffled = regions_of(dirichlet(24, size, 2.0, seed), values, 300.0, groups)
+        recovery = recover(replace(shuffled, evidence=(labelled(means, 25, seed),)), quiet=True)
+        inside.append(coverage(recovery, means))
+    assert np.mean(inside) > 0.85
+
+
 @pytest.mark.parametrize("name", ["demogroups", "fullrank", "hot16", "messy", "rankdef", "zones"])
 def test_a_behaviour_of_some_ages_only_is_covered_or_reported(name: str) -> None:
     """Only people of 30 to 50 work; less than 1 % of the mean counts as nothing."""
@@ -692,6 +705,36 @@ def test_a_table_that_contradicts_regions_and_labels_has_little_weight() -> None
         wrong = recover(replace(regions, evidence=(people, shuffled)), quiet=True)
         assert shape_error(wrong, means) < 1.15 * shape_error(without, means)
         assert shape_error(true_table, means) < shape_error(without, means)
+
+
+def eight_in_zones(seed: int) -> tuple[Regions, Floats]:
+    """Eight groups that differ by age and by sex, in regions whose people chose them."""
+    means = group_means(DEFAULT_GROUPS, 30, seed, 0.4)
+    shares = dirichlet(80, 8, 3.0, seed)
+    values = np.random.default_rng([seed, 5]).poisson(400 * shares @ means) / 400
+    return regions_of(shares, values, 400.0, randomised=False), means
+
+
+def test_a_table_with_shuffled_groups_is_reported_and_left_out() -> None:
+    for seed in range(4):
+        regions, means = eight_in_zones(seed)
+        order = np.random.default_rng(seed).permutation(8)
+        wrong = replace(regions, evidence=(table(means[order], seed=seed),))
+        recovery = recover(wrong, quiet=True)
+        assert any("contradicts" in note and "survey.csv" in note for note in recovery.notes)
+        assert recovery.means == pytest.approx(recover(regions, quiet=True).means)
+
+
+def test_a_true_table_is_kept_also_from_elsewhere_or_by_age_alone() -> None:
+    by_age = np.kron(np.eye(4), np.full((1, 2), 0.5))
+    for seed in range(4):
+        regions, means = eight_in_zones(seed)
+        different = means * np.exp(np.random.default_rng([seed, 6]).normal(0, 0.2, means.shape))
+        elsewhere = replace(table(3 * different, seed=seed), same_population=False)
+        for evidence in (table(means, seed=seed), table(means, by_age, seed=seed), elsewhere):
+            recovery = recover(replace(regions, evidence=(evidence,)), quiet=True)
+            assert not any("contradicts" in note for note in recovery.notes)
+            assert recovery.sources["survey.csv"].mean() > 0.05
 
 
 def test_shares_of_information_sum_to_one() -> None:

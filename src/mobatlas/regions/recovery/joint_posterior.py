@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from scipy import special
 
 from mobatlas.data.types import Floats, Ints
 from mobatlas.regions.recovery.map_model import (
@@ -193,9 +192,10 @@ class DirectFit:
         slopes = self.joint.slopes
         return None if slopes.context is None else self.revised.context**2 * slopes.context
 
-    def doubt(self, without: DirectFit) -> float:
-        """The probability that composition does not matter to what regions show."""
-        return float(special.expit(without.evidence - self.evidence))
+    def gain(self) -> float:
+        """The log evidence that direct evidence adds to that of regions."""
+        regions = Joint(replace(self.joint.model, direct=()), self.joint.slopes)
+        return self.evidence - regions.revise()[1]
 
     def posterior(self, bins: Ints) -> tuple[Modes, Posterior, Floats, Floats]:
         """Modes, the posterior of linked log ratios, what regions show, and prior variances."""

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
+from scipy import special
 
 from mobatlas.data.types import Floats, Ints
 from mobatlas.regions.recovery.joint_posterior import DirectFit
@@ -33,10 +34,12 @@ def _fit_with_direct(model: MapModel, slopes: Slopes) -> tuple[MapFit, Slopes, d
     fitted = DirectFit.of(model, slopes)
     without = None
     doubt = 0.0
-    if not model.confounded:
+    if not model.confounded and slopes.doubt > 0:
         usual = Slopes(model.usual_variances(), None, slopes.effect)
         without = DirectFit.of(model.without_composition(), usual)
-        doubt = fitted.doubt(without)
+        # Direct evidence revises the doubt that regions alone leave.
+        gain = fitted.gain() - without.gain()
+        doubt = float(special.expit(special.logit(slopes.doubt) - gain))
         if doubt < NEGLIGIBLE:
             without = None
     parts = [fitted.fit(bins, without, doubt) for bins in model.strata]

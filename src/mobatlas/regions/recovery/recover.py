@@ -29,6 +29,7 @@ from mobatlas.errors import MobatlasError, log, refuse_unknown
 from mobatlas.features.divergences import js
 from mobatlas.regions.composition import refuse_empty_regions
 from mobatlas.regions.recovery.composition_error import CompositionError, calibrate_composition
+from mobatlas.regions.recovery.exchanged import exchanged_tables
 from mobatlas.regions.recovery.geography import confounding, surface, transfer
 from mobatlas.regions.recovery.map_fit import fit_map
 from mobatlas.regions.recovery.map_model import (
@@ -324,6 +325,10 @@ class _Recoverer:
         """Fit one feature map."""
         model = self._model(bins)
         slopes = model.slopes(self._effects)
+        exchanged = exchanged_tables(model, slopes)
+        if exchanged:
+            direct = [each for each in model.direct if each.name not in exchanged]
+            model = replace(model, direct=direct)
         if model.nested and not self._confounded:
             slopes = replace(slopes, doubt=self._doubt)
         if (transferred := self._test_transfer(model, slopes)) is not None:
@@ -336,6 +341,11 @@ class _Recoverer:
         self.maps.append(FittedMap(name, bins, parent, model, slopes, fit.variances))
         self._variances |= {prefix + key: value for key, value in fit.variances.items()}
         self._note(name, slopes, discrepancy)
+        for table in exchanged:
+            self._notes[
+                f"'{table}' contradicts the other evidence on '{name}': its rows fit better under "
+                "the names of other groups, so it is left out. Check whether groups are exchanged"
+            ] = None
 
     def _note(self, name: str, slopes: Slopes, discrepancy: Mapping[str, float]) -> None:
         """Say which assumption binds, and which evidence contradicts."""
