@@ -30,10 +30,9 @@ from bench.survey import (
     region_columns,
     write_people,
 )
-from mobatlas.data.types import Ints
-from mobatlas.data.dataset import TrajectoryDataset
+from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.tables import parquet_schema
-from mobatlas.data.dataset import Trajectories
+from mobatlas.data.types import Ints
 from mobatlas.features.maps import build_feature
 from mobatlas.regions.aggregates import aggregate, person_means
 from mobatlas.regions.build import RegionsOptions

@@ -23,10 +23,10 @@ from bench.runner import Cell, Command, Experiment, Runner, compute_once
 from bench.summary import write_result
 from bench.survey import DIARY, check_survey, display_names, region_columns
 from mobatlas.config import load_run, merge
-from mobatlas.data.types import Flags, Floats, Ints
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
+from mobatlas.data.types import Flags, Floats, Ints
 from mobatlas.evaluation.comparison import gap_closed
 from mobatlas.evaluation.resampling import resample
 from mobatlas.features.divergences import js, normalise

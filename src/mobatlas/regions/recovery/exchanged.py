@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import optimize, special
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.types import Floats, Ints
 from mobatlas.regions.recovery.joint_posterior import (
     DISCREPANCY_SD,
     LEVEL_SD,
