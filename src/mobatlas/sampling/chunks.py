@@ -346,9 +346,11 @@ class ChunkSampler:
             samples = self._sampler.sample_at_anchors(codes, anchors, part.seed, first=start)
             return samples, groups, size * self._sampler.calibration.candidates
         generator = self.model.generator
-        lengths = None
-        if self.plan.lengths == "empirical":
-            lengths = draw_rows(draws[:, 2], len(self.model.lengths), self.model.lengths)
+        lengths = (
+            draw_rows(draws[:, 2], len(self.model.lengths), self.model.lengths)
+            if self.plan.lengths == "empirical"
+            else None
+        )
         samples = generator.sample(
             size,
             None if generator.groups is None else groups,

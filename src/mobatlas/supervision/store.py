@@ -167,9 +167,11 @@ def calibrate_draws(
 def _choose(fits: list[PoolFit], cap: float, candidates: int | None) -> tuple[Choice, Floats]:
     """The cheapest tilt with nearly the spread of the best, and its products (maps, 2)."""
     ridge = fits[0].ridge
-    choices = [Choice(each, ridge) for each in CAPS if each >= max(cap, LEAST_CAP)]
-    if candidates is not None:
-        choices = [Choice(float(candidates), RIDGE_FACTORS[-1] * ridge)]
+    choices = (
+        [Choice(float(candidates), RIDGE_FACTORS[-1] * ridge)]
+        if candidates is not None
+        else [Choice(each, ridge) for each in CAPS if each >= max(cap, LEAST_CAP)]
+    )
     products = [_spread(fits[:2], choice, candidates) for choice in choices]
     reached = [each[:, 0].sum() for each in products]
     # Below zero, samples of held-out candidates differ in the wrong direction: the pool is small.

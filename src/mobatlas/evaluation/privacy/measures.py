@@ -213,11 +213,11 @@ def measure_distances(
         by_group[rows_of_block] = np.minimum.reduceat(block, starts, axis=1)
         closest = np.minimum(closest, block.min(0))
         near += (block < NEAR).sum(0)
-    to_reference = None
-    if len(reference):
-        to_reference = np.concatenate(
-            [block.min(1) for _, block in distances(table[real], table[reference])]
-        )
+    to_reference = (
+        np.concatenate([block.min(1) for _, block in distances(table[real], table[reference])])
+        if len(reference)
+        else None
+    )
     return SampleDistances(by_group, cohort.person[rows], closest, near, to_reference)
 
 

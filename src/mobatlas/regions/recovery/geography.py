@@ -82,9 +82,7 @@ def transfer(rows: Rows, observed: Observed, root: Floats, centroids: Floats) ->
         predicted = _residuals(covariates, predicted)
         sums += [(shown * predicted).sum(), (predicted**2).sum(), (shown**2).sum()]
     product, square, total = sums
-    if square <= MIN_PREDICTED * total:
-        return None
-    return float(np.clip(product / square, 0, 1))
+    return None if square <= MIN_PREDICTED * total else float(np.clip(product / square, 0, 1))
 
 
 def confounding(recovery: Recovery) -> list[str]:
