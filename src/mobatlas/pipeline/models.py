@@ -369,10 +369,6 @@ class _Plan:
         }
 
 
-def _rounded(shares: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(share, 4) for name, share in shares.items()}
-
-
 def _plan(
     model: Model,
     options: SuperviseOptions,
