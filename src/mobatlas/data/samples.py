@@ -18,7 +18,7 @@ by r squared.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -409,16 +409,14 @@ def _place_warnings(path: Path, places: pa.DictionaryArray, unknown: Ints) -> li
     ]
 
 
-def _anchor_warnings(file: _SampleFile, tokens: Tokens) -> list[str]:
-    warnings = []
+def _anchor_warnings(file: _SampleFile, tokens: Tokens) -> Iterator[str]:
     for token, name, columns in ((HOME, "HOME", ANCHORS[:2]), (WORK, "WORK", ANCHORS[2:])):
         missing = [column for column in columns if column not in file.names]
         if missing and (tokens == token).any():
-            warnings.append(
+            yield (
                 f"{file.path}: the file has no column '{missing[0]}', so visits to {name} have no "
                 "position"
             )
-    return warnings
 
 
 def _group_warnings(path: Path, codes: Ints | None) -> list[str]:

@@ -584,12 +584,14 @@ def _match(
             kept, chosen, person = match_people(real.people[rows], side.person, rng)
             partners[label] = (chosen, person)
             rows = rows[kept]
-    matched = {}
-    for label, side in sides.items():
-        if label in partners:
-            matched[label] = side.take(_in_order(real.people[rows], *partners[label]))
-        else:
-            matched[label] = side.take(_thinned(len(side), len(rows), [*key, SYNTHETIC]))
+    matched = {
+        label: side.take(
+            _in_order(real.people[rows], *partners[label])
+            if label in partners
+            else _thinned(len(side), len(rows), [*key, SYNTHETIC])
+        )
+        for label, side in sides.items()
+    }
     return real.take(rows), matched
 
 

@@ -5,6 +5,7 @@ Singular values, ranks, the paper's bounds, contrasts and proposals for better r
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -251,19 +252,17 @@ def _people_behind(evidence: GroupEvidence, v: Aggregates) -> Floats:
     return np.where(np.isfinite(evidence.n), evidence.n, implied)
 
 
-def _evidence_warnings(regions: Regions) -> list[str]:
+def _evidence_warnings(regions: Regions) -> Iterator[str]:
     maps = bins_by_map(regions.aggregates.features)
-    warnings = []
     for each in regions.evidence:
         missing = [name for name in maps if name not in bins_by_map(each.features)]
         if not each.same_population:
-            warnings.append(
+            yield (
                 f"{each.title} is about other people, so it does not count here; run "
                 "`mobatlas recover` to see what it adds"
             )
         elif missing:
-            warnings.append(f"{each.title} says nothing about {' and '.join(missing)}")
-    return warnings
+            yield f"{each.title} says nothing about {' and '.join(missing)}"
 
 
 def effective_rank(shares: Floats, n: Floats) -> int:

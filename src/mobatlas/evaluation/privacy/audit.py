@@ -154,10 +154,10 @@ class Audit:
     @property
     def subjects(self) -> dict[str, str]:
         """The verdict on each subject."""
-        verdicts: dict[str, list[str]] = {}
-        for check in self.checks:
-            verdicts.setdefault(check.spec.subject, []).append(check.verdict)
-        return {subject: _combined(each) for subject, each in verdicts.items()}
+        return {
+            subject: _combined([c.verdict for c in self.checks if c.spec.subject == subject])
+            for subject in dict.fromkeys(check.spec.subject for check in self.checks)
+        }
 
     @property
     def verdict(self) -> str:
