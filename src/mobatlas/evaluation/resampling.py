@@ -304,8 +304,7 @@ def _sides(real: sparse.csr_array, other: sparse.csr_array) -> tuple[_Side, _Sid
 
 def _dense_share(first: _Side, second: _Side) -> float:
     """The share of the JSD that comes from bins with many visits, from 0 to 1."""
-    p = first.total / first.total.sum()
-    q = second.total / second.total.sum()
+    p, q = (each.total / each.total.sum() for each in (first, second))
     middle = (p + q) / 2
     parts = np.zeros(len(p))
     for side in (p, q):
@@ -317,8 +316,7 @@ def _dense_share(first: _Side, second: _Side) -> float:
 
 def _contributions(side: _Side, other: _Side, person: Ints, people: int) -> Floats:
     """What each person of a side adds to the JSD, to first order: (people,)."""
-    p = side.total / side.total.sum()
-    q = other.total / other.total.sum()
+    p, q = (each.total / each.total.sum() for each in (side, other))
     slope = np.zeros(len(p))
     np.log2(2 * p / (p + q), out=slope, where=p > 0)
     slope = (slope - p @ slope) / (2 * side.total.sum())

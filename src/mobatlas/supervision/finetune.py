@@ -193,9 +193,10 @@ class Target:
     def score(self, sampler: Sampler, people: Mapping[int, Simulated], seed: int) -> float:
         """The mean loss of regions whose people are sampled as a user would sample them."""
         regions = people.values()
-        groups = np.concatenate([each.groups for each in regions])
-        anchors = np.concatenate([each.anchors for each in regions])
-        weights = np.concatenate([each.weights for each in regions])
+        groups, anchors, weights = (
+            np.concatenate([getattr(each, name) for each in regions])
+            for name in ("groups", "anchors", "weights")
+        )
         rows = np.repeat(np.arange(len(people)), [len(each.groups) for each in regions])
         mixing = sparse.csr_array((weights, (rows, np.arange(len(rows)))))  # (regions, samples)
         samples = sampler.sample_at_anchors(groups, anchors, seed)

@@ -319,8 +319,9 @@ def load_moments(model: Model) -> Moments | None:
         table = read_parquet(path, columns=["feature", "mean", "population"])
         features = table["feature"].unique().to_pylist()
         shape = (len(groups), len(features))
-        means = table["mean"].to_numpy().reshape(shape)
-        population = table["population"].to_numpy().reshape(shape)
+        means, population = (
+            table[name].to_numpy().reshape(shape) for name in ("mean", "population")
+        )
     mask = model.manifest.details.get(SUPERVISION, {}).get("mask", ())
     phi = Phi.of(features, model.generator.vocabulary, mask)
     return Moments(
