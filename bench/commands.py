@@ -213,6 +213,10 @@ def real(
             min=1, help="Sets of samples of each model; scores are averaged. 3 by default."
         ),
     ] = None,
+    labelled: Annotated[
+        int,
+        typer.Option(min=0, help="Measure real regions alone, with and without labelled people."),
+    ] = 0,
     seeds: Annotated[
         int, typer.Option(min=1, help="Number of seeds, each with its own models.")
     ] = 3,
@@ -233,6 +237,7 @@ def real(
         census,
         shift,
         real_benchmark.DRAWS if draws is None else draws,
+        labelled,
         values=parse_assignments(assignments or []),
     )
     result = real_benchmark.run(data, Experiment(out, seeds, first_seed, quiet), options)
