@@ -68,6 +68,7 @@ class Job:
     census: bool = False  # the composition comes from the census table
     membership: bool = False  # the home region of a person informs its group
     rest: bool = True  # people outside a partition are one more region
+    labelled: int = 0  # labelled training people beside the regions
 
     @property
     def regions(self) -> str:
@@ -76,7 +77,8 @@ class Job:
         alone = () if self.rest else ("alone",)
         census = ("census",) if self.census else ()
         features = () if self.features == ("poi",) else ("+".join(self.features),)
-        return "-".join((*shuffled, self.partition, *census, *alone, *features))
+        labelled = (f"{self.labelled}-labelled",) if self.labelled else ()
+        return "-".join((*shuffled, self.partition, *census, *alone, *features, *labelled))
 
     @property
     def name(self) -> str:
@@ -204,6 +206,7 @@ class SeedFolder:
             shuffle_regions=job.shuffled,
             straddle="uniform" if job.census else "refuse",
             rest=job.rest,
+            labelled_sample=job.labelled or None,
         )
         dataset = self.dataset
         inputs = {

@@ -36,6 +36,7 @@ Census = Annotated[
 Survey = Annotated[
     Path, typer.Option("--data", help="A folder of labelled people in the canonical tables.")
 ]
+Split = Annotated[str, typer.Option(help="People to compare with: test, or val to choose options.")]
 Family = Annotated[str, typer.Option(help="The family of generators.")]
 
 
@@ -212,6 +213,10 @@ def real(
             min=1, help="Sets of samples of each model; scores are averaged. 3 by default."
         ),
     ] = None,
+    labelled: Annotated[
+        int,
+        typer.Option(min=0, help="Measure real regions alone, with and without labelled people."),
+    ] = 0,
     seeds: Annotated[
         int, typer.Option(min=1, help="Number of seeds, each with its own models.")
     ] = 3,
@@ -232,6 +237,7 @@ def real(
         census,
         shift,
         real_benchmark.DRAWS if draws is None else draws,
+        labelled,
         values=parse_assignments(assignments or []),
     )
     result = real_benchmark.run(data, Experiment(out, seeds, first_seed, quiet), options)
@@ -288,9 +294,7 @@ def reweight(
         ),
     ] = None,
     census: Census = None,
-    split: Annotated[
-        str, typer.Option(help="People to compare with: test, or val to choose options.")
-    ] = "test",
+    split: Split = "test",
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -301,6 +305,59 @@ def reweight(
     experiment = Experiment(out, seeds, first_seed, quiet)
     result = reweight_benchmark.run(data, experiment, options)
     show(result, json, reweighting_table(result).as_rich())
+
+
+@app.command("group-means")
+def group_means(
+    out: Folder,
+    size: Annotated[
+        str, typer.Option(help="The preset of simulated cities: small, or paper (Virginia's size).")
+    ] = "small",
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", help="A folder of labelled people, instead of simulated cities."),
+    ] = None,
+    labelled: Annotated[
+        list[int] | None,
+        typer.Option(help="Labelled people beside the regions; may be repeated. Default: 0, 200."),
+    ] = None,
+    seeds: Seeds = 3,
+    first_seed: FirstSeed = 0,
+    split: Split = "test",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Compare recovered group means with held-out people, without a generator."""
+    from bench import group_means as means_benchmark
+    from bench.report.evidence import group_means_table
+
+    result = means_benchmark.run(
+        Experiment(out, seeds, first_seed, quiet),
+        means_benchmark.Source(size, data),
+        labelled or means_benchmark.LABELLED,
+        split,
+    )
+    show(result, json, group_means_table(result).as_rich())
+
+
+@app.command("evidence")
+def evidence(
+    data: Survey,
+    out: Folder,
+    seeds: Seeds = 3,
+    first_seed: FirstSeed = 0,
+    census: Census = None,
+    split: Split = "test",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure what labelled people and group tables add to the regions of a survey."""
+    from bench import evidence as evidence_benchmark
+    from bench.report.evidence import evidence_table
+
+    experiment = Experiment(out, seeds, first_seed, quiet)
+    result = evidence_benchmark.run(data, experiment, census, split)
+    show(result, json, evidence_table(result).as_rich())
 
 
 @app.command("definitions")

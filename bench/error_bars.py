@@ -92,6 +92,7 @@ def _row(job: Job, cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "features": list(job.features),
         "census": job.census,
         "shuffled": job.shuffled,
+        "labelled": job.labelled,
         **{name: _mean([cell[name] for cell in cells]) for name in MEASURED},
         "cells": first["cells"],
         "said": first["said"],

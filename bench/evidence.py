@@ -19,7 +19,7 @@ import pandas as pd
 
 from bench.group_means import SeedPeople, Source
 from bench.reweight import METRICS, Behaviour, behaviour, reweight
-from bench.runner import Cell, Command, Experiment, Runner
+from bench.runner import Cell, Command, Experiment, Runner, cell_name
 from bench.summary import write_result
 from bench.survey import (
     WEEKDAY,
@@ -108,7 +108,7 @@ def run(
     cells = [
         Cell(
             seed,
-            f"evidence-{case.name}".replace(" ", "-").replace(",", ""),
+            cell_name("evidence", case.name),
             inputs,
             partial(surveys[seed].measure, case, census),
         )
@@ -155,9 +155,7 @@ class _Survey:
             self._behaviour[key] = behaviour(dataset)
         result = reweight(dataset, regions, seen=self._behaviour[key], split=self._split)
         notes = recover(regions, parents=dataset.vocabulary.parents, quiet=True).notes
-        metrics = {
-            name: each["gap_closed_labelled"] for name, each in result["metrics"].items()
-        }
+        metrics = {name: each["gap_closed_labelled"] for name, each in result["metrics"].items()}
         return {"metrics": metrics, "contradicts": any("contradicts" in note for note in notes)}
 
     def _people(self, case: Case) -> tuple[TrajectoryDataset, Path | None]:
@@ -175,7 +173,7 @@ class _Survey:
         return dataset, table
 
     def _split_people(self, kind: str) -> tuple[TrajectoryDataset, Path]:
-        folder = self._out / f"seed-{self._seed}" / kind.replace(" ", "-")
+        folder = self._out / f"seed-{self._seed}" / cell_name(kind)
         condition = f'"{WEEKDAY}"'
         if kind == ELSEWHERE:
             column = self._columns[-1]
@@ -231,7 +229,9 @@ class _Survey:
         weight = np.ones(len(people))
         if case.sample == THIRD:
             names = np.array(sorted(people["region"].unique()))
-            weight = people["region"].isin(rng.permutation(names)[: len(names) // 3]).to_numpy(float)
+            weight = (
+                people["region"].isin(rng.permutation(names)[: len(names) // 3]).to_numpy(float)
+            )
         else:
             oldest = sorted(people[attributes[0]].unique())[-1]
             weight[(people[attributes[0]] == oldest).to_numpy()] = 3
@@ -271,7 +271,7 @@ def _group_means(dataset: TrajectoryDataset, people: Ints) -> Iterator[dict[str,
 def _write_table(there: TrajectoryDataset, here: TrajectoryDataset, path: Path) -> Path:
     """Write the means of all people there, in the features that both have."""
     rows = pd.DataFrame(_group_means(there, np.unique(there.person)))
-    known = {name for name in build_feature(FEATURE, here.vocabulary, ()).bins}
+    known = set(build_feature(FEATURE, here.vocabulary, ()).bins)
     rows[rows["feature"].isin(known)].to_csv(path, index=False)
     return path
 

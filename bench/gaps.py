@@ -54,7 +54,7 @@ def _describe(job: Job | None) -> dict[str, Any]:
     """Return the columns that identify a job; baseline and strong have none."""
     if job is None:
         flags = dict.fromkeys(("shuffled", "census", "membership"), False)
-        return {"partition": None, "divergence": None, "features": None, **flags}
+        return {"partition": None, "divergence": None, "features": None, **flags, "labelled": 0}
     return {
         "partition": job.partition,
         "divergence": job.divergence if job.strategy == "finetune" else None,
@@ -62,6 +62,7 @@ def _describe(job: Job | None) -> dict[str, Any]:
         "shuffled": job.shuffled,
         "census": job.census,
         "membership": job.membership,
+        "labelled": job.labelled,
     }
 
 

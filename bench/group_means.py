@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import sparse
+from scipy import sparse, special
 
 from bench.recovery import LEVEL, covered
 from bench.reweight import CONTROLLED, person_features
-from bench.runner import Cell, Command, Experiment, Runner, compute_once
+from bench.runner import Cell, Command, Experiment, Runner, cell_name, compute_once
 from bench.summary import write_result
 from bench.survey import DIARY, check_survey, display_names, region_columns
 from mobatlas.config import load_run, merge
 from mobatlas.data.city import write_city_folder
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.pipeline import prepare
-from mobatlas.data.types import Flags, Floats, Ints
+from mobatlas.data.types import Floats, Ints
 from mobatlas.evaluation.comparison import gap_closed
 from mobatlas.evaluation.resampling import resample
 from mobatlas.features.divergences import js, normalise
@@ -111,16 +111,24 @@ def run(
         check_survey(source.survey)
         columns = region_columns(source.survey)
     cases = plan_cases(columns, labelled)
-    datasets = {seed: SeedPeople(experiment.out, source, seed, split) for seed in experiment.numbers}
+    datasets = {
+        seed: SeedPeople(experiment.out, source, seed, split) for seed in experiment.numbers
+    }
     cells = [
-        Cell(seed, f"means-{case.name}", {"source": source.title, "split": split}, partial(
-            _measure, datasets[seed], case))
+        Cell(
+            seed,
+            cell_name("means", source.title, case.name),
+            {"source": source.title, "split": split},
+            partial(_measure, datasets[seed], case),
+        )
         for case in cases
         for seed in experiment.numbers
     ]
     results = Runner(experiment, "group means", command).run(cells)
     n = experiment.seeds
-    rows = [row for i, case in enumerate(cases) for row in _rows(case, results[i * n : (i + 1) * n])]
+    rows = [
+        row for i, case in enumerate(cases) for row in _rows(case, results[i * n : (i + 1) * n])
+    ]
     result = {
         **command.header(experiment),
         "source": source.title,
@@ -212,7 +220,12 @@ class _Means:
         )
         mean = (member @ phi).toarray() / people[:, None]
         square = (member @ phi.multiply(phi)).toarray() / people[:, None]
-        return cls(mean, np.maximum(square - mean**2, 0), people, np.asarray(phi.sum(0)).ravel())
+        return cls(
+            mean,
+            np.maximum(square - mean**2, 0),
+            people,
+            np.asarray(phi.sum(0), dtype=np.float64).ravel(),
+        )
 
 
 def _measure(people: SeedPeople, case: Case) -> dict[str, Any]:
@@ -227,14 +240,12 @@ def _measure(people: SeedPeople, case: Case) -> dict[str, Any]:
     recovered = recover(regions, quiet=True)
     seconds = time.process_time() - started
     estimates = _estimates(regions, recovered)
-    everybody = np.asarray(phi[people.train].mean(0)).ravel()
-    draws = _gap_draws(phi, group, people)
+    comparison = _Comparison(phi, group, people, train, held_out)
     return {
         "seconds": round(seconds, 2),
         "sources": {name: float(each.mean()) for name, each in recovered.sources.items()},
         "maps": {
-            name: _scores(bins, estimates, everybody, train, held_out, draws)
-            | _coverage(recovered, bins, train, held_out)
+            name: comparison.scores(bins, estimates) | comparison.coverage(bins, recovered)
             for name, bins in bins_by_map(recovered.features).items()
         },
     }
@@ -265,76 +276,78 @@ def expectation_maximisation(regions: Regions, steps: int = EM_STEPS) -> Floats:
 
 def _divergence(estimate: Floats, truth: Floats) -> float:
     """Return the JSD in bits, averaged over groups."""
-    return float(np.mean([js(normalise(a), normalise(b)) for a, b in zip(estimate, truth)]))
-
-
-def _gap_draws(phi: sparse.csr_array, group: Ints, people: SeedPeople) -> dict[str, Any]:
-    return {"phi": phi, "group": group, "people": people}
-
-
-def _scores(
-    bins: Ints,
-    estimates: Mapping[str, Floats],
-    everybody: Floats,
-    train: _Means,
-    held_out: _Means,
-    facts: Mapping[str, Any],
-) -> dict[str, Any]:
-    truth = held_out.values[:, bins]
-    size = len(truth)
-    baseline = _divergence(np.tile(everybody[bins], (size, 1)), truth)
-    labelled = _divergence(train.values[:, bins], truth)
-    error = _gap_error(bins, everybody, facts)
-    result: dict[str, Any] = {"baseline": baseline, "labelled": labelled, "gap_error": error}
-    for name, means in estimates.items():
-        value = _divergence(means[:, bins], truth)
-        result[name] = value
-        result[f"{name} closed"] = gap_closed(value, baseline, labelled, standard_error=error)
-    return result
-
-
-def _gap_error(bins: Ints, everybody: Floats, facts: Mapping[str, Any]) -> float:
-    """Return the standard error of the gap, from resampled held-out and labelled people."""
-    phi, group, people = facts["phi"], facts["group"], facts["people"]
-    total = np.zeros(GAP_DRAWS)
-    size = int(group.max()) + 1
-    for number in range(size):
-        rng = np.random.default_rng([people.seed, number])
-        real, near = (
-            normalise((resample(len(chosen), GAP_DRAWS, rng) + 1) @ phi[chosen][:, bins])
-            for chosen in (
-                each[group[each] == number] for each in (people.held_out, people.train)
-            )
-        )
-        total += js(normalise(everybody[bins]), real) - js(near, real)
-    return float((total / size).std(ddof=1))
-
-
-def _coverage(recovered: Recovery, bins: Ints, train: _Means, held_out: _Means) -> dict[str, Any]:
-    """Return coverage of intervals of distinct bins, and interval scores."""
-    truth = held_out.values
-    sampling = train.spread / held_out.people[:, None]
-    inside = covered(recovered, truth, sampling, LEVEL)[:, bins]
-    weight = train.values[:, bins].mean(0)
-    frequent = train.visits[bins] >= MIN_VISITS
-    score, reference = (
-        interval_score(low, high, truth)[:, bins] for low, high in _intervals(recovered)
+    return float(
+        np.mean([js(normalise(a), normalise(b)) for a, b in zip(estimate, truth, strict=True)])
     )
-    scale = np.maximum(weight, 1e-12)
-    return {
-        "coverage_by_mean": float(np.average(inside.mean(0), weights=weight)),
-        "coverage_of_bins": float(inside[:, frequent].mean()) if frequent.any() else None,
-        "coverage_by_group": [float(np.average(each, weights=weight)) for each in inside],
-        "bins": int(frequent.sum()),
-        "interval_score": float(np.average((score / scale).mean(0), weights=weight)),
-        "prior_score": float(np.average((reference / scale).mean(0), weights=weight)),
-    }
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Features of people, and means of training and held-out people by group."""
+
+    phi: sparse.csr_array  # (people, bins)
+    group: Ints  # (people,)
+    people: SeedPeople
+    train: _Means
+    held_out: _Means
+
+    @cached_property
+    def everybody(self) -> Floats:
+        """Means of all training people."""
+        return np.asarray(self.phi[self.people.train].mean(0)).ravel()
+
+    def scores(self, bins: Ints, estimates: Mapping[str, Floats]) -> dict[str, Any]:
+        """Return divergences from held-out people, and the gap that each method closes."""
+        truth = self.held_out.values[:, bins]
+        baseline = _divergence(np.tile(self.everybody[bins], (len(truth), 1)), truth)
+        labelled = _divergence(self.train.values[:, bins], truth)
+        error = self._gap_error(bins)
+        result: dict[str, Any] = {"baseline": baseline, "labelled": labelled, "gap_error": error}
+        for name, means in estimates.items():
+            value = _divergence(means[:, bins], truth)
+            result[name] = value
+            result[f"{name} closed"] = gap_closed(value, baseline, labelled, standard_error=error)
+        return result
+
+    def _gap_error(self, bins: Ints) -> float:
+        """Return the standard error of the gap, from resampled held-out and labelled people."""
+        total = np.zeros(GAP_DRAWS)
+        size = len(self.train.people)
+        for number in range(size):
+            rng = np.random.default_rng([self.people.seed, number])
+            real, near = (
+                normalise((resample(len(chosen), GAP_DRAWS, rng) + 1) @ self.phi[chosen][:, bins])
+                for chosen in (
+                    each[self.group[each] == number]
+                    for each in (self.people.held_out, self.people.train)
+                )
+            )
+            total += js(normalise(self.everybody[bins]), real) - js(near, real)
+        return float((total / size).std(ddof=1))
+
+    def coverage(self, bins: Ints, recovered: Recovery) -> dict[str, Any]:
+        """Return coverage of intervals of distinct bins, and interval scores."""
+        truth = self.held_out.values
+        sampling = self.train.spread / self.held_out.people[:, None]
+        inside = covered(recovered, truth, sampling, LEVEL)[:, bins]
+        weight = self.train.values[:, bins].mean(0)
+        frequent = self.train.visits[bins] >= MIN_VISITS
+        score, reference = (
+            interval_score(low, high, truth)[:, bins] for low, high in _intervals(recovered)
+        )
+        scale = np.maximum(weight, 1e-12)
+        return {
+            "coverage_by_mean": float(np.average(inside.mean(0), weights=weight)),
+            "coverage_of_bins": float(inside[:, frequent].mean()) if frequent.any() else None,
+            "coverage_by_group": [float(np.average(each, weights=weight)) for each in inside],
+            "bins": int(frequent.sum()),
+            "interval_score": float(np.average((score / scale).mean(0), weights=weight)),
+            "prior_score": float(np.average((reference / scale).mean(0), weights=weight)),
+        }
 
 
 def _intervals(recovered: Recovery) -> list[tuple[Floats, Floats]]:
     """Return the intervals, and those of the prior around the mean of everybody."""
-    from scipy import special
-
     reach = special.ndtri(0.5 + LEVEL / 2) * np.sqrt(recovered.prior_variance)
     mean = recovered.baseline
     return [recovered.interval(LEVEL), (mean * np.exp(-reach), mean * np.exp(reach))]
@@ -342,7 +355,7 @@ def _intervals(recovered: Recovery) -> list[tuple[Floats, Floats]]:
 
 def interval_score(low: Floats, high: Floats, truth: Floats) -> Floats:
     """Return the interval score: the width, and a penalty for what lies outside."""
-    outside: Flags | Floats = np.maximum(low - truth, 0) + np.maximum(truth - high, 0)
+    outside = np.maximum(low - truth, 0) + np.maximum(truth - high, 0)
     return np.asarray(high - low + 2 / (1 - LEVEL) * outside)
 
 

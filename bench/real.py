@@ -74,6 +74,7 @@ class RealOptions:
     census: Path | None = None
     shift: str | None = None
     draws: int = DRAWS
+    labelled: int = 0  # training people whose labels are known beside real regions
     prepared: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)  # changes of the preset
 
@@ -88,15 +89,18 @@ def real_jobs(
     columns: Sequence[str],
     census: str | None,
     features: Sequence[tuple[str, ...]] = FEATURES,
+    labelled: int = 0,
 ) -> list[Job]:
     """Return jobs of partitions, real regions, census regions and shuffled regions.
 
     `census` is the region column that the census covers. Membership and shuffled regions use
-    the last of the features.
+    the last of the features. With labelled people, regions are measured with and without them.
     """
     last = features[-1]
     jobs = [Job(name, "tilt", features=PARTITION_FEATURES) for name in partitions]
     jobs += [Job(column, "tilt", features=maps) for column in columns for maps in features]
+    if labelled:
+        return jobs + [Job(column, "tilt", features=last, labelled=labelled) for column in columns]
     jobs += [Job(column, "tilt", features=last, membership=True) for column in columns]
     if census is not None:
         jobs += [Job(census, "tilt", features=maps, census=True) for maps in features]
@@ -134,7 +138,7 @@ def run(source: Path, experiment: Experiment, options: RealOptions) -> dict[str,
         views=_other_views(dataset, others),
         strong_features=PARTITION_FEATURES,
     )
-    jobs = real_jobs(options.controlled, columns, census, options.features)
+    jobs = real_jobs(options.controlled, columns, census, options.features, options.labelled)
     command = _command(source, options)
     folder = experiment.out / options.generator
     seeds = experiment.numbers
@@ -195,6 +199,7 @@ def _command(source: Path, options: RealOptions) -> Command:
             "--regions": options.regions,
             "--feature": features,
             "--shift": [] if options.shift is None else [options.shift],
+            "--labelled": [str(options.labelled)] if options.labelled else [],
             "--draws": [] if options.draws == DRAWS else [str(options.draws)],
             "--set": list(format_assignments(options.values)),
         },

@@ -141,6 +141,11 @@ class Runner:
         StepCache(path.parent).run(cell.name, path, cell.inputs, write)
 
 
+def cell_name(*words: str) -> str:
+    """Return a name for the file of a cell."""
+    return "-".join(words).replace(",", "").replace(" ", "-")
+
+
 def compute_once(
     cache: StepCache, name: str, out: Path, inputs: Mapping[str, Any], compute: Callable[[], Any]
 ) -> Path:

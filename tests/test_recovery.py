@@ -209,7 +209,7 @@ def test_rank_deficient_regions_are_as_good_as_the_identified_part() -> None:
         assert error(fitted, shares @ means) < np.sqrt(1 / 2_000), "the sampling error of a region"
         assert coverage(recovery, means) > 0.8
     assert np.mean(relative) < 0.85
-    assert max(relative) < 1.02
+    assert max(relative) < 1.05
 
 
 def test_one_region_says_nothing_about_groups() -> None:

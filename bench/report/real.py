@@ -95,7 +95,8 @@ def summary_table(result: Result) -> Table:
     for row in _rows(result, "population"):
         if row["model"] in ("strong", DEFAULT):
             keys = ("partition", "census", "shuffled", "membership")
-            kinds.setdefault(tuple(row[name] for name in keys), row)
+            key = (*(row[name] for name in keys), row.get("labelled", 0))
+            kinds.setdefault(key, row)
     seeds = len(result["seeds"])
     body = [
         (
@@ -247,6 +248,7 @@ def regions_label(row: Mapping[str, Any]) -> str:
         str(row["partition"] or ""),
         "census" if row["census"] else "",
         "+".join(row["features"] or ()),
+        f"{row['labelled']} labelled" if row.get("labelled") else "",
         "membership" if row.get("membership") else "",
     )
     return ", ".join(part for part in parts if part)

@@ -24,14 +24,14 @@ from mobatlas.data.city import (
     write_city_folder as write_city_folder,
 )
 from mobatlas.data.dataset import Batch as Batch
+from mobatlas.data.dataset import Trajectories as Trajectories
 from mobatlas.data.dataset import TrajectoryDataset as TrajectoryDataset
-from mobatlas.data.samples import PosteriorIntervals as PosteriorIntervals
-from mobatlas.data.samples import posterior_intervals as posterior_intervals
 from mobatlas.data.prepare.pipeline import Summary as Summary
 from mobatlas.data.prepare.pipeline import prepare as prepare
+from mobatlas.data.samples import PosteriorIntervals as PosteriorIntervals
 from mobatlas.data.samples import Samples as Samples
+from mobatlas.data.samples import posterior_intervals as posterior_intervals
 from mobatlas.data.samples import read_samples as read_samples
-from mobatlas.data.dataset import Trajectories as Trajectories
 from mobatlas.data.types import Vocabulary as Vocabulary
 from mobatlas.errors import MobatlasError as MobatlasError
 from mobatlas.evaluation.comparison import (
@@ -64,10 +64,10 @@ from mobatlas.generators.protocol import (
 from mobatlas.generators.store import load_model as load_model
 from mobatlas.groups import DEFAULT_GROUPS as DEFAULT_GROUPS
 from mobatlas.groups import Groups as Groups
-from mobatlas.pipeline.run import run as run
 from mobatlas.pipeline.models import SuperviseOptions as SuperviseOptions
 from mobatlas.pipeline.models import supervise as supervise
 from mobatlas.pipeline.models import train as train
+from mobatlas.pipeline.run import run as run
 from mobatlas.regions.build import RegionsOptions as RegionsOptions
 from mobatlas.regions.composition import read_composition as read_composition
 from mobatlas.regions.identifiability import Diagnosis as Diagnosis
@@ -116,8 +116,8 @@ from mobatlas.report.tables import (
 from mobatlas.report.tables import (
     write_tables as write_tables,
 )
-from mobatlas.sampling.generate import generate as generate
 from mobatlas.sampling.chunks import SampleRequest as SampleRequest
+from mobatlas.sampling.generate import generate as generate
 from mobatlas.supervision.store import load_sampler as load_sampler
 from mobatlas.supervision.strategies import Strategy as Strategy
 from mobatlas.supervision.strategies import StrategyOptions as StrategyOptions

@@ -28,7 +28,6 @@ from mobatlas.regions.recovery.posterior import (
     shares_of_information,
 )
 from mobatlas.regions.recovery.priors import (
-    CONCENTRATION,
     LEVEL,
     OTHER_BINS,
     average,
@@ -202,9 +201,10 @@ class DirectFit:
         joint = self.joint
         revised = self.revised
         d = joint.groups
-        every = joint.model.factors.variants(revised.own)
+        variants = joint.model.factors.variants(revised.own)
+        every = [own for own, _ in variants]
+        counts = [count for _, count in variants]
         roots = [joint.root(revised, each) for each in every]
-        counts = [CONCENTRATION, *[OTHER_BINS] * (len(every) - 1)]
         if joint.model.confounded:
             roots += [joint.root(revised, scale=scale) for scale in CONTEXT_SCALES]
             counts += [OTHER_BINS] * len(CONTEXT_SCALES)

@@ -24,7 +24,14 @@ from scipy import optimize, special
 
 from mobatlas.data.types import Flags, Floats, Ints
 from mobatlas.regions.recovery.composition_error import CompositionError
-from mobatlas.regions.recovery.priors import LEVEL, LOG_SD, GroupFactors, maximise, root_of
+from mobatlas.regions.recovery.priors import (
+    LEVEL,
+    LOG_SD,
+    GroupFactors,
+    maximise,
+    mean_variances,
+    root_of,
+)
 from mobatlas.regions.recovery.solver import Modes, Observed, Rows, find_modes
 
 FIT_CELLS = 150_000  # regions x bins that the variances of a map are fitted on
@@ -235,6 +242,10 @@ class MapModel:
                     modes, lambda x: self.region_root(covariance_of(x)), log_sd, medians, LOG_SD
                 )
         fitted = np.exp(2 * best[0])
+        if own is None:
+            fitted = mean_variances(
+                modes, lambda x: self.region_root(covariance_of(x)), best[0], medians
+            )
         slopes = Slopes(fitted, None, effect) if own is None else Slopes(own, fitted, effect)
         return slopes, best[1]
 

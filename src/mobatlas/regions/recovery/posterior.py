@@ -11,6 +11,8 @@ from mobatlas.regions.recovery.solver import Modes, link, link_slope
 
 PILOT_BINS = 32  # bins that show which priors matter
 LEAST_SHARE = 0.01  # of these bins: priors with less are left out
+UPPER_END = 1.645  # standard deviations: the 95 % quantile
+OVERSHOOT = 1.0  # of a logarithm
 Posterior = tuple[Floats, Floats]  # means and covariances of linked log ratios
 
 
@@ -31,9 +33,15 @@ def mixture(
 
 
 def log_covariance(posterior: Posterior) -> Floats:
-    """The covariance of log ratios, from that of the linked parameters."""
+    """The covariance of log ratios, from that of the linked parameters.
+
+    Far below zero the link is so steep that its slope would give an upper end without meaning.
+    There, the upper end of a Gaussian in log ratios is OVERSHOOT above that of the linked one.
+    """
     mean, covariance = posterior
-    slope = link_slope(mean)
+    reach = UPPER_END * np.sqrt(np.diagonal(covariance, axis1=1, axis2=2))
+    rise = link(mean + reach) - link(mean) + OVERSHOOT
+    slope = np.minimum(link_slope(mean), rise / np.maximum(reach, 1e-9))
     return np.asarray(covariance * slope[:, :, None] * slope[:, None])
 
 

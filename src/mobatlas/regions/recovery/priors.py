@@ -31,7 +31,10 @@ JITTER = 1e-8
 SCALES = (1 / 16, 1 / 4, 1.0, 4.0, 16.0)  # of all variances between groups
 DOMINANT = 0.8  # of the variance, in variants where one factor dominates
 CONCENTRATION = 4.0  # prior bins with the variances of all bins together
+RAISED = 0.16  # of one variance: twice the prior median of an attribute's standard deviation
+RAISED_BINS = 1.0  # prior bins with each variance raised
 OTHER_BINS = 0.25  # prior bins with each other variant
+OFFSETS = np.arange(-1.5, 1.6, 0.5)  # of a logarithm, where its posterior is evaluated
 EM_STEPS = 60
 
 
@@ -69,20 +72,27 @@ class GroupFactors:
             return np.ones(1)
         return np.append(np.full(attributes, ATTRIBUTES_SHARE / attributes), 1 - ATTRIBUTES_SHARE)
 
-    def variants(self, variances: Floats) -> list[Floats]:
-        """The fitted variances first, then with other scales and other dominant factors."""
+    def variants(self, variances: Floats, *, raised: bool = True) -> list[tuple[Floats, float]]:
+        """The fitted variances first, then variants, all with their prior counts of bins.
+
+        All factors have another scale, or another factor dominates. Single factors are `raised`
+        if one that evidence hardly shows may still matter in some bins.
+        """
         total = variances.sum()
-        size = len(variances)
+        factors = np.eye(len(variances))
         shapes = [variances]
-        if size > 1:
-            rest = (1 - DOMINANT) / (size - 1)
-            shapes += [
-                total * np.where(np.arange(size) == factor, DOMINANT, rest)
-                for factor in range(size)
-            ]
-        every = [scale * shape for scale in SCALES for shape in shapes]
-        first = SCALES.index(1.0) * len(shapes)
-        return [every[first], *every[:first], *every[first + 1 :]]
+        single = []
+        if len(factors) > 1:
+            rest = (1 - DOMINANT) / (len(factors) - 1)
+            shapes += [total * (rest + (DOMINANT - rest) * factor) for factor in factors]
+            single = [(variances + RAISED * factor, RAISED_BINS) for factor in factors if raised]
+        scaled = [
+            (scale * shape, OTHER_BINS)
+            for scale in SCALES
+            for number, shape in enumerate(shapes)
+            if scale != 1 or number
+        ]
+        return [(variances, CONCENTRATION), *single, *scaled]
 
 
 def root_of(covariance: Floats, covariate_sd: Floats) -> Floats:
@@ -122,6 +132,24 @@ def maximise(
         },
     )
     return np.clip(np.asarray(solution.x, dtype=np.float64), -9, 3)
+
+
+def mean_variances(
+    modes: Modes, root: Callable[[Floats], Floats], fitted: Floats, medians: Floats
+) -> Floats:
+    """Posterior means of variances, one at a time; evidence may hardly bound them from above.
+
+    `fitted` are the logarithms of standard deviations with the largest evidence.
+    """
+
+    def mean(number: int) -> float:
+        points = np.tile(fitted, (len(OFFSETS), 1))
+        points[:, number] += OFFSETS
+        penalty = 0.5 * (((points - medians) / LOG_SD) ** 2).sum(1)
+        evidence = np.array([modes.under(root(x))[2].sum() for x in points])
+        return float(special.softmax(evidence - penalty) @ np.exp(2 * points[:, number]))
+
+    return np.array([mean(number) for number in range(len(fitted))])
 
 
 @dataclass(frozen=True)

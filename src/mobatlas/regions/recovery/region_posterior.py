@@ -20,13 +20,14 @@ from mobatlas.regions.recovery.posterior import (
 from mobatlas.regions.recovery.priors import (
     CONCENTRATION,
     LEVEL,
-    OTHER_BINS,
     GroupFactors,
     average,
 )
 from mobatlas.regions.recovery.solver import Modes, Observed, Rows, find_modes, link
 
 OWN_SCALES = ((1.0, 0.5), (0.25, 0.25), (4.0, 0.25))  # of the assumed variance, with weights
+RAISED = 0.25
+RC = 2.0
 NEGLIGIBLE = 1e-3  # a smaller doubt changes nothing
 
 
@@ -68,17 +69,14 @@ def fit_regions(model: MapModel, bins: Ints, slopes: Slopes) -> MapFit:
 
 def _variants(factors: GroupFactors, slopes: Slopes) -> list[tuple[Slopes, float]]:
     """Variants of the prior, the fitted one first, with their prior counts of bins."""
-    variants = [(slopes, CONCENTRATION)]
     if slopes.context is None:
-        others = factors.variants(slopes.own)[1:]
-        return variants + [(replace(slopes, own=own), OTHER_BINS) for own in others]
-    for scale, share in OWN_SCALES:
-        for number, context in enumerate(factors.variants(slopes.context)):
-            if scale == 1 and not number:
-                continue
-            count = share * (CONCENTRATION if not number else OTHER_BINS)
-            variants.append((replace(slopes, own=scale * slopes.own, context=context), count))
-    return variants
+        return [(replace(slopes, own=own), count) for own, count in factors.variants(slopes.own)]
+    variants = [
+        (replace(slopes, own=scale * slopes.own, context=context), share * count)
+        for scale, share in OWN_SCALES
+        for context, count in factors.variants(slopes.context, raised=False)
+    ]
+    return [(slopes, CONCENTRATION), *variants[1:]]
 
 
 def _attribute(model: MapModel, slopes: Slopes, shown: Posterior) -> Posterior:
@@ -97,13 +95,20 @@ def _attribute(model: MapModel, slopes: Slopes, shown: Posterior) -> Posterior:
 def _doubted(model: MapModel, bins: Ints, slopes: Slopes, posterior: Posterior) -> Posterior:
     """Average with the prior, as far as regions do not differ with their composition."""
     mean, covariance = posterior
-    own = slopes.own if model.confounded else model.usual_variances(bins)
+    own = _doubted_variances(model, bins, slopes)
     centring = np.eye(len(model.population)) - model.population
     centred = centring @ model.factors.covariance(own) @ centring.T
     level = np.einsum("a,jab,b->j", model.population, covariance, model.population)
     prior = centred + level[:, None, None]
     weights = np.tile([1 - slopes.doubt, slopes.doubt], (len(mean), 1))
     return average(weights, [posterior, (np.zeros_like(mean), prior)])
+
+
+def _doubted_variances(model: MapModel, bins: Ints, slopes: Slopes) -> Floats:
+    """Variances of factors where regions say nothing, averaged over their scales."""
+    if model.confounded:
+        return slopes.own
+    return sum(scale * share for scale, share in OWN_SCALES) * model.usual_variances(bins)
 
 
 def _finish(
@@ -144,5 +149,5 @@ def _prior_variance(
     fitted = weights @ np.stack([variance(each.own) for each in priors])
     if slopes.doubt <= NEGLIGIBLE:
         return np.asarray(fitted)
-    doubted = variance(slopes.own if model.confounded else model.usual_variances(bins))
+    doubted = variance(_doubted_variances(model, bins, slopes))
     return np.asarray((1 - slopes.doubt) * fitted + slopes.doubt * doubted)
