@@ -172,7 +172,9 @@ def test_a_damaged_snapshot_and_that_of_another_network_are_refused(folder: Path
     with pytest.raises(MobatlasError, match=r"mlp-00000006.*it belongs to another model"):
         load_snapshot(path, make_stage(width=8).network)
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(MobatlasError, match=r"mlp-00000006.safetensors: .*not a readable snapshot"):
+    with pytest.raises(
+        MobatlasError, match=r"mlp-00000006.safetensors: .*not a readable safetensors file"
+    ):
         load_snapshot(path, make_stage().network)
 
 

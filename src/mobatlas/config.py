@@ -405,12 +405,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def preset_values(
-    preset: str | None, presets: Mapping[str, Mapping[str, Any]] = PRESETS
+    preset: str | None,
+    presets: Mapping[str, Mapping[str, Any]] = PRESETS,
+    what: str = "preset '{}'",
 ) -> Mapping[str, Any]:
-    """The values of a preset; none without a preset."""
+    """The values of a preset; none without a preset. `what` is it in an error message."""
     if preset is None:
         return {}
-    refuse_unknown(f"preset '{preset}'", str(preset), presets)
+    refuse_unknown(what.format(preset), str(preset), presets)
     return presets[preset]
 
 

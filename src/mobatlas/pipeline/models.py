@@ -131,7 +131,7 @@ def train(
 
 def _configure(family: Family, preset: str | None, values: Mapping[str, Any]) -> Any:
     """The configuration of a generator: a preset with the user's changes."""
-    base = preset_values(preset, family.presets)
+    base = preset_values(preset, family.presets, "--preset {}")
     return build(family.config, merge(base, family.resolve(values, Path())), "train")
 
 

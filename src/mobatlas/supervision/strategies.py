@@ -279,7 +279,11 @@ def build_options(
                 f"{option} is for the strategy {' and '.join(others)}, not {strategy.name}; "
                 "leave it out"
             )
-    base = {strategy.name: preset_values(preset, strategy.presets)} if preset is not None else {}
+    base = (
+        {strategy.name: preset_values(preset, strategy.presets, "--preset {}")}
+        if preset is not None
+        else {}
+    )
     chosen = {strategy.name: {"divergence": divergence}} if divergence else {}
     config = build(config_class(), merge(base, values, chosen), "supervise")
     return replace(options, config=config, section=getattr(config, strategy.name, None))
