@@ -1,6 +1,7 @@
 """Refuse a small table whose unpacked size would exhaust the memory, before it is read."""
 
 import gzip
+import re
 import zipfile
 import zlib
 from pathlib import Path
@@ -13,6 +14,15 @@ from mobatlas.errors import MobatlasError
 MAX_BYTES = 192 * 2**20  # unpacked
 MAX_CELLS = 50_000_000  # rows times columns of a Parquet table
 CHUNK = 2**20
+SHEET = re.compile(r"xl/worksheets/[^/]+\.xml$|^content\.xml$")
+CELL = re.compile(r'\br="([A-Z]{1,3})(\d{1,7})"')
+# In OpenDocument, a cell with content that is repeated, or a repeated row with such a cell.
+REPEATED = re.compile(
+    r'<table:table-cell[^>]*number-columns-repeated="\d{5,}"[^>]*[^/]>'
+    r'|<table:table-row[^>]*number-rows-repeated="\d{5,}"[^>]*>'
+    r"(?:(?!</table:table-row>).)*?office:value-type",
+    re.DOTALL,
+)
 
 
 def refuse_oversized(path: Path, max_bytes: int = MAX_BYTES, max_cells: int = MAX_CELLS) -> None:
@@ -79,3 +89,21 @@ def unpacked_size(path: Path, limit: int) -> int:
             metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)
         )
     return path.stat().st_size
+
+
+def refuse_sparse_sheets(path: Path) -> None:
+    """Refuse a spreadsheet whose few cells span, or are repeated over, far too many rows."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [name for name in archive.namelist() if SHEET.search(name)]
+            texts = [archive.read(name).decode(errors="replace") for name in members]
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError):
+        return  # the reader explains what is wrong
+    for text in texts:
+        rows = max((int(match[2]) for match in CELL.finditer(text)), default=0)
+        columns = max((len(match[1]) for match in CELL.finditer(text)), default=0)  # letters
+        if rows * 26**columns > 26 * MAX_CELLS or REPEATED.search(text):
+            raise MobatlasError(
+                f"{path}: cells far outside the table make the sheet too large; copy the table "
+                "into a new file"
+            )

@@ -29,7 +29,8 @@ from mobatlas.regions.aggregates import (
     count_features,
     person_means,
 )
-from mobatlas.regions.composition import group_weights, label_columns
+from mobatlas.regions.census import label_columns
+from mobatlas.regions.composition import group_weights
 from mobatlas.regions.partitions import derive_seed, renumber, restrict
 from mobatlas.regions.types import (
     Aggregates,
@@ -224,6 +225,7 @@ def _prepare_survey(
     ids = table["user_id"].astype(str)
     table[anchors].assign(user_id=ids).to_parquet(source / "people.parquet", index=False)
     values = {
+        "rename": {},
         "split": {"train": 1.0, "val": 0.0, "test": 0.0},
         "vocabulary_size": MAX_PLACES,
         "attributes": None,
