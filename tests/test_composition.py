@@ -232,7 +232,7 @@ def test_an_attribute_that_the_table_lacks_is_named(tmp_path: Path) -> None:
 def test_an_unquoted_comma_a_missing_file_and_a_wrong_option_are_explained(tmp_path: Path) -> None:
     path = tmp_path / "composition.csv"
     path.write_text("region,group,count\nA,30-40, F,3\n")
-    with pytest.raises(MobatlasError, match="more fields than the header.*quote names"):
+    with pytest.raises(MobatlasError, match=r"more fields than the header.*quote names"):
         read_composition(path)
     path.write_text("region,group,count\nA,M,3\nA,30-40, F,3\n")
     with pytest.raises(MobatlasError, match="quote names"):

@@ -1,5 +1,6 @@
 """Layouts of census tables, read as people of each cell (age range, gender, ...) by region."""
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -365,11 +366,19 @@ def level_cells(
         levels = [each * width if _is_total(each[0]) else each for each in levels]
     first = next((each for each in levels if not any(map(_is_total, each))), levels[0])
     levels = [each if named else _in_order(each, first) for each in levels]
-    known: dict[tuple[str, ...], tuple[str, ...]] = {}
-    merged = [known.setdefault(tuple(map(plain_level, each)), each) for each in levels]
-    changed = {one: other for one, other in zip(levels, merged, strict=True) if one != other}
-    for one, other in list(changed.items())[:LISTED]:
-        notes.append(f"{path.name}: '{SEPARATOR.join(one)}' is read as '{SEPARATOR.join(other)}'")
+    known: dict[tuple[int, str], str] = {}
+    merged = [
+        tuple(known.setdefault((k, plain_level(part)), part) for k, part in enumerate(each))
+        for each in levels
+    ]
+    pairs = [
+        pair for old, new in zip(levels, merged, strict=True) for pair in zip(old, new, strict=True)
+    ]
+    notes += [
+        f"{path.name}: '{old}' is read as '{new}'"
+        for old, new in dict.fromkeys(pairs)
+        if old != new
+    ]
     distinct = list(dict.fromkeys(merged))
     number = np.array([distinct.index(each) for each in merged], dtype=np.int64)
     return number[cell.ravel()], distinct
@@ -412,24 +421,25 @@ def _is_total(level: str) -> bool:
 
 def _without_totals(path: Path, cells: CensusCells, notes: list[str]) -> CensusCells:
     """Leave out totals over levels and regions, after a comparison with the sum of their parts."""
-    for attribute in range(min(map(len, cells.levels), default=0)):
-        own = list(dict.fromkeys(level[attribute] for level in cells.levels))
-        totals = _total_levels(path, own)
-        if not totals:
-            continue
-        is_total = np.array([level[attribute] in totals for level in cells.levels])
-        gap = 0.0
-        for number in np.flatnonzero(is_total).tolist():
-            level = cells.levels[number]
-            parts = [
-                k
-                for k, other in enumerate(cells.levels)
-                if other[attribute] in totals[level[attribute]]
-                and other[:attribute] + other[attribute + 1 :]
-                == level[:attribute] + level[attribute + 1 :]
-            ]
-            gap = max(gap, _compare_total(path, cells, number, parts))
-        names = ", ".join(f"'{name}'" for name in totals)
+    columns = range(min(map(len, cells.levels), default=0))
+    totals = [
+        _total_levels(path, list(dict.fromkeys(level[k] for level in cells.levels)))
+        for k in columns
+    ]
+    is_total = np.array([any(level[k] in totals[k] for k in columns) for level in cells.levels])
+    gap = 0.0
+    for number in np.flatnonzero(is_total).tolist():
+        wanted = [
+            totals[k].get(cells.levels[number][k], [cells.levels[number][k]]) for k in columns
+        ]
+        parts = [
+            k
+            for k, level in enumerate(cells.levels)
+            if not is_total[k] and all(map(list.__contains__, wanted, level))
+        ]
+        gap = max(gap, _compare_total(path, cells, number, parts))
+    if is_total.any():
+        names = ", ".join(f"'{name}'" for name in dict.fromkeys(itertools.chain(*totals)))
         equal = f"differ by at most {gap:,g} from" if gap > EXACT else "equal"
         notes.append(f"{path.name}: totals ({names}) {equal} the sum of their parts; left out")
         cells = cells.select(cells=~is_total)
@@ -457,9 +467,9 @@ def _total_levels(path: Path, own: list[str]) -> dict[str, list[str]]:
         covers = (min(ranges[k][0] for k in inside), max(ranges[k][1] for k in inside))
         length = sum(ranges[k][1] - ranges[k][0] for k in inside)
         if covers != (start, end) or (np.isfinite(length) and length != end - start):
+            one, two = sorted((ages[inside[0]], ages[number]))
             raise MobatlasError(
-                f"{path}: age ranges '{ages[inside[0]]}' and '{ages[number]}' overlap; keep ranges "
-                "that do not"
+                f"{path}: age ranges '{one}' and '{two}' overlap; keep ranges that do not"
             )
         wider[ages[number]] = [ages[k] for k in inside]
     parts = [level for level in proper if level not in wider]

@@ -22,7 +22,6 @@ from mobatlas.groups import (
 from mobatlas.io.tables import read_table
 from mobatlas.regions.ages import age_ranges, parse_age
 from mobatlas.regions.census import (
-    LISTED,
     TOTALS,
     CensusCells,
     is_acs,
@@ -335,7 +334,9 @@ def _own_column(path: Path, cells: CensusCells, groups: Groups, attribute: int) 
         wrong = [level for level in cells.levels if len(level) != len(groups.attributes)]
         if wrong:
             raise _unknown_group(path, SEPARATOR.join(wrong[0]), groups)
-        own = [{level[column] for level in cells.levels} for column in range(len(groups.attributes))]
+        own = [
+            {level[column] for level in cells.levels} for column in range(len(groups.attributes))
+        ]
         fits = [column for column, names in enumerate(own) if _same_kind(names, levels)]
         return attribute if attribute in fits or not fits else fits[0]
     names = [own.lower() for own in cells.attributes]
@@ -388,28 +389,26 @@ def _level_weights(
 ) -> dict[str, Floats]:
     """For each known level of a table, its parts in the levels of an attribute."""
     exact = np.eye(len(levels))
-    plain = [plain_level(level) for level in levels]
-    forms = [parse_age(level) for level in levels]
     own_ages = age_ranges(own)
     ages = age_ranges(levels)
     parts: dict[str, Floats] = {}
+    respelled = []
     for number, level in enumerate(own):
-        if level in levels:
-            parts[level] = exact[levels.index(level)]
-        elif plain_level(level) in plain:
-            parts[level] = exact[plain.index(plain_level(level))]
-        elif parse_age(level) and parse_age(level) in forms:  # `40 to 50` is `40-50`
-            parts[level] = exact[forms.index(parse_age(level))]
+        same = [each for each in levels if plain_level(each) == plain_level(level)]
+        # `40 to 50` is `40-50`.
+        age = parse_age(level)
+        same = same or [each for each in levels if age is not None and parse_age(each) == age]
+        if same:
+            known = level if level in same else same[0]
+            parts[level] = exact[levels.index(known)]
+            respelled += [f"'{level}' as '{known}'"] if level != known else []
         elif own_ages is not None and ages is not None:
             parts[level], note = _split_age_range(
                 path, level, own_ages[number], levels, ages, straddle
             )
             notes += note
-    other = {level: levels[int(part.argmax())] for level, part in parts.items() if part.max() == 1}
-    read = [f"'{one}' as '{two}'" for one, two in other.items() if one != two]
-    if read:
-        more = f" and {len(read) - LISTED} more" if len(read) > LISTED else ""
-        notes.append(f"{path.name}: {', '.join(read[:LISTED])}{more} are read")
+    if respelled:
+        notes.append(f"{path.name}: levels are read as those of the groups: {', '.join(respelled)}")
     return parts
 
 
