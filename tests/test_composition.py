@@ -209,7 +209,7 @@ def test_bad_tables_are_refused_in_one_sentence(
             {"region": ["A", "A"], "group": ["M", "M, 30"], "count": [1, 1]},
             "have different numbers of levels",
         ),
-        ({**acs(), "GEO_ID": ["a1", "a1"]}, "region 'a1' has two rows; keep one"),
+        ({**acs(), "GEO_ID": ["a1", "a1"]}, "region 'a1' has two rows of '<5, M'; keep one"),
         (
             {name: values for name, values in acs().items() if name != "B01001_030E"},
             "column 'B01001_030E' is missing",

@@ -144,9 +144,9 @@ READ = [
         "North,1200,5200,1100,5300\nSouth,900,2000,950,2100\n,,,,\n"
         "Source: National institute of statistics,,,,\n",
         [
-            "1 lines above the table are not read ('Table 3.",
-            "2 rows of headers are joined",
-            "1 lines below the table are not read ('Source",
+            "lines above the table are not read: 'Table 3.",
+            "two rows of headers are joined",
+            "lines below the table are not read: 'Source",
         ],
     ),
     Case(
@@ -154,7 +154,7 @@ READ = [
         "Area name,Men,Women\nNorth,6400,6400\nSouth,2900,3050\nEast,10,20\nTotal,9310,9470\n",
         [
             "column 'Area name' is read as 'region'",
-            "region 'Total' is left out as a total; it equals",
+            "regions 'Total' are left out: a total equals the sum of the other regions",
         ],
         groups=SEXES,
         people=[[6400, 6400], [2900, 3050], [10, 20]],
@@ -163,7 +163,7 @@ READ = [
     Case(
         "a country that is the sum of its regions",
         "region,M,F\nNorth,6400,6400\nSouth,2900,3050\nEast,10,20\nChile,9310,9470\n",
-        ["region 'Chile' is left out as a total"],
+        ["regions 'Chile' are left out: a total equals"],
         groups=SEXES,
         people=[[6400, 6400], [2900, 3050], [10, 20]],
         regions=("North", "South", "East"),
@@ -240,7 +240,7 @@ READ = [
                 ["Tract 1", *ACS_ROW, "01", "001", "020100"],
             ]
         ),
-        ["region ids are state + county + tract, such as '01001020100'"],
+        ["region ids are state + county + tract"],
         groups=None,
         people=[ACS_PEOPLE],
         regions=("01001020100",),
@@ -325,7 +325,7 @@ REFUSED = [
     Case(
         "several years",
         "region,year,group,count\nNorth,2019,M,4\nNorth,2020,M,5\nNorth,2020,F,5\n",
-        refused="column 'year' has '2019' and '2020'; keep the rows of one of them",
+        refused="region 'North' has two rows of 'M'; keep one",
         groups=None,
     ),
     Case(
@@ -425,7 +425,7 @@ def test_regions_merged_over_several_rows_are_filled(tmp_path: Path) -> None:
     path = write_xlsx(tmp_path / "census.xlsx", {"Data": rows}, ["A2:A3"])
     read = read_composition(path, BOTH)
     assert read.shares[0] * 12800 == pytest.approx(NORTH)
-    with pytest.raises(MobatlasError, match="column 'Region' is empty in row 2"):
+    with pytest.raises(MobatlasError, match="column 'region' is empty in row 2"):
         read_composition(write_xlsx(tmp_path / "gap.xlsx", {"Data": rows}), BOTH)
 
 
@@ -437,7 +437,7 @@ def test_an_open_document_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("census.xlsx", b"PK\x03\x04 no workbook", "the spreadsheet cannot be read"),
+        ("census.xlsx", b"PK\x03\x04 no workbook", "the table cannot be read"),
         ("census.csv.gz", b"\x1f\x8b no gzip", "the table cannot be read"),
         ("census.parquet", b"PAR1", "the table cannot be read"),
         ("census.csv", b"", "the table cannot be read"),

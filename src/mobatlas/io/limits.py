@@ -4,6 +4,8 @@ import gzip
 import re
 import zipfile
 import zlib
+from functools import reduce
+from itertools import accumulate
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,9 +14,9 @@ import pyarrow.parquet as pq
 from mobatlas.errors import MobatlasError
 
 MAX_BYTES = 192 * 2**20  # unpacked
-MAX_CELLS = 50_000_000  # rows times columns of a Parquet table
+MAX_CELLS = 50_000_000  # rows times columns of a Parquet table or of a sheet
 CHUNK = 2**20
-SHEET = re.compile(r"xl/worksheets/[^/]+\.xml$|^content\.xml$")
+SHEET = re.compile(r"xl/worksheets/[^/]+\.xml|content\.xml")
 CELL = re.compile(r'\br="([A-Z]{1,3})(\d{1,7})"')
 # In OpenDocument, a cell with content that is repeated, or a repeated row with such a cell.
 REPEATED = re.compile(
@@ -31,79 +33,52 @@ def refuse_oversized(path: Path, max_bytes: int = MAX_BYTES, max_cells: int = MA
     Parameters
     ----------
     path
-        Text (also as .gz), a Parquet file or folder, or a zipped spreadsheet. A file that cannot
-        be read passes: its reader explains why.
+        Text (also as .gz), Parquet, or a zipped spreadsheet. A file that cannot be read passes: its
+        reader explains why.
     max_bytes
         Largest unpacked size.
     max_cells
-        Largest number of rows times columns of a Parquet table.
+        Largest number of rows times columns of a Parquet table or of a sheet.
 
     Examples
     --------
     >>> refuse_oversized(Path("census.csv.gz"))  # doctest: +SKIP
     """
     try:
-        rows, columns = parquet_size(path)
-        size = unpacked_size(path, max_bytes)
-    except (pa.ArrowException, OSError, EOFError, zlib.error, zipfile.BadZipFile):
+        size, cells = _unpacked_size(path, max_bytes)
+    except (pa.ArrowException, OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile):
         return
-    if rows * columns > max_cells:
+    if size > max_bytes or cells > max_cells:
         raise MobatlasError(
-            f"{path}: the table has {rows:,} rows and {columns:,} columns; it may have at most "
-            f"{max_cells:,} cells, so give the table that was meant, or fewer rows"
-        )
-    if size > max_bytes:
-        raise MobatlasError(
-            f"{path}: the unpacked table is larger than {max_bytes // 2**20} MB; give the table "
-            "that was meant, or fewer rows"
+            f"{path}: the table is larger than {max_bytes // 2**20} MB after unpacking, or has "
+            f"more than {max_cells:,} cells; give the table that was meant, or fewer rows"
         )
 
 
-def parquet_size(path: Path) -> tuple[int, int]:
-    """Rows and columns of a Parquet file or folder; zeros for other files."""
-    if path.is_dir():
-        sizes = [parquet_size(part) for part in sorted(path.rglob("*.parquet"))]
-        return sum(rows for rows, _ in sizes), max((columns for _, columns in sizes), default=0)
-    if path.suffix.lower() not in (".parquet", ".pq"):
-        return 0, 0
-    metadata = pq.read_metadata(path)
-    return metadata.num_rows, metadata.num_columns
-
-
-def unpacked_size(path: Path, limit: int) -> int:
-    """Bytes of a file after unpacking; counting ends beyond the limit."""
-    if path.is_dir():
-        return 0
-    if path.suffix.lower() == ".gz":
-        size = 0
-        with gzip.open(path) as file:
-            while size <= limit and (chunk := file.read(CHUNK)):
-                size += len(chunk)
-        return size
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            return sum(member.file_size for member in archive.infolist())
+def _unpacked_size(path: Path, limit: int) -> tuple[int, int]:
+    """Bytes after unpacking, counted until they exceed the limit, and cells where known."""
     if path.suffix.lower() in (".parquet", ".pq"):
         metadata = pq.read_metadata(path)
-        return sum(
-            metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups)
-        )
-    return path.stat().st_size
+        return 0, metadata.num_rows * metadata.num_columns
+    if path.suffix.lower() == ".gz":
+        with gzip.open(path) as file:
+            sizes = accumulate(iter(lambda: len(file.read(CHUNK)), 0))
+            return next((size for size in sizes if size > limit), 0), 0
+    if not zipfile.is_zipfile(path):
+        return path.stat().st_size, 0
+    with zipfile.ZipFile(path) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+        sheets = [name for name in archive.namelist() if SHEET.fullmatch(name) and size <= limit]
+        return size, max((_spanned_cells(archive.read(name)) for name in sheets), default=0)
 
 
-def refuse_sparse_sheets(path: Path) -> None:
-    """Refuse a spreadsheet whose few cells span, or are repeated over, far too many rows."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = [name for name in archive.namelist() if SHEET.search(name)]
-            texts = [archive.read(name).decode(errors="replace") for name in members]
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError):
-        return  # the reader explains what is wrong
-    for text in texts:
-        rows = max((int(match[2]) for match in CELL.finditer(text)), default=0)
-        columns = max((len(match[1]) for match in CELL.finditer(text)), default=0)  # letters
-        if rows * 26**columns > 26 * MAX_CELLS or REPEATED.search(text):
-            raise MobatlasError(
-                f"{path}: cells far outside the table make the sheet too large; copy the table "
-                "into a new file"
-            )
+def _spanned_cells(sheet: bytes) -> int:
+    """Rows times columns that the cells of a sheet span, however few they are."""
+    text = sheet.decode(errors="replace")
+    if REPEATED.search(text):
+        return MAX_CELLS**2
+    places = [match.groups() for match in CELL.finditer(text)]
+    rows = max((int(row) for _, row in places), default=0)
+    names = {letters for letters, _ in places}  # of columns: A, B, ..., AA
+    columns = (reduce(lambda n, letter: 26 * n + ord(letter) - 64, name, 0) for name in names)
+    return rows * max(columns, default=0)

@@ -347,8 +347,12 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
         Regions(replace(p.select(rows), regions=aggregates.regions), aggregates, False, details),
         notes=notes,
         warnings=[
-            *_unmatched_warning(only_in_census, census.name, published.name, v.regions),
-            *_unmatched_warning(only_in_aggregates, published.name, census.name, p.regions),
+            *_unmatched_warning(
+                only_in_census, census.name, published.name, only_in_aggregates or v.regions
+            ),
+            *_unmatched_warning(
+                only_in_aggregates, published.name, census.name, only_in_census or p.regions
+            ),
             *_absent_groups(census.name, p),
             *compare_with_dataset(aggregates, dataset, maps),
         ],
@@ -415,7 +419,8 @@ def _census(
         )
     warnings += _unmatched_warning(missing, str(options.by), census.name, published.regions)
     warnings += _absent_groups(census.name, published)
-    return published.select(row[usable]), usable
+    regions = tuple(names[number] for number in usable.tolist())
+    return replace(published.select(row[usable]), regions=regions), usable
 
 
 def _split_people(
