@@ -405,7 +405,11 @@ def office_rows(last: Sequence[str | float] = ()) -> list[Sequence[str | float]]
 
 def test_a_workbook_with_titles_merged_headers_and_two_sheets_is_read(tmp_path: Path) -> None:
     merged = ["A1:E1", "A3:A4", "B3:C3", "D3:E3"]
-    sheets = {"Notes": [["About"]], "By age": office_rows(), "Raw": [["a", "b"], [1.0, 2.0]]}
+    sheets: dict[str, Sequence[Sequence[str | float]]] = {
+        "Notes": [["About"]],
+        "By age": office_rows(),
+        "Raw": [["a", "b"], [1.0, 2.0]],
+    }
     notes: list[str] = []
     path = write_xlsx(tmp_path / "census.xlsx", sheets)
     read = read_composition(path, BOTH, notes=notes)

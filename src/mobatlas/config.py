@@ -7,7 +7,7 @@ defaults below, a preset, the suggestions of a reader, the file, `--set section.
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -351,14 +351,16 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     return values
 
 
-def parse_renames(renames: Iterable[str]) -> dict[str, str]:
+def parse_renames(renames: Sequence[str]) -> dict[str, str]:
     """Names of columns from `["user_id=device_id"]`: the expected name to that in a table."""
-    pairs = {}
-    for text in renames:
-        ours, equals, theirs = (part.strip() for part in text.partition("="))
-        if not (ours and equals and theirs):
-            raise MobatlasError(f"--rename {text}: write it as expected=theirs, user_id=device_id")
-        pairs[ours] = theirs
+    pairs = {
+        ours.strip(): theirs.strip()
+        for ours, _, theirs in (text.partition("=") for text in renames)
+    }
+    if not all((*pairs, *pairs.values())):
+        raise MobatlasError(
+            f"--rename {' '.join(renames)}: write it as expected=theirs, user_id=device_id"
+        )
     return pairs
 
 

@@ -1,5 +1,6 @@
 """Errors for users: one sentence that says what is wrong, where, and what to do."""
 
+import difflib
 import errno
 import os
 import re
@@ -77,16 +78,12 @@ def plain_text(text: str) -> str:
 
 
 def _one_letter_apart(known: str, word: str) -> bool:
-    """Whether one letter is added, missing or wrong, or two neighbours are swapped."""
-    if min(len(known), len(word)) < 3 or re.sub("[^0-9<>+]", "", known) != re.sub(
-        "[^0-9<>+]", "", word
-    ):
-        return False
-    pairs = enumerate(zip(known, word, strict=False))
-    start = next((k for k, (a, b) in pairs if a != b), min(len(known), len(word)))
-    one, other = known[start:], word[start:]
-    swapped = one[:2] == other[1::-1] and one[2:] == other[2:]
-    return swapped or one[1:] == other[1:] or one[1:] == other or one == other[1:]
+    """Whether one letter is added, missing or wrong, or two letters are swapped."""
+    edits = difflib.SequenceMatcher(None, known, word, autojunk=False).get_opcodes()
+    wrong = sum(max(b - a, d - c) for kind, a, b, c, d in edits if kind != "equal")
+    swapped = wrong == 2 and sorted(known) == sorted(word)
+    signs, others = (re.sub("[^0-9<>+]", "", text) for text in (known, word))
+    return (wrong == 1 or swapped) and min(len(known), len(word)) > 2 and signs == others
 
 
 def first_line(error: BaseException) -> str:

@@ -152,11 +152,8 @@ def same_group(name: str, known: Iterable[str]) -> str:
 
 
 def _plain_group(name: str) -> list[str]:
-    parts = name.split(SEPARATOR.strip())
-    words = name.split()
-    if len(parts) == 1 and len(words) > 1:  # without a comma, as in `30-40 F` or `F 30-40`
-        cut = 1 if gender(words[0]) else -1
-        parts = [" ".join(words[:cut]), " ".join(words[cut:])]
-    looks = str.maketrans("ol", "01")  # the letters that look like digits
-    plain = map(plain_level, parts)
-    return sorted(each.translate(looks) if re.search(r"\d", each) else each for each in plain)
+    """The words of a group in any order, as in `30-40, F`, `F 30-40` and `30-4O, women`."""
+    text = re.sub(r"(?<=[<>-])\s+|\s+(?=[-+])", "", name.replace(",", " "))
+    looks = str.maketrans("oOl", "001")  # letters that look like digits
+    words = [word.translate(looks) if re.search(r"\d", word) else word for word in text.split()]
+    return sorted(map(plain_level, words))

@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 from collections import Counter
+from collections.abc import Iterable
 from io import StringIO
 from itertools import accumulate
 from pathlib import Path
@@ -131,7 +132,7 @@ def _extent(grid: pd.DataFrame, filled: Any) -> tuple[int, int]:
 
 
 def _is_footnote(grid: pd.DataFrame, filled: Any, row: int) -> bool:
-    text = grid.iat[row, 0]
+    text = str(grid.iat[row, 0])
     alone = not filled[row - 1].any() or len(text.split()) > 3
     return not filled[row].any() or (filled[row, 0] and (alone or bool(FOOTNOTE.match(text))))
 
@@ -149,7 +150,7 @@ def _header(grid: pd.DataFrame) -> tuple[list[str], int]:
     ages = below > 1 and all(cell.isdecimal() and int(cell) < 130 for cell in numbers)
     if lower is upper or not below or (numbers and not ages):
         return upper, 1
-    merged = accumulate(upper, lambda last, cell: cell or last)
+    merged: Iterable[str] = accumulate(upper, lambda last, cell: cell or last)
     over = [cell if under else own for cell, own, under in zip(merged, upper, lower, strict=True)]
     over[0] = upper[0]
     pairs = zip(over, lower, strict=True)

@@ -15,6 +15,15 @@ from mobatlas.io.limits import refuse_oversized
 from mobatlas.io.sheets import read_sheet
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    OSError,
+    EOFError,
+    RecursionError,
+    csv.Error,
+    zlib.error,
+)
 NUMBER = re.compile(r"-?\d[\d.,]*")
 FORMS = {  # decimal mark and thousands separator
     (".", ""): re.compile(r"-?\d+(\.\d+)?"),
@@ -66,7 +75,7 @@ def read_table(
             table = pd.read_parquet(path)
         else:
             table = read_sheet(path, [] if notes is None else notes)
-    except (ValueError, OSError, EOFError, csv.Error, zlib.error) as error:
+    except UNREADABLE as error:
         raise MobatlasError(
             f"{path}: the table cannot be read as Parquet, CSV or a spreadsheet "
             f"({first_line(error)}); quote names that contain a comma"

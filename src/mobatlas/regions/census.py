@@ -239,8 +239,8 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None, notes: list[st
         ]
     attributes = label_columns(path, columns, id_column, groups)
     region = key_column(path, table, id_column)
-    cell, levels = level_cells(path, table, attributes, notes)
-    keys = (cell, [SEPARATOR.join(level) for level in levels])
+    cell, cells = level_cells(path, table, attributes, notes)
+    keys = (cell, [SEPARATOR.join(level) for level in cells.levels])
     table = plain_numbers(path, table, [measure], measure == "count", notes)
     counts = number_column(path, table, measure, missing=True, words=NOT_AVAILABLE)
     absent = np.isinf(pivot(path, region, keys, 0 * cell.astype(np.float64), np.inf))
@@ -254,14 +254,13 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None, notes: list[st
     if "n" in table.columns:
         n = np.zeros(len(region[1]))
         n[region[0]] = number_column(path, table, "n")
-    return CensusCells(
-        region[1],
-        tuple(attributes) if attributes != ["group"] else None,
-        tuple(levels),
-        pivot(path, region, keys, counts),
-        measure == "share",
-        n,
-        _variance(path, table, (region, keys), notes) if "moe" in table.columns else None,
+    return replace(
+        cells,
+        regions=region[1],
+        values=pivot(path, region, keys, counts),
+        shares=measure == "share",
+        n=n,
+        variance=_variance(path, table, (region, keys), notes) if "moe" in table else None,
     )
 
 
@@ -276,8 +275,8 @@ def _variance(path: Path, table: pd.DataFrame, keys: tuple[Keys, Keys], notes: l
 
 def level_cells(
     path: Path, table: pd.DataFrame, attributes: list[str], notes: list[str]
-) -> tuple[Ints, list[tuple[str, ...]]]:
-    """The cell of each row, and the levels of each cell, of attribute columns or of `group`.
+) -> tuple[Ints, CensusCells]:
+    """The cell of each row, and the cells without regions, of attribute columns or of `group`.
 
     Levels that differ in case, spaces or order are one level.
     """
@@ -311,16 +310,15 @@ def level_cells(
     ]
     distinct = list(dict.fromkeys(merged))
     number = np.array([distinct.index(each) for each in merged], dtype=np.int64)
-    return number[cell.ravel()], distinct
+    cells = CensusCells((), tuple(attributes) if named else None, tuple(distinct), np.empty((0, 0)))
+    return number[cell.ravel()], cells
 
 
 def _in_order(level: tuple[str, ...], first: tuple[str, ...]) -> tuple[str, ...]:
     """The parts of a group name in the order of another name, if their kinds are unambiguous."""
-    kinds = [_kind(part) for part in level]
-    wanted = [_kind(part) for part in first]
-    if kinds == wanted or sorted(kinds) != sorted(wanted) or len({*kinds}) < len(kinds):
-        return level
-    return tuple(level[kinds.index(kind)] for kind in wanted)
+    order = {_kind(part): number for number, part in enumerate(first)}
+    known = sorted(map(_kind, level)) == sorted(order)
+    return tuple(sorted(level, key=lambda part: order[_kind(part)])) if known else level
 
 
 def _kind(level: str) -> str:
@@ -329,20 +327,20 @@ def _kind(level: str) -> str:
 
 def label_columns(path: Path, columns: list[str], key: str, groups: Groups | None) -> list[str]:
     """The column `group` of a table, or its attribute columns."""
-    attributes = ["group"] if "group" in columns else _attribute_columns(columns, key, groups)
+    if "group" in columns:
+        return ["group"]
+    names = {*ATTRIBUTE_NAMES, *(groups.attribute_names if groups is not None else ())}
+    known = {name.lower() for name in names}
+    attributes = [
+        name
+        for name in columns
+        if name.lower() in known
+        or (groups is None and name not in (key, *MEASURES) and not looks_like_region(name))
+    ]
+    attributes = [name for name in attributes if name.lower() not in ("name", *TIMES)]
     if not attributes:
         require_columns(str(path), columns, ("group",))
     return attributes
-
-
-def _attribute_columns(columns: list[str], region: str, groups: Groups | None) -> list[str]:
-    candidates = [
-        name for name in columns if name not in (region, *MEASURES) and not looks_like_region(name)
-    ]
-    if groups is None:
-        return [name for name in candidates if name.lower() not in ("name", *TIMES)]
-    attributes = {name.lower() for name in (*groups.attribute_names, *ATTRIBUTE_NAMES)}
-    return [name for name in candidates if name.lower() in attributes]
 
 
 def _is_total(level: str) -> bool:

@@ -212,9 +212,7 @@ def refuse_empty_regions(
 
 def group_weights(path: Path, table: pd.DataFrame, attributes: list[str], groups: Groups) -> Floats:
     """The part (rows, groups) of each row in each group; an age range is split over its years."""
-    cell, levels = level_cells(path, table, attributes, [])
-    named = tuple(attributes) if attributes != ["group"] else None
-    cells = CensusCells((), named, tuple(levels), np.zeros((0, len(levels))))
+    cell, cells = level_cells(path, table, attributes, [])
     return _cell_weights(path, cells, groups, "uniform", [])[cell]
 
 
@@ -231,10 +229,8 @@ def mixtures(
     texts = table[attributes].astype("string").fillna("")
     empty = texts.map(plain_text).isin(("", *TOTALS))
     filled = table[attributes].astype(object).mask(empty, ALL)
-    cell, levels = level_cells(path, filled, attributes, notes)
-    named = tuple(attributes) if attributes != ["group"] else None
-    cells = CensusCells((), named, tuple(levels), np.zeros((0, len(levels))))
-    shares = np.tile(population, (len(levels), 1))  # (cells, groups)
+    cell, cells = level_cells(path, filled, attributes, notes)
+    shares = np.tile(population, (len(cells.levels), 1))  # (cells, groups)
     used = set()
     for attribute, (_, own) in enumerate(groups.attributes):
         column = _own_column(path, cells, groups, attribute)
@@ -246,14 +242,15 @@ def mixtures(
             margin = np.bincount(codes, population, len(own))
             parts = np.where(parts.sum(1, keepdims=True) > 1, 1, parts / np.maximum(margin, 1e-300))
             shares = shares * parts[:, codes]
-    for column, name in enumerate(named or ()):
+    for column, name in enumerate(cells.attributes or ()):
         if column not in used:
             raise MobatlasError(
                 f"{path}: column '{name}' is not an attribute of the groups (attributes: "
                 f"{', '.join(groups.attribute_names)}); give means over its levels"
             )
     total = shares.sum(1, keepdims=True)
-    names = [SEPARATOR.join(part for part in level if part != ALL) or "all" for level in levels]
+    known = [[part for part in level if part != ALL] for level in cells.levels]
+    names = [SEPARATOR.join(parts) or "all" for parts in known]
     return cell, names, shares / np.where(total > 0, total, 1)
 
 
@@ -261,7 +258,6 @@ def _check_values(path: Path, cells: CensusCells, notes: list[str]) -> None:
     names = [SEPARATOR.join(level) for level in cells.levels]
     refuse_negative(path, "share" if cells.shares else "count", cells.regions, names, cells.values)
     total = cells.values.sum(1)
-    refuse_empty_regions(path, cells.regions, total)
     wrong = np.abs(total - 1) > TOLERANCE
     if cells.shares and wrong.any():
         row = int(np.argmax(wrong))
@@ -334,19 +330,16 @@ def _own_column(path: Path, cells: CensusCells, groups: Groups, attribute: int) 
         wrong = [level for level in cells.levels if len(level) != len(groups.attributes)]
         if wrong:
             raise _unknown_group(path, SEPARATOR.join(wrong[0]), groups)
-        own = [
-            {level[column] for level in cells.levels} for column in range(len(groups.attributes))
-        ]
-        fits = [column for column, names in enumerate(own) if _same_kind(names, levels)]
+        parts = list(zip(*cells.levels, strict=True))  # the levels of each column
+        fits = [column for column, own in enumerate(parts) if _same_kind(own, levels)]
         return attribute if attribute in fits or not fits else fits[0]
     names = [own.lower() for own in cells.attributes]
     if name.lower() in names:
         return names.index(name.lower())
     others = {other.lower() for other in groups.attribute_names}
-    free = [column for column in range(len(names)) if names[column] not in others]
-    for column in free:
-        own = {level[column] for level in cells.levels} - {ALL}
-        if own and _same_kind(own, levels):
+    for column, own in enumerate(names):
+        known = {level[column] for level in cells.levels} - {ALL}
+        if own not in others and known and _same_kind(known, levels):
             return column
     return None
 
