@@ -103,7 +103,7 @@ READ = [
         "thousands with a space",
         "region;age;M;F\nNorth;0-14;1 200;1 100\nNorth;15+;5 200;5\u00a0300\n"
         "South;0-14;900;950\nSouth;15+;2 000;2 100\n",
-        ["spaces are read as thousands separators"],
+        ["spaces or apostrophes are read as thousands separators"],
     ),
     Case(
         "decimal commas",
@@ -285,7 +285,82 @@ READ = [
     ),
 ]
 
+READ += [
+    Case(
+        "keys and values above the table, and titles of sections",
+        "Source;Institute\nDate;2020\n\nregion;M;F\nCoast;;\nNorth;10;20\nInland;;\nSouth;5;7\n",
+        [
+            "lines above the table are not read: 'Source Institute'",
+            "rows without any count are not read: 'Coast', 'Inland'",
+        ],
+        groups=SEXES,
+        people=[[10, 20], [5, 7]],
+    ),
+    Case(
+        "German words",
+        "Gemeinde;m\u00e4nnlich;weiblich;insgesamt\nNorth;10;20;30\nSouth;5;7;12\n",
+        ["column 'Gemeinde' is read as 'region'", "totals ('total') equal"],
+        groups=SEXES,
+        people=[[10, 20], [5, 7]],
+    ),
+    Case(
+        "Eurostat as SDMX",
+        "DATAFLOW,freq,unit,sex,age,geo,TIME_PERIOD,OBS_VALUE,OBS_FLAG\n"
+        + "".join(
+            f"X,A,NR,{sex},{age},AT1,2020,{count},{flag}\n"
+            for sex, age, count, flag in (
+                ("M", "Y_LT15", 1200, "p"),
+                ("F", "Y_LT15", 1100, ""),
+                ("M", "Y_GE15", 5200, ""),
+                ("F", "Y_GE15", 5300, "p"),
+            )
+        ),
+        ["column 'OBS_VALUE' is read as 'count'", "column 'geo' is read as 'region'"],
+        people=[NORTH],
+        regions=("AT1",),
+    ),
+    Case(
+        "years of age below merged headers",
+        ",Men,,,Women,,\nArea,0,1,2+,0,1,2+\nNorth,1,2,3,4,5,6\nSouth,1,2,3,4,5,7\n",
+        ["two rows of headers are joined"],
+        groups=SEXES,
+        people=[[6, 15], [6, 16]],
+    ),
+    Case(
+        "several columns of regions",
+        "state,county,M,F\nNorthern,North,10,20\nNorthern,South,5,7\n",
+        ["column 'county' is read as 'region'"],
+        groups=SEXES,
+        people=[[10, 20], [5, 7]],
+    ),
+]
+
 REFUSED = [
+    Case(
+        "two columns of one name",
+        "region,M,M,F\nNorth,1,2,3\n",
+        refused="two columns are called 'M'; rename one",
+        groups=SEXES,
+    ),
+    Case(
+        "a bad count in a wide table",
+        "region,M,F\nNorth,1,2\nSouth,3,four\n",
+        refused="column 'F' is empty or not a number in row 2 ('four'); correct it",
+        groups=SEXES,
+    ),
+    Case(
+        "a table of years",
+        "region,2019,2020\nNorth,10,20\n",
+        refused="column 'count' is missing (columns: region, 2019, 2020)",
+        groups=SEXES,
+    ),
+    Case(
+        "percentages called percent",
+        "region,group,percent\nNorth,M,40\nNorth,F,60\n",
+        refused="column 'count' is missing (columns: region, group, percent)",
+        groups=SEXES,
+    ),
+    Case("brackets", "[" * 100_000, refused="the table cannot be read"),
     Case(
         "thousands or thousandths",
         "region,group,count\nNorth,M,2.329\nNorth,F,1.250\n",
@@ -307,13 +382,13 @@ REFUSED = [
     Case(
         "fractions",
         "region,group,count\nNorth,M,0.4\nNorth,F,0.6\nSouth,M,0.25\nSouth,F,0.75\n",
-        refused="sum to 1; are they fractions? Divide them by 1 and call the column 'share'",
+        refused="sum to 1; are they fractions? Call the column 'share'",
         groups=SEXES,
     ),
     Case(
         "percentages",
         "region,group,count\nNorth,M,40.5\nNorth,F,59.5\nSouth,M,25\nSouth,F,75\n",
-        refused="sum to 100; are they percentages? Divide them by 100",
+        refused="sum to 100; are they percentages? Divide by 100 and call the column 'share'",
         groups=SEXES,
     ),
     Case(

@@ -20,8 +20,19 @@ MAX_LEVELS = 64
 FAMILIAR_ORDERS = (("M", "F"), ("male", "female"), ("Male", "Female"))
 
 GENDERS = {
-    "M": ("m", "male", "males", "man", "men", "boys", "hombres", "hommes", "homens"),
-    "F": ("f", "w", "female", "females", "woman", "women", "girls", "mujeres", "femmes"),
+    "M": ("m", "male", "males", "man", "men", "boys", "hombres", "hommes", "m\u00e4nnlich"),
+    "F": (
+        "f",
+        "w",
+        "female",
+        "females",
+        "woman",
+        "women",
+        "girls",
+        "mujeres",
+        "femmes",
+        "weiblich",
+    ),
 }
 
 

@@ -120,8 +120,11 @@ def _extent(grid: pd.DataFrame, filled: Any) -> tuple[int, int]:
     counts = filled.sum(1)
     # Cells merged over a whole title are one text.
     texts = [len({*row} - {""}) for row in grid.head(HEADER_ROWS).to_numpy()]
-    wide = max(2, counts.max(initial=0) / 2)
-    first = next((row for row, count in enumerate(texts) if count >= wide), 0)
+    most = counts.max(initial=0)
+    # A block of rows with keys and values may precede the block of the table.
+    block = pd.Series(counts).groupby((counts == 0).cumsum()).transform("max")
+    wide = [count >= max(2, most / 2) and block[row] == most for row, count in enumerate(texts)]
+    first = wide.index(True) if any(wide) else 0
     # A row of merged headers has gaps above the names of the columns.
     while first and texts[first - 1] > 1 and "" in (grid.iat[first - 1, 0], grid.iat[first, 0]):
         first -= 1

@@ -86,6 +86,7 @@ def read_table(
         if pd.api.types.infer_dtype(table[name], skipna=True) == "bytes":
             raise MobatlasError(f"{path}: column '{name}' contains bytes; write text or numbers")
     names = renamed_columns([str(name).strip() for name in table.columns], rename or {})
+    refuse_duplicate_columns(str(path), names)
     return table.set_axis(names, axis=1)
 
 
@@ -140,8 +141,8 @@ def plain_numbers(
         return table
     decisions = {
         f"'{separator}' is read as a thousands separator": bool(separator),
-        "spaces are read as thousands separators": any(map(SPACES.search, cells)),
-        "',' is read as the decimal mark": decimal == ",",
+        "spaces or apostrophes are read as thousands separators": any(map(SPACES.search, cells)),
+        "',' is read as the decimal mark": decimal == "," and any("," in cell for cell in cells),
         "flags behind numbers, such as 'p' or '*', are left out": any(
             FLAG.search(cell) and NUMBER.fullmatch(plain[cell]) for cell in cells
         ),

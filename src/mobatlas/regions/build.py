@@ -368,7 +368,9 @@ def _with_evidence(
     if source is not None:
         maps = _labelled_maps(dataset, built.regions, options)
         where = built.region_of_person
-        parts.append(labelled_people(dataset, source, maps, built.regions, where, seed))
+        parts.append(
+            labelled_people(dataset, source, maps, built.regions, where, seed, options.rename)
+        )
     parts += [
         read_group_table(path, dataset, built.regions, options.mask, options.rename)
         for path in options.group_tables

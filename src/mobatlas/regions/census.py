@@ -19,7 +19,7 @@ from mobatlas.regions.ages import age_ranges, parse_age
 Keys = tuple[Ints, Sequence[str]]  # the code of each row, and the name of each code
 Cell = tuple[str | None, str | None]  # age and gender of a column; None: the column has no such
 MEASURES = ("count", "share", "n", "moe")
-TIMES = ("year", "date", "time", "period", "time_period")
+NO_ATTRIBUTES = ("name", "year", "date", "time", "period", "time_period", "obs_flag")
 TOTAL = "total"
 TOTALS = (  # without spaces, in lower case
     "total", "totals", "all", "allages", "allpersons", "persons", "bothsexes", "both", "everyone",
@@ -115,7 +115,8 @@ def _tidy(path: Path, table: pd.DataFrame, notes: list[str]) -> pd.DataFrame:
         table = table.iloc[1:].reset_index(drop=True)
     regions = [name for name in table.columns if looks_like_region(name)]
     for name, others in (("count", ["share"]), ("region", regions)):
-        theirs = [each for each in table.columns if plain_text(each) in SYNONYMS[name]]
+        synonyms = {plain_text(each) for each in SYNONYMS[name]}
+        theirs = [each for each in table.columns if plain_text(each) in synonyms]
         if len(theirs) == 1 and not {name, *others} & set(table.columns):
             notes.append(f"{path.name}: column '{theirs[0]}' is read as '{name}'")
             table = table.rename(columns={theirs[0]: name})
@@ -200,10 +201,20 @@ def _melt(
     others = [name for name in table.columns if name not in columns]
     ages = [name for name in others if "age" in name.lower().split("_")][:1]
     rows = [name for name in others if name in ages or name.lower() in {*known, "sex", "gender"}]
-    region = _region_of(path, table, [name for name in others if name not in rows], notes)
+    rest = [name for name in others if name not in rows]
+    texts = [name for name in rest if table[name].astype(str).str.contains(r"[^\d.,-]").any()]
+    region = _region_of(path, table, rest, texts if len(texts) == 1 else [], notes)
+    empty = (table[[*columns]].astype("string").fillna("") == "").all(axis=1)
+    if empty.any():
+        titles = ", ".join(f"'{name}'" for name in table[region][empty].unique()[:LISTED])
+        notes.append(f"{path.name}: rows without any count are not read: {titles}")
+        table = table[~empty]
     unread = [name for name in others if name not in (region, *rows)]
     if unread and not is_acs(table):
         notes.append(f"{path.name}: columns that are not read: {', '.join(unread)}")
+    table = plain_numbers(path, table, [*columns], True, notes)
+    for name in columns:  # here, because a refusal names the row and the column of the file
+        number_column(path, table, name, missing=True, words=NOT_AVAILABLE)
     keys = table[[region, *rows]].rename(columns={region: "region"} | dict.fromkeys(ages, "age"))
     parts = []
     for name, (age, sex) in columns.items():
@@ -214,21 +225,26 @@ def _melt(
     return pd.concat(parts, ignore_index=True)
 
 
-def _region_of(path: Path, table: pd.DataFrame, columns: list[str], notes: list[str]) -> str:
-    """The column of regions: by its name, or the only column of text."""
-    texts = [
-        name for name in columns if not table[name].astype(str).str.fullmatch(r"-?[\d.,]*").all()
-    ]
-    named = any(looks_like_region(name) or plain_text(name) == "geoid" for name in columns)
-    if named or len(texts) != 1:
-        return region_column(path, columns)
-    notes.append(f"{path.name}: column '{texts[0]}' is read as 'region'")
-    return texts[0]
+def _region_of(
+    path: Path, table: pd.DataFrame, columns: list[str], others: list[str], notes: list[str]
+) -> str:
+    """The column of regions by its name; of several, such as state and county, the finest.
+
+    If no column has such a name, it is one of `others`.
+    """
+    named = [name for name in columns if looks_like_region(name)]
+    exact = [name for name in columns if plain_text(name) in ("region", "geoid")]
+    if exact or not (named or others):
+        return region_column(path, exact or columns)
+    finest = max(named or others, key=lambda name: table[name].nunique())
+    if named[1:] or not named:
+        notes.append(f"{path.name}: column '{finest}' is read as 'region'")
+    return finest
 
 
 def _long(path: Path, table: pd.DataFrame, groups: Groups | None, notes: list[str]) -> CensusCells:
     columns = list(table.columns)
-    id_column = region_column(path, columns)
+    id_column = _region_of(path, table, columns, [], notes)
     measure = "share" if "share" in columns and "count" not in columns else "count"
     require_columns(str(path), columns, (measure,))
     if groups is None:  # a column such as `unit` with one value is no attribute
@@ -337,7 +353,7 @@ def label_columns(path: Path, columns: list[str], key: str, groups: Groups | Non
         if name.lower() in known
         or (groups is None and name not in (key, *MEASURES) and not looks_like_region(name))
     ]
-    attributes = [name for name in attributes if name.lower() not in ("name", *TIMES)]
+    attributes = [name for name in attributes if name.lower() not in NO_ATTRIBUTES]
     if not attributes:
         require_columns(str(path), columns, ("group",))
     return attributes

@@ -270,14 +270,15 @@ def _check_values(path: Path, cells: CensusCells, notes: list[str]) -> None:
     whole = (cells.values == np.rint(cells.values)).all()
     if cells.shares or (whole and total.max() != total.min()):
         return
-    for size, name in ((1, "fractions"), (100, "percentages")):
+    for size, name, advice in (
+        (1, "fractions", "Call"),
+        (100, "percentages", "Divide by 100 and call"),
+    ):
         if (np.abs(total - size) > size * PERCENT).any():
             continue
         problem = f"the counts of each region sum to {size}; are they {name}"
         if not whole:
-            raise MobatlasError(
-                f"{path}: {problem}? Divide them by {size} and call the column 'share'"
-            )
+            raise MobatlasError(f"{path}: {problem}? {advice} the column 'share'")
         if len(total) > 1:
             notes.append(f"{path.name}: {problem}, not people?")
 

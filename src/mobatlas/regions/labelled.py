@@ -4,7 +4,7 @@ A labelled person of group d is an observation of row d of M without regional co
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,6 +66,7 @@ def labelled_people(
     regions: Regions,
     region_of_person: Ints | None,
     seed: int,
+    rename: Mapping[str, str] | None = None,
 ) -> ReportedEvidence:
     """Evidence from labelled people.
 
@@ -83,6 +84,8 @@ def labelled_people(
         people that differs from the population.
     seed
         Random seed of the sample.
+    rename
+        For a table: as in `read_composition`.
 
     Returns
     -------
@@ -99,7 +102,8 @@ def labelled_people(
     elif source.is_dir():
         return _survey(dataset, source, maps, regions)
     else:
-        group = _people_of_dataset(dataset, _read_people(source, regions.groups), notes)
+        people = _read_people(source, regions.groups, read_table(source, rename, notes))
+        group = _people_of_dataset(dataset, people, notes)
     number, rows = _counted_groups(group, regions.groups, notes)
     means = aggregates_from_dataset(dataset, maps, number[group], "train", rows)
     warnings = _group_warnings(group, regions)
