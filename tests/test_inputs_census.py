@@ -228,7 +228,7 @@ READ = [
     Case(
         "whole percentages",
         "region,group,count\nNorth,M,40\nNorth,F,60\nSouth,M,25\nSouth,F,75\n",
-        ["the counts of each region sum to 100; are they percentages, not people?"],
+        ["the counts of each region sum to 100; are they percentages?"],
         groups=SEXES,
         people=[[40, 60], [25, 75]],
     ),

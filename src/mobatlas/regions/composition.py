@@ -33,6 +33,7 @@ from mobatlas.regions.types import Composition
 
 STRADDLE = ("refuse", "uniform")
 TOLERANCE = 1e-3  # of the sum of shares: published shares are rounded
+SHARES = {1: "fractions? Call", 100: "percentages? Divide by 100 and call"}  # by their sum
 PERCENT = 0.01  # relative difference of the sum of rounded percentages
 OLDEST = 99  # the last year of an open-ended range whose people are spread over years
 ALL = "\0all"  # in the place of a level: all levels; no table can contain it
@@ -45,6 +46,7 @@ def read_composition(
     straddle: str = "refuse",
     notes: list[str] | None = None,
     rename: Mapping[str, str] | None = None,
+    partial: bool = False,
 ) -> Composition:
     """Read the composition P from a census table.
 
@@ -64,6 +66,8 @@ def read_composition(
         A list that receives one sentence per decision.
     rename
         The table's name of a column for the expected name, such as `{"region": "tract"}`.
+    partial
+        The table may lack attributes of the groups; only those that it has are read.
 
     Returns
     -------
@@ -76,44 +80,19 @@ def read_composition(
     """
     path = Path(path)
     notes = [] if notes is None else notes
-    cells, inferred = _read_cells(path, groups, straddle, notes, rename)
-    return _composition(path, cells, groups or inferred, n, (straddle, notes))
-
-
-def read_margin(
-    path: Path,
-    groups: Groups | None,
-    n: float | None,
-    straddle: str,
-    notes: list[str],
-    rename: Mapping[str, str] | None = None,
-) -> Composition:
-    """As `read_composition`, for only those attributes of the groups that the table has."""
-    cells, own = _read_cells(path, groups, straddle, notes, rename)
-    if groups is not None:
-        columns = [_own_column(path, cells, groups, k) for k in range(len(groups.attributes))]
-        pairs = zip(groups.attributes, columns, strict=True)
-        own = Groups(tuple(each for each, column in pairs if column is not None))
-    return _composition(path, cells, own, n, (straddle, notes))
-
-
-def _read_cells(
-    path: Path,
-    groups: Groups | None,
-    straddle: str,
-    notes: list[str],
-    rename: Mapping[str, str] | None,
-) -> tuple[CensusCells, Groups]:
-    """A table of any layout, and the groups that it names."""
     if straddle not in STRADDLE:
         raise MobatlasError(f"straddle '{straddle}' does not exist (known: {', '.join(STRADDLE)})")
     table = read_table(path, rename, notes)
     cells = read_cells(path, table, groups, notes)
     _check_values(path, cells, notes)
-    if groups is not None:
-        return cells, groups
-    # 46 groups are too many to estimate: an ACS table is read into the default groups.
-    return cells, DEFAULT_GROUPS if is_acs(table) else _infer_groups(path, cells)
+    if groups is None:
+        # 46 groups are too many to estimate: an ACS table is read into the default groups.
+        groups = DEFAULT_GROUPS if is_acs(table) else _infer_groups(path, cells)
+    elif partial:
+        columns = [_own_column(path, cells, groups, k) for k in range(len(groups.attributes))]
+        pairs = zip(groups.attributes, columns, strict=True)
+        groups = Groups(tuple(each for each, column in pairs if column is not None))
+    return _composition(path, cells, groups, n, (straddle, notes))
 
 
 def _composition(
@@ -268,19 +247,13 @@ def _check_values(path: Path, cells: CensusCells, notes: list[str]) -> None:
     if cells.n is not None:
         refuse_empty_regions(path, cells.regions, cells.n)
     whole = (cells.values == np.rint(cells.values)).all()
-    if cells.shares or (whole and total.max() != total.min()):
-        return
-    for size, name, advice in (
-        (1, "fractions", "Call"),
-        (100, "percentages", "Divide by 100 and call"),
-    ):
+    for size, advice in () if cells.shares else SHARES.items():
         if (np.abs(total - size) > size * PERCENT).any():
             continue
-        problem = f"the counts of each region sum to {size}; are they {name}"
+        problem = f"the counts of each region sum to {size}; are they {advice} the column 'share'"
         if not whole:
-            raise MobatlasError(f"{path}: {problem}? {advice} the column 'share'")
-        if len(total) > 1:
-            notes.append(f"{path.name}: {problem}, not people?")
+            raise MobatlasError(f"{path}: {problem}")
+        notes += [f"{path.name}: {problem}"] * (len(total) > 1)
 
 
 def _infer_groups(path: Path, cells: CensusCells) -> Groups:
@@ -388,19 +361,21 @@ def _level_weights(
     parts: dict[str, Floats] = {}
     respelled = []
     for number, level in enumerate(own):
-        same = [each for each in levels if plain_level(each) == plain_level(level)]
-        # `40 to 50` is `40-50`.
         age = parse_age(level)
-        same = same or [each for each in levels if age is not None and parse_age(each) == age]
-        if same:
-            known = level if level in same else same[0]
+        same = [
+            each
+            for each in levels
+            # `40 to 50` is `40-50`.
+            if plain_level(each) == plain_level(level)
+            or (age is not None and parse_age(each) == age)
+        ]
+        known = level if level in levels else next(iter(same), None)
+        if known is not None:
             parts[level] = exact[levels.index(known)]
-            respelled += [f"'{level}' as '{known}'"] if level != known else []
+            respelled += [f"'{level}' as '{known}'"] * (level != known)
         elif own_ages is not None and ages is not None:
-            parts[level], note = _split_age_range(
-                path, level, own_ages[number], levels, ages, straddle
-            )
-            notes += note
+            years = own_ages[number]
+            parts[level] = _split_age_range(path, level, years, (levels, ages), straddle, notes)
     if respelled:
         notes.append(f"{path.name}: levels are read as those of the groups: {', '.join(respelled)}")
     return parts
@@ -415,30 +390,31 @@ def _split_age_range(
     path: Path,
     own: str,
     years: tuple[int, float],
-    levels: tuple[str, ...],
-    ranges: list[tuple[int, float]],
+    known: tuple[tuple[str, ...], list[tuple[int, float]]],
     straddle: str,
-) -> tuple[Floats, list[str]]:
-    """The part of an age range in each level, and a note if its people are split or left out."""
+    notes: list[str],
+) -> Floats:
+    """The part of an age range in each of the known levels, which have names and ranges."""
     low = years[0]
     high = min(years[1], max(OLDEST, low) + 1)
-    overlap = np.array([max(0.0, min(high, end) - max(low, start)) for start, end in ranges])
+    overlap = np.array([max(0.0, min(high, end) - max(low, start)) for start, end in known[1]])
     overlap = overlap / (high - low)
-    touched = [f"'{level}'" for level, part in zip(levels, overlap, strict=True) if part > 0]
+    touched = [f"'{level}'" for level, part in zip(known[0], overlap, strict=True) if part > 0]
     if not touched:
-        return overlap, [
+        notes.append(
             f"{path.name}: people of age range '{own}' belong to no group and are left out"
-        ]
-    if overlap.max() >= 1 - 1e-9:
-        return overlap, []
-    both = " and ".join(touched if len(touched) > 1 else [*touched, "no group"])
-    if straddle == "refuse":
-        raise MobatlasError(
-            f"{path}: age range '{own}' straddles {both}; give finer ranges, or spread its people "
-            "evenly over its years with --split-ages (straddle: uniform in a configuration)"
         )
-    ending = f" (assumed to end at {OLDEST})" if np.isinf(years[1]) else ""
-    return overlap, [
-        f"{path.name}: people of age range '{own}'{ending} are spread evenly over its years, "
-        f"to {both}"
-    ]
+    elif overlap.max() < 1 - 1e-9:
+        both = " and ".join(touched if len(touched) > 1 else [*touched, "no group"])
+        if straddle == "refuse":
+            raise MobatlasError(
+                f"{path}: age range '{own}' straddles {both}; give finer ranges, or spread its "
+                "people evenly over its years with --split-ages (straddle: uniform in a "
+                "configuration)"
+            )
+        ending = f" (assumed to end at {OLDEST})" if np.isinf(years[1]) else ""
+        notes.append(
+            f"{path.name}: people of age range '{own}'{ending} are spread evenly over its years, "
+            f"to {both}"
+        )
+    return overlap

@@ -16,7 +16,7 @@ import numpy as np
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
-from mobatlas.regions.composition import read_composition, read_margin
+from mobatlas.regions.composition import read_composition
 from mobatlas.regions.types import Composition
 
 ROUNDS = 1_000  # of raking
@@ -82,7 +82,7 @@ class Census:
         if len(self.tables) == 1:
             return read_composition(self.tables[0], groups, n, self.straddle, notes, self.rename)
         parts = [
-            read_margin(Path(each), groups, n, self.straddle, notes, self.rename)
+            read_composition(each, groups, n, self.straddle, notes, self.rename, partial=True)
             for each in self.tables
         ]
         groups = self._require_all(parts, groups)
