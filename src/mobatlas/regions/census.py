@@ -64,7 +64,8 @@ class CensusCells:
     regions: tuple[str, ...]
     attributes: tuple[str, ...] | None  # None: levels are parts of group names
     levels: tuple[tuple[str, ...], ...]  # (cells, attributes)
-    values: Floats  # (regions, cells)
+    values: Floats  # (regions, cells); NaN where a count is not available
+    absent: Flags  # (regions, cells) without a row: their values are zero
     shares: bool = False
     n: Floats | None = None  # (regions,)
     variance: Floats | None = None  # (regions, cells) of counts that a survey estimates
@@ -77,6 +78,7 @@ class CensusCells:
             regions=tuple(itertools.compress(self.regions, regions)),
             levels=tuple(itertools.compress(self.levels, cells)),
             values=self.values[part],
+            absent=self.absent[part],
             n=None if self.n is None else self.n[regions],
             variance=None if self.variance is None else self.variance[part],
         )
@@ -259,13 +261,6 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None, notes: list[st
     keys = (cell, [SEPARATOR.join(level) for level in cells.levels])
     table = plain_numbers(path, table, [measure], measure == "count", notes)
     counts = number_column(path, table, measure, missing=True, words=NOT_AVAILABLE)
-    absent = np.isinf(pivot(path, region, keys, 0 * cell.astype(np.float64), np.inf))
-    if absent.any():
-        row, column = np.argwhere(absent)[0]
-        notes.append(
-            f"{path.name}: {int(absent.sum()):,} of {absent.size:,} cells have no row and count as "
-            f"zero, such as '{keys[1][column]}' in region '{region[1][row]}'"
-        )
     n = None
     if "n" in table.columns:
         n = np.zeros(len(region[1]))
@@ -274,6 +269,7 @@ def _long(path: Path, table: pd.DataFrame, groups: Groups | None, notes: list[st
         cells,
         regions=region[1],
         values=pivot(path, region, keys, counts),
+        absent=np.isinf(pivot(path, region, keys, 0 * counts, np.inf)),
         shares=measure == "share",
         n=n,
         variance=_variance(path, table, (region, keys), notes) if "moe" in table else None,
@@ -308,7 +304,9 @@ def level_cells(
         levels = [tuple(part.strip() for part in name.split(",")) for (name,) in levels]
         width = max(map(len, levels))
         # A single word may stand for everybody in all attributes.
-        levels = [each * width if _is_total(each[0]) else each for each in levels]
+        levels = [
+            each * width if len(each) == 1 and _is_total(each[0]) else each for each in levels
+        ]
     first = next((each for each in levels if not any(map(_is_total, each))), levels[0])
     levels = [each if named else _in_order(each, first) for each in levels]
     known: dict[tuple[int, str], str] = {}
@@ -326,7 +324,10 @@ def level_cells(
     ]
     distinct = list(dict.fromkeys(merged))
     number = np.array([distinct.index(each) for each in merged], dtype=np.int64)
-    cells = CensusCells((), tuple(attributes) if named else None, tuple(distinct), np.empty((0, 0)))
+    none = np.empty((0, 0))
+    cells = CensusCells(
+        (), tuple(attributes) if named else None, tuple(distinct), none, none.astype(np.bool_)
+    )
     return number[cell.ravel()], cells
 
 
@@ -383,7 +384,15 @@ def _without_totals(path: Path, cells: CensusCells, notes: list[str]) -> CensusC
         share = np.nansum(cells.values[:, other]) / np.nansum(cells.values[:, ~is_total])
         name = SEPARATOR.join(cells.levels[int(np.argmax(other))])
         notes.append(f"{path.name}: '{name}' is no group; these {share:.2%} of people are left out")
-    return cells.select(np.ones(len(cells.regions), dtype=np.bool_), ~(is_total | other))
+    cells = cells.select(np.ones(len(cells.regions), dtype=np.bool_), ~(is_total | other))
+    if cells.absent.any():
+        row, column = np.argwhere(cells.absent)[0]
+        notes.append(
+            f"{path.name}: {int(cells.absent.sum()):,} of {cells.absent.size:,} cells have no row "
+            f"and count as zero, such as '{SEPARATOR.join(cells.levels[column])}' in region "
+            f"'{cells.regions[row]}'"
+        )
+    return cells
 
 
 def _total_levels(path: Path, levels: Sequence[str]) -> dict[str, list[str]]:
@@ -412,6 +421,7 @@ def _compare_total(path: Path, cells: CensusCells, number: int, parts: Ints) -> 
     total = cells.values[:, number]
     below = cells.values[:, parts].sum(1)
     gap = np.nan_to_num(np.abs(total - below))  # zero where a count is not available
+    gap[cells.absent[:, number]] = 0
     allowed = np.maximum(0.0 if cells.shares else min(FEW, len(parts)), ROUNDED * np.abs(total))
     if (gap > allowed).any():
         row = int(np.argmax(gap > allowed))

@@ -361,14 +361,8 @@ def _level_weights(
     parts: dict[str, Floats] = {}
     respelled = []
     for number, level in enumerate(own):
-        age = parse_age(level)
-        same = [
-            each
-            for each in levels
-            # `40 to 50` is `40-50`.
-            if plain_level(each) == plain_level(level)
-            or (age is not None and parse_age(each) == age)
-        ]
+        forms = {plain_level(level), parse_age(level)} - {None}  # `40 to 50` is `40-50`
+        same = [each for each in levels if forms & {plain_level(each), parse_age(each)}]
         known = level if level in levels else next(iter(same), None)
         if known is not None:
             parts[level] = exact[levels.index(known)]
