@@ -46,14 +46,9 @@ def read_group_table(
         CSV or Parquet: `group` or some attribute columns, `feature`, `value`, and `n` (people) or
         `standard_error`. Optional: `per` (day, week, month or window) and `place` (here or
         elsewhere). An attribute without a column, or with an empty cell, covers all its levels.
-    dataset
-        The dataset whose features and windows apply.
-    regions
-        The regions, with the groups and their shares of the population.
-    mask
-        Tokens that are not counted.
-    rename
-        As in `read_composition`.
+    dataset, regions, mask, rename
+        Features and windows; groups and their shares of the population; tokens that are not
+        counted; names of columns, as in `read_composition`.
 
     Returns
     -------
