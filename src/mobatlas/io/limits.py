@@ -3,12 +3,10 @@
 import gzip
 import re
 import zipfile
-import zlib
 from functools import reduce
 from itertools import accumulate
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.errors import MobatlasError
@@ -16,7 +14,7 @@ from mobatlas.errors import MobatlasError
 MAX_BYTES = 192 * 2**20  # unpacked
 MAX_CELLS = 50_000_000  # rows times columns of a Parquet table or of a sheet
 CHUNK = 2**20
-SHEET = re.compile(r"xl/worksheets/[^/]+\.xml|content\.xml")
+SHEET = re.compile(r"xl/(worksheets/[^/]+|sharedStrings)\.xml|content\.xml")
 CELL = re.compile(r'\br="([A-Z]{1,3})(\d{1,7})"')
 # In OpenDocument, a cell with content that is repeated, or a repeated row with such a cell.
 REPEATED = re.compile(
@@ -33,8 +31,8 @@ def refuse_oversized(path: Path, max_bytes: int = MAX_BYTES, max_cells: int = MA
     Parameters
     ----------
     path
-        Text (also as .gz), Parquet, or a zipped spreadsheet. A file that cannot be read passes: its
-        reader explains why.
+        Text (also as .gz), Parquet, or a zipped spreadsheet. A file that cannot be read raises the
+        error of gzip, zipfile or pyarrow.
     max_bytes
         Largest unpacked size.
     max_cells
@@ -44,10 +42,7 @@ def refuse_oversized(path: Path, max_bytes: int = MAX_BYTES, max_cells: int = MA
     --------
     >>> refuse_oversized(Path("census.csv.gz"))  # doctest: +SKIP
     """
-    try:
-        size, cells = _unpacked_size(path, max_bytes)
-    except (pa.ArrowException, OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile):
-        return
+    size, cells = _unpacked_size(path, max_bytes)
     if size > max_bytes or cells > max_cells:
         raise MobatlasError(
             f"{path}: the table is larger than {max_bytes // 2**20} MB after unpacking, or has "
@@ -55,11 +50,19 @@ def refuse_oversized(path: Path, max_bytes: int = MAX_BYTES, max_cells: int = MA
         )
 
 
+def parquet_size(path: Path) -> tuple[int, int]:
+    """Rows and columns of a Parquet file; zeros for other files."""
+    if path.suffix.lower() not in (".parquet", ".pq"):
+        return 0, 0
+    metadata = pq.read_metadata(path)
+    return metadata.num_rows, metadata.num_columns
+
+
 def _unpacked_size(path: Path, limit: int) -> tuple[int, int]:
     """Bytes after unpacking, counted until they exceed the limit, and cells where known."""
-    if path.suffix.lower() in (".parquet", ".pq"):
-        metadata = pq.read_metadata(path)
-        return 0, metadata.num_rows * metadata.num_columns
+    rows, columns = parquet_size(path)
+    if rows:
+        return 0, rows * columns
     if path.suffix.lower() == ".gz":
         with gzip.open(path) as file:
             sizes = accumulate(iter(lambda: len(file.read(CHUNK)), 0))

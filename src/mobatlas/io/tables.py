@@ -2,6 +2,7 @@
 
 import csv
 import re
+import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,9 +21,10 @@ UNREADABLE = (
     TypeError,
     OSError,
     EOFError,
-    RecursionError,
+    RuntimeError,
     csv.Error,
     zlib.error,
+    zipfile.BadZipFile,
 )
 NUMBER = re.compile(r"-?\d[\d.,]*")
 FORMS = {  # decimal mark and thousands separator
@@ -69,8 +71,8 @@ def read_table(
     """
     if not path.is_file():
         raise MobatlasError(f"{path}: no such file")
-    refuse_oversized(path)
     try:
+        refuse_oversized(path)
         if path.suffix.lower() in (".parquet", ".pq"):
             table = pd.read_parquet(path)
         else:

@@ -47,8 +47,7 @@ def read_group_table(
         `standard_error`. Optional: `per` (day, week, month or window) and `place` (here or
         elsewhere). An attribute without a column, or with an empty cell, covers all its levels.
     dataset, regions, mask, rename
-        Features and windows; groups and their shares of the population; tokens that are not
-        counted; names of columns, as in `read_composition`.
+        Features; groups; tokens that are not counted; columns, as in `read_composition`.
 
     Returns
     -------
