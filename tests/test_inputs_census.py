@@ -337,6 +337,12 @@ READ += [
 
 REFUSED = [
     Case(
+        "line breaks in names",
+        'region,"M\nen","group\nx"\n"No\nrth",1,2\n',
+        refused="(columns: region, M en, group x)",
+        groups=SEXES,
+    ),
+    Case(
         "two columns of one name",
         "region,M,M,F\nNorth,1,2,3\n",
         refused="two columns are called 'M'; rename one",

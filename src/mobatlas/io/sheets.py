@@ -73,7 +73,7 @@ def _text_grid(path: Path, notes: list[str]) -> pd.DataFrame:
         keep_default_na=False,
         skip_blank_lines=False,
     ).fillna("")
-    return grid.apply(lambda cells: cells.map({text: text.strip() for text in cells.unique()}))
+    return grid.apply(lambda cells: cells.map({text: _one_line(text) for text in cells.unique()}))
 
 
 def _decode(path: Path, data: bytes, notes: list[str]) -> str:
@@ -106,13 +106,17 @@ def _spreadsheet(path: Path, notes: list[str]) -> pd.DataFrame:
 def _cells_of(sheet: Any) -> pd.DataFrame:
     rows = [
         # Numbers are floats: `2020.0` is 2020.
-        [re.sub(r"\.0$", "", str(cell)).strip() for cell in row]
+        [_one_line(re.sub(r"\.0$", "", str(cell))) for cell in row]
         for row in sheet.to_python(skip_empty_area=False)
     ]
     for (top, left), (bottom, right) in sheet.merged_cell_ranges or ():
         for row in rows[top : bottom + 1]:
             row[left : right + 1] = [rows[top][left]] * len(row[left : right + 1])
     return pd.DataFrame(rows)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()) if "\n" in text or "\r" in text else text.strip()
 
 
 def _extent(grid: pd.DataFrame, filled: Any) -> tuple[int, int]:

@@ -87,7 +87,7 @@ def read_table(
     for name in table.columns:
         if pd.api.types.infer_dtype(table[name], skipna=True) == "bytes":
             raise MobatlasError(f"{path}: column '{name}' contains bytes; write text or numbers")
-    names = renamed_columns([str(name).strip() for name in table.columns], rename or {})
+    names = renamed_columns([" ".join(str(name).split()) for name in table.columns], rename or {})
     refuse_duplicate_columns(str(path), names)
     return table.set_axis(names, axis=1)
 
