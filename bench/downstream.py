@@ -25,8 +25,9 @@ from bench.next_poi import (
     with_two_visits,
 )
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import Size, real_groups
+from mobatlas.groups import same_group
 from mobatlas.progress import Tracker, track
 
 ByGroup = Mapping[str, Trajectories]
@@ -111,7 +112,7 @@ def _check_groups(name: str, material: ByGroup, groups: ByGroup) -> ByGroup:
         if group not in groups:
             raise MobatlasError(
                 f"material '{name}': the dataset has no group '{group}'"
-                f"{suggestion(group, groups)} (known: {'; '.join(groups)})"
+                f"{same_group(group, groups)} (known: {'; '.join(groups)})"
             )
     return material
 

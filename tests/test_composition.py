@@ -10,7 +10,8 @@ import pytest
 
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import DEFAULT_GROUPS, Groups
-from mobatlas.regions.composition import age_ranges, composition_from_labels, read_composition
+from mobatlas.regions.ages import age_ranges
+from mobatlas.regions.composition import composition_from_labels, read_composition
 
 SURVEY = Groups.of({"age_group": ("00-24", "25-44", "45-64", "65+"), "gender": ("M", "F")})
 AGES = Groups.of({"age": ("<30", "30-40", "40-50", ">50")})
@@ -114,10 +115,9 @@ def test_people_of_no_group_are_left_out_and_it_is_noted(tmp_path: Path) -> None
     notes: list[str] = []
     composition = read_composition(table(tmp_path, acs()), grown_up, notes=notes)
     assert composition.n.tolist() == [380, 610]  # four ranges of each gender are below 18
-    assert (
-        notes[0] == "composition.csv: people of age range '<5' belong to no group and are left out"
-    )
-    assert len(notes) == 4
+    left_out = [note for note in notes if "belong to no group and are left out" in note]
+    assert left_out[0].startswith("composition.csv: people of age range '<5'")
+    assert len(left_out) == 4
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_straddling_range_is_refused_or_split_by_years(tmp_path: Path) -> None
             "the shares of region 'R17' sum to 0.83, not 1; pass counts, or normalise the shares",
         ),
         ({"count": [5, -3, 1]}, "the count of '>50, F' in region 'R17' is negative"),
-        ({"count": [0, 0, 1]}, "region 'R17' has no people; remove it"),
+        ({"count": [0, 0, 0]}, "every region has no people"),
         ({"count": [5, None, 1]}, "column 'count' is empty or not a number in row 2"),
         ({"count": [5, "many", 1]}, "column 'count' is empty or not a number in row 2"),
         (
@@ -210,7 +210,7 @@ def test_bad_tables_are_refused_in_one_sentence(
             {"region": ["A", "A"], "group": ["M", "M, 30"], "count": [1, 1]},
             "have different numbers of levels",
         ),
-        ({**acs(), "GEO_ID": ["a1", "a1"]}, "region 'a1' has two rows; keep one row per region"),
+        ({**acs(), "GEO_ID": ["a1", "a1"]}, "region 'a1' has two rows of '<5, M'; keep one"),
         (
             {name: values for name, values in acs().items() if name != "B01001_030E"},
             "column 'B01001_030E' is missing",
@@ -233,7 +233,7 @@ def test_an_attribute_that_the_table_lacks_is_named(tmp_path: Path) -> None:
 def test_an_unquoted_comma_a_missing_file_and_a_wrong_option_are_explained(tmp_path: Path) -> None:
     path = tmp_path / "composition.csv"
     path.write_text("region,group,count\nA,30-40, F,3\n")
-    with pytest.raises(MobatlasError, match="quote group names"):
+    with pytest.raises(MobatlasError, match=r"more fields than the header.*quote names"):
         read_composition(path)
     path.write_text("region,group,count\nA,M,3\nA,30-40, F,3\n")
     with pytest.raises(MobatlasError, match="quote names"):

@@ -503,7 +503,7 @@ def changed(files: dict[str, Path], out: Path, **columns: Any) -> Path:
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ({"poi_id": None}, "column 'poi_id' is missing; did you mean 'position'?"),
+        ({"poi_id": None}, "column 'poi_id' is missing (columns: "),
         ({"trajectory": None}, "column 'trajectory' is missing"),
         ({"trajectory": pa.scalar(None, pa.int64())}, "column 'trajectory' is empty in"),
         ({"trajectory": [[1]]}, "column 'trajectory' cannot be read"),

@@ -34,7 +34,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a negative seed": ({"seed": -1}, "--seed -1: give a whole number"),
     "a group that is not there": (
         {"group": "30-40, W"},
-        "group '30-40, W' does not exist; did you mean '30-40, ",
+        "group '30-40, W' does not exist; did you mean '30-40, F'",
     ),
     "a word for lengths": (
         {"lengths": "emprical"},

@@ -68,7 +68,7 @@ def test_every_model_metric_and_group_is_there_once(question: str, state: str) -
 
 
 def test_what_the_paper_does_not_have_is_refused() -> None:
-    with pytest.raises(MobatlasError, match="no question 'rq4'; did you mean 'rq"):
+    with pytest.raises(MobatlasError, match=r"no question 'rq4' \(known: rq1"):
         published_rows("rq4", "Virginia")
     with pytest.raises(MobatlasError, match="no state 'virginia'; did you mean 'Virginia'"):
         published_rows("rq1", "virginia")

@@ -331,7 +331,7 @@ def test_many_groups_and_places_are_summarised_in_blocks(monkeypatch: pytest.Mon
         ({"compare": ("M", "old")}, "'M' is a level of sex and 'old' of age"),
         ({"compare": ("M", "old, F")}, "group 'M' does not exist"),
         ({"compare": ("women", "men")}, "group 'women' does not exist"),
-        ({"features": ["categories"]}, "'categories'; did you mean 'category'"),
+        ({"features": ["categry"]}, "'categry'; did you mean 'category'"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, object], sentence: str) -> None:

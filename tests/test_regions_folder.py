@@ -400,7 +400,7 @@ def test_regions_that_one_table_alone_has_are_counted_and_named(
 ) -> None:
     composition = files(tmp_path, ["North", "South", "a", "b", "c", "d"])["composition"]
     (tmp_path / "other").mkdir()
-    aggregates = files(tmp_path / "other", ["north", "South"])["aggregates"]
+    aggregates = files(tmp_path / "other", ["Nord", "South"])["aggregates"]
     regions = build_regions(
         path, tmp_path / "regions", RegionsOptions(composition=composition, aggregates=aggregates)
     )
@@ -408,11 +408,12 @@ def test_regions_that_one_table_alone_has_are_counted_and_named(
     assert (regions.details["only_in_composition"], regions.details["only_in_aggregates"]) == (5, 1)
     assert (
         "5 regions of p.csv are left out, because v.csv has no such region ('North', 'a', 'b', "
-        "...); do both use the same ids?"
+        "...; its ids are like 'Nord'); do both use the same ids?"
     ) in caplog.text
     assert (
-        "1 region of v.csv is left out, because p.csv has no such region ('north')" in caplog.text
-    )
+        "1 region of v.csv is left out, because p.csv has no such region ('Nord'; its ids are like "
+        "'North')"
+    ) in caplog.text
 
 
 def test_tables_of_the_same_regions_leave_no_region_out(
@@ -556,7 +557,7 @@ def test_comunas_of_santiago_by_survey_and_by_census(
         RegionsOptions(by="home_comuna", composition=census, straddle="uniform"),
     )
     assert by_census.composition.regions == by_survey.composition.regions
-    assert "spread evenly over its years" in by_census.details["notes"][0]
+    assert "spread evenly over its years" in "".join(by_census.details["notes"])
     assert by_census.aggregates.n.sum() > 1.8 * by_survey.aggregates.n.sum()
     gender = by_survey.groups.level_codes[:, 1]
     women = [

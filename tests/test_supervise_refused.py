@@ -35,7 +35,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
             ["--n", 5, "--group", GROUP, "--lengths", "empirical"],
             "have the lengths of the model",
         ),
-        ("tilt", ["--n", 5, "--group", "30-40, X"], "did you mean"),
+        ("tilt", ["--n", 5, "--group", "30-40, W"], "did you mean '30-40, F'?"),
         ("model", ["--n", 5, "--group", GROUP], "has no groups"),
     ],
 )

@@ -7,7 +7,7 @@ defaults below, a preset, the suggestions of a reader, the file, `--set section.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -134,6 +134,7 @@ class PrepareConfig(Section):
     # Share of rows without coordinates above which the source is refused.
     max_missing_coordinates: float = Field(0.2, ge=0, le=1)
     invalid_rows: Literal["refuse", "drop"] = "refuse"
+    rename: dict[str, str] = {}  # columns of the source: expected name to the name in the source
     reader: dict[str, Any] = {}  # options of the reader, which checks them
     # Memory of DuckDB, which spills to disk beyond it, or the heap of a new Spark session.
     memory_limit: str = "2GB"
@@ -189,6 +190,7 @@ class RegionsConfig(Section):
     # An age range of the composition that overlaps two groups is refused by default; "uniform"
     # spreads its people evenly over its years.
     straddle: Literal["refuse", "uniform"] | None = None
+    rename: dict[str, str] = {}  # columns of the tables: expected name to the name in the table
 
     @model_validator(mode="after")
     def _straddle_needs_composition(self) -> Self:
@@ -347,6 +349,19 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
             value = {part: value}
         values = merge(values, value)
     return values
+
+
+def parse_renames(renames: Sequence[str]) -> dict[str, str]:
+    """Names of columns from `["user_id=device_id"]`: the expected name to that in a table."""
+    pairs = {
+        ours.strip(): theirs.strip()
+        for ours, _, theirs in (text.partition("=") for text in renames)
+    }
+    if not all((*pairs, *pairs.values())):
+        raise MobatlasError(
+            f"--rename {' '.join(renames)}: write it as expected=theirs, user_id=device_id"
+        )
+    return pairs
 
 
 def format_assignments(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -4,6 +4,7 @@ import difflib
 import errno
 import logging
 import os
+import re
 from collections.abc import Collection, Iterable, Sequence
 
 log = logging.getLogger("mobatlas")
@@ -19,6 +20,23 @@ MEMORY_MESSAGES = (
     "failed to map segment from shared object",
     os.strerror(errno.ENOMEM),
 )
+
+# What other sources call a column; no synonym may fit two columns.
+SYNONYMS = {
+    "user_id": ("device_id", "caid", "uid", "userid", "user", "person_id", "hashed_device_id"),
+    "poi_id": ("placekey", "safegraph_place_id", "venue_id", "place_id"),
+    "lat": ("latitude",),
+    "lon": ("longitude", "lng", "long"),
+    "arrival": ("timestamp", "local_timestamp", "arrival_time", "start_time", "started_at"),
+    "departure": ("departure_time", "end_time", "finished_at"),
+    "category": ("top_category", "venue_category"),
+    "home_lat": ("home_latitude",),
+    "home_lon": ("home_longitude", "home_lng"),
+    "work_lat": ("work_latitude",),
+    "work_lon": ("work_longitude", "work_lng"),
+    "region": ("geo", "geography", "area_code", "region_id", "region_code"),
+    "count": ("population", "persons", "people", "pop", "inhabitants", "obs_value"),
+}
 
 
 class MobatlasError(Exception):
@@ -36,19 +54,38 @@ class MobatlasError(Exception):
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """`"; did you mean 'x'?"` with a similar known word; empty if none is similar."""
-    by_lower = {name.lower(): name for name in known}
-    similar = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
-    return f"; did you mean '{by_lower[similar[0]]}'?" if similar else ""
+    """`"; did you mean 'x'?"` if exactly one known word is clearly meant; empty if unsure.
+
+    A word is meant if it differs in case, spaces or separators only, or by one wrong letter. Digits
+    and signs must be equal: "R12" is not "R1", and "<30" is not ">30".
+    """
+    known = list(dict.fromkeys(known))
+    similar = [each for each in known if plain_text(each) == plain_text(word)]
+    similar = similar or [each for each in known if _one_letter_apart(each.lower(), word.lower())]
+    return f"; did you mean '{similar[0]}'?" if len(similar) == 1 else ""
 
 
-def clear_suggestion(word: str, known: Iterable[str]) -> str:
-    """As `suggestion`, but empty unless one known word is clearly more similar than all others."""
-    ratio = {
-        name: difflib.SequenceMatcher(None, name.lower(), word.lower()).ratio() for name in known
-    }
-    best, second, *_ = [*sorted(ratio.values(), reverse=True), 0.0, 0.0]
-    return suggestion(word, [max(ratio, key=ratio.__getitem__)]) if best > second + 0.05 else ""
+def same_column(name: str, columns: Iterable[str]) -> str:
+    """As `suggestion`, for a required column and those of a table: spellings and synonyms only."""
+    accepted = {plain_text(name), *map(plain_text, SYNONYMS.get(name, ()))}
+    similar = [each for each in columns if plain_text(each) in accepted]
+    if len(similar) != 1:
+        return ""
+    return f"; did you mean '{similar[0]}'? Rename it (--rename {name}={similar[0]})"
+
+
+def plain_text(text: str) -> str:
+    """Lower case without spaces, underscores and commas, and with one form of hyphen."""
+    return re.sub(r"[\s_,]+", "", re.sub("[\u2010-\u2015\u2212]", "-", text.casefold()))
+
+
+def _one_letter_apart(known: str, word: str) -> bool:
+    """Whether one letter is added, missing or wrong, or two letters are swapped."""
+    edits = difflib.SequenceMatcher(None, known, word, autojunk=False).get_opcodes()
+    wrong = sum(max(b - a, d - c) for kind, a, b, c, d in edits if kind != "equal")
+    swapped = wrong == 2 and sorted(known) == sorted(word)
+    signs, others = (re.sub("[^0-9<>+]", "", text) for text in (known, word))
+    return (wrong == 1 or swapped) and min(len(known), len(word)) > 2 and signs == others
 
 
 def refuse_unknown(what: str, name: str, known: Collection[str]) -> None:

@@ -10,13 +10,29 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, plain_text, suggestion
 
 SEPARATOR = ", "
 MAX_LEVELS = 64
 # A column with just these levels has them in this order. Other levels are ordered by their first
 # number, then by name.
 FAMILIAR_ORDERS = (("M", "F"), ("male", "female"), ("Male", "Female"))
+
+GENDERS = {
+    "M": ("m", "male", "males", "man", "men", "boys", "hombres", "hommes", "m\u00e4nnlich"),
+    "F": (
+        "f",
+        "w",
+        "female",
+        "females",
+        "woman",
+        "women",
+        "girls",
+        "mujeres",
+        "femmes",
+        "weiblich",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -88,14 +104,7 @@ class Groups:
         levels = [level.strip() for level in name.split(SEPARATOR.strip())]
         normalized = SEPARATOR.join(levels)
         if normalized not in self.names:
-            permuted = [
-                known for known in self.names if sorted(known.split(SEPARATOR)) == sorted(levels)
-            ]
-            hint = (
-                f"; did you mean '{permuted[0]}'?"
-                if permuted
-                else suggestion(normalized, self.names)
-            )
+            hint = same_group(normalized, self.names)
             raise MobatlasError(
                 f"group '{name}' does not exist{hint} (known: {'; '.join(self.names)})"
             )
@@ -131,3 +140,30 @@ def _level_key(level: str) -> tuple[bool, float, int, str]:
     number = re.search(r"\d+(?:\.\d+)?", level)
     sign = {"<": -1, ">": 1}.get(level.lstrip()[:1], 0)
     return (number is None, float(number.group()) if number else 0.0, sign, level)
+
+
+def gender(level: str) -> str | None:
+    """M or F for a word of that meaning; None for other words."""
+    return next((name for name, words in GENDERS.items() if level.strip().lower() in words), None)
+
+
+def plain_level(level: str) -> str:
+    """A level in a form that ignores case, spaces and the word chosen for a gender."""
+    return gender(level) or plain_text(level)
+
+
+def same_group(name: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'x'?"` with the group or level of the same meaning; empty without one.
+
+    Only the order, the spelling and look-alike characters may differ, never a level.
+    """
+    same = [each for each in known if _plain_group(each) == _plain_group(name)]
+    return f"; did you mean '{same[0]}'?" if len(same) == 1 else ""
+
+
+def _plain_group(name: str) -> list[str]:
+    """The words of a group in any order, as in `30-40, F`, `F 30-40` and `30-4O, women`."""
+    text = re.sub(r"(?<=[<>-])\s+|\s+(?=[-+])", "", name.replace(",", " "))
+    looks = str.maketrans("oOl", "001")  # letters that look like digits
+    words = [word.translate(looks) if re.search(r"\d", word) else word for word in text.split()]
+    return sorted(map(plain_level, words))

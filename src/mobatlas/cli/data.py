@@ -32,6 +32,7 @@ from mobatlas.cli.options import (
     Partition,
     Preset,
     Quiet,
+    Rename,
     Rounding,
     SamePeople,
     ShuffleRegions,
@@ -40,7 +41,15 @@ from mobatlas.cli.options import (
     WithoutRest,
     show,
 )
-from mobatlas.config import CityConfig, build, load_run, load_values, merge, parse_assignments
+from mobatlas.config import (
+    CityConfig,
+    build,
+    load_run,
+    load_values,
+    merge,
+    parse_assignments,
+    parse_renames,
+)
 from mobatlas.errors import MobatlasError
 from mobatlas.progress import track
 
@@ -113,6 +122,7 @@ def prepare_command(
         ),
     ] = "plain",
     engine: Annotated[str, typer.Option("--engine", help="duckdb or spark.")] = "duckdb",
+    rename: Rename = None,
     config: Config = None,
     preset: Preset = None,
     assignments: Assignments = None,
@@ -130,7 +140,11 @@ def prepare_command(
             source,
             out,
             format=format,
-            values=merge(values, parse_assignments(assignments or [])),
+            values=merge(
+                values,
+                parse_assignments(assignments or []),
+                {"rename": parse_renames(rename or ())},
+            ),
             engine=engine,
             overwrite=overwrite,
             tracker=tracker,
@@ -160,6 +174,7 @@ def regions(
     group_table: GroupTables = None,
     labelled: LabelledPath = None,
     labelled_sample: LabelledSample = None,
+    rename: Rename = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -188,6 +203,7 @@ def regions(
             group_tables=group_table or (),
             labelled=labelled,
             labelled_sample=labelled_sample,
+            rename=parse_renames(rename or ()),
         ),
         seed=seed,
         overwrite=overwrite,
@@ -207,6 +223,7 @@ def diagnose(
         float | None, typer.Option("--n", help="People per region, with --composition.")
     ] = None,
     split_ages: SplitAges = False,
+    rename: Rename = None,
     min_region: Annotated[
         float, typer.Option(help="Propose to merge regions with fewer people than this.")
     ] = 50.0,
@@ -233,7 +250,11 @@ def diagnose(
         result = diagnose_regions(built, min_region)
     else:
         assert composition is not None
-        table = Census(composition, joint_prior, "uniform" if split_ages else "refuse").read(n=n)
+        straddle = "uniform" if split_ages else "refuse"
+        notes: list[str] = []
+        census = Census(composition, joint_prior, straddle, parse_renames(rename or ()))
+        table = census.read(n=n, notes=notes)
+        typer.echo("".join(f"{note}\n" for note in notes), err=True, nl=False)
         result = mobatlas.diagnose(table, n, min_region=min_region)
     if figure is not None:
         diagnosis_figure(result, table, figure)

@@ -61,6 +61,13 @@ TrainingSeed = Annotated[
     int | None,
     typer.Option("--seed", help="The same seed on the same machine gives the same weights."),
 ]
+Rename = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="EXPECTED=THEIRS",
+        help="Read a column under another name, e.g. user_id=device_id; may be repeated.",
+    ),
+]
 
 # regions
 Partition = Annotated[

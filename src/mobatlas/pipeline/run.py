@@ -355,6 +355,7 @@ class _Steps:
             features=source.features,
             mask=source.mask,
             straddle=source.straddle or "refuse",
+            rename=source.rename,
             group_tables=tables.get("group_tables", ()),
             labelled=_only(tables, "labelled"),
             labelled_sample=source.labelled_sample,

@@ -4,7 +4,7 @@ They come from visits or from a published table.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,8 @@ from mobatlas.data.types import Flags, Floats, Ints, region_column
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import FeatureMap
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
+from mobatlas.regions.census import Keys, pivot
 from mobatlas.regions.composition import (
-    Keys,
-    pivot,
     refuse_empty_regions,
     refuse_negative,
     region_codes,
@@ -125,7 +124,10 @@ def aggregates_from_dataset(
 
 
 def read_aggregates(
-    path: Path | str, known_bins: Collection[str] = (), notes: list[str] | None = None
+    path: Path | str,
+    known_bins: Collection[str] = (),
+    notes: list[str] | None = None,
+    rename: Mapping[str, str] | None = None,
 ) -> Aggregates:
     """Read V from a published table: region, feature, value (or total visits), n.
 
@@ -134,7 +136,7 @@ def read_aggregates(
     receives one sentence per decision.
     """
     path = Path(path)
-    table = read_table(path)
+    table = read_table(path, rename, notes)
     columns = list(table.columns)
     measure = "visits" if "visits" in columns and "value" not in columns else "value"
     require_columns(str(path), columns, ("feature", measure))

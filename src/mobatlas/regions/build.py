@@ -1,6 +1,6 @@
 """Build regions from a controlled partition, a column of people, or two published tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -81,6 +81,8 @@ class RegionsOptions:
         For experiments: this many random labelled training people, instead of `labelled`.
     group_tables
         Published tables of mean visits by group, or by some of the attributes.
+    rename
+        Columns of these tables: the name in a table for the expected name.
 
     Examples
     --------
@@ -103,6 +105,7 @@ class RegionsOptions:
     labelled: Path | str | None = None
     labelled_sample: int | None = None
     group_tables: Sequence[Path | str] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         sources = (self.partition, self.by, self.composition, self.aggregates)
@@ -137,7 +140,7 @@ class RegionsOptions:
         if tables is None:
             return None
         tables = (tables,) if isinstance(tables, Path | str) else tuple(tables)
-        return Census(tables, self.joint_prior, self.straddle)
+        return Census(tables, self.joint_prior, self.straddle, self.rename)
 
 
 @dataclass(frozen=True)
@@ -308,7 +311,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     known = {
         name for each in feature_maps() for name in build_feature(each, dataset.vocabulary).bins
     }
-    v = read_aggregates(published, known, notes)
+    v = read_aggregates(published, known, notes, options.rename)
     maps = _feature_maps(dataset, options, *bins_by_map(v.features))
     bins = {name for each in maps for name in each.bins}
     columns = np.flatnonzero([name in bins for name in v.features])
@@ -317,7 +320,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
             f"{published}: the table has no feature of {', '.join(each.name for each in maps)}; "
             "choose another --feature"
         )
-    row = match_regions(v.regions, p.regions)
+    row = match_regions(v.regions, p.regions, f"{published.name} and {census.name}", notes)
     keep = np.flatnonzero(row >= 0)
     if not len(keep):
         raise MobatlasError(
@@ -343,8 +346,12 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
         Regions(replace(p.select(rows), regions=aggregates.regions), aggregates, False, details),
         notes=notes,
         warnings=[
-            *_unmatched_warning(only_in_census, census.name, published.name),
-            *_unmatched_warning(only_in_aggregates, published.name, census.name),
+            *_unmatched_warning(
+                only_in_census, census.name, published.name, only_in_aggregates or v.regions
+            ),
+            *_unmatched_warning(
+                only_in_aggregates, published.name, census.name, only_in_census or p.regions
+            ),
             *_absent_groups(census.name, p),
             *compare_with_dataset(aggregates, dataset, maps),
         ],
@@ -360,9 +367,11 @@ def _with_evidence(
     if source is not None:
         maps = _labelled_maps(dataset, built.regions, options)
         where = built.region_of_person
-        parts.append(labelled_people(dataset, source, maps, built.regions, where, seed))
+        parts.append(
+            labelled_people(dataset, source, maps, built.regions, where, seed, options.rename)
+        )
     parts += [
-        read_group_table(path, dataset, built.regions, options.mask)
+        read_group_table(path, dataset, built.regions, options.mask, options.rename)
         for path in options.group_tables
     ]
     names = [*built.regions.aggregates.features]
@@ -399,13 +408,20 @@ def _census(
     census = options.census
     assert census is not None
     published = census.read(dataset.groups, notes=notes)
-    row = match_regions(names, published.regions)  # (regions,), -1: not in the census
+    where = f"{options.by} and {census.name}"
+    row = match_regions(names, published.regions, where, notes)  # (regions,), -1: not in the census
     usable = np.flatnonzero(row >= 0)
     # A census may cover more regions than the data.
     missing = [names[number] for number in np.flatnonzero(row < 0).tolist()]
-    warnings += _unmatched_warning(missing, str(options.by), census.name)
+    if not len(usable):
+        raise MobatlasError(
+            f"--by {options.by}: no region is also in {census.path} ('{names[0]}' in one, "
+            f"'{published.regions[0]}' in the other); choose a coarser column or check its ids"
+        )
+    warnings += _unmatched_warning(missing, str(options.by), census.name, published.regions)
     warnings += _absent_groups(census.name, published)
-    return published.select(row[usable]), usable
+    regions = tuple(names[number] for number in usable.tolist())
+    return replace(published.select(row[usable]), regions=regions), usable
 
 
 def _split_people(
@@ -435,7 +451,7 @@ def _split_people(
 def _no_region(options: RegionsOptions) -> MobatlasError:
     lack = f"has {MIN_PEOPLE} people for composition and {MIN_PEOPLE} for aggregates"
     if options.census is not None:
-        lack = f"is also in {options.census.path}"
+        lack = f"of {options.census.path} has {MIN_PEOPLE} people"
     return MobatlasError(
         f"--by {options.by}: no region {lack}; choose a coarser column or check its ids"
     )
@@ -502,8 +518,10 @@ def _labels(dataset: TrajectoryDataset, option: str, advice: str) -> tuple[Group
     return dataset.groups, dataset.person_groups()
 
 
-def _unmatched_warning(regions: Sequence[str], present: str, absent: str) -> list[str]:
-    """A warning about regions that are missing from the other table."""
+def _unmatched_warning(
+    regions: Sequence[str], present: str, absent: str, others: Sequence[str]
+) -> list[str]:
+    """A warning about regions that are missing from the other table, which has `others`."""
     if not regions:
         return []
     listed = ", ".join(f"'{name}'" for name in regions[:MAX_LISTED])
@@ -511,7 +529,8 @@ def _unmatched_warning(regions: Sequence[str], present: str, absent: str) -> lis
     count = f"{len(regions):,} region{'s' if len(regions) > 1 else ''}"
     return [
         f"{count} of {present} {'are' if len(regions) > 1 else 'is'} left out, because {absent} "
-        f"has no such region ({listed}{more}); do both use the same ids?"
+        f"has no such region ({listed}{more}; its ids are like '{others[0]}'); do both use the "
+        "same ids?"
     ]
 
 

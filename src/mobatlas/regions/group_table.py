@@ -3,7 +3,7 @@
 A row that covers several groups, such as all women, is a mixture of them.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +11,18 @@ import pandas as pd
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import Floats, Ints
-from mobatlas.errors import MobatlasError, clear_suggestion
+from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import build_feature, feature_maps
-from mobatlas.io.tables import key_column, number_column, read_table, require_columns
+from mobatlas.io.tables import (
+    key_column,
+    number_column,
+    plain_numbers,
+    read_table,
+    require_columns,
+)
 from mobatlas.regions.aggregates import compare_levels, people_behind, same_level, training_means
-from mobatlas.regions.composition import Keys, mixtures, pivot, refuse_negative
+from mobatlas.regions.census import Keys, pivot
+from mobatlas.regions.composition import mixtures, refuse_negative
 from mobatlas.regions.types import GroupEvidence, Regions, ReportedEvidence, bins_by_map
 
 DAYS = {"day": 1.0, "week": 7.0, "month": 365.25 / 12}  # of a period
@@ -25,7 +32,11 @@ FIXED = "visits:"  # these bins describe a whole window, so their values cannot 
 
 
 def read_group_table(
-    path: Path | str, dataset: TrajectoryDataset, regions: Regions, mask: Sequence[str] = ()
+    path: Path | str,
+    dataset: TrajectoryDataset,
+    regions: Regions,
+    mask: Sequence[str] = (),
+    rename: Mapping[str, str] | None = None,
 ) -> ReportedEvidence:
     """Read mean visits per person by group.
 
@@ -35,12 +46,8 @@ def read_group_table(
         CSV or Parquet: `group` or some attribute columns, `feature`, `value`, and `n` (people) or
         `standard_error`. Optional: `per` (day, week, month or window) and `place` (here or
         elsewhere). An attribute without a column, or with an empty cell, covers all its levels.
-    dataset
-        The dataset whose features and windows apply.
-    regions
-        The regions, with the groups and their shares of the population.
-    mask
-        Tokens that are not counted.
+    dataset, regions, mask, rename
+        Features; groups; tokens that are not counted; columns, as in `read_composition`.
 
     Returns
     -------
@@ -53,7 +60,7 @@ def read_group_table(
     """
     path = Path(path)
     notes: list[str] = []
-    table = _usable_rows(path, dataset, mask, notes)
+    table = _usable_rows(path, dataset, mask, rename, notes)
     cell, names, shares = mixtures(path, table, regions.groups, regions.population_shares, notes)
     rows = (cell, names)
     feature = key_column(path, table, "feature")
@@ -105,11 +112,17 @@ def _unknown_period(path: Path, level: float, ours: float, days: int) -> Mobatla
 
 
 def _usable_rows(
-    path: Path, dataset: TrajectoryDataset, mask: Sequence[str], notes: list[str]
+    path: Path,
+    dataset: TrajectoryDataset,
+    mask: Sequence[str],
+    rename: Mapping[str, str] | None,
+    notes: list[str],
 ) -> pd.DataFrame:
     """The rows with a value of a known feature that is not masked."""
-    table = read_table(path)
+    table = read_table(path, rename, notes)
     require_columns(str(path), list(table.columns), ("feature", "value"))
+    measures = [name for name in ("value", "standard_error") if name in table.columns]
+    table = plain_numbers(path, table, measures, False, notes)
     codes, features = key_column(path, table, "feature")
     bins, counted = (
         {
@@ -139,7 +152,7 @@ def _similar_feature(name: str, bins: Collection[str]) -> str:
     """A suggestion: a similar bin of the same map, or the only bin with this name."""
     feature_map, _, word = name.rpartition(":")
     if feature_map:
-        return clear_suggestion(name, [bin_ for bin_ in bins if bin_.startswith(f"{feature_map}:")])
+        return suggestion(name, [bin_ for bin_ in bins if bin_.startswith(f"{feature_map}:")])
     same = [bin_ for bin_ in bins if bin_.partition(":")[2] == word]
     return f"; did you mean '{same[0]}'?" if len(same) == 1 else ""
 

@@ -4,7 +4,7 @@ A labelled person of group d is an observation of row d of M without regional co
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +26,8 @@ from mobatlas.regions.aggregates import (
     count_features,
     person_means,
 )
-from mobatlas.regions.composition import group_weights, label_columns
+from mobatlas.regions.census import label_columns
+from mobatlas.regions.composition import group_weights
 from mobatlas.regions.partitions import derive_seed, renumber, restrict
 from mobatlas.regions.types import (
     Aggregates,
@@ -62,6 +63,7 @@ def labelled_people(
     regions: Regions,
     region_of_person: Ints | None,
     seed: int,
+    rename: Mapping[str, str] | None = None,
 ) -> ReportedEvidence:
     """Evidence from labelled people.
 
@@ -79,6 +81,8 @@ def labelled_people(
         people that differs from the population.
     seed
         Random seed of the sample.
+    rename
+        For a table: as in `read_composition`.
 
     Returns
     -------
@@ -95,7 +99,8 @@ def labelled_people(
     elif source.is_dir():
         return _survey(dataset, source, maps, regions)
     else:
-        group = _people_of_dataset(dataset, _read_people(source, regions.groups), notes)
+        people = _read_people(source, regions.groups, read_table(source, rename, notes))
+        group = _people_of_dataset(dataset, people, notes)
     number, rows = _counted_groups(group, regions.groups, notes)
     means = aggregates_from_dataset(dataset, maps, number[group], "train", rows)
     warnings = _group_warnings(group, regions)
@@ -221,6 +226,7 @@ def _prepare_survey(
     ids = table["user_id"].astype(str)
     table[anchors].assign(user_id=ids).to_parquet(source / "people.parquet", index=False)
     values = {
+        "rename": {},
         "split": {"train": 1.0, "val": 0.0, "test": 0.0},
         "vocabulary_size": MAX_PLACES,
         "attributes": None,

@@ -4,8 +4,10 @@ Raking (iterative proportional fitting) scales a prior until it has the margins 
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 from mobatlas.data.types import Floats, Ints
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
-from mobatlas.regions.composition import read_composition, read_margin
+from mobatlas.regions.composition import read_composition
 from mobatlas.regions.types import Composition
 
 ROUNDS = 1_000  # of raking
@@ -36,7 +38,7 @@ class Census:
     prior
         With several tables: a composition table with the joint distribution of the attributes.
         By default attributes are independent within each region.
-    straddle
+    straddle, rename
         As in `read_composition`.
 
     Examples
@@ -48,6 +50,7 @@ class Census:
     tables: Sequence[Path | str]
     prior: Path | str | None = None
     straddle: str = "refuse"
+    rename: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.prior is not None and len(self.tables) < 2:
@@ -77,10 +80,14 @@ class Census:
         """Read the composition; for the parameters see `read_composition`."""
         notes = [] if notes is None else notes
         if len(self.tables) == 1:
-            return read_composition(self.tables[0], groups, n, self.straddle, notes)
-        parts = [read_margin(Path(each), groups, n, self.straddle, notes) for each in self.tables]
+            return read_composition(self.tables[0], groups, n, self.straddle, notes, self.rename)
+        parts = [
+            read_composition(each, groups, n, self.straddle, notes, self.rename, partial=True)
+            for each in self.tables
+        ]
         groups = self._require_all(parts, groups)
-        rows = [match_regions(parts[0].regions, part.regions) for part in parts]
+        first = parts[0].regions
+        rows = [match_regions(first, part.regions, self.name, notes) for part in parts]
         common = np.flatnonzero(np.min(rows, axis=0) >= 0)
         if not len(common):
             raise MobatlasError(f"{self.name}: no region is in all tables; use the same ids")
@@ -127,7 +134,7 @@ class Census:
         even = np.full((len(regions), len(groups)), 1 / len(groups))
         if self.prior is None:
             return even
-        table = read_composition(self.prior, groups, straddle=self.straddle, notes=notes)
+        table = read_composition(self.prior, groups, None, self.straddle, notes, self.rename)
         n = table.n if np.isfinite(table.n).all() else np.ones(len(table.n))
         overall = n @ table.shares / n.sum()
         row = match_regions(regions, table.regions)
@@ -194,14 +201,45 @@ def _cell_of_group(part: Groups, groups: Groups) -> Ints:
     return np.ravel_multi_index(tuple(groups.level_codes[:, columns].T), sizes).astype(np.int64)
 
 
-def match_regions(regions: Sequence[str], others: Sequence[str]) -> Ints:
-    """The row of each region among others, -1 for none; `1400000US01001020100` is `01001020100`."""
-    plain = [re.sub(r"^\d{7}US", "", name) for name in others]
-    row = {name: number for names in (plain, others) for number, name in enumerate(names)}
-    return np.array(
-        [row.get(name, row.get(re.sub(r"^\d{7}US", "", name), -1)) for name in regions],
-        dtype=np.int64,
-    )
+def match_regions(
+    regions: Sequence[str],
+    others: Sequence[str],
+    source: str = "",
+    notes: list[str] | None = None,
+) -> Ints:
+    """The row of each region among others, -1 for none.
+
+    Ids are matched as they are, then without the prefix of a census GEO_ID, then ignoring case,
+    accents, spaces, leading zeros and `.0`. A form that fits two ids of one side matches nothing.
+    """
+    row = np.full(len(regions), -1, dtype=np.int64)
+    for form in (str, _without_prefix, _plain_region):
+        ours, theirs = ([form(name) for name in names] for names in (regions, others))
+        number = {name: k for k, name in enumerate(theirs)}
+        # Distinct ids must not become one.
+        once = {name for name, count in Counter(ours).items() if count == 1}
+        once &= {name for name, count in Counter(theirs).items() if count == 1}
+        found = [number[name] if name in once else -1 for name in ours]
+        row = np.where(row < 0, np.array(found, dtype=np.int64), row)
+    pairs = [(name, others[k]) for name, k in zip(regions, row.tolist(), strict=True) if k >= 0]
+    unlike = [pair for pair in pairs if _without_prefix(pair[0]) != _without_prefix(pair[1])]
+    if unlike and notes is not None:
+        one, two = unlike[0]
+        notes.append(
+            f"{source}: {len(unlike):,} region ids are written differently, such as '{one}' and "
+            f"'{two}'; they are matched"
+        )
+    return row
+
+
+def _without_prefix(region: str) -> str:
+    return re.sub(r"^\d{7}US", "", region)
+
+
+def _plain_region(region: str) -> str:
+    letters = unicodedata.normalize("NFKD", _without_prefix(region)).casefold()
+    text = "".join(each for each in letters if not unicodedata.combining(each))
+    return re.sub(r"^0+(?=\d)", "", re.sub(r"^(\d+)\.0+$", r"\1", re.sub(r"\s+", "", text)))
 
 
 def compare_panel(census: Composition, panel: Floats) -> dict[str, Any] | None:

@@ -309,6 +309,8 @@ def _write_rows(folder: Path, p: Composition, v: Aggregates, parents: Mapping[st
         "share": p.shares.ravel(),
         "n": np.repeat(p.n, len(p.groups)),
     }
+    if p.sample is not None:
+        composition["sample"] = np.repeat(p.sample, len(p.groups))
     spread = {
         "feature": list(v.features),
         "variance": pa.nulls(len(v.features), pa.float64()) if v.spread is None else v.spread,
@@ -323,7 +325,12 @@ def _read_rows(folder: Path, groups: Groups) -> tuple[Composition, Aggregates, d
     table = read_parquet(folder / COMPOSITION)
     regions = tuple(table["region"].unique().to_pylist())
     shares = table["share"].to_numpy().reshape(len(regions), len(groups))
-    composition = Composition(groups, regions, shares, table["n"].to_numpy()[:: len(groups)])
+    people = {
+        name: table[name].to_numpy()[:: len(groups)]
+        for name in ("n", "sample")
+        if name in table.column_names
+    }
+    composition = Composition(groups, regions, shares, **people)
     aggregates = load_aggregates(folder / AGGREGATES)
     spread = read_parquet(folder / SPREAD)
     variance = spread["variance"].cast(pa.float64())

@@ -40,6 +40,7 @@ class Composition:
     regions: tuple[str, ...]
     shares: Floats  # P (regions, groups), rows sum to 1
     n: Floats  # (regions,) people counted; infinite where the shares are exact
+    sample: Floats | None = None  # (regions,) people behind the shares of a survey; None: n
 
     @property
     def absent_groups(self) -> list[str]:
@@ -53,6 +54,7 @@ class Composition:
             regions=tuple(self.regions[row] for row in rows.tolist()),
             shares=self.shares[rows],
             n=self.n[rows],
+            sample=None if self.sample is None else self.sample[rows],
         )
 
 

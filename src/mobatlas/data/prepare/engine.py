@@ -4,8 +4,9 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,20 @@ MORE_MEMORY = "raise memory_limit, or on a cluster --driver-memory and --executo
 MISSING_FILE = r"FileNotFoundException|FILE_NOT_EXIST|Mkdirs failed|UNABLE_TO_INFER_SCHEMA"
 
 
+@dataclass
+class Renaming:
+    """Columns of the source that are read under another name, and those that were found."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)  # expected name: name in the source
+    found: set[str] = field(default_factory=set)
+
+
 class DuckDBEngine:
     """DuckDB in this process; it spills into the work folder beyond its memory limit."""
 
     def __init__(self, work: Path, memory_limit: str = "2GB") -> None:
         self.work = work
+        self.renaming = Renaming()
         spill = work / "spill"
         spill.mkdir(parents=True, exist_ok=True)
         self._backend = ibis.duckdb.connect(
@@ -91,6 +101,7 @@ class SparkEngine:
 
     def __init__(self, work: Path, memory_limit: str = "2GB") -> None:
         self.work = work
+        self.renaming = Renaming()
         work.mkdir(parents=True, exist_ok=True)
         self._session, self._owned = open_spark_session(memory_limit)
         self._old_settings = {key: self._session.conf.get(key, None) for key in SPARK_SETTINGS}

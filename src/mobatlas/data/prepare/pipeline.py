@@ -190,7 +190,7 @@ def prepare(
             closing(open_engine(engine, folder.scratch(), config.memory_limit)) as running,
         ):
             tracker.step(0, "reading")
-            tables = READERS[format].open(Path(source), running, config.reader)
+            tables = READERS[format].open(Path(source), running, config.reader, config.rename)
             summary, groups = _run(tables, running, config, folder.path, tracker)
         folder.details.update(
             attributes=groups.as_dict() if groups else None, regions=list(summary.columns.regions)

@@ -9,9 +9,10 @@ from ibis import ir
 from pydantic import BaseModel
 
 from mobatlas.config import Section, build
-from mobatlas.data.prepare.engine import Engine
+from mobatlas.data.prepare.engine import Engine, Renaming
 from mobatlas.data.prepare.tables import is_csv, parquet_schema
 from mobatlas.errors import MobatlasError
+from mobatlas.io.tables import renamed_columns
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,24 @@ class Reader:
     options: type[BaseModel] = NoOptions
     suggests: Mapping[str, Any] = field(default_factory=dict)  # fields of PrepareConfig
 
-    def open(self, path: Path, engine: Engine, options: Mapping[str, Any]) -> Source:
+    def open(
+        self,
+        path: Path,
+        engine: Engine,
+        options: Mapping[str, Any],
+        rename: Mapping[str, str] | None = None,
+    ) -> Source:
         """Check the options and read."""
         checked = build(self.options, options, f"options of the reader '{self.name}'")
-        return self.read(require_path(path), engine, checked)
+        engine.renaming = Renaming(rename or {})
+        source = self.read(require_path(path), engine, checked)
+        for name, theirs in engine.renaming.columns.items():
+            if theirs not in engine.renaming.found:
+                raise MobatlasError(
+                    f"--rename {name}={theirs}: no table of {path} has a column '{theirs}'; "
+                    "correct the name"
+                )
+        return source
 
 
 def require_path(path: Path) -> Path:
@@ -72,4 +87,8 @@ def open_table(path: Path, engine: Engine) -> ir.Table:
         raise MobatlasError(f"{path}: the file is empty")
     if not is_csv(path):
         parquet_schema(path)
-    return engine.read(path)
+    table = engine.read(path)
+    renaming = engine.renaming
+    renaming.found |= {*renaming.columns.values()} & {*table.columns}
+    names = renamed_columns(table.columns, renaming.columns)
+    return table.rename(dict(zip(names, table.columns, strict=True)))

@@ -13,7 +13,7 @@ from mobatlas.data.prepare.engine import Engine
 from mobatlas.data.prepare.tables import NO_ANSWER, as_flag, as_number, as_text, nearest_whole
 from mobatlas.data.readers.base import Reader, Source, open_table
 from mobatlas.data.types import ANCHORS
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, same_column, suggestion
 from mobatlas.io.tables import find_table
 
 VISITS_FILES = ("traj", "visits")
@@ -145,7 +145,7 @@ def _fields(
             fields[field] = table[column]
         elif field in required:
             raise MobatlasError(
-                f"{where}: column '{names[0]}' is missing{suggestion(names[0], table.columns)} "
+                f"{where}: column '{names[0]}' is missing{same_column(names[0], table.columns)} "
                 f"(columns: {', '.join(table.columns) or 'none'}); "
                 f"name it in the reader option columns.{field}"
             )

@@ -29,7 +29,7 @@ def calibrate_composition(composition: Composition) -> tuple[Floats, Composition
     shares directly would attenuate every difference between groups.
     """
     shares = composition.shares
-    n = composition.n
+    n = composition.n if composition.sample is None else composition.sample
     # (regions,) in units of one person's variance
     sampling = np.where(np.isfinite(n), 1 / np.maximum(n, 1), 0.0)
     if not sampling.any():
