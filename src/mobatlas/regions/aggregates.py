@@ -5,6 +5,7 @@ They come from visits or from a published table.
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from scipy import sparse
 from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.prepare.tables import TRUE_WORDS
-from mobatlas.data.schema import region_column
+from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, region_column
 from mobatlas.data.trajectories import Trajectories
+from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import FeatureMap
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.regions.composition import (
+    ACS_COLUMN,
     Keys,
     pivot,
     refuse_empty_regions,
@@ -29,9 +32,25 @@ from mobatlas.regions.composition import (
     region_codes,
 )
 from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure, apply_disclosure, clip_visits
+from mobatlas.regions.patterns import (
+    DEVICES,
+    HOMES,
+    census_digits,
+    column_names,
+    is_patterns,
+    read_patterns,
+    with_panel,
+)
+from mobatlas.regions.periods import DATES, check_level, windows_per_period
+from mobatlas.regions.places import IDS, NAMES, match_places
 from mobatlas.regions.types import Aggregates, bins_by_map, mean_over_regions
 
-SAME_LEVEL = 1.5  # windows of one length may differ by this factor in visits per person
+VISITS = ("visits", "visit_count", "visit_counts", "raw_visit_counts", "trips", "count")
+MOST_TOTAL = 1e15  # visits in a table
+SMALLEST_VALUE = 1e-9  # above zero
+MOST_PEOPLE = 1e10
+MOST_VISITS_A_DAY = 1_000.0
+SUM_TOLERANCE = 2e-3  # of shares that are rounded
 
 
 def count_features(
@@ -126,86 +145,260 @@ def aggregates_from_dataset(
     )
 
 
+@dataclass(frozen=True)
+class TableContext:
+    """The dataset and the composition that a published table is read for.
+
+    Parameters
+    ----------
+    known_bins
+        The features of the dataset; empty: any feature is accepted.
+    vocabulary
+        The places of the dataset, to match places of the table.
+    window_days
+        Days of a window of the dataset.
+    per
+        The period of the values, see `periods`; None: the table has it, or values are per window.
+    home_panel
+        A table of the devices that live in each region, for a table without `n`.
+    regions
+        Regions of the composition; block groups are added up to them.
+    """
+
+    known_bins: Collection[str] = ()
+    vocabulary: Vocabulary | None = None
+    window_days: int = 1
+    per: str | None = None
+    home_panel: Path | None = None
+    regions: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class PublishedAggregates:
+    """Aggregates of a published table, per window of the dataset."""
+
+    aggregates: Aggregates
+    declared: bool  # whether the table or the user gave the period of its values
+
+
 def read_aggregates(
     path: Path | str, known_bins: Collection[str] = (), notes: list[str] | None = None
 ) -> Aggregates:
-    """Read V from a published table: region, feature, value (or total visits), n.
+    """As `read_published`, without a dataset."""
+    return read_published(path, TableContext(known_bins), notes).aggregates
 
-    Columns suppressed and noise_sd are optional. Cells that are empty, flagged or written like
-    `<5` are suppressed and become NaN. Without n only shares are known (`pooled`). `notes`
-    receives one sentence per decision.
+
+def read_published(
+    path: Path | str, context: TableContext, notes: list[str] | None = None
+) -> PublishedAggregates:
+    """Read V from a published table.
+
+    The table is long (region, feature or place or category, value or visits, n), wide (a column
+    for each feature), or Patterns of SafeGraph and Advan. Columns suppressed, noise_sd and per are
+    optional. Cells that are empty, flagged or written like `<5` are suppressed and become NaN.
+    Without n only shares are known (`pooled`). `notes` receives one sentence per decision.
     """
     path = Path(path)
-    table = read_table(path)
-    columns = list(table.columns)
-    measure = "visits" if "visits" in columns and "value" not in columns else "value"
-    require_columns(str(path), columns, ("feature", measure))
-    region = key_column(path, table, region_column(path, columns))
+    notes = [] if notes is None else notes
+    table = _read_rows(path, context, notes)
+    measure = "visits" if "visits" in table.columns and "value" not in table.columns else "value"
+    require_columns(str(path), table.columns, ("feature", measure))
+    table = _known_rows(path, table, measure, context, notes)
+    region = key_column(path, table, "region")
     feature = key_column(path, table, "feature")
     regions = region[1]
     features = feature[1]
-    unknown = [name for name in features if known_bins and name not in known_bins]
-    if unknown:
-        raise MobatlasError(
-            f"{path}: feature '{unknown[0]}' does not exist in the dataset"
-            f"{suggestion(unknown[0], known_bins)}"
-        )
     published = table.assign(**{measure: table[measure].mask(_suppressed(table, measure))})
     rows = number_column(path, published, measure, missing=True)
+    refuse_absurd(path, measure, rows, (-MOST_TOTAL, MOST_TOTAL), SMALLEST_VALUE)
     absent = np.nan if np.isnan(rows).any() else 0.0
     values = pivot(path, region, feature, rows, absent)  # V (regions, features)
-    noisy = "noise_sd" in columns  # noise may make a count negative
+    noisy = "noise_sd" in table.columns  # noise may make a count negative
     if not noisy:
         refuse_negative(path, measure, regions, features, values)
     n = people_behind(path, table, region)
-    per_person = n[:, None] if measure == "visits" and n is not None else 1.0
-    values = values / per_person
     _refuse_empty(path, regions, values)
-    decisions = _suppression_notes(path.name, values, len(rows))
-    pooled = n is None
+    notes += _suppression_notes(path.name, values, len(rows))
+    scale = windows_per_period(path, table, context.window_days, context.per)
+    is_share = _holds_shares(path, values, features, measure, scale, notes)
     if n is None:
-        values = _shares(values, features)
-        n = np.ones(len(regions))
-        decisions.append(
+        notes.append(
             f"{path.name}: the table has no column 'n', so only shares of visits are known. Groups "
             "that go out more have more weight in them, and all regions have equal weight"
         )
-    if notes is not None:
-        notes += decisions
+    if n is None or is_share:
+        aggregates = Aggregates(
+            regions, features, _shares(values, features), np.ones(len(regions)), pooled=True
+        )
+        return PublishedAggregates(_with_values(aggregates), declared=True)
+    per_window = np.ones(len(rows)) if scale is None else scale
+    factor = pivot(path, region, feature, per_window)  # (regions, features)
+    if measure == "visits":
+        factor = factor / n[:, None]
+    values = values * factor
+    _refuse_many_visits(path, regions, values, context.window_days)
     noise = None
     if noisy:
         sd = np.nan_to_num(number_column(path, table, "noise_sd", missing=True))
-        noise = (pivot(path, region, feature, sd) / per_person) ** 2
-    aggregates = Aggregates(regions, features, values, n, pooled=pooled, noise=noise)
-    return aggregates.select(np.flatnonzero(~np.isnan(values).all(1)))
+        refuse_absurd(path, "noise_sd", sd, (0, MOST_TOTAL))
+        noise = (pivot(path, region, feature, sd) * factor) ** 2
+    aggregates = Aggregates(regions, features, values, n, noise=noise)
+    return PublishedAggregates(_with_values(aggregates), declared=scale is not None)
 
 
-def same_level(published: float, ours: float) -> bool:
-    """Whether two numbers of visits per person may come from windows of one length."""
-    return 1 / SAME_LEVEL < published / max(ours, 1e-300) < SAME_LEVEL
+def _with_values(aggregates: Aggregates) -> Aggregates:
+    """Only regions with a value that is not suppressed."""
+    return aggregates.select(np.flatnonzero(~np.isnan(aggregates.values).all(1)))
 
 
-def compare_levels(published: float, ours: float, where: str = "aggregates") -> list[str]:
-    """A warning if a published table and the dataset differ in visits per person and window."""
-    if same_level(published, ours):
-        return []
-    return [
-        f"people make {published:.3g} visits per window in the {where}, but {ours:.3g} in the "
-        "dataset: do both use windows of the same length?"
+def _read_rows(path: Path, context: TableContext, notes: list[str]) -> pd.DataFrame:
+    """Rows of region, feature, value or visits and, where known, n of a table of any layout."""
+    if is_patterns(column_names(path)):
+        if context.vocabulary is None:
+            raise MobatlasError(f"{path}: Patterns are matched to the places of a dataset; give it")
+        return read_patterns(path, context.vocabulary, context.regions, context.home_panel, notes)
+    table = _with_features(path, _usual_names(path, read_table(path)), context, notes)
+    if context.home_panel is None or "n" in table.columns:
+        return table
+    digits = census_digits(table["region"].unique().tolist())
+    return with_panel(path, table, context.home_panel, digits, notes)
+
+
+def _usual_names(path: Path, table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the columns region, n and visits, which it may call by other names."""
+    columns = list(table.columns)
+    names = {region_column(path, columns): "region"}
+    for name, synonyms in {"n": DEVICES, "visits": VISITS}.items():
+        found = [each for each in columns if each in synonyms]
+        if found and name not in columns:
+            names[found[0]] = name
+    if "visitors" in columns and not {"visits", "value"} & {*columns, *names.values()}:
+        raise MobatlasError(
+            f"{path}: has visitors, but aggregates count visits; give visits, or the Patterns "
+            "file, which has visits per visitor of each place"
+        )
+    return table.rename(columns=names)
+
+
+def _with_features(
+    path: Path, table: pd.DataFrame, context: TableContext, notes: list[str]
+) -> pd.DataFrame:
+    """Add the column feature from a column of places or categories, or from the header."""
+    columns = list(table.columns)
+    places = [name for name in IDS if name in columns]
+    if "feature" in columns:
+        return table
+    if places and {"value", "visits"} & set(columns):
+        codes, ids = key_column(path, table, places[0])
+        first = table.iloc[np.unique(codes, return_index=True)[1]].reset_index(drop=True)
+        names = np.array(ids, dtype=object)
+        if context.vocabulary is not None:
+            token = match_places(path, first, context.vocabulary, notes)
+            names = np.where(
+                token >= 0, np.array(context.vocabulary.poi_ids, dtype=object)[token], names
+            )
+        return table.assign(feature=np.char.add("poi:", names.astype(str))[codes])
+    if "category" in columns:
+        codes, names_of = key_column(path, table, "category")
+        return table.assign(feature=_features_named(names_of, context, "category")[codes])
+    keys = [name for name in columns if name in ("region", "n", "per", *DATES)]
+    wide = [name for name in columns if name not in (*keys, *NAMES, "value", "visits")]
+    found = _features_named(wide, context, "category")
+    if not wide or not {*found} & {*context.known_bins}:
+        require_columns(str(path), columns, ("feature",))
+    if sum(name.startswith("poi:") for name in found) > len(found) / 2:
+        found = _features_named(wide, context, "poi")
+    renamed = table[[*keys, *wide]].rename(columns=dict(zip(wide, found, strict=True)))
+    long = renamed.melt(keys, var_name="feature", value_name="value")
+    numbers = pd.to_numeric(long["value"], errors="coerce")
+    if "n" not in keys or not (numbers.dropna() % 1 == 0).all():
+        return long
+    notes.append(f"{path.name}: whole numbers are totals of visits, and are divided by people")
+    return long.rename(columns={"value": "visits"})
+
+
+def _features_named(
+    names: Sequence[str], context: TableContext, otherwise: str
+) -> npt.NDArray[np.object_]:
+    """The feature that a name means: itself, a category or a place; else of `otherwise`."""
+    known = {name.casefold(): name for name in context.known_bins}
+    spelled = [
+        [known.get(f"{prefix}{name}".casefold()) for prefix in ("", "category:", "poi:")]
+        for name in names
     ]
+    found = [next(filter(None, each), None) for each in spelled]
+    texts = [own or f"{otherwise}:{name}" for own, name in zip(found, names, strict=True)]
+    return np.array(texts, dtype=object)
+
+
+def _known_rows(
+    path: Path, table: pd.DataFrame, measure: str, context: TableContext, notes: list[str]
+) -> pd.DataFrame:
+    """The rows with features of the dataset; other places are left out, others refused."""
+    codes, features = key_column(path, table, "feature")
+    known = context.known_bins
+    unknown = [name for name in features if known and name not in known]
+    others = [name for name in unknown if not name.startswith("poi:")]
+    if others or len(unknown) == len(features):
+        name = (others or unknown)[0]
+        more = f" (nor do {len(others or unknown) - 1:,} others)" if len(unknown) > 1 else ""
+        raise MobatlasError(
+            f"{path}: feature '{name}' does not exist in the dataset{more}"
+            f"{suggestion(name, known) if others else ''}"
+        )
+    if not unknown:
+        return table
+    keep = ~np.isin(np.array(features, dtype=object), unknown)[codes]
+    numbers = pd.to_numeric(table[measure], errors="coerce").fillna(0)
+    share = numbers[keep].sum() / max(numbers.sum(), 1e-300)
+    notes.append(
+        f"{path.name}: {len(unknown):,} of {len(features):,} places are not in the dataset and are "
+        f"left out; {share:.0%} of the visits in the table remain"
+    )
+    return table[keep].reset_index(drop=True)
+
+
+def _holds_shares(
+    path: Path,
+    values: Floats,
+    features: Sequence[str],
+    measure: str,
+    scale: Floats | None,
+    notes: list[str],
+) -> bool:
+    """Whether values are shares: declared so, or fractions or percentages that sum to a whole."""
+    declared = scale is not None and bool(np.isnan(scale).any())
+    if declared or measure == "visits" or len(values) < 2:
+        return declared
+    totals = np.stack([np.nansum(values[:, each], 1) for each in bins_by_map(features).values()])
+    for whole, name in ((1, "1"), (100, "100")):
+        if len(features) > len(totals) and np.allclose(totals, whole, rtol=SUM_TOLERANCE):
+            sentence = f"the values of every region sum to {name}"
+            if scale is not None:
+                raise MobatlasError(
+                    f"{path}: {sentence}, so they are shares; remove the period, or give 'share'"
+                )
+            notes.append(f"{path.name}: {sentence}, so they are read as shares of visits")
+            return True
+    return False
 
 
 def compare_with_dataset(
-    aggregates: Aggregates, dataset: TrajectoryDataset, maps: Sequence[FeatureMap]
+    path: Path,
+    published: PublishedAggregates,
+    dataset: TrajectoryDataset,
+    maps: Sequence[FeatureMap],
 ) -> list[str]:
     """Compare published aggregates with training people; shares have no level to compare."""
+    aggregates = published.aggregates
     if aggregates.pooled or not len(dataset.split("train")):
         return []
     known = np.flatnonzero(~np.isnan(aggregates.values).all(0))
-    published = mean_over_regions(aggregates.values, aggregates.n / aggregates.n.sum())
-    mean = training_means(dataset, maps)
-    ours = sum(mean[aggregates.features[number]] for number in known.tolist())
-    return compare_levels(float(published[known].sum()), ours)
+    means = mean_over_regions(aggregates.values, aggregates.n / aggregates.n.sum())
+    ours = training_means(dataset, maps)
+    level = sum(ours[aggregates.features[number]] for number in known.tolist())
+    total = float(means[known].sum())
+    return check_level(path, total, level, dataset.window_days, declared=published.declared)
 
 
 def training_means(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> dict[str, float]:
@@ -274,7 +467,53 @@ def people_behind(
         raise MobatlasError(
             f"{path}: {kind} '{names[row]}' has no people (n is {n[row]:g}); remove it"
         )
+    refuse_absurd(path, "n", values, (1, MOST_PEOPLE))
     return n
+
+
+def refuse_interchanged(path: Path, option: str) -> None:
+    """Refuse a table whose columns are those of another option's table."""
+    columns = {name.lower() for name in column_names(path)}
+    by_group = not columns.isdisjoint(("group", "male", "female", *ATTRIBUTE_NAMES))
+    by_group = by_group or any(map(ACS_COLUMN.fullmatch, columns))
+    by_region = any(map(looks_like_region, columns))
+    by_feature = not columns.isdisjoint(("feature", "visits", *IDS, *HOMES.values()))
+    likely = "--composition"
+    if by_feature:
+        likely = "--group-table" if by_group and not by_region else "--aggregates"
+    is_clear = by_group != by_feature or not by_region
+    if is_clear and (by_group or by_feature) and likely != option:
+        raise MobatlasError(
+            f"{path}: its columns are those of a table for {likely}, not for {option} "
+            f"({', '.join(column_names(path)[:6])}); are two tables interchanged?"
+        )
+
+
+def refuse_absurd(
+    path: Path, column: str, values: Floats, limits: tuple[float, float], smallest: float = 0.0
+) -> None:
+    """Refuse numbers (rows,) outside limits, or nearer to zero than `smallest`; NaN is unknown."""
+    low, high = limits
+    bad = (values < low) | (values > high) | ((np.abs(values) < smallest) & (values != 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise MobatlasError(
+            f"{path}: column '{column}' is {values[row]:.6g} in row {row + 1}; possible are "
+            f"{low:g} to {high:g}; correct it"
+        )
+
+
+def _refuse_many_visits(
+    path: Path, regions: Sequence[str], values: Floats, window_days: int
+) -> None:
+    """Refuse regions whose people cannot make so many visits."""
+    daily = np.nanmax(values, axis=1, initial=0) / window_days  # (regions,)
+    if (daily > MOST_VISITS_A_DAY).any():
+        row = int(np.argmax(daily))
+        raise MobatlasError(
+            f"{path}: a person of region '{regions[row]}' makes {daily[row]:.3g} visits of one "
+            "kind a day; check the values and n"
+        )
 
 
 def _refuse_empty(path: Path, regions: Sequence[str], values: Floats) -> None:

@@ -1,6 +1,6 @@
 """Build regions from a controlled partition, a column of people, or two published tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,9 +13,11 @@ from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.features.maps import FEATURES, FeatureMap, build_feature, feature_maps
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import (
+    TableContext,
     aggregates_from_dataset,
     compare_with_dataset,
-    read_aggregates,
+    read_published,
+    refuse_interchanged,
 )
 from mobatlas.regions.composition import composition_from_labels, region_codes
 from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure
@@ -32,6 +34,7 @@ from mobatlas.regions.partitions import (
     restrict,
     shuffle_people,
 )
+from mobatlas.regions.polygons import regions_of_homes
 from mobatlas.regions.types import Aggregates, Composition, Population, Regions, bins_by_map
 
 MAX_NOMINAL_CELLS = 100_000  # a larger nominal P is not written to the manifest
@@ -82,6 +85,14 @@ class RegionsOptions:
         For experiments: this many random labelled training people, instead of `labelled`.
     group_tables
         Published tables of mean visits by group, or by some of the attributes.
+    per
+        The period of the values of published tables, by file name: day, week, month, window,
+        share, "10 days" or "2024-03-01 to 2024-03-31".
+    home_panel
+        With `aggregates` without people: a table of the devices that live in each region.
+    polygons
+        A GeoJSON or GeoPackage file: regions are its polygons around homes, named by their
+        property `by`.
 
     Examples
     --------
@@ -104,6 +115,9 @@ class RegionsOptions:
     labelled: Path | str | None = None
     labelled_sample: int | None = None
     group_tables: Sequence[Path | str] = ()
+    per: Mapping[str, str] = field(default_factory=dict)
+    home_panel: Path | str | None = None
+    polygons: Path | str | None = None
 
     def __post_init__(self) -> None:
         sources = (self.partition, self.by, self.composition, self.aggregates)
@@ -130,6 +144,16 @@ class RegionsOptions:
             raise MobatlasError("choose one of --labelled PATH and --labelled-sample N, not both")
         if self.joint_prior is not None and self.census is None:
             raise MobatlasError("--joint-prior needs tables of --composition; remove it")
+        if self.polygons is not None and self.by is None:
+            raise MobatlasError("--polygons needs --by with the property that names each polygon")
+        if self.home_panel is not None and self.aggregates is None:
+            raise MobatlasError("--home-panel needs --aggregates; remove it")
+        tables = [Path(path).name for path in (self.aggregates or "", *self.group_tables)]
+        if not self.per.keys() <= set(tables):
+            raise MobatlasError(
+                f"--per {min(self.per.keys() - set(tables))}: no table of aggregates or group "
+                f"table has this name (given: {', '.join(filter(None, tables)) or 'none'})"
+            )
 
     @property
     def census(self) -> Census | None:
@@ -162,6 +186,8 @@ def build_from_dataset(
         built = _from_column(dataset, options.by, options, seed)
     else:
         built = _from_tables(dataset, options, seed)
+    where = "the labels" if options.census is None else options.census.path
+    built.regions.composition.refuse_absent_groups(where)
     if options.census is not None and not options.shuffle_regions:
         built = _with_panel(built)
     return _with_evidence(dataset, built, options, seed)
@@ -246,21 +272,26 @@ def _from_column(
     dataset: TrajectoryDataset, by: str, options: RegionsOptions, seed: int
 ) -> BuiltRegions:
     """Regions where people live, with a census or labels of other people as composition."""
-    if by not in dataset.region_columns:
+    notes: list[str] = []
+    if options.polygons is not None:
+        homes = dataset.anchors[:, :2]
+        region_of_person = regions_of_homes(Path(options.polygons), by, homes, notes)
+    elif by in dataset.region_columns:
+        region_of_person = dataset.people[by].to_pylist()
+    else:
         known = ", ".join(dataset.region_columns) or "none"
         raise MobatlasError(
             f"--by {by}: {dataset.path} has no such region column"
             f"{suggestion(by, dataset.region_columns)} (known: {known})"
         )
     maps = _feature_maps(dataset, options, "category")
-    region, names = region_codes(dataset.people[by].to_pylist())
+    region, names = region_codes(region_of_person)
     region = restrict(region, dataset.person)
     if options.shuffle_regions:
         placed = np.flatnonzero(region >= 0)
         splits = [np.intersect1d(dataset.split_people(s), placed) for s in ("train", "val")]
         region = shuffle_people(region, splits, seed)
     train = restrict(region, dataset.split_people("train"))
-    notes: list[str] = []
     warnings = _missing_categories(dataset, maps)
     counted = train
     if options.composition is not None:
@@ -276,6 +307,7 @@ def _from_column(
     details = {
         "source": "by",
         "by": by,
+        "polygons": None if options.polygons is None else Path(options.polygons).name,
         "separation": separation,
         **(options.census.details if options.census is not None else {"census": None}),
         "dropped_regions": len(names) - len(remaining),
@@ -305,11 +337,23 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     assert census is not None
     published = Path(options.aggregates)
     notes: list[str] = []
+    refuse_interchanged(published, "--aggregates")
+    for path in census.tables:
+        refuse_interchanged(Path(path), "--composition")
     p = census.read(dataset.groups, notes=notes)
     known = {
         name for each in feature_maps() for name in build_feature(each, dataset.vocabulary).bins
     }
-    v = read_aggregates(published, known, notes)
+    context = TableContext(
+        known,
+        dataset.vocabulary,
+        dataset.window_days,
+        options.per.get(published.name),
+        None if options.home_panel is None else Path(options.home_panel),
+        p.regions,
+    )
+    table = read_published(published, context, notes)
+    v = table.aggregates
     maps = _feature_maps(dataset, options, *bins_by_map(v.features))
     bins = {name for each in maps for name in each.bins}
     columns = np.flatnonzero([name in bins for name in v.features])
@@ -346,8 +390,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
         warnings=[
             *_unmatched_warning(only_in_census, census.name, published.name),
             *_unmatched_warning(only_in_aggregates, published.name, census.name),
-            *_absent_groups(census.name, p),
-            *compare_with_dataset(aggregates, dataset, maps),
+            *compare_with_dataset(published, replace(table, aggregates=aggregates), dataset, maps),
         ],
     )
 
@@ -363,7 +406,9 @@ def _with_evidence(
         where = built.region_of_person
         parts.append(labelled_people(dataset, source, maps, built.regions, where, seed))
     parts += [
-        read_group_table(path, dataset, built.regions, options.mask)
+        read_group_table(
+            path, dataset, built.regions, options.mask, options.per.get(Path(path).name)
+        )
         for path in options.group_tables
     ]
     names = [*built.regions.aggregates.features]
@@ -405,7 +450,6 @@ def _census(
     # A census may cover more regions than the data.
     missing = [names[number] for number in np.flatnonzero(row < 0).tolist()]
     warnings += _unmatched_warning(missing, str(options.by), census.name)
-    warnings += _absent_groups(census.name, published)
     return published.select(row[usable]), usable
 
 
@@ -514,14 +558,6 @@ def _unmatched_warning(regions: Sequence[str], present: str, absent: str) -> lis
         f"{count} of {present} {'are' if len(regions) > 1 else 'is'} left out, because {absent} "
         f"has no such region ({listed}{more}); do both use the same ids?"
     ]
-
-
-def _absent_groups(census: str, composition: Composition) -> list[str]:
-    """A warning about groups that no region has: part of the table may be missing."""
-    absent = "; ".join(composition.absent_groups)
-    return (
-        [f"{census} has no people of {absent}: is a part of the table missing?"] if absent else []
-    )
 
 
 def _missing_categories(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> list[str]:

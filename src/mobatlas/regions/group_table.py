@@ -14,18 +14,33 @@ from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import MobatlasError, clear_suggestion
 from mobatlas.features.maps import build_feature, feature_maps
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
-from mobatlas.regions.aggregates import compare_levels, people_behind, same_level, training_means
+from mobatlas.regions.aggregates import (
+    MOST_TOTAL,
+    SMALLEST_VALUE,
+    people_behind,
+    refuse_absurd,
+    refuse_interchanged,
+    training_means,
+)
 from mobatlas.regions.composition import Keys, mixtures, pivot, refuse_negative
+from mobatlas.regions.periods import (
+    compare_levels,
+    same_level,
+    unknown_period,
+    windows_per_period,
+)
 from mobatlas.regions.types import GroupEvidence, Regions, ReportedEvidence, bins_by_map
 
-DAYS = {"day": 1.0, "week": 7.0, "month": 365.25 / 12}  # of a period
-PERIODS = (*DAYS, "window")
 PLACES = ("elsewhere", "here")
 FIXED = "visits:"  # these bins describe a whole window, so their values cannot be converted
 
 
 def read_group_table(
-    path: Path | str, dataset: TrajectoryDataset, regions: Regions, mask: Sequence[str] = ()
+    path: Path | str,
+    dataset: TrajectoryDataset,
+    regions: Regions,
+    mask: Sequence[str] = (),
+    per: str | None = None,
 ) -> ReportedEvidence:
     """Read mean visits per person by group.
 
@@ -33,7 +48,7 @@ def read_group_table(
     ----------
     path
         CSV or Parquet: `group` or some attribute columns, `feature`, `value`, and `n` (people) or
-        `standard_error`. Optional: `per` (day, week, month or window) and `place` (here or
+        `standard_error`. Optional: `per` (day, week, month, window or dates) and `place` (here or
         elsewhere). An attribute without a column, or with an empty cell, covers all its levels.
     dataset
         The dataset whose features and windows apply.
@@ -41,6 +56,8 @@ def read_group_table(
         The regions, with the groups and their shares of the population.
     mask
         Tokens that are not counted.
+    per
+        The period of the values, for a table without the column `per`.
 
     Returns
     -------
@@ -53,11 +70,14 @@ def read_group_table(
     """
     path = Path(path)
     notes: list[str] = []
+    refuse_interchanged(path, "--group-table")
     table = _usable_rows(path, dataset, mask, notes)
     cell, names, shares = mixtures(path, table, regions.groups, regions.population_shares, notes)
     rows = (cell, names)
     feature = key_column(path, table, "feature")
-    scale = _windows_per_period(path, table, dataset.window_days)
+    period = windows_per_period(path, table, dataset.window_days, per)
+    scale = np.ones(len(table)) if period is None else period
+    _refuse_unusable(path, table, scale)
     value = number_column(path, table, "value") * scale
     values = pivot(path, rows, feature, value, np.nan, "group")  # (rows, features)
     refuse_negative(path, "value", names, feature[1], values, "group")
@@ -66,9 +86,9 @@ def read_group_table(
     level = _level(values[known], (shares[known] > 0) @ regions.population_shares)
     ours = _level_of_dataset(dataset, feature[1], mask)
     agrees = same_level(level, ours)
-    if not agrees and "per" not in table.columns:
-        raise _unknown_period(path, level, ours, dataset.window_days)
-    elsewhere = "elsewhere" in _words(path, table, "place", PLACES)
+    if not agrees and period is None:
+        raise unknown_period(path, level, ours, dataset.window_days)
+    elsewhere = _is_elsewhere(path, table)
     notes.append(f"{path.name}: {len(known)} rows with means of {len(feature[1])} features")
     if elsewhere or not agrees:
         notes.append(f"{path.name}: only differences between its rows are used, not their level")
@@ -95,13 +115,6 @@ def _described_rows(path: Path, names: Sequence[str], shares: Floats, notes: lis
         absent = "; ".join(names[each] for each in np.flatnonzero(shares.sum(1) == 0).tolist())
         notes.append(f"{path.name}: left out, because the population has no such people: {absent}")
     return known
-
-
-def _unknown_period(path: Path, level: float, ours: float, days: int) -> MobatlasError:
-    return MobatlasError(
-        f"{path}: people make {level:.3g} visits in the table, but {ours:.3g} per {days}-day "
-        f"window in the dataset; add a column 'per' with {', '.join(PERIODS[:-1])} or {PERIODS[-1]}"
-    )
 
 
 def _usable_rows(
@@ -144,31 +157,32 @@ def _similar_feature(name: str, bins: Collection[str]) -> str:
     return f"; did you mean '{same[0]}'?" if len(same) == 1 else ""
 
 
-def _windows_per_period(path: Path, table: pd.DataFrame, window_days: int) -> Floats:
-    """The factor (table rows,) from a value per period to a value per window."""
-    periods = _words(path, table, "per", PERIODS)
-    scale = np.array([window_days / DAYS.get(period, window_days) for period in periods])
+def _refuse_unusable(path: Path, table: pd.DataFrame, scale: Floats) -> None:
+    """Refuse absurd values, shares, and counts of visits per window that are not per window."""
+    refuse_absurd(
+        path,
+        "value",
+        number_column(path, table, "value"),
+        (-MOST_TOTAL, MOST_TOTAL),
+        SMALLEST_VALUE,
+    )
+    if np.isnan(scale).any():
+        raise MobatlasError(f"{path}: shares are not means; give visits per person")
     fixed = np.asarray(table["feature"].astype(str).str.startswith(FIXED)) & (scale != 1)
     if fixed.any():
         raise MobatlasError(
-            f"{path}: the number of visits per window cannot be converted from values per "
-            f"{periods[int(np.argmax(fixed))]}; give it per window"
+            f"{path}: the number of visits per window cannot be converted from another period; "
+            "give it per window"
         )
-    return scale
 
 
-def _words(path: Path, table: pd.DataFrame, column: str, known: Sequence[str]) -> list[str]:
-    """An optional column of known words, by row; by default the last one everywhere."""
-    if column not in table.columns:
-        return [known[-1]] * len(table)
-    codes, words = key_column(path, table, column)
+def _is_elsewhere(path: Path, table: pd.DataFrame) -> bool:
+    """Whether the optional column `place` says that the table describes another population."""
+    words = key_column(path, table, "place")[1] if "place" in table.columns else ()
     for word in words:
-        if word not in known:
-            raise MobatlasError(
-                f"{path}: column '{column}' has '{word}'; write {', '.join(known[:-1])} or "
-                f"{known[-1]}"
-            )
-    return [words[code] for code in codes.tolist()]
+        if word not in PLACES:
+            raise MobatlasError(f"{path}: column 'place' has '{word}'; write {' or '.join(PLACES)}")
+    return PLACES[0] in words
 
 
 def _precision(
@@ -186,6 +200,7 @@ def _precision(
     if "standard_error" not in table.columns:
         return n, None
     error = number_column(path, table, "standard_error", missing=counted)
+    refuse_absurd(path, "standard_error", error, (0, MOST_TOTAL), SMALLEST_VALUE)
     if (error <= 0).any():
         raise MobatlasError(
             f"{path}: column 'standard_error' is not above 0 in row "

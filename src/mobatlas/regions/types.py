@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -43,6 +44,15 @@ class Composition:
     def absent_groups(self) -> list[str]:
         """The groups that no region has."""
         return [self.groups.names[group] for group in np.flatnonzero(self.shares.sum(0) == 0)]
+
+    def refuse_absent_groups(self, where: Path | str) -> None:
+        """Refuse a composition with a group of no people: nothing can be learnt about it."""
+        if self.absent_groups:
+            raise MobatlasError(
+                f"{where}: no region has people of group '{self.absent_groups[0]}'"
+                f"{' and others' if len(self.absent_groups) > 1 else ''}; "
+                "merge it with another group, or add the missing part of the table"
+            )
 
     def select(self, rows: Ints) -> Composition:
         """Return the composition of some regions."""

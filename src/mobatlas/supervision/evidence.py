@@ -22,8 +22,9 @@ from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.progress import log
-from mobatlas.regions.aggregates import compare_levels, person_means, same_level
+from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.identifiability import Diagnosis
+from mobatlas.regions.periods import compare_levels, same_level
 from mobatlas.regions.recovery.composition_error import calibrate_composition
 from mobatlas.regions.recovery.geography import confounding
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, RecoveryOptions, recover
@@ -233,12 +234,7 @@ def _check_regions(folder: Path, regions: Regions) -> None:
             f"{folder}: every value of the aggregates is zero; "
             "create the regions again with `mobatlas regions`"
         )
-    for name, shares in zip(regions.groups.names, regions.composition.shares.T, strict=True):
-        if not shares.sum() > 0:
-            raise MobatlasError(
-                f"{folder}: no region has people of group '{name}'; "
-                "merge it with another group, or add regions with such people"
-            )
+    regions.composition.refuse_absent_groups(folder)
 
 
 def _without_suppressed(regions: Regions, known: Ints) -> tuple[Regions, list[str]]:

@@ -1,0 +1,187 @@
+"""Periods of published tables, and their conversion to windows of the dataset.
+
+A visit of a dataset is a stay at one place: consecutive records of a person at the same place are
+one visit. Published counts often count such repeats, so they may be higher, but not much.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from mobatlas.data.arrays import Floats
+from mobatlas.errors import MobatlasError
+from mobatlas.io.tables import key_column
+
+DAYS = {"day": 1.0, "week": 7.0, "month": 365.25 / 12}  # of a period
+PERIODS = (*DAYS, "window")
+SHARE = "share"  # the table holds shares of visits: no period applies
+DATES = ("date_range_start", "date_range_end")  # the end is the day after the last
+DATE = r"(\d{4}-\d{2}-\d{2})\S*"
+MOST_DAYS = 3_660
+SAME_LEVEL = 1.5  # values of one period may differ by this factor in visits per person
+MOST_REPEATS = 3.0  # repeats at one place, and suppressed cells, explain no larger factor
+LONGEST_WINDOW = 14
+DAYS_OF_A_MONTH = 28
+
+
+@dataclass(frozen=True)
+class Period:
+    """A period as `per` and `window.days` write it, with the reason for choosing it in words."""
+
+    name: str
+    days: float
+    reason: str
+
+
+def period_days(where: str, text: str, window_days: float) -> float:
+    """Days of a period: week, 10 days, 2024-03-01 to 2024-03-31; NaN for shares."""
+    word = text.strip().lower()
+    days = DAYS.get(word, float(window_days) if word == "window" else 0.0)
+    if word == SHARE:
+        return math.nan
+    if match := re.fullmatch(r"(\d{1,6}(?:\.\d+)?) days?", word):
+        days = float(match[1])
+    elif match := re.fullmatch(rf"{DATE} to {DATE}", word):
+        try:
+            first, last = map(date.fromisoformat, match.groups())
+        except ValueError:
+            raise MobatlasError(f"{where}: '{text}' has a date that does not exist") from None
+        days = (last - first).days + 1.0
+    if not 0 < days <= MOST_DAYS:
+        raise MobatlasError(
+            f"{where}: '{text}' is not a period; write {', '.join(PERIODS)}, {SHARE}, 10 days, or "
+            "2024-03-01 to 2024-03-31"
+        )
+    return days
+
+
+def windows_per_period(
+    path: Path, table: pd.DataFrame, window_days: float, declared: str | None = None
+) -> Floats | None:
+    """The factor (rows,) from a value of a table to a value per window; NaN for shares.
+
+    The column `per`, or two columns of dates, describe the rows. They must agree with `declared`.
+    None if nothing describes them.
+    """
+    words: Sequence[str] = ["" if declared is None else declared]
+    codes = np.zeros(len(table), dtype=np.int64)
+    if "per" in table.columns:
+        codes, words = key_column(path, table, "per")
+    elif set(DATES) <= set(table.columns):
+        ends = [pd.to_datetime(table[name].astype(str).str[:10], errors="coerce") for name in DATES]
+        codes, words = pd.factorize((ends[1] - ends[0]).dt.days.astype(str) + " days")
+    elif declared is None:
+        return None
+    days = np.array([period_days(f"{path}: column 'per'", word, window_days) for word in words])
+    if declared is not None:
+        wanted = period_days(f"--per for {path.name}", declared, window_days)
+        if not np.allclose(days, wanted, rtol=0.04, equal_nan=True):  # months differ in length
+            raise MobatlasError(
+                f"{path}: the table has values per {words[0]}, but 'per' says {declared}; remove "
+                "one of them"
+            )
+    return np.asarray(window_days / days[codes])
+
+
+def same_level(published: float, ours: float) -> bool:
+    """Whether two numbers of visits per person may come from periods of one length."""
+    return 1 / SAME_LEVEL < published / max(ours, 1e-300) < SAME_LEVEL
+
+
+def compare_levels(published: float, ours: float, where: str = "aggregates") -> list[str]:
+    """A warning if a published table and the dataset differ in visits per person and window."""
+    if same_level(published, ours):
+        return []
+    return [
+        f"people make {published:.3g} visits per window in the {where}, but {ours:.3g} in the "
+        "dataset: do both use windows of the same length?"
+    ]
+
+
+def check_level(
+    path: Path, published: float, ours: float, window_days: int, *, declared: bool
+) -> list[str]:
+    """Refuse a table whose visits per person and window cannot be those of the dataset.
+
+    Without a declared period, values are taken per window only if they agree. The result is a
+    warning if a declared period agrees only roughly.
+    """
+    factor = published / max(ours, 1e-300)
+    if same_level(published, ours):
+        return []
+    if not declared:
+        raise unknown_period(path, published, ours, window_days)
+    sentence = (
+        f"{path}: people make {published:.3g} visits per {window_days}-day window in the table, "
+        f"but {ours:.3g} in the dataset"
+    )
+    if not 1 / MOST_REPEATS < factor < MOST_REPEATS:
+        raise MobatlasError(
+            f"{sentence}; repeated records of one stay do not explain so much. Check its period "
+            "(per), its number of people, and whether both describe the same places"
+        )
+    return [
+        f"{sentence}: the table may "
+        + ("count repeated records of one stay" if factor > 1 else "lack suppressed visits")
+    ]
+
+
+def unknown_period(path: Path, published: float, ours: float, window_days: int) -> MobatlasError:
+    """The refusal of a table without a period, with the period that its level suggests."""
+    likely = infer_period(published, ours, window_days)
+    hint = f"; if {likely.reason}, it is '{likely.name}'" if likely else ""
+    return MobatlasError(
+        f"{path}: people make {published:.3g} visits in the table, but {ours:.3g} per "
+        f"{window_days}-day window in the dataset; add a column 'per' with {', '.join(DAYS)} or "
+        f"window, or pass --per{hint}"
+    )
+
+
+def infer_period(
+    published: float, ours: float, window_days: int, span_days: int | None = None
+) -> Period | None:
+    """The period of a table whose people make `published` visits, and `ours` in a window.
+
+    Candidates are day, week, month, the window, and all days of the visits (`span_days`). None if
+    no candidate explains the level.
+
+    Examples
+    --------
+    >>> infer_period(published=30.6, ours=5.89, window_days=3, span_days=14).name
+    '14 days'
+    """
+    covered = published / max(ours, 1e-300) * window_days
+    candidates = DAYS | {"window": float(window_days)}
+    if span_days is not None and span_days not in candidates.values():
+        candidates[f"{span_days} days"] = float(span_days)
+    if not 0 < covered < math.inf:
+        return None
+    name = min(candidates, key=lambda each: abs(math.log(covered / candidates[each])))
+    days = candidates[name]
+    reason = f"a value covers about {covered:.3g} days of the dataset's visits"
+    return Period(name, days, reason) if same_level(covered, days) else None
+
+
+def infer_window(span_days: int, days_per_person: float, table_days: float | None = None) -> Period:
+    """The window of a dataset, from the days of its visits and the period of a published table.
+
+    Examples
+    --------
+    >>> infer_window(span_days=1, days_per_person=1).days
+    1
+    """
+    if days_per_person < 3:
+        days, reason = 1, "half of the people have visits on fewer than 3 days, as in a diary"
+    elif table_days is not None and 1 <= table_days <= min(span_days, LONGEST_WINDOW):
+        days, reason = round(table_days), "the published table covers as many days"
+    elif days_per_person <= DAYS_OF_A_MONTH:
+        days, reason = 3, "half of the people have visits on at most 28 days"
+    else:
+        days, reason = LONGEST_WINDOW, "half of the people have visits on more than 28 days"
+    return Period(f"{days} days", days, reason)
