@@ -39,18 +39,19 @@ from mobatlas.regions.patterns import (
     column_names,
     is_patterns,
     read_patterns,
-    with_panel,
+    with_people,
 )
 from mobatlas.regions.periods import DATES, check_level, windows_per_period
 from mobatlas.regions.places import IDS, NAMES, match_places
 from mobatlas.regions.types import Aggregates, bins_by_map, mean_over_regions
 
 VISITS = ("visits", "visit_count", "visit_counts", "raw_visit_counts", "trips", "count")
+GROUPED = ("group", "male", "female", *ATTRIBUTE_NAMES)
 MOST_TOTAL = 1e15  # visits in a table
 SMALLEST_VALUE = 1e-9  # above zero
 MOST_PEOPLE = 1e10
-MOST_VISITS_A_DAY = 1_000.0
-SUM_TOLERANCE = 2e-3  # of shares that are rounded
+MOST_DAILY = 1_000.0  # visits of one kind
+ROUNDED = 2e-3  # of shares that are rounded
 
 
 def count_features(
@@ -173,25 +174,17 @@ class TableContext:
     regions: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class PublishedAggregates:
-    """Aggregates of a published table, per window of the dataset."""
-
-    aggregates: Aggregates
-    declared: bool  # whether the table or the user gave the period of its values
-
-
 def read_aggregates(
     path: Path | str, known_bins: Collection[str] = (), notes: list[str] | None = None
 ) -> Aggregates:
     """As `read_published`, without a dataset."""
-    return read_published(path, TableContext(known_bins), notes).aggregates
+    return read_published(path, TableContext(known_bins), notes)[0]
 
 
 def read_published(
     path: Path | str, context: TableContext, notes: list[str] | None = None
-) -> PublishedAggregates:
-    """Read V from a published table.
+) -> tuple[Aggregates, bool]:
+    """Read V from a published table, and whether the period of its values is known.
 
     The table is long (region, feature or place or category, value or visits, n), wide (a column
     for each feature), or Patterns of SafeGraph and Advan. Columns suppressed, noise_sd and per are
@@ -206,49 +199,40 @@ def read_published(
     table = _known_rows(path, table, measure, context, notes)
     region = key_column(path, table, "region")
     feature = key_column(path, table, "feature")
-    regions = region[1]
-    features = feature[1]
     published = table.assign(**{measure: table[measure].mask(_suppressed(table, measure))})
     rows = number_column(path, published, measure, missing=True)
-    refuse_absurd(path, measure, rows, (-MOST_TOTAL, MOST_TOTAL), SMALLEST_VALUE)
+    n = people_behind(path, table, region)
+    scale = windows_per_period(path, table, context.window_days, context.per)
     absent = np.nan if np.isnan(rows).any() else 0.0
     values = pivot(path, region, feature, rows, absent)  # V (regions, features)
     noisy = "noise_sd" in table.columns  # noise may make a count negative
     if not noisy:
-        refuse_negative(path, measure, regions, features, values)
-    n = people_behind(path, table, region)
-    _refuse_empty(path, regions, values)
+        refuse_negative(path, measure, region[1], feature[1], values)
+    _refuse_empty(path, region[1], values)
     notes += _suppression_notes(path.name, values, len(rows))
-    scale = windows_per_period(path, table, context.window_days, context.per)
-    is_share = _holds_shares(path, values, features, measure, scale, notes)
-    if n is None:
-        notes.append(
-            f"{path.name}: the table has no column 'n', so only shares of visits are known. Groups "
-            "that go out more have more weight in them, and all regions have equal weight"
-        )
-    if n is None or is_share:
-        aggregates = Aggregates(
-            regions, features, _shares(values, features), np.ones(len(regions)), pooled=True
-        )
-        return PublishedAggregates(_with_values(aggregates), declared=True)
-    per_window = np.ones(len(rows)) if scale is None else scale
-    factor = pivot(path, region, feature, per_window)  # (regions, features)
-    if measure == "visits":
-        factor = factor / n[:, None]
-    values = values * factor
-    _refuse_many_visits(path, regions, values, context.window_days)
+    refuse_absurd(path, measure, rows, (-MOST_TOTAL, MOST_TOTAL), SMALLEST_VALUE)
     noise = None
-    if noisy:
-        sd = np.nan_to_num(number_column(path, table, "noise_sd", missing=True))
-        refuse_absurd(path, "noise_sd", sd, (0, MOST_TOTAL))
-        noise = (pivot(path, region, feature, sd) * factor) ** 2
-    aggregates = Aggregates(regions, features, values, n, noise=noise)
-    return PublishedAggregates(_with_values(aggregates), declared=scale is not None)
-
-
-def _with_values(aggregates: Aggregates) -> Aggregates:
-    """Only regions with a value that is not suppressed."""
-    return aggregates.select(np.flatnonzero(~np.isnan(aggregates.values).all(1)))
+    if n is None or _holds_shares(path, table, rows, scale, notes):
+        if n is None:
+            notes.append(
+                f"{path.name}: the table has no column 'n', so only shares of visits are known. "
+                "Groups that go out more have more weight, and all regions have equal weight"
+            )
+        values = _shares(values, feature[1])
+        size = np.ones(len(region[1]))
+        aggregates = Aggregates(region[1], feature[1], values, size, pooled=True)
+    else:
+        factor = np.ones(len(rows)) if scale is None else scale  # (table rows,)
+        factor = factor / n[region[0]] if measure == "visits" else factor
+        daily = rows * factor / context.window_days
+        refuse_absurd(path, f"{measure} per person and day", daily, (-MOST_DAILY, MOST_DAILY))
+        values = pivot(path, region, feature, rows * factor, absent)
+        if noisy:
+            sd = np.nan_to_num(number_column(path, table, "noise_sd", missing=True))
+            refuse_absurd(path, "noise_sd", sd, (0, MOST_TOTAL))
+            noise = pivot(path, region, feature, sd * factor) ** 2
+        aggregates = Aggregates(region[1], feature[1], values, n, noise=noise)
+    return aggregates.select(np.flatnonzero(~np.isnan(values).all(1))), scale is not None
 
 
 def _read_rows(path: Path, context: TableContext, notes: list[str]) -> pd.DataFrame:
@@ -261,7 +245,7 @@ def _read_rows(path: Path, context: TableContext, notes: list[str]) -> pd.DataFr
     if context.home_panel is None or "n" in table.columns:
         return table
     digits = census_digits(table["region"].unique().tolist())
-    return with_panel(path, table, context.home_panel, digits, notes)
+    return with_people(path, table, context.home_panel, digits, notes)
 
 
 def _usual_names(path: Path, table: pd.DataFrame) -> pd.DataFrame:
@@ -283,52 +267,37 @@ def _usual_names(path: Path, table: pd.DataFrame) -> pd.DataFrame:
 def _with_features(
     path: Path, table: pd.DataFrame, context: TableContext, notes: list[str]
 ) -> pd.DataFrame:
-    """Add the column feature from a column of places or categories, or from the header."""
-    columns = list(table.columns)
-    places = [name for name in IDS if name in columns]
-    if "feature" in columns:
+    """Add the column feature from a column of places or categories, or from a wide header."""
+    column = next((name for name in (*IDS, "category") if name in table.columns), None)
+    measured = not {"value", "visits"}.isdisjoint(table.columns)
+    if "feature" in table.columns or (measured and column is None):
         return table
-    if places and {"value", "visits"} & set(columns):
-        codes, ids = key_column(path, table, places[0])
-        first = table.iloc[np.unique(codes, return_index=True)[1]].reset_index(drop=True)
-        names = np.array(ids, dtype=object)
-        if context.vocabulary is not None:
-            token = match_places(path, first, context.vocabulary, notes)
-            names = np.where(
-                token >= 0, np.array(context.vocabulary.poi_ids, dtype=object)[token], names
-            )
-        return table.assign(feature=np.char.add("poi:", names.astype(str))[codes])
-    if "category" in columns:
-        codes, names_of = key_column(path, table, "category")
-        return table.assign(feature=_features_named(names_of, context, "category")[codes])
-    keys = [name for name in columns if name in ("region", "n", "per", *DATES)]
-    wide = [name for name in columns if name not in (*keys, *NAMES, "value", "visits")]
-    found = _features_named(wide, context, "category")
-    if not wide or not {*found} & {*context.known_bins}:
-        require_columns(str(path), columns, ("feature",))
-    if sum(name.startswith("poi:") for name in found) > len(found) / 2:
-        found = _features_named(wide, context, "poi")
-    renamed = table[[*keys, *wide]].rename(columns=dict(zip(wide, found, strict=True)))
-    long = renamed.melt(keys, var_name="feature", value_name="value")
-    numbers = pd.to_numeric(long["value"], errors="coerce")
-    if "n" not in keys or not (numbers.dropna() % 1 == 0).all():
-        return long
-    notes.append(f"{path.name}: whole numbers are totals of visits, and are divided by people")
-    return long.rename(columns={"value": "visits"})
-
-
-def _features_named(
-    names: Sequence[str], context: TableContext, otherwise: str
-) -> npt.NDArray[np.object_]:
-    """The feature that a name means: itself, a category or a place; else of `otherwise`."""
+    if column is None or not measured:
+        keys = [name for name in ("region", "n", "per", *DATES) if name in table.columns]
+        column = "category"
+        table = table.drop(columns=[*NAMES], errors="ignore").melt(keys, var_name=column)
+        numbers = pd.to_numeric(table["value"], errors="coerce").dropna()
+        if "n" in keys and len(numbers) and (numbers % 1 == 0).all():
+            notes.append(f"{path.name}: whole numbers are totals of visits, and divided by people")
+            table = table.rename(columns={"value": "visits"})
+    codes, names = key_column(path, table, column)
     known = {name.casefold(): name for name in context.known_bins}
-    spelled = [
-        [known.get(f"{prefix}{name}".casefold()) for prefix in ("", "category:", "poi:")]
-        for name in names
+    options = [[f"{kind}{name}" for kind in ("", "category:", "poi:")] for name in names]
+    found = [
+        next(filter(None, (known.get(text.casefold()) for text in each)), None) for each in options
     ]
-    found = [next(filter(None, each), None) for each in spelled]
-    texts = [own or f"{otherwise}:{name}" for own, name in zip(found, names, strict=True)]
-    return np.array(texts, dtype=object)
+    if known and column == "category" and not any(found):
+        require_columns(str(path), table.columns, ("feature",))
+    other = "category:" if column == "category" else "poi:"
+    features = np.array(
+        [own or f"{other}{name}" for own, name in zip(found, names, strict=True)], dtype=object
+    )
+    if column in IDS and context.vocabulary is not None:
+        first = table.iloc[np.unique(codes, return_index=True)[1]].reset_index(drop=True)
+        token = match_places(path, first, context.vocabulary, notes)
+        ids = "poi:" + np.array(context.vocabulary.poi_ids, dtype=object)
+        features = np.where(token >= 0, ids[token], features)
+    return table.assign(feature=features[codes])
 
 
 def _known_rows(
@@ -359,38 +328,30 @@ def _known_rows(
 
 
 def _holds_shares(
-    path: Path,
-    values: Floats,
-    features: Sequence[str],
-    measure: str,
-    scale: Floats | None,
-    notes: list[str],
+    path: Path, table: pd.DataFrame, rows: Floats, scale: Floats | None, notes: list[str]
 ) -> bool:
     """Whether values are shares: declared so, or fractions or percentages that sum to a whole."""
-    declared = scale is not None and bool(np.isnan(scale).any())
-    if declared or measure == "visits" or len(values) < 2:
-        return declared
-    totals = np.stack([np.nansum(values[:, each], 1) for each in bins_by_map(features).values()])
-    for whole, name in ((1, "1"), (100, "100")):
-        if len(features) > len(totals) and np.allclose(totals, whole, rtol=SUM_TOLERANCE):
-            sentence = f"the values of every region sum to {name}"
-            if scale is not None:
-                raise MobatlasError(
-                    f"{path}: {sentence}, so they are shares; remove the period, or give 'share'"
-                )
-            notes.append(f"{path.name}: {sentence}, so they are read as shares of visits")
-            return True
-    return False
+    if "visits" in table.columns or (scale is not None and np.isnan(scale).any()):
+        return "visits" not in table.columns
+    totals = pd.Series(rows).groupby([table["region"], table["feature"].str.partition(":")[0]])
+    whole = next((one for one in (1, 100) if np.allclose(totals.sum(), one, rtol=ROUNDED)), None)
+    if whole is None or totals.ngroups < 2 or (totals.size() < 2).any():
+        return False
+    sentence = f"the values of every region sum to {whole}"
+    if scale is not None:
+        raise MobatlasError(f"{path}: {sentence}, so they are shares; give 'share' as their period")
+    notes.append(f"{path.name}: {sentence}, so they are read as shares of visits")
+    return True
 
 
 def compare_with_dataset(
     path: Path,
-    published: PublishedAggregates,
+    published: tuple[Aggregates, bool],
     dataset: TrajectoryDataset,
     maps: Sequence[FeatureMap],
 ) -> list[str]:
     """Compare published aggregates with training people; shares have no level to compare."""
-    aggregates = published.aggregates
+    aggregates, declared = published
     if aggregates.pooled or not len(dataset.split("train")):
         return []
     known = np.flatnonzero(~np.isnan(aggregates.values).all(0))
@@ -398,7 +359,7 @@ def compare_with_dataset(
     ours = training_means(dataset, maps)
     level = sum(ours[aggregates.features[number]] for number in known.tolist())
     total = float(means[known].sum())
-    return check_level(path, total, level, dataset.window_days, declared=published.declared)
+    return check_level(path, total, level, dataset.window_days, declared=declared)
 
 
 def training_means(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> dict[str, float]:
@@ -473,19 +434,18 @@ def people_behind(
 
 def refuse_interchanged(path: Path, option: str) -> None:
     """Refuse a table whose columns are those of another option's table."""
-    columns = {name.lower() for name in column_names(path)}
-    by_group = not columns.isdisjoint(("group", "male", "female", *ATTRIBUTE_NAMES))
-    by_group = by_group or any(map(ACS_COLUMN.fullmatch, columns))
-    by_region = any(map(looks_like_region, columns))
+    names = column_names(path)
+    columns = {name.lower() for name in names}
+    by_group = not columns.isdisjoint(GROUPED) or any(map(ACS_COLUMN.fullmatch, names))
     by_feature = not columns.isdisjoint(("feature", "visits", *IDS, *HOMES.values()))
-    likely = "--composition"
-    if by_feature:
-        likely = "--group-table" if by_group and not by_region else "--aggregates"
-    is_clear = by_group != by_feature or not by_region
-    if is_clear and (by_group or by_feature) and likely != option:
+    by_region = any(map(looks_like_region, names))
+    likely = "--composition" if by_group and by_region else option
+    if by_feature and by_group != by_region:
+        likely = "--group-table" if by_group else "--aggregates"
+    if likely != option:
         raise MobatlasError(
             f"{path}: its columns are those of a table for {likely}, not for {option} "
-            f"({', '.join(column_names(path)[:6])}); are two tables interchanged?"
+            f"({', '.join(names[:6])}); are two tables interchanged?"
         )
 
 
@@ -500,19 +460,6 @@ def refuse_absurd(
         raise MobatlasError(
             f"{path}: column '{column}' is {values[row]:.6g} in row {row + 1}; possible are "
             f"{low:g} to {high:g}; correct it"
-        )
-
-
-def _refuse_many_visits(
-    path: Path, regions: Sequence[str], values: Floats, window_days: int
-) -> None:
-    """Refuse regions whose people cannot make so many visits."""
-    daily = np.nanmax(values, axis=1, initial=0) / window_days  # (regions,)
-    if (daily > MOST_VISITS_A_DAY).any():
-        row = int(np.argmax(daily))
-        raise MobatlasError(
-            f"{path}: a person of region '{regions[row]}' makes {daily[row]:.3g} visits of one "
-            "kind a day; check the values and n"
         )
 
 

@@ -352,8 +352,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
         None if options.home_panel is None else Path(options.home_panel),
         p.regions,
     )
-    table = read_published(published, context, notes)
-    v = table.aggregates
+    v, declared = read_published(published, context, notes)
     maps = _feature_maps(dataset, options, *bins_by_map(v.features))
     bins = {name for each in maps for name in each.bins}
     columns = np.flatnonzero([name in bins for name in v.features])
@@ -390,7 +389,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
         warnings=[
             *_unmatched_warning(only_in_census, census.name, published.name),
             *_unmatched_warning(only_in_aggregates, published.name, census.name),
-            *compare_with_dataset(published, replace(table, aggregates=aggregates), dataset, maps),
+            *compare_with_dataset(published, (aggregates, declared), dataset, maps),
         ],
     )
 

@@ -24,9 +24,9 @@ from mobatlas.regions.aggregates import (
 )
 from mobatlas.regions.composition import Keys, mixtures, pivot, refuse_negative
 from mobatlas.regions.periods import (
+    check_level,
     compare_levels,
     same_level,
-    unknown_period,
     windows_per_period,
 )
 from mobatlas.regions.types import GroupEvidence, Regions, ReportedEvidence, bins_by_map
@@ -87,7 +87,7 @@ def read_group_table(
     ours = _level_of_dataset(dataset, feature[1], mask)
     agrees = same_level(level, ours)
     if not agrees and period is None:
-        raise unknown_period(path, level, ours, dataset.window_days)
+        check_level(path, level, ours, dataset.window_days, declared=False)
     elsewhere = _is_elsewhere(path, table)
     notes.append(f"{path.name}: {len(known)} rows with means of {len(feature[1])} features")
     if elsewhere or not agrees:

@@ -9,7 +9,6 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,20 @@ import duckdb
 import numpy as np
 import pandas as pd
 
-from mobatlas.data.prepare.tables import csv_header, duckdb_reason, literal, parquet_schema
+from mobatlas.data.prepare.tables import (
+    as_parquet,
+    csv_header,
+    duckdb_reason,
+    is_csv,
+    literal,
+    parquet_schema,
+)
 from mobatlas.data.schema import region_column
 from mobatlas.data.vocabulary import FIRST_POI, Vocabulary
 from mobatlas.errors import MobatlasError
-from mobatlas.io.tables import require_columns
+from mobatlas.io.tables import number_column, read_table, require_columns
 from mobatlas.regions.periods import DATES
-from mobatlas.regions.places import CATEGORIES, COORDINATES, NAMES, match_places, plain_names
+from mobatlas.regions.places import DESCRIPTION, match_places
 
 HOMES = {11: "visitor_home_aggregation", 12: "visitor_home_cbgs"}  # by digits of their regions
 KEY = "placekey"
@@ -51,14 +57,12 @@ def table_files(path: Path) -> list[Path]:
 def column_names(path: Path) -> list[str]:
     """The columns of a CSV or Parquet table, or of the first one in a folder; none if unknown."""
     try:
-        file, *_ = [*table_files(path), None]
-        if file is None:
-            return []
-        is_parquet = file.suffix.lower() == ".parquet"
-        names = parquet_schema(file).names if is_parquet else csv_header(file)[0]
+        for file in table_files(path):
+            names = csv_header(file)[0] if is_csv(file) else parquet_schema(file).names
+            return [name.strip() for name in names]
     except MobatlasError:  # whoever reads the table explains the fault
-        return []
-    return [name.strip() for name in names]
+        pass
+    return []
 
 
 def is_patterns(columns: Sequence[str]) -> bool:
@@ -73,34 +77,35 @@ def census_digits(regions: Sequence[str]) -> int | None:
     return sizes.pop() if len(sizes) == 1 and sizes <= set(CENSUS_DIGITS) else None
 
 
-def read_panel(path: Path, digits: int | None) -> pd.DataFrame:
-    """Devices by home region, as columns region and n; several months are averaged.
+def with_people(
+    path: Path, table: pd.DataFrame, panel: Path, digits: int | None, notes: list[str]
+) -> pd.DataFrame:
+    """Add the people `n` of each region: its devices in the table `panel`, averaged over months.
 
     Block groups are added up to regions of `digits` digits.
     """
-    columns = column_names(path)
-    region = region_column(path, columns)
+    homes = read_table(panel)
+    columns = list(homes.columns)
     devices = next((name for name in DEVICES if name in columns), DEVICES[0])
-    require_columns(str(path), columns, (devices,))
-    size = 12 if digits is None else digits
-    with _open(path) as (engine, source):
-        panel = engine.execute(
-            f"""
-            WITH panel AS (
-                SELECT lpad(CAST({_name(region)} AS VARCHAR),
-                    if(len(CAST({_name(region)} AS VARCHAR)) = 11 AND {size} = 12, 12, 0), '0')
-                    AS home, TRY_CAST({_name(devices)} AS DOUBLE) AS n FROM {source}
-            ), homes AS (SELECT home, avg(n) AS n, bool_or(n IS NULL) AS bad FROM panel GROUP BY 1)
-            SELECT {"home" if digits is None else f"left(home, {digits})"} AS region,
-                sum(n) AS n, bool_or(bad) AS bad FROM homes GROUP BY 1 ORDER BY 1
-            """
-        ).df()
-    if panel.bad.any():
+    require_columns(str(panel), columns, (devices,))
+    ids = homes[region_column(panel, columns)].astype(str).str.strip()
+    if digits is not None:
+        ids = ids.str.zfill(int(ids.str.len().max()))  # numbers have no leading zero
+    mean = pd.Series(number_column(panel, homes, devices)).groupby(ids.to_numpy()).mean()
+    n = mean.groupby(mean.index.str[:digits]).sum()
+    joined = table.assign(n=table["region"].map(n[n >= 1]))
+    known = joined.n.notna()
+    if not known.any():
         raise MobatlasError(
-            f"{path}: column '{devices}' is empty or not a number for region "
-            f"'{panel.region[panel.bad.argmax()]}'; correct it"
+            f"{panel}: has no devices in any region of {path}, such as '{table['region'].iloc[0]}';"
+            " use the same ids in both"
         )
-    return panel[panel.n >= 1]
+    if not known.all():
+        absent = joined.region[~known].nunique()
+        notes.append(
+            f"{path.name}: {absent:,} regions without devices in {panel.name} are left out"
+        )
+    return joined[known].reset_index(drop=True)
 
 
 def read_patterns(
@@ -143,51 +148,18 @@ def read_patterns(
     if days is not None:
         notes.append(f"{path.name}: covers {days:,} days, by its columns {' and '.join(DATES)}")
         visits["per"] = f"{days} days"
-    return visits if panel is None else with_panel(path, visits, panel, digits, notes)
-
-
-def with_panel(
-    path: Path, table: pd.DataFrame, panel: Path, digits: int | None, notes: list[str]
-) -> pd.DataFrame:
-    """Add the people `n` of each region from the table of a panel."""
-    joined = table.merge(read_panel(panel, digits), "left", "region")
-    absent = joined.loc[joined.n.isna(), "region"].nunique()
-    if absent == table["region"].nunique():
-        raise MobatlasError(
-            f"{panel}: has no devices in any region of {path}, such as '{table['region'].iloc[0]}';"
-            " use the same ids in both"
-        )
-    if absent:
-        notes.append(
-            f"{path.name}: {absent:,} regions without devices in {panel.name} are left out"
-        )
-    return joined[joined.n.notna()].drop(columns="bad").reset_index(drop=True)
+    return visits if panel is None else with_people(path, visits, panel, digits, notes)
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, str]]:
     """An engine with bounded memory, and the tables of a path as SQL; CSV as text."""
-    files = table_files(path)
-    if not files:
-        raise MobatlasError(f"{path}: no table; give CSV or Parquet files")
-    listed = ", ".join(map(literal, files))
-    if files[0].suffix.lower() == ".parquet":
-        source = f"read_parquet([{listed}], union_by_name=true)"
-    else:
-        headers = {tuple(csv_header(file)[0]): csv_header(file)[1] for file in files}
-        if len(headers) > 1:
-            raise MobatlasError(f"{path}: its tables have different columns; give them separately")
-        [(names, delimiter)] = headers.items()
-        types = ", ".join(f"{literal(name.strip())}: 'VARCHAR'" for name in names)
-        source = (
-            f"read_csv([{listed}], auto_detect=false, header=true, delim={literal(delimiter)}, "
-            f"quote='\"', escape='\"', columns={{{types}}})"
-        )
-    with tempfile.TemporaryDirectory(prefix="mobatlas-") as spill:
-        config: dict[str, Any] = {"memory_limit": "2GB", "temp_directory": spill}
+    with tempfile.TemporaryDirectory(prefix="mobatlas-") as work:
+        files = [literal(as_parquet(file, Path(work))) for file in table_files(path)]
+        config: dict[str, Any] = {"memory_limit": "2GB", "temp_directory": work}
         with duckdb.connect(config=config) as engine:
             try:
-                yield engine, source
+                yield engine, f"read_parquet([{', '.join(files)}], union_by_name=true)"
             except duckdb.Error as error:
                 raise MobatlasError(f"{path}: {duckdb_reason(error)}; correct the file") from None
 
@@ -196,9 +168,8 @@ def _load(
     engine: duckdb.DuckDBPyConnection, path: Path, source: str, columns: list[str], homes: str
 ) -> None:
     """Read the rows into the table `places`, and refuse rows that cannot be right."""
-    described = (KEY, *NAMES, *CATEGORIES, *DATES, *chain(*COORDINATES))
-    kept = ", ".join(_name(name) for name in described if name in columns)
-    visits, visitors = (f"TRY_CAST({_name(name)} AS DOUBLE)" for name in COUNTS)
+    kept = ", ".join(name for name in (KEY, *DESCRIPTION, *DATES) if name in columns)
+    visits, visitors = (f"TRY_CAST({name} AS DOUBLE)" for name in COUNTS)
     engine.execute(
         f"""
         CREATE TABLE places AS SELECT row_number() OVER () AS row, {kept}, {visits} AS visits,
@@ -230,24 +201,22 @@ def _load(
 def _days(engine: duckdb.DuckDBPyConnection, path: Path) -> int:
     """The days of all weeks or months in the table; refuse repeated and overlapping ones."""
     start, end = (f"TRY_CAST(left(CAST({name} AS VARCHAR), 10) AS DATE)" for name in DATES)
-    [(days, span, unknown)] = engine.execute(
+    [(days, span, unknown, twice)] = engine.execute(
         f"""
         SELECT sum(date_diff('day', a, b)), date_diff('day', min(a), max(b)),
-            bool_or(a IS NULL OR b IS NULL OR b <= a)
+            bool_or(a IS NULL OR b IS NULL OR b <= a),
+            (SELECT count(*) - count(DISTINCT ({KEY}, {start})) FROM places)
         FROM (SELECT DISTINCT {start} AS a, {end} AS b FROM places)
         """
     ).fetchall()
-    if unknown:
-        raise MobatlasError(f"{path}: {' or '.join(DATES)} is not a date, or the end is not later")
-    if days > span:
-        raise MobatlasError(
-            f"{path}: its periods overlap, such as weeks with months; give one or the other"
-        )
-    twice = engine.execute(
-        f"SELECT {KEY} FROM places GROUP BY {KEY}, {start} HAVING count(*) > 1 LIMIT 1"
-    ).fetchone()
-    if twice is not None:
-        raise MobatlasError(f"{path}: place '{twice[0]}' has two rows for one period; keep one")
+    faults = {
+        f"{' or '.join(DATES)} is not a date, or the end is not later": unknown,
+        "its periods overlap, such as weeks with months; give one or the other": days > span,
+        f"{twice:,} rows repeat a place in one period; keep one of them": twice > 0,
+    }
+    for fault, applies in faults.items():
+        if applies:
+            raise MobatlasError(f"{path}: {fault}")
     return int(days)
 
 
@@ -258,38 +227,21 @@ def _features(
 
     If no place is in the dataset, categories of the table that the dataset has.
     """
-    described = [
-        name
-        for name in engine.table("places").columns
-        if name in (*NAMES, *CATEGORIES, *chain(*COORDINATES))
-    ]
-    kept = "".join(f", any_value({_name(name)}) AS {_name(name)}" for name in described)
+    described = [name for name in engine.table("places").columns if name in DESCRIPTION]
+    kept = "".join(f", any_value({name}) AS {name}" for name in described)
     places = engine.execute(
         f"SELECT {KEY}, sum(visits) AS visits{kept} FROM places GROUP BY {KEY} ORDER BY {KEY}"
     ).df()
     token = match_places(path, places, vocabulary, notes)
     found = token >= FIRST_POI
-    parts = [[f"poi:{name}" for name in np.array(vocabulary.poi_ids)[token[found]]]]
-    parts.append([vocabulary.parents.get(name, "") for name in parts[0]])
-    if not found.any():
-        names = [name for name in vocabulary.categories if name]
-        known = dict(zip(plain_names(names), names, strict=True))
-        columns = [name for name in CATEGORIES if name in places.columns]
-        own = [map(known.get, plain_names(places[name].astype(str).tolist())) for name in columns]
-        first = [next(filter(None, each), None) for each in zip(*own, strict=True)]
-        found = np.array([name is not None for name in first] or np.zeros(len(places)), dtype=bool)
-        parts = [[f"category:{name}" for name in first if name]]
-    share = places.visits[found].sum() / max(places.visits.sum(), 1e-300)
     if not found.any():
         raise MobatlasError(
-            f"{path}: none of its {len(places):,} places is in the dataset, by id, name or "
-            "category; use the dataset's poi_id as placekey, or its categories"
+            f"{path}: none of its {len(places):,} places is in the dataset, by id, or by name or "
+            "category and coordinates; use the dataset's poi_id as placekey"
         )
+    share = places.visits[found].sum() / max(places.visits.sum(), 1e-300)
     notes.append(f"{path.name}: {share:.0%} of all visits are to places that are used")
-    keys = places[KEY][found]
-    rows = pd.concat([pd.DataFrame({KEY: keys, "feature": part}) for part in parts])
-    return rows[rows.feature != ""]
-
-
-def _name(column: str) -> str:
-    return '"' + column.replace('"', '""') + '"'
+    names = pd.Series("poi:" + np.array(vocabulary.poi_ids, dtype=object)[token[found]])
+    keys = pd.concat([places[KEY][found]] * 2, ignore_index=True)
+    features = pd.concat([names, names.map(vocabulary.parents)], ignore_index=True)
+    return pd.DataFrame({KEY: keys, "feature": features}).dropna()

@@ -116,7 +116,13 @@ def check_level(
     if same_level(published, ours):
         return []
     if not declared:
-        raise unknown_period(path, published, ours, window_days)
+        likely = infer_period(published, ours, window_days)
+        hint = f"; if {likely.reason}, it is '{likely.name}'" if likely else ""
+        raise MobatlasError(
+            f"{path}: people make {published:.3g} visits in the table, but {ours:.3g} per "
+            f"{window_days}-day window in the dataset; add a column 'per' with {', '.join(DAYS)} "
+            f"or window, or pass --per{hint}"
+        )
     sentence = (
         f"{path}: people make {published:.3g} visits per {window_days}-day window in the table, "
         f"but {ours:.3g} in the dataset"
@@ -130,17 +136,6 @@ def check_level(
         f"{sentence}: the table may "
         + ("count repeated records of one stay" if factor > 1 else "lack suppressed visits")
     ]
-
-
-def unknown_period(path: Path, published: float, ours: float, window_days: int) -> MobatlasError:
-    """The refusal of a table without a period, with the period that its level suggests."""
-    likely = infer_period(published, ours, window_days)
-    hint = f"; if {likely.reason}, it is '{likely.name}'" if likely else ""
-    return MobatlasError(
-        f"{path}: people make {published:.3g} visits in the table, but {ours:.3g} per "
-        f"{window_days}-day window in the dataset; add a column 'per' with {', '.join(DAYS)} or "
-        f"window, or pass --per{hint}"
-    )
 
 
 def infer_period(

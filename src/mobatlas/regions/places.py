@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from scipy.spatial import cKDTree
 
 from mobatlas.data.arrays import Floats, Ints
-from mobatlas.data.geodesy import EARTH_KM
+from mobatlas.data.geodesy import KM_PER_DEGREE
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
 
@@ -24,6 +25,7 @@ IDS = ("poi_id", "placekey", "place_id", "safegraph_place_id", "place", "poi")
 NAMES = ("location_name", "name")
 CATEGORIES = ("category", "top_category", "sub_category", "naics_code")
 COORDINATES = (("latitude", "longitude"), ("lat", "lon"))
+DESCRIPTION = (*NAMES, *CATEGORIES, *COORDINATES[0], *COORDINATES[1])
 
 
 def match_places(
@@ -62,32 +64,29 @@ def match_places(
 def _by_coordinates(places: pd.DataFrame, coordinates: Floats, vocabulary: Vocabulary) -> Ints:
     """The token (places,) of each place by name or category within the radius, -1 for none."""
     located = np.flatnonzero(np.isfinite(vocabulary.coordinates).all(1))
-    if not len(located) or not len(places):
-        return np.full(len(places), -1, dtype=np.int64)
-    tree = cKDTree(_on_sphere(vocabulary.coordinates[located]))
-    near, index = tree.query(
-        _on_sphere(coordinates), k=CANDIDATES, distance_upper_bound=RADIUS_KM / EARTH_KM
-    )  # (places, candidates)
+    km = KM_PER_DEGREE * np.array(
+        [1, np.cos(np.radians(vocabulary.coordinates[located, 0].mean()))]
+    )
+    near, index = cKDTree(vocabulary.coordinates[located] * km).query(
+        coordinates * km, k=CANDIDATES, distance_upper_bound=RADIUS_KM
+    )  # (places, candidates), in order of distance
     within = np.isfinite(near)
     candidates = located[np.where(within, index, 0)]
-    alone = within.sum(1, keepdims=True) == 1
+    alone = within & (within.sum(1, keepdims=True) == 1)
     allowed = np.zeros_like(within)
-    for columns, known, alike in (
-        (NAMES, vocabulary.poi_ids, within),
-        (CATEGORIES, vocabulary.categories, within & alone),
-    ):
-        theirs = np.asarray(plain_names(["" if name is None else name for name in known]))
+    known = {NAMES: (vocabulary.poi_ids, within), CATEGORIES: (vocabulary.categories, alone)}
+    for columns, (theirs, eligible) in known.items():
         for column in (name for name in columns if name in places.columns):
-            own = np.asarray(plain_names(places[column].astype(str).tolist()))[:, None]
-            allowed |= alike & (own == theirs[candidates]) & (own != "")
-    choice = np.argmax(allowed, axis=1)  # candidates are in order of distance
-    rows = np.arange(len(places))
-    found = allowed[rows, choice]
-    token = np.where(found, candidates[rows, choice], -1)
-    order = np.argsort(near[rows, choice], kind="stable")
-    later = pd.Series(token[order]).duplicated().to_numpy()
-    token[order[later]] = -1
-    return token
+            same = _plain(places[column])[:, None] == _plain(theirs)[candidates]
+            allowed |= eligible & same & (_plain(places[column]) != "")[:, None]
+    choice = np.argmax(allowed, axis=1)[:, None]
+    found, token, distance = (
+        np.take_along_axis(each, choice, 1)[:, 0] for each in (allowed, candidates, near)
+    )
+    order = np.lexsort([distance, ~found])
+    again = pd.Series(token[order]).duplicated().to_numpy()
+    found[order[again]] = False
+    return np.where(found, token, -1)
 
 
 def refuse_misplaced(where: Path | str, coordinates: Floats, reference: Floats) -> None:
@@ -117,12 +116,7 @@ def refuse_misplaced(where: Path | str, coordinates: Floats, reference: Floats) 
         )
 
 
-def plain_names(names: Sequence[str]) -> list[str]:
+def _plain(names: Sequence[object] | pd.Series) -> npt.NDArray[np.object_]:
     """Names without case, spaces and punctuation."""
-    return ["".join(filter(str.isalnum, name.casefold())) for name in names]
-
-
-def _on_sphere(coordinates: Floats) -> Floats:
-    """Points (n, 3) on the unit sphere of latitudes and longitudes (n, 2)."""
-    lat, lon = np.radians(coordinates).T
-    return np.stack([np.cos(lat) * np.cos(lon), np.cos(lat) * np.sin(lon), np.sin(lat)], axis=1)
+    texts = pd.Series(names, dtype=object).fillna("").astype(str).str.casefold()
+    return np.asarray(texts.str.replace(r"[\W_]", "", regex=True), dtype=object)
