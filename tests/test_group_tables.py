@@ -318,4 +318,4 @@ def test_groups_that_the_regions_do_not_have_are_refused_before_their_table(
     table = write(tmp_path / "t.csv", columns)
     options = ["--group-table", table, "--out", tmp_path / "out"]
     message = refused("regions", city / "dataset", *arguments, *options)
-    assert "census.csv: no region has people of group '>50, M' and others; merge it" in message
+    assert "census.csv: no region has people of group '>50, M' or '>50, F'; merge it" in message

@@ -4,7 +4,7 @@ They come from visits or from a published table.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,10 @@ from mobatlas.regions.patterns import (
     HOMES,
     census_digits,
     column_names,
-    is_patterns,
     read_patterns,
     with_people,
 )
-from mobatlas.regions.periods import DATES, check_level, windows_per_period
+from mobatlas.regions.periods import check_level, windows_per_period
 from mobatlas.regions.places import IDS, NAMES, match_places
 from mobatlas.regions.types import Aggregates, bins_by_map, mean_over_regions
 
@@ -175,13 +174,6 @@ class TableContext:
 
 
 def read_aggregates(
-    path: Path | str, known_bins: Collection[str] = (), notes: list[str] | None = None
-) -> Aggregates:
-    """As `read_published`, without a dataset."""
-    return read_published(path, TableContext(known_bins), notes)[0]
-
-
-def read_published(
     path: Path | str, context: TableContext, notes: list[str] | None = None
 ) -> tuple[Aggregates, bool]:
     """Read V from a published table, and whether the period of its values is known.
@@ -196,7 +188,7 @@ def read_published(
     table = _read_rows(path, context, notes)
     measure = "visits" if "visits" in table.columns and "value" not in table.columns else "value"
     require_columns(str(path), table.columns, ("feature", measure))
-    table = _known_rows(path, table, measure, context, notes)
+    table = _known_rows(path, table, measure, context.known_bins, notes)
     region = key_column(path, table, "region")
     feature = key_column(path, table, "feature")
     published = table.assign(**{measure: table[measure].mask(_suppressed(table, measure))})
@@ -237,31 +229,22 @@ def read_published(
 
 def _read_rows(path: Path, context: TableContext, notes: list[str]) -> pd.DataFrame:
     """Rows of region, feature, value or visits and, where known, n of a table of any layout."""
-    if is_patterns(column_names(path)):
-        if context.vocabulary is None:
-            raise MobatlasError(f"{path}: Patterns are matched to the places of a dataset; give it")
+    if context.vocabulary is not None and not set(HOMES.values()).isdisjoint(column_names(path)):
         return read_patterns(path, context.vocabulary, context.regions, context.home_panel, notes)
-    table = _with_features(path, _usual_names(path, read_table(path)), context, notes)
-    if context.home_panel is None or "n" in table.columns:
-        return table
-    digits = census_digits(table["region"].unique().tolist())
-    return with_people(path, table, context.home_panel, digits, notes)
-
-
-def _usual_names(path: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the columns region, n and visits, which it may call by other names."""
-    columns = list(table.columns)
-    names = {region_column(path, columns): "region"}
+    table = read_table(path)
+    names = {region_column(path, list(table.columns)): "region"}
     for name, synonyms in {"n": DEVICES, "visits": VISITS}.items():
-        found = [each for each in columns if each in synonyms]
-        if found and name not in columns:
-            names[found[0]] = name
-    if "visitors" in columns and not {"visits", "value"} & {*columns, *names.values()}:
+        names |= {each: name for each in table.columns if each in synonyms and name not in table}
+    if "visitors" in table.columns and not {"visits", "value"} & {*table.columns, *names.values()}:
         raise MobatlasError(
             f"{path}: has visitors, but aggregates count visits; give visits, or the Patterns "
             "file, which has visits per visitor of each place"
         )
-    return table.rename(columns=names)
+    table = _with_features(path, table.rename(columns=names), context, notes)
+    if context.home_panel is None or "n" in table.columns:
+        return table
+    digits = census_digits(table["region"].unique().tolist())
+    return with_people(path, table, context.home_panel, digits, notes)
 
 
 def _with_features(
@@ -273,57 +256,57 @@ def _with_features(
     if "feature" in table.columns or (measured and column is None):
         return table
     if column is None or not measured:
-        keys = [name for name in ("region", "n", "per", *DATES) if name in table.columns]
+        keys = [name for name in ("region", "n", "per") if name in table.columns]
         column = "category"
         table = table.drop(columns=[*NAMES], errors="ignore").melt(keys, var_name=column)
-        numbers = pd.to_numeric(table["value"], errors="coerce").dropna()
-        if "n" in keys and len(numbers) and (numbers % 1 == 0).all():
+        if (
+            "n" in keys
+            and (pd.to_numeric(table["value"], errors="coerce").fillna(0) % 1 == 0).all()
+        ):
             notes.append(f"{path.name}: whole numbers are totals of visits, and divided by people")
             table = table.rename(columns={"value": "visits"})
     codes, names = key_column(path, table, column)
     known = {name.casefold(): name for name in context.known_bins}
-    options = [[f"{kind}{name}" for kind in ("", "category:", "poi:")] for name in names]
-    found = [
-        next(filter(None, (known.get(text.casefold()) for text in each)), None) for each in options
-    ]
-    if known and column == "category" and not any(found):
+    kind = "category" if column == "category" else "poi"
+    features = [known.get(name.casefold()) or _feature_named(name, kind, known) for name in names]
+    if known and not set(known.values()) & set(features) and kind == "category":
         require_columns(str(path), table.columns, ("feature",))
-    other = "category:" if column == "category" else "poi:"
-    features = np.array(
-        [own or f"{other}{name}" for own, name in zip(found, names, strict=True)], dtype=object
-    )
-    if column in IDS and context.vocabulary is not None:
+    if kind == "poi" and context.vocabulary is not None:
         first = table.iloc[np.unique(codes, return_index=True)[1]].reset_index(drop=True)
         token = match_places(path, first, context.vocabulary, notes)
-        ids = "poi:" + np.array(context.vocabulary.poi_ids, dtype=object)
-        features = np.where(token >= 0, ids[token], features)
-    return table.assign(feature=features[codes])
+        pairs = zip(token.tolist(), features, strict=True)
+        ids = context.vocabulary.poi_ids
+        features = [f"poi:{ids[number]}" if number >= 0 else name for number, name in pairs]
+    return table.assign(feature=np.array(features, dtype=object)[codes])
+
+
+def _feature_named(name: str, kind: str, known: Mapping[str, str]) -> str:
+    """The category or place of this name, else an unknown one of this kind."""
+    both = (known.get(f"{each}:{name}".casefold()) for each in ("category", "poi"))
+    return next(filter(None, both), f"{kind}:{name}")
 
 
 def _known_rows(
-    path: Path, table: pd.DataFrame, measure: str, context: TableContext, notes: list[str]
+    path: Path, table: pd.DataFrame, measure: str, known: Collection[str], notes: list[str]
 ) -> pd.DataFrame:
     """The rows with features of the dataset; other places are left out, others refused."""
     codes, features = key_column(path, table, "feature")
-    known = context.known_bins
     unknown = [name for name in features if known and name not in known]
     others = [name for name in unknown if not name.startswith("poi:")]
     if others or len(unknown) == len(features):
         name = (others or unknown)[0]
-        more = f" (nor do {len(others or unknown) - 1:,} others)" if len(unknown) > 1 else ""
         raise MobatlasError(
-            f"{path}: feature '{name}' does not exist in the dataset{more}"
-            f"{suggestion(name, known) if others else ''}"
+            f"{path}: feature '{name}' does not exist in the dataset"
+            f"{suggestion(name, known) if others else ''} (one of {len(unknown):,} such features)"
         )
-    if not unknown:
-        return table
     keep = ~np.isin(np.array(features, dtype=object), unknown)[codes]
-    numbers = pd.to_numeric(table[measure], errors="coerce").fillna(0)
-    share = numbers[keep].sum() / max(numbers.sum(), 1e-300)
-    notes.append(
-        f"{path.name}: {len(unknown):,} of {len(features):,} places are not in the dataset and are "
-        f"left out; {share:.0%} of the visits in the table remain"
-    )
+    if unknown:
+        numbers = pd.to_numeric(table[measure], errors="coerce").fillna(0)
+        notes.append(
+            f"{path.name}: {len(unknown):,} of {len(features):,} places are not in the dataset and "
+            f"are left out; {numbers[keep].sum() / max(numbers.sum(), 1e-300):.0%} of the visits "
+            "in the table remain"
+        )
     return table[keep].reset_index(drop=True)
 
 
@@ -337,10 +320,10 @@ def _holds_shares(
     whole = next((one for one in (1, 100) if np.allclose(totals.sum(), one, rtol=ROUNDED)), None)
     if whole is None or totals.ngroups < 2 or (totals.size() < 2).any():
         return False
-    sentence = f"the values of every region sum to {whole}"
+    sentence = f"the values of every region sum to {whole}, so they are shares"
     if scale is not None:
-        raise MobatlasError(f"{path}: {sentence}, so they are shares; give 'share' as their period")
-    notes.append(f"{path.name}: {sentence}, so they are read as shares of visits")
+        raise MobatlasError(f"{path}: {sentence}; give 'share' as their period")
+    notes.append(f"{path.name}: {sentence} of visits")
     return True
 
 
@@ -383,14 +366,10 @@ def _pooled_variance(
 
 
 def _suppressed(table: pd.DataFrame, column: str) -> Flags:
-    suppressed = np.zeros(len(table), dtype=np.bool_)
-    if not pd.api.types.is_numeric_dtype(table[column]):
-        texts = table[column].astype(str).str.strip()
-        suppressed |= np.asarray(texts.str.startswith("<"), dtype=np.bool_)
+    suppressed = table[column].astype(str).str.strip().str.startswith("<")
     if "suppressed" in table.columns:
-        flags = table["suppressed"].astype(str).str.strip().str.lower()
-        suppressed |= np.asarray(flags.isin(TRUE_WORDS))
-    return suppressed
+        suppressed |= table["suppressed"].astype(str).str.strip().str.lower().isin(TRUE_WORDS)
+    return np.asarray(suppressed, dtype=np.bool_)
 
 
 def _suppression_notes(name: str, values: Floats, rows: int) -> list[str]:

@@ -16,7 +16,7 @@ from mobatlas.regions.aggregates import (
     TableContext,
     aggregates_from_dataset,
     compare_with_dataset,
-    read_published,
+    read_aggregates,
     refuse_interchanged,
 )
 from mobatlas.regions.composition import composition_from_labels, region_codes
@@ -352,7 +352,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
         None if options.home_panel is None else Path(options.home_panel),
         p.regions,
     )
-    v, declared = read_published(published, context, notes)
+    v, declared = read_aggregates(published, context, notes)
     maps = _feature_maps(dataset, options, *bins_by_map(v.features))
     bins = {name for each in maps for name in each.bins}
     columns = np.flatnonzero([name in bins for name in v.features])

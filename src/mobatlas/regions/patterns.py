@@ -8,7 +8,7 @@ visits = visitors * raw_visit_counts / raw_visitor_counts.
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,12 @@ from mobatlas.data.schema import region_column
 from mobatlas.data.vocabulary import FIRST_POI, Vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.io.tables import number_column, read_table, require_columns
-from mobatlas.regions.periods import DATES
 from mobatlas.regions.places import DESCRIPTION, match_places
 
 HOMES = {11: "visitor_home_aggregation", 12: "visitor_home_cbgs"}  # by digits of their regions
 KEY = "placekey"
+BLOCK_GROUP = "census_block_group"
+DATES = ("date_range_start", "date_range_end")  # the end is the day after the last
 COUNTS = ("raw_visit_counts", "raw_visitor_counts")
 DEVICES = ("number_devices_residing", "n", "devices", "people")
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
@@ -48,26 +49,13 @@ ASSUMPTIONS = (
 )
 
 
-def table_files(path: Path) -> list[Path]:
-    """The tables of a folder, or the file itself."""
-    files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    return [file for file in files if file.is_file() and file.name.lower().endswith(SUFFIXES)]
-
-
 def column_names(path: Path) -> list[str]:
     """The columns of a CSV or Parquet table, or of the first one in a folder; none if unknown."""
-    try:
-        for file in table_files(path):
+    for file in _table_files(path)[:1]:
+        with suppress(MobatlasError):  # whoever reads the table explains the fault
             names = csv_header(file)[0] if is_csv(file) else parquet_schema(file).names
             return [name.strip() for name in names]
-    except MobatlasError:  # whoever reads the table explains the fault
-        pass
     return []
-
-
-def is_patterns(columns: Sequence[str]) -> bool:
-    """Whether a table with these columns has visitors by home as JSON."""
-    return not set(HOMES.values()).isdisjoint(columns)
 
 
 def census_digits(regions: Sequence[str]) -> int | None:
@@ -88,24 +76,21 @@ def with_people(
     columns = list(homes.columns)
     devices = next((name for name in DEVICES if name in columns), DEVICES[0])
     require_columns(str(panel), columns, (devices,))
-    ids = homes[region_column(panel, columns)].astype(str).str.strip()
-    if digits is not None:
-        ids = ids.str.zfill(int(ids.str.len().max()))  # numbers have no leading zero
+    # In a panel summary of Advan, `region` is the state.
+    region = BLOCK_GROUP if BLOCK_GROUP in columns else region_column(panel, columns)
+    ids = homes[region].astype(str).str.strip()
+    ids = ids.str.zfill(0 if digits is None else int(ids.str.len().max()))  # of numbers
     mean = pd.Series(number_column(panel, homes, devices)).groupby(ids.to_numpy()).mean()
     n = mean.groupby(mean.index.str[:digits]).sum()
     joined = table.assign(n=table["region"].map(n[n >= 1]))
-    known = joined.n.notna()
-    if not known.any():
+    absent = joined.region[joined.n.isna()]
+    if len(absent) == len(joined):
         raise MobatlasError(
-            f"{panel}: has no devices in any region of {path}, such as '{table['region'].iloc[0]}';"
-            " use the same ids in both"
+            f"{panel}: has no devices in any region of {path}, such as '{absent.iloc[0]}'; use the "
+            "same ids in both"
         )
-    if not known.all():
-        absent = joined.region[~known].nunique()
-        notes.append(
-            f"{path.name}: {absent:,} regions without devices in {panel.name} are left out"
-        )
-    return joined[known].reset_index(drop=True)
+    notes.append(f"{path.name}: {absent.nunique():,} regions have no devices in {panel.name}")
+    return joined.dropna(subset="n").reset_index(drop=True)
 
 
 def read_patterns(
@@ -116,18 +101,17 @@ def read_patterns(
     `regions` are those of the composition; block groups are added up to them.
     """
     columns = column_names(path)
-    require_columns(str(path), columns, (KEY, *COUNTS))
+    require_columns(str(path), columns, (KEY, *COUNTS, *DATES))
     finest = max(size for size, name in HOMES.items() if name in columns)
     digits = census_digits(regions) or finest
-    if digits > finest:
+    homes = [name for size, name in HOMES.items() if size >= digits and name in columns]
+    if not homes:
         raise MobatlasError(
             f"{path}: has no visitors by block group, such as '{regions[0]}' of the composition; "
             "give a composition by tract"
         )
-    homes = next(name for size, name in HOMES.items() if size >= digits and name in columns)
     with _open(path) as (engine, source):
-        _load(engine, path, source, columns, homes)
-        days = _days(engine, path) if set(DATES) <= set(columns) else None
+        days = _load(engine, path, source, columns, homes[0])
         engine.register("features", _features(engine, path, vocabulary, notes))
         visits = engine.execute(
             f"""
@@ -135,7 +119,7 @@ def read_patterns(
                 SELECT {KEY}, unnest(map_keys(homes)) AS home, unnest(map_values(homes)) AS people,
                     visits / visitors AS factor FROM places WHERE visitors > 0
             )
-            SELECT left(home, {digits}) AS region, feature,
+            SELECT left(home, {digits}) AS region, feature, '{days} days' AS per,
                 sum(factor * if(people = {SMALL_COUNT}, {SMALL_MEAN}, people)) AS visits,
                 sqrt(sum(factor ** 2 * if(people = {SMALL_COUNT}, {SMALL_VARIANCE}, 0)))
                     AS noise_sd
@@ -143,19 +127,22 @@ def read_patterns(
             """
         ).df()
     if visits.empty:
-        raise MobatlasError(f"{path}: column '{homes}' lists no visitors of the dataset's places")
-    notes += [f"{path.name}: {sentence}" for sentence in ASSUMPTIONS]
-    if days is not None:
-        notes.append(f"{path.name}: covers {days:,} days, by its columns {' and '.join(DATES)}")
-        visits["per"] = f"{days} days"
+        raise MobatlasError(f"{path}: column '{homes[0]}' is empty for the dataset's places")
+    notes += [f"{path.name}: {each}" for each in (f"covers {days:,} days", *ASSUMPTIONS)]
     return visits if panel is None else with_people(path, visits, panel, digits, notes)
+
+
+def _table_files(path: Path) -> list[Path]:
+    """The tables of a folder, or the file itself."""
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in files if file.is_file() and file.name.lower().endswith(SUFFIXES)]
 
 
 @contextmanager
 def _open(path: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, str]]:
     """An engine with bounded memory, and the tables of a path as SQL; CSV as text."""
     with tempfile.TemporaryDirectory(prefix="mobatlas-") as work:
-        files = [literal(as_parquet(file, Path(work))) for file in table_files(path)]
+        files = [literal(as_parquet(file, Path(work))) for file in _table_files(path)]
         config: dict[str, Any] = {"memory_limit": "2GB", "temp_directory": work}
         with duckdb.connect(config=config) as engine:
             try:
@@ -166,14 +153,16 @@ def _open(path: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, str]]:
 
 def _load(
     engine: duckdb.DuckDBPyConnection, path: Path, source: str, columns: list[str], homes: str
-) -> None:
-    """Read the rows into the table `places`, and refuse rows that cannot be right."""
-    kept = ", ".join(name for name in (KEY, *DESCRIPTION, *DATES) if name in columns)
+) -> int:
+    """Read the rows into the table `places`, refuse rows that cannot be right, count the days."""
+    kept = ", ".join(name for name in (KEY, *DESCRIPTION) if name in columns)
     visits, visitors = (f"TRY_CAST({name} AS DOUBLE)" for name in COUNTS)
+    start, end = (f"TRY_CAST(left(CAST({name} AS VARCHAR), 10) AS DATE)" for name in DATES)
     engine.execute(
         f"""
         CREATE TABLE places AS SELECT row_number() OVER () AS row, {kept}, {visits} AS visits,
-            {visitors} AS visitors, trim(coalesce(CAST({homes} AS VARCHAR), '')) AS text,
+            {visitors} AS visitors, {start} AS first, {end} AS last,
+            trim(coalesce(CAST({homes} AS VARCHAR), '')) AS text,
             TRY_CAST(TRY_CAST(nullif(text, '') AS JSON) AS MAP(VARCHAR, DOUBLE)) AS homes
         FROM {source}
         """
@@ -188,45 +177,29 @@ def _load(
         f"coalesce(visitors NOT BETWEEN 0 AND {MOST_VISITORS}, true)": f"{' or '.join(COUNTS)} is "
         "not a number of people",
         "visits < visitors": f"{COUNTS[0]} is less than {COUNTS[1]}: are the columns exchanged?",
+        "coalesce(last <= first, true)": f"{' to '.join(DATES)} is not a period",
+        f"row IN (SELECT max(row) FROM places GROUP BY {KEY}, first HAVING count(*) > 1)": "the "
+        "place has another row for this period",
     }
     for condition, fault in faults.items():
-        bad = engine.execute(f"SELECT min(row), count(*) FROM places WHERE {condition}").fetchone()
-        assert bad is not None
-        if bad[1]:
+        query = f"SELECT min(row), count(*) FROM places WHERE {condition}"
+        [(row, count)] = engine.execute(query).fetchall()
+        if count:
             raise MobatlasError(
-                f"{path}: row {bad[0]:,}: {fault} ({bad[1]:,} such rows); correct the file"
+                f"{path}: row {row:,}: {fault} ({count:,} such rows); correct the file"
             )
-
-
-def _days(engine: duckdb.DuckDBPyConnection, path: Path) -> int:
-    """The days of all weeks or months in the table; refuse repeated and overlapping ones."""
-    start, end = (f"TRY_CAST(left(CAST({name} AS VARCHAR), 10) AS DATE)" for name in DATES)
-    [(days, span, unknown, twice)] = engine.execute(
-        f"""
-        SELECT sum(date_diff('day', a, b)), date_diff('day', min(a), max(b)),
-            bool_or(a IS NULL OR b IS NULL OR b <= a),
-            (SELECT count(*) - count(DISTINCT ({KEY}, {start})) FROM places)
-        FROM (SELECT DISTINCT {start} AS a, {end} AS b FROM places)
-        """
-    ).fetchall()
-    faults = {
-        f"{' or '.join(DATES)} is not a date, or the end is not later": unknown,
-        "its periods overlap, such as weeks with months; give one or the other": days > span,
-        f"{twice:,} rows repeat a place in one period; keep one of them": twice > 0,
-    }
-    for fault, applies in faults.items():
-        if applies:
-            raise MobatlasError(f"{path}: {fault}")
+    query = "SELECT sum(last - first), max(last) - min(first) FROM "
+    query += "(SELECT DISTINCT first, last FROM places)"
+    [(days, span)] = engine.execute(query).fetchall()
+    if days > span:
+        raise MobatlasError(f"{path}: its periods overlap; give either weeks or months")
     return int(days)
 
 
 def _features(
     engine: duckdb.DuckDBPyConnection, path: Path, vocabulary: Vocabulary, notes: list[str]
 ) -> pd.DataFrame:
-    """The features of each place: the place and its category in the dataset.
-
-    If no place is in the dataset, categories of the table that the dataset has.
-    """
+    """The features of each place: the place and its category in the dataset."""
     described = [name for name in engine.table("places").columns if name in DESCRIPTION]
     kept = "".join(f", any_value({name}) AS {name}" for name in described)
     places = engine.execute(

@@ -6,9 +6,6 @@ one visit. Published counts often count such repeats, so they may be higher, but
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +16,7 @@ from mobatlas.errors import MobatlasError
 from mobatlas.io.tables import key_column
 
 DAYS = {"day": 1.0, "week": 7.0, "month": 365.25 / 12}  # of a period
-PERIODS = (*DAYS, "window")
 SHARE = "share"  # the table holds shares of visits: no period applies
-DATES = ("date_range_start", "date_range_end")  # the end is the day after the last
-DATE = r"(\d{4}-\d{2}-\d{2})\S*"
 MOST_DAYS = 3_660
 SAME_LEVEL = 1.5  # values of one period may differ by this factor in visits per person
 MOST_REPEATS = 3.0  # repeats at one place, and suppressed cells, explain no larger factor
@@ -30,32 +24,18 @@ LONGEST_WINDOW = 14
 DAYS_OF_A_MONTH = 28
 
 
-@dataclass(frozen=True)
-class Period:
-    """A period as `per` and `window.days` write it, with the reason for choosing it in words."""
-
-    name: str
-    days: float
-    reason: str
-
-
 def period_days(where: str, text: str, window_days: float) -> float:
     """Days of a period: week, 10 days, 2024-03-01 to 2024-03-31; NaN for shares."""
     word = text.strip().lower()
-    days = DAYS.get(word, float(window_days) if word == "window" else 0.0)
-    if word == SHARE:
-        return math.nan
-    if match := re.fullmatch(r"(\d{1,6}(?:\.\d+)?) days?", word):
-        days = float(match[1])
-    elif match := re.fullmatch(rf"{DATE} to {DATE}", word):
-        try:
-            first, last = map(date.fromisoformat, match.groups())
-        except ValueError:
-            raise MobatlasError(f"{where}: '{text}' has a date that does not exist") from None
-        days = (last - first).days + 1.0
+    known = DAYS | {"window": window_days, SHARE: math.nan}
+    if word in known:
+        return known[word]
+    number = re.fullmatch(r"(\d{1,4}(?:\.\d+)?) days?", word)
+    ends = pd.to_datetime(pd.Series(word.split(" to ")), format="%Y-%m-%d", errors="coerce")
+    days = float(number[1]) if number else (ends.iloc[-1] - ends.iloc[0]).days + len(ends) - 1
     if not 0 < days <= MOST_DAYS:
         raise MobatlasError(
-            f"{where}: '{text}' is not a period; write {', '.join(PERIODS)}, {SHARE}, 10 days, or "
+            f"{where}: '{text}' is not a period; write {', '.join(known)}, 10 days, or "
             "2024-03-01 to 2024-03-31"
         )
     return days
@@ -66,27 +46,20 @@ def windows_per_period(
 ) -> Floats | None:
     """The factor (rows,) from a value of a table to a value per window; NaN for shares.
 
-    The column `per`, or two columns of dates, describe the rows. They must agree with `declared`.
-    None if nothing describes them.
+    The period is in the column `per` or declared; None if it is in neither.
     """
-    words: Sequence[str] = ["" if declared is None else declared]
-    codes = np.zeros(len(table), dtype=np.int64)
-    if "per" in table.columns:
-        codes, words = key_column(path, table, "per")
-    elif set(DATES) <= set(table.columns):
-        ends = [pd.to_datetime(table[name].astype(str).str[:10], errors="coerce") for name in DATES]
-        codes, words = pd.factorize((ends[1] - ends[0]).dt.days.astype(str) + " days")
-    elif declared is None:
-        return None
-    days = np.array([period_days(f"{path}: column 'per'", word, window_days) for word in words])
+    if "per" not in table.columns:
+        if declared is None:
+            return None
+        days = period_days(f"--per for {path.name}", declared, window_days)
+        return np.full(len(table), window_days / days)
+    codes, words = key_column(path, table, "per")
     if declared is not None:
-        wanted = period_days(f"--per for {path.name}", declared, window_days)
-        if not np.allclose(days, wanted, rtol=0.04, equal_nan=True):  # months differ in length
-            raise MobatlasError(
-                f"{path}: the table has values per {words[0]}, but 'per' says {declared}; remove "
-                "one of them"
-            )
-    return np.asarray(window_days / days[codes])
+        raise MobatlasError(
+            f"{path}: the table says that values are per {words[0]}; remove the option 'per'"
+        )
+    lengths = [period_days(f"{path}: column 'per'", word, window_days) for word in words]
+    return window_days / np.array(lengths)[codes]
 
 
 def same_level(published: float, ours: float) -> bool:
@@ -117,7 +90,7 @@ def check_level(
         return []
     if not declared:
         likely = infer_period(published, ours, window_days)
-        hint = f"; if {likely.reason}, it is '{likely.name}'" if likely else ""
+        hint = f"; {likely[1]}, so it may be '{likely[0]}'" if likely else ""
         raise MobatlasError(
             f"{path}: people make {published:.3g} visits in the table, but {ours:.3g} per "
             f"{window_days}-day window in the dataset; add a column 'per' with {', '.join(DAYS)} "
@@ -140,43 +113,41 @@ def check_level(
 
 def infer_period(
     published: float, ours: float, window_days: int, span_days: int | None = None
-) -> Period | None:
+) -> tuple[str, str] | None:
     """The period of a table whose people make `published` visits, and `ours` in a window.
 
-    Candidates are day, week, month, the window, and all days of the visits (`span_days`). None if
-    no candidate explains the level.
+    Candidates are day, week, month, the window, and all days of the visits (`span_days`). The
+    result is a period as `per` has it, and the reason in words; None if no candidate explains the
+    level.
 
     Examples
     --------
-    >>> infer_period(published=30.6, ours=5.89, window_days=3, span_days=14).name
+    >>> infer_period(published=30.6, ours=5.89, window_days=3, span_days=14)[0]
     '14 days'
     """
     covered = published / max(ours, 1e-300) * window_days
     candidates = DAYS | {"window": float(window_days)}
     if span_days is not None and span_days not in candidates.values():
         candidates[f"{span_days} days"] = float(span_days)
-    if not 0 < covered < math.inf:
-        return None
-    name = min(candidates, key=lambda each: abs(math.log(covered / candidates[each])))
-    days = candidates[name]
+    name = min(candidates, key=lambda each: abs(math.log(max(covered, 1e-300) / candidates[each])))
     reason = f"a value covers about {covered:.3g} days of the dataset's visits"
-    return Period(name, days, reason) if same_level(covered, days) else None
+    return (name, reason) if same_level(covered, candidates[name]) else None
 
 
-def infer_window(span_days: int, days_per_person: float, table_days: float | None = None) -> Period:
-    """The window of a dataset, from the days of its visits and the period of a published table.
+def infer_window(
+    span_days: int, days_per_person: float, table_days: float | None = None
+) -> tuple[int, str]:
+    """Days of a window, from the days of visits and the period of a table, and the reason in words.
 
     Examples
     --------
-    >>> infer_window(span_days=1, days_per_person=1).days
+    >>> infer_window(span_days=1, days_per_person=1)[0]
     1
     """
     if days_per_person < 3:
-        days, reason = 1, "half of the people have visits on fewer than 3 days, as in a diary"
-    elif table_days is not None and 1 <= table_days <= min(span_days, LONGEST_WINDOW):
-        days, reason = round(table_days), "the published table covers as many days"
-    elif days_per_person <= DAYS_OF_A_MONTH:
-        days, reason = 3, "half of the people have visits on at most 28 days"
-    else:
-        days, reason = LONGEST_WINDOW, "half of the people have visits on more than 28 days"
-    return Period(f"{days} days", days, reason)
+        return 1, "half of the people have visits on fewer than 3 days, as in a diary"
+    if table_days is not None and 1 <= table_days <= min(span_days, LONGEST_WINDOW):
+        return round(table_days), "the published table covers as many days"
+    if days_per_person <= DAYS_OF_A_MONTH:
+        return 3, "half of the people have visits on at most 28 days"
+    return LONGEST_WINDOW, "half of the people have visits on more than 28 days"

@@ -41,21 +41,20 @@ def match_places(
     for column in (name for name in IDS if name in places.columns):
         found = known.get_indexer(places[column].astype(str).str.strip())
         token = np.where(token < 0, found, token)
-    matched = {"by id": int((token >= 0).sum())}
+    by_id = int((token >= 0).sum())
     axes = next((pair for pair in COORDINATES if set(pair) <= set(places.columns)), None)
     if axes is not None:
         numbers = places[list(axes)].apply(pd.to_numeric, errors="coerce")
         coordinates = numbers.to_numpy(dtype=np.float64)
         refuse_misplaced(path, coordinates, vocabulary.coordinates)
         rows = np.flatnonzero((token < 0) & np.isfinite(coordinates).all(1))
-        token[rows] = _by_coordinates(places.iloc[rows], coordinates[rows], vocabulary)
+        found = _by_coordinates(places.iloc[rows], coordinates[rows], vocabulary)
         # A place that was found by its id is not found again by another one's coordinates.
-        token[rows[np.isin(token[rows], np.delete(token, rows))]] = -1
-        matched["by name or category within 100 m"] = int((token[rows] >= 0).sum())
-    counts = ", ".join(f"{count:,} {way}" for way, count in matched.items())
-    left = int((token < 0).sum())
+        token[rows] = np.where(np.isin(found, token), -1, found)
+    matched = int((token >= 0).sum())
     notes.append(
-        f"{path.name}: {len(places):,} places, matched to the dataset: {counts}; {left:,} are left "
+        f"{path.name}: {len(places):,} places, matched to the dataset: {by_id:,} by id, "
+        f"{matched - by_id:,} by name or category within 100 m; {len(places) - matched:,} are left "
         "out"
     )
     return token

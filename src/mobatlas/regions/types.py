@@ -47,10 +47,10 @@ class Composition:
 
     def refuse_absent_groups(self, where: Path | str) -> None:
         """Refuse a composition with a group of no people: nothing can be learnt about it."""
-        if self.absent_groups:
+        absent = "' or '".join(self.absent_groups)
+        if absent:
             raise MobatlasError(
-                f"{where}: no region has people of group '{self.absent_groups[0]}'"
-                f"{' and others' if len(self.absent_groups) > 1 else ''}; "
+                f"{where}: no region has people of group '{absent}'; "
                 "merge it with another group, or add the missing part of the table"
             )
 
