@@ -95,7 +95,7 @@ def patterns(city: City, start: str = "2024-03-01", end: str = "2024-04-01") -> 
     visits = city.rows("poi").pivot(index="bin", columns="region", values="value")
     rows = []
     for place in city.places.itertuples():
-        each = visits.loc[place.poi_id].to_numpy() * days / DAYS * PEOPLE  # of one block group
+        each = visits.loc[str(place.poi_id)].to_numpy() * days / DAYS * PEOPLE  # of one block group
         homes = {
             f"{tract}{block}": int(count / 2) if round(count / 2) != 4 else 5
             for tract, count in zip(TRACTS, each, strict=True)
@@ -136,6 +136,11 @@ def panel() -> pd.DataFrame:
 def tract_census(city: City, ids: Callable[[str], str] = str) -> pd.DataFrame:
     names = dict(zip(city.truth.regions, map(ids, TRACTS), strict=True))
     return city.census.assign(region=city.census.region.map(names))
+
+
+def block_census(city: City) -> pd.DataFrame:
+    tracts = tract_census(city)
+    return pd.concat([tracts.assign(region=tracts.region + block) for block in "12"])
 
 
 def write(path: Path, table: pd.DataFrame) -> Path:
@@ -336,7 +341,7 @@ def test_monthly_patterns_are_visits_per_window(
 
 
 def test_block_groups_are_regions_if_the_census_has_them(city: City, tmp_path: Path) -> None:
-    census = pd.concat([tract_census(city, lambda tract, b=block: f"{tract}{b}") for block in "12"])
+    census = block_census(city)
     read = build(city, tmp_path, patterns(city), census=census, home_panel=panel())
     assert read.regions == tuple(f"{tract}{block}" for tract in TRACTS for block in "12")
     assert read.n.tolist() == [PEOPLE] * 8
@@ -367,7 +372,7 @@ def test_a_count_of_four_is_two_to_four_visitors(city: City, tmp_path: Path) -> 
     table = patterns(city)
     small = {f"{tract}{block}": 4 for tract in TRACTS for block in "12"}
     table.loc[0, ["visitor_home_cbgs", "visitor_home_aggregation"]] = json.dumps(small)
-    census = pd.concat([tract_census(city, lambda tract, b=block: f"{tract}{b}") for block in "12"])
+    census = block_census(city)
     read = build(city, tmp_path, table, census=census, home_panel=panel())
     column = read.features.index(f"poi:{table.placekey[0]}")
     assert read.values[:, column] == pytest.approx(3 * 2 / PEOPLE * DAYS / 31)
@@ -763,7 +768,7 @@ POLYGONS_REFUSED: dict[str, tuple[Callable[[City, Path], Path], str, str]] = {
     ),
     "another property": (geojson, "zones", "have no such property; did you mean 'zone'?"),
     "not polygons": (
-        lambda city, path: Path(path.write_text("{}") and path),
+        lambda city, path: write(path.with_suffix(".geojson"), city.census),
         "zone",
         "these are not polygons in GeoJSON or GeoPackage",
     ),

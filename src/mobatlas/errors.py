@@ -3,7 +3,7 @@
 import difflib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # Errors of Python, DuckDB and torch on a GPU; then messages of torch on a CPU, Arrow, and the
 # loader of shared libraries.
@@ -31,6 +31,13 @@ class MobatlasError(Exception):
     ...     print(error)
     groups need at least one attribute
     """
+
+
+def refuse_faults(faults: Mapping[str, object]) -> None:
+    """Raise the first sentence whose condition holds."""
+    for sentence, applies in faults.items():
+        if applies:
+            raise MobatlasError(sentence)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -177,32 +177,27 @@ def regions(
     from mobatlas.regions.store import RegionsFolder, build_regions
     from mobatlas.report.console import regions_table
 
-    built = build_regions(
-        dataset,
-        out,
-        RegionsOptions(
-            partition=partition,
-            by=by,
-            composition=composition or None,
-            joint_prior=joint_prior,
-            aggregates=aggregates,
-            features=feature,
-            mask=mask or (),
-            shuffle_regions=shuffle_regions,
-            same_people=same_people,
-            straddle="uniform" if split_ages else "refuse",
-            rest=not without_rest,
-            disclosure=Disclosure(suppress, rounding, epsilon, max_visits),
-            group_tables=group_table or (),
-            labelled=labelled,
-            labelled_sample=labelled_sample,
-            per=parse_periods(per, aggregates),
-            home_panel=home_panel,
-            polygons=polygons,
-        ),
-        seed=seed,
-        overwrite=overwrite,
+    options = RegionsOptions(
+        partition=partition,
+        by=by,
+        composition=composition or None,
+        joint_prior=joint_prior,
+        aggregates=aggregates,
+        features=feature,
+        mask=mask or (),
+        shuffle_regions=shuffle_regions,
+        same_people=same_people,
+        straddle="uniform" if split_ages else "refuse",
+        rest=not without_rest,
+        disclosure=Disclosure(suppress, rounding, epsilon, max_visits),
+        group_tables=group_table or (),
+        labelled=labelled,
+        labelled_sample=labelled_sample,
+        per=parse_periods(per, aggregates),
+        home_panel=home_panel,
+        polygons=polygons,
     )
+    built = build_regions(dataset, out, options, seed=seed, overwrite=overwrite)
     result = RegionsFolder.open(out).diagnosis
     show(built.details | {"diagnosis": result.as_dict()}, json, regions_table(built, result, out))
 

@@ -20,8 +20,8 @@ from mobatlas.data.prepare.tables import TRUE_WORDS
 from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, region_column
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
-from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features.maps import FeatureMap
+from mobatlas.errors import MobatlasError, refuse_faults, suggestion
+from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.regions.composition import (
     ACS_COLUMN,
@@ -169,7 +169,7 @@ class TableContext:
     vocabulary: Vocabulary | None = None
     window_days: int = 1
     per: str | None = None
-    home_panel: Path | None = None
+    home_panel: Path | str | None = None
     regions: Sequence[str] = ()
 
 
@@ -331,25 +331,26 @@ def compare_with_dataset(
     path: Path,
     published: tuple[Aggregates, bool],
     dataset: TrajectoryDataset,
-    maps: Sequence[FeatureMap],
+    mask: Sequence[str] = (),
 ) -> list[str]:
     """Compare published aggregates with training people; shares have no level to compare."""
     aggregates, declared = published
     if aggregates.pooled or not len(dataset.split("train")):
         return []
-    known = np.flatnonzero(~np.isnan(aggregates.values).all(0))
-    means = mean_over_regions(aggregates.values, aggregates.n / aggregates.n.sum())
-    ours = training_means(dataset, maps)
-    level = sum(ours[aggregates.features[number]] for number in known.tolist())
-    total = float(means[known].sum())
-    return check_level(path, total, level, dataset.window_days, declared=declared)
+    known = aggregates.select_features(np.flatnonzero(~np.isnan(aggregates.values).all(0)))
+    level = float(mean_over_regions(known.values, known.n / known.n.sum()).sum())
+    ours = level_of_dataset(dataset, known.features, mask)
+    return check_level(path, level, ours, dataset.window_days, declared=declared)
 
 
-def training_means(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> dict[str, float]:
-    """The mean counts of training people by feature."""
+def level_of_dataset(
+    dataset: TrajectoryDataset, features: Sequence[str], mask: Sequence[str] = ()
+) -> float:
+    """Mean visits per window of training people over some features."""
+    maps = [build_feature(name, dataset.vocabulary, mask) for name in bins_by_map(features)]
     everyone = np.zeros(dataset.people.num_rows, dtype=np.int64)
     training = aggregates_from_dataset(dataset, maps, everyone, "train", ("everyone",))
-    return dict(zip(training.features, training.values[0].tolist(), strict=True))
+    return float(training.values[0, np.isin(training.features, features)].sum())
 
 
 def _pooled_variance(
@@ -402,11 +403,8 @@ def people_behind(
             f"{path}: {kind} '{names[codes[row]]}' has two values of n, {values[row]:g} and "
             f"{n[codes[row]]:g}; n is the number of people of a {kind}, so give one value"
         )
-    if not (n > 0).all() or np.isinf(n).any():
-        row = int(np.argmax(~(n > 0) | np.isinf(n)))
-        raise MobatlasError(
-            f"{path}: {kind} '{names[row]}' has no people (n is {n[row]:g}); remove it"
-        )
+    if (n <= 0).any():
+        raise MobatlasError(f"{path}: {kind} '{names[int(np.argmin(n))]}' has no people; remove it")
     refuse_absurd(path, "n", values, (1, MOST_PEOPLE))
     return n
 
@@ -443,13 +441,15 @@ def refuse_absurd(
 
 
 def _refuse_empty(path: Path, regions: Sequence[str], values: Floats) -> None:
-    if np.isnan(values).all():
-        raise MobatlasError(f"{path}: every value is suppressed; nothing can be estimated")
     zero = (np.nansum(values, axis=1) == 0) & ~np.isnan(values).any(1)
-    if zero.any():
-        raise MobatlasError(
-            f"{path}: region '{regions[int(np.argmax(zero))]}' has only zeros; remove it"
-        )
+    refuse_faults(
+        {
+            f"{path}: every value is suppressed; nothing can be estimated": np.isnan(values).all(),
+            f"{path}: region '{regions[int(np.argmax(zero))]}' has only zeros; remove it": (
+                zero.any()
+            ),
+        }
+    )
 
 
 def _shares(values: Floats, features: Sequence[str]) -> Floats:

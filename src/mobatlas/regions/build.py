@@ -9,7 +9,7 @@ import numpy as np
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.vocabulary import FIRST_POI
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, refuse_faults, suggestion
 from mobatlas.features.maps import FEATURES, FeatureMap, build_feature, feature_maps
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import (
@@ -123,37 +123,33 @@ class RegionsOptions:
         sources = (self.partition, self.by, self.composition, self.aggregates)
         chosen = tuple(source is not None for source in sources)
         by_column = chosen[:2] == (False, True) and not chosen[3]
-        if not by_column and chosen not in (
-            (True, False, False, False),
-            (False, False, True, True),
-        ):
-            raise MobatlasError(
-                "choose one of --partition NAME, --by COLUMN (with --composition FILE for a "
-                "census), or --composition FILE with --aggregates FILE"
-            )
-        if self.same_people and (not by_column or self.composition is not None):
-            raise MobatlasError("--same-people needs --by COLUMN without --composition; remove it")
-        if not self.rest and self.partition is None:
-            raise MobatlasError("--without-rest needs --partition NAME; remove it")
-        if self.disclosure.active and self.aggregates is not None:
-            raise MobatlasError(
-                "--suppress, --round and --epsilon apply to aggregates counted from visits, not "
-                f"to the published table {self.aggregates}; remove them"
-            )
-        if self.labelled is not None and self.labelled_sample is not None:
-            raise MobatlasError("choose one of --labelled PATH and --labelled-sample N, not both")
-        if self.joint_prior is not None and self.census is None:
-            raise MobatlasError("--joint-prior needs tables of --composition; remove it")
-        if self.polygons is not None and self.by is None:
-            raise MobatlasError("--polygons needs --by with the property that names each polygon")
-        if self.home_panel is not None and self.aggregates is None:
-            raise MobatlasError("--home-panel needs --aggregates; remove it")
-        tables = [Path(path).name for path in (self.aggregates or "", *self.group_tables)]
-        if not self.per.keys() <= set(tables):
-            raise MobatlasError(
-                f"--per {min(self.per.keys() - set(tables))}: no table of aggregates or group "
-                f"table has this name (given: {', '.join(filter(None, tables)) or 'none'})"
-            )
+        tables = {Path(path).name for path in (self.aggregates or "", *self.group_tables)} - {""}
+        undescribed = ", ".join(self.per.keys() - tables)
+        faults = {
+            "choose one of --partition NAME, --by COLUMN (with --composition FILE for a census), "
+            "or --composition FILE with --aggregates FILE": not by_column
+            and chosen not in ((True, False, False, False), (False, False, True, True)),
+            "--same-people needs --by COLUMN without --composition; remove it": self.same_people
+            and (not by_column or self.composition is not None),
+            "--without-rest needs --partition NAME; remove it": not self.rest
+            and self.partition is None,
+            "--suppress, --round and --epsilon apply to aggregates counted from visits, not "
+            f"to the published table {self.aggregates}; remove them": self.disclosure.active
+            and self.aggregates is not None,
+            "choose one of --labelled PATH and --labelled-sample N, not both": self.labelled
+            is not None
+            and self.labelled_sample is not None,
+            "--joint-prior needs tables of --composition; remove it": self.joint_prior is not None
+            and self.composition is None,
+            "--polygons needs --by with the property that names each polygon": self.polygons
+            is not None
+            and self.by is None,
+            "--home-panel needs --aggregates; remove it": self.home_panel is not None
+            and self.aggregates is None,
+            f"--per {undescribed}: no table of aggregates or group table has this name (given: "
+            f"{', '.join(sorted(tables)) or 'none'})": undescribed,
+        }
+        refuse_faults(faults)
 
     @property
     def census(self) -> Census | None:
@@ -332,14 +328,13 @@ def _from_column(
 
 def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) -> BuiltRegions:
     """The regions that two published tables have in common."""
-    assert options.aggregates is not None
     census = options.census
-    assert census is not None
+    assert census is not None and options.aggregates is not None
     published = Path(options.aggregates)
     notes: list[str] = []
     refuse_interchanged(published, "--aggregates")
-    for path in census.tables:
-        refuse_interchanged(Path(path), "--composition")
+    for path in map(Path, census.tables):
+        refuse_interchanged(path, "--composition")
     p = census.read(dataset.groups, notes=notes)
     known = {
         name for each in feature_maps() for name in build_feature(each, dataset.vocabulary).bins
@@ -349,7 +344,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
         dataset.vocabulary,
         dataset.window_days,
         options.per.get(published.name),
-        None if options.home_panel is None else Path(options.home_panel),
+        options.home_panel,
         p.regions,
     )
     v, declared = read_aggregates(published, context, notes)
@@ -372,8 +367,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     if options.shuffle_regions:
         rows = np.random.default_rng(derive_seed(seed, "shuffle")).permutation(rows)
     aggregates = v.select(keep).select_features(columns)
-    matched = set(row.tolist())
-    only_in_census = [name for number, name in enumerate(p.regions) if number not in matched]
+    only_in_census = [p.regions[number] for number in np.setdiff1d(np.arange(len(p.regions)), row)]
     only_in_aggregates = [v.regions[number] for number in np.flatnonzero(row < 0).tolist()]
     details = {
         "source": "tables",
@@ -389,7 +383,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
         warnings=[
             *_unmatched_warning(only_in_census, census.name, published.name),
             *_unmatched_warning(only_in_aggregates, published.name, census.name),
-            *compare_with_dataset(published, (aggregates, declared), dataset, maps),
+            *compare_with_dataset(published, (aggregates, declared), dataset, options.mask),
         ],
     )
 

@@ -11,16 +11,16 @@ import pandas as pd
 
 from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.errors import MobatlasError, clear_suggestion
+from mobatlas.errors import MobatlasError, clear_suggestion, refuse_faults
 from mobatlas.features.maps import build_feature, feature_maps
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.regions.aggregates import (
     MOST_TOTAL,
     SMALLEST_VALUE,
+    level_of_dataset,
     people_behind,
     refuse_absurd,
     refuse_interchanged,
-    training_means,
 )
 from mobatlas.regions.composition import Keys, mixtures, pivot, refuse_negative
 from mobatlas.regions.periods import (
@@ -29,7 +29,7 @@ from mobatlas.regions.periods import (
     same_level,
     windows_per_period,
 )
-from mobatlas.regions.types import GroupEvidence, Regions, ReportedEvidence, bins_by_map
+from mobatlas.regions.types import GroupEvidence, Regions, ReportedEvidence, mean_over_regions
 
 PLACES = ("elsewhere", "here")
 FIXED = "visits:"  # these bins describe a whole window, so their values cannot be converted
@@ -50,14 +50,9 @@ def read_group_table(
         CSV or Parquet: `group` or some attribute columns, `feature`, `value`, and `n` (people) or
         `standard_error`. Optional: `per` (day, week, month, window or dates) and `place` (here or
         elsewhere). An attribute without a column, or with an empty cell, covers all its levels.
-    dataset
-        The dataset whose features and windows apply.
-    regions
-        The regions, with the groups and their shares of the population.
-    mask
-        Tokens that are not counted.
-    per
-        The period of the values, for a table without the column `per`.
+    dataset, regions, mask, per
+        Features and windows; groups and their shares of the population; tokens that are not
+        counted; the period of the values of a table without the column `per`.
 
     Returns
     -------
@@ -70,27 +65,23 @@ def read_group_table(
     """
     path = Path(path)
     notes: list[str] = []
-    refuse_interchanged(path, "--group-table")
     table = _usable_rows(path, dataset, mask, notes)
     cell, names, shares = mixtures(path, table, regions.groups, regions.population_shares, notes)
-    rows = (cell, names)
     feature = key_column(path, table, "feature")
-    period = windows_per_period(path, table, dataset.window_days, per)
-    scale = np.ones(len(table)) if period is None else period
-    _refuse_unusable(path, table, scale)
-    value = number_column(path, table, "value") * scale
-    values = pivot(path, rows, feature, value, np.nan, "group")  # (rows, features)
+    value, scale, declared = _values_per_window(path, table, dataset.window_days, per)
+    values = pivot(path, (cell, names), feature, value, np.nan, "group")  # (rows, features)
     refuse_negative(path, "value", names, feature[1], values, "group")
-    n, error = _precision(path, table, rows, feature, scale)
+    n, error = _precision(path, table, (cell, names), feature, scale)
     known = _described_rows(path, names, shares, notes)
-    level = _level(values[known], (shares[known] > 0) @ regions.population_shares)
-    ours = _level_of_dataset(dataset, feature[1], mask)
-    agrees = same_level(level, ours)
-    if not agrees and period is None:
+    weight = (shares[known] > 0) @ regions.population_shares
+    level = float(mean_over_regions(values[known], weight).sum())
+    ours = level_of_dataset(dataset, feature[1], mask)
+    if not declared:
         check_level(path, level, ours, dataset.window_days, declared=False)
     elsewhere = _is_elsewhere(path, table)
     notes.append(f"{path.name}: {len(known)} rows with means of {len(feature[1])} features")
-    if elsewhere or not agrees:
+    same_population = same_level(level, ours) and not elsewhere
+    if not same_population:
         notes.append(f"{path.name}: only differences between its rows are used, not their level")
     evidence = GroupEvidence(
         path.name,
@@ -100,10 +91,10 @@ def read_group_table(
         values[known],
         n[known],
         None if error is None else error[known],
-        same_population=agrees and not elsewhere,
+        same_population=same_population,
     )
-    warnings = [f"{path.name}: {sentence}" for sentence in compare_levels(level, ours, "table")]
-    return ReportedEvidence(evidence, notes, [] if elsewhere else warnings)
+    warnings = [] if elsewhere else compare_levels(level, ours, "table")
+    return ReportedEvidence(evidence, notes, [f"{path.name}: {each}" for each in warnings])
 
 
 def _described_rows(path: Path, names: Sequence[str], shares: Floats, notes: list[str]) -> Ints:
@@ -121,6 +112,7 @@ def _usable_rows(
     path: Path, dataset: TrajectoryDataset, mask: Sequence[str], notes: list[str]
 ) -> pd.DataFrame:
     """The rows with a value of a known feature that is not masked."""
+    refuse_interchanged(path, "--group-table")
     table = read_table(path)
     require_columns(str(path), list(table.columns), ("feature", "value"))
     codes, features = key_column(path, table, "feature")
@@ -157,23 +149,26 @@ def _similar_feature(name: str, bins: Collection[str]) -> str:
     return f"; did you mean '{same[0]}'?" if len(same) == 1 else ""
 
 
-def _refuse_unusable(path: Path, table: pd.DataFrame, scale: Floats) -> None:
-    """Refuse absurd values, shares, and counts of visits per window that are not per window."""
-    refuse_absurd(
-        path,
-        "value",
-        number_column(path, table, "value"),
-        (-MOST_TOTAL, MOST_TOTAL),
-        SMALLEST_VALUE,
-    )
-    if np.isnan(scale).any():
-        raise MobatlasError(f"{path}: shares are not means; give visits per person")
-    fixed = np.asarray(table["feature"].astype(str).str.startswith(FIXED)) & (scale != 1)
-    if fixed.any():
-        raise MobatlasError(
+def _values_per_window(
+    path: Path, table: pd.DataFrame, window_days: int, per: str | None
+) -> tuple[Floats, Floats, bool]:
+    """Values and their factors (table rows,), and whether their period is known.
+
+    Absurd values, shares and counts that cannot be converted are refused.
+    """
+    period = windows_per_period(path, table, window_days, per)
+    scale = np.ones(len(table)) if period is None else period
+    values = number_column(path, table, "value")
+    refuse_absurd(path, "value", values, (-MOST_TOTAL, MOST_TOTAL), SMALLEST_VALUE)
+    fixed = np.asarray(table["feature"].astype(str).str.startswith(FIXED))
+    refuse_faults(
+        {
+            f"{path}: shares are not means; give visits per person": np.isnan(scale).any(),
             f"{path}: the number of visits per window cannot be converted from another period; "
-            "give it per window"
-        )
+            "give it per window": (fixed & (scale != 1)).any(),
+        }
+    )
+    return values * scale, scale, period is not None
 
 
 def _is_elsewhere(path: Path, table: pd.DataFrame) -> bool:
@@ -207,19 +202,3 @@ def _precision(
             f"{int(np.argmax(error <= 0)) + 1}; correct it"
         )
     return n, pivot(path, rows, feature, error * scale, np.nan, "group")
-
-
-def _level_of_dataset(
-    dataset: TrajectoryDataset, features: Sequence[str], mask: Sequence[str]
-) -> float:
-    """Mean visits per window of training people over some features."""
-    maps = [build_feature(name, dataset.vocabulary, mask) for name in bins_by_map(features)]
-    means = training_means(dataset, maps)
-    return sum(means[name] for name in features)
-
-
-def _level(values: Floats, weight: Floats) -> float:
-    """Mean visits per person over all features, with the rows weighted by their people."""
-    known = ~np.isnan(values)
-    mean = weight @ np.nan_to_num(values) / np.maximum(weight @ known, 1e-300)
-    return float(mean.sum())

@@ -66,12 +66,13 @@ def census_digits(regions: Sequence[str]) -> int | None:
 
 
 def with_people(
-    path: Path, table: pd.DataFrame, panel: Path, digits: int | None, notes: list[str]
+    path: Path, table: pd.DataFrame, panel: Path | str, digits: int | None, notes: list[str]
 ) -> pd.DataFrame:
     """Add the people `n` of each region: its devices in the table `panel`, averaged over months.
 
     Block groups are added up to regions of `digits` digits.
     """
+    panel = Path(panel)
     homes = read_table(panel)
     columns = list(homes.columns)
     devices = next((name for name in DEVICES if name in columns), DEVICES[0])
@@ -94,7 +95,11 @@ def with_people(
 
 
 def read_patterns(
-    path: Path, vocabulary: Vocabulary, regions: Sequence[str], panel: Path | None, notes: list[str]
+    path: Path,
+    vocabulary: Vocabulary,
+    regions: Sequence[str],
+    panel: Path | str | None,
+    notes: list[str],
 ) -> pd.DataFrame:
     """Visits of regions to places and categories of the dataset, with noise_sd, n and period.
 

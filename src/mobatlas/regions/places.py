@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.spatial import cKDTree
 
-from mobatlas.data.arrays import Floats, Ints
+from mobatlas.data.arrays import Flags, Floats, Ints
 from mobatlas.data.geodesy import KM_PER_DEGREE
 from mobatlas.data.vocabulary import Vocabulary
 from mobatlas.errors import MobatlasError
@@ -39,7 +39,7 @@ def match_places(
     token = np.full(len(places), -1, dtype=np.int64)
     known = pd.Index(vocabulary.poi_ids)
     for column in (name for name in IDS if name in places.columns):
-        found = known.get_indexer(places[column].astype(str).str.strip())
+        found = known.get_indexer(pd.Index(places[column].astype(str).str.strip()))
         token = np.where(token < 0, found, token)
     by_id = int((token >= 0).sum())
     axes = next((pair for pair in COORDINATES if set(pair) <= set(places.columns)), None)
@@ -73,7 +73,10 @@ def _by_coordinates(places: pd.DataFrame, coordinates: Floats, vocabulary: Vocab
     candidates = located[np.where(within, index, 0)]
     alone = within & (within.sum(1, keepdims=True) == 1)
     allowed = np.zeros_like(within)
-    known = {NAMES: (vocabulary.poi_ids, within), CATEGORIES: (vocabulary.categories, alone)}
+    known: dict[tuple[str, ...], tuple[Sequence[object], Flags]] = {
+        NAMES: (vocabulary.poi_ids, within),
+        CATEGORIES: (vocabulary.categories, alone),
+    }
     for columns, (theirs, eligible) in known.items():
         for column in (name for name in columns if name in places.columns):
             same = _plain(places[column])[:, None] == _plain(theirs)[candidates]
@@ -82,9 +85,8 @@ def _by_coordinates(places: pd.DataFrame, coordinates: Floats, vocabulary: Vocab
     found, token, distance = (
         np.take_along_axis(each, choice, 1)[:, 0] for each in (allowed, candidates, near)
     )
-    order = np.lexsort([distance, ~found])
-    again = pd.Series(token[order]).duplicated().to_numpy()
-    found[order[again]] = False
+    nearest = pd.Series(np.where(found, distance, np.inf)).groupby(token).transform("min")
+    found &= distance == nearest
     return np.where(found, token, -1)
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from mobatlas.data.arrays import Floats
-from mobatlas.errors import MobatlasError, first_line, suggestion
+from mobatlas.errors import MobatlasError, first_line, refuse_faults, suggestion
 from mobatlas.regions.places import refuse_misplaced
 
-DEGREES = (4326, 4269, 4258)  # EPSG codes of WGS 84 and systems within two metres of it
+# WGS 84 and systems within two metres of it
+DEGREES = ("CRS84", ":4326", ":4269", ":4258")
 ENVELOPE = (0, 32, 48, 48, 64)  # bytes between header and geometry of a GeoPackage, by its flags
-QUOTE = '"'
+Layer = tuple[list[tuple[dict[str, Any], Any]], str]  # and its coordinate system
 
 
 def regions_of_homes(path: Path, column: str, homes: Floats, notes: list[str]) -> list[str | None]:
@@ -24,23 +25,26 @@ def regions_of_homes(path: Path, column: str, homes: Floats, notes: list[str]) -
     except ImportError:
         raise MobatlasError("--polygons needs shapely: pip install 'mobatlas[geo]'") from None
     try:
-        rows = _geopackage(path, shapely) if path.suffix == ".gpkg" else _geojson(path, shapely)
+        read = _geopackage if path.suffix == ".gpkg" else _geojson
+        rows, system = read(path, shapely)
     except (ValueError, OSError, TypeError, LookupError, sqlite3.Error, shapely.GEOSException) as e:
         raise MobatlasError(
             f"{path}: these are not polygons in GeoJSON or GeoPackage ({first_line(e)})"
         ) from None
     columns = list(dict.fromkeys(name for properties, _ in rows for name in properties))
-    if column not in columns:
-        raise MobatlasError(
-            f"--by {column}: the polygons of {path} have no such property"
-            f"{suggestion(column, columns)} (known: {', '.join(columns) or 'none'})"
-        )
     ids = [properties.get(column) for properties, _ in rows]
-    if None in ids:
-        raise MobatlasError(f"{path}: polygon {ids.index(None) + 1} has no '{column}'; fill it")
+    refuse_faults(
+        {
+            f"{path}: coordinates are in {system}, not in degrees; convert the file, for example "
+            "with ogr2ogr -t_srs EPSG:4326": not system.endswith(DEGREES),
+            f"--by {column}: the polygons of {path} have no such property"
+            f"{suggestion(column, columns)} (known: {', '.join(columns) or 'none'})": column
+            not in columns,
+            f"{path}: a polygon has no '{column}'; fill it": None in ids,
+        }
+    )
     shapes = np.array([shape for _, shape in rows])
     box = np.array(shapely.total_bounds(shapes))[[1, 0, 3, 2]].reshape(2, 2)  # south-west, ...
-    refuse_misplaced(path, box, box)
     known = np.flatnonzero(np.isfinite(homes).all(1))
     refuse_misplaced(f"homes against {path}", homes[known], box)
     points = shapely.points(homes[known, 1], homes[known, 0])
@@ -59,37 +63,26 @@ def regions_of_homes(path: Path, column: str, homes: Floats, notes: list[str]) -
     return regions
 
 
-def _geojson(path: Path, shapely: Any) -> list[tuple[dict[str, Any], Any]]:
+def _geojson(path: Path, shapely: Any) -> Layer:
     """Properties and shape of each feature."""
     content = json.loads(path.read_text(encoding="utf-8-sig"))
     system = str(content.get("crs", {}).get("properties", {}).get("name", "CRS84"))
-    if not system.endswith(("CRS84", *map(str, DEGREES))):
-        raise _not_degrees(path, system)
     features = content["features"]
     shapes = shapely.from_geojson([json.dumps(each["geometry"]) for each in features])
-    return [(each["properties"] or {}, shape) for each, shape in zip(features, shapes, strict=True)]
+    properties = [each["properties"] or {} for each in features]
+    return list(zip(properties, shapes, strict=True)), system
 
 
-def _geopackage(path: Path, shapely: Any) -> list[tuple[dict[str, Any], Any]]:
-    """Properties and shape of each row of the only layer."""
+def _geopackage(path: Path, shapely: Any) -> Layer:
+    """Columns and shape of each row of the only layer."""
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
         query = "SELECT table_name, column_name, srs_id FROM gpkg_geometry_columns"
         layers = file.execute(query).fetchall()
         if len(layers) != 1:
             raise MobatlasError(f"{path}: has {len(layers)} layers; give a file with one")
         [(table, geometry, system)] = layers
-        if system not in DEGREES:
-            raise _not_degrees(path, f"EPSG:{system}")
-        cursor = file.execute(f"SELECT * FROM {QUOTE}{table.replace(QUOTE, 2 * QUOTE)}{QUOTE}")
-        names = [each[0] for each in cursor.description]
-        rows = [dict(zip(names, row, strict=True)) for row in cursor]
+        file.row_factory = sqlite3.Row
+        rows = [dict(row) for row in file.execute(f"SELECT * FROM [{table}]")]
     blobs = [row.pop(geometry) for row in rows]
     shapes = shapely.from_wkb([blob[8 + ENVELOPE[blob[3] >> 1 & 7] :] for blob in blobs])
-    return list(zip(rows, shapes, strict=True))
-
-
-def _not_degrees(path: Path, system: str) -> MobatlasError:
-    return MobatlasError(
-        f"{path}: coordinates are in {system}, not in degrees; convert the file, for example with "
-        "ogr2ogr -t_srs EPSG:4326"
-    )
+    return list(zip(rows, shapes, strict=True)), f"EPSG:{system}"

@@ -18,7 +18,7 @@ from mobatlas.data.arrays import Floats, Ints
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, refuse_faults
 from mobatlas.features.maps import VisitsFeature, build_feature
 from mobatlas.groups import Groups
 from mobatlas.progress import log
@@ -225,15 +225,15 @@ def gather_evidence(
 
 def _check_regions(folder: Path, regions: Regions) -> None:
     values = regions.aggregates.values
-    if np.isnan(values).all():
-        raise MobatlasError(
-            f"{folder}: every value of the aggregates is suppressed; use other aggregates"
-        )
-    if not ((values != 0) & ~np.isnan(values)).any():
-        raise MobatlasError(
-            f"{folder}: every value of the aggregates is zero; "
-            "create the regions again with `mobatlas regions`"
-        )
+    refuse_faults(
+        {
+            f"{folder}: every value of the aggregates is suppressed; use other ones": (
+                np.isnan(values).all()
+            ),
+            f"{folder}: every value of the aggregates is zero; create the regions again with "
+            "`mobatlas regions`": not np.nan_to_num(values).any(),
+        }
+    )
     regions.composition.refuse_absent_groups(folder)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, refuse_faults
 from mobatlas.progress import log
 
 if TYPE_CHECKING:
@@ -57,18 +57,17 @@ def check_devices(accelerator: str, devices: int) -> str:
     }
     available = [name for name, count in counts.items() if count]
     kind = available[0] if accelerator == "auto" else accelerator
-    if kind not in counts:
-        raise MobatlasError(
-            f"--accelerator {kind} does not exist (known: auto, {', '.join(counts)})"
-        )
-    if kind not in available:
-        raise MobatlasError(
-            f"--accelerator {kind}: this machine has no such device; pass --accelerator auto"
-        )
-    if devices < 1 or (kind != "cpu" and devices > counts[kind]):
-        raise MobatlasError(
-            f"--devices {devices}: pass 1 to {counts[kind]}, the number of {kind} devices here"
-        )
+    most = counts.get(kind, 0)
+    refuse_faults(
+        {
+            f"--accelerator {kind} does not exist (known: auto, {', '.join(counts)})": kind
+            not in counts,
+            f"--accelerator {kind}: this machine has no such device; pass --accelerator auto": kind
+            not in available,
+            f"--devices {devices}: pass 1 to {most}, the number of {kind} devices here": devices < 1
+            or (kind != "cpu" and devices > most),
+        }
+    )
     return kind
 
 
