@@ -340,6 +340,29 @@ def test_monthly_patterns_are_visits_per_window(
     assert "100% of all visits are to places that are used" in said
 
 
+def test_capital_names_empty_rows_and_partial_categories(city: City, tmp_path: Path) -> None:
+    """A category is left out where the table lacks a tenth of its visits; its places remain."""
+    table = patterns(city)
+    whole = build(city, tmp_path, table, census=tract_census(city), home_panel=panel())
+    category = city.places.category[0]
+    table.loc[0, ["raw_visit_counts", "raw_visitor_counts"]] = None
+    table.loc[0, ["visitor_home_cbgs", "visitor_home_aggregation"]] = "{}"
+    table = table.rename(columns=str.upper)
+    read = build(
+        city,
+        tmp_path,
+        table[city.places.poi_id[0] != table.PLACEKEY],
+        census=tract_census(city),
+        home_panel=panel().rename(columns=str.upper).assign(REGION="va"),
+    )
+    assert set(whole.features) - set(read.features) == {
+        f"poi:{city.places.poi_id[0]}",
+        f"category:{category}",
+    }
+    with_empty_row = build(city, tmp_path, table, census=tract_census(city), home_panel=panel())
+    assert with_empty_row.features == read.features
+
+
 def test_block_groups_are_regions_if_the_census_has_them(city: City, tmp_path: Path) -> None:
     census = block_census(city)
     read = build(city, tmp_path, patterns(city), census=census, home_panel=panel())

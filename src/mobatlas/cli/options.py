@@ -90,7 +90,11 @@ JointPrior = Annotated[
 ]
 AggregatesTable = Annotated[
     Path | None,
-    typer.Option("--aggregates", help="A table of mean visits: region, feature, value, n."),
+    typer.Option(
+        "--aggregates",
+        help="A table of visits by region: region, feature (or place, or category), value or "
+        "visits, n; or a file or folder of Advan or SafeGraph Patterns.",
+    ),
 ]
 Per = Annotated[
     list[str] | None,

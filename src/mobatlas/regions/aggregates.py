@@ -41,11 +41,12 @@ from mobatlas.regions.patterns import (
     with_people,
 )
 from mobatlas.regions.periods import check_level, windows_per_period
-from mobatlas.regions.places import IDS, NAMES, match_places
+from mobatlas.regions.places import DESCRIPTION, IDS, NAMES, match_places
 from mobatlas.regions.types import Aggregates, bins_by_map, mean_over_regions
 
 VISITS = ("visits", "visit_count", "visit_counts", "raw_visit_counts", "trips", "count")
 GROUPED = ("group", "male", "female", *ATTRIBUTE_NAMES)
+USUAL = ("feature", "value", "per", "suppressed", "noise_sd", *DEVICES, *VISITS, *IDS, *DESCRIPTION)
 MOST_TOTAL = 1e15  # visits in a table
 SMALLEST_VALUE = 1e-9  # above zero
 MOST_PEOPLE = 1e10
@@ -229,9 +230,12 @@ def read_aggregates(
 
 def _read_rows(path: Path, context: TableContext, notes: list[str]) -> pd.DataFrame:
     """Rows of region, feature, value or visits and, where known, n of a table of any layout."""
-    if context.vocabulary is not None and not set(HOMES.values()).isdisjoint(column_names(path)):
+    columns = {name.lower() for name in column_names(path)}
+    if context.vocabulary is not None and not columns.isdisjoint(HOMES.values()):
         return read_patterns(path, context.vocabulary, context.regions, context.home_panel, notes)
-    table = read_table(path)
+    table = read_table(path).rename(
+        columns=lambda name: name.lower() if name.lower() in USUAL else name
+    )
     names = {region_column(path, list(table.columns)): "region"}
     for name, synonyms in {"n": DEVICES, "visits": VISITS}.items():
         names |= {each: name for each in table.columns if each in synonyms and name not in table}

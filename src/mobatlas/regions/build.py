@@ -176,6 +176,10 @@ def build_from_dataset(
     dataset: TrajectoryDataset, options: RegionsOptions, seed: int
 ) -> BuiltRegions:
     """Build regions from the source that the options choose, and add the evidence beside them."""
+    for path in () if options.census is None else options.census.tables:
+        refuse_interchanged(Path(path), "--composition")
+    if options.aggregates is not None:
+        refuse_interchanged(Path(options.aggregates), "--aggregates")
     if options.partition is not None:
         built = _from_partition(dataset, options.partition, options, seed)
     elif options.by is not None:
@@ -332,9 +336,6 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     assert census is not None and options.aggregates is not None
     published = Path(options.aggregates)
     notes: list[str] = []
-    refuse_interchanged(published, "--aggregates")
-    for path in map(Path, census.tables):
-        refuse_interchanged(path, "--composition")
     p = census.read(dataset.groups, notes=notes)
     known = {
         name for each in feature_maps() for name in build_feature(each, dataset.vocabulary).bins

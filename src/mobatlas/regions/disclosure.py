@@ -47,7 +47,8 @@ class Disclosure:
         epsilon, visits = self.epsilon, self.max_visits
         refuse_faults(
             {
-                "--suppress and --round must be 0 or more": self.suppress < 0 or self.rounding < 0,
+                "--suppress and --round must be 0 or more": self.suppress < 0
+                or not 0 <= self.rounding < math.inf,
                 "--max-visits needs --epsilon; pass both or neither": epsilon is None
                 and visits is not None,
                 f"--epsilon {epsilon or 0:g}: give a positive number, such as 1": epsilon

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import numpy as np
 import pandas as pd
 
 from mobatlas.data.prepare.tables import (
@@ -41,6 +40,7 @@ CENSUS_DIGITS = (2, 5, 11, 12)  # of a state, county, tract and block group
 # Two, three or four visitors are all published as 4; the variance is that of the three numbers.
 SMALL_COUNT, SMALL_MEAN, SMALL_VARIANCE = 4, 3.0, 2 / 3
 MOST_VISITORS = 1e9
+COVERED = 0.9  # of the dataset's visits of a category, in a table that has its total
 ASSUMPTIONS = (
     "visits are visitors times raw_visit_counts / raw_visitor_counts of the place, as if visitors "
     "of every home came equally often",
@@ -73,7 +73,7 @@ def with_people(
     Block groups are added up to regions of `digits` digits.
     """
     panel = Path(panel)
-    homes = read_table(panel)
+    homes = read_table(panel).rename(columns=str.lower)
     columns = list(homes.columns)
     devices = next((name for name in DEVICES if name in columns), DEVICES[0])
     require_columns(str(panel), columns, (devices,))
@@ -105,7 +105,7 @@ def read_patterns(
 
     `regions` are those of the composition; block groups are added up to them.
     """
-    columns = column_names(path)
+    columns = [name.lower() for name in column_names(path)]
     require_columns(str(path), columns, (KEY, *COUNTS, *DATES))
     finest = max(size for size, name in HOMES.items() if name in columns)
     digits = census_digits(regions) or finest
@@ -148,8 +148,8 @@ def _open(path: Path) -> Iterator[tuple[duckdb.DuckDBPyConnection, str]]:
     """An engine with bounded memory, and the tables of a path as SQL; CSV as text."""
     with tempfile.TemporaryDirectory(prefix="mobatlas-") as work:
         files = [literal(as_parquet(file, Path(work))) for file in _table_files(path)]
-        config: dict[str, Any] = {"memory_limit": "2GB", "temp_directory": work}
-        with duckdb.connect(config=config) as engine:
+        config: dict[str, Any] = {"memory_limit": "1GB", "temp_directory": work}
+        with duckdb.connect(f"{work}/rows.duckdb", config=config) as engine:
             try:
                 yield engine, f"read_parquet([{', '.join(files)}], union_by_name=true)"
             except duckdb.Error as error:
@@ -160,16 +160,17 @@ def _load(
     engine: duckdb.DuckDBPyConnection, path: Path, source: str, columns: list[str], homes: str
 ) -> int:
     """Read the rows into the table `places`, refuse rows that cannot be right, count the days."""
-    kept = ", ".join(name for name in (KEY, *DESCRIPTION) if name in columns)
+    kept = ", ".join(f"{name} AS {name}" for name in (KEY, *DESCRIPTION) if name in columns)
     visits, visitors = (f"TRY_CAST({name} AS DOUBLE)" for name in COUNTS)
     start, end = (f"TRY_CAST(left(CAST({name} AS VARCHAR), 10) AS DATE)" for name in DATES)
     engine.execute(
         f"""
-        CREATE TABLE places AS SELECT row_number() OVER () AS row, {kept}, {visits} AS visits,
+        CREATE TABLE places AS SELECT row, {kept}, {visits} AS visits,
             {visitors} AS visitors, {start} AS first, {end} AS last,
             trim(coalesce(CAST({homes} AS VARCHAR), '')) AS text,
             TRY_CAST(TRY_CAST(nullif(text, '') AS JSON) AS MAP(VARCHAR, DOUBLE)) AS homes
-        FROM {source}
+        FROM (SELECT *, row_number() OVER () AS row FROM {source})
+        WHERE coalesce(CAST({COUNTS[0]} AS VARCHAR), '') <> '' OR text NOT IN ('', '{{}}')
         """
     )
     values = "list_transform(map_values(homes), lambda each: coalesce(each, -1))"
@@ -217,9 +218,17 @@ def _features(
             f"{path}: none of its {len(places):,} places is in the dataset, by id, or by name or "
             "category and coordinates; use the dataset's poi_id as placekey"
         )
+    known = vocabulary.table.to_pandas()
+    visits = [each.groupby("category").visits.sum() for each in (known.iloc[token[found]], known)]
+    covered = visits[0] / visits[1]  # by category
+    whole = {f"category:{name}" for name in covered.index[covered >= COVERED]}
     share = places.visits[found].sum() / max(places.visits.sum(), 1e-300)
-    notes.append(f"{path.name}: {share:.0%} of all visits are to places that are used")
-    names = pd.Series("poi:" + np.array(vocabulary.poi_ids, dtype=object)[token[found]])
+    notes.append(
+        f"{path.name}: {share:.0%} of all visits are to places that are used; they cover "
+        f"{len(whole):,} of {int((visits[1] > 0).sum()):,} categories of the dataset"
+    )
+    names = pd.Series("poi:" + known.poi_id.to_numpy(dtype=object)[token[found]])
+    parents = names.map(vocabulary.parents)
+    features = pd.concat([names, parents.where(parents.isin(whole))], ignore_index=True)
     keys = pd.concat([places[KEY][found]] * 2, ignore_index=True)
-    features = pd.concat([names, names.map(vocabulary.parents)], ignore_index=True)
     return pd.DataFrame({KEY: keys, "feature": features}).dropna()
