@@ -23,7 +23,7 @@ from mobatlas.data.city.days import (
 )
 from mobatlas.data.city.places import CATEGORIES, Places, build_places, coordinates
 from mobatlas.data.schema import ANCHORS
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import refuse_faults
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import write_parquet
 from mobatlas.io.output import new_folder
@@ -166,20 +166,17 @@ def expected_poi_distribution(config: CityConfig, seed: int) -> Floats:
 
 
 def _plan(config: CityConfig, seed: int) -> _Plan:
-    if seed < 0:
-        raise MobatlasError(f"seed is {seed}; a seed is zero or a positive whole number")
     groups = Groups.of(config.attributes)
     taken = {"user_id", *ANCHORS, "home_district"} & set(groups.attribute_names)
-    if taken:
-        raise MobatlasError(
-            f"simulate.attributes: '{min(taken)}' is already a column of people; "
-            "choose another name"
-        )
-    if len(groups) ** 2 * config.pois > MAX_PAIRS_BY_POIS:
-        raise MobatlasError(
+    refuse_faults(
+        {
+            f"seed is {seed}; a seed is zero or a positive whole number": seed < 0,
+            f"simulate.attributes: '{min(taken, default='')}' is already a column of people; "
+            "choose another name": taken,
             f"simulate: {len(groups)} groups and {config.pois} POIs are too many together; "
-            "use fewer levels or POIs"
-        )
+            "use fewer levels or POIs": len(groups) ** 2 * config.pois > MAX_PAIRS_BY_POIS,
+        }
+    )
     rng = _generator(seed, 0)
     places = build_places(config, rng)
     behaviour = build_behaviour(config, places, rng)
