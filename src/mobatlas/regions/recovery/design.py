@@ -25,7 +25,7 @@ import numpy.typing as npt
 from scipy import special
 
 from mobatlas.data.arrays import Floats, Ints
-from mobatlas.errors import refuse_faults
+from mobatlas.errors import MobatlasError
 from mobatlas.features.maps import FEATURES
 from mobatlas.groups import Groups
 from mobatlas.regions.recovery.composition_error import CompositionError
@@ -193,16 +193,13 @@ def plan_evidence(
     0.42
     """
     groups = regions.groups
+    if len(groups) == 1:
+        raise MobatlasError("there is only one group: no evidence could distinguish it from others")
     check_level(level)
-    refuse_faults(
-        {
-            "there is only one group: no evidence could distinguish it from others": len(groups)
-            == 1,
-            f"--budget {budget}: give a number of people from {SMALLEST} to {LARGEST:,}": not (
-                SMALLEST <= budget <= LARGEST
-            ),
-        }
-    )
+    if not SMALLEST <= budget <= LARGEST:
+        raise MobatlasError(
+            f"--budget {budget}: give a number of people from {SMALLEST} to {LARGEST:,}"
+        )
     recovery, maps = fit_maps(regions, options)
     present = _Present.of(recovery, maps, regions.aggregates.features, level)
     planner = _Planner(present, groups, budget, recovery.shares)
