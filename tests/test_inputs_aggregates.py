@@ -27,6 +27,7 @@ from mobatlas import (
     recover,
 )
 from mobatlas.data.vocabulary import FIRST_POI
+from mobatlas.evaluation.evaluate import BASELINE
 from mobatlas.features.maps import build_feature
 from mobatlas.regions.aggregates import aggregates_from_dataset
 from mobatlas.regions.periods import infer_period, infer_window, period_days
@@ -872,3 +873,31 @@ def test_the_command_takes_a_period(city: City, tmp_path: Path) -> None:
     )
     assert done.code == 0, done.err
     assert_truth(city, load_regions(tmp_path / "regions").aggregates, "category")
+
+
+def test_a_run_refuses_empty_groups_and_absurd_numbers_before_it_trains(
+    city: City, tmp_path: Path
+) -> None:
+    """Keys of the configuration reach the regions of a run, which come before any model."""
+    source = city.dataset.path.parent / "city"
+    visits = city.rows("category").drop(columns="bin")
+    write(tmp_path / "census.csv", city.census)
+    emptied = city.census.assign(count=city.census["count"].where(city.census.group != "<30, F", 0))
+    write(tmp_path / "emptied.csv", emptied)
+    write(tmp_path / "visits.csv", visits)
+    write(tmp_path / "absurd.csv", visits.assign(value=visits.value * 1e300))
+    for regions, sentence in (
+        ("composition: emptied.csv, aggregates: visits.csv", "no region has people of group"),
+        ("composition: census.csv, aggregates: absurd.csv", "column 'value' is"),
+        (
+            "composition: census.csv, aggregates: visits.csv, per: {visits.csv: month}",
+            "do not explain so much",
+        ),
+    ):
+        config = tmp_path / "run.yaml"
+        config.write_text(
+            f"preset: small\nsource: {{path: '{source}'}}\nregions:\n  tables: {{{regions}}}\n"
+        )
+        assert sentence in refused("run", config, "--out", tmp_path / "out")
+        assert (tmp_path / "out" / "dataset").exists()
+        assert not (tmp_path / "out" / BASELINE).exists()
