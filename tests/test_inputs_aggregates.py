@@ -608,6 +608,10 @@ def interchanged(city: City) -> Mapping[str, tuple[dict[str, pd.DataFrame], str]
     return {
         "both": (
             {"composition": visits, "aggregates": census},
+            "columns are those of a table for --aggregates, not for --composition",
+        ),
+        "a census twice": (
+            {"composition": census, "aggregates": census},
             "columns are those of a table for --composition, not for --aggregates",
         ),
         "aggregates twice": (
@@ -627,7 +631,13 @@ def interchanged(city: City) -> Mapping[str, tuple[dict[str, pd.DataFrame], str]
 
 @pytest.mark.parametrize(
     "case",
-    ["both", "aggregates twice", "a group table as aggregates", "aggregates as a group table"],
+    [
+        "both",
+        "a census twice",
+        "aggregates twice",
+        "a group table as aggregates",
+        "aggregates as a group table",
+    ],
 )
 def test_interchanged_tables_are_named(city: City, tmp_path: Path, case: str) -> None:
     tables, sentence = interchanged(city)[case]

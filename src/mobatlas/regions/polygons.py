@@ -53,7 +53,9 @@ def regions_of_homes(path: Path, column: str, homes: Floats, notes: list[str]) -
         raise MobatlasError(f"{path}: none of {len(known):,} homes is inside a polygon")
     regions: list[str | None] = [None] * len(homes)
     for row, number in zip(known[person].tolist(), polygon.tolist(), strict=True):
-        regions[row] = regions[row] or str(ids[number])
+        name = ids[number]
+        whole = isinstance(name, float) and name.is_integer()
+        regions[row] = regions[row] or str(int(name) if whole else name)
     outside = len(known) - len(np.unique(person))
     notes.append(
         f"{path.name}: {len(known) - outside:,} of {len(homes):,} people live in one of "
