@@ -285,6 +285,13 @@ def test_a_layout_is_read_as_the_truth(city: City, tmp_path: Path, layout: str) 
     assert note in notes(tmp_path)
 
 
+def test_declared_shares_of_total_visits(city: City, tmp_path: Path) -> None:
+    rows = city.rows("category").assign(visits=lambda table: table.value * table.n * 7)
+    table = rows.drop(columns=["bin", "value"])
+    read = build(city, tmp_path, table, per={"visits.csv": "share"})
+    assert read.pooled and read.values.sum(1) == pytest.approx(np.ones(len(read.regions)))
+
+
 @pytest.mark.parametrize("whole", [1, 100])
 def test_fractions_and_percentages_are_shares(city: City, tmp_path: Path, whole: int) -> None:
     rows = city.rows("category")
@@ -479,6 +486,7 @@ PATTERNS_REFUSED: dict[str, tuple[Change, str]] = {
         ),
         "its periods overlap",
     ),
+    "no rows": (lambda t: t.iloc[:0], "no row has visits"),
     "no place of the dataset": (
         lambda t: t.assign(
             placekey=[f"zzw@{number}" for number in range(len(t))],
@@ -520,7 +528,7 @@ PLAIN_REFUSED: dict[str, tuple[Change, dict[str, Any], str]] = {
     "a thousand visits a minute": (
         lambda t: t.assign(value=np.where(t.index == 3, 1e7, t.value)),
         {},
-        "column 'value per person and day' is 3.33333e+06 in row 4",
+        "column 'value per person' is 1e+07 in row 4",
     ),
     "n of 1e-300": (lambda t: t.assign(n=1e-300), {}, "column 'n' is 1e-300 in row 1"),
     "n of 1e308": (lambda t: t.assign(n=1e308), {}, "column 'n' is 1e+308 in row 1"),
@@ -571,6 +579,17 @@ PLAIN_REFUSED: dict[str, tuple[Change, dict[str, Any], str]] = {
         lambda t: t.assign(feature=t.feature.replace("category:grocery", "category:grocry")),
         {},
         "feature 'category:grocry' does not exist in the dataset; did you mean",
+    ),
+    "only regions": (lambda t: t[["region"]].drop_duplicates(), {}, "no column has visits"),
+    "a category that nothing resembles": (
+        lambda t: t.assign(feature=t.feature.replace("category:grocery", "category:population")),
+        {},
+        "feature 'category:population' does not exist in the dataset (one of 1",
+    ),
+    "three dates": (
+        lambda t: t,
+        {"per": {"visits.csv": "2024-03-01 to 2024-03-02 to 2024-03-03"}},
+        "is not a period",
     ),
     "visitors only": (
         lambda t: t.rename(columns={"value": "visitors"}),
@@ -714,14 +733,18 @@ def squares(city: City) -> dict[str, list[list[float]]]:
     return rings
 
 
-def geojson(city: City, path: Path, *, flip: bool = False, **changes: Any) -> Path:
+def geojson(
+    city: City, path: Path, *, flip: bool = False, kind: str = "Polygon", **changes: Any
+) -> Path:
     features = [
         {
             "type": "Feature",
             "properties": {"zone": name},
             "geometry": {
-                "type": "Polygon",
-                "coordinates": [[point[::-1] if flip else point for point in ring]],
+                "type": kind,
+                "coordinates": [[point[::-1] if flip else point for point in ring]]
+                if kind == "Polygon"
+                else ring[0],
             },
         }
         for name, ring in squares(city).items()
@@ -788,6 +811,11 @@ def test_polygons_around_homes_are_regions(city: City, tmp_path: Path, form: str
     assert "0 homes are outside" in notes(tmp_path)
 
 
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
 PROJECTED = {"type": "name", "properties": {"name": "urn:ogc:def:crs:EPSG::3857"}}
 POLYGONS_REFUSED: dict[str, tuple[Callable[[City, Path], Path], str, str]] = {
     "projected GeoJSON": (
@@ -801,6 +829,16 @@ POLYGONS_REFUSED: dict[str, tuple[Callable[[City, Path], Path], str, str]] = {
         "coordinates are in EPSG:3857, not in degrees",
     ),
     "another property": (geojson, "zones", "have no such property; did you mean 'zone'?"),
+    "points": (
+        lambda city, path: geojson(city, path, kind="Point"),
+        "zone",
+        "a shape is not a polygon",
+    ),
+    "a list": (
+        lambda city, path: written(path, "[]"),
+        "zone",
+        "these are not polygons in GeoJSON or GeoPackage",
+    ),
     "not polygons": (
         lambda city, path: write(path.with_suffix(".geojson"), city.census),
         "zone",

@@ -305,8 +305,7 @@ Draws = Annotated[int, typer.Option(help="With --posterior: number of draws.")]
 def parse_periods(periods: list[str] | None, aggregates: Path | None) -> dict[str, str]:
     """The period of each table of `--per`, by file name."""
     name = aggregates.name if aggregates is not None else "aggregates"
-    pairs = (text.rpartition("=") for text in periods or ())
-    return {file or name: period for file, _, period in pairs}
+    return {text.rpartition("=")[0] or name: text.rpartition("=")[2] for text in periods or ()}
 
 
 def show(values: dict[str, Any], as_json: bool, table: Any) -> None:

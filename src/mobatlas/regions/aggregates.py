@@ -3,9 +3,10 @@
 They come from visits or from a published table.
 """
 
+import difflib
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from mobatlas.data.prepare.tables import TRUE_WORDS
 from mobatlas.data.schema import ATTRIBUTE_NAMES, looks_like_region, region_column
 from mobatlas.data.trajectories import Trajectories
 from mobatlas.data.vocabulary import Vocabulary
-from mobatlas.errors import MobatlasError, refuse_faults, suggestion
+from mobatlas.errors import MobatlasError, refuse_faults
 from mobatlas.features.maps import FeatureMap, build_feature
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
 from mobatlas.regions.composition import (
@@ -47,6 +48,7 @@ from mobatlas.regions.types import Aggregates, bins_by_map, mean_over_regions
 VISITS = ("visits", "visit_count", "visit_counts", "raw_visit_counts", "trips", "count")
 GROUPED = ("group", "male", "female", *ATTRIBUTE_NAMES)
 USUAL = ("feature", "value", "per", "suppressed", "noise_sd", *DEVICES, *VISITS, *IDS, *DESCRIPTION)
+SIMILAR = 0.85  # features whose names may be misspelt
 MOST_TOTAL = 1e15  # visits in a table
 SMALLEST_VALUE = 1e-9  # above zero
 MOST_PEOPLE = 1e10
@@ -104,9 +106,7 @@ def aggregate(
 
 def _round_up(value: float) -> float:
     """The next number with two significant digits."""
-    if value <= 0:
-        return value
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    unit = 10.0 ** (math.floor(math.log10(value or 1)) - 1)
     return math.ceil(value / unit) * unit
 
 
@@ -189,6 +189,8 @@ def read_aggregates(
     table = _read_rows(path, context, notes)
     measure = "visits" if "visits" in table.columns and "value" not in table.columns else "value"
     require_columns(str(path), table.columns, ("feature", measure))
+    if table.empty:
+        raise MobatlasError(f"{path}: no column has visits to a place or category; add one")
     table = _known_rows(path, table, measure, context.known_bins, notes)
     region = key_column(path, table, "region")
     feature = key_column(path, table, "feature")
@@ -204,7 +206,6 @@ def read_aggregates(
     _refuse_empty(path, region[1], values)
     notes += _suppression_notes(path.name, values, len(rows))
     refuse_absurd(path, measure, rows, (-MOST_TOTAL, MOST_TOTAL), SMALLEST_VALUE)
-    noise = None
     if n is None or _holds_shares(path, table, rows, scale, notes):
         if n is None:
             notes.append(
@@ -212,19 +213,20 @@ def read_aggregates(
                 "Groups that go out more have more weight, and all regions have equal weight"
             )
         values = _shares(values, feature[1])
-        size = np.ones(len(region[1]))
-        aggregates = Aggregates(region[1], feature[1], values, size, pooled=True)
+        n = np.ones(len(region[1]))
+        aggregates = Aggregates(region[1], feature[1], values, n, pooled=True)
     else:
         factor = np.ones(len(rows)) if scale is None else scale  # (table rows,)
         factor = factor / n[region[0]] if measure == "visits" else factor
-        daily = rows * factor / context.window_days
-        refuse_absurd(path, f"{measure} per person and day", daily, (-MOST_DAILY, MOST_DAILY))
+        most = MOST_DAILY * context.window_days
+        refuse_absurd(path, f"{measure} per person", rows * factor, (-most, most))
         values = pivot(path, region, feature, rows * factor, absent)
+        aggregates = Aggregates(region[1], feature[1], values, n)
         if noisy:
             sd = np.nan_to_num(number_column(path, table, "noise_sd", missing=True))
             refuse_absurd(path, "noise_sd", sd, (0, MOST_TOTAL))
             noise = pivot(path, region, feature, sd * factor) ** 2
-        aggregates = Aggregates(region[1], feature[1], values, n, noise=noise)
+            aggregates = replace(aggregates, noise=noise)
     return aggregates.select(np.flatnonzero(~np.isnan(values).all(1))), scale is not None
 
 
@@ -272,9 +274,11 @@ def _with_features(
     codes, names = key_column(path, table, column)
     known = {name.casefold(): name for name in context.known_bins}
     kind = "category" if column == "category" else "poi"
-    features = [known.get(name.casefold()) or _feature_named(name, kind, known) for name in names]
-    if known and not set(known.values()) & set(features) and kind == "category":
-        require_columns(str(path), table.columns, ("feature",))
+    spelled = [[f"{each}{name}".casefold() for each in ("", "category:", "poi:")] for name in names]
+    features = [
+        next(filter(None, map(known.get, each)), f"{kind}:{name}")
+        for name, each in zip(names, spelled, strict=True)
+    ]
     if kind == "poi" and context.vocabulary is not None:
         first = table.iloc[np.unique(codes, return_index=True)[1]].reset_index(drop=True)
         token = match_places(path, first, context.vocabulary, notes)
@@ -282,12 +286,6 @@ def _with_features(
         ids = context.vocabulary.poi_ids
         features = [f"poi:{ids[number]}" if number >= 0 else name for number, name in pairs]
     return table.assign(feature=np.array(features, dtype=object)[codes])
-
-
-def _feature_named(name: str, kind: str, known: Mapping[str, str]) -> str:
-    """The category or place of this name, else an unknown one of this kind."""
-    both = (known.get(f"{each}:{name}".casefold()) for each in ("category", "poi"))
-    return next(filter(None, both), f"{kind}:{name}")
 
 
 def _known_rows(
@@ -299,9 +297,12 @@ def _known_rows(
     others = [name for name in unknown if not name.startswith("poi:")]
     if others or len(unknown) == len(features):
         name = (others or unknown)[0]
+        same_map = [each for each in known if each.partition(":")[0] == name.partition(":")[0]]
+        similar = difflib.get_close_matches(name, same_map if others else (), 1, SIMILAR)
+        hint = f"; did you mean '{similar[0]}'?" if similar else ""
         raise MobatlasError(
-            f"{path}: feature '{name}' does not exist in the dataset"
-            f"{suggestion(name, known) if others else ''} (one of {len(unknown):,} such features)"
+            f"{path}: feature '{name}' does not exist in the dataset{hint} (one of "
+            f"{len(unknown):,} such features)"
         )
     keep = ~np.isin(np.array(features, dtype=object), unknown)[codes]
     if unknown:
@@ -318,8 +319,9 @@ def _holds_shares(
     path: Path, table: pd.DataFrame, rows: Floats, scale: Floats | None, notes: list[str]
 ) -> bool:
     """Whether values are shares: declared so, or fractions or percentages that sum to a whole."""
-    if "visits" in table.columns or (scale is not None and np.isnan(scale).any()):
-        return "visits" not in table.columns
+    declared = scale is not None and bool(np.isnan(scale).any())
+    if declared or "visits" in table.columns:
+        return declared
     totals = pd.Series(rows).groupby([table["region"], table["feature"].str.partition(":")[0]])
     whole = next((one for one in (1, 100) if np.allclose(totals.sum(), one, rtol=ROUNDED)), None)
     if whole is None or totals.ngroups < 2 or (totals.size() < 2).any():
@@ -419,7 +421,7 @@ def refuse_interchanged(path: Path, option: str) -> None:
     columns = {name.lower() for name in names}
     by_group = not columns.isdisjoint(GROUPED) or any(map(ACS_COLUMN.fullmatch, names))
     by_feature = not columns.isdisjoint(("feature", "visits", *IDS, *HOMES.values()))
-    by_region = any(map(looks_like_region, names))
+    by_region = any(map(looks_like_region, names)) or not columns.isdisjoint(HOMES.values())
     likely = "--composition" if by_group and by_region else option
     if by_feature and by_group != by_region:
         likely = "--group-table" if by_group else "--aggregates"

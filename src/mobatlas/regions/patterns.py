@@ -25,13 +25,12 @@ from mobatlas.data.prepare.tables import (
 )
 from mobatlas.data.schema import region_column
 from mobatlas.data.vocabulary import FIRST_POI, Vocabulary
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, refuse_faults
 from mobatlas.io.tables import number_column, read_table, require_columns
 from mobatlas.regions.places import DESCRIPTION, match_places
 
 HOMES = {11: "visitor_home_aggregation", 12: "visitor_home_cbgs"}  # by digits of their regions
 KEY = "placekey"
-BLOCK_GROUP = "census_block_group"
 DATES = ("date_range_start", "date_range_end")  # the end is the day after the last
 COUNTS = ("raw_visit_counts", "raw_visitor_counts")
 DEVICES = ("number_devices_residing", "n", "devices", "people")
@@ -78,7 +77,8 @@ def with_people(
     devices = next((name for name in DEVICES if name in columns), DEVICES[0])
     require_columns(str(panel), columns, (devices,))
     # In a panel summary of Advan, `region` is the state.
-    region = BLOCK_GROUP if BLOCK_GROUP in columns else region_column(panel, columns)
+    block = "census_block_group"
+    region = block if block in columns else region_column(panel, columns)
     ids = homes[region].astype(str).str.strip()
     ids = ids.str.zfill(0 if digits is None else int(ids.str.len().max()))  # of numbers
     mean = pd.Series(number_column(panel, homes, devices)).groupby(ids.to_numpy()).mean()
@@ -197,8 +197,12 @@ def _load(
     query = "SELECT sum(last - first), max(last) - min(first) FROM "
     query += "(SELECT DISTINCT first, last FROM places)"
     [(days, span)] = engine.execute(query).fetchall()
-    if days > span:
-        raise MobatlasError(f"{path}: its periods overlap; give either weeks or months")
+    refuse_faults(
+        {
+            f"{path}: no row has visits": not days,
+            f"{path}: its periods overlap; give either weeks or months": (days or 0) > (span or 0),
+        }
+    )
     return int(days)
 
 

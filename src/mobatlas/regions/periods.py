@@ -32,7 +32,8 @@ def period_days(where: str, text: str, window_days: float) -> float:
         return known[word]
     number = re.fullmatch(r"(\d{1,4}(?:\.\d+)?) days?", word)
     ends = pd.to_datetime(pd.Series(word.split(" to ")), format="%Y-%m-%d", errors="coerce")
-    days = float(number[1]) if number else (ends.iloc[-1] - ends.iloc[0]).days + len(ends) - 1
+    between = (ends.iloc[-1] - ends.iloc[0]).days + 1 if len(ends) == 2 else 0
+    days = float(number[1]) if number else between
     if not 0 < days <= MOST_DAYS:
         raise MobatlasError(
             f"{where}: '{text}' is not a period; write {', '.join(known)}, 10 days, or "

@@ -1,6 +1,7 @@
 """Regions as polygons, GeoJSON or GeoPackage: the region of each person is the one around home."""
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +15,9 @@ from mobatlas.regions.places import refuse_misplaced
 
 # WGS 84 and systems within two metres of it
 DEGREES = ("CRS84", ":4326", ":4269", ":4258")
+POLYGONS = {3, 6}  # numbers of the types polygon and multipolygon
 ENVELOPE = (0, 32, 48, 48, 64)  # bytes between header and geometry of a GeoPackage, by its flags
+UNREADABLE = (ValueError, OSError, TypeError, LookupError, AttributeError, RecursionError)
 Layer = tuple[list[tuple[dict[str, Any], Any]], str]  # and its coordinate system
 
 
@@ -27,12 +30,13 @@ def regions_of_homes(path: Path, column: str, homes: Floats, notes: list[str]) -
     try:
         read = _geopackage if path.suffix == ".gpkg" else _geojson
         rows, system = read(path, shapely)
-    except (ValueError, OSError, TypeError, LookupError, sqlite3.Error, shapely.GEOSException) as e:
+    except (*UNREADABLE, sqlite3.Error, shapely.GEOSException) as e:
         raise MobatlasError(
             f"{path}: these are not polygons in GeoJSON or GeoPackage ({first_line(e)})"
         ) from None
     columns = list(dict.fromkeys(name for properties, _ in rows for name in properties))
     ids = [properties.get(column) for properties, _ in rows]
+    shapes = np.array([shape for _, shape in rows])
     refuse_faults(
         {
             f"{path}: coordinates are in {system}, not in degrees; convert the file, for example "
@@ -41,9 +45,12 @@ def regions_of_homes(path: Path, column: str, homes: Floats, notes: list[str]) -
             f"{suggestion(column, columns)} (known: {', '.join(columns) or 'none'})": column
             not in columns,
             f"{path}: a polygon has no '{column}'; fill it": None in ids,
+            f"{path}: a shape is not a polygon; remove it": not set(
+                shapely.get_type_id(shapes).tolist()
+            )
+            <= POLYGONS,
         }
     )
-    shapes = np.array([shape for _, shape in rows])
     box = np.array(shapely.total_bounds(shapes))[[1, 0, 3, 2]].reshape(2, 2)  # south-west, ...
     known = np.flatnonzero(np.isfinite(homes).all(1))
     refuse_misplaced(f"homes against {path}", homes[known], box)
@@ -53,9 +60,7 @@ def regions_of_homes(path: Path, column: str, homes: Floats, notes: list[str]) -
         raise MobatlasError(f"{path}: none of {len(known):,} homes is inside a polygon")
     regions: list[str | None] = [None] * len(homes)
     for row, number in zip(known[person].tolist(), polygon.tolist(), strict=True):
-        name = ids[number]
-        whole = isinstance(name, float) and name.is_integer()
-        regions[row] = regions[row] or str(int(name) if whole else name)
+        regions[row] = regions[row] or re.sub(r"\.0$", "", str(ids[number]))
     outside = len(known) - len(np.unique(person))
     notes.append(
         f"{path.name}: {len(known) - outside:,} of {len(homes):,} people live in one of "
@@ -68,7 +73,7 @@ def regions_of_homes(path: Path, column: str, homes: Floats, notes: list[str]) -
 def _geojson(path: Path, shapely: Any) -> Layer:
     """Properties and shape of each feature."""
     content = json.loads(path.read_text(encoding="utf-8-sig"))
-    system = str(content.get("crs", {}).get("properties", {}).get("name", "CRS84"))
+    system = str(((content.get("crs") or {}).get("properties") or {}).get("name", "CRS84"))
     features = content["features"]
     shapes = shapely.from_geojson([json.dumps(each["geometry"]) for each in features])
     properties = [each["properties"] or {} for each in features]
