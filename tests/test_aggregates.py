@@ -15,12 +15,20 @@ from mobatlas.data.types import HOME
 from mobatlas.features.maps import build_feature
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import (
+    TableContext,
     aggregate,
     aggregates_from_dataset,
     person_means,
-    read_aggregates,
 )
+from mobatlas.regions.aggregates import read_aggregates as read_published
 from mobatlas.regions.composition import composition_from_labels
+from mobatlas.regions.types import Aggregates
+
+
+def read_aggregates(
+    path: Path, known_bins: tuple[str, ...] = (), notes: list[str] | None = None
+) -> Aggregates:
+    return read_published(path, TableContext(known_bins), notes)[0]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mobatlas import MobatlasError
 from mobatlas.cli.commands import app
-from mobatlas.regions.aggregates import aggregate, read_aggregates
+from mobatlas.regions.aggregates import TableContext, aggregate, read_aggregates
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.disclosure import Disclosure, apply_disclosure, clip_visits
 from mobatlas.regions.recovery.recover import recover
@@ -143,7 +143,7 @@ def test_the_command_writes_nothing_exact_and_its_table_can_be_published(tmp_pat
         assert not np.isclose(twins[0].values, twins[1].values).any()
     table = tmp_path / "regions" / "aggregates.parquet"
     assert "noise_sd" in pq.read_schema(table).names
-    published = read_aggregates(table)
+    published = read_aggregates(table, TableContext())[0]
     assert published.noise == pytest.approx(regions.aggregates.noise)
     assert np.isfinite(
         recover(replace(regions, aggregates=replace(published, spread=None))).means

@@ -273,7 +273,10 @@ GOOD: dict[str, Any] = {
         ({"n": None}, "column 'n' or 'standard_error' is missing"),
         ({"n": None, "standard_error": [0.1, 0.0]}, "'standard_error' is not above 0 in row 2"),
         ({"n": [40, 0]}, "group '>50' has no people"),
-        ({"per": ["day", "daily"]}, "column 'per' has 'daily'; write day, week, month or window"),
+        (
+            {"per": ["day", "daily"]},
+            "column 'per': 'daily' is not a period; write day, week, month",
+        ),
         ({"place": ["here", "there"]}, "column 'place' has 'there'; write elsewhere or here"),
         ({"age": None}, "column 'group' is missing"),
         ({"age": None, "group": ["<30, X", ">50, M"]}, "group '<30, X' does not exist"),
@@ -304,7 +307,7 @@ def test_a_suggestion_is_given_only_when_one_name_is_clearly_meant(
         assert "did you mean" not in refused("regions", city / "dataset", *arguments), feature
 
 
-def test_a_table_of_groups_that_the_regions_do_not_have_is_refused(
+def test_groups_that_the_regions_do_not_have_are_refused_before_their_table(
     city: Path, tmp_path: Path, means: dict[str, float]
 ) -> None:
     census = pd.read_csv(city / "census.csv")
@@ -315,4 +318,4 @@ def test_a_table_of_groups_that_the_regions_do_not_have_is_refused(
     table = write(tmp_path / "t.csv", columns)
     options = ["--group-table", table, "--out", tmp_path / "out"]
     message = refused("regions", city / "dataset", *arguments, *options)
-    assert "t.csv: no row describes people of these regions; check its levels" in message
+    assert "census.csv: no region has people of group '>50, M' or '>50, F'; merge it" in message

@@ -47,17 +47,17 @@ def santiago(tmp_path_factory: pytest.TempPathFactory, data_folder: Path) -> Pat
 
 
 def files(tmp_path: Path, regions: list[str], rest: str = "category:home") -> dict[str, Any]:
-    """Two published tables: region i has i + 1 women per man and i + 1 visits per person."""
+    """Two published tables: region i has i + 1 women per man and i + 3 visits per person."""
     composition = tmp_path / "p.csv"
     aggregates = tmp_path / "v.csv"
     pd.DataFrame(
         {
-            "region": np.repeat(regions, 2),
-            "group": ["<30, M", "<30, F"] * len(regions),
-            "count": [count for number in range(len(regions)) for count in (1, number + 1)],
+            "region": np.repeat(regions, len(DEFAULT_GROUPS)),
+            "group": DEFAULT_GROUPS.names * len(regions),
+            "count": [count for number in range(len(regions)) for count in (1, number + 1) * 4],
         }
     ).to_csv(composition, index=False)
-    values = [number + 1 for number in range(len(regions))]
+    values = [number + 3 for number in range(len(regions))]
     pd.DataFrame({"region": regions[::-1], "feature": rest, "value": values[::-1], "n": 50}).to_csv(
         aggregates, index=False
     )
@@ -365,7 +365,7 @@ def test_a_census_gives_the_composition_and_everybody_the_aggregates(
     assert regions.details["separation"] == "census file"
     assert regions.details["dropped_regions"] == 1
     assert "1 region of home_district is left out, because p.csv has no such region" in caplog.text
-    assert regions.composition.n.tolist() == [2, 3, 4, 5, 6]
+    assert regions.composition.n.tolist() == [8, 12, 16, 20, 24]
     train = [districts[row] for row in dataset.split_people("train").tolist()]
     assert regions.aggregates.n.tolist() == [
         train.count(name) for name in regions.aggregates.regions
@@ -379,8 +379,9 @@ def test_two_published_tables_meet_by_region(path: Path, tmp_path: Path) -> None
     pd.concat([extra, nowhere]).to_csv(tables["composition"], index=False)
     regions = build_regions(path, tmp_path / "regions", RegionsOptions(**tables))
     assert regions.composition.regions == ("c", "b", "a")
-    assert regions.composition.shares[:, 1].tolist() == pytest.approx([3 / 4, 2 / 3, 1 / 2])
-    assert regions.aggregates.values.ravel().tolist() == [3, 2, 1]
+    women = regions.composition.shares[:, 1::2].sum(1)
+    assert women.tolist() == pytest.approx([3 / 4, 2 / 3, 1 / 2])
+    assert regions.aggregates.values.ravel().tolist() == [5, 4, 3]
     assert regions.aggregates.n.tolist() == [50, 50, 50]
     assert regions.aggregates.spread is None
     assert regions.details["only_in_composition"] == 1
@@ -390,8 +391,8 @@ def test_two_published_tables_meet_by_region(path: Path, tmp_path: Path) -> None
     shuffled = build_regions(
         path, tmp_path / "shuffled", RegionsOptions(**tables, shuffle_regions=True), seed=1
     )
-    assert sorted(shuffled.composition.n.tolist()) == [2, 3, 4]
-    assert shuffled.aggregates.values.ravel().tolist() == [3, 2, 1]
+    assert sorted(shuffled.composition.n.tolist()) == [8, 12, 16]
+    assert shuffled.aggregates.values.ravel().tolist() == [5, 4, 3]
     assert shuffled.composition.n.tolist() != regions.composition.n.tolist()
 
 
@@ -424,7 +425,7 @@ def test_tables_of_the_same_regions_leave_no_region_out(
 
 
 @pytest.mark.parametrize("times", [1.0, 1.4, 4.0, 0.25])
-def test_other_windows_in_the_aggregates_are_asked_about_at_once(
+def test_other_windows_in_the_aggregates_are_refused_at_once(
     path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, times: float
 ) -> None:
     dataset = TrajectoryDataset.open(path)
@@ -441,17 +442,21 @@ def test_other_windows_in_the_aggregates_are_asked_about_at_once(
     pd.DataFrame(rows, columns=["region", "feature", "value", "n"]).to_csv(
         tables["aggregates"], index=False
     )
-    build_regions(path, tmp_path / "regions", RegionsOptions(**tables))
     total = everybody.sum()
-    question = (
-        f"people make {times * total:.3g} visits per window in the aggregates, "
-        f"but {total:.3g} in the dataset"
+    sentence = (
+        f"v.csv: people make {times * total:.3g} visits in the table, "
+        f"but {total:.3g} per 3-day window in the dataset; add a column 'per'"
     )
-    assert (question in caplog.text) == (times in (4.0, 0.25))
+    if times in (4.0, 0.25):
+        with pytest.raises(MobatlasError, match=sentence):
+            build_regions(path, tmp_path / "regions", RegionsOptions(**tables))
+    else:
+        build_regions(path, tmp_path / "regions", RegionsOptions(**tables))
+        assert "people make" not in caplog.text
     pd.read_csv(tables["aggregates"]).drop(columns="n").to_csv(tables["aggregates"], index=False)
     caplog.clear()
     build_regions(path, tmp_path / "shares", RegionsOptions(**tables))
-    assert "visits a window" not in caplog.text
+    assert "people make" not in caplog.text
 
 
 def test_census_ids_meet_plain_ones(path: Path, tmp_path: Path) -> None:
@@ -462,7 +467,7 @@ def test_census_ids_meet_plain_ones(path: Path, tmp_path: Path) -> None:
         path, tmp_path / "regions", RegionsOptions(composition=composition, aggregates=aggregates)
     )
     assert regions.composition.regions == ("01001020200", "01001020100")
-    assert regions.composition.n.tolist() == [3, 2]
+    assert regions.composition.n.tolist() == [12, 8]
 
 
 def test_a_table_without_devices_is_marked_as_pooled(path: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from mobatlas import TrajectoryDataset, build_regions, prepare
+from mobatlas import MobatlasError, TrajectoryDataset, build_regions, prepare
 from mobatlas.regions.build import RegionsOptions
 from tests.tiny import small_city
 
@@ -20,28 +20,23 @@ def city(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_group_that_a_census_counts_nowhere_is_named(
-    city: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_groups_that_a_census_counts_nowhere_are_refused_by_name(
+    city: Path, tmp_path: Path
 ) -> None:
     dataset = TrajectoryDataset.open(city / "dataset")
     assert dataset.groups is not None
-    districts = sorted(set(dataset.people["home_district"].to_pylist()))
-    for missing in ((), ("<30, F", ">50, M")):
-        names = [name for name in dataset.groups.names if name not in missing]
-        cells = [
-            {"region": region, "group": name, "count": 5} for region in districts for name in names
-        ]
-        pd.DataFrame(cells).to_csv(tmp_path / "census.csv", index=False)
-        out = tmp_path / f"regions-{len(missing)}"
-        build_regions(
-            dataset.path,
-            out,
-            RegionsOptions(by="home_district", composition=tmp_path / "census.csv"),
-        )
-        assert ("census.csv has no people of <30, F; >50, M: is a part" in caplog.text) == bool(
-            missing
-        )
-        assert bool(missing) == ("has no people of" in caplog.text)
+    missing = ("<30, F", ">50, M")
+    cells = [
+        {"region": region, "group": name, "count": 0 if name in missing else 5}
+        for region in sorted(set(dataset.people["home_district"].to_pylist()))
+        for name in dataset.groups.names
+    ]
+    pd.DataFrame(cells).to_csv(tmp_path / "census.csv", index=False)
+    options = RegionsOptions(by="home_district", composition=tmp_path / "census.csv")
+    sentence = "census.csv: no region has people of group '<30, F' or '>50, M'; merge it"
+    with pytest.raises(MobatlasError, match=sentence):
+        build_regions(dataset.path, tmp_path / "regions", options)
+    assert not (tmp_path / "regions").exists()
 
 
 def test_categories_of_places_without_any_are_warned_of(

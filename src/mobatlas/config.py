@@ -183,6 +183,11 @@ class RegionsConfig(Section):
     partition: str | None = None
     # Evidence beside the regions: published means by group, and people with known attributes.
     group_tables: tuple[Path, ...] | None = None
+    # The period of the values of a published table, by its file name: day, week, month, window,
+    # share, "10 days" or "2024-03-01 to 2024-03-31".
+    per: dict[str, str] = {}
+    home_panel: Path | None = None  # devices by home region, for aggregates without people
+    polygons: Path | None = None  # regions as GeoJSON or GeoPackage; `by` is their property
     labelled: Path | None = None
     labelled_sample: int | None = Field(None, ge=1)
     features: tuple[str, ...] | None = None

@@ -5,7 +5,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 log = logging.getLogger("mobatlas")
 # Errors of Python, DuckDB and torch on a GPU; then messages of torch on a CPU, Arrow, and the
@@ -51,6 +51,13 @@ class MobatlasError(Exception):
     ...     print(error)
     groups need at least one attribute
     """
+
+
+def refuse_faults(faults: Mapping[str, object]) -> None:
+    """Raise the first sentence whose condition holds."""
+    for sentence, applies in faults.items():
+        if applies:
+            raise MobatlasError(sentence)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

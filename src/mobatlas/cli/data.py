@@ -19,6 +19,7 @@ from mobatlas.cli.options import (
     Features,
     Figure,
     GroupTables,
+    HomePanel,
     JointPrior,
     Json,
     LabelledPath,
@@ -30,6 +31,8 @@ from mobatlas.cli.options import (
     Out,
     Overwrite,
     Partition,
+    Per,
+    Polygons,
     Preset,
     Quiet,
     Rename,
@@ -39,6 +42,7 @@ from mobatlas.cli.options import (
     SplitAges,
     Top,
     WithoutRest,
+    parse_periods,
     show,
 )
 from mobatlas.config import (
@@ -175,6 +179,9 @@ def regions(
     labelled: LabelledPath = None,
     labelled_sample: LabelledSample = None,
     rename: Rename = None,
+    per: Per = None,
+    home_panel: HomePanel = None,
+    polygons: Polygons = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     overwrite: Overwrite = False,
     json: Json = False,
@@ -184,30 +191,28 @@ def regions(
     from mobatlas.regions.store import RegionsFolder
     from mobatlas.report.console import regions_table
 
-    built = mobatlas.build_regions(
-        dataset,
-        out,
-        mobatlas.RegionsOptions(
-            partition=partition,
-            by=by,
-            composition=composition or None,
-            joint_prior=joint_prior,
-            aggregates=aggregates,
-            features=feature,
-            mask=mask or (),
-            shuffle_regions=shuffle_regions,
-            same_people=same_people,
-            straddle="uniform" if split_ages else "refuse",
-            rest=not without_rest,
-            disclosure=Disclosure(suppress, rounding, epsilon, max_visits),
-            group_tables=group_table or (),
-            labelled=labelled,
-            labelled_sample=labelled_sample,
-            rename=parse_renames(rename or ()),
-        ),
-        seed=seed,
-        overwrite=overwrite,
+    options = mobatlas.RegionsOptions(
+        partition=partition,
+        by=by,
+        composition=composition or None,
+        joint_prior=joint_prior,
+        aggregates=aggregates,
+        features=feature,
+        mask=mask or (),
+        shuffle_regions=shuffle_regions,
+        same_people=same_people,
+        straddle="uniform" if split_ages else "refuse",
+        rest=not without_rest,
+        disclosure=Disclosure(suppress, rounding, epsilon, max_visits),
+        group_tables=group_table or (),
+        labelled=labelled,
+        labelled_sample=labelled_sample,
+        per=parse_periods(per, aggregates),
+        rename=parse_renames(rename or ()),
+        home_panel=home_panel,
+        polygons=polygons,
     )
+    built = mobatlas.build_regions(dataset, out, options, seed=seed, overwrite=overwrite)
     result = RegionsFolder.open(out).diagnosis
     show(built.details | {"diagnosis": result.as_dict()}, json, regions_table(built, result, out))
 

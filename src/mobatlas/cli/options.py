@@ -97,7 +97,34 @@ JointPrior = Annotated[
 ]
 AggregatesTable = Annotated[
     Path | None,
-    typer.Option("--aggregates", help="A table of mean visits: region, feature, value, n."),
+    typer.Option(
+        "--aggregates",
+        help="A table of visits by region: region, feature (or place, or category), value or "
+        "visits, n; or a file or folder of Advan or SafeGraph Patterns.",
+    ),
+]
+Per = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="[FILE=]PERIOD",
+        help="The period of the values of --aggregates, or of the table FILE: day, week, month, "
+        'window, "10 days", "2024-03-01 to 2024-03-31", or share; may be repeated.',
+    ),
+]
+HomePanel = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="For --aggregates without people: devices by home region, such as Advan's home panel "
+        "summary.",
+    ),
+]
+Polygons = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Regions as GeoJSON or GeoPackage; --by is the property that names a polygon.",
+    ),
 ]
 By = Annotated[str | None, typer.Option(help="The column of people that names their region.")]
 Features = Annotated[
@@ -280,6 +307,12 @@ Posterior = Annotated[
     ),
 ]
 Draws = Annotated[int, typer.Option(help="With --posterior: number of draws.")]
+
+
+def parse_periods(periods: list[str] | None, aggregates: Path | None) -> dict[str, str]:
+    """The period of each table of `--per`, by file name."""
+    name = aggregates.name if aggregates is not None else "aggregates"
+    return {text.rpartition("=")[0] or name: text.rpartition("=")[2] for text in periods or ()}
 
 
 def show(values: dict[str, Any], as_json: bool, table: Any) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.samples import Samples, read_samples
 from mobatlas.data.types import Floats
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, refuse_faults
 from mobatlas.evaluation.comparison import (
     EVERYBODY,
     FLOOR,
@@ -274,18 +274,15 @@ class _Scorer:
 
 
 def _check_split(dataset: TrajectoryDataset, split: str, resamples: int) -> None:
-    if resamples < 2:
-        raise MobatlasError(f"resamples={resamples}: pass at least 2, such as {RESAMPLES}")
-    if split == TRAIN:
-        raise MobatlasError(
+    refuse_faults(
+        {
+            f"resamples={resamples}: pass at least 2, such as {RESAMPLES}": resamples < 2,
             "--split train: models are trained on these people and the floor is computed from "
-            "them; choose val or test"
-        )
-    if not len(dataset.split(split)):
-        raise MobatlasError(
-            f"--split {split}: {dataset.path} has no people in this split; "
-            "choose another, or prepare more people"
-        )
+            "them; choose val or test": split == TRAIN,
+            f"--split {split}: {dataset.path} has no people in this split; choose another, or "
+            "prepare more people": not len(dataset.split(split)),
+        }
+    )
 
 
 def _gaps_closed(comparison: Comparison, target: str) -> dict[str, GapClosed]:

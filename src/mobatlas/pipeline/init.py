@@ -11,13 +11,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mobatlas.config import DEFAULT_GENERATOR
 from mobatlas.data.types import ANCHORS, ATTRIBUTE_NAMES, looks_like_region
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, refuse_faults, suggestion
 from mobatlas.io.manifest import write_atomic
 from mobatlas.io.output import lock_output
 from mobatlas.io.tables import find_table
+from mobatlas.regions.periods import infer_window
 
 REQUIRED = ("user_id", "poi_id", "arrival")
-DAYS_OF_A_MONTH = 28
 TEMPLATE = "configuration.yaml.j2"
 VISITS_QUERY = """
     WITH visits AS (
@@ -80,24 +80,26 @@ class _Visits:
     has_departure: bool
 
     @property
-    def window(self) -> int:
-        """Days of a trajectory: one for a diary, three for a few weeks, else two weeks."""
-        if self.days_per_person < 3:
-            return 1
-        return 3 if self.days_per_person <= DAYS_OF_A_MONTH else 14
+    def window(self) -> tuple[int, str]:
+        """Days of a trajectory, and the reason in words."""
+        return infer_window(self.days, self.days_per_person)
 
 
 def write_configuration(out: Path, files: InputFiles, *, overwrite: bool = False) -> list[str]:
     """Write the YAML file and return the lines to print about it."""
-    if out.is_dir():
-        raise MobatlasError(f"--out {out}: this is a folder; give the name of a YAML file")
-    if out.exists() and not overwrite:
-        raise MobatlasError(
-            f"{out}: this file exists already; choose another name, or pass --overwrite"
-        )
-    for option, path in files.all_paths():
-        if not path.exists():
-            raise MobatlasError(f"{option} {path}: this path does not exist; check it")
+    absent = {
+        f"{option} {path}: this path does not exist; check it": not path.exists()
+        for option, path in files.all_paths()
+    }
+    refuse_faults(
+        {
+            f"--out {out}: this is a folder; give the name of a YAML file": out.is_dir(),
+            f"{out}: this file exists already; choose another name, or pass --overwrite": (
+                out.exists() and not overwrite
+            ),
+            **absent,
+        }
+    )
     people = _people_table(files.visits)
     columns = () if people is None else _column_names(people)
     region_columns = tuple(filter(looks_like_region, columns))
@@ -137,7 +139,7 @@ def _render(
         files=files,
         generator=DEFAULT_GENERATOR,
         visits=visits,
-        window=visits.window if visits is not None else None,
+        window=visits.window if visits is not None else (None, None),
         region_columns=(*region_columns, files.by) if listed else (),
     )
     return page.rstrip() + "\n"
@@ -150,45 +152,27 @@ def _check_regions(
     by = files.by
     example = f", such as {' or '.join(region_columns)}" if region_columns else ""
     attributes = [name for name in columns if name.lower() in ATTRIBUTE_NAMES]
-    faults = (
-        (
-            by is None and not files.composition and files.aggregates is not None,
-            "--composition is missing; aggregates need the composition of the same regions",
-        ),
-        (
-            by is None and bool(files.composition) and files.aggregates is None,
+    refuse_faults(
+        {
+            "--composition is missing; aggregates need the composition of the same regions": (
+                by is None and not files.composition and files.aggregates is not None
+            ),
             "--aggregates is missing; give the aggregates of the same regions. To count them from "
-            f"your visits instead, pass --by with the region column of people{example}",
-        ),
-        (
-            by is not None and files.aggregates is not None,
+            f"your visits instead, pass --by with the region column of people{example}": (
+                by is None and bool(files.composition) and files.aggregates is None
+            ),
             f"--by {by} counts aggregates from your visits, but --aggregates gives them too; "
-            "remove one of the two",
-        ),
-        (
-            by is not None and people is None,
+            "remove one of the two": (by is not None and files.aggregates is not None),
             f"--by {by} needs a table of people; give --visits, a folder with the tables "
-            "visits and people",
-        ),
-        (
-            by is not None and by not in columns,
+            "visits and people": (by is not None and people is None),
             f"{people}: the table has no column '{by}'{suggestion(by or '', columns)} "
-            f"(columns: {', '.join(columns)})",
-        ),
-        (
-            by == "user_id" or by in ANCHORS or by in attributes,
+            f"(columns: {', '.join(columns)})": (by is not None and by not in columns),
             f"--by {by}: this is not a column of regions; give the column with each person's region"
-            f"{example}",
-        ),
-        (
-            by is not None and not files.composition and not attributes,
+            f"{example}": (by == "user_id" or by in ANCHORS or by in attributes),
             f"--composition is missing; give it, because {people} has no attributes (age, gender) "
-            "to count it from",
-        ),
+            "to count it from": (by is not None and not files.composition and not attributes),
+        }
     )
-    for applies, sentence in faults:
-        if applies:
-            raise MobatlasError(sentence)
 
 
 def _people_table(visits: Path | None) -> Path | None:

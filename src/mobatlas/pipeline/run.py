@@ -59,7 +59,15 @@ from mobatlas.supervision.store import is_calibrated, load_sampler
 from mobatlas.training.loop import Execution
 
 STEPS_FILE = "steps.json"
-FILES_OF_REGIONS = ("composition", "joint_prior", "aggregates", "group_tables", "labelled")
+FILES_OF_REGIONS = (
+    "composition",
+    "joint_prior",
+    "aggregates",
+    "group_tables",
+    "labelled",
+    "home_panel",
+    "polygons",
+)
 
 
 @dataclass(frozen=True)
@@ -359,6 +367,9 @@ class _Steps:
             group_tables=tables.get("group_tables", ()),
             labelled=_only(tables, "labelled"),
             labelled_sample=source.labelled_sample,
+            per=source.per,
+            home_panel=_only(tables, "home_panel"),
+            polygons=_only(tables, "polygons"),
         )
 
         def compute(_: bool) -> None:

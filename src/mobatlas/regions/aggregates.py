@@ -3,8 +3,10 @@
 They come from visits or from a published table.
 """
 
+import difflib
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,42 @@ from scipy import sparse
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.prepare.tables import TRUE_WORDS
-from mobatlas.data.types import Flags, Floats, Ints, region_column
-from mobatlas.errors import MobatlasError, suggestion
-from mobatlas.features.maps import FeatureMap
-from mobatlas.io.tables import key_column, number_column, read_table, require_columns
-from mobatlas.regions.census import Keys, pivot
-from mobatlas.regions.composition import (
-    refuse_empty_regions,
-    refuse_negative,
-    region_codes,
+from mobatlas.data.types import (
+    ATTRIBUTE_NAMES,
+    Flags,
+    Floats,
+    Ints,
+    Vocabulary,
+    looks_like_region,
+    region_column,
 )
+from mobatlas.errors import MobatlasError, refuse_faults
+from mobatlas.features.maps import FeatureMap, build_feature
+from mobatlas.io.tables import key_column, number_column, read_table, require_columns
+from mobatlas.regions.census import ACS_COLUMN, Keys, pivot
+from mobatlas.regions.composition import refuse_empty_regions, refuse_negative, region_codes
 from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure, apply_disclosure, clip_visits
+from mobatlas.regions.patterns import (
+    DEVICES,
+    HOMES,
+    census_digits,
+    column_names,
+    read_patterns,
+    with_people,
+)
+from mobatlas.regions.periods import check_level, windows_per_period
+from mobatlas.regions.places import DESCRIPTION, IDS, NAMES, match_places
 from mobatlas.regions.types import Aggregates, bins_by_map, mean_over_regions
 
-SAME_LEVEL = 1.5  # windows of one length may differ by this factor in visits per person
+VISITS = ("visits", "visit_count", "visit_counts", "raw_visit_counts", "trips", "count")
+GROUPED = ("group", "male", "female", *ATTRIBUTE_NAMES)
+USUAL = ("feature", "value", "per", "suppressed", "noise_sd", *DEVICES, *VISITS, *IDS, *DESCRIPTION)
+SIMILAR = 0.85  # features whose names may be misspelt
+MOST_TOTAL = 1e15  # visits in a table
+SMALLEST_VALUE = 1e-9  # above zero
+MOST_PEOPLE = 1e10
+MOST_DAILY = 1_000.0  # visits of one kind
+ROUNDED = 2e-3  # of shares that are rounded
 
 
 def count_features(
@@ -81,9 +105,7 @@ def aggregate(
 
 def _round_up(value: float) -> float:
     """The next number with two significant digits."""
-    if value <= 0:
-        return value
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    unit = 10.0 ** (math.floor(math.log10(value or 1)) - 1)
     return math.ceil(value / unit) * unit
 
 
@@ -123,96 +145,220 @@ def aggregates_from_dataset(
     )
 
 
-def read_aggregates(
-    path: Path | str,
-    known_bins: Collection[str] = (),
-    notes: list[str] | None = None,
-    rename: Mapping[str, str] | None = None,
-) -> Aggregates:
-    """Read V from a published table: region, feature, value (or total visits), n.
+@dataclass(frozen=True)
+class TableContext:
+    """The dataset and the composition that a published table is read for.
 
-    Columns suppressed and noise_sd are optional. Cells that are empty, flagged or written like
-    `<5` are suppressed and become NaN. Without n only shares are known (`pooled`). `notes`
-    receives one sentence per decision.
+    Parameters
+    ----------
+    known_bins
+        The features of the dataset; empty: any feature is accepted.
+    vocabulary
+        The places of the dataset, to match places of the table.
+    window_days
+        Days of a window of the dataset.
+    per
+        The period of the values, see `periods`; None: the table has it, or values are per window.
+    home_panel
+        A table of the devices that live in each region, for a table without `n`.
+    regions
+        Regions of the composition; block groups are added up to them.
+    rename
+        Columns, as in `read_composition`.
+    """
+
+    known_bins: Collection[str] = ()
+    vocabulary: Vocabulary | None = None
+    window_days: int = 1
+    per: str | None = None
+    home_panel: Path | str | None = None
+    regions: Sequence[str] = ()
+    rename: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_aggregates(
+    path: Path | str, context: TableContext, notes: list[str] | None = None
+) -> tuple[Aggregates, bool]:
+    """Read V from a published table, and whether the period of its values is known.
+
+    The table is long (region, feature or place or category, value or visits, n), wide (a column
+    for each feature), or Patterns of SafeGraph and Advan. Columns suppressed, noise_sd and per are
+    optional. Cells that are empty, flagged or written like `<5` are suppressed and become NaN.
+    Without n only shares are known (`pooled`). `notes` receives one sentence per decision.
     """
     path = Path(path)
-    table = read_table(path, rename, notes)
-    columns = list(table.columns)
-    measure = "visits" if "visits" in columns and "value" not in columns else "value"
-    require_columns(str(path), columns, ("feature", measure))
-    region = key_column(path, table, region_column(path, columns))
+    notes = [] if notes is None else notes
+    table = _read_rows(path, context, notes)
+    measure = "visits" if "visits" in table.columns and "value" not in table.columns else "value"
+    require_columns(str(path), table.columns, ("feature", measure))
+    if table.empty:
+        raise MobatlasError(f"{path}: no column has visits to a place or category; add one")
+    table = _known_rows(path, table, measure, context.known_bins, notes)
+    region = key_column(path, table, "region")
     feature = key_column(path, table, "feature")
-    regions = region[1]
-    features = feature[1]
-    unknown = [name for name in features if known_bins and name not in known_bins]
-    if unknown:
-        raise MobatlasError(
-            f"{path}: feature '{unknown[0]}' does not exist in the dataset"
-            f"{suggestion(unknown[0], known_bins)}"
-        )
     published = table.assign(**{measure: table[measure].mask(_suppressed(table, measure))})
     rows = number_column(path, published, measure, missing=True)
+    n = people_behind(path, table, region)
+    scale = windows_per_period(path, table, context.window_days, context.per)
     absent = np.nan if np.isnan(rows).any() else 0.0
     values = pivot(path, region, feature, rows, absent)  # V (regions, features)
-    noisy = "noise_sd" in columns  # noise may make a count negative
+    noisy = "noise_sd" in table.columns  # noise may make a count negative
     if not noisy:
-        refuse_negative(path, measure, regions, features, values)
-    n = people_behind(path, table, region)
-    per_person = n[:, None] if measure == "visits" and n is not None else 1.0
-    values = values / per_person
-    _refuse_empty(path, regions, values)
-    decisions = _suppression_notes(path.name, values, len(rows))
-    pooled = n is None
-    if n is None:
-        values = _shares(values, features)
-        n = np.ones(len(regions))
-        decisions.append(
-            f"{path.name}: the table has no column 'n', so only shares of visits are known. Groups "
-            "that go out more have more weight in them, and all regions have equal weight"
+        refuse_negative(path, measure, region[1], feature[1], values)
+    _refuse_empty(path, region[1], values)
+    notes += _suppression_notes(path.name, values, len(rows))
+    refuse_absurd(path, measure, rows, (-MOST_TOTAL, MOST_TOTAL), SMALLEST_VALUE)
+    if n is None or _holds_shares(path, table, rows, scale, notes):
+        if n is None:
+            notes.append(
+                f"{path.name}: the table has no column 'n', so only shares of visits are known. "
+                "Groups that go out more have more weight, and all regions have equal weight"
+            )
+        values = _shares(values, feature[1])
+        n = np.ones(len(region[1]))
+        aggregates = Aggregates(region[1], feature[1], values, n, pooled=True)
+    else:
+        factor = np.ones(len(rows)) if scale is None else scale  # (table rows,)
+        factor = factor / n[region[0]] if measure == "visits" else factor
+        most = MOST_DAILY * context.window_days
+        refuse_absurd(path, f"{measure} per person", rows * factor, (-most, most))
+        values = pivot(path, region, feature, rows * factor, absent)
+        aggregates = Aggregates(region[1], feature[1], values, n)
+        if noisy:
+            sd = np.nan_to_num(number_column(path, table, "noise_sd", missing=True))
+            refuse_absurd(path, "noise_sd", sd, (0, MOST_TOTAL))
+            noise = pivot(path, region, feature, sd * factor) ** 2
+            aggregates = replace(aggregates, noise=noise)
+    return aggregates.select(np.flatnonzero(~np.isnan(values).all(1))), scale is not None
+
+
+def _read_rows(path: Path, context: TableContext, notes: list[str]) -> pd.DataFrame:
+    """Rows of region, feature, value or visits and, where known, n of a table of any layout."""
+    columns = {name.lower() for name in column_names(path)}
+    if context.vocabulary is not None and not columns.isdisjoint(HOMES.values()):
+        return read_patterns(path, context.vocabulary, context.regions, context.home_panel, notes)
+    table = read_table(path, context.rename, notes).rename(
+        columns=lambda name: name.lower() if name.lower() in USUAL else name
+    )
+    names = {region_column(path, list(table.columns)): "region"}
+    for name, synonyms in {"n": DEVICES, "visits": VISITS}.items():
+        names |= {each: name for each in table.columns if each in synonyms and name not in table}
+    if "visitors" in table.columns and not {"visits", "value"} & {*table.columns, *names.values()}:
+        raise MobatlasError(
+            f"{path}: has visitors, but aggregates count visits; give visits, or the Patterns "
+            "file, which has visits per visitor of each place"
         )
-    if notes is not None:
-        notes += decisions
-    noise = None
-    if noisy:
-        sd = np.nan_to_num(number_column(path, table, "noise_sd", missing=True))
-        noise = (pivot(path, region, feature, sd) / per_person) ** 2
-    aggregates = Aggregates(regions, features, values, n, pooled=pooled, noise=noise)
-    return aggregates.select(np.flatnonzero(~np.isnan(values).all(1)))
+    table = _with_features(path, table.rename(columns=names), context, notes)
+    if context.home_panel is None or "n" in table.columns:
+        return table
+    digits = census_digits(table["region"].unique().tolist())
+    return with_people(path, table, context.home_panel, digits, notes)
 
 
-def same_level(published: float, ours: float) -> bool:
-    """Whether two numbers of visits per person may come from windows of one length."""
-    return 1 / SAME_LEVEL < published / max(ours, 1e-300) < SAME_LEVEL
-
-
-def compare_levels(published: float, ours: float, where: str = "aggregates") -> list[str]:
-    """A warning if a published table and the dataset differ in visits per person and window."""
-    if same_level(published, ours):
-        return []
-    return [
-        f"people make {published:.3g} visits per window in the {where}, but {ours:.3g} in the "
-        "dataset: do both use windows of the same length?"
+def _with_features(
+    path: Path, table: pd.DataFrame, context: TableContext, notes: list[str]
+) -> pd.DataFrame:
+    """Add the column feature from a column of places or categories, or from a wide header."""
+    column = next((name for name in (*IDS, "category") if name in table.columns), None)
+    measured = not {"value", "visits"}.isdisjoint(table.columns)
+    if "feature" in table.columns or (measured and column is None):
+        return table
+    if column is None or not measured:
+        keys = [name for name in ("region", "n", "per") if name in table.columns]
+        column = "category"
+        table = table.drop(columns=[*NAMES], errors="ignore").melt(keys, var_name=column)
+        if (
+            "n" in keys
+            and (pd.to_numeric(table["value"], errors="coerce").fillna(0) % 1 == 0).all()
+        ):
+            notes.append(f"{path.name}: whole numbers are totals of visits, and divided by people")
+            table = table.rename(columns={"value": "visits"})
+    codes, names = key_column(path, table, column)
+    known = {name.casefold(): name for name in context.known_bins}
+    kind = "category" if column == "category" else "poi"
+    spelled = [[f"{each}{name}".casefold() for each in ("", "category:", "poi:")] for name in names]
+    features = [
+        next(filter(None, map(known.get, each)), f"{kind}:{name}")
+        for name, each in zip(names, spelled, strict=True)
     ]
+    if kind == "poi" and context.vocabulary is not None:
+        first = table.iloc[np.unique(codes, return_index=True)[1]].reset_index(drop=True)
+        token = match_places(path, first, context.vocabulary, notes)
+        pairs = zip(token.tolist(), features, strict=True)
+        ids = context.vocabulary.poi_ids
+        features = [f"poi:{ids[number]}" if number >= 0 else name for number, name in pairs]
+    return table.assign(feature=np.array(features, dtype=object)[codes])
+
+
+def _known_rows(
+    path: Path, table: pd.DataFrame, measure: str, known: Collection[str], notes: list[str]
+) -> pd.DataFrame:
+    """The rows with features of the dataset; other places are left out, others refused."""
+    codes, features = key_column(path, table, "feature")
+    unknown = [name for name in features if known and name not in known]
+    others = [name for name in unknown if not name.startswith("poi:")]
+    if others or len(unknown) == len(features):
+        name = (others or unknown)[0]
+        same_map = [each for each in known if each.partition(":")[0] == name.partition(":")[0]]
+        similar = difflib.get_close_matches(name, same_map if others else (), 1, SIMILAR)
+        hint = f"; did you mean '{similar[0]}'?" if similar else ""
+        raise MobatlasError(
+            f"{path}: feature '{name}' does not exist in the dataset{hint} (one of "
+            f"{len(unknown):,} such features)"
+        )
+    keep = ~np.isin(np.array(features, dtype=object), unknown)[codes]
+    if unknown:
+        numbers = pd.to_numeric(table[measure], errors="coerce").fillna(0)
+        notes.append(
+            f"{path.name}: {len(unknown):,} of {len(features):,} places are not in the dataset and "
+            f"are left out; {numbers[keep].sum() / max(numbers.sum(), 1e-300):.0%} of the visits "
+            "in the table remain"
+        )
+    return table[keep].reset_index(drop=True)
+
+
+def _holds_shares(
+    path: Path, table: pd.DataFrame, rows: Floats, scale: Floats | None, notes: list[str]
+) -> bool:
+    """Whether values are shares: declared so, or fractions or percentages that sum to a whole."""
+    declared = scale is not None and bool(np.isnan(scale).any())
+    if declared or "visits" in table.columns:
+        return declared
+    totals = pd.Series(rows).groupby([table["region"], table["feature"].str.partition(":")[0]])
+    whole = next((one for one in (1, 100) if np.allclose(totals.sum(), one, rtol=ROUNDED)), None)
+    if whole is None or totals.ngroups < 2 or (totals.size() < 2).any():
+        return False
+    sentence = f"the values of every region sum to {whole}, so they are shares"
+    if scale is not None:
+        raise MobatlasError(f"{path}: {sentence}; give 'share' as their period")
+    notes.append(f"{path.name}: {sentence} of visits")
+    return True
 
 
 def compare_with_dataset(
-    aggregates: Aggregates, dataset: TrajectoryDataset, maps: Sequence[FeatureMap]
+    path: Path,
+    published: tuple[Aggregates, bool],
+    dataset: TrajectoryDataset,
+    mask: Sequence[str] = (),
 ) -> list[str]:
     """Compare published aggregates with training people; shares have no level to compare."""
+    aggregates, declared = published
     if aggregates.pooled or not len(dataset.split("train")):
         return []
-    known = np.flatnonzero(~np.isnan(aggregates.values).all(0))
-    published = mean_over_regions(aggregates.values, aggregates.n / aggregates.n.sum())
-    mean = training_means(dataset, maps)
-    ours = sum(mean[aggregates.features[number]] for number in known.tolist())
-    return compare_levels(float(published[known].sum()), ours)
+    known = aggregates.select_features(np.flatnonzero(~np.isnan(aggregates.values).all(0)))
+    level = float(mean_over_regions(known.values, known.n / known.n.sum()).sum())
+    ours = level_of_dataset(dataset, known.features, mask)
+    return check_level(path, level, ours, dataset.window_days, declared=declared)
 
 
-def training_means(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> dict[str, float]:
-    """The mean counts of training people by feature."""
+def level_of_dataset(
+    dataset: TrajectoryDataset, features: Sequence[str], mask: Sequence[str] = ()
+) -> float:
+    """Mean visits per window of training people over some features."""
+    maps = [build_feature(name, dataset.vocabulary, mask) for name in bins_by_map(features)]
     everyone = np.zeros(dataset.people.num_rows, dtype=np.int64)
     training = aggregates_from_dataset(dataset, maps, everyone, "train", ("everyone",))
-    return dict(zip(training.features, training.values[0].tolist(), strict=True))
+    return float(training.values[0, np.isin(training.features, features)].sum())
 
 
 def _pooled_variance(
@@ -229,14 +375,10 @@ def _pooled_variance(
 
 
 def _suppressed(table: pd.DataFrame, column: str) -> Flags:
-    suppressed = np.zeros(len(table), dtype=np.bool_)
-    if not pd.api.types.is_numeric_dtype(table[column]):
-        texts = table[column].astype(str).str.strip()
-        suppressed |= np.asarray(texts.str.startswith("<"), dtype=np.bool_)
+    suppressed = table[column].astype(str).str.strip().str.startswith("<")
     if "suppressed" in table.columns:
-        flags = table["suppressed"].astype(str).str.strip().str.lower()
-        suppressed |= np.asarray(flags.isin(TRUE_WORDS))
-    return suppressed
+        suppressed |= table["suppressed"].astype(str).str.strip().str.lower().isin(TRUE_WORDS)
+    return np.asarray(suppressed, dtype=np.bool_)
 
 
 def _suppression_notes(name: str, values: Floats, rows: int) -> list[str]:
@@ -269,22 +411,53 @@ def people_behind(
             f"{path}: {kind} '{names[codes[row]]}' has two values of n, {values[row]:g} and "
             f"{n[codes[row]]:g}; n is the number of people of a {kind}, so give one value"
         )
-    if not (n > 0).all() or np.isinf(n).any():
-        row = int(np.argmax(~(n > 0) | np.isinf(n)))
-        raise MobatlasError(
-            f"{path}: {kind} '{names[row]}' has no people (n is {n[row]:g}); remove it"
-        )
+    if (n <= 0).any():
+        raise MobatlasError(f"{path}: {kind} '{names[int(np.argmin(n))]}' has no people; remove it")
+    refuse_absurd(path, "n", values, (1, MOST_PEOPLE))
     return n
 
 
-def _refuse_empty(path: Path, regions: Sequence[str], values: Floats) -> None:
-    if np.isnan(values).all():
-        raise MobatlasError(f"{path}: every value is suppressed; nothing can be estimated")
-    zero = (np.nansum(values, axis=1) == 0) & ~np.isnan(values).any(1)
-    if zero.any():
+def refuse_interchanged(path: Path, option: str) -> None:
+    """Refuse a table whose columns are those of another option's table."""
+    names = column_names(path)
+    columns = {name.lower() for name in names}
+    by_group = not columns.isdisjoint(GROUPED) or any(map(ACS_COLUMN.fullmatch, names))
+    by_feature = not columns.isdisjoint(("feature", "visits", *IDS, *HOMES.values()))
+    by_region = any(map(looks_like_region, names)) or not columns.isdisjoint(HOMES.values())
+    likely = "--composition" if by_group and by_region else option
+    if by_feature and by_group != by_region:
+        likely = "--group-table" if by_group else "--aggregates"
+    if likely != option:
         raise MobatlasError(
-            f"{path}: region '{regions[int(np.argmax(zero))]}' has only zeros; remove it"
+            f"{path}: its columns are those of a table for {likely}, not for {option} "
+            f"({', '.join(names[:6])}); are two tables interchanged?"
         )
+
+
+def refuse_absurd(
+    path: Path, column: str, values: Floats, limits: tuple[float, float], smallest: float = 0.0
+) -> None:
+    """Refuse numbers (rows,) outside limits, or nearer to zero than `smallest`; NaN is unknown."""
+    low, high = limits
+    bad = (values < low) | (values > high) | ((np.abs(values) < smallest) & (values != 0))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise MobatlasError(
+            f"{path}: column '{column}' is {values[row]:.6g} in row {row + 1}; possible are "
+            f"{low:g} to {high:g}; correct it"
+        )
+
+
+def _refuse_empty(path: Path, regions: Sequence[str], values: Floats) -> None:
+    zero = (np.nansum(values, axis=1) == 0) & ~np.isnan(values).any(1)
+    refuse_faults(
+        {
+            f"{path}: every value is suppressed; nothing can be estimated": np.isnan(values).all(),
+            f"{path}: region '{regions[int(np.argmax(zero))]}' has only zeros; remove it": (
+                zero.any()
+            ),
+        }
+    )
 
 
 def _shares(values: Floats, features: Sequence[str]) -> Floats:

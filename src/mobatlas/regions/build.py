@@ -8,13 +8,15 @@ import numpy as np
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import FIRST_POI, Floats, Ints
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, refuse_faults, suggestion
 from mobatlas.features.maps import FEATURES, FeatureMap, build_feature, feature_maps
 from mobatlas.groups import Groups
 from mobatlas.regions.aggregates import (
+    TableContext,
     aggregates_from_dataset,
     compare_with_dataset,
     read_aggregates,
+    refuse_interchanged,
 )
 from mobatlas.regions.composition import composition_from_labels, region_codes
 from mobatlas.regions.disclosure import NO_DISCLOSURE, Disclosure
@@ -31,6 +33,7 @@ from mobatlas.regions.partitions import (
     restrict,
     shuffle_people,
 )
+from mobatlas.regions.polygons import regions_of_homes
 from mobatlas.regions.types import Aggregates, Composition, Population, Regions, bins_by_map
 
 MAX_NOMINAL_CELLS = 100_000  # a larger nominal P is not written to the manifest
@@ -83,6 +86,14 @@ class RegionsOptions:
         Published tables of mean visits by group, or by some of the attributes.
     rename
         Columns of these tables: the name in a table for the expected name.
+    per
+        The period of the values of published tables, by file name: day, week, month, window,
+        share, "10 days" or "2024-03-01 to 2024-03-31".
+    home_panel
+        With `aggregates` without people: a table of the devices that live in each region.
+    polygons
+        A GeoJSON or GeoPackage file: regions are its polygons around homes, named by their
+        property `by`.
 
     Examples
     --------
@@ -106,32 +117,41 @@ class RegionsOptions:
     labelled_sample: int | None = None
     group_tables: Sequence[Path | str] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
+    per: Mapping[str, str] = field(default_factory=dict)
+    home_panel: Path | str | None = None
+    polygons: Path | str | None = None
 
     def __post_init__(self) -> None:
         sources = (self.partition, self.by, self.composition, self.aggregates)
         chosen = tuple(source is not None for source in sources)
         by_column = chosen[:2] == (False, True) and not chosen[3]
-        if not by_column and chosen not in (
-            (True, False, False, False),
-            (False, False, True, True),
-        ):
-            raise MobatlasError(
-                "choose one of --partition NAME, --by COLUMN (with --composition FILE for a "
-                "census), or --composition FILE with --aggregates FILE"
-            )
-        if self.same_people and (not by_column or self.composition is not None):
-            raise MobatlasError("--same-people needs --by COLUMN without --composition; remove it")
-        if not self.rest and self.partition is None:
-            raise MobatlasError("--without-rest needs --partition NAME; remove it")
-        if self.disclosure.active and self.aggregates is not None:
-            raise MobatlasError(
-                "--suppress, --round and --epsilon apply to aggregates counted from visits, not "
-                f"to the published table {self.aggregates}; remove them"
-            )
-        if self.labelled is not None and self.labelled_sample is not None:
-            raise MobatlasError("choose one of --labelled PATH and --labelled-sample N, not both")
-        if self.joint_prior is not None and self.census is None:
-            raise MobatlasError("--joint-prior needs tables of --composition; remove it")
+        tables = {Path(path).name for path in (self.aggregates or "", *self.group_tables)} - {""}
+        undescribed = ", ".join(self.per.keys() - tables)
+        faults = {
+            "choose one of --partition NAME, --by COLUMN (with --composition FILE for a census), "
+            "or --composition FILE with --aggregates FILE": not by_column
+            and chosen not in ((True, False, False, False), (False, False, True, True)),
+            "--same-people needs --by COLUMN without --composition; remove it": self.same_people
+            and (not by_column or self.composition is not None),
+            "--without-rest needs --partition NAME; remove it": not self.rest
+            and self.partition is None,
+            "--suppress, --round and --epsilon apply to aggregates counted from visits, not "
+            f"to the published table {self.aggregates}; remove them": self.disclosure.active
+            and self.aggregates is not None,
+            "choose one of --labelled PATH and --labelled-sample N, not both": self.labelled
+            is not None
+            and self.labelled_sample is not None,
+            "--joint-prior needs tables of --composition; remove it": self.joint_prior is not None
+            and self.composition is None,
+            "--polygons needs --by with the property that names each polygon": self.polygons
+            is not None
+            and self.by is None,
+            "--home-panel needs --aggregates; remove it": self.home_panel is not None
+            and self.aggregates is None,
+            f"--per {undescribed}: no table of aggregates or group table has this name (given: "
+            f"{', '.join(sorted(tables)) or 'none'})": undescribed,
+        }
+        refuse_faults(faults)
 
     @property
     def census(self) -> Census | None:
@@ -158,12 +178,18 @@ def build_from_dataset(
     dataset: TrajectoryDataset, options: RegionsOptions, seed: int
 ) -> BuiltRegions:
     """Build regions from the source that the options choose, and add the evidence beside them."""
+    for path in () if options.census is None else options.census.tables:
+        refuse_interchanged(Path(path), "--composition")
+    if options.aggregates is not None:
+        refuse_interchanged(Path(options.aggregates), "--aggregates")
     if options.partition is not None:
         built = _from_partition(dataset, options.partition, options, seed)
     elif options.by is not None:
         built = _from_column(dataset, options.by, options, seed)
     else:
         built = _from_tables(dataset, options, seed)
+    where = "the labels" if options.census is None else options.census.path
+    built.regions.composition.refuse_absent_groups(where)
     if options.census is not None and not options.shuffle_regions:
         built = _with_panel(built)
     return _with_evidence(dataset, built, options, seed)
@@ -248,21 +274,26 @@ def _from_column(
     dataset: TrajectoryDataset, by: str, options: RegionsOptions, seed: int
 ) -> BuiltRegions:
     """Regions where people live, with a census or labels of other people as composition."""
-    if by not in dataset.region_columns:
+    notes: list[str] = []
+    if options.polygons is not None:
+        homes = dataset.anchors[:, :2]
+        region_of_person = regions_of_homes(Path(options.polygons), by, homes, notes)
+    elif by in dataset.region_columns:
+        region_of_person = dataset.people[by].to_pylist()
+    else:
         known = ", ".join(dataset.region_columns) or "none"
         raise MobatlasError(
             f"--by {by}: {dataset.path} has no such region column"
             f"{suggestion(by, dataset.region_columns)} (known: {known})"
         )
     maps = _feature_maps(dataset, options, "category")
-    region, names = region_codes(dataset.people[by].to_pylist())
+    region, names = region_codes(region_of_person)
     region = restrict(region, dataset.person)
     if options.shuffle_regions:
         placed = np.flatnonzero(region >= 0)
         splits = [np.intersect1d(dataset.split_people(s), placed) for s in ("train", "val")]
         region = shuffle_people(region, splits, seed)
     train = restrict(region, dataset.split_people("train"))
-    notes: list[str] = []
     warnings = _missing_categories(dataset, maps)
     counted = train
     if options.composition is not None:
@@ -278,6 +309,7 @@ def _from_column(
     details = {
         "source": "by",
         "by": by,
+        "polygons": None if options.polygons is None else Path(options.polygons).name,
         "separation": separation,
         **(options.census.details if options.census is not None else {"census": None}),
         "dropped_regions": len(names) - len(remaining),
@@ -302,16 +334,24 @@ def _from_column(
 
 def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int) -> BuiltRegions:
     """The regions that two published tables have in common."""
-    assert options.aggregates is not None
     census = options.census
-    assert census is not None
+    assert census is not None and options.aggregates is not None
     published = Path(options.aggregates)
     notes: list[str] = []
     p = census.read(dataset.groups, notes=notes)
     known = {
         name for each in feature_maps() for name in build_feature(each, dataset.vocabulary).bins
     }
-    v = read_aggregates(published, known, notes, options.rename)
+    context = TableContext(
+        known,
+        dataset.vocabulary,
+        dataset.window_days,
+        options.per.get(published.name),
+        options.home_panel,
+        p.regions,
+        options.rename,
+    )
+    v, declared = read_aggregates(published, context, notes)
     maps = _feature_maps(dataset, options, *bins_by_map(v.features))
     bins = {name for each in maps for name in each.bins}
     columns = np.flatnonzero([name in bins for name in v.features])
@@ -331,8 +371,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     if options.shuffle_regions:
         rows = np.random.default_rng(derive_seed(seed, "shuffle")).permutation(rows)
     aggregates = v.select(keep).select_features(columns)
-    matched = set(row.tolist())
-    only_in_census = [name for number, name in enumerate(p.regions) if number not in matched]
+    only_in_census = [p.regions[number] for number in np.setdiff1d(np.arange(len(p.regions)), row)]
     only_in_aggregates = [v.regions[number] for number in np.flatnonzero(row < 0).tolist()]
     details = {
         "source": "tables",
@@ -352,8 +391,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
             *_unmatched_warning(
                 only_in_aggregates, published.name, census.name, only_in_census or p.regions
             ),
-            *_absent_groups(census.name, p),
-            *compare_with_dataset(aggregates, dataset, maps),
+            *compare_with_dataset(published, (aggregates, declared), dataset, options.mask),
         ],
     )
 
@@ -371,7 +409,14 @@ def _with_evidence(
             labelled_people(dataset, source, maps, built.regions, where, seed, options.rename)
         )
     parts += [
-        read_group_table(path, dataset, built.regions, options.mask, options.rename)
+        read_group_table(
+            path,
+            dataset,
+            built.regions,
+            options.mask,
+            options.rename,
+            options.per.get(Path(path).name),
+        )
         for path in options.group_tables
     ]
     names = [*built.regions.aggregates.features]
@@ -419,7 +464,6 @@ def _census(
             f"'{published.regions[0]}' in the other); choose a coarser column or check its ids"
         )
     warnings += _unmatched_warning(missing, str(options.by), census.name, published.regions)
-    warnings += _absent_groups(census.name, published)
     regions = tuple(names[number] for number in usable.tolist())
     return replace(published.select(row[usable]), regions=regions), usable
 
@@ -532,14 +576,6 @@ def _unmatched_warning(
         f"has no such region ({listed}{more}; its ids are like '{others[0]}'); do both use the "
         "same ids?"
     ]
-
-
-def _absent_groups(census: str, composition: Composition) -> list[str]:
-    """A warning about groups that no region has: part of the table may be missing."""
-    absent = "; ".join(composition.absent_groups)
-    return (
-        [f"{census} has no people of {absent}: is a part of the table missing?"] if absent else []
-    )
 
 
 def _missing_categories(dataset: TrajectoryDataset, maps: Sequence[FeatureMap]) -> list[str]:

@@ -4,13 +4,14 @@ Small cells are suppressed, totals are rounded, or totals get the noise of diffe
 This noise hides whether a person was counted. Recovery uses the variance of the added noise.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import sparse
 
 from mobatlas.data.types import Floats, Ints
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, refuse_faults
 from mobatlas.regions.types import Aggregates
 
 ROUNDING_VARIANCE = 1 / 12  # of rounding to whole numbers
@@ -43,23 +44,23 @@ class Disclosure:
     max_visits: float | None = None
 
     def __post_init__(self) -> None:
-        if self.suppress < 0 or self.rounding < 0:
-            raise MobatlasError("--suppress and --round must be 0 or more")
-        if self.epsilon is None:
-            if self.max_visits is not None:
-                raise MobatlasError("--max-visits needs --epsilon; pass both or neither")
-            return
-        if not 0 < self.epsilon < float("inf"):
-            raise MobatlasError(f"--epsilon {self.epsilon:g}: give a positive number, such as 1")
-        if self.max_visits is None or not 0 < self.max_visits < float("inf"):
-            raise MobatlasError(
+        epsilon, visits = self.epsilon, self.max_visits
+        refuse_faults(
+            {
+                "--suppress and --round must be 0 or more": self.suppress < 0
+                or not 0 <= self.rounding < math.inf,
+                "--max-visits needs --epsilon; pass both or neither": epsilon is None
+                and visits is not None,
+                f"--epsilon {epsilon or 0:g}: give a positive number, such as 1": epsilon
+                is not None
+                and not 0 < epsilon < math.inf,
                 "--epsilon needs --max-visits, the most visits per person and window that count; "
-                "choose it without looking at the data"
-            )
-        if self.suppress:
-            raise MobatlasError(
-                "--suppress uses exact counts, which --epsilon must hide; remove one of them"
-            )
+                "choose it without looking at the data": epsilon is not None
+                and not (visits is not None and 0 < visits < math.inf),
+                "--suppress uses exact counts, which --epsilon must hide; remove one of "
+                "them": epsilon is not None and self.suppress,
+            }
+        )
 
     @property
     def active(self) -> bool:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.data.types import Floats, Ints
-from mobatlas.errors import MobatlasError, suggestion
+from mobatlas.errors import MobatlasError, refuse_faults, suggestion
 from mobatlas.features.maps import build_feature, feature_maps
 from mobatlas.io.tables import (
     key_column,
@@ -20,13 +20,29 @@ from mobatlas.io.tables import (
     read_table,
     require_columns,
 )
-from mobatlas.regions.aggregates import compare_levels, people_behind, same_level, training_means
+from mobatlas.regions.aggregates import (
+    MOST_TOTAL,
+    SMALLEST_VALUE,
+    level_of_dataset,
+    people_behind,
+    refuse_absurd,
+    refuse_interchanged,
+)
 from mobatlas.regions.census import Keys, pivot
 from mobatlas.regions.composition import mixtures, refuse_negative
-from mobatlas.regions.types import GroupEvidence, Regions, ReportedEvidence, bins_by_map
+from mobatlas.regions.periods import (
+    check_level,
+    compare_levels,
+    same_level,
+    windows_per_period,
+)
+from mobatlas.regions.types import (
+    GroupEvidence,
+    Regions,
+    ReportedEvidence,
+    mean_over_regions,
+)
 
-DAYS = {"day": 1.0, "week": 7.0, "month": 365.25 / 12}  # of a period
-PERIODS = (*DAYS, "window")
 PLACES = ("elsewhere", "here")
 FIXED = "visits:"  # these bins describe a whole window, so their values cannot be converted
 
@@ -37,6 +53,7 @@ def read_group_table(
     regions: Regions,
     mask: Sequence[str] = (),
     rename: Mapping[str, str] | None = None,
+    per: str | None = None,
 ) -> ReportedEvidence:
     """Read mean visits per person by group.
 
@@ -44,10 +61,14 @@ def read_group_table(
     ----------
     path
         CSV or Parquet: `group` or some attribute columns, `feature`, `value`, and `n` (people) or
-        `standard_error`. Optional: `per` (day, week, month or window) and `place` (here or
+        `standard_error`. Optional: `per` (day, week, month, window or dates) and `place` (here or
         elsewhere). An attribute without a column, or with an empty cell, covers all its levels.
-    dataset, regions, mask, rename
-        Features; groups; tokens that are not counted; columns, as in `read_composition`.
+    dataset, regions, mask
+        Features and windows; groups and their shares of the population; tokens that are not
+        counted.
+    rename, per
+        Columns, as in `read_composition`; the period of the values of a table without the column
+        `per`.
 
     Returns
     -------
@@ -62,22 +83,21 @@ def read_group_table(
     notes: list[str] = []
     table = _usable_rows(path, dataset, mask, rename, notes)
     cell, names, shares = mixtures(path, table, regions.groups, regions.population_shares, notes)
-    rows = (cell, names)
     feature = key_column(path, table, "feature")
-    scale = _windows_per_period(path, table, dataset.window_days)
-    value = number_column(path, table, "value") * scale
-    values = pivot(path, rows, feature, value, np.nan, "group")  # (rows, features)
+    value, scale, declared = _values_per_window(path, table, dataset.window_days, per)
+    values = pivot(path, (cell, names), feature, value, np.nan, "group")  # (rows, features)
     refuse_negative(path, "value", names, feature[1], values, "group")
-    n, error = _precision(path, table, rows, feature, scale)
+    n, error = _precision(path, table, (cell, names), feature, scale)
     known = _described_rows(path, names, shares, notes)
-    level = _level(values[known], (shares[known] > 0) @ regions.population_shares)
-    ours = _level_of_dataset(dataset, feature[1], mask)
-    agrees = same_level(level, ours)
-    if not agrees and "per" not in table.columns:
-        raise _unknown_period(path, level, ours, dataset.window_days)
-    elsewhere = "elsewhere" in _words(path, table, "place", PLACES)
+    weight = (shares[known] > 0) @ regions.population_shares
+    level = float(mean_over_regions(values[known], weight).sum())
+    ours = level_of_dataset(dataset, feature[1], mask)
+    if not declared:
+        check_level(path, level, ours, dataset.window_days, declared=False)
+    elsewhere = _is_elsewhere(path, table)
     notes.append(f"{path.name}: {len(known)} rows with means of {len(feature[1])} features")
-    if elsewhere or not agrees:
+    same_population = same_level(level, ours) and not elsewhere
+    if not same_population:
         notes.append(f"{path.name}: only differences between its rows are used, not their level")
     evidence = GroupEvidence(
         path.name,
@@ -87,10 +107,10 @@ def read_group_table(
         values[known],
         n[known],
         None if error is None else error[known],
-        same_population=agrees and not elsewhere,
+        same_population=same_population,
     )
-    warnings = [f"{path.name}: {sentence}" for sentence in compare_levels(level, ours, "table")]
-    return ReportedEvidence(evidence, notes, [] if elsewhere else warnings)
+    warnings = [] if elsewhere else compare_levels(level, ours, "table")
+    return ReportedEvidence(evidence, notes, [f"{path.name}: {each}" for each in warnings])
 
 
 def _described_rows(path: Path, names: Sequence[str], shares: Floats, notes: list[str]) -> Ints:
@@ -104,13 +124,6 @@ def _described_rows(path: Path, names: Sequence[str], shares: Floats, notes: lis
     return known
 
 
-def _unknown_period(path: Path, level: float, ours: float, days: int) -> MobatlasError:
-    return MobatlasError(
-        f"{path}: people make {level:.3g} visits in the table, but {ours:.3g} per {days}-day "
-        f"window in the dataset; add a column 'per' with {', '.join(PERIODS[:-1])} or {PERIODS[-1]}"
-    )
-
-
 def _usable_rows(
     path: Path,
     dataset: TrajectoryDataset,
@@ -119,6 +132,7 @@ def _usable_rows(
     notes: list[str],
 ) -> pd.DataFrame:
     """The rows with a value of a known feature that is not masked."""
+    refuse_interchanged(path, "--group-table")
     table = read_table(path, rename, notes)
     require_columns(str(path), list(table.columns), ("feature", "value"))
     measures = [name for name in ("value", "standard_error") if name in table.columns]
@@ -157,31 +171,35 @@ def _similar_feature(name: str, bins: Collection[str]) -> str:
     return f"; did you mean '{same[0]}'?" if len(same) == 1 else ""
 
 
-def _windows_per_period(path: Path, table: pd.DataFrame, window_days: int) -> Floats:
-    """The factor (table rows,) from a value per period to a value per window."""
-    periods = _words(path, table, "per", PERIODS)
-    scale = np.array([window_days / DAYS.get(period, window_days) for period in periods])
-    fixed = np.asarray(table["feature"].astype(str).str.startswith(FIXED)) & (scale != 1)
-    if fixed.any():
-        raise MobatlasError(
-            f"{path}: the number of visits per window cannot be converted from values per "
-            f"{periods[int(np.argmax(fixed))]}; give it per window"
-        )
-    return scale
+def _values_per_window(
+    path: Path, table: pd.DataFrame, window_days: int, per: str | None
+) -> tuple[Floats, Floats, bool]:
+    """Values and their factors (table rows,), and whether their period is known.
+
+    Absurd values, shares and counts that cannot be converted are refused.
+    """
+    period = windows_per_period(path, table, window_days, per)
+    scale = np.ones(len(table)) if period is None else period
+    values = number_column(path, table, "value")
+    refuse_absurd(path, "value", values, (-MOST_TOTAL, MOST_TOTAL), SMALLEST_VALUE)
+    fixed = np.asarray(table["feature"].astype(str).str.startswith(FIXED))
+    refuse_faults(
+        {
+            f"{path}: shares are not means; give visits per person": np.isnan(scale).any(),
+            f"{path}: the number of visits per window cannot be converted from another period; "
+            "give it per window": (fixed & (scale != 1)).any(),
+        }
+    )
+    return values * scale, scale, period is not None
 
 
-def _words(path: Path, table: pd.DataFrame, column: str, known: Sequence[str]) -> list[str]:
-    """An optional column of known words, by row; by default the last one everywhere."""
-    if column not in table.columns:
-        return [known[-1]] * len(table)
-    codes, words = key_column(path, table, column)
+def _is_elsewhere(path: Path, table: pd.DataFrame) -> bool:
+    """Whether the optional column `place` says that the table describes another population."""
+    words = key_column(path, table, "place")[1] if "place" in table.columns else ()
     for word in words:
-        if word not in known:
-            raise MobatlasError(
-                f"{path}: column '{column}' has '{word}'; write {', '.join(known[:-1])} or "
-                f"{known[-1]}"
-            )
-    return [words[code] for code in codes.tolist()]
+        if word not in PLACES:
+            raise MobatlasError(f"{path}: column 'place' has '{word}'; write {' or '.join(PLACES)}")
+    return PLACES[0] in words
 
 
 def _precision(
@@ -199,25 +217,10 @@ def _precision(
     if "standard_error" not in table.columns:
         return n, None
     error = number_column(path, table, "standard_error", missing=counted)
+    refuse_absurd(path, "standard_error", error, (0, MOST_TOTAL), SMALLEST_VALUE)
     if (error <= 0).any():
         raise MobatlasError(
             f"{path}: column 'standard_error' is not above 0 in row "
             f"{int(np.argmax(error <= 0)) + 1}; correct it"
         )
     return n, pivot(path, rows, feature, error * scale, np.nan, "group")
-
-
-def _level_of_dataset(
-    dataset: TrajectoryDataset, features: Sequence[str], mask: Sequence[str]
-) -> float:
-    """Mean visits per window of training people over some features."""
-    maps = [build_feature(name, dataset.vocabulary, mask) for name in bins_by_map(features)]
-    means = training_means(dataset, maps)
-    return sum(means[name] for name in features)
-
-
-def _level(values: Floats, weight: Floats) -> float:
-    """Mean visits per person over all features, with the rows weighted by their people."""
-    known = ~np.isnan(values)
-    mean = weight @ np.nan_to_num(values) / np.maximum(weight @ known, 1e-300)
-    return float(mean.sum())

@@ -492,7 +492,7 @@ def _warnings(
         "there is only one group: nothing to distinguish": groups == 1,
         f"{regions} regions for {groups} groups: at most {rank} combinations of groups can be "
         "estimated": regions < groups,
-        f"no region has people of {absent}: their estimates stay at the city average": absent,
+        f"no region has people of {absent}: `mobatlas regions` refuses empty groups": absent,
         f"{repeated} regions repeat the composition of another: they add people, but do not help "
         "to distinguish groups": repeated,
         "the aggregates are shares without numbers of people: groups that go out more have more "

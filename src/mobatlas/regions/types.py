@@ -6,6 +6,7 @@ posterior, in draws of which places move with their category.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -46,6 +47,15 @@ class Composition:
     def absent_groups(self) -> list[str]:
         """The groups that no region has."""
         return [self.groups.names[group] for group in np.flatnonzero(self.shares.sum(0) == 0)]
+
+    def refuse_absent_groups(self, where: Path | str) -> None:
+        """Refuse a composition with a group of no people: nothing can be learnt about it."""
+        absent = "' or '".join(self.absent_groups)
+        if absent:
+            raise MobatlasError(
+                f"{where}: no region has people of group '{absent}'; "
+                "merge it with another group, or add the missing part of the table"
+            )
 
     def select(self, rows: Ints) -> Self:
         """Return the composition of some regions."""

@@ -18,12 +18,13 @@ from scipy import optimize, sparse
 
 from mobatlas.data.dataset import Trajectories, TrajectoryDataset
 from mobatlas.data.types import Floats, Ints, Vocabulary
-from mobatlas.errors import MobatlasError, listed, log, suggestion
+from mobatlas.errors import MobatlasError, listed, log, refuse_faults, suggestion
 from mobatlas.features.divergences import js, normalise
 from mobatlas.features.maps import FEATURES, FeatureMap, VisitsFeature, build_feature
 from mobatlas.groups import Groups
-from mobatlas.regions.aggregates import compare_levels, person_means, same_level
+from mobatlas.regions.aggregates import person_means
 from mobatlas.regions.identifiability import Diagnosis
+from mobatlas.regions.periods import compare_levels, same_level
 from mobatlas.regions.recovery.composition_error import calibrate_composition
 from mobatlas.regions.recovery.geography import confounding
 from mobatlas.regions.recovery.recover import GROUPS_EXPLAIN, MOSTLY_PRIOR, RecoveryOptions, recover
@@ -367,21 +368,16 @@ def gather_evidence(
 
 def _check_regions(folder: Path, regions: Regions) -> None:
     values = regions.aggregates.values
-    if np.isnan(values).all():
-        raise MobatlasError(
-            f"{folder}: every value of the aggregates is suppressed; use other aggregates"
-        )
-    if not ((values != 0) & ~np.isnan(values)).any():
-        raise MobatlasError(
-            f"{folder}: every value of the aggregates is zero; "
-            "create the regions again with `mobatlas regions`"
-        )
-    for name, shares in zip(regions.groups.names, regions.composition.shares.T, strict=True):
-        if not shares.sum() > 0:
-            raise MobatlasError(
-                f"{folder}: no region has people of group '{name}'; "
-                "merge it with another group, or add regions with such people"
-            )
+    refuse_faults(
+        {
+            f"{folder}: every value of the aggregates is suppressed; use other ones": (
+                np.isnan(values).all()
+            ),
+            f"{folder}: every value of the aggregates is zero; create the regions again with "
+            "`mobatlas regions`": not np.nan_to_num(values).any(),
+        }
+    )
+    regions.composition.refuse_absent_groups(folder)
 
 
 def _without_suppressed(regions: Regions, known: Ints) -> tuple[Regions, list[str]]:

@@ -25,7 +25,7 @@ import numpy as np
 from scipy import linalg
 
 from mobatlas.data.types import Floats, Ints
-from mobatlas.errors import MobatlasError, log, refuse_unknown
+from mobatlas.errors import MobatlasError, log, refuse_faults, refuse_unknown
 from mobatlas.features.divergences import js
 from mobatlas.regions.composition import refuse_empty_regions
 from mobatlas.regions.recovery.composition_error import CompositionError, calibrate_composition
@@ -517,17 +517,20 @@ def _mean_despite_noise(v: Aggregates, spread: Floats) -> Floats:
 
 def _check_regions(regions: Regions) -> None:
     aggregates = regions.aggregates
-    if not len(aggregates.features):
-        raise MobatlasError(
-            "aggregates: no feature is left; choose another --feature or less --mask"
-        )
     refuse_empty_regions("aggregates", aggregates.regions, aggregates.n)
-    if not ((aggregates.values != 0) & ~np.isnan(aggregates.values)).any():
-        raise MobatlasError(
-            "aggregates: every value is zero or suppressed; nothing can be estimated"
-        )
-    if np.isnan(regions.composition.shares).any():
-        raise MobatlasError("composition: some shares are missing (NaN); complete the table")
+    refuse_faults(
+        {
+            "aggregates: no feature is left; choose another --feature or less --mask": not (
+                aggregates.features
+            ),
+            "aggregates: every value is zero or suppressed; nothing can be estimated": not (
+                np.nan_to_num(aggregates.values).any()
+            ),
+            "composition: some shares are missing (NaN); complete the table": np.isnan(
+                regions.composition.shares
+            ).any(),
+        }
+    )
 
 
 def _transferred(slopes: Slopes, transfer: float) -> Slopes:
