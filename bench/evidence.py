@@ -156,9 +156,7 @@ class _Survey:
             self._behaviour[key] = behaviour(dataset)
         result = reweight(dataset, regions, seen=self._behaviour[key], split=self._split)
         notes = recover(regions, parents=dataset.vocabulary.parents, quiet=True).notes
-        metrics = {
-            name: each["gap_closed_labelled"] for name, each in result["metrics"].items()
-        }
+        metrics = {name: each["gap_closed_labelled"] for name, each in result["metrics"].items()}
         return {"metrics": metrics, "contradicts": any("contradicts" in note for note in notes)}
 
     def _people(self, case: Case) -> tuple[TrajectoryDataset, Path | None]:
@@ -232,7 +230,9 @@ class _Survey:
         weight = np.ones(len(people))
         if case.sample == THIRD:
             names = np.array(sorted(people["region"].unique()))
-            weight = people["region"].isin(rng.permutation(names)[: len(names) // 3]).to_numpy(float)
+            weight = (
+                people["region"].isin(rng.permutation(names)[: len(names) // 3]).to_numpy(float)
+            )
         else:
             oldest = sorted(people[attributes[0]].unique())[-1]
             weight[(people[attributes[0]] == oldest).to_numpy()] = 3

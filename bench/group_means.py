@@ -111,16 +111,24 @@ def run(
         check_survey(source.survey)
         columns = region_columns(source.survey)
     cases = plan_cases(columns, labelled)
-    datasets = {seed: SeedPeople(experiment.out, source, seed, split) for seed in experiment.numbers}
+    datasets = {
+        seed: SeedPeople(experiment.out, source, seed, split) for seed in experiment.numbers
+    }
     cells = [
-        Cell(seed, f"means-{case.name}", {"source": source.title, "split": split}, partial(
-            _measure, datasets[seed], case))
+        Cell(
+            seed,
+            f"means-{case.name}",
+            {"source": source.title, "split": split},
+            partial(_measure, datasets[seed], case),
+        )
         for case in cases
         for seed in experiment.numbers
     ]
     results = Runner(experiment, "group means", command).run(cells)
     n = experiment.seeds
-    rows = [row for i, case in enumerate(cases) for row in _rows(case, results[i * n : (i + 1) * n])]
+    rows = [
+        row for i, case in enumerate(cases) for row in _rows(case, results[i * n : (i + 1) * n])
+    ]
     result = {
         **command.header(experiment),
         "source": source.title,
@@ -302,9 +310,7 @@ def _gap_error(bins: Ints, everybody: Floats, facts: Mapping[str, Any]) -> float
         rng = np.random.default_rng([people.seed, number])
         real, near = (
             normalise((resample(len(chosen), GAP_DRAWS, rng) + 1) @ phi[chosen][:, bins])
-            for chosen in (
-                each[group[each] == number] for each in (people.held_out, people.train)
-            )
+            for chosen in (each[group[each] == number] for each in (people.held_out, people.train))
         )
         total += js(normalise(everybody[bins]), real) - js(near, real)
     return float((total / size).std(ddof=1))

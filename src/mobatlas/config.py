@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from yaml.constructor import ConstructorError
 
 from mobatlas.errors import MobatlasError, suggestion
 
@@ -374,10 +375,6 @@ def format_assignments(values: Mapping[str, Any], prefix: str = "") -> Iterator[
             yield f"{prefix}{name}={f'{value:.17f}' if is_small else text}"
 
 
-class _RepeatedKey(yaml.MarkedYAMLError):
-    """A mapping has one key twice."""
-
-
 class _Loader(yaml.SafeLoader):
     """Refuses repeated keys, of which YAML readers silently take the last."""
 
@@ -386,8 +383,10 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
-                    problem = f"the key '{key.value}' is repeated; remove one"
-                    raise _RepeatedKey(problem=problem, problem_mark=key.start_mark)
+                    raise ConstructorError(
+                        problem=f"the key '{key.value}' is repeated; remove one",
+                        problem_mark=key.start_mark,
+                    )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -397,10 +396,10 @@ def _parse_yaml(text: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f": a configuration has at most {MAX_CHARACTERS:,} characters")
     try:
-        value = yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        reason = f" ({error.problem})" if isinstance(error, _RepeatedKey) else ""
+        reason = f" ({error.problem})" if isinstance(error, ConstructorError) else ""
         raise ValueError(f" at line {mark.line + 1}{reason}" if mark else "") from None
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         # PyYAML raises these for odd values and deep nesting.

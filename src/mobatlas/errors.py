@@ -32,6 +32,14 @@ class MobatlasError(Exception):
     groups need at least one attribute
     """
 
+    exit_code = 2
+
+
+class MachineError(MobatlasError):
+    """The machine failed, not the input: the disk is full, say."""
+
+    exit_code = 1
+
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"` with a similar known word; empty if none is similar."""

@@ -3,6 +3,7 @@
 import gzip
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,8 @@ from mobatlas.errors import MobatlasError
 MAX_BYTES = 192 * 2**20  # unpacked
 MAX_CELLS = 50_000_000  # rows times columns of a Parquet table
 CHUNK = 2**20
+START = 8 * CHUNK  # unpacked bytes that show how well a file is packed
+MAX_EQUAL_ROWS = 10_000_000  # fewer do no harm
 
 
 def refuse_oversized(path: Path, max_bytes: int = MAX_BYTES, max_cells: int = MAX_CELLS) -> None:
@@ -47,6 +50,27 @@ def refuse_oversized(path: Path, max_bytes: int = MAX_BYTES, max_cells: int = MA
             f"{path}: the unpacked table is larger than {max_bytes // 2**20} MB; give the table "
             "that was meant, or fewer rows"
         )
+
+
+def refuse_bomb(path: Path) -> None:
+    """Refuse files that unpack to far more than real data would, in a source of any size."""
+    for file in filter(Path.is_file, [path, *path.rglob("*")]):
+        with suppress(pa.ArrowException, OSError, EOFError, zlib.error):
+            rows, _ = parquet_size(file)
+            packed = file.stat().st_size
+            unpacked = 0
+            if file.suffix.lower() == ".gz":
+                with file.open("rb") as raw, gzip.open(raw) as text:
+                    unpacked = sum(len(text.read(CHUNK)) for _ in range(START // CHUNK))
+                    packed = raw.tell()  # of the start
+            # Text of visits is packed to a twentieth or so, equal lines to a thousandth.
+            is_bomb = unpacked == START and unpacked > 200 * packed
+            if is_bomb or (rows > MAX_EQUAL_ROWS and rows > 4 * packed):
+                raise MobatlasError(
+                    f"{file}: {packed:,} bytes unpack to {max(rows, unpacked):,} "
+                    f"{'rows' if rows else 'bytes or more'}, all nearly equal; give the file that "
+                    "was meant"
+                )
 
 
 def parquet_size(path: Path) -> tuple[int, int]:

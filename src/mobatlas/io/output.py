@@ -23,8 +23,10 @@ from mobatlas.io.manifest import (
     MANIFEST,
     METADATA,
     Manifest,
+    create_file,
     hidden_sibling,
     is_manifest,
+    refuse_links,
     sync,
     write_json,
     write_manifest,
@@ -129,6 +131,8 @@ def resumable_folder(
     with lock_output(out):
         _restore_backup(out)
         _remove_unmarked_attempt(out)
+        _check_place(out)
+        refuse_links(*out.rglob("*"))
         is_unfinished = _marker(out).is_file()
         if not is_unfinished:
             _check_replaceable(out, kind, overwrite)
@@ -166,6 +170,7 @@ def new_file(out: Path, overwrite: bool, starts: tuple[bytes, ...] = ()) -> Iter
     check_replaceable_file(out, overwrite, starts)
     with lock_output(out):
         partial = hidden_sibling(out, "partial")
+        create_file(partial)
         try:
             yield partial
             sync(partial)
@@ -181,6 +186,7 @@ def lock_output(out: Path) -> Iterator[None]:
     """Keep other processes from writing `out`; create its parents, and remove them if unused."""
     out = _absolute(out)
     lock = hidden_sibling(out, "lock")
+    refuse_links(*(hidden_sibling(out, suffix) for suffix in ("lock", "partial", "replaced")))
     created = [parent for parent in out.parents if not parent.exists()]
     try:
         with _acquire(out, lock):
@@ -197,7 +203,8 @@ def lock_output(out: Path) -> Iterator[None]:
 def _acquire(out: Path, lock: Path) -> TextIO:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        handle = lock.open("w")
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        handle = os.fdopen(descriptor, "w")
     except OSError as error:
         raise MobatlasError(
             f"--out {out}: {out.parent} cannot be created or written to ({error.strerror})"
@@ -368,6 +375,7 @@ def _remove_checkpoints(out: Path) -> None:
     """
     _delete_backup(out)
     folder = checkpoint_folder(out)
+    refuse_links(folder)
     if _marker(out).is_file():
         for path in folder.iterdir():
             if path.is_dir():

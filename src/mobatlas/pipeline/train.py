@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ from mobatlas.generators.store import (
     VOCABULARY,
     save_model,
 )
-from mobatlas.io.manifest import read_manifest
+from mobatlas.io.manifest import SNAPSHOTS, read_manifest
 from mobatlas.io.output import checkpoint_folder, is_complete, refuse_overlap, resumable_folder
 from mobatlas.progress import log
 from mobatlas.supervision.store import CALIBRATION_FILES, CURVE, MEANS
-from mobatlas.training.checkpoints import SNAPSHOTS, WEIGHTS
+from mobatlas.training.checkpoints import WEIGHTS
 from mobatlas.training.loop import DEFAULT_EXECUTION, METRICS, Execution, Trainer
 from mobatlas.training.resources import peak_gb
 
@@ -163,9 +162,7 @@ def save_training(
             "dataset": {"path": str(dataset.path.resolve()), "hash": dataset.manifest.content_hash},
             "report": report,
         }
-        logs = chain.from_iterable(
-            folder.path.glob(f"{name}/*") for name in ("tensorboard", SNAPSHOTS)
-        )
+        logs = folder.path.glob("tensorboard/*")
         folder.unlisted |= {METRICS} | {path.relative_to(folder.path).as_posix() for path in logs}
     return report
 

@@ -53,7 +53,11 @@ class DuckDBEngine:
             table = self._backend.read_parquet(str(pattern), **options)
         # Ibis does not know nanoseconds with a zone.
         unknown = [name for name, kind in table.schema().items() if kind.is_unknown()]
-        zoned = {name: table[name].cast(ZONED) for name in unknown if "TIMESTAMPTZ" in str(table[name].type())}
+        zoned = {
+            name: table[name].cast(ZONED)
+            for name in unknown
+            if "TIMESTAMPTZ" in str(table[name].type())
+        }
         return table.mutate(**zoned) if zoned else table
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
@@ -108,9 +112,9 @@ class SparkEngine:
         with explain_spark_errors(self.work):
             table = self._backend.read_parquet(_file_url(source), recursiveFileLookup="true")
         nanoseconds = {
-            field.name: (table[field.name] // 1_000_000_000).as_timestamp("s").cast(
-                ZONED if field.type.tz else "timestamp"
-            )
+            field.name: (table[field.name] // 1_000_000_000)
+            .as_timestamp("s")
+            .cast(ZONED if field.type.tz else "timestamp")
             for field in parquet_schema(source)
             if pa.types.is_timestamp(field.type)
             and field.type.unit == "ns"

@@ -142,42 +142,38 @@ def require_known_people(
 
     No user in people means that the ids do not match, which is refused.
     """
-    unknown = users.anti_join(people, "user_id")
-    facts = {"users": users.count(), "unknown": unknown.count(), "people": people.count()}
-    totals = {name: int(engine.collect(n.as_table())[0][0].as_py()) for name, n in facts.items()}
-    known = totals["users"] - totals["unknown"]
-    if not totals["unknown"]:
-        return known, []
-    if not totals["people"]:
+    # staged, because Ibis cannot join the result of a join with the same table again
+    unknown = engine.stage(users.anti_join(people, "user_id").select("user_id"), "unknown")
+    everyone, missing, listed = (
+        int(one(engine, table.aggregate(n=table.count()))["n"])
+        for table in (users, unknown, people)
+    )
+    if everyone and not listed:
         raise MobatlasError(
             f"{source.people_where}: the table has no rows; leave it out, or give a row for each "
             "person"
         )
-    forms = unknown.select(visits="user_id", form=_id_form(unknown.user_id)).join(
+    other_form = unknown.select(visits="user_id", form=_id_form(unknown.user_id)).join(
         people.select(people="user_id", form=_id_form(people.user_id)), "form"
     )
-    n = int(one(engine, forms.aggregate(n=forms.visits.nunique()))["n"])
-    if n:
-        row = one(engine, forms.order_by(["visits", "people"]).limit(1))
-        sentence = (
-            f"{source.people_where}: {n:,} of {totals['users']:,} people with visits are in the "
-            f"table under another form of their user_id (people have '{row['people']}', visits "
-            f"have '{row['visits']}'); write the ids the same way in both"
-        )
-        if not known:
-            raise MobatlasError(sentence)
-        return known, [sentence]
+    pairs = engine.collect(other_form.order_by(["visits", "people"]).limit(1)).to_pylist()
+    known = everyone - missing
+    if not missing or (known and not pairs):
+        return known, []
+    if pairs:
+        n = one(engine, other_form.aggregate(n=other_form.visits.nunique()))["n"]
+        problem = f"{n:,} of {everyone:,} people with visits have another form of user_id here"
+    else:
+        first = {"visits": users.user_id.min(), "people": people.user_id.min()}
+        pairs = [{name: engine.collect(key.as_table())[0][0] for name, key in first.items()}]
+        problem = f"the table has no user_id of {source.where}"
+    sentence = (
+        f"{source.people_where}: {problem} (people have '{pairs[0]['people']}', visits have "
+        f"'{pairs[0]['visits']}'); write the ids the same way in both"
+    )
     if not known:
-        in_visits, in_people = (
-            one(engine, table.select("user_id").order_by("user_id").limit(1))["user_id"]
-            for table in (users, people)
-        )
-        raise MobatlasError(
-            f"{source.people_where}: the table has no user_id of {source.where} "
-            f"(people have '{in_people}', visits have '{in_visits}'); "
-            "write the ids the same way in both"
-        )
-    return known, []
+        raise MobatlasError(sentence)
+    return known, [sentence]
 
 
 def _id_form(user_id: ir.Value) -> ir.Value:
@@ -189,25 +185,16 @@ def _refuse_numeric_attributes(
     table: ir.Table, columns: PeopleColumns, where: str, engine: Engine
 ) -> None:
     """Refuse attributes that are measured in numbers, each of which would be a group."""
-    if not columns.attributes:
-        return
-    numbers = {name: as_number(table[name]) for name in columns.attributes}
-    facts = {}
-    for place, (name, number) in enumerate(numbers.items()):
-        text = as_text(table[name])
-        known = ~text.lower().isin(NO_ANSWER)
-        facts[f"words_{place}"] = (known & number.isnull()).sum()
-        facts |= {f"{fact}_{place}": getattr(number, fact)() for fact in ("nunique", "min", "max")}
-    counts = one(engine, table.aggregate(**facts))
-    for place, name in enumerate(numbers):
-        words, levels, low, high = (
-            counts[f"{fact}_{place}"] for fact in ("words", "nunique", "min", "max")
-        )
-        if not words and levels > MAX_NUMBERS:
+    for name in columns.attributes:
+        number = as_number(table[name])
+        words = number.isnull() & ~as_text(table[name]).lower().isin(NO_ANSWER)
+        counts = {"words": words.sum(), "levels": number.nunique()}
+        row = one(engine, table.aggregate(**counts, low=number.min(), high=number.max()))
+        if not row["words"] and row["levels"] > MAX_NUMBERS:
             raise MobatlasError(
-                f"{where}: column '{name}' has {levels:,} different numbers from {low:g} to "
-                f"{high:g}, and each would be a group; give the limits of bins, such as "
-                f"--set bins.{name}=[30,40,50]"
+                f"{where}: column '{name}' has {row['levels']:,} different numbers from "
+                f"{row['low']:g} to {row['high']:g}, and each would be a group; give the limits of "
+                f"bins, such as --set bins.{name}=[30,40,50]"
             )
 
 

@@ -12,7 +12,7 @@ import ibis
 import pyarrow as pa
 from ibis import ir
 
-from mobatlas.config import PrepareConfig, build, format_assignments, merge, preset_values
+from mobatlas.config import PrepareConfig, build, merge, preset_values
 from mobatlas.data.dataset import KIND, LABELS
 from mobatlas.data.prepare import steps
 from mobatlas.data.prepare.canonical import RowCounts, canonical_visits, check_rows
@@ -28,10 +28,10 @@ from mobatlas.data.prepare.people import (
     sort_columns,
 )
 from mobatlas.data.prepare.plausibility import (
+    check_copies,
     check_days,
     check_homes,
     check_visits,
-    copied_people,
 )
 from mobatlas.data.prepare.sequences import SplitCounts, write_sequences
 from mobatlas.data.prepare.tables import as_number, as_text
@@ -190,7 +190,7 @@ def prepare(
         _refuse_address(str(path))
     refuse_overlap(Path(source), Path(out))
     require_path(Path(source))  # before an engine starts: Java takes seconds
-    recorded = {"format": format, "prepare": _settings(config)}
+    recorded: dict[str, Any] = {"format": format}
     with new_folder(Path(out), KIND, config=recorded, overwrite=overwrite) as folder:
         with (
             _explain_memory_errors(config.memory_limit, source),
@@ -199,7 +199,7 @@ def prepare(
             tracker.step(0, "reading")
             tables = READERS[format].open(Path(source), running, config.reader)
             summary, groups, config = _run(tables, running, config, folder.path, tracker)
-            recorded["prepare"] = _settings(config)
+            recorded["prepare"] = config.model_dump(mode="json", exclude={"memory_limit"})
         folder.details.update(
             attributes=groups.as_dict() if groups else None, regions=list(summary.columns.regions)
         )
@@ -210,10 +210,6 @@ def prepare(
         log.warning("%s", warning)
     tracker.step(STEPS, "done")
     return summary
-
-
-def _settings(config: PrepareConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude={"memory_limit"})
 
 
 @contextmanager
@@ -281,7 +277,10 @@ def _run(
         columns=columns,
         users_in_people=observed.in_people,
         notes=(*source.notes, *observed.notes, *_many_levels(groups)),
-        warnings=(*observed.warnings, *check_days(days, observed.users, config, engine)),
+        warnings=(
+            *observed.warnings,
+            *check_days(days, observed.users, source.where, config.window.days, engine),
+        ),
     )
     return summary, groups, config
 
@@ -295,10 +294,9 @@ def _observe(
     tracker.step(1, "people and places")
     people = canonical_people(source, columns, engine, config)
     numbered = engine.stage(steps.number_users(clean, config.split), "users")
-    known = None
-    warnings = []
-    if people is not None:
-        known, warnings = require_known_people(numbered, people, source, engine)
+    known, warnings = (
+        (None, []) if people is None else require_known_people(numbered, people, source, engine)
+    )
     places = engine.stage(steps.number_places(clean), "places")
     tracker.step(2, "visits")
     encoded = engine.stage(steps.encode(clean, numbered, places), "visits")
@@ -311,9 +309,7 @@ def _observe(
             f"({counts.missing_coordinates:,} without coordinates, "
             f"{counts.not_poi:,} not at a POI, {counts.invalid:,} invalid)"
         )
-    config, notes = config, ()
-    if not facts["ends"]:
-        config, notes = _for_check_ins(config)
+    config, notes = (config, ()) if facts["ends"] else _for_check_ins(config)
     visits = steps.fill_departures(encoded, config)
     infer = config.anchors.infer
     missing = tuple(
@@ -326,8 +322,8 @@ def _observe(
             anchors = numbered.join(people, "user_id").select("user", *ANCHORS)
         flags = steps.flag_anchors(visits, inferred, anchors, missing, config.anchors)
         visits = engine.stage(flags, "flagged")
-    cells, unlikely = check_visits(visits, numbered, source, engine)
-    warnings += [*unlikely, *copied_people(visits, numbered, source, engine)]
+    cells, unlikely = check_visits(visits, numbered, source.where, engine)
+    warnings += [*unlikely, *check_copies(visits, numbered, source.where, engine)]
     if people is not None:
         warnings += check_homes(people, cells, source.people_where, engine)
     return _Observed(
@@ -348,20 +344,16 @@ def _observe(
 
 
 def _for_check_ins(config: PrepareConfig) -> tuple[PrepareConfig, tuple[str, ...]]:
-    """The settings for visits without departures, unless the user chose others."""
-    if config.missing_departure != "instant":
+    """The configuration for visits without departures, and a note of what it changes."""
+    suited = {"quality": {"min_coverage": 0.0}, "anchors": {"require_both": False}}
+    chosen = merge(suited, config.model_dump(exclude_unset=True))  # the user's values win
+    changed = PrepareConfig.model_validate(chosen)
+    if changed == config or config.missing_departure != "instant":
         return config, ()
-    suited: dict[str, dict[str, Any]] = {}
-    for section, key, value in (("quality", "min_coverage", 0.0), ("anchors", "require_both", False)):
-        if key not in getattr(config, section).model_fields_set:
-            suited[section] = {key: value}
-    if not suited:
-        return config, ()
-    names = ", ".join(format_assignments(suited))
-    note = f"the source has no departures, so a visit is a moment and covers no time: {names}"
-    return PrepareConfig.model_validate(
-        merge(config.model_dump(exclude_unset=True), suited)
-    ), (note,)
+    return changed, (
+        "the source has no departures, so visits are moments: unless you set them, "
+        "quality.min_coverage is 0 and anchors.require_both is false",
+    )
 
 
 def _write_vocabulary(

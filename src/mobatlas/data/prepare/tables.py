@@ -66,7 +66,10 @@ def as_bin(column: ir.Value, limits: Sequence[float], largest: float = float("in
     number = as_number(column)
     text = as_text(column)
     known = ibis.ifelse(text.lower().isin(NO_ANSWER), ibis.null("string"), text)
-    bins = [(number < min(0, limits[0]), ibis.null("string")), (number < limits[0], f"<{limits[0]:g}")]
+    bins = [
+        (number < min(0, limits[0]), ibis.null("string")),
+        (number < limits[0], f"<{limits[0]:g}"),
+    ]
     bins += [(number < high, f"{low:g}-{high:g}") for low, high in pairwise(limits)]
     bins += [(number <= largest, f">{limits[-1]:g}")]
     return ibis.ifelse(number.isnull(), known, ibis.cases(*bins, else_=ibis.null("string")))
