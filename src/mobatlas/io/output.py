@@ -129,10 +129,9 @@ def resumable_folder(
     out = _absolute(out)
     known_names = frozenset(names)
     with lock_output(out):
+        _check_place(out)
         _restore_backup(out)
         _remove_unmarked_attempt(out)
-        _check_place(out)
-        refuse_links(*out.rglob("*"))
         is_unfinished = _marker(out).is_file()
         if not is_unfinished:
             _check_replaceable(out, kind, overwrite)
@@ -262,6 +261,7 @@ def _check_place(out: Path) -> None:
         raise MobatlasError(
             f"{out}: this is the current folder or one of its parents; choose another --out"
         )
+    refuse_links(*out.rglob("*"))
 
 
 def _check_replaceable(out: Path, kind: str, overwrite: bool) -> None:
@@ -289,7 +289,6 @@ def _check_replaceable(out: Path, kind: str, overwrite: bool) -> None:
 
 def _check_unfinished(out: Path, names: frozenset[str], overwrite: bool) -> None:
     """Refuse an unfinished folder unless `overwrite` is set and mobatlas wrote all its files."""
-    _check_place(out)
     if not overwrite:
         raise MobatlasError(
             f"{out}: this folder is unfinished; pass --resume to continue it or --overwrite to "

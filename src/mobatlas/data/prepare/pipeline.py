@@ -41,6 +41,7 @@ from mobatlas.data.schema import ANCHORS, POIS_REQUIRED
 from mobatlas.data.vocabulary import FIRST_POI, VOCABULARY_SCHEMA, build_vocabulary
 from mobatlas.errors import MobatlasError
 from mobatlas.groups import Groups
+from mobatlas.io.limits import refuse_bomb
 from mobatlas.io.manifest import write_json, write_parquet
 from mobatlas.io.output import new_folder, refuse_overlap
 from mobatlas.io.tables import require_columns
@@ -186,10 +187,10 @@ def prepare(
     2134
     """
     config = prepare_config(format, merge(preset_values(preset).get("prepare", {}), values or {}))
+    refuse_overlap(Path(source), Path(out))
     for path in (source, out):
         _refuse_address(str(path))
-    refuse_overlap(Path(source), Path(out))
-    require_path(Path(source))  # before an engine starts: Java takes seconds
+    refuse_bomb(require_path(Path(source)))  # before an engine starts: Java takes seconds
     recorded: dict[str, Any] = {"format": format}
     with new_folder(Path(out), KIND, config=recorded, overwrite=overwrite) as folder:
         with (
@@ -203,8 +204,7 @@ def prepare(
         folder.details.update(
             attributes=groups.as_dict() if groups else None, regions=list(summary.columns.regions)
         )
-        # a dataset without its labels, or with others, is the same dataset
-        folder.unlisted.add(LABELS)
+        folder.unlisted.add(LABELS)  # with others it is the same dataset
         write_json(folder.path / "summary.json", summary.as_dict())
     for warning in summary.warnings:
         log.warning("%s", warning)

@@ -39,16 +39,13 @@ MIRRORS: dict[str, Callable[[Floats, Floats], tuple[Floats, Floats]]] = {
 }
 
 
-Cells = pa.Table  # cell, rows: numbers of rows by square of the map
-
-
 def _cell(lat: ir.Value, lon: ir.Value) -> ir.Value:
     row, column = ((axis / CELL).floor().cast("int64") for axis in (lat + 90, lon + 180))
     return row * COLUMNS + column
 
 
-def _centres(cells: Cells) -> Floats:
-    """Latitudes and longitudes, (2, cells)."""
+def _centres(cells: pa.Table) -> Floats:
+    """Latitudes and longitudes of squares of the map, (2, cells)."""
     row_column = np.stack(np.divmod(cells["cell"].to_numpy(), COLUMNS))
     return np.asarray(CELL * (row_column + 0.5) - [[90], [180]])
 
@@ -61,8 +58,8 @@ def _near(points: tuple[Floats, Floats] | Floats, places: Floats) -> Flags:
 
 def check_visits(
     visits: ir.Table, users: ir.Table, where: str, engine: Engine
-) -> tuple[Cells, list[str]]:
-    """Where the visits are, and warnings; coordinates that are mostly wrong are refused.
+) -> tuple[pa.Table, list[str]]:
+    """Rows by cell of the map, and warnings; coordinates that are mostly wrong are refused.
 
     `visits` are numbers with home flags and departures, `users` maps their numbers to ids.
     """
@@ -88,7 +85,7 @@ def check_visits(
 
 
 def _misplaced(
-    cells: Cells, places: Floats, rows: ir.Table, subject: str, engine: Engine
+    cells: pa.Table, places: Floats, rows: ir.Table, subject: str, engine: Engine
 ) -> Iterator[str]:
     """Warn of rows that are near the places only in a mirror; refuse them if they are many."""
     centres, counts = _centres(cells), cells["rows"].to_numpy()
@@ -102,7 +99,9 @@ def _misplaced(
         wrong = rows.filter(
             _cell(rows.lat, rows.lon).isin(cells.filter(pa.array(found))["cell"].to_pylist())
         )
-        example = one(engine, wrong.select("user_id", "lat", "lon").order_by("user_id").limit(1))
+        example = one(
+            engine, wrong.select("user_id", "lat", "lon").order_by("user_id", "lat", "lon").limit(1)
+        )
         sentence = (
             f"{subject.format(f'{n:,} of {total:,}')} are far from all places of the visits "
             f"(for example user_id '{example['user_id']}', lat {example['lat']:g}, "
@@ -147,7 +146,7 @@ def check_copies(visits: ir.Table, users: ir.Table, where: str, engine: Engine) 
         n=long.count(), one=long.user.min(), other=long.user.max()
     )
     same = same.filter(same.n > 1)
-    copies = one(engine, same.aggregate(n=(same.n - 1).sum()))["n"] or 0
+    copies = one(engine, same.aggregate(n=(same.n - 1).sum().cast("int64")))["n"] or 0
     everyone = one(engine, users.aggregate(n=users.count()))["n"]
     if copies > 0.02 * everyone:
         pair = one(engine, same.select("one", "other").order_by("one").limit(1))
@@ -159,7 +158,7 @@ def check_copies(visits: ir.Table, users: ir.Table, where: str, engine: Engine) 
         )
 
 
-def check_homes(people: ir.Table, cells: Cells, where: str, engine: Engine) -> Iterator[str]:
+def check_homes(people: ir.Table, cells: pa.Table, where: str, engine: Engine) -> Iterator[str]:
     """Compare homes and workplaces of people with the places of visits."""
     for name in ("home", "work"):
         rows = people.select("user_id", lat=f"{name}_lat", lon=f"{name}_lon").drop_null()
@@ -188,7 +187,7 @@ def check_days(
         )
     if facts["overlapping"] > 0.2 * facts["visits"]:
         worst = days.join(users.select("user", "user_id"), "user")
-        row = one(engine, worst.order_by([worst.overlapping.desc(), worst.user_id]).limit(1))
+        row = one(engine, worst.order_by([worst.overlapping.desc(), "user_id", "day"]).limit(1))
         yield (
             f"{where}: {facts['overlapping'] / facts['visits']:.0%} of the visits begin before an "
             f"earlier visit of the same person ends (for example {row['overlapping']} of "
