@@ -11,8 +11,8 @@ from typing import TypeGuard
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "mobatlas"
-MAX_STATEMENTS = 15_700
-MAX_MODULES = 145
+MAX_STATEMENTS = 15_920
+MAX_MODULES = 147
 MAX_TOP_LEVEL = 8  # modules beside the packages
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7

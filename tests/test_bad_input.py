@@ -334,7 +334,7 @@ def with_people(tmp_path: Path, people: dict[str, list[Any]]) -> Path:
         (
             {"user_id": ["A", "B"], "age": ["<30", "<30"]},
             {},
-            "2 of 2 people with visits have another form of user_id here .people have 'A', visits have 'a'",
+            "2 of 2 people .* another form of user_id here .people have 'A', visits have 'a'",
         ),
         (
             {"user_id": pa.array([], pa.string())},

@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from yaml.constructor import ConstructorError
 
 from mobatlas.errors import MobatlasError, suggestion
@@ -110,11 +118,13 @@ class SplitConfig(Section):
         return self
 
 
-def increasing(limits: tuple[float, ...]) -> tuple[float, ...]:
-    """Refuse limits of bins that are not in increasing order."""
+def _increasing(limits: tuple[float, ...]) -> tuple[float, ...]:
     if not limits or list(limits) != sorted(set(limits)):
         raise ValueError("give at least one limit, in increasing order")
     return limits
+
+
+BinLimits = Annotated[tuple[float, ...], AfterValidator(_increasing)]
 
 
 class PrepareConfig(Section):
@@ -135,7 +145,7 @@ class PrepareConfig(Section):
     attributes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
     regions: tuple[str, ...] | None = None  # region columns; None to recognise them by name
     # Limits of bins for numeric attributes: {age: [30, 40]} gives <30, 30-40 and >40.
-    bins: dict[str, tuple[float, ...]] = {}
+    bins: dict[str, BinLimits] = {}
     # until_next: a visit without a departure lasts until the person's next arrival, but no longer
     # than max_gap_hours.
     missing_departure: Literal["instant", "until_next"] = "instant"
@@ -147,11 +157,6 @@ class PrepareConfig(Section):
     reader: dict[str, Any] = {}  # options of the reader, which checks them
     # Memory of DuckDB, which spills to disk beyond it, or the heap of a new Spark session.
     memory_limit: str = "2GB"
-
-    @field_validator("bins")
-    @classmethod
-    def _check_bins(cls, value: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
-        return {name: increasing(limits) for name, limits in value.items()}
 
     @field_validator("attributes")
     @classmethod

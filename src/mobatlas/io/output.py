@@ -108,18 +108,16 @@ def resumable_folder(
 ) -> Iterator[NewFolder]:
     """Write a folder in place; an interrupted process leaves checkpoints to resume from.
 
-    The manifest is written when the block ends without an error, and the checkpoints are deleted.
-    After an error without any checkpoint, the folder is removed and an overwritten one restored.
+    Without an error, the manifest is written and the checkpoints are deleted. After an error
+    without any checkpoint, the folder is removed and an overwritten one restored.
 
     Parameters
     ----------
     out
         The folder to write.
-    kind
-        The kind of folder, for its manifest.
     names
         The files and folders that belong to it. Others are reported and never deleted.
-    seed, config
+    kind, seed, config
         Entries of the manifest.
     resume
         Continue an unfinished folder.

@@ -1,5 +1,6 @@
 """Visits of a source as typed columns; invalid rows are refused or dropped."""
 
+import calendar
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,7 +9,6 @@ from operator import or_
 from typing import NamedTuple
 
 import ibis
-import numpy as np
 from ibis import ir
 
 from mobatlas.config import PrepareConfig
@@ -29,10 +29,8 @@ from mobatlas.errors import MobatlasError
 from mobatlas.io.tables import require_columns
 
 ISO_LOCAL = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?)?$"
-# A visit outside these years is a broken record. Whole seconds since 1970, not as dates: engines
-# compare numbers in one way.
+# A visit outside these years is a broken record.
 YEARS = (1971, 2100)
-EARLIEST, LATEST = (int(np.datetime64(f"{year}", "s").astype(np.int64)) for year in YEARS)
 # What the text of a time may be, and what to do about it.
 TIME_CAUSES = {
     r"\d{9,10}": "seconds since 1970, so write local times",
@@ -181,7 +179,7 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> dict[str, _Fault]:
             "the place)",
         ),
         "far": _Fault(
-            _is_true((visits.start < EARLIEST) | (visits.start >= LATEST)),
+            _is_true(~visits.start.between(*(calendar.timegm((y, 1, 1, 0, 0, 0)) for y in YEARS))),
             times,
             "column 'arrival' is not between the years {} and {}".format(*YEARS),
         ),

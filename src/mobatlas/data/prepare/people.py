@@ -187,9 +187,13 @@ def _refuse_numeric_attributes(
     """Refuse attributes that are measured in numbers, each of which would be a group."""
     for name in columns.attributes:
         number = as_number(table[name])
-        words = number.isnull() & ~as_text(table[name]).lower().isin(NO_ANSWER)
-        counts = {"words": words.sum(), "levels": number.nunique()}
-        row = one(engine, table.aggregate(**counts, low=number.min(), high=number.max()))
+        facts = {
+            "words": (number.isnull() & ~as_text(table[name]).lower().isin(NO_ANSWER)).sum(),
+            "levels": number.nunique(),
+            "low": number.min(),
+            "high": number.max(),
+        }
+        row = one(engine, table.aggregate(**facts))
         if not row["words"] and row["levels"] > MAX_NUMBERS:
             raise MobatlasError(
                 f"{where}: column '{name}' has {row['levels']:,} different numbers from "

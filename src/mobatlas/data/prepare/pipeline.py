@@ -187,9 +187,8 @@ def prepare(
     2134
     """
     config = prepare_config(format, merge(preset_values(preset).get("prepare", {}), values or {}))
+    _refuse_addresses(str(source), str(out))
     refuse_overlap(Path(source), Path(out))
-    for path in (source, out):
-        _refuse_address(str(path))
     refuse_bomb(require_path(Path(source)))  # before an engine starts: Java takes seconds
     recorded: dict[str, Any] = {"format": format}
     with new_folder(Path(out), KIND, config=recorded, overwrite=overwrite) as folder:
@@ -222,13 +221,14 @@ def _explain_memory_errors(memory_limit: str, source: Path | str) -> Iterator[No
         ) from None
 
 
-def _refuse_address(path: str) -> None:
+def _refuse_addresses(*paths: str) -> None:
     """Refuse hdfs://, s3a:// and the like, also as `Path` writes them, with one slash."""
-    if re.match(r"[a-z][a-z0-9+.-]+:/", path, re.IGNORECASE) and not Path(path).exists():
-        raise MobatlasError(
-            f"{path}: this is an address, not a path; mount that storage (on every worker too) "
-            "and give its path"
-        )
+    for path in paths:
+        if re.match(r"[a-z][a-z0-9+.-]+:/", path, re.IGNORECASE) and not Path(path).exists():
+            raise MobatlasError(
+                f"{path}: this is an address, not a path; mount that storage (on every worker "
+                "too) and give its path"
+            )
 
 
 def _run(
@@ -420,8 +420,8 @@ def _no_window_passed(
     config = observed.config
     instants = observed.visits.end == observed.visits.start
     facts = one(engine, observed.visits.aggregate(all_instants=instants.all()))
-    observed_days = days.group_by("user").aggregate(n=days.count())
-    typical = int(one(engine, observed_days.aggregate(n=observed_days.n.approx_median()))["n"])
+    observed_days = days.group_by("user").aggregate(n=days.count()).n
+    typical = int(engine.collect(observed_days.approx_median().as_table())[0][0].as_py())
     dropped = counts.dropped
     advice = {
         "coverage": "the source has no departures: set quality.min_coverage=0, or "

@@ -89,8 +89,7 @@ def _misplaced(
 ) -> Iterator[str]:
     """Warn of rows that are near the places only in a mirror; refuse them if they are many."""
     centres, counts = _centres(cells), cells["rows"].to_numpy()
-    near = _near(centres, places)
-    total = counts.sum()
+    near, total = _near(centres, places), counts.sum()
     for name, mirror in MIRRORS.items():
         found = ~near & _near(mirror(*centres), places)
         n = counts[found].sum()
@@ -122,8 +121,7 @@ def _shifted_times(where: str, counted: pa.Table) -> Iterator[str]:
     )
     quiet = np.array([np.roll(hours, -hour)[:QUIET_HOURS].sum() for hour in range(24)])
     start = int(quiet.argmin())
-    shift = (start - QUIET_START + 12) % 24 - 12
-    reason = ""
+    shift, reason = (start - QUIET_START + 12) % 24 - 12, ""
     # Hours show a night if visits are spread over half a day, but not evenly over all of it.
     if quiet[start] < 0.15 * hours.sum() and (hours > 0).sum() > 12 and abs(shift) >= MAX_SHIFT:
         end = (start + QUIET_HOURS) % 24
@@ -142,18 +140,19 @@ def check_copies(visits: ir.Table, users: ir.Table, where: str, engine: Engine) 
     totals = {name: visits[name].sum() for name in ("start", "end", "poi")}
     people = visits.group_by("user").aggregate(rows=visits.count(), **totals)
     long = people.filter(people.rows >= 5)  # equal short diaries are no surprise
-    same = long.group_by(["rows", *totals]).aggregate(
-        n=long.count(), one=long.user.min(), other=long.user.max()
+    same = (
+        long.group_by(["rows", *totals])
+        .aggregate(n=long.count(), one=long.user.min(), other=long.user.max())
+        .filter(lambda t: t.n > 1)
     )
-    same = same.filter(same.n > 1)
-    copies = one(engine, same.aggregate(n=(same.n - 1).sum().cast("int64")))["n"] or 0
+    copies = one(engine, same.aggregate(n=(same.n - 1).sum()))["n"] or 0
     everyone = one(engine, users.aggregate(n=users.count()))["n"]
     if copies > 0.02 * everyone:
         pair = one(engine, same.select("one", "other").order_by("one").limit(1))
         ids = users.filter(users.user.isin(pair.values())).order_by("user_id").select("user_id")
         names = engine.collect(ids)["user_id"].to_pylist()
         yield (
-            f"{where}: {copies:,} of {everyone:,} people have exactly the visits of "
+            f"{where}: {copies:,.0f} of {everyone:,} people have exactly the visits of "
             f"another person (for example '{names[0]}' and '{names[1]}'); keep each person once"
         )
 
@@ -164,7 +163,7 @@ def check_homes(people: ir.Table, cells: pa.Table, where: str, engine: Engine) -
         rows = people.select("user_id", lat=f"{name}_lat", lon=f"{name}_lon").drop_null()
         keyed = rows.mutate(cell=_cell(rows.lat, rows.lon))
         counted = engine.collect(keyed.group_by("cell").aggregate(rows=keyed.count()))
-        subject = f"{where}: {name} of {{}} people"
+        subject = f"{where}: the {name} places of {{}} people"
         yield from _misplaced(counted, _centres(cells), rows, subject, engine)
 
 
@@ -190,7 +189,7 @@ def check_days(
         row = one(engine, worst.order_by([worst.overlapping.desc(), "user_id", "day"]).limit(1))
         yield (
             f"{where}: {facts['overlapping'] / facts['visits']:.0%} of the visits begin before an "
-            f"earlier visit of the same person ends (for example {row['overlapping']} of "
+            f"earlier visit of the same person ends (for example {row['overlapping']:.0f} of "
             f"{row['visits']} of user_id '{row['user_id']}' on {np.datetime64(row['day'], 'D')}); "
             "correct the departures, or leave out places that contain others"
         )

@@ -209,7 +209,7 @@ def judge_days(pieces: ir.Table, config: PrepareConfig) -> ir.Table:
     days = pieces.group_by(["user", "day"]).aggregate(
         observed=pieces.observed.sum(),
         visits=pieces.count(),
-        overlapping=(pieces.piece_end - pieces.piece_start > pieces.observed).sum().cast("int64"),
+        overlapping=(pieces.piece_end - pieces.piece_start > pieces.observed).sum(),
         south=pieces.lat.min(),
         north=pieces.lat.max(),
         west=pieces.lon.min(),
