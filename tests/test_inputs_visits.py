@@ -138,7 +138,7 @@ CASES: dict[str, tuple[Callable[[Tables], Any], str, str]] = {
         rf"22\d of 2,240 visits are far .*user_id '0001', lat -70.*as if {SWAPPED}; correct them",
     ),
     "a few swapped": (
-        lambda t: swap(t.visits, "lat", "lon", slice(0, 3)),
+        lambda t: swap(t.visits, "lat", "lon", slice(0, 2)),
         "warned",
         rf"3 of 2,2\d\d visits are far from all places .*as if {SWAPPED}",
     ),
