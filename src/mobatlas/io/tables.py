@@ -9,6 +9,7 @@ import pandas as pd
 
 from mobatlas.errors import MobatlasError, first_line, suggestion
 from mobatlas.groups import SEPARATOR
+from mobatlas.io.limits import refuse_oversized
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz")
 
@@ -41,6 +42,7 @@ def read_table(path: Path) -> pd.DataFrame:
     """Read a Parquet or CSV table; CSV as text, so that region ids keep leading zeros."""
     if not path.is_file():
         raise MobatlasError(f"{path}: no such file")
+    refuse_oversized(path)
     try:
         if path.suffix.lower() in (".parquet", ".pq"):
             table = pd.read_parquet(path)
