@@ -173,7 +173,8 @@ CASES: dict[str, tuple[Callable[[Tables], Any], str, str]] = {
     "half without leading zeros": (
         edit("people", user_id=lambda ids: ids.where(np.arange(40) % 2 == 0, ids.str.lstrip("0"))),
         "warned",
-        "20 of 40 people with visits have another form of user_id here .people have '2', visits have '0002'",
+        "20 of 40 people with visits have another form of user_id here .people have '2', visits "
+        "have '0002'",
     ),
     "decimals in people": (
         edit("people", user_id=lambda ids: ids.astype(float)),
@@ -426,7 +427,7 @@ def test_settings_of_the_user_win_over_those_of_check_ins(tmp_path: Path) -> Non
         prepare(tmp_path / "visits.csv", tmp_path / "dataset", values=values)
 
 
-def test_a_window_that_nobody_fills_names_one_that_fits(tmp_path: Path) -> None:
+def test_a_window_without_enough_days_is_refused_with_one_that_fits(tmp_path: Path) -> None:
     with pytest.raises(MobatlasError, match=r"on 1 days or fewer \(window.days=1\)"):
         tables = town().visits
         day = tables[tables["departure"] <= "2024-03-05"]

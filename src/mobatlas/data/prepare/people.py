@@ -157,9 +157,8 @@ def require_known_people(
         people.select(people="user_id", form=_id_form(people.user_id)), "form"
     )
     pairs = engine.collect(other_form.order_by(["visits", "people"]).limit(1)).to_pylist()
-    known = everyone - missing
-    if not missing or (known and not pairs):
-        return known, []
+    if not missing or (missing < everyone and not pairs):
+        return everyone - missing, []
     if pairs:
         n = one(engine, other_form.aggregate(n=other_form.visits.nunique()))["n"]
         problem = f"{n:,} of {everyone:,} people with visits have another form of user_id here"
@@ -171,9 +170,9 @@ def require_known_people(
         f"{source.people_where}: {problem} (people have '{pairs[0]['people']}', visits have "
         f"'{pairs[0]['visits']}'); write the ids the same way in both"
     )
-    if not known:
+    if missing == everyone:
         raise MobatlasError(sentence)
-    return known, [sentence]
+    return everyone - missing, [sentence]
 
 
 def _id_form(user_id: ir.Value) -> ir.Value:

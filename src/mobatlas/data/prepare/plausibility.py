@@ -137,7 +137,7 @@ def _shifted_times(where: str, counted: pa.Table) -> Iterator[str]:
 
 def check_copies(visits: ir.Table, users: ir.Table, where: str, engine: Engine) -> Iterator[str]:
     """Warn if people have exactly the visits of another person."""
-    totals = {name: visits[name].sum() for name in ("start", "end", "poi")}
+    totals = {name: visits[name].sum() for name in ("start", "poi")}
     people = visits.group_by("user").aggregate(rows=visits.count(), **totals)
     long = people.filter(people.rows >= 5)  # equal short diaries are no surprise
     same = (
