@@ -131,6 +131,8 @@ def _check_files(folder: Path, files: dict[str, Any]) -> None:
             or Path(name).is_absolute()
         ):
             raise _invalid(folder)
+        if name.startswith(f"{SNAPSHOTS}/") and not path.exists():
+            continue  # the user may delete them
         if not os.path.isfile(path):  # noqa: PTH113 - False for a name that no file can have
             raise MobatlasError(
                 f"{folder}: the file {name[:100]} is missing; create the folder again"

@@ -20,8 +20,6 @@ from mobatlas.errors import MobatlasError
 CELL = 2  # degrees
 NEAR = 3.0  # degrees
 COLUMNS = 1_000  # more than there are cells from west to east
-CONCENTRATED = 0.8  # share of rows in one area, those in its mirror images included
-REFUSED = 0.05  # share of rows in a mirror image above which they are an error
 TOWNS = (-57.0, 73.0)  # latitudes beyond which there are none
 NIGHT = 3  # o'clock
 NOON = 13
@@ -93,7 +91,8 @@ def _misplaced(
     for name, mirror in MIRRORS.items():
         found = ~near & _near(mirror(*centres), places)
         n = counts[found].sum()
-        if not n or counts[near | found].sum() < CONCENTRATED * total:
+        # Visits all over the world are near their mirror images by chance.
+        if not n or counts[near | found].sum() < 0.8 * total:
             continue
         wrong = rows.filter(
             _cell(rows.lat, rows.lon).isin(cells.filter(pa.array(found))["cell"].to_pylist())
@@ -106,7 +105,7 @@ def _misplaced(
             f"(for example user_id '{example['user_id']}', lat {example['lat']:g}, "
             f"lon {example['lon']:g}), as if {name}; correct them"
         )
-        if n > REFUSED * total:
+        if n > 0.05 * total:
             raise MobatlasError(sentence)
         yield sentence
 
