@@ -18,8 +18,8 @@ from mobatlas.errors import MobatlasError
 from mobatlas.evaluation.comparison import EVERYBODY, Scores, sampling_floor
 from mobatlas.evaluation.metrics import PAPER_METRICS, MetricSpec
 from mobatlas.generators.store import Model, load_model
-from mobatlas.io.manifest import file_hash
-from mobatlas.training.checkpoints import SNAPSHOTS, list_snapshots, load_snapshot
+from mobatlas.io.manifest import SNAPSHOTS, file_hash
+from mobatlas.training.checkpoints import list_snapshots, load_snapshot
 
 METRICS = (*PAPER_METRICS, "poi_all", "flows", "length")
 MODEL = "model"

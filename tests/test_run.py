@@ -19,6 +19,7 @@ from mobatlas import MobatlasError, build_regions
 from mobatlas.cli.commands import app
 from mobatlas.config import build_run, load_run
 from mobatlas.data.prepare.pipeline import prepare
+from mobatlas.io.manifest import read_manifest, write_manifest
 from mobatlas.pipeline.init import InputFiles, write_configuration
 from mobatlas.pipeline.run import refuse_foreign_folder, run
 from mobatlas.regions.build import RegionsOptions
@@ -453,7 +454,9 @@ def test_the_report_shows_finetuning_curves_and_the_results_of_the_paper(tmp_pat
         / "run"
         / json.loads((tmp_path / "run" / "run.json").read_text())["regions"]["hot16"]["model"]
     )
+    manifest = read_manifest(model, "model")
     (model / "curve.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_manifest(model, manifest)
     page = write_report(tmp_path / "run", tmp_path / "report.html").read_text(encoding="utf-8")
     assert (
         "Finetuning hot16: regional loss" in page and "Finetuning hot16: JSD of each group" in page

@@ -14,7 +14,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from yaml.constructor import ConstructorError
 
 from mobatlas.errors import MobatlasError, refuse_unknown, suggestion
 
@@ -109,6 +118,15 @@ class SplitConfig(Section):
         return self
 
 
+def _increasing(limits: tuple[float, ...]) -> tuple[float, ...]:
+    if not limits or list(limits) != sorted(set(limits)):
+        raise ValueError("give at least one limit, in increasing order")
+    return limits
+
+
+BinLimits = Annotated[tuple[float, ...], AfterValidator(_increasing)]
+
+
 class PrepareConfig(Section):
     """How raw visits become trajectories; the defaults are those of the paper.
 
@@ -126,6 +144,8 @@ class PrepareConfig(Section):
     # Label columns of people, in order; None to recognise them by name.
     attributes: tuple[str, ...] | dict[str, tuple[str, ...]] | None = None
     regions: tuple[str, ...] | None = None  # region columns; None to recognise them by name
+    # Limits of bins for numeric attributes: {age: [30, 40]} gives <30, 30-40 and >40.
+    bins: dict[str, BinLimits] = {}
     # until_next: a visit without a departure lasts until the person's next arrival, but no longer
     # than max_gap_hours.
     missing_departure: Literal["instant", "until_next"] = "instant"
@@ -380,15 +400,32 @@ def format_assignments(values: Mapping[str, Any], prefix: str = "") -> Iterator[
             yield f"{prefix}{name}={f'{value:.17f}' if is_small else text}"
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses repeated keys, of which YAML readers silently take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise ConstructorError(
+                        problem=f"the key '{key.value}' is repeated; remove one",
+                        problem_mark=key.start_mark,
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _parse_yaml(text: str) -> Any:
     """Parse YAML of limited size; a ValueError continues the sentence "not valid YAML"."""
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f": a configuration has at most {MAX_CHARACTERS:,} characters")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        raise ValueError(f" at line {mark.line + 1}" if mark else "") from None
+        reason = f" ({error.problem})" if isinstance(error, ConstructorError) else ""
+        raise ValueError(f" at line {mark.line + 1}{reason}" if mark else "") from None
     except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
         # PyYAML raises these for odd values and deep nesting.
         raise ValueError(": it has a value that cannot be read") from None

@@ -52,6 +52,14 @@ class MobatlasError(Exception):
     groups need at least one attribute
     """
 
+    exit_code = 2
+
+
+class MachineError(MobatlasError):
+    """The machine failed, not the input: the disk is full, say."""
+
+    exit_code = 1
+
 
 def refuse_faults(faults: Mapping[str, object]) -> None:
     """Raise the first sentence whose condition holds."""

@@ -33,7 +33,7 @@ def run_application(module: str, name: str) -> None:
     except MobatlasError as error:
         # Training that was stopped has its own message, which says how to resume.
         number = getattr(error, "signal", signals[0] if signals else None)
-        _fail(name, str(error), 2 if number is None else 128 + number)
+        _fail(name, str(error), error.exit_code if number is None else 128 + number)
     except BaseException as error:
         if signals:  # libraries turn an interrupt into other errors
             _fail(name, "stopped; no incomplete file was left", 128 + signals[0])

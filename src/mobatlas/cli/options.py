@@ -2,11 +2,16 @@
 
 import json as jsonlib
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from mobatlas.errors import MachineError
+
+MIN_WIDTH = 72  # of a table; narrower columns would be empty
 
 Out = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 Config = Annotated[Path | None, typer.Option("--config", help="A configuration file (YAML).")]
@@ -320,6 +325,23 @@ def show(values: dict[str, Any], as_json: bool, table: Any) -> None:
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return
     if as_json:
-        typer.echo(jsonlib.dumps(values, indent=2, ensure_ascii=False, default=str))
+        print_result(jsonlib.dumps(values, indent=2, ensure_ascii=False, default=str))
     else:
-        Console().print(table)
+        print_result(table)
+
+
+def print_result(*parts: Any) -> None:
+    """Print text or tables; a terminal narrower than `MIN_WIDTH` wraps the lines."""
+    try:
+        for part in parts:
+            if isinstance(part, str):
+                typer.echo(part)
+            else:
+                Console(width=max(Console().width, MIN_WIDTH)).print(part)
+        sys.stdout.flush()
+    except OSError as error:
+        # Python flushes again when it exits, and would print a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise MachineError(
+            f"the result is complete, but could not be printed ({error.strerror})"
+        ) from None

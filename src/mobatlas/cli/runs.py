@@ -5,11 +5,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.text import Text
 
 import mobatlas
-from mobatlas.cli.options import GroupTables, Json, LabelledPath, Overwrite, Quiet, show
+from mobatlas.cli.options import (
+    GroupTables,
+    Json,
+    LabelledPath,
+    Overwrite,
+    Quiet,
+    print_result,
+    show,
+)
 
 app = typer.Typer()
 StartOver = Annotated[
@@ -29,7 +37,7 @@ def demo(
     from mobatlas.report.console import run_tables
 
     result = run_demo(out, seed, quiet, overwrite=overwrite)
-    Console().print(run_tables(result.folder, result.facts), Text(f"report: {result.report}"))
+    print_result(run_tables(result.folder, result.facts), Text(f"report: {result.report}"))
 
 
 @app.command()
@@ -62,7 +70,7 @@ def init(
 
     files = InputFiles(visits, composition or (), aggregates, by, group_table or (), labelled)
     for line in write_configuration(out, files, overwrite=overwrite):
-        typer.echo(line)
+        print_result(line)
 
 
 @app.command()
@@ -101,4 +109,6 @@ def report(
     overwrite: Overwrite = False,
 ) -> None:
     """Write the HTML report of a run."""
-    typer.echo(f"wrote {mobatlas.write_report(folder, out, overwrite=overwrite)}")
+    from mobatlas.report.html import write_report
+
+    print_result(f"wrote {write_report(folder, out, overwrite=overwrite)}")

@@ -284,6 +284,8 @@ class TrajectoryDataset:
     def labels(self) -> pa.Table | None:
         """Return the attributes of people, row by row, null where unknown; None without labels."""
         path = self.path / LABELS
+        if not self.path.is_dir():
+            raise MobatlasError(f"{self.path}: the dataset folder was removed; prepare it again")
         if not path.exists():
             return None
         with refuse_corrupt(path):

@@ -45,6 +45,7 @@ from mobatlas.data.types import (
 )
 from mobatlas.errors import MobatlasError, first_line, out_of_memory
 from mobatlas.groups import Groups
+from mobatlas.io.limits import refuse_bomb
 from mobatlas.io.manifest import METADATA
 from mobatlas.io.tables import require_columns
 
@@ -236,6 +237,7 @@ class _SampleFile:
         if not path.is_file():
             reason = "this is a folder; give one Parquet file" if path.is_dir() else "no such file"
             raise MobatlasError(f"{path}: {reason}")
+        refuse_bomb(path)
         try:
             parquet = pq.ParquetFile(path, memory_map=True)
         except (OSError, pa.ArrowException) as error:

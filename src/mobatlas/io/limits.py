@@ -3,10 +3,13 @@
 import gzip
 import re
 import zipfile
+import zlib
+from contextlib import suppress
 from functools import reduce
 from itertools import accumulate
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.errors import MobatlasError
@@ -23,6 +26,8 @@ REPEATED = re.compile(
     r"(?:(?!</table:table-row>).)*?office:value-type",
     re.DOTALL,
 )
+START = 8 * CHUNK  # unpacked bytes that show how well a file is packed
+MAX_EQUAL_ROWS = 10_000_000  # fewer do no harm
 
 
 def refuse_oversized(path: Path, max_bytes: int = MAX_BYTES, max_cells: int = MAX_CELLS) -> None:
@@ -50,8 +55,32 @@ def refuse_oversized(path: Path, max_bytes: int = MAX_BYTES, max_cells: int = MA
         )
 
 
+def refuse_bomb(path: Path) -> None:
+    """Refuse files that unpack to far more than real data would, in a source of any size."""
+    for file in filter(Path.is_file, [path, *path.rglob("*")]):
+        with suppress(pa.ArrowException, OSError, EOFError, zlib.error):
+            rows, _ = parquet_size(file)
+            packed = file.stat().st_size
+            unpacked = 0
+            if file.suffix.lower() == ".gz":
+                with file.open("rb") as raw, gzip.open(raw) as text:
+                    unpacked = sum(len(text.read(CHUNK)) for _ in range(START // CHUNK))
+                    packed = raw.tell()  # of the start
+            # Text of visits is packed to a twentieth or so, equal lines to a thousandth.
+            is_bomb = unpacked == START and unpacked > 200 * packed
+            if is_bomb or (rows > MAX_EQUAL_ROWS and rows > 4 * packed):
+                raise MobatlasError(
+                    f"{file}: {packed:,} bytes unpack to {max(rows, unpacked):,} "
+                    f"{'rows' if rows else 'bytes or more'}, all nearly equal; give the file that "
+                    "was meant"
+                )
+
+
 def parquet_size(path: Path) -> tuple[int, int]:
-    """Rows and columns of a Parquet file; zeros for other files."""
+    """Rows and columns of a Parquet file or folder; zeros for other files."""
+    if path.is_dir():
+        sizes = [parquet_size(part) for part in sorted(path.rglob("*.parquet"))]
+        return sum(rows for rows, _ in sizes), max((columns for _, columns in sizes), default=0)
     if path.suffix.lower() not in (".parquet", ".pq"):
         return 0, 0
     metadata = pq.read_metadata(path)

@@ -31,6 +31,11 @@ LIBRARIES = (
 )
 HASHED_ON_LOAD = 256 * 2**20  # bytes; of larger files only the size is checked on load
 ROWS_PER_GROUP = 262_144
+# Files that mobatlas may read, unlike a user's notes: the manifest lists them, except for those
+# that people may change (labels) or that nothing reads (logs, and what a killed process left).
+READ_SUFFIXES = frozenset({".json", ".jsonl", ".parquet", ".arrow", ".safetensors"})
+MAY_CHANGE = {"dataset": ("labels.parquet",), "model": ("metrics.jsonl", "tensorboard", "training")}
+SNAPSHOTS = "snapshots"  # weights of a model during training; they are checked, but not content
 _TYPES = {
     "format": int,
     "files": dict,
@@ -57,7 +62,11 @@ class Manifest:
     @property
     def content_hash(self) -> str:
         """One hash of all files, which identifies the content of the folder."""
-        lines = "\n".join(f"{name} {entry['sha256']}" for name, entry in sorted(self.files.items()))
+        lines = "\n".join(
+            f"{name} {entry['sha256']}"
+            for name, entry in sorted(self.files.items())
+            if not name.startswith(f"{SNAPSHOTS}/")
+        )
         return hashlib.sha256(lines.encode()).hexdigest()
 
 
@@ -83,6 +92,7 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
     if values.get("kind") != kind:
         raise MobatlasError(f"{folder}: this is a {values.get('kind')} folder, not a {kind} folder")
     _check_files(folder, values["files"])
+    _check_complete(folder, kind, values["files"])
     return Manifest(
         kind=kind,
         seed=values.get("seed"),
@@ -121,6 +131,8 @@ def _check_files(folder: Path, files: dict[str, Any]) -> None:
             or Path(name).is_absolute()
         ):
             raise _invalid(folder)
+        if name.startswith(f"{SNAPSHOTS}/") and not path.exists():
+            continue  # the user may delete them
         if not os.path.isfile(path):  # noqa: PTH113 - False for a name that no file can have
             raise MobatlasError(
                 f"{folder}: the file {name[:100]} is missing; create the folder again"
@@ -133,6 +145,25 @@ def _check_files(folder: Path, files: dict[str, Any]) -> None:
                 f"{path}: the file differs from its entry in {MANIFEST} (it was changed or "
                 "truncated); create the folder again"
             )
+
+
+def _check_complete(folder: Path, kind: str, files: dict[str, Any]) -> None:
+    """Refuse a folder with a file that could be read, but is not in the manifest."""
+    may_change = MAY_CHANGE.get(kind, ())
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        is_read = path.suffix in READ_SUFFIXES and not path.name.startswith(".")
+        if (
+            is_read
+            and name.parts[0] not in (MANIFEST, *may_change)
+            and name.as_posix() not in files
+        ):
+            raise MobatlasError(
+                f"{path}: {MANIFEST} does not list this file, so it may have been altered; move it "
+                "elsewhere, or create the folder again"
+            )
+    if not files:
+        raise MobatlasError(f"{folder / MANIFEST}: it lists no files; create the folder again")
 
 
 @contextmanager
@@ -192,6 +223,7 @@ def write_json(path: Path, value: Any) -> None:
 def write_atomic(path: Path, content: bytes) -> None:
     """Write a file that appears complete or not at all, even if the machine stops."""
     partial = hidden_sibling(path, "partial")
+    create_file(partial)
     try:
         partial.write_bytes(content)
         sync(partial)
@@ -261,6 +293,22 @@ def file_hash(path: Path) -> str:
 def hidden_sibling(path: Path, suffix: str) -> Path:
     """The hidden path next to an output for its partial, replaced or lock file."""
     return path.with_name(f".{path.name}.{suffix}")
+
+
+def refuse_links(*paths: Path) -> None:
+    """Refuse symbolic links where mobatlas is about to write or delete."""
+    for path in paths:
+        if path.is_symlink():
+            raise MobatlasError(
+                f"{path}: this is a symbolic link, and mobatlas writes files here; remove the link"
+            )
+
+
+def create_file(path: Path) -> None:
+    """Create an empty file in place of what a killed process left; a link is refused."""
+    refuse_links(path)
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
 
 
 def sync(path: Path) -> None:

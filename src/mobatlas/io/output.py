@@ -23,8 +23,10 @@ from mobatlas.io.manifest import (
     MANIFEST,
     METADATA,
     Manifest,
+    create_file,
     hidden_sibling,
     is_manifest,
+    refuse_links,
     sync,
     write_json,
     write_manifest,
@@ -105,18 +107,16 @@ def resumable_folder(
 ) -> Iterator[NewFolder]:
     """Write a folder in place; an interrupted process leaves checkpoints to resume from.
 
-    The manifest is written when the block ends without an error, and the checkpoints are deleted.
-    After an error without any checkpoint, the folder is removed and an overwritten one restored.
+    Without an error, the manifest is written and the checkpoints are deleted. After an error
+    without any checkpoint, the folder is removed and an overwritten one restored.
 
     Parameters
     ----------
     out
         The folder to write.
-    kind
-        The kind of folder, for its manifest.
     names
         The files and folders that belong to it. Others are reported and never deleted.
-    seed, config
+    kind, seed, config
         Entries of the manifest.
     resume
         Continue an unfinished folder.
@@ -126,6 +126,7 @@ def resumable_folder(
     out = _absolute(out)
     known_names = frozenset(names)
     with lock_output(out):
+        _check_place(out)
         _restore_backup(out)
         _remove_unmarked_attempt(out)
         is_unfinished = _marker(out).is_file()
@@ -165,6 +166,7 @@ def new_file(out: Path, overwrite: bool, starts: tuple[bytes, ...] = ()) -> Iter
     check_replaceable_file(out, overwrite, starts)
     with lock_output(out):
         partial = hidden_sibling(out, "partial")
+        create_file(partial)
         try:
             yield partial
             sync(partial)
@@ -180,6 +182,7 @@ def lock_output(out: Path) -> Iterator[None]:
     """Keep other processes from writing `out`; create its parents, and remove them if unused."""
     out = _absolute(out)
     lock = hidden_sibling(out, "lock")
+    refuse_links(*(hidden_sibling(out, suffix) for suffix in ("lock", "partial", "replaced")))
     created = [parent for parent in out.parents if not parent.exists()]
     try:
         with _acquire(out, lock):
@@ -196,7 +199,8 @@ def lock_output(out: Path) -> Iterator[None]:
 def _acquire(out: Path, lock: Path) -> TextIO:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        handle = lock.open("w")
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        handle = os.fdopen(descriptor, "w")
     except OSError as error:
         raise MobatlasError(
             f"--out {out}: {out.parent} cannot be created or written to ({error.strerror})"
@@ -254,6 +258,7 @@ def _check_place(out: Path) -> None:
         raise MobatlasError(
             f"{out}: this is the current folder or one of its parents; choose another --out"
         )
+    refuse_links(*out.rglob("*"))
 
 
 def _check_replaceable(out: Path, kind: str, overwrite: bool) -> None:
@@ -281,7 +286,6 @@ def _check_replaceable(out: Path, kind: str, overwrite: bool) -> None:
 
 def _check_unfinished(out: Path, names: frozenset[str], overwrite: bool) -> None:
     """Refuse an unfinished folder unless `overwrite` is set and mobatlas wrote all its files."""
-    _check_place(out)
     if not overwrite:
         raise MobatlasError(
             f"{out}: this folder is unfinished; pass --resume to continue it or --overwrite to "
@@ -367,6 +371,7 @@ def _remove_checkpoints(out: Path) -> None:
     """
     _delete_backup(out)
     folder = checkpoint_folder(out)
+    refuse_links(folder)
     if _marker(out).is_file():
         for path in folder.iterdir():
             if path.is_dir():

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from mobatlas.generators.store import (
     load_model,
     save_model,
 )
-from mobatlas.io.manifest import read_manifest
+from mobatlas.io.manifest import SNAPSHOTS, read_manifest
 from mobatlas.io.output import checkpoint_folder, is_complete, refuse_overlap, resumable_folder
 from mobatlas.regions.store import RegionsFolder
 from mobatlas.supervision.evidence import Evidence, gather_evidence
@@ -55,7 +54,7 @@ from mobatlas.supervision.strategies import (
     get_strategy,
     runner_for,
 )
-from mobatlas.training.checkpoints import SNAPSHOTS, WEIGHTS
+from mobatlas.training.checkpoints import WEIGHTS
 from mobatlas.training.loop import DEFAULT_EXECUTION, METRICS, Execution, Trainer
 from mobatlas.training.resources import peak_gb
 
@@ -186,9 +185,7 @@ def save_training(
             "dataset": {"path": str(dataset.path.resolve()), "hash": dataset.manifest.content_hash},
             "report": report,
         }
-        logs = chain.from_iterable(
-            folder.path.glob(f"{name}/*") for name in ("tensorboard", SNAPSHOTS)
-        )
+        logs = folder.path.glob("tensorboard/*")
         folder.unlisted |= {METRICS} | {path.relative_to(folder.path).as_posix() for path in logs}
     return report
 

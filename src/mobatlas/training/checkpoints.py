@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from mobatlas.config import format_assignments
-from mobatlas.errors import MobatlasError
-from mobatlas.io.manifest import write_atomic
+from mobatlas.errors import MachineError, MobatlasError
+from mobatlas.io.manifest import SNAPSHOTS, write_atomic
 
 FORMAT = 2  # of checkpoints; other formats are refused
 MAX_CHECKPOINTS = 2  # the newest, and the one before it in case the disk loses the newest
@@ -31,7 +31,6 @@ HEADER = "mobatlas"
 FINAL = "final"
 STEP_PATTERN = "[0-9]" * 8
 WEIGHTS = "weights.safetensors"
-SNAPSHOTS = "snapshots"
 START_OVER = "start over with --overwrite"
 SAME_CONFIGURATION = f"pass the same configuration, or {START_OVER}"
 _FACTS = {
@@ -363,7 +362,7 @@ def _explain_disk_error(path: Path, intact: str = "checkpoints are intact") -> I
     try:
         yield
     except OSError as error:
-        raise MobatlasError(
+        raise MachineError(
             f"{path}: could not be written ({error.strerror}); {intact}; make room, then "
             "continue with --resume"
         ) from None

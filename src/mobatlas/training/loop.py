@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from mobatlas.errors import MobatlasError, log
-from mobatlas.io.manifest import sync
+from mobatlas.io.manifest import SNAPSHOTS, sync
 from mobatlas.progress import SILENT, Tracker, track
 from mobatlas.training.checkpoints import (
-    SNAPSHOTS,
     Checkpoint,
     Checkpoints,
     StageIdentity,

@@ -1,5 +1,8 @@
 """Visits of a source as typed columns; invalid rows are refused or dropped."""
 
+import calendar
+import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -25,6 +28,17 @@ from mobatlas.errors import MobatlasError
 from mobatlas.io.tables import require_columns
 
 ISO_LOCAL = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?)?$"
+# A visit outside these years is a broken record.
+YEARS = (1971, 2100)
+# What the text of a time may be, and what to do about it.
+TIME_CAUSES = {
+    r"\d{9,10}": "seconds since 1970, so write local times",
+    r"\d{12,13}": "milliseconds since 1970, so write local times",
+    r"\d{15,16}": "microseconds since 1970, so write local times",
+    r"\d{18,19}": "nanoseconds since 1970, so write local times",
+    r"\d{1,2}[/.]\d{1,2}[/.]\d{4}.*": "day and month in an unknown order, so write the year first",
+    r".*\d(Z|[+-]\d{2}:?\d{2})": "times with a zone, so write local times without it",
+}
 # The columns of the source, which distinguish a missing value from a wrong one.
 RAW = ("raw_arrival", "raw_departure", "raw_lat", "raw_lon", "raw_is_home", "raw_is_work")
 
@@ -56,14 +70,16 @@ def canonical_visits(source: Source) -> ir.Table:
     """Typed columns; times are local seconds since 1970, null where the text is not a time."""
     table = source.visits
     require_columns(source.where, table.columns, VISITS_REQUIRED)
-    for name in ("arrival", "departure"):
-        if name in table.columns:
-            _refuse_time_type(source.where, name, table[name])
+    times = {name: table[name] for name in ("arrival", "departure") if name in table.columns}
+    for name, column in times.items():
+        _refuse_time_type(source.where, name, column)
+        if column.type().is_numeric():  # refused as text that is not a time
+            times[name] = column.try_cast("int64").cast("string")
 
     def optional(name: str, default: ir.Value) -> ir.Value:
         return table[name] if name in table.columns else default
 
-    departure = optional("departure", ibis.null("timestamp"))
+    arrival, departure = times["arrival"], times.get("departure", ibis.null("timestamp"))
     home = optional("is_home", ibis.literal(False))
     work = optional("is_work", ibis.literal(False))
     return table.select(
@@ -72,11 +88,11 @@ def canonical_visits(source: Source) -> ir.Table:
         lat=as_number(table.lat),
         lon=as_number(table.lon),
         category=as_text(optional("category", ibis.null("string"))),
-        start=_as_seconds(table.arrival),
+        start=_as_seconds(arrival),
         end=_as_seconds(departure),
         home=as_flag(home),
         work=as_flag(work),
-        **dict(zip(RAW, (table.arrival, departure, table.lat, table.lon, home, work), strict=True)),
+        **dict(zip(RAW, (arrival, departure, table.lat, table.lon, home, work), strict=True)),
     )
 
 
@@ -102,10 +118,12 @@ def check_rows(
     counts = RowCounts(**{name: int(row[name]) for name in totals})
     for name, fault in faults.items():
         if row[name] and config.invalid_rows == "refuse":
+            values = _example(fault, visits, engine)
+            shown = ", ".join(f"{key} {value!r}" for key, value in values.items())
             raise MobatlasError(
                 f"{source.where}: {fault.sentence} in {row[name]:,} of {counts.rows:,} rows "
-                f"(for example {_example(fault, visits, engine)}); correct them, or set "
-                "invalid_rows: drop to leave such rows out"
+                f"(for example {shown}); {_cause(values)}, or set "
+                "invalid_rows: drop in the section prepare to leave such rows out"
             )
     if counts.missing_coordinates > config.max_missing_coordinates * counts.rows:
         raise MobatlasError(
@@ -145,10 +163,10 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> dict[str, _Fault]:
             bad_lat | bad_lon, RAW[2:4], "columns 'lat' and 'lon' are not numbers"
         ),
         "bad_lat": _Fault(
-            _is_true(visits.lat.abs() > 90), ("raw_lat",), "column 'lat' is outside -90..90"
+            _is_true(visits.lat.abs() > 90), RAW[2:4], "column 'lat' is outside -90..90"
         ),
         "bad_lon": _Fault(
-            _is_true(visits.lon.abs() > 180), ("raw_lon",), "column 'lon' is outside -180..180"
+            _is_true(visits.lon.abs() > 180), RAW[2:4], "column 'lon' is outside -180..180"
         ),
         "bad_flag": _Fault(
             bad_flag, RAW[4:], "columns 'is_home' and 'is_work' are neither true nor false"
@@ -159,6 +177,11 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> dict[str, _Fault]:
             "column 'poi_id' uses a reserved word (flag the row as is_home or is_work, or rename "
             "the place)",
         ),
+        "far": _Fault(
+            _is_true(~visits.start.between(*(calendar.timegm((y, 1, 1, 0, 0, 0)) for y in YEARS))),
+            times,
+            "column 'arrival' is not between the years {} and {}".format(*YEARS),
+        ),
         "reversed": _Fault(_is_true(stay < 0), times, "column 'departure' is before 'arrival'"),
         "long_stay": _Fault(
             _is_true(stay > config.max_stay_days * DAY),
@@ -168,7 +191,7 @@ def _faults(visits: ir.Table, config: PrepareConfig) -> dict[str, _Fault]:
     }
 
 
-def _example(fault: _Fault, visits: ir.Table, engine: Engine) -> str:
+def _example(fault: _Fault, visits: ir.Table, engine: Engine) -> dict[str, str]:
     """The columns of the first row with that fault, as text."""
     columns = {
         name.removeprefix("raw_"): visits[name].cast("string")
@@ -176,7 +199,22 @@ def _example(fault: _Fault, visits: ir.Table, engine: Engine) -> str:
     }
     rows = visits.filter(fault.rows).select(**columns)
     row = one(engine, rows.order_by(rows.columns).limit(1))
-    return ", ".join(f"{name} {value!r}" for name, value in row.items() if value is not None)
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _cause(values: dict[str, str]) -> str:
+    """What the values of an invalid row seem to be, and what to do about it."""
+    for name in ("arrival", "departure"):
+        for pattern, cause in TIME_CAUSES.items():
+            if re.fullmatch(pattern, values.get(name, "")):
+                return f"these are {cause}"
+    with suppress(KeyError, ValueError):  # other columns, or words
+        lat, lon = (abs(float(values[name])) for name in ("lat", "lon"))
+        if lat <= 180 and lon <= 90:
+            return "latitude and longitude seem to be swapped, so swap them"
+        if lat > 360 or lon > 360:
+            return "these are not degrees, so convert them from the metres of their projection"
+    return "correct them"
 
 
 def _refuse_time_type(where: str, name: str, column: ir.Value) -> None:
@@ -186,10 +224,12 @@ def _refuse_time_type(where: str, name: str, column: ir.Value) -> None:
             f"{where}: column '{name}' has the time zone {kind.timezone}; "
             "convert it to naive local time"
         )
-    if not (kind.is_timestamp() or kind.is_date() or kind.is_string() or kind.is_null()):
+    usable = (kind.is_timestamp(), kind.is_date(), kind.is_string(), kind.is_null())
+    if not (any(usable) or kind.is_numeric()):
+        shown = "" if kind.is_unknown() else f" (it has the type {kind})"
         raise MobatlasError(
-            f"{where}: column '{name}' is of type {kind}; give local timestamps, "
-            "or text in ISO form"
+            f"{where}: column '{name}' contains no dates with times{shown}; give local "
+            "timestamps, or text in ISO form"
         )
 
 

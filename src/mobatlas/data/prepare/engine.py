@@ -21,6 +21,7 @@ from mobatlas.data.prepare.tables import as_parquet, parquet_schema, refuse_dama
 from mobatlas.errors import MobatlasError
 
 BATCH_ROWS = 65_536
+ZONED = "timestamp('UTC')"
 # Spark must not shift naive local times by the session's zone, and reads nanoseconds as integers.
 SPARK_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -59,7 +60,15 @@ class DuckDBEngine:
         self._sources[path] = str(pattern)
         options = {"hive_partitioning": False} if is_folder else {}
         with self._naming_damaged_files():
-            return self._backend.read_parquet(str(pattern), **options)
+            table = self._backend.read_parquet(str(pattern), **options)
+        # Ibis does not know nanoseconds with a zone.
+        unknown = [name for name, kind in table.schema().items() if kind.is_unknown()]
+        zoned = {
+            name: table[name].cast(ZONED)
+            for name in unknown
+            if "TIMESTAMPTZ" in str(table[name].type())
+        }
+        return table.mutate(**zoned) if zoned else table
 
     def stage(self, expression: ir.Table, name: str) -> ir.Table:
         """Evaluate once and keep the rows on disk."""
@@ -114,7 +123,9 @@ class SparkEngine:
         with explain_spark_errors(self.work):
             table = self._backend.read_parquet(_file_url(source), recursiveFileLookup="true")
         nanoseconds = {
-            field.name: (table[field.name] // 1_000_000_000).as_timestamp("s")
+            field.name: (table[field.name] // 1_000_000_000)
+            .as_timestamp("s")
+            .cast(ZONED if field.type.tz else "timestamp")
             for field in parquet_schema(source)
             if pa.types.is_timestamp(field.type)
             and field.type.unit == "ns"

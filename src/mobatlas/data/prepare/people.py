@@ -12,12 +12,15 @@ from ibis import ir
 from mobatlas.config import PrepareConfig
 from mobatlas.data.prepare.engine import Engine, one
 from mobatlas.data.prepare.steps import DEGREES, whole_degrees
-from mobatlas.data.prepare.tables import as_number, as_text, is_word
+from mobatlas.data.prepare.tables import NO_ANSWER, as_bin, as_number, as_text, is_word
 from mobatlas.data.readers.base import Source
 from mobatlas.data.types import ANCHORS, ATTRIBUTE_NAMES, PEOPLE_REQUIRED, looks_like_region
 from mobatlas.errors import MobatlasError, suggestion
 from mobatlas.groups import Groups, order_levels
 from mobatlas.io.tables import require_columns
+
+MAX_NUMBERS = 12  # levels of a numeric attribute, such as codes of age groups
+OLDEST = 120  # surveys write 999 and the like for no answer
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,10 @@ class PeopleColumns:
 
 def sort_columns(source: Source, config: PrepareConfig) -> PeopleColumns:
     """Attributes and regions as configured, or by their names."""
-    configured = {"attributes": config.attributes, "regions": config.regions}
+    configured = {"attributes": config.attributes, "regions": config.regions, "bins": config.bins}
     if source.people is None:
         for key, names in configured.items():
-            if names is not None:
+            if names:
                 raise MobatlasError(
                     f"{source.where}: the source has no people table; remove '{key}'"
                 )
@@ -76,11 +79,20 @@ def sort_columns(source: Source, config: PrepareConfig) -> PeopleColumns:
     )
 
 
-def canonical_people(source: Source, columns: PeopleColumns, engine: Engine) -> ir.Table | None:
+def canonical_people(
+    source: Source, columns: PeopleColumns, engine: Engine, config: PrepareConfig
+) -> ir.Table | None:
     """One row per person: anchors as numbers, everything else as text."""
     table = source.people
     if table is None:
         return None
+    binned = {}
+    for name, limits in config.bins.items():
+        largest = OLDEST if name.lower().startswith("age") else float("inf")
+        binned[name] = as_bin(table[name], limits, largest)
+    table = table.mutate(**binned)
+    if not isinstance(config.attributes, dict):  # which lists the levels
+        _refuse_numeric_attributes(table, columns, source.people_where, engine)
     present = [name for name in ANCHORS if name in table.columns]
     refuse_bad_rows(table, source.people_where, "user_id", present, engine)
     missing = ibis.null("float64")
@@ -107,8 +119,13 @@ def refuse_bad_rows(
         faults[name] = ((rows[name].abs() > limit).fill_null(False) | not_a_number).sum()
     counts = one(engine, rows.aggregate(**faults))
     if counts["rows"] != counts["distinct"]:
+        by_key = rows.group_by("key").aggregate(n=rows.count())
+        first = by_key.filter((by_key.n > 1) | by_key.key.isnull()).order_by("key").limit(1)
+        shown = one(engine, first)["key"]
         raise MobatlasError(
-            f"{where}: column '{key}' is empty or repeated in some rows; fix these rows"
+            f"{where}: column '{key}' is empty or repeated in "
+            f"{counts['rows'] - counts['distinct']:,} of {counts['rows']:,} rows"
+            f"{f' (for example {shown!r})' if shown else ''}; keep one row for each"
         )
     for name in coordinates:
         if counts[name]:
@@ -118,28 +135,70 @@ def refuse_bad_rows(
             )
 
 
-def require_known_people(users: ir.Table, people: ir.Table, source: Source, engine: Engine) -> int:
-    """Count the users with visits who are in people; zero means that the ids do not match."""
-    matched = users.semi_join(people, "user_id").aggregate(n=lambda t: t.count())
-    known = int(one(engine, matched)["n"])
-    if known:
-        return known
-    in_visits, in_people = (
-        engine.collect(table.select("user_id").order_by("user_id").limit(1))["user_id"].to_pylist()
-        for table in (users, people)
+def require_known_people(
+    users: ir.Table, people: ir.Table, source: Source, engine: Engine
+) -> tuple[int, list[str]]:
+    """Count the users with visits who are in people, and warn of ids that differ in form.
+
+    No user in people means that the ids do not match, which is refused.
+    """
+    # staged, because Ibis cannot join the result of a join with the same table again
+    unknown = engine.stage(users.anti_join(people, "user_id").select("user_id"), "unknown")
+    everyone, missing, listed = (
+        int(one(engine, table.aggregate(n=table.count()))["n"])
+        for table in (users, unknown, people)
     )
-    if in_visits and not in_people:
+    if everyone and not listed:
         raise MobatlasError(
             f"{source.people_where}: the table has no rows; leave it out, or give a row for each "
             "person"
         )
-    if in_visits:
-        raise MobatlasError(
-            f"{source.people_where}: the table has no user_id of {source.where} "
-            f"(people have '{in_people[0]}', visits have '{in_visits[0]}'); "
-            "write the ids the same way in both"
-        )
-    return known
+    other_form = unknown.select(visits="user_id", form=_id_form(unknown.user_id)).join(
+        people.select(people="user_id", form=_id_form(people.user_id)), "form"
+    )
+    pairs = engine.collect(other_form.order_by(["visits", "people"]).limit(1)).to_pylist()
+    if not missing or (missing < everyone and not pairs):
+        return everyone - missing, []
+    if pairs:
+        n = one(engine, other_form.aggregate(n=other_form.visits.nunique()))["n"]
+        problem = f"{n:,} of {everyone:,} people with visits have another form of user_id here"
+    else:
+        first = {"visits": users.user_id.min(), "people": people.user_id.min()}
+        pairs = [{name: engine.collect(key.as_table())[0][0] for name, key in first.items()}]
+        problem = f"the table has no user_id of {source.where}"
+    sentence = (
+        f"{source.people_where}: {problem} (people have '{pairs[0]['people']}', visits have "
+        f"'{pairs[0]['visits']}'); write the ids the same way in both"
+    )
+    if missing == everyone:
+        raise MobatlasError(sentence)
+    return everyone - missing, [sentence]
+
+
+def _id_form(user_id: ir.Value) -> ir.Value:
+    """An id without what programs add or drop: case, spaces, leading zeros, and `.0`."""
+    return user_id.lower().re_replace(r"^\s*0*|(\.0+)?\s*$", "")
+
+
+def _refuse_numeric_attributes(
+    table: ir.Table, columns: PeopleColumns, where: str, engine: Engine
+) -> None:
+    """Refuse attributes that are measured in numbers, each of which would be a group."""
+    for name in columns.attributes:
+        number = as_number(table[name])
+        facts = {
+            "words": (number.isnull() & ~as_text(table[name]).lower().isin(NO_ANSWER)).sum(),
+            "levels": number.nunique(),
+            "low": number.min(),
+            "high": number.max(),
+        }
+        row = one(engine, table.aggregate(**facts))
+        if not row["words"] and row["levels"] > MAX_NUMBERS:
+            raise MobatlasError(
+                f"{where}: column '{name}' has {row['levels']:,} different numbers from "
+                f"{row['low']:g} to {row['high']:g}, and each would be a group; give the limits of "
+                f"bins, such as --set bins.{name}=[30,40,50]"
+            )
 
 
 def anchors_from_visits(visits: ir.Table) -> ir.Table:

@@ -27,6 +27,12 @@ from mobatlas.data.prepare.people import (
     require_known_people,
     sort_columns,
 )
+from mobatlas.data.prepare.plausibility import (
+    check_copies,
+    check_days,
+    check_homes,
+    check_visits,
+)
 from mobatlas.data.prepare.sequences import SplitCounts, write_sequences
 from mobatlas.data.prepare.tables import as_number, as_text
 from mobatlas.data.readers import READERS
@@ -38,8 +44,9 @@ from mobatlas.data.types import (
     VOCABULARY_SCHEMA,
     build_vocabulary,
 )
-from mobatlas.errors import MobatlasError
+from mobatlas.errors import MobatlasError, log
 from mobatlas.groups import Groups
+from mobatlas.io.limits import refuse_bomb
 from mobatlas.io.manifest import write_json, write_parquet
 from mobatlas.io.output import new_folder, refuse_overlap
 from mobatlas.io.tables import require_columns
@@ -83,6 +90,8 @@ class Summary:
         Users that the people table lists; None without such a table.
     notes
         Sentences about how the source was read.
+    warnings
+        Sentences about rows that look wrong.
 
     Examples
     --------
@@ -101,6 +110,7 @@ class Summary:
     columns: PeopleColumns = field(default_factory=PeopleColumns)
     users_in_people: int | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -114,6 +124,7 @@ class Summary:
             "inferred_anchors": list(self.inferred),
             "people_columns": {key: list(names) for key, names in asdict(self.columns).items()},
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
         }
 
 
@@ -129,6 +140,9 @@ class _Observed:
     duplicates: int
     inferred: tuple[str, ...]
     in_people: int | None  # users with visits that the people table lists
+    config: PrepareConfig  # as it suits the rows
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def prepare_config(
@@ -178,12 +192,10 @@ def prepare(
     2134
     """
     config = prepare_config(format, merge(preset_values(preset).get("prepare", {}), values or {}))
-    for path in (source, out):
-        _refuse_address(str(path))
+    _refuse_addresses(str(source), str(out))
     refuse_overlap(Path(source), Path(out))
-    require_path(Path(source))  # before an engine starts: Java takes seconds
-    settings = config.model_dump(mode="json", exclude={"memory_limit"})
-    recorded = {"format": format, "prepare": settings}
+    refuse_bomb(require_path(Path(source)))  # before an engine starts: Java takes seconds
+    recorded: dict[str, Any] = {"format": format}
     with new_folder(Path(out), KIND, config=recorded, overwrite=overwrite) as folder:
         with (
             _explain_memory_errors(config.memory_limit, source),
@@ -191,13 +203,15 @@ def prepare(
         ):
             tracker.step(0, "reading")
             tables = READERS[format].open(Path(source), running, config.reader, config.rename)
-            summary, groups = _run(tables, running, config, folder.path, tracker)
+            summary, groups, config = _run(tables, running, config, folder.path, tracker)
+            recorded["prepare"] = config.model_dump(mode="json", exclude={"memory_limit"})
         folder.details.update(
             attributes=groups.as_dict() if groups else None, regions=list(summary.columns.regions)
         )
-        # a dataset without its labels, or with others, is the same dataset
-        folder.unlisted.add(LABELS)
+        folder.unlisted.add(LABELS)  # with others it is the same dataset
         write_json(folder.path / "summary.json", summary.as_dict())
+    for warning in summary.warnings:
+        log.warning("%s", warning)
     tracker.step(STEPS, "done")
     return summary
 
@@ -212,20 +226,22 @@ def _explain_memory_errors(memory_limit: str, source: Path | str) -> Iterator[No
         ) from None
 
 
-def _refuse_address(path: str) -> None:
+def _refuse_addresses(*paths: str) -> None:
     """Refuse hdfs://, s3a:// and the like, also as `Path` writes them, with one slash."""
-    if re.match(r"[a-z][a-z0-9+.-]+:/", path, re.IGNORECASE) and not Path(path).exists():
-        raise MobatlasError(
-            f"{path}: this is an address, not a path; mount that storage (on every worker too) "
-            "and give its path"
-        )
+    for path in paths:
+        if re.match(r"[a-z][a-z0-9+.-]+:/", path, re.IGNORECASE) and not Path(path).exists():
+            raise MobatlasError(
+                f"{path}: this is an address, not a path; mount that storage (on every worker "
+                "too) and give its path"
+            )
 
 
 def _run(
     source: Source, engine: Engine, config: PrepareConfig, folder: Path, tracker: Tracker
-) -> tuple[Summary, Groups | None]:
+) -> tuple[Summary, Groups | None, PrepareConfig]:
     columns = sort_columns(source, config)
     observed = _observe(source, engine, config, columns, tracker)
+    config = observed.config
 
     tracker.step(3, "vocabulary")
     tokens = _write_vocabulary(observed, source, engine, config, folder)
@@ -243,7 +259,7 @@ def _run(
     windows = engine.stage(steps.judge_windows(days_of_windows, observed.users, config), "windows")
     counts = _count_windows(windows, engine)
     if not counts.kept:
-        raise MobatlasError(_no_window_passed(source, observed, counts, config, engine))
+        raise MobatlasError(_no_window_passed(source, observed, counts, days, engine))
 
     tracker.step(6, "trajectories")
     kept = windows.filter(windows.reason.isnull()).select("user", "window")
@@ -265,9 +281,13 @@ def _run(
         inferred=observed.inferred,
         columns=columns,
         users_in_people=observed.in_people,
-        notes=(*source.notes, *_many_levels(groups)),
+        notes=(*source.notes, *observed.notes, *_many_levels(groups)),
+        warnings=(
+            *observed.warnings,
+            *check_days(days, observed.users, source.where, config.window.days, engine),
+        ),
     )
-    return summary, groups
+    return summary, groups, config
 
 
 def _observe(
@@ -277,20 +297,24 @@ def _observe(
     tracker.step(0, "checking rows")
     clean, counts = check_rows(canonical_visits(source), source, engine, config)
     tracker.step(1, "people and places")
-    people = canonical_people(source, columns, engine)
+    people = canonical_people(source, columns, engine, config)
     numbered = engine.stage(steps.number_users(clean, config.split), "users")
-    known = None if people is None else require_known_people(numbered, people, source, engine)
+    known, warnings = (
+        (None, []) if people is None else require_known_people(numbered, people, source, engine)
+    )
     places = engine.stage(steps.number_places(clean), "places")
     tracker.step(2, "visits")
     encoded = engine.stage(steps.encode(clean, numbered, places), "visits")
     flagged = {"home": encoded.home.any(), "work": encoded.work.any()}
-    facts = one(engine, encoded.aggregate(rows=encoded.count(), **flagged))
+    departures = encoded.end.count()
+    facts = one(engine, encoded.aggregate(rows=encoded.count(), ends=departures, **flagged))
     if not facts["rows"]:
         raise MobatlasError(
             f"{source.where}: no row is left of {counts.rows:,} "
             f"({counts.missing_coordinates:,} without coordinates, "
             f"{counts.not_poi:,} not at a POI, {counts.invalid:,} invalid)"
         )
+    config, notes = (config, ()) if facts["ends"] else _for_check_ins(config)
     visits = steps.fill_departures(encoded, config)
     infer = config.anchors.infer
     missing = tuple(
@@ -303,6 +327,10 @@ def _observe(
             anchors = numbered.join(people, "user_id").select("user", *ANCHORS)
         flags = steps.flag_anchors(visits, inferred, anchors, missing, config.anchors)
         visits = engine.stage(flags, "flagged")
+    cells, unlikely = check_visits(visits, numbered, source.where, engine)
+    warnings += [*unlikely, *check_copies(visits, numbered, source.where, engine)]
+    if people is not None:
+        warnings += check_homes(people, cells, source.people_where, engine)
     return _Observed(
         rows=clean,
         visits=visits,
@@ -314,6 +342,22 @@ def _observe(
         duplicates=counts.usable - int(facts["rows"]),
         inferred=missing,
         in_people=known,
+        config=config,
+        notes=notes,
+        warnings=tuple(warnings),
+    )
+
+
+def _for_check_ins(config: PrepareConfig) -> tuple[PrepareConfig, tuple[str, ...]]:
+    """The configuration for visits without departures, and a note of what it changes."""
+    suited = {"quality": {"min_coverage": 0.0}, "anchors": {"require_both": False}}
+    chosen = merge(suited, config.model_dump(exclude_unset=True))  # the user's values win
+    changed = PrepareConfig.model_validate(chosen)
+    if changed == config or config.missing_departure != "instant":
+        return config, ()
+    return changed, (
+        "the source has no departures, so visits are moments: unless you set them, "
+        "quality.min_coverage is 0 and anchors.require_both is false",
     )
 
 
@@ -376,17 +420,20 @@ def _count_windows(windows: ir.Table, engine: Engine) -> WindowCounts:
 
 
 def _no_window_passed(
-    source: Source, observed: _Observed, counts: WindowCounts, config: PrepareConfig, engine: Engine
+    source: Source, observed: _Observed, counts: WindowCounts, days: ir.Table, engine: Engine
 ) -> str:
+    config = observed.config
     instants = observed.visits.end == observed.visits.start
     facts = one(engine, observed.visits.aggregate(all_instants=instants.all()))
+    observed_days = days.group_by("user").aggregate(n=days.count()).n
+    typical = int(engine.collect(observed_days.approx_median().as_table())[0][0].as_py())
     dropped = counts.dropped
     advice = {
         "coverage": "the source has no departures: set quality.min_coverage=0, or "
         "missing_departure=until_next"
         if facts["all_instants"]
-        else "lower quality.min_coverage or quality.min_high_quality, or take shorter windows "
-        "(window.days)",
+        else "lower quality.min_coverage or quality.min_high_quality, or take shorter windows: "
+        f"half of the people have visits on {typical} days or fewer (window.days={typical})",
         "unreliable": "raise quality.max_day_km or quality.max_unreliable",
         "short": "lower quality.min_tokens",
         "anchors": "set anchors.require_both=false to keep people without a known home and work",

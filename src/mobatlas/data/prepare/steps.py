@@ -206,6 +206,8 @@ def judge_days(pieces: ir.Table, config: PrepareConfig) -> ir.Table:
     """Per user and day: reliability, coverage, and how many runs of tokens begin in it."""
     days = pieces.group_by(["user", "day"]).aggregate(
         observed=pieces.observed.sum(),
+        visits=pieces.count(),
+        overlapping=(pieces.piece_end - pieces.piece_start > pieces.observed).sum(),
         south=pieces.lat.min(),
         north=pieces.lat.max(),
         west=pieces.lon.min(),
@@ -223,6 +225,8 @@ def judge_days(pieces: ir.Table, config: PrepareConfig) -> ir.Table:
         "day",
         "changes",
         "opening_change",
+        "visits",
+        "overlapping",
         unreliable=(km > config.quality.max_day_km).cast("int64"),
         covered=(ibis.least(days.observed, DAY) >= needed).cast("int64"),
     )

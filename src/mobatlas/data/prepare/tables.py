@@ -7,6 +7,8 @@ import csv
 import gzip
 import hashlib
 import zlib
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import duckdb
@@ -54,6 +56,23 @@ def is_word(raw: ir.Value, known: tuple[str, ...] = NO_ANSWER) -> ir.Value:
 def nearest_whole(value: ir.Value) -> ir.Value:
     """Rounded to an integer: engines differ in how they round, but not in how they floor."""
     return (value + 0.5).floor().cast("int64")
+
+
+def as_bin(column: ir.Value, limits: Sequence[float], largest: float = float("inf")) -> ir.Value:
+    """`<30`, `30-40` (40 excluded), ..., `>50` (50 and more); other text stays.
+
+    Negative numbers and those above the largest stand for no answer.
+    """
+    number = as_number(column)
+    text = as_text(column)
+    known = ibis.ifelse(text.lower().isin(NO_ANSWER), ibis.null("string"), text)
+    bins = [
+        (number < min(0, limits[0]), ibis.null("string")),
+        (number < limits[0], f"<{limits[0]:g}"),
+    ]
+    bins += [(number < high, f"{low:g}-{high:g}") for low, high in pairwise(limits)]
+    bins += [(number <= largest, f">{limits[-1]:g}")]
+    return ibis.ifelse(number.isnull(), known, ibis.cases(*bins, else_=ibis.null("string")))
 
 
 def is_csv(path: Path) -> bool:

@@ -1,16 +1,15 @@
 """`embee`: the paper's source, a phone panel with home and work flags, and a survey."""
 
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 
 import ibis
 from ibis import ir
 from pydantic import Field, field_validator
 
-from mobatlas.config import Section
+from mobatlas.config import BinLimits, Section
 from mobatlas.data.prepare.engine import Engine
-from mobatlas.data.prepare.tables import NO_ANSWER, as_flag, as_number, as_text, nearest_whole
+from mobatlas.data.prepare.tables import as_bin, as_flag, as_number, as_text, nearest_whole
 from mobatlas.data.readers.base import Reader, Source, open_table
 from mobatlas.data.types import ANCHORS
 from mobatlas.errors import MobatlasError, same_column, suggestion
@@ -52,7 +51,7 @@ class EmbeeOptions(Section):
     """Names and bins that differ between deliveries."""
 
     columns: dict[str, str] = Field({})  # field -> column, if it has none of the names above
-    age_edges: tuple[int, ...] = (30, 40, 50)  # of a numeric age; the paper's four bins
+    age_edges: BinLimits = (30, 40, 50)  # of a numeric age; the paper's four bins
 
     @field_validator("columns")
     @classmethod
@@ -63,13 +62,6 @@ class EmbeeOptions(Section):
                     f"'{field}' is not a field{suggestion(field, FIELDS)} "
                     f"(known: {', '.join(FIELDS)})"
                 )
-        return value
-
-    @field_validator("age_edges")
-    @classmethod
-    def _increasing(cls, value: tuple[int, ...]) -> tuple[int, ...]:
-        if not value or list(value) != sorted(set(value)):
-            raise ValueError("give at least one age, in increasing order")
         return value
 
 
@@ -121,7 +113,7 @@ def _people(table: ir.Table, where: str, options: EmbeeOptions) -> ir.Table:
     fields = _fields(table, where, PEOPLE_SYNONYMS, options.columns, ("user_id",))
     columns = {name: fields[name] for name in ("user_id", *ANCHORS) if name in fields}
     if "age" in fields:
-        columns["age"] = _age_bin(fields["age"], options.age_edges)
+        columns["age"] = as_bin(fields["age"], options.age_edges, MAX_AGE)
     if "gender" in fields:
         columns["gender"] = _gender(fields["gender"])
     used = {column.get_name() for column in fields.values()}
@@ -150,17 +142,6 @@ def _fields(
                 f"name it in the reader option columns.{field}"
             )
     return fields
-
-
-def _age_bin(age: ir.Value, edges: tuple[int, ...]) -> ir.Value:
-    """`<30`, `30-40` (40 excluded), ..., `>50` (50 and older); text that is not a number stays."""
-    years = as_number(age)
-    text = as_text(age)
-    known = ibis.ifelse(text.lower().isin(NO_ANSWER), ibis.null("string"), text)
-    bins = [(years < 0, ibis.null("string")), (years < edges[0], f"<{edges[0]}")]
-    bins += [(years < high, f"{low}-{high}") for low, high in pairwise(edges)]
-    bins += [(years <= MAX_AGE, f">{edges[-1]}")]
-    return ibis.ifelse(years.isnull(), known, ibis.cases(*bins, else_=ibis.null("string")))
 
 
 def _gender(gender: ir.Value) -> ir.Value:
