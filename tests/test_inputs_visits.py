@@ -71,7 +71,7 @@ def swap(table: pd.DataFrame, lat: str, lon: str, rows: slice = slice(None)) -> 
 def since_1970(tables: Tables, unit: str, kind: str = "int64") -> None:
     for name in ("arrival", "departure"):
         numbers = tables.visits[name].astype(f"datetime64[{unit}]").astype("int64")
-        tables.visits[name] = numbers.astype(kind)
+        tables.visits[name] = numbers.astype(np.dtype(kind))
 
 
 def as_format(tables: Tables, format: str) -> None:  # noqa: A002
@@ -345,9 +345,16 @@ def test_a_plausible_mistake_is_refused_or_warned_of(tmp_path: Path, case: str) 
     check(tmp_path, case, "duckdb")
 
 
-SPARK_CASES = ("a tenth swapped", "half without leading zeros", "people twice under other ids")
-SPARK_CASES += ("times eight hours late", "ages in years", "a zone in nanoseconds", "seconds")
-SPARK_CASES += ("overlapping visits",)
+SPARK_CASES = (
+    "a tenth swapped",
+    "half without leading zeros",
+    "people twice under other ids",
+    "times eight hours late",
+    "ages in years",
+    "a zone in nanoseconds",
+    "seconds",
+    "overlapping visits",
+)
 
 
 @pytest.mark.spark
