@@ -70,8 +70,8 @@ def swap(table: pd.DataFrame, lat: str, lon: str, rows: slice = slice(None)) -> 
 
 def since_1970(tables: Tables, unit: str, kind: str = "int64") -> None:
     for name in ("arrival", "departure"):
-        numbers = tables.visits[name].astype(f"datetime64[{unit}]").astype("int64")
-        tables.visits[name] = numbers.astype(np.dtype(kind))
+        times = tables.visits[name].to_numpy().astype(f"datetime64[{unit}]")
+        tables.visits[name] = times.astype(np.int64).astype(kind)
 
 
 def as_format(tables: Tables, format: str) -> None:  # noqa: A002
