@@ -71,7 +71,7 @@ def swap(table: pd.DataFrame, lat: str, lon: str, rows: slice = slice(None)) -> 
 def since_1970(tables: Tables, unit: str, kind: str = "int64") -> None:
     for name in ("arrival", "departure"):
         times = tables.visits[name].to_numpy().astype(f"datetime64[{unit}]")
-        tables.visits[name] = times.astype("int64").astype(kind)
+        tables.visits[name] = times.astype(np.int64).astype(kind)
 
 
 def as_format(tables: Tables, format: str) -> None:  # noqa: A002

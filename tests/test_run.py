@@ -456,6 +456,7 @@ def test_the_report_shows_finetuning_curves_and_the_results_of_the_paper(tmp_pat
     )
     manifest = read_manifest(model, "model")
     (model / "curve.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (model / "manifest.json").unlink()
     write_manifest(model, manifest)
     page = write_report(tmp_path / "run", tmp_path / "report.html").read_text(encoding="utf-8")
     assert (

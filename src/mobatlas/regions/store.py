@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from mobatlas.data.dataset import TrajectoryDataset
 from mobatlas.errors import log
 from mobatlas.groups import Groups
-from mobatlas.io.manifest import Manifest, read_manifest, read_parquet, refuse_corrupt
+from mobatlas.io.manifest import MANIFEST, Manifest, read_manifest, read_parquet, refuse_corrupt
 from mobatlas.io.output import new_folder
 from mobatlas.regions.build import BuiltRegions, RegionsOptions, build_from_dataset
 from mobatlas.regions.identifiability import Diagnosis, diagnose_regions
@@ -350,7 +350,13 @@ def _read(folder: Path, details: dict[str, Any]) -> Regions:
     composition, aggregates, parents = _read_rows(folder, groups)
     evidence = []
     for number, each in enumerate(details.get("evidence", ())):
-        p, v, more = _read_rows(_evidence_folder(folder, number), groups)
+        rows = _evidence_folder(folder, number)
+        if not rows.is_dir():
+            raise MobatlasError(
+                f"{folder / MANIFEST}: it lists evidence that the folder does not have; build the "
+                "regions again"
+            )
+        p, v, more = _read_rows(rows, groups)
         evidence.append(_as_evidence(each, p, v))
         parents |= more
     population = None

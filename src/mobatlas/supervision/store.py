@@ -26,7 +26,7 @@ from mobatlas.data.types import ANCHORS, Floats
 from mobatlas.errors import MobatlasError
 from mobatlas.generators.protocol import Generator
 from mobatlas.generators.store import COMPOSITION, REGION_ANCHORS, SUPERVISION, Model
-from mobatlas.io.manifest import read_parquet, refuse_corrupt, write_atomic, write_json
+from mobatlas.io.manifest import MANIFEST, read_parquet, refuse_corrupt, write_atomic, write_json
 from mobatlas.progress import SILENT, Tracker
 from mobatlas.regions.recovery.recover import MOSTLY_PRIOR
 from mobatlas.regions.types import Families, Posterior, bins_by_map
@@ -402,10 +402,11 @@ def informed_features(model: Model) -> dict[str, Any] | None:
     the information on each map that is not assumption, and `others` a sentence on all other
     behaviour.
     """
-    if (shares := model.manifest.details.get(SUPERVISION, {}).get("informed")) is None:
-        return None
-    informed = [name for name, share in shares.items() if share >= MOSTLY_PRIOR]
-    return {"features": informed, "evidence": shares, "others": describe_informed(shares)}
+    with refuse_corrupt(model.path / MANIFEST):
+        if (shares := model.manifest.details.get(SUPERVISION, {}).get("informed")) is None:
+            return None
+        informed = [name for name, share in shares.items() if share >= MOSTLY_PRIOR]
+        return {"features": informed, "evidence": shares, "others": describe_informed(shares)}
 
 
 def load_residence(model: Model) -> Floats | None:
