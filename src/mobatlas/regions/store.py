@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mobatlas.data.dataset import TrajectoryDataset
-from mobatlas.errors import log
+from mobatlas.errors import MobatlasError, log
 from mobatlas.groups import Groups
 from mobatlas.io.manifest import MANIFEST, Manifest, read_manifest, read_parquet, refuse_corrupt
 from mobatlas.io.output import new_folder
