@@ -696,7 +696,7 @@ def test_bombs_are_refused_at_once(tmp_path: Path) -> None:
         code, errors, seconds, memory = run("diagnose", "--composition", bomb, "--n", 100)
         assert (code, len(errors.splitlines())) == (2, 1), errors
         assert bomb.name in errors
-        assert seconds < usual_seconds + 1, bomb
+        assert seconds < 3 * usual_seconds, "reading it would take a hundred times as long"
         assert memory < usual_memory + 300_000, bomb
 
 

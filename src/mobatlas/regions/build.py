@@ -339,18 +339,7 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
     published = Path(options.aggregates)
     notes: list[str] = []
     p = census.read(dataset.groups, notes=notes)
-    known = {
-        name for each in feature_maps() for name in build_feature(each, dataset.vocabulary).bins
-    }
-    context = TableContext(
-        known,
-        dataset.vocabulary,
-        dataset.window_days,
-        options.per.get(published.name),
-        options.home_panel,
-        p.regions,
-        options.rename,
-    )
+    context = _table_context(dataset, options, published, p.regions)
     v, declared = read_aggregates(published, context, notes)
     maps = _feature_maps(dataset, options, *bins_by_map(v.features))
     bins = {name for each in maps for name in each.bins}
@@ -393,6 +382,21 @@ def _from_tables(dataset: TrajectoryDataset, options: RegionsOptions, seed: int)
             ),
             *compare_with_dataset(published, (aggregates, declared), dataset, options.mask),
         ],
+    )
+
+
+def _table_context(
+    dataset: TrajectoryDataset, options: RegionsOptions, published: Path, regions: Sequence[str]
+) -> TableContext:
+    """What aggregates are read for: the features and places of a dataset, and the regions."""
+    return TableContext(
+        {name for each in feature_maps() for name in build_feature(each, dataset.vocabulary).bins},
+        dataset.vocabulary,
+        dataset.window_days,
+        options.per.get(published.name),
+        options.home_panel,
+        regions,
+        options.rename,
     )
 
 

@@ -63,12 +63,9 @@ def read_group_table(
         CSV or Parquet: `group` or some attribute columns, `feature`, `value`, and `n` (people) or
         `standard_error`. Optional: `per` (day, week, month, window or dates) and `place` (here or
         elsewhere). An attribute without a column, or with an empty cell, covers all its levels.
-    dataset, regions, mask
-        Features and windows; groups and their shares of the population; tokens that are not
-        counted.
-    rename, per
-        Columns, as in `read_composition`; the period of the values of a table without the column
-        `per`.
+    dataset, regions, mask, rename, per
+        Features and windows; groups and their shares; tokens that are not counted; columns, as in
+        `read_composition`; the period of a table without the column `per`.
 
     Returns
     -------
@@ -96,9 +93,6 @@ def read_group_table(
         check_level(path, level, ours, dataset.window_days, declared=False)
     elsewhere = _is_elsewhere(path, table)
     notes.append(f"{path.name}: {len(known)} rows with means of {len(feature[1])} features")
-    same_population = same_level(level, ours) and not elsewhere
-    if not same_population:
-        notes.append(f"{path.name}: only differences between its rows are used, not their level")
     evidence = GroupEvidence(
         path.name,
         "table",
@@ -107,8 +101,10 @@ def read_group_table(
         values[known],
         n[known],
         None if error is None else error[known],
-        same_population=same_population,
+        same_population=same_level(level, ours) and not elsewhere,
     )
+    if not evidence.same_population:
+        notes.append(f"{path.name}: only differences between its rows are used, not their level")
     warnings = [] if elsewhere else compare_levels(level, ours, "table")
     return ReportedEvidence(evidence, notes, [f"{path.name}: {each}" for each in warnings])
 
