@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from mobatlas.groups import Groups
 from mobatlas.regions.build import RegionsOptions
 from mobatlas.regions.identifiability import diagnose_regions
 from mobatlas.regions.labelled import _draw
+from mobatlas.regions.recovery.recover import recover
 from mobatlas.regions.types import Aggregates, Composition, GroupEvidence, Regions
 from tests.outcomes import refused, run
 
@@ -135,6 +137,20 @@ def test_a_seed_draws_the_sample_again_and_writes_the_same_bytes(
     assert content(tmp_path / "a") == content(tmp_path / "b")
     assert (first.n.sum(), other.n.sum()) == (60, 60)
     assert not np.array_equal(first.values, other.values)
+
+
+def test_labels_of_labelled_people_reach_nothing_but_their_evidence(
+    city: Path, tmp_path: Path
+) -> None:
+    """A generator and a strategy read regions, which are the same bytes with and without labels."""
+    without = build(city, tmp_path / "without")
+    with_labels = build(city, tmp_path / "with", labelled_sample=60)
+    before, after = content(tmp_path / "without"), content(tmp_path / "with")
+    added = {name for name in after if before.get(name) != after[name]}
+    assert before.keys() <= after.keys()
+    assert added - {"manifest.json"} == {name for name in after if name.startswith("evidence/")}
+    plain = replace(with_labels, evidence=())
+    assert recover(plain, quiet=True).means == pytest.approx(recover(without, quiet=True).means)
 
 
 @pytest.mark.parametrize("change", ["shuffled", "deleted"])
