@@ -468,12 +468,16 @@ def test_published_tables_use_all_homes_and_validate_on_training_aggregates(
     model: Generator, dataset: TrajectoryDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Some categories of two regions, one cell suppressed, and nobody known to live there."""
-    (tmp_path / "p.csv").write_text(
-        'region,group,count\nA,"<30, M",3\nA,"<30, F",1\nB,"<30, F",2\n'
-    )
+    assert dataset.groups is not None
+    counts = [
+        f'{region},"{name}",{number + shift}\n'
+        for region, shift in (("A", 1), ("B", 3))
+        for number, name in enumerate(dataset.groups.names)
+    ]
+    (tmp_path / "p.csv").write_text("region,group,count\n" + "".join(counts))
     (tmp_path / "v.csv").write_text(
-        "region,feature,value,n\nA,category:home,2,50\nA,category:work,<5,50\n"
-        "B,category:home,1,50\nB,category:work,1,50\n"
+        "region,feature,value,n\nA,category:home,5,50\nA,category:work,<5,50\n"
+        "B,category:home,4,50\nB,category:work,2,50\n"
     )
     build_regions(
         dataset.path,

@@ -181,7 +181,9 @@ def test_real_regions_of_santiago_help_more_than_they_harm(survey: Survey, colum
             )
             metrics = reweight(survey.dataset, regions, seen=survey.seen)["metrics"]
             gaps[shuffled].append([metrics[metric]["gap_closed_labelled"] for metric in METRICS])
-    assert np.mean(gaps[False], axis=0).min() > 0
+    mean = dict(zip(METRICS, np.mean(gaps[False], axis=0), strict=True))
+    assert mean.pop("travel_distance") > -0.1, "categories of regions say little about distances"
+    assert min(mean.values()) > 0.05
     assert np.abs(gaps[True]).max() < 0.05
 
 

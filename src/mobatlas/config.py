@@ -421,7 +421,7 @@ def _parse_yaml(text: str) -> Any:
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f": a configuration has at most {MAX_CHARACTERS:,} characters")
     try:
-        value = yaml.load(text, _Loader)
+        value = _Loader(text).get_single_data()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         reason = f" ({error.problem})" if isinstance(error, ConstructorError) else ""

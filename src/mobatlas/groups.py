@@ -35,6 +35,11 @@ GENDERS = {
 }
 
 
+def evenly_spaced(name: str) -> str:
+    """The name of a group with one space after each comma."""
+    return SEPARATOR.join(level.strip() for level in name.split(SEPARATOR.strip()))
+
+
 @dataclass(frozen=True)
 class Groups:
     """Demographic attributes with their levels; a group is one level of each attribute.
@@ -101,8 +106,7 @@ class Groups:
 
     def index(self, name: str) -> int:
         """The number of a group; spaces around commas do not matter."""
-        levels = [level.strip() for level in name.split(SEPARATOR.strip())]
-        normalized = SEPARATOR.join(levels)
+        normalized = evenly_spaced(name)
         if normalized not in self.names:
             hint = same_group(normalized, self.names)
             raise MobatlasError(

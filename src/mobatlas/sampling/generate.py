@@ -20,6 +20,7 @@ from mobatlas.data.types import ANCHORS, Floats
 from mobatlas.errors import MobatlasError, log, suggestion
 from mobatlas.generators.protocol import has_times
 from mobatlas.generators.store import SUPERVISION, Model, load_model
+from mobatlas.groups import evenly_spaced
 from mobatlas.io.manifest import METADATA, file_hash, library_versions, write_parquet
 from mobatlas.io.output import new_file, refuse_overlap
 from mobatlas.io.tables import key_column, number_column, read_table, require_columns
@@ -340,7 +341,7 @@ def _people_of_table(path: Path, model: Model, has_group: bool) -> People:
             model.path,
             path,
         )
-        return People(anchors, names, codes, in_order=True)
+        return People(anchors, tuple(map(evenly_spaced, names)), codes, in_order=True)
     try:
         number = np.array([groups.index(name) for name in names])
     except MobatlasError as error:
